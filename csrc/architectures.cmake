@@ -1,6 +1,6 @@
 # Which GPU architectures to build the CUDA encoder for.
 
-set(EMBERT_LEAST_ARCHITECTURE 80) # compute capability 8.0, which every kernel takes for granted: device/capability.h
+set(EMBERT_LEAST_ARCHITECTURE 80) # compute capability 8.0, which every kernel takes for granted: common/capability.h
 
 # The GPUs of this machine as a CMake list, such as 80-real;90a-real. Empty where there is none to build for; `reason`
 # then says why, in half a sentence.

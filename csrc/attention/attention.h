@@ -1,10 +1,10 @@
 // context[T, heads·d] = softmax((Q·Kᵀ + relative)/√d)·V within each sequence of a packed batch; qkv is [T, 3·heads·d].
 #pragma once
 
-#include "attention/work.h"
-#include "device/dtype.h"
-#include "device/launch.h"
-#include "norm/quantise.h"
+#include "common/dtype.h"
+#include "common/launch.h"
+#include "ops/attention_work.h"
+#include "ops/quantize.h"
 
 namespace embert {
 

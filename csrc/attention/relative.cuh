@@ -1,7 +1,7 @@
 // Scores by relative position (MPNet's), as the products' sums begin.
 #pragma once
 
-#include "attention/work.h"
+#include "ops/attention_work.h"
 
 namespace embert {
 

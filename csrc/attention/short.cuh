@@ -3,8 +3,8 @@
 #pragma once
 
 #include "attention/warp.cuh"
-#include "attention/work.h"
-#include "ptx/named_barrier.cuh"
+#include "common/named_barrier.cuh"
+#include "ops/attention_work.h"
 
 namespace embert {
 

@@ -13,8 +13,8 @@
 
 #include "attention/attention.h"
 #include "attention/short.cuh"
-#include "attention/work_list.cuh"
-#include "device/dependent_launch.cuh"
+#include "common/dependent_launch.cuh"
+#include "ops/attention_work_list.cuh"
 
 namespace embert {
 
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads)
   const int pair = threadIdx.x / 64, head = blockIdx.x * kShortPairs + pair;
   const AttentionTile tile = early_tile(shorts + blockIdx.y);
   wait_for_earlier_kernels();
-  dependents_may_launch();  // not earlier: gemm/loops/few_rows.cuh
+  dependents_may_launch();  // not earlier: gemm/kernels/small_m.cuh
   if (tile.length == 0 || head >= heads) return;
   attend_short<T, kDim, kRelative>(qkv, tile, head, heads, dim, scale_log2, relative, context, shared_bytes, pair,
                                    threadIdx.x % 64);

@@ -9,11 +9,11 @@
 #include "attention/relative.cuh"
 #include "attention/softmax.cuh"
 #include "attention/window.h"
-#include "device/numeric.cuh"
-#include "norm/blocks.cuh"
-#include "norm/quantise.h"
-#include "ptx/mma.cuh"
-#include "ptx/shared_memory.cuh"
+#include "common/mma.cuh"
+#include "common/numeric.cuh"
+#include "common/shared_memory.cuh"
+#include "ops/blocks.cuh"
+#include "ops/quantize.h"
 
 namespace embert {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "bindings/status.h"
-#include "device/launch.h"
-#include "device/tensor_maps.h"
+#include "common/launch.h"
+#include "common/tensor_maps.h"
 
 namespace embert {
 

@@ -1,7 +1,7 @@
 // embert.engine._cpu: kernels for the CPU encoder. Addresses of float32 rows in and out; the GIL is released.
 //
-// Compiled for any x86-64, like cpu/team.cpp: only what the other files of cpu/ hold needs AVX-512, and Python asks
-// `has_avx512` before it calls them.
+// Compiled for any x86-64, like cpu/thread_pool.cpp: only what the other files of cpu/ hold needs AVX-512, and Python
+// asks `has_avx512` before it calls them.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

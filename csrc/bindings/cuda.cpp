@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "bindings/status.h"
-#include "runtime/encoder.h"
+#include "encoder/encoder.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -60,10 +60,10 @@ std::vector<DenseShape> shapes_of(const std::vector<LinearLayer>& layers) {
   return shapes;
 }
 
-std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int padded_head, int inner, int vocabulary, int positions,
-                                      int types, bool position_table, bool padding, bool relative, int embedding,
-                                      const std::vector<AttentionOf>& attention, bool gated, bool pre_norm,
-                                      bool first_norm, const std::vector<int>& shared, float epsilon,
+std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int padded_head, int inner, int vocabulary,
+                                      int positions, int types, bool position_table, bool padding, bool relative,
+                                      int embedding, const std::vector<AttentionOf>& attention, bool gated,
+                                      bool pre_norm, bool first_norm, const std::vector<int>& shared, float epsilon,
                                       const std::string& activation, const std::string& pooling,
                                       const std::string& dtype, int device, int max_tokens, const std::string& gemm,
                                       const std::string& cublaslt_library, bool fold, int graphs,
@@ -252,12 +252,12 @@ NB_MODULE(_cuda, m) {
           },
           "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
   m.def(
-      "make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "padded_head"_a, "inner"_a, "vocabulary"_a,
-      "positions"_a, "types"_a, "position_table"_a, "padding"_a, "relative"_a, "embedding"_a, "attention"_a, "gated"_a,
-      "pre_norm"_a, "first_norm"_a, "shared"_a, "epsilon"_a, "activation"_a, "pooling"_a, "dtype"_a, "device"_a,
-      "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a, "multi"_a,
-      "token_weights"_a, "splade"_a.none() = nb::none(),
-      "As model/architecture.h. attention: window, turned columns and table of angles of each layer, or nothing. "
+      "make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "padded_head"_a, "inner"_a,
+      "vocabulary"_a, "positions"_a, "types"_a, "position_table"_a, "padding"_a, "relative"_a, "embedding"_a,
+      "attention"_a, "gated"_a, "pre_norm"_a, "first_norm"_a, "shared"_a, "epsilon"_a, "activation"_a, "pooling"_a,
+      "dtype"_a, "device"_a, "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a,
+      "classifier"_a, "multi"_a, "token_weights"_a, "splade"_a.none() = nb::none(),
+      "As encoder/encoder_config.h. attention: window, turned columns and table of angles of each layer, or nothing. "
       "graphs: bits of the tasks whose small batches are captured, EMBED and CLASSIFY. dense, classifier, multi: "
       "linear layers (columns in, columns out, activation). splade: activation and epsilon of its transform, how often "
       "log1p is taken, whether the decoder is the word table. dtype int8: rows, tables and heads are in float16.");

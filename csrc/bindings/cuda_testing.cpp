@@ -15,13 +15,13 @@
 #include "bindings/bench.h"
 #include "bindings/testing_int8.h"
 #include "bindings/testing_splade.h"
-#include "elementwise/elementwise.h"
-#include "embedding/embedding.h"
-#include "gemm/linear.h"
+#include "gemm/gemm.h"
 #include "heads/dense.h"
 #include "heads/pooling.h"
 #include "heads/token_heads.h"
-#include "norm/layernorm.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "ops/layernorm.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -213,8 +213,8 @@ NB_MODULE(_cuda_testing, m) {
             const AttentionWork work{at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count,
                                      Queries(queries)};
             bench.check(attention(dtype(type), at(qkv), rows, {work, window, longest}, heads, head_size,
-                                  {at<float>(relative), reach}, at(context),
-                                  hopper ? bench.maps(dtype(type)) : nullptr, bench.stream()));
+                                  {at<float>(relative), reach}, at(context), hopper ? bench.maps(dtype(type)) : nullptr,
+                                  bench.stream()));
           },
           "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,
           "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0,

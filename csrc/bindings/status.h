@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-#include "device/status.h"
+#include "common/status.h"
 
 namespace embert {
 

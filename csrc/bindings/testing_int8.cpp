@@ -7,7 +7,7 @@
 #include <nanobind/stl/unique_ptr.h>
 
 #include "attention/attention.h"
-#include "gemm/linear.h"
+#include "gemm/gemm.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

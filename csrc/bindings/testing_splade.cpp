@@ -11,7 +11,7 @@
 #include <string>
 #include <tuple>
 
-#include "gemm/linear.h"
+#include "gemm/gemm.h"
 #include "heads/splade/splade.h"
 
 namespace nb = nanobind;

@@ -6,8 +6,8 @@
 #include "cpu/products/panels.h"
 #include "cpu/registers/floats.h"
 #include "cpu/registers/tile.h"
-#include "cpu/room.h"
-#include "cpu/team.h"
+#include "cpu/scratch.h"
+#include "cpu/thread_pool.h"
 
 namespace embert::cpu {
 namespace {
@@ -70,7 +70,8 @@ void transpose_square(const float* from, std::ptrdiff_t stride, int real, float*
     }
   }
   for (int j = 0; j < 4; ++j) {
-    const Floats a = _mm512_shuffle_f32x4(rows[j], rows[j + 4], 0x88), b = _mm512_shuffle_f32x4(rows[j], rows[j + 4], 0xdd);
+    const Floats a = _mm512_shuffle_f32x4(rows[j], rows[j + 4], 0x88),
+                 b = _mm512_shuffle_f32x4(rows[j], rows[j + 4], 0xdd);
     const Floats c = _mm512_shuffle_f32x4(rows[j + 8], rows[j + 12], 0x88);
     const Floats d = _mm512_shuffle_f32x4(rows[j + 8], rows[j + 12], 0xdd);
     _mm512_storeu_ps(to + j * to_stride, _mm512_shuffle_f32x4(a, c, 0x88));
@@ -92,7 +93,8 @@ void transpose(const Rows& keys, int first, int count, const Positions& position
         for (int i = 0; i < real; ++i) turned(keys(number + i), number + i, positions, size, rows + i * size);
         from = {rows, size};
       }
-      for (int k = 0; k < size; k += kLanes) transpose_square(from(0) + k, from.stride, real, to + k * wide + key, wide);
+      for (int k = 0; k < size; k += kLanes)
+        transpose_square(from(0) + k, from.stride, real, to + k * wide + key, wide);
     }
     to += size * wide;
   }

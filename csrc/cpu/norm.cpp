@@ -5,7 +5,7 @@
 
 #include "cpu/registers/floats.h"
 #include "cpu/registers/tile.h"
-#include "cpu/team.h"
+#include "cpu/thread_pool.h"
 
 namespace embert::cpu {
 namespace {

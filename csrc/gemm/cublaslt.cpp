@@ -3,7 +3,7 @@
 // The library is opened at run time. So an encoder with our own kernels never loads its 500 MB, and a build needs its
 // header only. Without the header (EMBERT_HAS_CUBLASLT unset) this provider refuses and says why.
 
-#include "gemm/linear.h"
+#include "gemm/gemm.h"
 
 #ifdef EMBERT_HAS_CUBLASLT
 
@@ -13,9 +13,9 @@
 #include <map>
 #include <utility>
 
-#include "device/memory.h"
-#include "elementwise/elementwise.h"
+#include "common/memory.h"
 #include "gemm/int8/portable.h"
+#include "ops/elementwise.h"
 
 namespace embert {
 namespace {

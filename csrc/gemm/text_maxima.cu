@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "device/dependent_launch.cuh"
-#include "device/memory.h"
-#include "device/numeric.cuh"
-#include "gemm/linear.h"
+#include "common/dependent_launch.cuh"
+#include "common/memory.h"
+#include "common/numeric.cuh"
+#include "gemm/gemm.h"
 #include "gemm/text_maxima.h"
 
 namespace embert {

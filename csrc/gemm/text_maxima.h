@@ -7,8 +7,8 @@
 
 #include <memory>
 
-#include "device/dtype.h"
-#include "device/launch.h"
+#include "common/dtype.h"
+#include "common/launch.h"
 
 namespace embert {
 

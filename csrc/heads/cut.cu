@@ -1,8 +1,8 @@
 // What pool.cu does at its end, for rows that went through Dense modules: cut to the asked dimensions (Matryoshka) and
 // scaled to length 1. A block a row; the launch is the cost.
 
-#include "device/dependent_launch.cuh"
-#include "device/numeric.cuh"
+#include "common/dependent_launch.cuh"
+#include "common/numeric.cuh"
 #include "heads/dense.h"
 #include "heads/pooling.h"
 

@@ -6,10 +6,10 @@
 //
 // Floor for 1 row, 1 024 to 1 024: 4 MB of W, 1.4 µs at 3 TB/s. For 100 rows: 13 reads of W from L2, and 0.2 GFLOP.
 
-#include "device/dependent_launch.cuh"
-#include "device/numeric.cuh"
-#include "elementwise/activation.cuh"
+#include "common/dependent_launch.cuh"
+#include "common/numeric.cuh"
 #include "heads/dense.h"
+#include "ops/activation.cuh"
 
 namespace embert {
 namespace {

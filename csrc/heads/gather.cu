@@ -3,8 +3,8 @@
 //
 // A warp copies a sequence's row of context and of x. The launch is the cost.
 
-#include "device/dependent_launch.cuh"
-#include "device/numeric.cuh"
+#include "common/dependent_launch.cuh"
+#include "common/numeric.cuh"
 #include "heads/pooling.h"
 
 namespace embert {

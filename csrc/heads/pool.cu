@@ -16,12 +16,12 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "device/dependent_launch.cuh"
-#include "device/numeric.cuh"
+#include "common/cluster.cuh"
+#include "common/dependent_launch.cuh"
+#include "common/numeric.cuh"
+#include "common/shared_memory.cuh"
 #include "heads/pooling.h"
-#include "norm/row_sums.cuh"
-#include "ptx/cluster.cuh"
-#include "ptx/shared_memory.cuh"
+#include "ops/row_stats.cuh"
 
 namespace embert {
 namespace {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void leave_scales(const Rows& rows, int count, RowOf 
 }
 
 constexpr int kStaticShared = kScaledRows * 8 + kMaxSumColumns * 8 + kThreads / 32 * 4;  // bytes
-constexpr int kRing = kRowsAhead * kThreads * 16, kMostSums = kThreads * 8 * 4;           // bytes
+constexpr int kRing = kRowsAhead * kThreads * 16, kMostSums = kThreads * 8 * 4;          // bytes
 static_assert(kStaticShared + kMostSums + kRing <= 99 << 10, "what a block may have on the devices that have least");
 
 // kShared: a cluster of two blocks has the sequence. kChosen: not all sequences are pooled. As an argument it would
@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ float squares[kThreads / 32];
   __shared__ float2 scales[kWalks ? kScaledRows : 1];
   __shared__ float2 last_norm[kNormsLast ? kMaxSumColumns : 1];  // gamma and beta; a thread reads what it wrote
-  // Written by offsets.cu or embedding_small.cu, early enough for a read here (early_tile in attention/work_list.cuh).
-  // `chosen` was there before the batch's first kernel.
+  // Written by offsets.cu or embedding_small.cu, early enough for a read here (early_tile in
+  // ops/attention_work_list.cuh). `chosen` was there before the batch's first kernel.
   const int rank = kShared ? cluster_rank() : 0;
   const int sequence = kChosen ? __ldcg(chosen + blockIdx.y) : blockIdx.y;
   const int first = __ldcg(cu_seqlens + sequence), end = __ldcg(cu_seqlens + sequence + 1);

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "device/dtype.h"
-#include "device/launch.h"
-#include "norm/norm.h"
+#include "common/dtype.h"
+#include "common/launch.h"
+#include "ops/norm.h"
 
 namespace embert {
 

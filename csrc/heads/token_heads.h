@@ -2,9 +2,9 @@
 // launcher checks what the host can check, launches on a stream and returns at once.
 #pragma once
 
-#include "device/dtype.h"
-#include "device/launch.h"
-#include "norm/norm.h"
+#include "common/dtype.h"
+#include "common/launch.h"
+#include "ops/norm.h"
 
 namespace embert {
 

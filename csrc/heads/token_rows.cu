@@ -4,8 +4,8 @@
 // Floor for 15 000 rows of 1 024, FP16: 31 MB read and 61 MB written, 31 µs at 3 TB/s. A row's second reading comes
 // from the L1 cache.
 
-#include "device/dependent_launch.cuh"
-#include "device/numeric.cuh"
+#include "common/dependent_launch.cuh"
+#include "common/numeric.cuh"
 #include "heads/token_heads.h"
 
 namespace embert {

@@ -3,7 +3,7 @@
 A row's largest magnitude is known only when all of its columns are. So the kernel that makes some of them rounds a
 block by the block's own: the feed-forward part's first product 128 inner activations, attention a head of 64. The
 product after it turns a block's integers into those of the row's scale. Integers agree with the kernels' to the
-bit: csrc/norm/blocks.cuh.
+bit: csrc/ops/blocks.cuh.
 """
 
 from __future__ import annotations

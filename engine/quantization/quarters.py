@@ -1,7 +1,7 @@
 """Rows in eight bits as the CUDA encoder has them: rotated by quarters, in float16.
 
 A thread rotates 32 columns alone: eight neighbours, and the same eight of the row's other quarters. Everything else is
-as in `rows`. Integers agree with the kernel's to the bit: csrc/norm/quantise.cu.
+as in `rows`. Integers agree with the kernel's to the bit: csrc/ops/quantize.cu.
 """
 
 from __future__ import annotations

@@ -8,17 +8,17 @@
 #include <cstring>
 
 #include "attention/attention.h"
-#include "device/tensor_maps.h"
-#include "elementwise/elementwise.h"
-#include "embedding/embedding.h"
-#include "gemm/linear.h"
+#include "common/tensor_maps.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "gemm/gemm.h"
 #include "gemm/text_maxima.h"
 #include "heads/dense.h"
 #include "heads/pooling.h"
 #include "heads/splade/splade.h"
 #include "heads/token_heads.h"
-#include "norm/layernorm.h"
-#include "norm/quantise.h"
+#include "ops/layernorm.h"
+#include "ops/quantize.h"
 #include "recording_device.h"
 
 namespace embert {
@@ -101,7 +101,7 @@ void turn_row(Row& row, const RotaryColumns& of, int position) {
   }
 }
 
-// A row in 8 bits, as norm/quantise.h has it, and its scale.
+// A row in 8 bits, as ops/quantize.h has it, and its scale.
 double quantise(Row& row) {
   double largest = 0;
   const size_t quarter = row.size() / 4;
@@ -121,7 +121,7 @@ double quantise(Row& row) {
   return largest / 127 / std::sqrt(double(kRotated));
 }
 
-// Rows in blocks of 8 bits, as norm/blocks.cuh has them, in the order of the weights' columns.
+// Rows in blocks of 8 bits, as ops/blocks.cuh has them, in the order of the weights' columns.
 double quantise_blocks(Row& row, int block) {
   std::vector<double> maxima;
   for (size_t first = 0; first < row.size(); first += block) {
@@ -173,7 +173,7 @@ class ComputingLinear final : public Linear {
         out[n] = w.gated ? activated(w.activation, product(in, 2 * n)) * product(in, 2 * n + 1)
                          : activated(w.activation, product(in, n));
       for (double& each : out)
-        if (w.scales != nullptr && w.activation != Activation::kNone) each /= 4;  // elementwise/activation_pair.cuh
+        if (w.scales != nullptr && w.activation != Activation::kNone) each /= 4;  // ops/activation_pair.cuh
       if (rotary_.table != nullptr) turn_row(out, rotary_, rotary_.positions[row]);
       if (residual.data != nullptr) {
         Row rest = row_of(dtype_, residual.data, row, w.out);

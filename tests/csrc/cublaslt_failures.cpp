@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <string>
 
-#include "elementwise/elementwise.h"
+#include "ops/elementwise.h"
 #include "gemm/int8/rescale.h"
-#include "gemm/linear.h"
+#include "gemm/gemm.h"
 #include "no_device.h"
 
 namespace {

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "gemm/loops/feed_forward_range.h"
+#include "gemm/kernels/feed_forward_range.h"
 
 int main(int count, char** arguments) {
   for (int at = 1; at + 2 < count; at += 3) {

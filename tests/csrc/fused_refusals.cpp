@@ -1,7 +1,7 @@
 // Prints what Hopper's products refuse of turned columns and gates: a line for each case, "fine" or why not.
 #include <cstdio>
 
-#include "gemm/hopper/check_fused.h"
+#include "gemm/kernels/check_fused.h"
 
 using namespace embert;
 

@@ -1,6 +1,6 @@
-// Takes and frees blocks of answers (device/host_blocks.h) as the arguments say: "+N" takes N KiB and prints the number
+// Takes and frees blocks of answers (common/host_blocks.h) as the arguments say: "+N" takes N KiB and prints the number
 // of the block, counted by address from 0; "-I" frees the I-th that was taken; "x" lets go of the blocks' own memory.
-#include "device/host_blocks.h"
+#include "common/host_blocks.h"
 
 #include <algorithm>
 #include <cstdio>

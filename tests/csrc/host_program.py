@@ -22,9 +22,8 @@ OPTIONS = ("-std=c++17", "-O1")
 # The encoder's host side.
 HOST = (
     Path(__file__).with_name("recording_runtime.cpp"),
-    *sorted((CSRC / "runtime").glob("*.cpp")),
-    *sorted((CSRC / "model").glob("*.cpp")),
-    CSRC / "device" / "capability.cpp",
+    *sorted((CSRC / "encoder").glob("*.cpp")),
+    CSRC / "common" / "capability.cpp",
     CSRC / "heads" / "splade" / "splade.cpp",
 )
 # The same with what stands in for the device's kernels: what only writes down, what computes on the CPU.

@@ -70,7 +70,7 @@ class Product:
         found = device.get(y, (rows, out), np.float16)
         if residual is not None:
             found_sums = device.get(y_sums, (rows, out // 128, self.product.parts, 2), np.float32)
-            while found_sums.shape[2] > 1:  # norm/row_sums.cuh
+            while found_sums.shape[2] > 1:  # ops/row_stats.cuh
                 found_sums = found_sums[:, :, ::2] + found_sums[:, :, 1::2]
             self.y_sums = found_sums[:, :, 0]
         return found

@@ -2,8 +2,8 @@
 // has its own cudaMalloc and cudaFree.
 #pragma once
 
-#include "elementwise/elementwise.h"
-#include "gemm/linear.h"
+#include "ops/elementwise.h"
+#include "gemm/gemm.h"
 
 extern "C" {
 cudaError_t cudaMallocHost(void** address, size_t bytes) {

@@ -9,7 +9,7 @@
 #include "kernels_on_host/warp.h"
 // After it.
 #include "gemm/int8/rescale.cu"
-#include "gemm/linear.h"
+#include "gemm/gemm.h"
 #include "no_device.h"
 
 extern "C" {

@@ -5,16 +5,16 @@
 #include <cstring>
 
 #include "attention/attention.h"
-#include "device/tensor_maps.h"
-#include "elementwise/elementwise.h"
-#include "embedding/embedding.h"
-#include "gemm/linear.h"
+#include "common/tensor_maps.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "gemm/gemm.h"
 #include "gemm/text_maxima.h"
 #include "heads/dense.h"
 #include "heads/pooling.h"
 #include "heads/splade/splade.h"
 #include "heads/token_heads.h"
-#include "norm/layernorm.h"
+#include "ops/layernorm.h"
 
 int pairs_of_text = 2;
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/encoder.h"
+#include "encoder/encoder.h"
 
 extern bool telling;       // whether anything is written
 extern int pairs_of_text;  // that SPLADE's head is said to find

@@ -248,7 +248,7 @@ def test_token_weights_of_sums_in_parts_have_the_same_bits(
     pieces = ref.exact(states).reshape(rows, hidden // 128, parts, -1)
     sums = np.stack([pieces.sum(axis=-1), (pieces**2).sum(axis=-1)], axis=-1).astype(np.float32)
     whole = sums
-    while whole.shape[2] > 1:  # the balanced tree of row_sums.cuh
+    while whole.shape[2] > 1:  # the balanced tree of row_stats.cuh
         whole = whole[:, :, ::2] + whole[:, :, 1::2]
     gamma, beta, weight = (device.put(random.standard_normal(hidden).astype(np.float32)) for _ in range(3))
     at, bias = device.put(states), device.put(np.zeros(1, np.float32))

@@ -318,7 +318,7 @@ def test_sums_in_parts_or_added_up_give_the_same_bits(
     pieces = ref.exact(states).reshape(len(states), hidden // 128, parts, -1)
     sums = np.stack([pieces.sum(axis=-1), (pieces**2).sum(axis=-1)], axis=-1).astype(np.float32)
     whole = sums
-    while whole.shape[2] > 1:  # the balanced tree of row_sums.cuh
+    while whole.shape[2] > 1:  # the balanced tree of row_stats.cuh
         whole = whole[:, :, ::2] + whole[:, :, 1::2]
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     shared = [device.put(states), device.put(cu_seqlens), device.put(np.zeros(len(lengths), np.uint32))]

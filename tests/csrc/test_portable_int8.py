@@ -142,13 +142,13 @@ def fused(a: Floats, b: Floats, c: Floats) -> Floats:
 
 def finished(of: Product) -> Floats:
     """Before the activation, without a residual: csrc/gemm/epilogue/finish.cuh's finish_sums."""
-    factor = np.float32({ref.NONE: 1, ref.RELU: 0.25}.get(of.kind, 0.125))  # elementwise/activation_pair.cuh
+    factor = np.float32({ref.NONE: 1, ref.RELU: 0.25}.get(of.kind, 0.125))  # ops/activation_pair.cuh
     by_row = of.integer_sums().astype(np.float32) * (factor * of.row_scales)[:, None]
     return fused(by_row, np.broadcast_to(of.scales, by_row.shape), np.broadcast_to(factor * of.bias, by_row.shape))
 
 
 def added(of: Product) -> tuple[Floats, Floats]:
-    """With a residual, in float32, and the sums of rows: scaled_sum, finish and row_sums.cuh."""
+    """With a residual, in float32, and the sums of rows: scaled_sum, finish and row_stats.cuh."""
     out = len(of.bias)
     low = (of.integer_sums().astype(np.float32) * of.row_scales[:, None]) * of.scales
     parts = np.nan_to_num(of.sums)  # parts past a row's end are not read

@@ -26,18 +26,18 @@ from tests.csrc.host_program import CSRC
 pytestmark = pytest.mark.timeout(900)  # four compilers at once, on cores that others may use
 
 SOURCES = (
-    "gemm/hopper/hopper.cu",
-    "gemm/hopper/hopper_feed_forward.cu",
-    "gemm/hopper/hopper_gated.cu",
-    "gemm/hopper/hopper_int8.cu",
-    "gemm/hopper/hopper_maxima.cu",
-    "gemm/hopper/hopper_rotary.cu",
+    "gemm/kernels/sm90_linear.cu",
+    "gemm/kernels/sm90_feed_forward.cu",
+    "gemm/kernels/sm90_gated.cu",
+    "gemm/kernels/sm90_int8.cu",
+    "gemm/kernels/sm90_maxima.cu",
+    "gemm/kernels/sm90_rope.cu",
     "gemm/int8/rescale.cu",
-    "attention/hopper/long_texts.cu",
-    "attention/sm90.cu",
+    "attention/sm90/long_texts.cu",
+    "attention/sm90/sm90.cu",
     "attention/sm80.cu",
-    "norm/quantise.cu",
-    "norm/quantise_blocks.cu",
+    "ops/quantize.cu",
+    "ops/quantize_blocks.cu",
 )
 ARCHITECTURE = "sm_90a"
 BARRIERS = 64  # of a multiprocessor
@@ -100,7 +100,7 @@ def compiled() -> dict[str, Compiled]:
 
 
 def words_of_install() -> dict[str, str] | None:
-    """What ptxas said when embert was installed with these sources (csrc/keep_words.sh); None if it was not."""
+    """What ptxas said when embert was installed with these sources (csrc/keep_ptxas_output.sh); None if it was not."""
     objects = {source: f"csrc/CMakeFiles/embert_cuda.dir/{source}.o" for source in SOURCES}
     ninja = shutil.which(Path(sys.executable).with_name("ninja")) or shutil.which("ninja")
     for build in (CSRC.parent / "build").glob("*/build.ninja") if ninja else ():

@@ -18,24 +18,24 @@ GUARD = "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)"
 KERNEL = re.compile(r"__global__\s+void\s+__launch_bounds__\([^;{]*?\)\s*(\w+)\(|__global__\s+void\s+(\w+)\(")
 # Where kernels with bodies for sm_90a alone stand, and the sources that compile them.
 HOPPERS_OWN = {
-    "few_rows_kernel": "gemm/hopper/hopper.cu",
-    "pingpong_kernel": "gemm/hopper/hopper.cu",
-    "wide_kernel": "gemm/hopper/hopper.cu",
-    "few_rows_rotary_kernel": "gemm/hopper/hopper_rotary.cu",
-    "pingpong_rotary_kernel": "gemm/hopper/hopper_rotary.cu",
-    "few_rows_gated_kernel": "gemm/hopper/hopper_gated.cu",
-    "pingpong_gated_kernel": "gemm/hopper/hopper_gated.cu",
-    "feed_forward_kernel": "gemm/hopper/hopper_feed_forward.cu",
-    "maxima_kernel": "gemm/hopper/hopper_maxima.cu",
-    "attention_hopper_kernel": "attention/sm90.cu",
-    "attention_hopper_blocks_kernel": "attention/sm90.cu",
-    "attention_hopper_window_kernel": "attention/sm90.cu",
-    "attention_hopper_long_kernel": "attention/hopper/long_texts.cu",
-    "few_rows_scaled_kernel": "gemm/hopper/hopper_int8.cu",
-    "scaled_kernel": "gemm/hopper/hopper_int8.cu",
-    "block_kernel": "gemm/hopper/hopper_int8.cu",
-    "wide_scaled_kernel": "gemm/hopper/hopper_int8.cu",
-    "residual_turns_kernel": "gemm/hopper/hopper_int8.cu",
+    "few_rows_kernel": "gemm/kernels/sm90_linear.cu",
+    "pingpong_kernel": "gemm/kernels/sm90_linear.cu",
+    "wide_kernel": "gemm/kernels/sm90_linear.cu",
+    "few_rows_rotary_kernel": "gemm/kernels/sm90_rope.cu",
+    "pingpong_rotary_kernel": "gemm/kernels/sm90_rope.cu",
+    "few_rows_gated_kernel": "gemm/kernels/sm90_gated.cu",
+    "pingpong_gated_kernel": "gemm/kernels/sm90_gated.cu",
+    "feed_forward_kernel": "gemm/kernels/sm90_feed_forward.cu",
+    "maxima_kernel": "gemm/kernels/sm90_maxima.cu",
+    "attention_hopper_kernel": "attention/sm90/sm90.cu",
+    "attention_hopper_blocks_kernel": "attention/sm90/sm90.cu",
+    "attention_hopper_window_kernel": "attention/sm90/sm90.cu",
+    "attention_hopper_long_kernel": "attention/sm90/long_texts.cu",
+    "few_rows_scaled_kernel": "gemm/kernels/sm90_int8.cu",
+    "scaled_kernel": "gemm/kernels/sm90_int8.cu",
+    "block_kernel": "gemm/kernels/sm90_int8.cu",
+    "wide_scaled_kernel": "gemm/kernels/sm90_int8.cu",
+    "residual_turns_kernel": "gemm/kernels/sm90_int8.cu",
 }
 
 
@@ -65,7 +65,7 @@ def test_what_any_cpu_runs_shares_no_inline_function_with_kernels() -> None:
         pytest.skip("the kernels for CPUs were not built here")
     (build,) = sorted(builds, key=lambda path: path.stat().st_mtime)[-1:]
     objects = {path.name.removesuffix(".o"): path for path in build.rglob("*.cpp.o") if "nanobind" not in str(path)}
-    everywhere = {"team.cpp", "cpu.cpp"}
+    everywhere = {"thread_pool.cpp", "cpu.cpp"}
     kernels = weak_symbols(path for name, path in objects.items() if name not in everywhere)
     assert len(objects) > 6
     assert not kernels & weak_symbols(objects[name] for name in everywhere) - {"DW.ref.__gxx_personality_v0"}
@@ -110,7 +110,7 @@ def test_accumulators_are_named_before_they_are_read() -> None:
         for line in path.read_text().splitlines():
             waits = "wait_products<0>()" in line
             assert not waits or path.name in ("wgmma.cuh", "feed_forward.cuh"), path.name
-    feed_forward = (CSRC / "gemm" / "loops" / "feed_forward.cuh").read_text()
+    feed_forward = (CSRC / "gemm" / "kernels" / "feed_forward.cuh").read_text()
     assert feed_forward.index("wait_read(0);") < feed_forward.index("are_complete(inner);")
     assert feed_forward.index("wait_read(2);") < feed_forward.index("are_complete(y);")
     assert feed_forward.index("are_complete(y);") < feed_forward.index("float4{y[half][at]")
@@ -121,5 +121,5 @@ def test_nothing_works_on_the_legacy_stream_unawaited() -> None:
     for path in sources():
         calls = re.findall(r"cudaMemset\(|cudaMemset2D\(", path.read_text())
         assert not calls or path.name == "memory.h", path.name
-    memory = (CSRC / "device" / "memory.h").read_text()
+    memory = (CSRC / "common" / "memory.h").read_text()
     assert re.search(r"cudaMemset\(.*\n.*cudaStreamSynchronize\(nullptr\)", memory)

@@ -6,11 +6,11 @@
 #include <new>
 
 #include "cpu/products/panels.h"
-#include "cpu/products/quantise.h"
+#include "cpu/products/quantize.h"
 #include "cpu/registers/finish.h"
 #include "cpu/registers/tile.h"
-#include "cpu/room.h"
-#include "cpu/team.h"
+#include "cpu/scratch.h"
+#include "cpu/thread_pool.h"
 
 namespace embert::cpu {
 namespace {

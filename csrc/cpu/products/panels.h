@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cpu/registers/tile.h"
-#include "cpu/team.h"
+#include "cpu/thread_pool.h"
 
 namespace embert::cpu {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "device/numeric.cuh"
+#include "common/numeric.cuh"
 
 namespace embert::hopper {
 
@@ -45,12 +45,12 @@ struct GemmArguments {
   uint32_t columns_inverse;
 };
 
-// What operands of 8 bits (norm/quantise.h) take beside them. A sum is multiplied with its row's scale, then with its
+// What operands of 8 bits (ops/quantize.h) take beside them. A sum is multiplied with its row's scale, then with its
 // column's.
 struct ProductScales {
   const float* rows;       // [rows] of x
   const float2* columns;   // two neighbouring columns' each; a residual only: else (scale, c, scale, c) are the columns
-  void* maxima = nullptr;  // FP16 [rows, blocks]: what y's blocks leave, or x's have left (norm/blocks.cuh)
+  void* maxima = nullptr;  // FP16 [rows, blocks]: what y's blocks leave, or x's have left (ops/blocks.cuh)
 };
 
 template <bool kResidual, bool kGammaInRows>

@@ -1,11 +1,11 @@
 // Two elements of y from their products: what all our kernels do after multiplying, the same to the bit (EPILOGUES.md).
 #pragma once
 
-#include "device/numeric.cuh"
-#include "elementwise/activation.cuh"
-#include "elementwise/activation_pair.cuh"
+#include "common/numeric.cuh"
 #include "gemm/epilogue/arguments.cuh"
-#include "gemm/epilogue/sums.cuh"
+#include "gemm/epilogue/row_stats.cuh"
+#include "ops/activation.cuh"
+#include "ops/activation_pair.cuh"
 
 namespace embert::hopper {
 
@@ -50,7 +50,7 @@ __device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kRe
   return pack_two<T>(low, high);
 }
 
-// A sum of integers of 8 bits times its row's scale and its column's (norm/quantise.h). Rounded each time: where the
+// A sum of integers of 8 bits times its row's scale and its column's (ops/quantize.h). Rounded each time: where the
 // compiler may, it makes a multiply-add of the last one and the bias.
 __device__ __forceinline__ float scaled_sum(int sum, float of_row, float of_column) {
   return __fmul_rn(__fmul_rn(float(sum), of_row), of_column);

@@ -1,9 +1,9 @@
 // Prepares what a product's epilogue reads for each column of y, once, while the model is loaded (EPILOGUES.md).
 #pragma once
 
-#include "device/dependent_launch.cuh"
-#include "device/numeric.cuh"
-#include "norm/norm.h"
+#include "common/dependent_launch.cuh"
+#include "common/numeric.cuh"
+#include "ops/norm.h"
 
 namespace embert::hopper {
 

@@ -1,7 +1,7 @@
 // Gates: y = activation(gate)·value, of W's neighbouring rows (EPILOGUES.md).
 #pragma once
 
-#include "device/numeric.cuh"
+#include "common/numeric.cuh"
 #include "gemm/epilogue/finish.cuh"
 
 namespace embert::hopper {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "device/dependent_launch.cuh"
+#include "common/dependent_launch.cuh"
 #include "gemm/text_maxima.h"
 
 namespace embert::hopper {
@@ -54,8 +54,8 @@ __device__ __forceinline__ void raise(float* maximum, float value) {
   if (bits > 0) atomicMax(reinterpret_cast<int*>(maximum), bits);
 }
 
-// The epilogue (turns.cuh): maxima. Each warp goes through the texts of its 16 rows, usually one. The bias is added to
-// the largest product: rounding keeps order, so the bits are those of the largest sum.
+// The epilogue (pingpong.cuh): maxima. Each warp goes through the texts of its 16 rows, usually one. The bias is added
+// to the largest product: rounding keeps order, so the bits are those of the largest sum.
 template <typename Shape, typename AllTiles, int kHalves>
 class RaisedMaxima {
  public:

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "gemm/linear.h"
+#include "gemm/gemm.h"
 
 namespace embert {
 

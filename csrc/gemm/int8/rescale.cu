@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "device/dependent_launch.cuh"
+#include "common/dependent_launch.cuh"
 #include "gemm/epilogue/finish.cuh"
 #include "gemm/int8/rescale.h"
 
@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_vector(float (&to)[kCount], const float* fr
   }
 }
 
-// The sums of a group of 128 columns in the order of row_sums.cuh; every lane gets its group's. `pairs`: of the lane's
+// The sums of a group of 128 columns in the order of row_stats.cuh; every lane gets its group's. `pairs`: of the lane's
 // four pairs of columns. Two lanes have a piece of 16, and share out the places that four have in an m16n8 tile.
 __device__ __forceinline__ float2 group_sums(const float2 (&pairs)[4], int lane) {
   const bool odd = lane % 2 != 0;

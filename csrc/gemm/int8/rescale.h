@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "device/launch.h"
-#include "elementwise/activation.h"
-#include "norm/norm.h"
+#include "common/launch.h"
+#include "ops/activation.h"
+#include "ops/norm.h"
 
 namespace embert {
 

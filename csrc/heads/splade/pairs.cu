@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <string>
 
-#include "device/dependent_launch.cuh"
-#include "device/numeric.cuh"
+#include "common/dependent_launch.cuh"
+#include "common/numeric.cuh"
 #include "gemm/text_maxima.h"
 #include "heads/splade/pairs.h"
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "device/launch.h"
+#include "common/launch.h"
 
 namespace embert {
 

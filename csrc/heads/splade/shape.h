@@ -1,8 +1,8 @@
 // What a SPLADE head is, beside its weights.
 #pragma once
 
-#include "device/dtype.h"
-#include "elementwise/activation.h"
+#include "common/dtype.h"
+#include "ops/activation.h"
 
 namespace embert {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "elementwise/elementwise.h"
-#include "norm/layernorm.h"
+#include "ops/elementwise.h"
+#include "ops/layernorm.h"
 
 namespace embert {
 namespace {

@@ -12,13 +12,13 @@
 #include <string>
 #include <vector>
 
-#include "device/launch.h"
-#include "device/memory.h"
-#include "gemm/linear.h"
+#include "common/launch.h"
+#include "common/memory.h"
+#include "gemm/gemm.h"
 #include "gemm/text_maxima.h"
 #include "heads/splade/pairs.h"
 #include "heads/splade/shape.h"
-#include "norm/norm.h"
+#include "ops/norm.h"
 
 namespace embert {
 

@@ -103,7 +103,7 @@ cudaError_t launch(const cudaLaunchConfig_t* config, void (*kernel)(Parameters..
 }  // namespace on_host
 
 #define cudaLaunchKernelEx on_host::launch
-#include "device/launch.h"  // before names that it has, too
+#include "common/launch.h"  // before names that it has, too
 #define __launch_bounds__(...)
 #define threadIdx on_host::thread
 #define blockIdx on_host::block

@@ -1,0 +1,122 @@
+// softmax(Q·Kᵀ/√d)·V in FP32 throughout: for exactness, not for speed.
+//
+// A warp computes a query row: a lane a key for the scores, a lane a column for the sums, an online softmax over 32
+// keys a step.
+
+#include <cmath>
+
+#include "attention/attention.h"
+#include "attention/window.h"
+#include "common/dependent_launch.cuh"
+#include "common/numeric.cuh"
+
+namespace embert {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kKeys = 32;
+constexpr int kMaxDim = 128;
+constexpr int kColumns = kMaxDim / 32;  // a lane's
+
+constexpr float kHiddenScore = -1e30f;  // a score that a window hides: finite, because a step may have no other
+
+template <bool kRelative, bool kWindow>
+__device__ __forceinline__ void attend_queries(const float* qkv, const AttentionTile* tiles, int heads, int dim,
+                                               float scale, float* context, const RelativeScores& relative,
+                                               const KeyWindow& window) {
+  __shared__ float keys[kKeys][kMaxDim + 1];
+  __shared__ float values[kKeys][kMaxDim + 1];
+  __shared__ float queries[kWarps][kMaxDim];
+  dependents_may_launch();
+  wait_for_earlier_kernels();
+  const int head = blockIdx.x;
+  const AttentionTile tile = tiles[blockIdx.y];
+  if (tile.length == 0) return;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const size_t pitch = size_t(3) * heads * dim;
+  const float* const base = qkv + size_t(tile.first_row) * pitch + head * dim;
+  const int last = min(tile.query + kAttentionRows, tile.length);
+
+  for (int first = tile.query; first < last; first += kWarps) {
+    const int query = first + warp;
+    const bool real = query < last;
+    for (int c = lane; c < dim; c += 32) queries[warp][c] = real ? base[query * pitch + c] * scale : 0.0f;
+    float highest = -INFINITY, sum = 0.0f;
+    float out[kColumns] = {};
+    const int first_key = kWindow ? window.first_step(first, kKeys) * kKeys : 0;
+    const int end = kWindow ? window.end_step(first + kWarps - 1, tile.length, kKeys) * kKeys : tile.length;
+    for (int key = first_key; key < end; key += kKeys) {
+      __syncthreads();
+      for (int i = threadIdx.x; i < kKeys * dim; i += kWarps * 32) {
+        const int row = i / dim, column = i % dim;
+        const bool exists = key + row < tile.length;
+        const float* const from = base + size_t(exists ? key + row : 0) * pitch + column;
+        keys[row][column] = exists ? from[heads * dim] : 0.0f;
+        values[row][column] = exists ? from[2 * heads * dim] : 0.0f;
+      }
+      __syncthreads();
+      float score = 0.0f;
+      for (int c = 0; c < dim; ++c) score = fmaf(queries[warp][c], keys[lane][c], score);
+      if constexpr (kRelative)  // last: before, every sum above would be rounded as coarsely as it
+        score = fmaf(scale, __ldg(relative.scores + (2 * head + 1) * relative.reach + key + lane - query), score);
+      if (kWindow && window.hides(query, key + lane)) score = kHiddenScore;
+      if (key + lane >= tile.length) score = -INFINITY;
+      const float step_highest = fmaxf(highest, warp_max(score));
+      const float correction = expf(highest - step_highest);  // 0 at the first step
+      const float p = expf(score - step_highest);
+      highest = step_highest;
+      sum = fmaf(sum, correction, warp_sum(p));
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) out[i] *= correction;
+      for (int k = 0; k < kKeys; ++k) {
+        const float weight = __shfl_sync(~0u, p, k);
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) {
+          if (lane + 32 * i < dim) out[i] = fmaf(weight, values[k][lane + 32 * i], out[i]);
+        }
+      }
+    }
+    if (real) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        if (lane + 32 * i < dim) {
+          context[size_t(tile.first_row + query) * heads * dim + head * dim + lane + 32 * i] = out[i] / sum;
+        }
+      }
+    }
+  }
+}
+
+template <bool kRelative>
+__global__ void __launch_bounds__(kWarps * 32)
+    attention_float_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
+                           float* context, const RelativeScores relative) {
+  attend_queries<kRelative, false>(qkv, tiles, heads, dim, scale, context, relative, {});
+}
+// With a window: only the keys that queries see, and those that share a step with them.
+__global__ void __launch_bounds__(kWarps * 32)
+    attention_float_window_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
+                                  float* context, int window) {
+  attend_queries<false, true>(qkv, tiles, heads, dim, scale, context, {}, {window});
+}
+
+}  // namespace
+
+Status attention_float32(const void* qkv, const WindowedWork& work, int heads, int head_size,
+                         const RelativeScores& relative, void* context, const Stream& stream) {
+  const float scale = float(1.0 / std::sqrt(double(head_size)));
+  const auto run = [&](const AttentionTile* tiles, int count) {
+    if (work.window > 0)
+      return launch("attention_float_window", attention_float_window_kernel, dim3(heads, count), kWarps * 32, 0, stream,
+                    static_cast<const float*>(qkv), tiles, heads, head_size, scale, static_cast<float*>(context),
+                    work.window);
+    const auto kernel = relative.scores == nullptr ? attention_float_kernel<false> : attention_float_kernel<true>;
+    return launch("attention_float", kernel, dim3(heads, count), kWarps * 32, 0, stream, static_cast<const float*>(qkv),
+                  tiles, heads, head_size, scale, static_cast<float*>(context), relative);
+  };
+  if (work.tile_count > 0) EMBERT_TRY(run(work.tiles, work.tile_count));
+  if (work.short_count > 0) EMBERT_TRY(run(work.shorts, work.short_count));
+  return {};
+}
+
+}  // namespace embert

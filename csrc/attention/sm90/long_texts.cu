@@ -1,0 +1,195 @@
+// softmax(Q·Kᵀ/√d)·V of long texts on Hopper: tiles of 128 queries, head size 64, 16-bit types.
+//
+// Two warpgroups take 64 queries each and share K and V, which come through a ring of four steps of 64 keys. A block
+// stands for two entries of the work list, of which the second one's block ends at once. Everything else is a step of
+// sm90.cu: the same products of the same shapes, the same softmax, keys in the same order. So the bits are the same,
+// and the choice between the two kernels may depend on the batch.
+//
+// By count, 16 texts of 8 192 tokens with 12 heads, a layer on an H100 (132 multiprocessors at 1.755 GHz):
+//   products            3.3 TFLOP          3.3 ms at 989 TFLOP/s
+//   exponentials        12.9 · 10⁹         3.5 ms at 16 a cycle and multiprocessor
+//   K and V from L2     25.8 GB            4.7 ms at 5.5 TB/s; 9.4 ms in tiles of 64 queries
+//   Q, K, V, context    0.8 GB of memory   0.3 ms
+// A tile and step are 16 KB and 2.1 MFLOP. 400 TFLOP/s are 8.2 ms, so tiles of 64 queries cannot reach them.
+//
+// Products and exponentials of one warpgroup exclude each other in time. So four warpgroups share a multiprocessor, two
+// blocks; no two of them wait for each other in a step, unless one is three steps ahead.
+
+#include <cmath>
+
+#include "attention/attention.h"
+#include "attention/sm90/tile.cuh"
+#include "common/tensor_maps.h"
+#include "common/trap.cuh"
+
+namespace embert {
+namespace hopper {
+
+struct LongLayout {
+  static constexpr int kDim = 64;
+  static constexpr int kGroups = 2, kThreads = kGroups * kTileThreads;
+  static constexpr int kStages = 4;
+  static constexpr int kTileBytes = Layout<kDim>::kTileBytes;
+  static constexpr int kQ = 0, kK = kGroups * kTileBytes, kV = kK + kStages * kTileBytes;
+  static constexpr int kFull = kV + kStages * kTileBytes;  // barriers; Q arrives at the first stage's
+  static constexpr int kEmpty = kFull + kStages * 8;
+  static constexpr int kSharedBytes = kEmpty + kStages * 8;
+  static_assert(2 * (kSharedBytes + 1024) <= 228 * 1024, "two blocks on a multiprocessor");
+};
+
+// The warps of a warpgroup wait for each other. Numbers are constants: named_barrier.cuh.
+__device__ __forceinline__ void sync_group(int group) {
+  static_assert(LongLayout::kGroups == 2, "a barrier each");
+  if (group == 0)
+    asm volatile("bar.sync %0, 128;" ::"n"(int{kGroupBarrier}) : "memory");
+  else
+    asm volatile("bar.sync %0, 128;" ::"n"(kGroupBarrier + 1) : "memory");
+}
+
+}  // namespace hopper
+
+namespace {
+
+using namespace hopper;
+
+template <typename T>
+__global__ void __launch_bounds__(LongLayout::kThreads, 2)
+    attention_hopper_long_kernel(const __grid_constant__ CUtensorMap qkv_map, const AttentionWork work, int heads,
+                                 float scale_log2, T* context, bool backwards) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using At = LongLayout;
+  constexpr int kDim = At::kDim;
+  extern __shared__ __align__(1024) uint8_t raw[];
+  const uint32_t base = shared_address(raw), full = base + At::kFull, empty = base + At::kEmpty;
+  const int group = warp_of_block() / 4, warp = warp_of_block() % 4, lane = threadIdx.x % 32;
+  const int head = blockIdx.x, index = blockIdx.y;
+  const AttentionTile tile = early_tile(work.tiles + (backwards ? work.tile_count - 1 - index : index));
+  const int query = tile.query + group * kTileRows;                 // the warpgroup's first
+  const int groups = tile.query + kTileRows < tile.length ? 2 : 1;  // that have queries
+  if (threadIdx.x == 0) {
+    prefetch_maps(qkv_map);
+    for (int stage = 0; stage < At::kStages; ++stage) {
+      init_barrier(full + 8 * stage, 1);
+      init_barrier(empty + 8 * stage, 4 * groups);
+    }
+    fence_barrier_init();
+  }
+  wait_for_earlier_kernels();
+  dependents_may_launch();                                           // not earlier: gemm/kernels/small_m.cuh
+  const bool is_second = tile.query / kTileRows % At::kGroups != 0;  // of the two entries
+  if (tile.length == 0 || is_second || !is_wanted(tile, work.queries, At::kGroups * kTileRows)) return;
+  __syncthreads();
+  if (group >= groups) return;
+
+  const int steps = (tile.length + kTileRows - 1) / kTileRows;
+  const auto fetch = [&](int step) {  // for an elected lane (common/warp.cuh)
+    const int stage = step % At::kStages, row = tile.first_row + step * kTileRows;
+    const uint32_t barrier = full + 8 * stage;
+    arrive_expecting(barrier, (step == 0 ? 2 + groups : 2) * At::kTileBytes);
+    for (int i = 0; step == 0 && i < groups; ++i)
+      load_box(&qkv_map, base + At::kQ + i * At::kTileBytes, barrier, head * kDim,
+               tile.first_row + tile.query + i * kTileRows);
+    load_box(&qkv_map, base + At::kK + stage * At::kTileBytes, barrier, (heads + head) * kDim, row);
+    load_box(&qkv_map, base + At::kV + stage * At::kTileBytes, barrier, (2 * heads + head) * kDim, row);
+  };
+  const bool fetches = group == 0 && warp == 0;
+  if (fetches && elect_lane()) {
+    for (int step = 0; step < min(steps, At::kStages); ++step) fetch(step);
+  }
+  __syncwarp();
+
+  const uint32_t own_q = base + At::kQ + group * At::kTileBytes;
+  float out[kDim / 2];
+  float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // of rows lane / 4 and lane / 4 + 8 of the warp's
+#pragma unroll
+  for (int i = 0; i < kDim / 2; ++i) out[i] = 0.0f;
+
+  const auto attend = [&](int step, auto count) {
+    constexpr int kKeys = decltype(count)::value;
+    const int stage = step % At::kStages;
+    const uint32_t k_from = base + At::kK + stage * At::kTileBytes, v_from = base + At::kV + stage * At::kTileBytes;
+    const int valid = tile.length - step * kTileRows;
+    float s[kKeys / 2];
+    wait_barrier(full + 8 * stage, step / At::kStages % 2);
+    fence_registers();
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k)
+      multiply<T>(s, further(operand(own_q), k * 32), further(operand(k_from), k * 32), k > 0);
+    commit_products();
+    if (valid < kKeys) {
+      // As in tile.cuh. Each warpgroup writes the zeros that it reads; the other one's are the same.
+      constexpr int kChunks = Layout<kDim>::kChunks;
+      const int thread = threadIdx.x % kTileThreads, row = thread / kChunks;
+      uint8_t* const place = raw + (v_from - base) + place_of<kDim>(row, thread % kChunks);
+#pragma unroll
+      for (int from = kKeys - kTileRows / 2; from < kKeys; from += kTileThreads / kChunks) {
+        if (from + row >= valid) *reinterpret_cast<uint4*>(place + from * Layout<kDim>::kRowBytes) = uint4{0, 0, 0, 0};
+      }
+      fence_for_copies();
+      sync_group(group);
+    }
+    finish_products(s);
+
+    AllKeys{}.mask(s, tile, step, warp, lane);
+    uint32_t p[kKeys / 16][4];
+    weigh<T, false>(s, p, out, maximum, sum, scale_log2);
+    fence_registers();
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k)
+      multiply_rows<T>(out, p[k], operand(v_from + k * 16 * Layout<kDim>::kRowBytes), true);
+    commit_products();
+    finish_products(out);
+    if (lane == 0) arrive(empty + 8 * stage);
+    // The stage of the step before is fetched anew when both warpgroups have read it, which the other one usually has.
+    const int next = step - 1 + At::kStages;
+    if (fetches && step > 0 && next < steps) {
+      if (elect_lane()) {
+        wait_barrier(empty + 8 * ((step - 1) % At::kStages), (step - 1) / At::kStages % 2);
+        fetch(next);
+      }
+      __syncwarp();
+    }
+  };
+  const bool ends_short = tile.length - (steps - 1) * kTileRows <= kTileRows / 2;
+  const int whole = ends_short ? steps - 1 : steps;
+  for (int step = 0; step < whole; ++step) attend(step, std::integral_constant<int, kTileRows>());
+  if (ends_short) attend(whole, std::integral_constant<int, kTileRows / 2>());
+
+  // Results pass through the warpgroup's part of Q's memory, which it alone has read.
+  sync_group(group);
+  const int rows = min(16, tile.length - query - warp * 16);
+  if (rows <= 0) return;
+  store_context<T, kDim>(raw + At::kQ + group * At::kTileBytes + warp * 16 * Layout<kDim>::kRowBytes, out, sum, rows,
+                         context, tile.first_row + query + warp * 16, head, heads, lane);
+#else
+  EMBERT_TRAP("attention_hopper_long_kernel");
+#endif
+}
+
+template <typename T>
+Status launch_long(const void* qkv, int rows, const WindowedWork& work, int heads, void* context, TensorMaps& maps,
+                   const Stream& stream) {
+  using At = LongLayout;
+  const auto kernel = attention_hopper_long_kernel<T>;
+  const CUtensorMap* map = nullptr;
+  EMBERT_TRY(maps.get({qkv, rows, 3 * heads * At::kDim, kTileRows, At::kDim}, map));
+  EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, At::kSharedBytes));
+  const float scale_log2 = float(1.4426950408889634 / std::sqrt(double(At::kDim)));
+  return launch("attention_hopper_long", kernel, dim3(heads, work.tile_count), At::kThreads, At::kSharedBytes, stream,
+                *map, static_cast<const AttentionWork&>(work), heads, scale_log2, static_cast<T*>(context),
+                stream.backwards);
+}
+
+}  // namespace
+
+bool attention_sm90_takes_long(DType dtype, int head_size) {
+  return dtype != DType::kFloat32 && head_size == LongLayout::kDim;
+}
+
+Status attention_sm90_long(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, void* context,
+                           TensorMaps& maps, const Stream& stream) {
+  return (dtype == DType::kFloat16 ? launch_long<half_t> : launch_long<bfloat_t>)(qkv, rows, work, heads, context, maps,
+                                                                                  stream);
+}
+
+}  // namespace embert

@@ -1,0 +1,123 @@
+// softmax(Q·Kᵀ/√d)·V on Hopper, where there are sequences of over 32 tokens: head sizes 64 and 32, 16-bit types.
+//
+// A block is one warpgroup. It takes 64 query rows of a (sequence, head) and walks the keys 64 at a time. The tensor
+// copy engine brings Q once, and K and V in stages. Both products are wgmma: S = Q·Kᵀ from shared memory, and P·V with
+// P in the registers where the softmax left it. So no thread computes an address or loads a matrix. Where at most 32
+// keys are left, the last step is half as long. Keys are counted from the sequence's own start: same text, same bits.
+//
+// What bounds it: at d = 64 likely memory. BERT-base's passages take 65 µs a layer, 2.5 TB/s of Q, K, V and context (a
+// copy reaches 2.9); by count the steps take 25. At d = 32 issue slots count too, so what surrounds the steps is short:
+// whole strides instead of loops over elements. A block mostly waits for its copies, hence as many blocks on a
+// multiprocessor as registers allow.
+//
+// Scores by relative position (MPNet's) are fetched before the wait for K, and the products add to them. Where there
+// are sequences of up to 32 tokens as well, the last blocks take two of them each (short.cuh), which saves a launch.
+//
+// docs/cuda-notes.md says what attention waits for, docs/experiments.md what was tried.
+
+#include <cmath>
+#include <type_traits>
+
+#include "attention/attention.h"
+#include "attention/sm90/tile.cuh"
+#include "common/tensor_maps.h"
+#include "common/trap.cuh"
+
+namespace embert {
+namespace {
+
+using namespace hopper;
+
+template <typename T, int kDim, bool kRelative>
+__global__ void __launch_bounds__(kTileThreads, kBlocks<kDim>)
+    attention_hopper_kernel(const __grid_constant__ CUtensorMap qkv_map, const T* qkv, const AttentionWork work,
+                            int heads, float scale_log2, T* context, bool backwards, const RelativeScores relative) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  attend_tile<T, kDim, kRelative>(qkv_map, qkv, work, heads, scale_log2, context, backwards, relative, AllKeys{});
+#else
+  EMBERT_TRAP("attention_hopper_kernel");
+#endif
+}
+
+// The same with the context in 8 bits.
+template <bool kRelative>
+__global__ void __launch_bounds__(kTileThreads, kBlocks<kHeadBlock>)
+    attention_hopper_blocks_kernel(const __grid_constant__ CUtensorMap qkv_map, const half_t* qkv,
+                                   const AttentionWork work, int heads, float scale_log2, const QuantisedBlocks context,
+                                   bool backwards, const RelativeScores relative) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  attend_tile<half_t, kHeadBlock, kRelative>(qkv_map, qkv, work, heads, scale_log2, context, backwards, relative,
+                                             AllKeys{});
+#else
+  EMBERT_TRAP("attention_hopper_blocks_kernel");
+#endif
+}
+
+// The same with a window: three steps a tile where it is ± 64, however long the text is. So a tile costs what one of a
+// text of 192 tokens does, and reads 56 KB for 8 KB of context. Texts of up to 32 tokens fit into the window.
+template <typename T>
+__global__ void __launch_bounds__(kTileThreads, kBlocks<64>)
+    attention_hopper_window_kernel(const __grid_constant__ CUtensorMap qkv_map, const T* qkv, const AttentionWork work,
+                                   int heads, float scale_log2, T* context, bool backwards, int window) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  attend_tile<T, 64, false>(qkv_map, qkv, work, heads, scale_log2, context, backwards, {}, NearKeys{{window}});
+#else
+  EMBERT_TRAP("attention_hopper_window_kernel");
+#endif
+}
+
+template <typename T, int kDim, typename Kernel, typename Context, typename... More>
+Status launch_hopper(const char* name, Kernel kernel, const void* qkv, int rows, const AttentionWork& work, int heads,
+                     const Context& context, TensorMaps& maps, const Stream& stream, const More&... more) {
+  const CUtensorMap* map = nullptr;
+  EMBERT_TRY(maps.get({qkv, rows, 3 * heads * kDim, kTileRows, kDim}, map));
+  const float scale_log2 = float(1.4426950408889634 / std::sqrt(double(kDim)));
+  const dim3 grid(heads, work.tile_count + (work.short_count + kShortPairs - 1) / kShortPairs);
+  return launch(name, kernel, grid, kTileThreads, Layout<kDim>::kSharedBytes, stream, *map, static_cast<const T*>(qkv),
+                work, heads, scale_log2, context, stream.backwards, more...);
+}
+
+template <typename T, int kDim>
+Status launch_plain(const void* qkv, int rows, const AttentionWork& work, int heads, const RelativeScores& relative,
+                    void* context, TensorMaps& maps, const Stream& stream) {
+  const auto kernel =
+      relative.scores == nullptr ? attention_hopper_kernel<T, kDim, false> : attention_hopper_kernel<T, kDim, true>;
+  return launch_hopper<T, kDim>("attention_hopper", kernel, qkv, rows, work, heads, static_cast<T*>(context), maps,
+                                stream, relative);
+}
+
+template <typename T>
+Status launch_window(const void* qkv, int rows, const WindowedWork& work, int heads, void* context, TensorMaps& maps,
+                     const Stream& stream) {
+  return launch_hopper<T, 64>("attention_hopper_window", attention_hopper_window_kernel<T>, qkv, rows, work, heads,
+                              static_cast<T*>(context), maps, stream, work.window);
+}
+
+}  // namespace
+
+bool attention_sm90_takes(DType dtype, int head_size, int window) {
+  if (dtype == DType::kFloat32) return false;
+  // Short texts are attended to without a window, which must not cut them.
+  return window > 0 ? head_size == 64 && window >= kAttentionShort - 1 : head_size == 32 || head_size == 64;
+}
+
+Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
+                      const RelativeScores& relative, void* context, TensorMaps& maps, const Stream& stream) {
+  const bool half = dtype == DType::kFloat16;
+  if (work.window > 0)
+    return (half ? launch_window<half_t> : launch_window<bfloat_t>)(qkv, rows, work, heads, context, maps, stream);
+  const auto run = [&](auto launcher) { return launcher(qkv, rows, work, heads, relative, context, maps, stream); };
+  if (head_size == 64) return run(half ? launch_plain<half_t, 64> : launch_plain<bfloat_t, 64>);
+  return run(half ? launch_plain<half_t, 32> : launch_plain<bfloat_t, 32>);
+}
+
+Status attention_sm90_in_blocks(const void* qkv, int rows, const AttentionWork& work, int heads,
+                                const RelativeScores& relative, const QuantisedBlocks& context, TensorMaps& maps,
+                                const Stream& stream) {
+  const auto kernel =
+      relative.scores == nullptr ? attention_hopper_blocks_kernel<false> : attention_hopper_blocks_kernel<true>;
+  return launch_hopper<half_t, kHeadBlock>("attention_hopper_blocks", kernel, qkv, rows, work, heads, context, maps,
+                                           stream, relative);
+}
+
+}  // namespace embert

@@ -1,0 +1,29 @@
+// Whether a device, and this build's code for it, can run the encoder. Asked once, before any weight is loaded.
+#pragma once
+
+#include <string>
+
+#include "common/launch.h"
+#include "common/status.h"
+
+namespace embert {
+
+constexpr int kLeastMajor = 8;  // compute capability 8.0, Ampere: asynchronous copies, BF16
+
+// Refused below kLeastMajor.
+Status check_capability(const std::string& name, int major, int minor);
+
+// The machine code of this build that the device runs.
+struct Build {
+  int architecture = 0;  // what it was compiled for: 800, 900, …
+  bool hopper = false;   // with Hopper's own instructions (90a)
+};
+Status read_build(Build& build, const Stream& stream);
+
+// Refused where this build has no code that the device can run. `ran`: what read_build returned.
+Status check_build(int major, int minor, const Status& ran, const Build& build);
+
+// The refusal of a build for plain 90, in which every kernel that needs Hopper's own instructions is a trap.
+Status without_hopper(const Build& build);
+
+}  // namespace embert

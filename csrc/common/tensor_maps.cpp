@@ -1,0 +1,47 @@
+#include "common/tensor_maps.h"
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+namespace embert {
+
+Status TensorMaps::open() {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  EMBERT_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
+  if (found == nullptr) return Status::refused("the driver has no cuTensorMapEncodeTiled: it is older than CUDA 12");
+  encode_ = reinterpret_cast<decltype(encode_)>(found);
+  return {};
+}
+
+Status TensorMaps::get(const BoxedMatrix& matrix, const CUtensorMap*& found) {
+  const auto key = std::make_tuple(matrix.data, matrix.columns, matrix.box_rows, matrix.box_columns, matrix.boxes);
+  Kept& kept = kept_[key];
+  found = &kept.map;
+  if (kept.rows == matrix.rows) return {};
+  const bool is_cut = matrix.boxes > 0;
+  const cuuint64_t width = is_cut ? matrix.box_columns : matrix.columns;
+  const cuuint64_t sizes[3] = {width, cuuint64_t(matrix.rows), matrix.columns / width};
+  const bool is_bytes = matrix.box_columns == kByteColumns;
+  const cuuint64_t size = is_bytes ? 1 : 2;
+  const cuuint64_t pitches[2] = {cuuint64_t(matrix.columns) * size, width * size};
+  const cuuint32_t box[3] = {cuuint32_t(matrix.box_columns), cuuint32_t(matrix.box_rows), cuuint32_t(matrix.boxes)};
+  const cuuint32_t strides[3] = {1, 1, 1};
+  const CUtensorMapDataType of_16_bits =
+      dtype_ == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const CUresult code =
+      encode_(&kept.map, is_bytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : of_16_bits, is_cut ? 3 : 2,
+              const_cast<void*>(matrix.data), sizes, pitches, box, strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+              matrix.box_columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (code == CUDA_SUCCESS) {
+    kept.rows = matrix.rows;
+    return {};
+  }
+  kept_.erase(key);
+  return Status::refused("cuTensorMapEncodeTiled of [" + std::to_string(matrix.rows) + ", " +
+                         std::to_string(matrix.columns) + "]: CUresult " + std::to_string(int(code)));
+}
+
+}  // namespace embert

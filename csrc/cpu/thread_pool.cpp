@@ -1,0 +1,95 @@
+#include "cpu/thread_pool.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+namespace embert::cpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// For so long a thread looks for the next job before it sleeps: some 10 µs lie between two calls of a forward. A longer
+// search would take the core from other processes.
+constexpr auto kSearch = std::chrono::microseconds(50);
+constexpr int kLooks = 32;                     // between two looks at the clock
+constexpr std::uint64_t kNoTask = 0xffffffff;  // more than any job has
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+Team& Team::shared() {
+  static Team* const team = new Team;  // never destroyed: its threads may outlive static objects
+  return *team;
+}
+
+void Team::run_all(int threads, int tasks, Call call, const void* context) {
+  std::unique_lock<std::mutex> caller(caller_, std::defer_lock);
+  if (threads < 2 || tasks < 2 || !caller.try_lock()) {
+    for (int task = 0; task < tasks; ++task) call(context, task);
+    return;
+  }
+  const std::size_t helpers = std::min(threads, tasks) - 1;
+  while (helpers_.size() < helpers) {
+    helpers_.push_back(std::make_unique<Helper>());
+    std::thread(&Team::help, this, std::ref(*helpers_.back())).detach();
+  }
+  if (++job_ == 0) ++job_;  // 0 is the number before the first
+  // Whoever still looks at the last job's number finds no task, and that before it can read what follows.
+  next_.store(std::uint64_t{job_} << 32 | kNoTask, std::memory_order_relaxed);
+  tasks_.store(tasks, std::memory_order_release);
+  ended_.store(0, std::memory_order_relaxed);
+  call_.store(call, std::memory_order_release);
+  context_.store(context, std::memory_order_release);
+  next_.store(std::uint64_t{job_} << 32, std::memory_order_release);
+  for (std::size_t i = 0; i < helpers; ++i) {
+    helpers_[i]->job.store(job_, std::memory_order_release);
+    helpers_[i]->job.notify_one();
+  }
+  while (run_next(job_)) {
+  }
+  while (ended_.load(std::memory_order_acquire) < tasks) pause();
+}
+
+// Runs one task of a job, unless none is left.
+bool Team::run_next(std::uint32_t job) {
+  std::uint64_t next = next_.load(std::memory_order_acquire);
+  for (;;) {
+    const std::uint64_t task = next & kNoTask;
+    if (next >> 32 != job || task >= std::uint64_t(tasks_.load(std::memory_order_acquire))) return false;
+    const Call call = call_.load(std::memory_order_acquire);
+    const void* const context = context_.load(std::memory_order_acquire);
+    // Where this succeeds, the job has not ended, and what was read is its own.
+    if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+    call(context, static_cast<int>(task));
+    ended_.fetch_add(1, std::memory_order_acq_rel);
+    return true;
+  }
+}
+
+void Team::help(Helper& helper) {
+  for (std::uint32_t seen = 0;;) {
+    std::uint32_t job = helper.job.load(std::memory_order_acquire);
+    for (const auto until = Clock::now() + kSearch; job == seen && Clock::now() < until;) {
+      for (int look = 0; job == seen && look < kLooks; ++look) {
+        pause();
+        job = helper.job.load(std::memory_order_acquire);
+      }
+    }
+    if (job == seen) {
+      helper.job.wait(seen, std::memory_order_acquire);
+      continue;
+    }
+    seen = job;
+    while (run_next(job)) {
+    }
+  }
+}
+
+}  // namespace embert::cpu

@@ -1,0 +1,116 @@
+#include "encoder/answer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace embert {
+namespace {
+
+constexpr Task kEach[kTaskCount] = {Task::kEmbed, Task::kTokens, Task::kClassify, Task::kSparse, Task::kMulti};
+constexpr size_t kAligned = 64;  // floats: parts begin where whole cache lines do
+
+bool wants(const BatchView& batch, int sequence, Task task) {
+  return batch.tasks == nullptr ? task == Task::kEmbed : (batch.tasks[sequence] & bit(task)) != 0;
+}
+
+int columns_of(Task task, const EncoderConfig& model) {
+  switch (task) {
+    case Task::kEmbed:
+      return model.width();
+    case Task::kTokens:
+      return model.hidden;
+    case Task::kClassify:
+      return model.task_heads.labels();
+    case Task::kSparse:
+      return model.task_heads.splade ? 0 : 1;
+    default:
+      return model.task_heads.multi_columns();
+  }
+}
+
+// The first `kept` of what an array has, and `added` after them, in a new array.
+template <typename Array, typename T>
+void extend(Array& array, size_t kept, const T* more, size_t added) {
+  Array longer(new T[std::max<size_t>(kept + added, 1)]);
+  if (kept > 0) std::memcpy(longer.get(), array.get(), kept * sizeof(T));
+  if (added > 0) std::memcpy(longer.get() + kept, more, added * sizeof(T));
+  array = std::move(longer);
+}
+
+}  // namespace
+
+Status append_pairs(const SpladeAnswer& from, int sequences, int first, Answer& answer) {
+  if (answer.offsets == nullptr) answer.offsets.reset(new int32_t[answer.sequences + 1]());
+  int64_t added = 0;
+  for (int i = 0; i < sequences; ++i) {
+    added += from.counts()[i];
+    if (answer.rows + added > INT32_MAX) return Status::refused("a batch of over 2147483647 pairs");
+    answer.offsets[first + i + 1] = int32_t(answer.rows + added);
+  }
+  extend(answer.values, answer.rows, from.values(), added);
+  extend(answer.indices, answer.rows, from.indices(), added);
+  answer.rows += int(added);
+  return {};
+}
+
+void Parts::place(Task task, int columns) {
+  Part& part = of(task);
+  part.columns = columns;
+  part.first = (floats_ + kAligned - 1) / kAligned * kAligned;
+  if (part.rows > 0) floats_ = part.first + size_t(part.rows) * columns;
+}
+
+Parts::Parts(const BatchView& batch, const EncoderConfig& model) : by_sequence_(model.task_heads.by_sequence()) {
+  if (batch.tasks == nullptr) wanted_ = bit(Task::kEmbed);
+  for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) wanted_ |= batch.tasks[i];
+  for (const Task task : kEach) {
+    Part& part = of(task);
+    for (int i = 0; wants(bit(task)) && i < batch.sequences; ++i) {
+      if (!embert::wants(batch, i, task)) continue;
+      ++part.sequences;
+      part.rows += (bit(task) & by_sequence_) != 0 ? 1 : batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
+    }
+    part.is_all = part.sequences == batch.sequences;
+  }
+  for (const Task task : kEach) {
+    if (task != Task::kTokens) place(task, columns_of(task, model));
+  }
+  own_floats_ = floats_;
+  place(Task::kTokens, columns_of(Task::kTokens, model));
+}
+
+Parts::Parts(Task task, int sequences, const EncoderConfig& model, float* out) : wanted_(bit(task)) {
+  Part& part = of(task);
+  part.sequences = part.rows = sequences;
+  part.is_all = true;
+  part.out = out;
+  place(task, columns_of(task, model));
+}
+
+size_t Parts::listed() const {
+  size_t count = 0;
+  for (const Task task : kEach) {
+    if (wants(bit(task)) && !of(task).is_all) count += of(task).rows;
+  }
+  return count;
+}
+
+void Parts::write_lists(const BatchView& batch, int* host, const int* device) {
+  int* next = host;
+  for (const Task task : kEach) {
+    if (!wants(bit(task)) || of(task).is_all) continue;
+    of(task).chosen = device + (next - host);
+    of(task).chosen_on_host = next;
+    for (int i = 0; i < batch.sequences; ++i) {
+      if (!embert::wants(batch, i, task)) continue;
+      if ((bit(task) & by_sequence_) != 0) {
+        *next++ = i;
+      } else {
+        for (int row = batch.cu_seqlens[i]; row < batch.cu_seqlens[i + 1]; ++row) *next++ = row;
+      }
+    }
+  }
+}
+
+}  // namespace embert

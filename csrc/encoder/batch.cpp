@@ -1,0 +1,89 @@
+#include "encoder/batch.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace embert {
+namespace {
+
+size_t aligned(size_t bytes) {
+  return (bytes + 15) / 16 * 16;
+}
+
+}  // namespace
+
+InputLayout::InputLayout(int tokens, int sequences) : tokens(tokens), sequences(sequences) {
+  lengths = 16;  // after the header {sequences, tokens}
+  cuts = lengths + aligned(4 * size_t(sequences));
+  ids = cuts + aligned(4 * size_t(sequences));
+  types = ids + aligned(4 * size_t(tokens));
+  bytes = types + aligned(4 * size_t(tokens));
+}
+
+Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_tokens, int max_sequences) {
+  if (batch.tokens < 0 || batch.sequences < 0) return Status::refused("a batch of fewer than no tokens or sequences");
+  if (batch.tokens > max_tokens || batch.sequences > max_sequences) {
+    return Status::refused("a batch of " + std::to_string(batch.tokens) + " tokens in " +
+                           std::to_string(batch.sequences) + " sequences; at most " + std::to_string(max_tokens) +
+                           " tokens in " + std::to_string(max_sequences) + " sequences can be run");
+  }
+  if (batch.cu_seqlens[0] != 0 || batch.cu_seqlens[batch.sequences] != batch.tokens) {
+    return Status::refused("cu_seqlens must run from 0 to the number of ids");
+  }
+  for (int i = 0; i < batch.sequences; ++i) {
+    const int64_t length = int64_t(batch.cu_seqlens[i + 1]) - batch.cu_seqlens[i];
+    if (length < 1 || length > model.max_length()) {
+      return Status::refused("sequence " + std::to_string(i) + " has " + std::to_string(length) + " tokens; 1 to " +
+                             std::to_string(model.max_length()) + " can be run");
+    }
+  }
+  const auto in_range = [&](const int32_t* values, int limit) {
+    uint32_t highest = 0;  // a negative value is a very large one
+    for (int i = 0; i < batch.tokens; ++i) highest = std::max(highest, uint32_t(values[i]));
+    return highest < uint32_t(limit);
+  };
+  if (!in_range(batch.ids, model.vocabulary)) {
+    return Status::refused("a token id is outside the vocabulary of " + std::to_string(model.vocabulary));
+  }
+  if (batch.types != nullptr && !in_range(batch.types, std::max(model.types, 1))) {
+    return Status::refused("a token type is outside the model's " + std::to_string(model.types));
+  }
+  if (batch.positions != nullptr && !in_range(batch.positions, model.position_rows())) {
+    return Status::refused("a position is outside the model's table of " + std::to_string(model.position_rows()));
+  }
+  const Tasks able = model.task_heads.tasks();
+  for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) {
+    if (batch.tasks[i] == 0 || (batch.tasks[i] & ~able) != 0) {
+      return Status::refused("tasks of sequence " + std::to_string(i) + " must be bits of " + std::to_string(able) +
+                             " (" + names_of(able) + "), and not 0, found " + std::to_string(batch.tasks[i]));
+    }
+  }
+  for (int i = 0; batch.dimensions != nullptr && i < batch.sequences; ++i) {
+    if (batch.dimensions[i] < 0 || batch.dimensions[i] > model.width()) {
+      return Status::refused("dimensions of sequence " + std::to_string(i) + " must be 0 to " +
+                             std::to_string(model.width()) + ", found " + std::to_string(batch.dimensions[i]));
+    }
+  }
+  return {};
+}
+
+void write_batch(const BatchView& batch, const InputLayout& layout, uint8_t* to) {
+  int* const header = reinterpret_cast<int*>(to);
+  header[0] = batch.sequences;
+  header[1] = batch.tokens;
+  int* const lengths = reinterpret_cast<int*>(to + layout.lengths);
+  auto* const cuts = reinterpret_cast<uint32_t*>(to + layout.cuts);
+  for (int i = 0; i < batch.sequences; ++i) {
+    lengths[i] = batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
+    const uint32_t kept = batch.dimensions == nullptr ? 0 : uint32_t(batch.dimensions[i]);
+    cuts[i] = kept | (batch.normalize != nullptr && batch.normalize[i] == 0 ? kCutKeepsLength : 0);
+  }
+  std::memcpy(to + layout.ids, batch.ids, 4 * size_t(batch.tokens));
+  if (batch.types != nullptr) {
+    std::memcpy(to + layout.types, batch.types, 4 * size_t(batch.tokens));
+  } else {
+    std::memset(to + layout.types, 0, 4 * size_t(batch.tokens));
+  }
+}
+
+}  // namespace embert

@@ -1,0 +1,209 @@
+// A BERT-family encoder on one CUDA device: weights, activations, staging memory, graphs. Two batches may be in flight.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "common/capability.h"
+#include "common/host_blocks.h"
+#include "common/launch.h"
+#include "common/memory.h"
+#include "common/tensor_maps.h"
+#include "encoder/answer.h"
+#include "encoder/batch.h"
+#include "encoder/encoder_config.h"
+#include "encoder/program.h"
+#include "encoder/weights.h"
+#include "gemm/gemm.h"
+#include "heads/splade/splade.h"
+#include "ops/embedding.h"
+
+namespace embert {
+
+struct EncoderOptions {
+  int device = 0;
+  int max_tokens = 16384;
+  std::string gemm = "auto";     // "auto", "hopper", "cublaslt"
+  std::string cublaslt_library;  // file name or path; empty: the loader's own search
+  bool fold = true;              // fold LayerNorms into the products, where the GEMM can
+  // Whose small batches are captured at start: EMBED, CLASSIFY or both; the latter is left out where the model cannot.
+  Tasks graphs = bit(Task::kEmbed);
+};
+
+struct MemoryUse {
+  size_t weights, activations, total;  // bytes; total: by how much the device's free memory shrank
+};
+
+class Encoder {
+ public:
+  static Status create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& made);
+  ~Encoder();
+  Encoder(const Encoder&) = delete;
+  Encoder& operator=(const Encoder&) = delete;
+
+  // Uploads one tensor; names and shapes as in encoder/weights.h, and after "splade." as in heads/splade/splade.h.
+  // First all tensors, then `start`, then batches.
+  Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored);
+  // Prepares the products, warms up, captures graphs. Where LayerNorms cannot be folded into these weights,
+  // `fold_refusal` says why, and the encoder is not started: make another one that does not fold.
+  Status start(std::string& fold_refusal);
+
+  // Starts a forward. Its ticket goes to `wait`, once. Refused while two are in flight, for a batch that cannot be run,
+  // and when memory runs out; a refused batch leaves nothing behind. Tickets are unique in a process, so one that was
+  // redeemed, or is another encoder's, is recognised.
+  Status submit(const BatchView& batch, int64_t& ticket);
+  // An answer for each task that some sequence wanted. An empty batch without tasks has an EMBED answer of no rows.
+  Status wait(int64_t ticket, std::vector<Answer>& answers);
+
+  const EncoderConfig& model() const { return model_; }
+  const char* gemm_name() const { return gemm_->name(); }
+  bool folds() const { return folds_; }
+  int graph_count() const { return int(slots_[0].graphs.size() + slots_[1].graphs.size()); }
+  MemoryUse memory_use() const;
+
+ private:
+  static constexpr int kSlots = 2;
+
+  // What a graph serves: batches of one task, which all sequences want, by token and sequence bucket.
+  using GraphKey = std::tuple<Task, int, int>;
+
+  // What a forward needs to know on the host.
+  struct Plan {
+    int rows;       // tokens, or the bucket they were rounded up to
+    int sequences;  // likewise
+    int tiles, shorts;
+    int longest;                          // at least the tokens of the longest sequence
+    const uint8_t* input;                 // in InputLayout(rows, sequences)
+    Parts parts;                          // what is wanted, and where it goes
+    bool on_host = false;                 // `input` is host memory
+    const int* positions = nullptr;       // [rows] in host memory, in place of those of offsets.cu
+    const int* cu_seqlens = nullptr;      // in host memory, where they are known
+    const SpladeAnswer* pairs = nullptr;  // where pairs go
+  };
+  struct Slot {
+    HostBuffer input, positions;
+    HostBuffer direct_output;  // heads write it; its address never changes
+    HostBuffer output;         // answers are copied into it
+    HostBuffer lists;          // what the parts choose
+    DeviceBuffer device_input, device_lists;
+    DeviceBuffer vectors;  // answers but TOKENS and pairs
+    SpladeAnswer pairs;
+    cudaEvent_t copied = nullptr, computed = nullptr, done = nullptr;
+    std::map<GraphKey, cudaGraphExec_t> graphs;
+    bool in_flight = false, direct = false;
+    int64_t ticket = 0;
+    int tokens = 0, sequences = 0;
+    bool has_positions = false;
+    Parts parts;
+  };
+
+  Encoder(const EncoderConfig& model, const EncoderOptions& options)
+      : model_(model), options_(options), weights_(model) {}
+
+  // The steps of `create`.
+  Status init();
+  Status choose_kernels(bool is_hopper, const Build& build);
+  Status make_gemm(bool is_hopper, const Build& build);
+  Status allocate_activations();
+  Status allocate_slots();
+
+  // The steps of `start`.
+  Status prepare_products();
+  Status prepare_product(size_t i, std::unique_ptr<Linear>& made);
+  Status prepare_multi_vectors();
+  struct FullBatch;
+  Status warm_up(std::string& fold_refusal);
+  Status warm_up_heads();
+  Status check_offset(std::string& fold_refusal);
+  Status capture_graphs();
+  Status capture(Slot& slot, const GraphKey& key);
+
+  // A batch.
+  Status forward(const Plan& plan, const Stream& stream);
+  // What the steps of a forward leave each other.
+  struct Replay {
+    const Plan& plan;
+    AttentionWork work;
+    Stream along;
+    int count;                         // of rows
+    std::array<Rows, kPlaces> rows;    // as they were left
+    int gathers_after = -1;            // the layer after whose attention only the rows that heads read go on
+    Pooling gathered = Pooling::kCls;  // which those are
+  };
+  Status run_step(const Step& step, Replay& replay);
+  Status embed_batch(const Step& step, Replay& replay);
+  Status attend(const Step& step, Replay& replay);
+  uint8_t* memory_of(Place place) const;
+  float2* sums_of(Place place) const { return place == Place::kX ? at_.x_sums : at_.sum_sums; }
+  RotaryColumns rotary_columns(int layer) const;
+  // Whether all that is wanted reads the same one row of a sequence, and which: as pooling by it would.
+  bool reads_one_row(const Parts& parts, Pooling& which) const;
+  // heads.cpp. gathered: x has a row a sequence.
+  Status run_heads(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
+  Status embed_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
+  Status classification_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
+  Status multi_vector_head(const Plan& plan, const Stream& stream);
+  Status splade_head(const Plan& plan, const Stream& stream);
+  float* between_layers(int half) const;
+  // The pairs of a batch that is done. Sequences whose pairs did not fit run again, as many at a time as fit.
+  Status collect_pairs(Slot& slot, Answer& answer);
+  Status run_again(Slot& slot, const BatchView& batch);
+  // What is still to be applied to the last layer's rows.
+  Norm last_norm() const { return weights_.norm(program_.last); }
+  // While the first batch is inspected, keeps the largest |μ|/σ of its rows before a LayerNorm.
+  Status inspect(const Rows& rows, int count, const Stream& stream);
+  Status submit_small(Slot& slot, const BatchView& batch, const GraphKey& key);
+  Status submit_large(Slot& slot, const BatchView& batch, const Plan& plan);
+  // Queues the copies of a batch's answers to the host.
+  Status download(Slot& slot);
+  // Plans a batch that is not small: everything that may be refused comes here, before anything is queued.
+  Status plan_large(Slot& slot, const BatchView& batch, Plan& plan);
+  // After a failure with work queued. When this returns, no kernel or copy reads or writes a slot any more.
+  Status come_to_rest(Status failed);
+  const Slot* find_slot(int64_t ticket) const;
+  // Whether a batch may be a graph, and which.
+  static bool key_of(const BatchView& batch, Tasks wanted, GraphKey& key);
+  // Memory of a slot for so many floats of answers, on the device and in all, and for so many numbers in lists.
+  Status reserve(Slot& slot, size_t own_floats, size_t floats, size_t listed);
+  Status remember(Status status);
+
+  EncoderConfig model_;
+  EncoderOptions options_;
+  Weights weights_;
+  std::unique_ptr<GemmProvider> gemm_;
+  std::unique_ptr<TensorMaps> maps_;  // of attention; null: the portable kernels
+  Program program_;
+  struct Product {
+    std::unique_ptr<Linear> alone;
+    std::unique_ptr<FeedForward> joined;  // with the product after it
+  };
+  std::vector<Product> products_;               // of the program's
+  std::vector<std::unique_ptr<Linear>> multi_;  // of the multi-vector head
+  std::unique_ptr<SpladeHead> splade_;          // null: the model has none
+  DeviceBuffer arena_;
+  struct {
+    uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, program_.wide] or what heads need
+    int* zeros;               // [rows]; null: the model has a table of positions
+    float2 *x_sums, *sum_sums;
+    QuantisedRows quantised;  // [rows, the widest rows that a layer's products read]; with int8
+    OffsetsOutput offsets;
+  } at_{};
+  std::array<Slot, kSlots> slots_;
+  std::shared_ptr<HostBlocks> blocks_ = std::make_shared<HostBlocks>();  // of answers
+  Stream stream_;
+  cudaStream_t uploads_ = nullptr, downloads_ = nullptr;
+  bool folds_ = false;
+  bool gamma_in_rows_ = false;   // where a folded LayerNorm's gamma goes: gemm/gemm.h
+  DeviceBuffer largest_offset_;  // the largest |μ|/σ of a row; empty but while the first batch is inspected
+  int row_capacity_ = 0, sequence_capacity_ = 0, tile_capacity_ = 0;
+  size_t free_before_ = 0;
+  std::string lost_;  // why the encoder cannot be used any more
+};
+
+}  // namespace embert

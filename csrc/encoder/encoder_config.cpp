@@ -1,0 +1,127 @@
+#include "encoder/encoder_config.h"
+
+#include <algorithm>
+#include <string>
+
+#include "attention/attention.h"
+#include "ops/layernorm.h"
+#include "ops/quantize.h"
+
+namespace embert {
+namespace {
+
+constexpr int kMostHeadColumns = 65536;  // of a linear layer of a head
+constexpr int kMostMultiColumns = 8192;
+
+Status refuse(const std::string& what) {
+  return Status::refused("the CUDA encoder cannot run " + what);
+}
+
+}  // namespace
+
+int EncoderConfig::stored_layers() const {
+  return shared.empty() ? layers : 1 + *std::max_element(shared.begin(), shared.end());
+}
+
+std::vector<int> EncoderConfig::angle_tables() const {
+  std::vector<int> columns;
+  for (const LayerAttention& each : attention) {
+    if (each.turned == 0) continue;
+    columns.resize(std::max(columns.size(), size_t(each.table) + 1));
+    columns[each.table] = each.turned / 2;
+  }
+  return columns;
+}
+
+Status EncoderConfig::check() const {
+  if (hidden <= 0 || heads <= 0 || hidden % heads != 0)
+    return refuse("hidden size " + std::to_string(hidden) + " with " + std::to_string(heads) + " heads");
+  if (!layernorm_takes(dtype, hidden) || hidden % 8 != 0)
+    return refuse("hidden size " + std::to_string(hidden) + ": it must be a multiple of 8 of at most " +
+                  std::to_string(dtype == DType::kFloat32 ? 1024 : 2048));
+  if (padded_head != 0 && (padded_head < hidden / heads || int8 || !angle_tables().empty()))
+    return refuse("heads of " + std::to_string(hidden / heads) + " columns, padded to " + std::to_string(padded_head) +
+                  (int8 ? ", in int8" : ", with rotary positions"));
+  if (!attention_takes(dtype, head_size()))
+    return refuse("head size " + std::to_string(head_size()) + ": it must be a multiple of 8 from 8 to 128");
+  if (inner <= 0 || inner % 8 != 0)
+    return refuse("intermediate size " + std::to_string(inner) + ": it must be a multiple of 8");
+  if (layers < 1 || vocabulary < 1 || max_length() < 1 || types < 0)
+    return refuse("a model without layers, vocabulary or positions");
+  EMBERT_TRY(check_layers());
+  EMBERT_TRY(check_int8());
+  return check_heads();
+}
+
+Status EncoderConfig::check_int8() const {
+  if (!int8) return {};
+  if (dtype != DType::kFloat16) return refuse("matrices in int8 with rows in another type than float16");
+  if (gated || pre_norm || embedding > 0 || !shared.empty() || !angle_tables().empty())
+    return refuse(
+        "gates, rotary positions, LayerNorms before a layer's parts, narrower embeddings or shared layers in int8");
+  if (quantise_takes(hidden, true) && quantise_takes(inner, false)) return {};
+  return refuse("hidden size " + std::to_string(hidden) + " and intermediate size " + std::to_string(inner) +
+                " in int8: they must be multiples of " + std::to_string(kQuantisedStep) + " of at most " +
+                std::to_string(kMaxSumColumns) + " and " + std::to_string(kMostQuantised));
+}
+
+Status EncoderConfig::check_layers() const {
+  if (embedding < 0 || !layernorm_takes(dtype, embedding_columns()) || embedding_columns() % 8 != 0)
+    return refuse("embeddings of " + std::to_string(embedding) + " columns: they must be a multiple of 8");
+  if (activation == Activation::kSilu && !gated) return refuse("silu in a feed-forward part without a gate");
+  if (padding && !position_table) return refuse("positions of padding without a table of positions");
+  if (task_heads.splade && task_heads.splade->tied && embedding > 0)
+    return refuse("a SPLADE head whose decoder is a word table of " + std::to_string(embedding) + " columns");
+  if (!attention.empty() && int(attention.size()) != layers)
+    return refuse("attention described for " + std::to_string(attention.size()) + " of " + std::to_string(layers) +
+                  " layers");
+  if (!shared.empty() && int(shared.size()) != layers)
+    return refuse("weights named for " + std::to_string(shared.size()) + " of " + std::to_string(layers) + " layers");
+  for (int i = 0; i < stored_layers() && !shared.empty(); ++i) {
+    if (std::find(shared.begin(), shared.end(), i) == shared.end())
+      return refuse("weights of layer " + std::to_string(i) + ", which no layer uses");
+  }
+  for (int i = 0; i < layers; ++i) {
+    const LayerAttention of = attention_of(i);
+    if (of.window < 0 || (of.window > 0 && relative))
+      return refuse("a window of " + std::to_string(of.window) + " tokens together with scores by relative position");
+    if (of.turned < 0 || of.turned % 2 != 0 || of.turned > head_size() || of.table < 0 || of.table >= layers)
+      return refuse(std::to_string(of.turned) + " turned columns of heads of " + std::to_string(head_size()));
+    if (of.turned > 0 && angle_tables()[of.table] != of.turned / 2)
+      return refuse("one table of angles for different numbers of turned columns");
+    if (stored(i) < 0 || stored(i) >= layers) return refuse("weights of layer " + std::to_string(stored(i)));
+    for (int other = 0; other < i; ++other) {
+      if (stored(other) == stored(i) && attention_of(other).turned != of.turned)
+        return refuse("layers that share weights and turn different columns");
+    }
+  }
+  return {};
+}
+
+Status EncoderConfig::check_heads() const {
+  const auto chain = [&](const char* name, const std::vector<DenseShape>& layers) -> Status {
+    int columns = hidden;
+    for (const DenseShape& layer : layers) {
+      if (layer.in != columns || layer.out < 1 || layer.out > kMostHeadColumns)
+        return refuse(std::string(name) + " of " + std::to_string(layer.in) + " columns to " +
+                      std::to_string(layer.out) + " after " + std::to_string(columns) + " columns; at most " +
+                      std::to_string(kMostHeadColumns) + " are taken");
+      columns = layer.out;
+    }
+    return {};
+  };
+  if (task_heads.token_weights && task_heads.splade) return refuse("token weights beside a SPLADE head");
+  EMBERT_TRY(chain("a Dense module", task_heads.dense));
+  EMBERT_TRY(chain("a classification layer", task_heads.classifier));
+  EMBERT_TRY(chain("a multi-vector layer", task_heads.multi));
+  for (const DenseShape& layer : task_heads.multi) {
+    if (layer.out % 8 != 0 || layer.out > kMostMultiColumns)
+      return refuse("a multi-vector layer of " + std::to_string(layer.out) +
+                    " columns: it must be a multiple of 8 of at most " + std::to_string(kMostMultiColumns));
+    if (layer.activation == HeadActivation::kTanh || layer.activation == HeadActivation::kSigmoid)
+      return refuse("a multi-vector layer with tanh or sigmoid");
+  }
+  return {};
+}
+
+}  // namespace embert

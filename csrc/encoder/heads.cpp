@@ -1,0 +1,177 @@
+// The end of a forward: from the last layer's rows to what the sequences want of them, each head for those that want
+// it. Heads that read rows before their LayerNorm come first, because the others normalise the rows in place.
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "encoder/encoder.h"
+#include "heads/dense.h"
+#include "heads/pooling.h"
+#include "heads/token_heads.h"
+#include "ops/layernorm.h"
+
+namespace embert {
+
+// at_.wide is free after the last layer. The rows between a head's linear layers lie in its halves.
+float* Encoder::between_layers(int half) const {
+  return reinterpret_cast<float*>(at_.wide) +
+         half * size_t(sequence_capacity_) * model_.task_heads.widest(model_.hidden);
+}
+
+Status Encoder::run_heads(const Plan& plan, const Rows& x, bool gathered, const Stream& stream) {
+  const Parts& parts = plan.parts;
+  if (parts.wants(bit(Task::kEmbed))) EMBERT_TRY(embed_head(plan, x, gathered, stream));
+  if (parts.wants(bit(Task::kClassify))) EMBERT_TRY(classification_head(plan, x, gathered, stream));
+  const bool pairs = splade_ != nullptr && parts.wants(bit(Task::kSparse));
+  if (parts.wants(bit(Task::kSparse)) && !pairs) {
+    const Part& part = parts.of(Task::kSparse);
+    const HeadWeights& weights = weights_.heads();
+    EMBERT_TRY(token_weights(model_.dtype, x, last_norm(), model_.epsilon, part.chosen, part.rows, model_.hidden,
+                             weights.token_weight(), weights.token_bias(), part.out, stream));
+  }
+  if (!parts.wants(bit(Task::kTokens) | bit(Task::kMulti)) && !pairs) return {};
+  if (program_.last.exists()) {
+    EMBERT_TRY(layernorm(model_.dtype, at_.x, last_norm(), plan.rows, model_.hidden, model_.epsilon, at_.x, stream));
+  }
+  if (pairs) EMBERT_TRY(splade_head(plan, stream));
+  if (parts.wants(bit(Task::kMulti))) EMBERT_TRY(multi_vector_head(plan, stream));
+  if (!parts.wants(bit(Task::kTokens))) return {};
+  const Part& part = parts.of(Task::kTokens);
+  return token_rows(model_.dtype, at_.x, part.chosen, part.rows, part.columns, false, part.out, stream);
+}
+
+Status Encoder::embed_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream) {
+  const Part& part = plan.parts.of(Task::kEmbed);
+  const OffsetsOutput& offsets = at_.offsets;
+  const std::vector<DenseLayer>& layers = weights_.heads().dense();
+  const auto pooled = [&](const uint32_t* cuts, float* to) {
+    return pool(model_.dtype, model_.pooling, x, gathered, last_norm(), model_.epsilon, offsets.cu_seqlens, cuts,
+                part.chosen, part.rows, plan.longest, model_.hidden, to, stream);
+  };
+  if (layers.empty()) return pooled(offsets.cuts, part.out);
+  float *from = between_layers(0), *to = between_layers(1);
+  EMBERT_TRY(pooled(nullptr, from));
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const int out = layers[i].shape.out, pitch = i + 1 < layers.size() ? dense_pitch(out) : out;
+    EMBERT_TRY(dense(from, part.rows, layers[i], to, pitch, stream));
+    std::swap(from, to);
+  }
+  return cut_rows(from, offsets.cuts, part.chosen, part.rows, part.columns, part.out, stream);
+}
+
+// Its products run on all rows, in memory that is free then; the wanted rows are brought together at the end.
+Status Encoder::multi_vector_head(const Plan& plan, const Stream& stream) {
+  const Part& part = plan.parts.of(Task::kMulti);
+  const size_t half = size_t(row_capacity_) * model_.task_heads.multi_room() / 2 * bytes_of(model_.dtype);
+  const uint8_t* x = at_.x;
+  for (size_t i = 0; i < multi_.size(); ++i) {
+    uint8_t* const y = at_.wide + i % 2 * half;
+    int none = 0;
+    EMBERT_TRY(multi_[i]->run({x}, {}, plan.rows, y, nullptr, none, stream));
+    x = y;
+  }
+  return token_rows(model_.dtype, x, part.chosen, part.rows, part.columns, true, part.out, stream);
+}
+
+Status Encoder::classification_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream) {
+  const Part& part = plan.parts.of(Task::kClassify);
+  const std::vector<DenseLayer>& layers = weights_.heads().classifier();
+  float *from = between_layers(0), *to = between_layers(1);
+  EMBERT_TRY(pool(model_.dtype, Pooling::kCls, x, gathered, last_norm(), model_.epsilon, at_.offsets.cu_seqlens,
+                  nullptr, part.chosen, part.rows, plan.longest, model_.hidden, from, stream));
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const bool is_last = i + 1 == layers.size();
+    const int out = layers[i].shape.out;
+    EMBERT_TRY(dense(from, part.rows, layers[i], is_last ? part.out : to, is_last ? out : dense_pitch(out), stream));
+    std::swap(from, to);
+  }
+  return {};
+}
+
+// Its rows are transformed in at_.sum, which is free after the last layer.
+Status Encoder::splade_head(const Plan& plan, const Stream& stream) {
+  const Part& part = plan.parts.of(Task::kSparse);
+  const SpladeBatch batch{at_.x,       at_.sum,         plan.rows,          part.sequences, at_.offsets.cu_seqlens,
+                          part.chosen, plan.cu_seqlens, part.chosen_on_host};
+  return splade_->run(batch, *plan.pairs, stream);
+}
+
+namespace {
+
+// Some sequences of a batch that a slot's memory holds, as a batch of its own that wants SPARSE.
+class Again {
+ public:
+  Again(const InputLayout& layout, const uint8_t* input, const int* positions)
+      : lengths_(numbers(input + layout.lengths, layout.sequences)),
+        ids_(numbers(input + layout.ids, layout.tokens)),
+        types_(numbers(input + layout.types, layout.tokens)) {
+    if (positions != nullptr) positions_.assign(positions, positions + layout.tokens);
+    starts_.assign(1, 0);
+    for (const int32_t length : lengths_) starts_.push_back(starts_.back() + length);
+  }
+
+  BatchView of(const std::vector<int>& sequences) {
+    some_ = {};
+    for (const int sequence : sequences) {
+      const auto append = [&](const std::vector<int32_t>& from, std::vector<int32_t>& to) {
+        if (!from.empty()) to.insert(to.end(), from.begin() + starts_[sequence], from.begin() + starts_[sequence + 1]);
+      };
+      append(ids_, some_.ids);
+      append(types_, some_.types);
+      append(positions_, some_.positions);
+      some_.cu_seqlens.push_back(int32_t(some_.ids.size()));
+    }
+    some_.tasks.assign(sequences.size(), bit(Task::kSparse));
+    BatchView view;
+    view.tokens = int(some_.ids.size());
+    view.sequences = int(sequences.size());
+    view.ids = some_.ids.data();
+    view.cu_seqlens = some_.cu_seqlens.data();
+    view.types = some_.types.data();
+    view.positions = positions_.empty() ? nullptr : some_.positions.data();
+    view.tasks = some_.tasks.data();
+    return view;
+  }
+
+ private:
+  static std::vector<int32_t> numbers(const uint8_t* from, int count) {
+    const auto* const first = reinterpret_cast<const int32_t*>(from);
+    return {first, first + count};
+  }
+
+  std::vector<int32_t> lengths_, ids_, types_, positions_, starts_;
+  struct {
+    std::vector<int32_t> ids, types, positions, cu_seqlens{0};
+    std::vector<Tasks> tasks;
+  } some_;
+};
+
+}  // namespace
+
+Status Encoder::collect_pairs(Slot& slot, Answer& answer) {
+  const Part& part = slot.parts.of(Task::kSparse);
+  std::vector<int> sequences, counts(slot.pairs.counts(), slot.pairs.counts() + part.sequences);
+  for (int i = 0; i < part.sequences; ++i)
+    sequences.push_back(part.chosen_on_host == nullptr ? i : part.chosen_on_host[i]);
+  int done = slot.pairs.complete(part.sequences);
+  EMBERT_TRY(append_pairs(slot.pairs, done, 0, answer));
+  if (done == answer.sequences) return {};
+  Again again(InputLayout(slot.tokens, slot.sequences), slot.input.as(),
+              slot.has_positions ? slot.positions.as<int>() : nullptr);
+  while (done < answer.sequences) {
+    int end = done;
+    for (int64_t pairs = 0; end < answer.sequences; ++end) {
+      pairs += counts[end];
+      if (pairs > slot.pairs.capacity() && end > done) break;
+    }
+    const BatchView batch = again.of({sequences.begin() + done, sequences.begin() + end});
+    EMBERT_TRY(run_again(slot, batch));
+    const int complete = slot.pairs.complete(batch.sequences);
+    EMBERT_TRY(append_pairs(slot.pairs, complete, done, answer));
+    done += complete;
+  }
+  return {};
+}
+
+}  // namespace embert

@@ -1,0 +1,214 @@
+// How weights come to the device: in which type, and in which order of rows.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "encoder/row_order.h"
+#include "encoder/weights.h"
+#include "ops/elementwise.h"
+
+namespace embert {
+namespace {
+
+const char* const kLayerNames[] = {
+    "query.weight",     "query.bias",     "key.weight",      "key.bias",        "value.weight", "value.bias",
+    "attention.weight", "attention.bias", "attention.gamma", "attention.beta",  "gate.weight",  "gate.bias",
+    "inner.weight",     "inner.bias",     "out.weight",      "out.bias",        "out.gamma",    "out.beta",
+    "query.scale",      "key.scale",      "value.scale",     "attention.scale", "inner.scale",  "out.scale",
+    "query.gamma",      "query.beta",     "inner.gamma",     "inner.beta"};
+
+std::string called(const std::string& name, int layer) {
+  return layer < 0 ? name : name + " of layer " + std::to_string(layer);
+}
+
+std::string written(const TensorShape& shape) {
+  std::string all = "[";
+  for (size_t i = 0; i < shape.size(); ++i) all += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  return all + "]";
+}
+
+size_t elements_of(const TensorShape& shape) {
+  size_t count = 1;
+  for (const size_t size : shape) count *= size;
+  return count;
+}
+
+}  // namespace
+
+Status Weights::exact_place(const std::string& name, int layer, DType stored, float*& to) {
+  const size_t hidden = model_.hidden, matrix = size_t(model_.attention_columns()) * hidden;
+  // Where each begins, in elements: the gate's rows take turns with inner's (row_order.h).
+  const std::pair<const char*, size_t> places[] = {{"query.weight", 0},
+                                                   {"key.weight", matrix},
+                                                   {"value.weight", 2 * matrix},
+                                                   {"gate.weight", 3 * matrix},
+                                                   {"inner.weight", 3 * matrix + (model_.gated ? hidden : 0)}};
+  const auto* const at =
+      std::find_if(std::begin(places), std::end(places), [&](const auto& each) { return name == each.first; });
+  const bool is_matrix = at != std::end(places);
+  const bool is_gamma = name == "gamma" || name == "attention.gamma" || name == "out.gamma";
+  if (!keeps_exact_ || !(is_matrix || is_gamma)) return {};
+  // BF16 counts as exact in FP16: what is below 2⁻¹⁷ loses at most 2⁻²⁵, and a tensor to which that matters, or with an
+  // element above 65 504, is not loaded as FP16 (engine/encoders/float16_range.py).
+  if (stored != model_.dtype && !(stored == DType::kBFloat16 && model_.dtype == DType::kFloat16)) ++rounded_;
+  if (is_gamma) return {};
+  if (exact_.bytes() == 0) EMBERT_TRY(exact_.allocate(exact_count() * model_.stored_layers() * sizeof(float)));
+  to = exact_.as<float>() + layer * exact_count() + at->second;
+  return {};
+}
+
+Status Weights::upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream) {
+  void* const from = stored == dtype ? to : conversion_.as();
+  EMBERT_CUDA(cudaMemcpyAsync(from, host, count * bytes_of(stored), cudaMemcpyHostToDevice, stream.handle));
+  return stored == dtype ? Status() : convert(stored, from, dtype, to, count, stream);
+}
+
+Status Weights::upload_rows(const void* host, DType stored, const WeightPlace& place, const Stream& stream) {
+  const size_t rows = place.shape[0], columns = place.shape[1], pitch = place.pitch * bytes_of(place.dtype);
+  EMBERT_CUDA(cudaMemsetAsync(place.to, 0, rows * pitch, stream.handle));
+  for (size_t row = 0; row < rows; ++row) {
+    const auto* const from = static_cast<const uint8_t*>(host) + row * columns * bytes_of(stored);
+    EMBERT_TRY(upload(from, columns, stored, static_cast<uint8_t*>(place.to) + row * pitch, place.dtype, stream));
+  }
+  return {};
+}
+
+Status Weights::copy_apart(const void* from, const WeightPlace& place, void* to, DType dtype, const Stream& stream) {
+  const size_t rows = place.shape[0], width = (place.shape.size() > 1 ? place.shape[1] : 1) * bytes_of(dtype);
+  EMBERT_CUDA(cudaMemcpy2DAsync(to, place.pitch * bytes_of(dtype), from, width, width, rows, cudaMemcpyDeviceToDevice,
+                                stream.handle));
+  return {};
+}
+
+Status Weights::upload_apart(const void* host, DType stored, const WeightPlace& place, float* exact,
+                             const Stream& stream) {
+  const size_t count = elements_of(place.shape);
+  if (exact == nullptr) {
+    EMBERT_TRY(upload(host, count, stored, apart_.as(), place.dtype, stream));
+    return copy_apart(apart_.as(), place, place.to, place.dtype, stream);
+  }
+  EMBERT_TRY(upload(host, count, stored, apart_.as(), DType::kFloat32, stream));
+  EMBERT_TRY(copy_apart(apart_.as(), place, exact, DType::kFloat32, stream));
+  EMBERT_TRY(convert(DType::kFloat32, apart_.as(), place.dtype, conversion_.as(), count, stream));
+  return copy_apart(conversion_.as(), place, place.to, place.dtype, stream);
+}
+
+const void* Weights::ordered(const std::string& name, int layer, const void* host, size_t row_bytes,
+                             std::vector<uint8_t>& memory) const {
+  const char* const names[] = {"query.weight", "query.bias", "key.weight", "key.bias"};
+  if (layer < 0 || std::find(std::begin(names), std::end(names), name) == std::end(names)) return host;
+  int user = 0;  // a layer with these weights; all that share them turn as many columns
+  while (model_.stored(user) != layer) ++user;
+  const int turned = model_.attention_of(user).turned;
+  if (turned == 0) return host;
+  memory.resize(model_.attention_columns() * row_bytes);
+  for (int i = 0; i < model_.attention_columns(); ++i) {
+    const size_t from = rotary_row(i, model_.head_size(), turned);
+    std::memcpy(memory.data() + i * row_bytes, static_cast<const uint8_t*>(host) + from * row_bytes, row_bytes);
+  }
+  return memory.data();
+}
+
+Status Weights::load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,
+                     const Stream& stream) {
+  const auto key = std::make_pair(layer, name);
+  if (loaded_.count(key) > 0) return Status::refused(called(name, layer) + " was loaded before");
+  if (name == "relative" && layer < 0 && model_.relative) {
+    EMBERT_TRY(load_relative(host, shape, stored, stream));
+  } else if (name == "angles" && layer >= 0 && size_t(layer) < angles_.size()) {
+    EMBERT_TRY(load_angles(layer, host, shape, stored, stream));
+  } else {
+    WeightPlace place;
+    EMBERT_TRY(find(name, layer, place));
+    if (shape != place.shape) {
+      return Status::refused(called(name, layer) + " has shape " + written(shape) + ", expected " +
+                             written(place.shape));
+    }
+    if ((stored == DType::kInt8) != (place.dtype == DType::kInt8))
+      return Status::refused(called(name, layer) + (place.dtype == DType::kInt8 ? " must be in int8" : " is in int8"));
+    EMBERT_TRY(load_into(place, name, layer, host, stored, stream));
+  }
+  loaded_.insert(key);
+  return {};
+}
+
+Status Weights::load_into(const WeightPlace& place, const std::string& name, int layer, const void* host, DType stored,
+                          const Stream& stream) {
+  const size_t count = elements_of(place.shape);
+  if (!place.apart && place.pitch > 0 && place.pitch != place.shape[1]) return upload_rows(host, stored, place, stream);
+  std::vector<uint8_t> memory;
+  const void* const from = ordered(name, layer, host, count / model_.attention_columns() * bytes_of(stored), memory);
+  float* exact = nullptr;
+  EMBERT_TRY(exact_place(name, layer, stored, exact));
+  if (place.apart) {
+    EMBERT_TRY(upload_apart(from, stored, place, exact, stream));
+  } else if (exact == nullptr) {
+    EMBERT_TRY(upload(from, count, stored, place.to, place.dtype, stream));
+  } else {
+    EMBERT_TRY(upload(from, count, stored, exact, DType::kFloat32, stream));
+    EMBERT_TRY(convert(DType::kFloat32, exact, place.dtype, place.to, count, stream));
+  }
+  if (!memory.empty()) EMBERT_CUDA(cudaStreamSynchronize(stream.handle));  // it is freed here
+  return {};
+}
+
+// Distances that only masked scores have are 0. The others are multiplied by √d, because the kernels scale after
+// adding.
+Status Weights::load_relative(const void* host, const TensorShape& shape, DType stored, const Stream& stream) {
+  const int heads = model_.heads, reach = model_.reach(), stored_reach = model_.positions - 1;
+  const int row = 2 * stored_reach + 1;
+  const TensorShape expected = {size_t(heads), size_t(row)};
+  if (shape != expected) {
+    return Status::refused("relative has shape " + written(shape) + ", expected " + written(expected));
+  }
+  if (stored != DType::kFloat32) return Status::refused("relative must be in float32");
+  std::vector<float> scores(size_t(heads) * 2 * reach);
+  const float scale = float(std::sqrt(double(model_.head_size())));
+  for (int head = 0; head < heads; ++head) {
+    const float* const from = static_cast<const float*>(host) + size_t(head) * row;
+    float* const to = scores.data() + size_t(2 * head + 1) * reach - stored_reach;
+    for (int i = 0; i < row; ++i) to[i] = from[i] * scale;
+  }
+  EMBERT_CUDA(cudaMemcpyAsync(relative_, scores.data(), scores.size() * 4, cudaMemcpyHostToDevice, stream.handle));
+  EMBERT_CUDA(cudaStreamSynchronize(stream.handle));
+  return {};
+}
+
+Status Weights::load_angles(int table, const void* host, const TensorShape& shape, DType stored, const Stream& stream) {
+  const TensorShape expected = {size_t(model_.positions), size_t(model_.angle_tables()[table]), 2};
+  if (shape != expected) {
+    return Status::refused(called("angles", table) + " has shape " + written(shape) + ", expected " +
+                           written(expected));
+  }
+  if (stored != DType::kFloat32) return Status::refused("angles must be in float32");
+  return upload(host, elements_of(shape), stored, angles_[table], DType::kFloat32, stream);
+}
+
+Status Weights::complete() {
+  std::vector<std::pair<int, std::string>> expected = {{-1, "word"}, {-1, "position"}, {-1, "gamma"}, {-1, "beta"}};
+  if (!model_.position_table) expected.erase(expected.begin() + 1);
+  if (model_.padding) expected.emplace_back(-1, "padding");
+  if (model_.types > 0) expected.emplace_back(-1, "type");
+  if (model_.relative) expected.emplace_back(-1, "relative");
+  if (model_.embedding > 0) expected.insert(expected.end(), {{-1, "projection.weight"}, {-1, "projection.bias"}});
+  if (model_.pre_norm) expected.insert(expected.end(), {{-1, "last.gamma"}, {-1, "last.beta"}});
+  for (size_t table = 0; table < angles_.size(); ++table) expected.emplace_back(int(table), "angles");
+  WeightPlace place;
+  for (int layer = 0; layer < model_.stored_layers(); ++layer) {
+    for (const char* const name : kLayerNames) {
+      if (find_layer(name, layer, place)) expected.emplace_back(layer, name);
+    }
+  }
+  for (const auto& each : heads_.names()) expected.push_back(each);
+  for (const auto& [layer, name] : expected) {
+    if (loaded_.count({layer, name}) > 0) continue;
+    return Status::refused(called(name, layer) + " was not loaded: of " + std::to_string(expected.size()) +
+                           " weights there are " + std::to_string(loaded_.size()));
+  }
+  conversion_.release();
+  apart_.release();
+  return {};
+}
+
+}  // namespace embert

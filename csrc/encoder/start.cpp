@@ -1,0 +1,184 @@
+// `start`: the weights are there; an encoder becomes ready for batches.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "encoder/encoder.h"
+
+namespace embert {
+
+Status Encoder::start(std::string& fold_refusal) {
+  EMBERT_CUDA(cudaSetDevice(options_.device));
+  EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
+  EMBERT_TRY(weights_.complete());
+  EMBERT_TRY(prepare_products());
+  if (folds_) {
+    const Status folded = gemm_->check_folds();
+    if (folded.is_lost()) return folded;
+    fold_refusal = folded.message();
+    if (!folded.ok()) return {};
+  }
+  EMBERT_TRY(warm_up(fold_refusal));
+  if (!fold_refusal.empty()) return {};
+  EMBERT_TRY(warm_up_heads());
+  return options_.graphs == 0 ? Status() : capture_graphs();
+}
+
+Status Encoder::prepare_products() {
+  // Not in pre-norm models: their rows are the residual, too. Nor where rows are quantised, which applies LayerNorms.
+  gamma_in_rows_ = folds_ && !model_.pre_norm && !model_.int8 && weights_.has_what_is_stored();
+  products_.resize(program_.products.size());
+  for (size_t i = 0; i < products_.size(); ++i) {
+    std::unique_ptr<Linear> made;
+    EMBERT_TRY(prepare_product(i, made));
+    if (i > 0 && program_.products[i - 1].joins) {
+      EMBERT_TRY(gemm_->join(std::move(products_[i - 1].alone), std::move(made), products_[i - 1].joined));
+    } else {
+      products_[i].alone = std::move(made);
+    }
+  }
+  EMBERT_TRY(prepare_multi_vectors());
+  if (splade_ != nullptr)
+    EMBERT_TRY(splade_->prepare(*gemm_, weights_.tables().word, row_capacity_, sequence_capacity_, stream_));
+  EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
+  weights_.forget_exact();
+  return {};
+}
+
+Status Encoder::prepare_product(size_t i, std::unique_ptr<Linear>& made) {
+  const ProductPlan& plan = program_.products[i];
+  const MatrixWeights of = weights_.matrix(plan.matrix, plan.layer);
+  LinearWeights weights;
+  weights.weight = of.weight;
+  weights.bias = of.bias;
+  weights.out = of.out;
+  weights.in = of.in;
+  if (plan.matrix == Matrix::kInner && (plan.gates || !model_.gated)) weights.activation = model_.activation;
+  if (plan.gates) {
+    weights.gated = true;
+    weights.out = of.out / 2;
+  }
+  weights.input_norm = weights_.input_norm(plan);
+  weights.residual_norm = weights_.norm(plan.residual);
+  weights.epsilon = model_.epsilon;
+  weights.gamma_in_rows = gamma_in_rows_;
+  if (gamma_in_rows_) {
+    weights.next_gamma = weights_.norm(plan.next).gamma;
+  } else if (plan.input.exists()) {
+    weights.exact = of.exact;
+  }
+  if (of.scales != nullptr) {
+    weights.scales = of.scales;
+    weights.quantised = at_.quantised;
+    if (plan.matrix == Matrix::kOut) weights.block = kInnerBlock;
+    if (plan.matrix == Matrix::kAttentionOut && model_.head_size() == kHeadBlock) weights.block = kHeadBlock;
+  }
+  RotaryColumns rotary;
+  if (plan.turns) {
+    rotary = rotary_columns(plan.layer);
+    weights.rotary = &rotary;
+  }
+  // Each product of the layers fetches the weights of the product after the next. The next batch's first ones follow
+  // the last layer's.
+  const size_t first = model_.embedding > 0 ? 1 : 0, count = program_.products.size() - first;
+  if (i >= first) {
+    const ProductPlan& ahead = program_.products[first + (i - first + 2) % count];
+    const MatrixWeights its = weights_.matrix(ahead.matrix, ahead.layer);
+    weights.ahead = its.weight;
+    weights.ahead_bytes = size_t(its.out) * its.in * bytes_of(model_.dtype);
+  }
+  return gemm_->prepare(weights, stream_, made);
+}
+
+Status Encoder::prepare_multi_vectors() {
+  for (const ProductWeights& layer : weights_.heads().multi()) {
+    LinearWeights product;
+    product.weight = layer.weight;
+    product.bias = layer.bias;
+    product.out = layer.shape.out;
+    product.in = layer.shape.in;
+    product.activation = layer.shape.activation == HeadActivation::kRelu       ? Activation::kRelu
+                         : layer.shape.activation == HeadActivation::kGelu     ? Activation::kGeluErf
+                         : layer.shape.activation == HeadActivation::kGeluTanh ? Activation::kGeluTanh
+                                                                               : Activation::kNone;
+    multi_.emplace_back();
+    EMBERT_TRY(gemm_->prepare(product, stream_, multi_.back()));
+  }
+  return {};
+}
+
+// A batch of as many texts of full length as fit, of tokens from all over the vocabulary.
+struct Encoder::FullBatch {
+  std::vector<int32_t> ids, cu_seqlens;
+  std::vector<Tasks> tasks;
+  BatchView view;
+
+  FullBatch(const EncoderConfig& model, int max_tokens, Tasks wanted) {
+    const int length = std::min(model.max_length(), max_tokens), sequences = std::max(1, max_tokens / length);
+    ids.resize(size_t(sequences) * length);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t(i * model.vocabulary / ids.size());
+    for (int i = 0; i <= sequences; ++i) cu_seqlens.push_back(i * length);
+    tasks.assign(sequences, wanted);
+    view.tokens = sequences * length;
+    view.sequences = sequences;
+    view.ids = ids.data();
+    view.cu_seqlens = cu_seqlens.data();
+    view.tasks = tasks.data();
+  }
+};
+
+// Full batches in every slot, so that all kernels are loaded before the first request. The tokens come from all over
+// the vocabulary: the first batch's rows decide whether LayerNorms can be folded.
+Status Encoder::warm_up(std::string& fold_refusal) {
+  const FullBatch batch(model_, options_.max_tokens, bit(Task::kEmbed));
+  std::vector<Answer> answers;
+  if (folds_) {
+    EMBERT_TRY(largest_offset_.allocate(sizeof(float)));
+    EMBERT_CUDA(cudaMemsetAsync(largest_offset_.as(), 0, sizeof(float), stream_.handle));
+  }
+  for (int round = 0; round < kSlots; ++round) {
+    int64_t ticket = 0;
+    EMBERT_TRY(submit(batch.view, ticket));
+    EMBERT_TRY(wait(ticket, answers));
+    if (largest_offset_.bytes() > 0) EMBERT_TRY(check_offset(fold_refusal));
+    if (!fold_refusal.empty()) return {};
+  }
+  return {};
+}
+
+// The same for the heads that the batches above have not run, with both slots' memory for their answers. What TOKENS
+// need is taken when they are first asked for.
+Status Encoder::warm_up_heads() {
+  const Tasks heads = model_.task_heads.tasks() & ~bit(Task::kTokens);
+  if (heads == bit(Task::kEmbed)) return {};
+  const FullBatch batch(model_, options_.max_tokens, heads);
+  std::vector<Answer> answers;
+  std::array<int64_t, kSlots> tickets{};
+  for (int64_t& ticket : tickets) EMBERT_TRY(submit(batch.view, ticket));
+  for (const int64_t ticket : tickets) EMBERT_TRY(wait(ticket, answers));
+  return {};
+}
+
+Status Encoder::check_offset(std::string& fold_refusal) {
+  float largest = 0.0f;
+  EMBERT_CUDA(cudaMemcpy(&largest, largest_offset_.as(), sizeof(largest), cudaMemcpyDeviceToHost));
+  largest_offset_.release();
+  const std::string refusal = "LayerNorm cannot be folded into the products: a row before it ";
+  if (std::isinf(largest)) {
+    // With gamma in the rows, gamma times a row may leave the type's range where the row does not. If the model itself
+    // does, it also does without folding, and its requests fail.
+    fold_refusal = refusal + "is not finite";
+  } else if (largest > kMostOffset) {
+    fold_refusal = refusal + "has a mean of " + std::to_string(largest) + " deviations, at most " +
+                   std::to_string(int(kMostOffset)) + " is taken";
+  }
+  return {};
+}
+
+}  // namespace embert

@@ -1,0 +1,207 @@
+#include "encoder/weights.h"
+
+#include <algorithm>
+
+#include "encoder/row_order.h"
+
+namespace embert {
+namespace {
+
+std::string called(const std::string& name, int layer) {
+  return layer < 0 ? name : name + " of layer " + std::to_string(layer);
+}
+
+}  // namespace
+
+void Weights::carve(uint8_t* base, size_t& bytes) {
+  Carver carver(base);
+  const size_t size = bytes_of(model_.dtype);
+  const size_t hidden = model_.hidden, inner = model_.inner, embedding = model_.embedding_columns();
+  const size_t attention = model_.attention_columns();
+  const auto matrix = [&](size_t rows, size_t columns) { return carver.take(rows * columns * size); };
+  const auto vector = [&](size_t count) { return reinterpret_cast<float*>(carver.take(count * sizeof(float))); };
+  const auto norm = [&](size_t columns) {
+    const float* const gamma = vector(columns);
+    return Norm{gamma, vector(columns)};
+  };
+  tables_.word = matrix(model_.vocabulary, embedding);
+  // Without a table, the first kernel for few rows reads zeros.
+  tables_.position = matrix(model_.position_table ? model_.position_rows() : kSmallRows, embedding);
+  tables_.type = matrix(model_.types, embedding);
+  tables_.norm = norm(embedding);
+  if (model_.types == 0) tables_.type = nullptr;
+  layers_.resize(model_.stored_layers());
+  const size_t layer_size = bytes_of(matrix_dtype());
+  const auto of_layer = [&](size_t rows, size_t columns) { return carver.take(rows * columns * layer_size); };
+  const auto scales = [&](size_t rows) { return model_.int8 ? vector(rows) : nullptr; };
+  for (LayerWeights& layer : layers_) {
+    layer.qkv_weight = of_layer(3 * attention, hidden);
+    layer.qkv_scale = scales(3 * attention);
+    layer.qkv_bias = vector(3 * attention);
+    layer.attention_weight = of_layer(hidden, attention);
+    layer.attention_scale = scales(hidden);
+    layer.attention_bias = vector(hidden);
+    layer.attention_norm = norm(hidden);
+    layer.inner_weight = of_layer(inner_rows(), hidden);
+    layer.inner_scale = scales(inner_rows());
+    layer.inner_bias = vector(inner_rows());
+    layer.out_weight = of_layer(hidden, inner);
+    layer.out_scale = scales(hidden);
+    layer.out_bias = vector(hidden);
+    layer.out_norm = norm(hidden);
+    layer.qkv_norm = model_.int8 ? norm(hidden) : Norm{};
+    layer.inner_norm = model_.int8 ? norm(hidden) : Norm{};
+  }
+  if (model_.embedding > 0) {
+    projection_weight_ = matrix(hidden, embedding);
+    projection_bias_ = vector(hidden);
+  }
+  if (model_.pre_norm) last_norm_ = norm(hidden);
+  angles_.clear();
+  for (const int columns : model_.angle_tables())
+    angles_.push_back(reinterpret_cast<float2*>(carver.take(size_t(model_.positions) * columns * sizeof(float2))));
+  if (model_.relative) relative_ = reinterpret_cast<float*>(carver.take(size_t(model_.heads) * 2 * model_.reach() * 4));
+  heads_.carve(carver, model_.task_heads, model_.hidden, model_.dtype);
+  bytes = carver.used();
+}
+
+Status Weights::allocate() {
+  size_t bytes = 0;
+  carve(nullptr, bytes);
+  EMBERT_TRY(storage_.allocate(bytes));
+  carve(storage_.as(), bytes);
+  if (!model_.position_table) EMBERT_TRY(storage_.zero());
+  const size_t hidden = model_.hidden, inner = model_.inner, attention = model_.attention_columns();
+  const size_t largest = std::max({size_t(model_.vocabulary), size_t(model_.positions), inner, attention}) * hidden;
+  EMBERT_TRY(conversion_.allocate(std::max(largest, heads_.largest()) * 4));
+  return model_.gated ? apart_.allocate(inner * hidden * 4) : Status();
+}
+
+Status Weights::find(const std::string& name, int layer, WeightPlace& place) const {
+  if (heads_.find(name, layer, place)) return {};
+  const size_t hidden = model_.hidden, embedding = model_.embedding_columns();
+  const auto matrix = [&](const char* of_name, const void* base, size_t rows, size_t columns, size_t before = 0) {
+    if (name != of_name) return false;
+    auto* const first = static_cast<uint8_t*>(const_cast<void*>(base));
+    place = {first + before * rows * columns * bytes_of(model_.dtype), {rows, columns}, model_.dtype};
+    return base != nullptr;
+  };
+  const auto vector = [&](const char* of_name, const float* to, size_t count) {
+    if (name != of_name) return false;
+    place = {const_cast<float*>(to), {count}, DType::kFloat32};
+    return to != nullptr;
+  };
+  bool found = false;
+  if (layer < 0) {
+    found = matrix("word", tables_.word, model_.vocabulary, embedding) ||
+            (model_.position_table && matrix("position", tables_.position, model_.positions, embedding)) ||
+            (model_.padding && matrix("padding", tables_.position, 1, embedding, model_.positions)) ||
+            matrix("type", tables_.type, model_.types, embedding) || vector("gamma", tables_.norm.gamma, embedding) ||
+            vector("beta", tables_.norm.beta, embedding) ||
+            matrix("projection.weight", projection_weight_, hidden, embedding) ||
+            vector("projection.bias", projection_bias_, hidden) || vector("last.gamma", last_norm_.gamma, hidden) ||
+            vector("last.beta", last_norm_.beta, hidden);
+  } else if (layer < model_.stored_layers()) {
+    found = find_layer(name, layer, place);
+  }
+  if (found) return {};
+  return Status::refused("this model has no weight " + called(name, layer));
+}
+
+bool Weights::find_layer(const std::string& name, int number, WeightPlace& place) const {
+  const LayerWeights& w = layers_[number];
+  const size_t hidden = model_.hidden, inner = model_.inner, attention = model_.attention_columns();
+  const auto matrix = [&](const char* of_name, uint8_t* base, size_t rows, size_t columns, size_t before = 0) {
+    if (name != of_name) return false;
+    place = {base + before * rows * columns * bytes_of(matrix_dtype()), {rows, columns}, matrix_dtype()};
+    return true;
+  };
+  const auto with_int8 = [&](const char* of_name, const float* to, size_t count, size_t before = 0) {
+    if (to == nullptr || name != of_name) return false;
+    place = {const_cast<float*>(to) + before, {count}, DType::kFloat32};
+    return true;
+  };
+  const auto vector = [&](const char* of_name, const float* to, size_t count) {
+    if (name != of_name) return false;
+    place = {const_cast<float*>(to), {count}, DType::kFloat32};
+    return true;
+  };
+  // Rows of the gate and of what it multiplies take turns.
+  const auto apart = [&](const std::string& of_name, int part) {
+    if (name == of_name + ".weight") {
+      const size_t row = gated_row(0, part) * hidden * bytes_of(model_.dtype);
+      place = {w.inner_weight + row, {inner, hidden}, model_.dtype, 2 * hidden, true};
+    } else if (name == of_name + ".bias") {
+      place = {w.inner_bias + gated_row(0, part), {inner}, DType::kFloat32, 2, true};
+    } else {
+      return false;
+    }
+    return true;
+  };
+  if (model_.gated && (apart("gate", 0) || apart("inner", 1))) return true;
+  const bool has_norm = !model_.pre_norm || model_.first_norm || number != model_.stored(0);
+  return matrix("query.weight", w.qkv_weight, attention, hidden) ||
+         matrix("key.weight", w.qkv_weight, attention, hidden, 1) ||
+         matrix("value.weight", w.qkv_weight, attention, hidden, 2) || vector("query.bias", w.qkv_bias, attention) ||
+         vector("key.bias", w.qkv_bias + attention, attention) ||
+         vector("value.bias", w.qkv_bias + 2 * attention, attention) ||
+         matrix("attention.weight", w.attention_weight, hidden, attention) ||
+         vector("attention.bias", w.attention_bias, hidden) ||
+         (has_norm && vector("attention.gamma", w.attention_norm.gamma, hidden)) ||
+         (has_norm && vector("attention.beta", w.attention_norm.beta, hidden)) ||
+         with_int8("query.scale", w.qkv_scale, hidden) || with_int8("key.scale", w.qkv_scale, hidden, hidden) ||
+         with_int8("value.scale", w.qkv_scale, hidden, 2 * hidden) ||
+         with_int8("attention.scale", w.attention_scale, hidden) || with_int8("inner.scale", w.inner_scale, inner) ||
+         with_int8("out.scale", w.out_scale, hidden) || with_int8("query.gamma", w.qkv_norm.gamma, hidden) ||
+         with_int8("query.beta", w.qkv_norm.beta, hidden) || with_int8("inner.gamma", w.inner_norm.gamma, hidden) ||
+         with_int8("inner.beta", w.inner_norm.beta, hidden) || matrix("inner.weight", w.inner_weight, inner, hidden) ||
+         vector("inner.bias", w.inner_bias, inner) || matrix("out.weight", w.out_weight, hidden, inner) ||
+         vector("out.bias", w.out_bias, hidden) || vector("out.gamma", w.out_norm.gamma, hidden) ||
+         vector("out.beta", w.out_norm.beta, hidden);
+}
+
+Norm Weights::norm(const NormName& name) const {
+  switch (name.of) {
+    case NormOf::kEmbedding:
+      return tables_.norm;
+    case NormOf::kAttention:
+      return layer(name.layer).attention_norm;
+    case NormOf::kOut:
+      return layer(name.layer).out_norm;
+    case NormOf::kLast:
+      return last_norm_;
+    default:
+      return {};
+  }
+}
+
+Norm Weights::input_norm(const ProductPlan& of) const {
+  if (!model_.int8 || !of.input.exists()) return norm(of.input);
+  const LayerWeights& w = layer(of.layer);
+  return of.matrix == Matrix::kQkv ? w.qkv_norm : w.inner_norm;
+}
+
+MatrixWeights Weights::matrix(Matrix which, int of_layer) const {
+  const int hidden = model_.hidden, attention = model_.attention_columns();
+  if (which == Matrix::kProjection) return {projection_weight_, projection_bias_, hidden, model_.embedding, nullptr};
+  const LayerWeights& w = layer(of_layer);
+  const float* const exact =
+      exact_.bytes() == 0 ? nullptr : exact_.as<float>() + model_.stored(of_layer) * exact_count();
+  switch (which) {
+    case Matrix::kQkv:
+      return {w.qkv_weight, w.qkv_bias, 3 * attention, hidden, exact, w.qkv_scale};
+    case Matrix::kAttentionOut:
+      return {w.attention_weight, w.attention_bias, hidden, attention, nullptr, w.attention_scale};
+    case Matrix::kInner:
+      return {w.inner_weight,
+              w.inner_bias,
+              inner_rows(),
+              hidden,
+              exact == nullptr ? nullptr : exact + 3 * size_t(attention) * hidden,
+              w.inner_scale};
+    default:
+      return {w.out_weight, w.out_bias, hidden, model_.inner, nullptr, w.out_scale};
+  }
+}
+
+}  // namespace embert

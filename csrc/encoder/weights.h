@@ -1,0 +1,124 @@
+// A model's weights on the device, in one allocation.
+#pragma once
+
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/launch.h"
+#include "common/memory.h"
+#include "encoder/encoder_config.h"
+#include "encoder/head_weights.h"
+#include "encoder/program.h"
+#include "ops/attention_work.h"
+#include "ops/embedding.h"
+#include "ops/norm.h"
+
+namespace embert {
+
+// Matrices are of the model's type or int8, vectors are in FP32. Where columns are turned, the rows of query and key
+// are in the order of row_order.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
+struct LayerWeights {
+  uint8_t *qkv_weight, *attention_weight;  // [3·attention, hidden]: query, key, value; [hidden, attention]
+  uint8_t *inner_weight, *out_weight;      // [inner, hidden], [hidden, inner]
+  float *qkv_bias, *attention_bias;        // [3·attention], [hidden]
+  float *inner_bias, *out_bias;            // [inner], [hidden]
+  Norm attention_norm, out_norm;           // [hidden]
+  // With int8 a scale for each row of a matrix, else none; and the LayerNorms of QKV's and FFN in's rows with each
+  // column over its factor, by which the matrices are multiplied (engine/quantization/balance.py).
+  float *qkv_scale, *attention_scale, *inner_scale, *out_scale;
+  Norm qkv_norm, inner_norm;  // [hidden]
+};
+
+// A matrix product's.
+struct MatrixWeights {
+  uint8_t* weight = nullptr;    // [out, in]
+  const float* bias = nullptr;  // [out]
+  int out = 0, in = 0;
+  const float* exact = nullptr;   // [out, in] in FP32, where it is kept
+  const float* scales = nullptr;  // [out]: `weight` is int8
+};
+
+class Weights {
+ public:
+  explicit Weights(const EncoderConfig& model) : model_(model) {}
+  Status allocate();
+
+  // Names without a layer (layer −1): word, position, type, gamma, beta. With a layer: query, key, value, attention,
+  // inner and out, each .weight and .bias; attention.gamma, attention.beta, out.gamma, out.beta. All are in the model's
+  // own order. Where the model has it, also
+  //   padding [1, hidden]: the padding token's row of positions;
+  //   relative [heads, 2·positions − 1] in FP32: the scores by key − query + positions − 1;
+  //   projection.weight [hidden, embedding], projection.bias, last.gamma, last.beta;
+  //   gate.weight, gate.bias of a layer, shaped as inner's;
+  //   angles [positions, turned / 2, 2] in FP32: cos and sin; a table's number is the layer here.
+  //   query.scale, key.scale, value.scale, attention.scale, inner.scale, out.scale: of int8 matrices;
+  //   query.gamma, query.beta, inner.gamma, inner.beta: with int8 the LayerNorms of what QKV and FFN in multiply.
+  // Layers that share weights have them under one number. Those of heads: head_weights.h; a layer's number is the layer
+  // here, too. Refused: a name that the model does not have or that was loaded before, or another shape than the
+  // model's.
+  Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,
+              const Stream& stream);
+  // Refused where one is missing. Else frees the memory for conversions.
+  Status complete();
+
+  // To be called before `load`. Matrices that a LayerNorm may be folded into (query, key, value, inner, gate) are then
+  // kept in FP32 too, until `forget_exact`. Folded from there, they are rounded once.
+  void keep_exact() { keeps_exact_ = true; }
+  void forget_exact() { exact_.release(); }
+  // Whether these matrices and all gammas are here exactly as in the checkpoint.
+  bool has_what_is_stored() const { return rounded_ == 0; }
+
+  const EmbeddingTables& tables() const { return tables_; }
+  MatrixWeights matrix(Matrix which, int layer) const;
+  Norm norm(const NormName& name) const;
+  // The LayerNorm that a product applies to its rows; none where it applies none.
+  Norm input_norm(const ProductPlan& of) const;
+  const float2* angles(int table) const { return angles_[table]; }
+  const HeadWeights& heads() const { return heads_; }
+  RelativeScores relative() const { return {relative_, model_.reach()}; }
+  size_t bytes() const { return storage_.bytes(); }
+
+ private:
+  void carve(uint8_t* base, size_t& bytes);
+  Status load_relative(const void* host, const TensorShape& shape, DType stored, const Stream& stream);
+  Status load_angles(int table, const void* host, const TensorShape& shape, DType stored, const Stream& stream);
+  bool find_layer(const std::string& name, int number, WeightPlace& place) const;
+  Status load_into(const WeightPlace& place, const std::string& name, int layer, const void* host, DType stored,
+                   const Stream& stream);
+  // `host` in the order in which products want the rows of a layer's query or key; else `host` itself.
+  const void* ordered(const std::string& name, int layer, const void* host, size_t row_bytes,
+                      std::vector<uint8_t>& memory) const;
+  Status find(const std::string& name, int layer, WeightPlace& place) const;
+  // Rows that have others between them, by way of apart_: conversions take elements that lie end to end.
+  Status upload_apart(const void* host, DType stored, const WeightPlace& place, float* exact, const Stream& stream);
+  Status copy_apart(const void* from, const WeightPlace& place, void* to, DType dtype, const Stream& stream);
+  // Row by row, where the rows are padded.
+  Status upload_rows(const void* host, DType stored, const WeightPlace& place, const Stream& stream);
+  Status upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream);
+  // Where a matrix is kept in FP32, if it is. Counts what is rounded.
+  Status exact_place(const std::string& name, int layer, DType stored, float*& to);
+  const LayerWeights& layer(int i) const { return layers_[model_.stored(i)]; }
+  DType matrix_dtype() const { return model_.int8 ? DType::kInt8 : model_.dtype; }  // of the layers
+  int inner_rows() const { return (model_.gated ? 2 : 1) * model_.inner; }
+  size_t exact_count() const {  // of a layer
+    return (3 * size_t(model_.attention_columns()) + inner_rows()) * model_.hidden;
+  }
+
+  EncoderConfig model_;
+  DeviceBuffer storage_, conversion_, apart_, exact_;
+  EmbeddingTables tables_;
+  std::vector<LayerWeights> layers_;
+  HeadWeights heads_;
+  uint8_t* projection_weight_ = nullptr;          // [hidden, embedding]
+  float* projection_bias_ = nullptr;              // [hidden]
+  Norm last_norm_;                                // of pre-norm models
+  std::vector<float2*> angles_;                   // of each table: [positions, turned / 2]
+  float* relative_ = nullptr;                     // as in ops/attention_work.h
+  std::set<std::pair<int, std::string>> loaded_;  // layer and name
+  int rounded_ = 0;
+  bool keeps_exact_ = false;
+};
+
+}  // namespace embert

@@ -1,0 +1,117 @@
+// The sums through which LayerNorms pass from one product to the next (EPILOGUES.md): how an epilogue reads those of
+// its rows, and writes those of the rows that it makes. The order of additions is row_stats.cuh's everywhere, so a
+// row's bits depend neither on the tile that wrote it nor on the one that reads it.
+#pragma once
+
+#include <type_traits>
+
+#include "gemm/epilogue/arguments.cuh"
+#include "ops/row_stats.cuh"
+
+namespace embert::hopper {
+
+// Reads the scale of a row where rows are few: their producers leave up to four parts a group. Two neighbouring lanes
+// take a row's even and odd groups, and both get its scale. All loads are in flight before the first is used.
+__device__ __forceinline__ float2 scale_of_pair(const GemmArguments& of, int row, int rows, int odd, float factor) {
+  const int groups = (of.width + kSumColumns - 1) / kSumColumns;
+  const float2* const from = of.row_sums + size_t(row) * groups * of.parts;
+  const int width =
+      row < rows ? of.width : 0;  // a row's last group may be narrower; parts past its end are not written
+  float2 parts[4][8];
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int group = odd + i / 8 * 2, part = i % 8;
+    const bool written = (part == 0 || part < of.parts) && group * kSumColumns + part * of.part_columns < width;
+    parts[i / 8][part] = float2{0.0f, 0.0f};
+    if (written) parts[i / 8][part] = from[group * of.parts + part];
+  }
+  const auto with_neighbour = [](float2 sum) { return sum + from_lane(sum, 1); };
+  const float2 low = with_neighbour(tree(parts[0]) + tree(parts[2]));  // groups 0 and 4, 1 and 5
+  const float2 high = with_neighbour(tree(parts[1]) + tree(parts[3]));
+  return row_scale(low + high, of.inverse_width, of.epsilon, factor);
+}
+
+// Reads the scales of rows where rows are many: their producers usually leave one part a group. A lane reads groups
+// lane % 4 and lane % 4 + 4 of its two rows, and the loads may stay in flight while a tile is multiplied. If there are
+// more parts (many rows of a narrow product), they are added at once.
+struct ManyRowsSums {
+  float2 held[2][2];  // of the rows lane / 4 and lane / 4 + 8
+
+  // Rows past the end are read as the last row; what becomes of them is not stored.
+  __device__ __forceinline__ void load(const GemmArguments& of, int first_row, int lane) {
+    const int groups = (of.width + kSumColumns - 1) / kSumColumns;
+    const auto group_at = [&](int i) { return min(lane % 4 + i % 2 * 4, groups - 1); };
+    const auto parts_at = [&](int i) {
+      const int row = min(first_row + lane / 4 + i / 2 * 8, of.rows - 1);
+      return of.row_sums + size_t(row * groups + group_at(i)) * of.parts;
+    };
+#pragma unroll
+    for (int i = 0; i < 4; ++i) held[i / 2][i % 2] = *parts_at(i);
+    if (of.parts > 1) {
+#pragma unroll 1  // rare, so its code stays small
+      for (int i = 0; i < 4; ++i) {
+        const float2 sum = group_sum(parts_at(i), of.parts, of.width - group_at(i) * kSumColumns);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (i == k) held[k / 2][k % 2] = sum;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void scales(const GemmArguments& of, float factor, int lane, float2 (&scales)[2]) const {
+    const float2 none = {0.0f, 0.0f};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float2 sum = (lane % 4 * kSumColumns < of.width ? held[half][0] : none) +
+                   ((lane % 4 + 4) * kSumColumns < of.width ? held[half][1] : none);
+#pragma unroll
+      for (int step = 1; step < 4; step *= 2) sum = sum + from_lane(sum, step);
+      scales[half] = row_scale(sum, of.inverse_width, of.epsilon, factor);
+    }
+  }
+};
+
+// Adds the sums of kChunks neighbouring pieces of 16 columns, of which each of a row's four lanes holds a part. Every
+// lane gets the total in chunks[0]. Each piece is summed over the lanes first, then the pieces as a balanced tree, so
+// that tiles of any width agree. The lanes share the work: each keeps half of the pieces and gives the other half to
+// its partner.
+template <int kChunks>
+__device__ __forceinline__ void combine_chunks(float2 (&chunks)[kChunks], int lane) {
+  const auto add = [](float2& to, float2 value) { to = to + value; };
+  const auto halve = [&](auto count, int step) {
+    constexpr int kHalf = decltype(count)::value / 2;
+    const bool upper = (lane & step) != 0;
+    if constexpr (kHalf == 0) {
+      add(chunks[0], from_lane(chunks[0], step));
+    } else {
+#pragma unroll
+      for (int k = 0; k < kHalf; ++k) {
+        const float2 given = upper ? chunks[k] : chunks[k + kHalf];
+        chunks[k] = upper ? chunks[k + kHalf] : chunks[k];
+        add(chunks[k], from_lane(given, step));
+      }
+    }
+  };
+  halve(std::integral_constant<int, kChunks>(), 2);
+  halve(std::integral_constant<int, (kChunks > 1 ? kChunks / 2 : 1)>(), 1);
+  if constexpr (kChunks == 8) add(chunks[0], chunks[1]);
+  if constexpr (kChunks >= 4) add(chunks[0], from_lane(chunks[0], 1));
+  if constexpr (kChunks >= 2) add(chunks[0], from_lane(chunks[0], 2));
+}
+
+// Writes the sums of this lane's two rows over kColumns columns, from those of their pieces of 16 columns.
+template <int kColumns, int kChunks>
+__device__ __forceinline__ void leave_sums(const GemmArguments& of, float2 (&sums)[2][kChunks], int rows, int first_row,
+                                           int column, int lane) {
+  static_assert(kColumns == kChunks * 16 && kColumns <= kSumColumns, "a part of a group, or a group");
+  const int pitch = (of.out + kSumColumns - 1) / kSumColumns * (kSumColumns / kColumns);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    combine_chunks(sums[half], lane);
+    if (lane % 4 == 0 && first_row + 8 * half < rows && column < of.out)
+      of.y_sums[size_t(first_row + 8 * half) * pitch + column / kColumns] = sums[half][0];
+  }
+}
+
+}  // namespace embert::hopper

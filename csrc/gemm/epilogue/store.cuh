@@ -1,0 +1,159 @@
+// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias) on Hopper for many rows: QKV and FFN in.
+//
+// Two consumers take the block's tiles of 128 × 128 in turn. One multiplies while the other finishes the tile before,
+// so the matrix unit does not wait for epilogues. As long as K is short this gains more than the wider tile of
+// cooperative.cuh, which reads less shared memory: 26 368 rows take 198 µs instead of 212 (768 to 3 072, GELU), 45
+// instead of 50 (384 to 1 152). At K = 3 072 the wider tile is faster (187, 210).
+//
+// Where there are no more tiles than blocks, turns are useless. Then a block's consumers take 64 rows each of its tile,
+// and its epilogue is half as long (1 024 rows, 384 to 1 536: 8.2 µs against 9.0).
+//
+// Accumulation is that of pingpong.cuh. The epilogue applies the LayerNorm of x (EPILOGUES.md).
+#pragma once
+
+#include "common/named_barrier.cuh"
+#include "common/shared_memory.cuh"
+#include "common/trap.cuh"
+#include "gemm/epilogue/finish.cuh"
+#include "gemm/epilogue/row_stats.cuh"
+#include "gemm/mainloop/pingpong.cuh"
+
+namespace embert::hopper {
+
+// What the epilogues of this loop (pingpong.cuh) have in common. Loads start a tile ahead: the columns' constants (two
+// columns a thread), which pass through shared memory, and the sums of the rows of x.
+template <bool kTurns, bool kGammaInRows>
+class TileRows : public PlainProducts {
+ protected:
+  using Shape = PingPongShape;
+  using Pair = ColumnPair<false, kGammaInRows>;
+  static constexpr int kHalves = Shape::kConsumerRows<kTurns> / 64;
+
+ public:
+  __device__ __forceinline__ TileRows(uint8_t* raw, const GemmArguments& of, const Tiles<Shape>& tiles,
+                                      const CUtensorMap& y_map, int consumer, int own_row)
+      : of_(of), tiles_(tiles), y_map_(y_map), consumer_(consumer), own_row_(own_row) {
+    thread_ = threadIdx.x % 128, warp_ = thread_ / 32, lane_ = thread_ % 32;
+    own_staging_ = shared_address(raw) + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes + warp_ * 16 * 128;
+    columns_ = reinterpret_cast<Pair*>(raw + Shape::kConstants + consumer * Shape::kColumnBytes);
+  }
+
+  __device__ __forceinline__ void first(int tile) {
+    ask_columns(tile);
+    if (of_.row_sums != nullptr) wait_for_earlier_kernels();
+    ask_sums(tile);
+  }
+
+  __device__ __forceinline__ void before(int tile) {
+    row_ = tiles_.row_of(tile) + own_row_ + warp_ * 16, column_ = tiles_.column_of(tile);
+    named_barrier_sync(kConsumerBarrier + consumer_, 128);  // all have read the columns before
+    if (thread_ < Shape::kColumns / 2) columns_[thread_] = own_columns_;
+    named_barrier_sync(kConsumerBarrier + consumer_, 128);
+  }
+
+  __device__ __forceinline__ void last() const {
+    if (lane_ == 0)
+      wait_stores_read<0>();  // before the block and its shared memory end; the grid's end waits for the writes
+  }
+
+ protected:
+  __device__ __forceinline__ void ask_columns(int tile) {
+    if (thread_ < Shape::kColumns / 2)
+      own_columns_ = __ldg(column_pairs<false, kGammaInRows>(of_) + tiles_.column_of(tile) / 2 + thread_);
+  }
+  __device__ __forceinline__ void ask_sums(int tile) {
+    if (of_.row_sums == nullptr) return;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+      row_sums_[half].load(of_, tiles_.row_of(tile) + own_row_ + half * 64 + warp_ * 16, lane_);
+  }
+  // What the rows of the tile at work are multiplied with, times `factor`.
+  __device__ __forceinline__ void take_scales(float factor, float2 (&scale)[kHalves][2]) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      scale[half][0] = scale[half][1] = float2{factor, 0.0f};
+      if (of_.row_sums != nullptr) row_sums_[half].scales(of_, factor, lane_, scale[half]);
+    }
+  }
+
+  const GemmArguments& of_;
+  const Tiles<Shape>& tiles_;
+  const CUtensorMap& y_map_;
+  int consumer_, own_row_, thread_, warp_, lane_;
+  int row_, column_;  // of this warp, in the tile at work
+  uint32_t own_staging_;
+  Pair* columns_;
+  Pair own_columns_ = {};
+  ManyRowsSums row_sums_[kHalves];
+};
+
+// Rows of y.
+template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
+class StoredRows : public TileRows<kTurns, kGammaInRows> {
+  using Base = TileRows<kTurns, kGammaInRows>;
+  using Shape = PingPongShape;
+  using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
+
+ public:
+  using Base::Base;
+
+  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
+    float2 scale[kHalves][2];
+    this->take_scales(activation_factor(kActivation), scale);
+    if (next < tiles_.end) {
+      this->ask_columns(next);
+      this->ask_sums(next);
+    }
+    // 16 rows a warp and 64 columns at a time. A scheduler has one warp here, which waits for every result that it
+    // needs. So the work of a whole box is independent.
+#pragma unroll
+    for (int box = 0; box < Shape::kColumns / 64; ++box) {
+      typename Base::Pair of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
+#pragma unroll
+      for (int i = 0; i < 8; ++i) of_columns[i] = columns_[box * 32 + i * 4 + lane_ % 4];
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const uint32_t box_at = own_staging_ + (box * kHalves + half) % Shape::kBoxes * kBoxBytes;
+        uint32_t packed[4][4];  // 16 columns each, as two m16n8 accumulators with rows 0-7 and 8-15
+        float2 none;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const int element = 32 * box + 2 * i;
+          packed[i / 4][i % 4] = finish<T, kActivation, false, kGammaInRows>(
+              c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2], 0, 0, true, none);
+        }
+        if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the store from this box has read it
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) store_matrices(box_at + swizzled(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
+        fence_for_copies();
+        __syncwarp();
+        if (lane_ == 0) {
+          store_box(&this->y_map_, box_at, column_ + box * 64, row_ + half * 64);
+          commit_stores();
+        }
+      }
+    }
+  }
+};
+
+// kTurns: the consumers take tiles in turn; otherwise they share each tile.
+template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
+__global__ void __launch_bounds__(PingPongShape::kThreads, 1)
+    pingpong_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                    const __grid_constant__ CUtensorMap y_map, const GemmArguments of) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Epilogue = StoredRows<T, kActivation, kTurns, kGammaInRows>;
+  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
+  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
+  open_turns<kTurns>(shared_address(raw));
+  const Tiles<PingPongShape> tiles(of);
+  multiply_in_turns<T, kTurns>(shared_address(raw), tiles, of.in, x_map, w_map, [&](int consumer, int own_row) {
+    return Epilogue(raw, of, tiles, y_map, consumer, own_row);
+  });
+#else
+  EMBERT_TRAP("pingpong_kernel");
+#endif
+}
+
+}  // namespace embert::hopper

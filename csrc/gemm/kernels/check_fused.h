@@ -1,0 +1,30 @@
+// Which products that turn or gate our kernels do not run. Host code, seen by tests without a GPU.
+#pragma once
+
+#include <string>
+
+#include "gemm/gemm.h"
+
+namespace embert::hopper {
+
+// What the kernels that turn or gate take for granted.
+inline Status check_fused(const LinearWeights& weights) {
+  if (weights.gated && weights.residual_norm.gamma != nullptr)
+    return Status::refused("hopper gemm: gates and a residual");
+  if (weights.gated && weights.activation == Activation::kNone)
+    return Status::refused("hopper gemm: gates without an activation");
+  if (!weights.gated && weights.activation == Activation::kSilu)
+    return Status::refused("hopper gemm: SiLU without gates");
+  if (weights.rotary == nullptr) return {};
+  const RotaryColumns& of = *weights.rotary;
+  if (weights.gated || weights.activation != Activation::kNone || weights.residual_norm.gamma != nullptr)
+    return Status::refused("hopper gemm: turned columns and an activation, gates or a residual");
+  const bool fits = of.head_size > 0 && of.head_size % 8 == 0 && of.turned >= 0 && of.turned % 2 == 0 &&
+                    of.turned <= of.head_size && of.columns % of.head_size == 0 && of.columns <= weights.out;
+  if (fits && of.table != nullptr && of.positions != nullptr) return {};
+  return Status::refused("hopper gemm: " + std::to_string(of.turned) + " turned columns of heads of " +
+                         std::to_string(of.head_size) + ", in " + std::to_string(of.columns) + " of " +
+                         std::to_string(weights.out));
+}
+
+}  // namespace embert::hopper

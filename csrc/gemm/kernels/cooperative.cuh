@@ -1,0 +1,315 @@
+// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)) on Hopper for many rows, where there is a
+// residual (attention out, FFN out) or K is long.
+//
+// The consumers, two or three, multiply and finish 64 rows each of one tile of 128 or 256 columns. The others are a few
+// steps behind the first, so that one finishes while another multiplies. A wide tile reads less shared memory a product
+// than two narrow ones in turn (store.cuh), which pays where K is long. The smaller tiles are for batches that fill
+// the multiprocessors better with them, with all rows or with the last ones (heuristics.h).
+//
+// Accumulation walks K in order in one FP32 accumulator, so a row's bits depend on the row and the weights alone. The
+// residual comes through the ring too, as one or two more steps after those of K.
+//
+// LayerNorms are folded in (EPILOGUES.md): the epilogue turns the sums of its rows into (1/σ, −μ/σ), applies 1/σ to the
+// product (the LayerNorm of x) or both to the residual, and writes the sums of its own rows for the next product.
+#pragma once
+
+#include "common/named_barrier.cuh"
+#include "common/shared_memory.cuh"
+#include "common/trap.cuh"
+#include "common/warp.cuh"
+#include "gemm/epilogue/finish.cuh"
+#include "gemm/epilogue/row_stats.cuh"
+#include "gemm/mainloop/int8_aligned.cuh"
+#include "gemm/mainloop/pipeline.cuh"
+
+namespace embert::hopper {
+
+template <int kColumnsValue, int kStagesValue, int kConsumersValue = 2>
+struct WideShape : StageShape<kColumnsValue, kConsumersValue> {
+  using Stage = StageShape<kColumnsValue, kConsumersValue>;
+  static constexpr int kStages = kStagesValue;
+  static constexpr int kBoxes = 2;  // of staging memory, a consumer
+  // A consumer's constants of 128 columns, and the next LayerNorm's gammas.
+  static constexpr int kPairBytes = kSumColumns * 8, kColumnBytes = kPairBytes + kSumColumns * 2;
+  static constexpr int kStaging = kStages * Stage::kStageBytes;
+  static constexpr int kConstants = kStaging + Stage::kConsumers * kBoxes * kBoxBytes;
+  static constexpr int kFull = kConstants + Stage::kConsumers * kColumnBytes;
+  static constexpr int kEmpty = kFull + 8 * kStages;
+  static constexpr int kBegun = kEmpty + 8 * kStages;
+  static constexpr int kSharedBytes = kBegun + 8;
+  // Columns of the residual in a step of the ring: as many as fit a stage; 64 columns take kRows · 128 bytes.
+  static constexpr int kResidualColumns = Stage::kStageBytes / (Stage::kRows * 128) >= 2 ? 128 : 64;
+
+  // Registers a thread, of the 65 536 of a multiprocessor.
+  static constexpr int kCopierRegisters = Stage::kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = Stage::kConsumers == 2 ? 232 : 152;
+
+  // Whether tiles of half the columns may follow where there is a residual: they have whole groups of sums too.
+  static constexpr bool kNarrows = kColumnsValue == 2 * kSumColumns;
+
+  static_assert(kColumnsValue == 128 || kColumnsValue == 256, "the widths that common/wgmma.cuh wraps");
+  static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
+};
+
+// One of two arrays.
+template <bool kFirst, typename A, typename B>
+__device__ __forceinline__ const auto& either(const A& first, const B& second) {
+  if constexpr (kFirst)
+    return first;
+  else
+    return second;
+}
+
+constexpr int kLag = 2;  // steps between the first consumer and the others
+
+// The tiles of a block where only the first `whole_rows` rows of tiles are whole, and the others half as wide. Narrow
+// tiles are dealt out last and shorten a last round that would leave half of the multiprocessors idle. For example,
+// 26 361 rows of 1 024 columns are 412 tiles for 66 clusters, 6.24 rounds. With narrow tiles a forward of BERT-large
+// takes 2 to 3 % less.
+template <typename Shape>
+struct NarrowingTiles : Tiles<Shape> {
+  int whole_rows, whole;  // in rows of tiles, in tiles
+
+  __device__ __forceinline__ NarrowingTiles(const GemmArguments& of, int whole_rows)
+      : Tiles<Shape>(of), whole_rows(whole_rows), whole(whole_rows * this->columns) {
+    this->end += this->end - whole;
+  }
+  __device__ __forceinline__ int row_of(int tile) const {
+    const int down = down_of(tile) + (tile < whole ? 0 : whole_rows);
+    return ((this->backwards ? this->rows - 1 - down : down) * kCluster + this->rank) * Shape::kRows;
+  }
+  __device__ __forceinline__ int column_of(int tile) const {
+    const int across = tile < whole ? this->columns : 2 * this->columns;
+    return ((tile < whole ? tile : tile - whole) - down_of(tile) * across) * columns_of(tile);
+  }
+  __device__ __forceinline__ int columns_of(int tile) const {
+    return tile < whole ? Shape::kColumns : Shape::kColumns / 2;
+  }
+
+ private:
+  // A tile's row among tiles of the same width.
+  __device__ __forceinline__ int down_of(int tile) const {
+    return this->row_tile(tile < whole ? tile : (tile - whole) / 2);
+  }
+};
+
+// A block's work. With operands of 8 bits, sums are turned into floats, 128 columns at a time, before the epilogue of
+// 16 bits: the columns' scales pass through the memory that the constants take after them.
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows, int kBlock = 0>
+__device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
+                                           const CUtensorMap& narrow_w_map, const CUtensorMap& residual_map,
+                                           const CUtensorMap& y_map, const GemmArguments& of, int whole_rows,
+                                           const ProductScales& scales) {
+  constexpr bool kScaled = std::is_same_v<T, int8_t>;
+  using Out = RowsOf<T>;
+  constexpr bool kNarrows = kResidual && Shape::kNarrows;
+  using AllTiles = std::conditional_t<kNarrows, NarrowingTiles<Shape>, Tiles<Shape>>;
+  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
+  const uint32_t base = shared_address(raw);
+  const Ring ring{base, base + Shape::kFull, base + Shape::kEmpty};
+  const uint32_t begun = base + Shape::kBegun;  // a barrier: the first consumer's first steps are in flight
+  const int group = warp_of_block() / 4;
+
+  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, narrow_w_map, residual_map, y_map);
+  if (threadIdx.x == 0) {
+    ring.init(Shape::kStages, 4 * Shape::kConsumers);
+    init_barrier(begun, 4);
+    fence_barrier_init();
+  }
+  dependents_may_launch();
+  wait_for_cluster_barriers();
+
+  const int rows = of.rows;
+  const int steps = (of.in + kDepthOf<T> - 1) / kDepthOf<T>;
+  const AllTiles tiles(of, whole_rows);
+
+  if (group == 0) {
+    give_registers<Shape::kCopierRegisters>();
+    if (threadIdx.x == 0) {
+      Copier<Shape, AllTiles, kDepthOf<T>> copier(ring, tiles, steps, x_map, w_map, narrow_w_map);
+      for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
+        copier.copy(tile);
+        const int columns = kResidual ? tiles.columns_of(tile) : 0;
+        for (int from = 0; from < columns; from += Shape::kResidualColumns) {
+          copier.copy_boxes(residual_map, Shape::kResidualColumns / 64, tiles.row_of(tile),
+                            tiles.column_of(tile) + from);
+        }
+      }
+      copier.wait_all_read();
+    }
+  } else {
+    take_registers<Shape::kConsumerRegisters>();
+    const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+    const int own_row = consumer * 64;  // in the block's tile
+    const uint32_t own_staging = base + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
+    constexpr bool kNext = kResidual && kGammaInRows;
+    using Pair = ColumnPair<kResidual, kGammaInRows>;
+    uint8_t* const constants = raw + Shape::kConstants + consumer * Shape::kColumnBytes;
+    Pair* const columns = reinterpret_cast<Pair*>(constants);
+    uint32_t* const nexts = reinterpret_cast<uint32_t*>(constants + Shape::kPairBytes);
+    RingPlace<Shape::kStages> at{0, 0};
+    uint32_t boxes = 0;  // staged so far
+    for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
+      const int row = tiles.row_of(tile) + own_row, column = tiles.column_of(tile);
+      const int tile_columns = tiles.columns_of(tile);
+
+      // Loads for the epilogue start now: the columns' constants (two columns a thread) and the rows' sums.
+      Pair own_columns = {};
+      uint32_t own_next = 0;
+      if (thread < tile_columns / 2) {
+        own_columns = __ldg(column_pairs<kResidual, kGammaInRows>(of) + column / 2 + thread);
+        if constexpr (kNext) own_next = __ldg(next_gamma_pairs(of) + column / 2 + thread);
+      }
+      const int first_row = row + warp * 16 + lane / 4;
+      if ((kScaled || of.row_sums != nullptr) && tile == tiles.first) wait_for_earlier_kernels();
+      ManyRowsSums row_sums;
+      if (of.row_sums != nullptr) row_sums.load(of, row + warp * 16, lane);
+      float2 column_scales = {}, x_scales = {};
+      if constexpr (kScaled) {
+        if (thread < tile_columns / 2) column_scales = __ldg(scales.columns + column / 2 + thread);
+        if constexpr (kBlock == 0) {
+          XScales<0> of_x;
+          of_x.read(of, scales, first_row, lane);
+          x_scales = of_x.of_rows();
+        }
+      }
+
+      SumOf<T> products[Shape::kColumns / 2];
+      if (consumer > 0 && tile == tiles.first) wait_barrier(begun, 0);
+      uint32_t last_stage = at.stage;
+      const auto multiply_steps = [&](auto width) {
+        auto& part = reinterpret_cast<SumOf<T>(&)[1][decltype(width)::value / 2]>(products);
+        if constexpr (kBlock > 0) {
+          const int begins = tile == tiles.first && consumer == 0 && lane == 0 ? min(kLag, steps) - 1 : -1;
+          XScales<kBlock> of_x;
+          of_x.read(of, scales, first_row, lane);
+          const auto committed = [&](int step) {
+            if (step == begins) arrive(begun);
+          };
+          last_stage = multiply_aligned<kBlock, Shape>(ring, at, steps, own_row, warp, lane, of_x, part[0], committed);
+          x_scales = of_x.of_rows();
+        } else {
+          const auto committed = [&](int step) {
+            if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0) arrive(begun);
+          };
+          last_stage = multiply_tile<T, Shape>(ring, at, steps, own_row, lane, part, committed);
+        }
+      };
+      if (tile_columns == Shape::kColumns) {
+        multiply_steps(std::integral_constant<int, Shape::kColumns>());
+      } else if constexpr (kNarrows) {
+        multiply_steps(std::integral_constant<int, Shape::kColumns / 2>());
+      }
+      finish_products(products);
+      ring.has_read(last_stage, lane);
+
+      // The epilogue, 64 rows and 16 columns at a time.
+      float2 scale[2] = {{activation_factor(kActivation), 0.0f}, {activation_factor(kActivation), 0.0f}};
+      if (of.row_sums != nullptr) row_sums.scales(of, activation_factor(kActivation), lane, scale);
+      constexpr int kChunks = kSumColumns / 16;
+#pragma unroll
+      for (int part = 0; part < Shape::kColumns / kSumColumns; ++part) {
+        if (kNarrows && part * kSumColumns == tile_columns) break;
+        float scaled[kScaled ? kSumColumns / 2 : 1];
+        if constexpr (kScaled) {
+          float2* const of_part = reinterpret_cast<float2*>(constants);
+          named_barrier_sync(kConsumerBarrier + consumer, 128);  // all have read the columns before
+          if (thread / 64 == part) of_part[thread % 64] = column_scales;
+          named_barrier_sync(kConsumerBarrier + consumer, 128);
+          scale_sums(products + part * kSumColumns / 2, x_scales, of_part, lane, scaled);
+        }
+        const auto& c = either<kScaled>(scaled, products);
+        float2 sums[2][kChunks];
+#pragma unroll
+        for (int in_part = 0; in_part < kChunks; ++in_part) {
+          const int chunk = part * kChunks + in_part;
+          if (kResidual && chunk % (Shape::kResidualColumns / 16) == 0) {
+            wait_barrier(ring.full + 8 * at.stage, at.phase);
+            last_stage = at.stage;
+            at.advance();
+          }
+          const uint32_t box_at = own_staging + boxes % Shape::kBoxes * kBoxBytes;
+          const int in_box = 2 * (chunk % 4) + lane / 16;  // 8 columns
+          if (in_part == 0) {
+            named_barrier_sync(kConsumerBarrier + consumer, 128);  // all have read the columns before
+            if (thread / 64 == part) {
+              columns[thread % 64] = own_columns;
+              if constexpr (kNext) nexts[thread % 64] = own_next;
+            }
+            named_barrier_sync(kConsumerBarrier + consumer, 128);
+          }
+          if (chunk % 4 == 0) {  // the store from this box has read it
+            if (lane == 0) wait_stores_read<Shape::kBoxes - 1>();
+            __syncwarp();
+          }
+          const Pair of_columns[2] = {columns[in_part * 8 + lane % 4], columns[in_part * 8 + lane % 4 + 4]};
+          uint32_t of_next[2] = {};
+          if constexpr (kNext) {
+            of_next[0] = nexts[in_part * 8 + lane % 4];
+            of_next[1] = nexts[in_part * 8 + lane % 4 + 4];
+          }
+          uint32_t residuals[4] = {};
+          if constexpr (kResidual) {
+            const int residual_box = chunk % (Shape::kResidualColumns / 16) / 4;
+            load_matrices(residuals, base + last_stage * Shape::kStageBytes + residual_box * Shape::kRows * 128 +
+                                         swizzled(own_row + warp * 16 + lane % 16, in_box));
+          }
+          // Of the four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
+          uint32_t packed[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int element = 8 * (kScaled ? in_part : chunk) + 4 * (i / 2) + 2 * (i % 2);
+            packed[i] = finish<Out, kActivation, kResidual, kGammaInRows>(c[element], c[element + 1], of_columns[i / 2],
+                                                                          scale[i % 2], residuals[i], of_next[i / 2],
+                                                                          i < 2, sums[i % 2][in_part]);
+          }
+          store_matrices(box_at + swizzled(warp * 16 + lane % 16, in_box), packed);
+          if (chunk % 4 == 3) {
+            fence_for_copies();
+            __syncwarp();
+            if (lane == 0) {
+              store_box(&y_map, box_at + warp * 16 * 128, column + chunk / 4 * 64, row + warp * 16);
+              commit_stores();
+            }
+            ++boxes;
+          }
+          if (kResidual && (chunk + 1) % (Shape::kResidualColumns / 16) == 0) ring.has_read(last_stage, lane);
+        }
+        if (kResidual && of.y_sums != nullptr)
+          leave_sums<kSumColumns>(of, sums, rows, first_row, column + part * kSumColumns, lane);
+      }
+    }
+    if (lane == 0)
+      wait_stores_read<0>();  // before the block and its shared memory end; the grid's end waits for the writes
+  }
+}
+
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    wide_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                const __grid_constant__ CUtensorMap narrow_w_map, const __grid_constant__ CUtensorMap residual_map,
+                const __grid_constant__ CUtensorMap y_map, const GemmArguments of, int whole_rows) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  wide_tiles<T, Shape, kActivation, kResidual, kGammaInRows>(x_map, w_map, narrow_w_map, residual_map, y_map, of,
+                                                             whole_rows, {});
+#else
+  EMBERT_TRAP("wide_kernel");
+#endif
+}
+
+// With a residual, and x and W of 8 bits. kBlock: columns of x's blocks (ops/blocks.cuh); 0: x has a scale a row.
+template <typename Shape, int kBlock>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    wide_scaled_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                       const __grid_constant__ CUtensorMap narrow_w_map,
+                       const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
+                       const GemmArguments of, int whole_rows, const ProductScales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  wide_tiles<int8_t, Shape, Activation::kNone, true, false, kBlock>(x_map, w_map, narrow_w_map, residual_map, y_map, of,
+                                                                    whole_rows, scales);
+#else
+  EMBERT_TRAP("wide_scaled_kernel");
+#endif
+}
+
+}  // namespace embert::hopper

@@ -1,0 +1,347 @@
+// The whole feed-forward layer of narrow models, hidden size 384, in one kernel for many rows:
+//
+//   y[rows, 384] = activation(x · W_inᵀ + b_in) · W_outᵀ + b_out + x,   W_in [inner, 384], W_out [384, inner]
+//
+// Two products move the inner activations twice: 162 of 464 MB of a layer of MiniLM with 26 368 rows. Here they stay in
+// a warp's registers. A consumer multiplies 64 rows of x, which stay in shared memory, with 64 rows of W_in, and
+// applies the activation. The result is wgmma's left operand for 64 columns of W_out: a chunk. The accumulators of y,
+// [64, 384] a consumer, stay in registers over all chunks. They are 192 of a thread's 255 registers. That is why no
+// wider model fits, why a block has two warpgroups and none that only copies, and why W comes 64 inner activations at a
+// time.
+//
+// The consumers take the matrix unit in turn, product by product: one applies its activation while the other
+// multiplies.
+//
+// Clusters share the work in units of a chunk (feed_forward_range.h). A cluster starts with the first chunks of its
+// last tile and leaves the accumulators in memory. The next cluster does the rest of that tile last, so it hardly
+// waits, and it never waits for a later cluster. The chunks of a tile are added in their order all the same, in FP32,
+// and the inner activations are rounded as if stored: the bits are those of two products. LayerNorms are folded in as
+// there (EPILOGUES.md), and x's sums serve both. x in shared memory is also the residual, and y replaces it there
+// before it is stored.
+#pragma once
+
+#include "common/flag.cuh"
+#include "common/named_barrier.cuh"
+#include "common/shared_memory.cuh"
+#include "common/trap.cuh"
+#include "common/warp.cuh"
+#include "gemm/epilogue/finish.cuh"
+#include "gemm/epilogue/row_stats.cuh"
+#include "gemm/kernels/feed_forward_range.h"
+#include "gemm/mainloop/pipeline.cuh"
+
+namespace embert::hopper {
+
+struct FeedForwardShape {
+  static constexpr int kHidden = 384;
+  static constexpr int kRows = 128;     // 64 a consumer
+  static constexpr int kThreads = 256;  // two consumers
+  static constexpr int kChunk = 64;     // of the inner activations
+  static constexpr int kBoxes = kHidden / 64;
+  static constexpr int kXBytes = kBoxes * kBoxBytes;  // a consumer's
+  // A stage of the ring: half of K of a chunk's rows of W_in, or half of the rows of a chunk's columns of W_out.
+  static constexpr int kHalf = kHidden / 2;
+  static constexpr int kStageBytes = kHalf * kChunk * 2;
+  static constexpr int kStages = 4;        // of a chunk, each always at the same address, which saves registers
+  static constexpr int kMostInner = 3072;  // columns whose constants stay in shared memory
+  static constexpr int kRing = 2 * kXBytes;
+  static constexpr int kInColumns = kRing + kStages * kStageBytes;
+  static constexpr int kOutColumns = kInColumns + kMostInner * 8;
+  static constexpr int kNexts = kOutColumns + kHidden * 8;  // the next LayerNorm's gammas
+  static constexpr int kScales = kNexts + kHidden * 2;      // of the rows, a float2 each
+  static constexpr int kFull = kScales + kRows * 8;
+  static constexpr int kEmpty = kFull + 8 * kStages;
+  static constexpr int kXFull = kEmpty + 8 * kStages;  // a barrier a consumer
+  static constexpr int kTurn = kXFull + 2 * 8;
+  static constexpr int kSharedBytes = kTurn + 2 * 8;
+  static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
+
+  static constexpr int kHeldFloats = kRows * kHidden;  // accumulators that a block leaves
+  static constexpr int kFlags = kThreads / 32;         // a warp's accumulators are there
+};
+
+// GemmArguments describe the second product; this the first one, and what clusters leave each other.
+struct FeedForwardArguments {
+  const void* columns;  // a ColumnPair for every two columns
+  int chunks;
+  float* held;  // [blocks, kHeldFloats]
+  int* flags;   // [blocks, kFlags]; 0 before and after
+};
+
+template <typename T, Activation kActivation, bool kGammaInRows>
+__global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
+    feed_forward_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap in_map,
+                        const __grid_constant__ CUtensorMap out_map, const __grid_constant__ CUtensorMap y_map,
+                        const GemmArguments of, const FeedForwardArguments work) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Shape = FeedForwardShape;
+  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
+  const uint32_t base = shared_address(raw);
+  const Ring ring{base + Shape::kRing, base + Shape::kFull, base + Shape::kEmpty};
+  const uint32_t turn = base + Shape::kTurn;  // two barriers: a consumer may wait and multiply (pipeline.cuh)
+  const int consumer = warp_of_block() / 4, warp = warp_of_block() % 4, lane = threadIdx.x % 32;
+  const uint32_t x_full = base + Shape::kXFull + 8 * consumer;
+  const uint32_t own_x = base + consumer * Shape::kXBytes;
+  using InPair = ColumnPair<false, kGammaInRows>;
+  InPair* const in_columns = reinterpret_cast<InPair*>(raw + Shape::kInColumns);
+  float4* const out_columns = reinterpret_cast<float4*>(raw + Shape::kOutColumns);
+  uint32_t* const nexts = reinterpret_cast<uint32_t*>(raw + Shape::kNexts);
+  float2* const scales_of_warp = reinterpret_cast<float2*>(raw + Shape::kScales) + consumer * 64 + warp * 16;
+
+  if (threadIdx.x == 32) prefetch_maps(in_map, out_map, x_map, y_map);
+  if (threadIdx.x == 0) {
+    ring.init(Shape::kStages, 8);
+    for (int i = 0; i < 2; ++i) {
+      init_barrier(base + Shape::kXFull + 8 * i, 1);
+      init_barrier(turn + 8 * i, 4);
+    }
+    fence_barrier_init();
+  }
+  dependents_may_launch();
+  wait_for_cluster_barriers();
+
+  const int rank = cluster_rank();
+  const int tiles = (of.rows + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);  // a cluster's
+  const FeedForwardRange range = FeedForwardRange::of(tiles, work.chunks, blockIdx.x / kCluster, gridDim.x / kCluster);
+  const int runs = range.runs();
+  const auto row_of = [&](int tile) {  // the consumer's first row
+    return ((of.backwards ? tiles - 1 - tile : tile) * kCluster + rank) * Shape::kRows + consumer * 64;
+  };
+
+  // Copies, each for one thread. A block fetches half of W for both.
+  constexpr uint16_t kBoth = (1 << kCluster) - 1;
+  const auto load_in = [&](int half, int chunk) {
+    constexpr int kShare = Shape::kChunk / kCluster;
+    const uint32_t full = ring.full + 8 * half;
+    arrive_expecting(full, Shape::kStageBytes);
+#pragma unroll
+    for (int box = 0; box < Shape::kHalf / 64; ++box)
+      load_box_for(kBoth, &in_map, ring.base + half * Shape::kStageBytes + box * kBoxBytes + rank * kShare * 128, full,
+                   half * Shape::kHalf + box * 64, chunk * Shape::kChunk + rank * kShare);
+  };
+  const auto load_out = [&](int half, int chunk) {
+    constexpr int kShare = Shape::kHalf / kCluster;
+    const uint32_t full = ring.full + 8 * (2 + half);
+    arrive_expecting(full, Shape::kStageBytes);
+    load_box_for(kBoth, &out_map, ring.base + (2 + half) * Shape::kStageBytes + rank * kShare * 128, full,
+                 chunk * Shape::kChunk, half * Shape::kHalf + rank * kShare);
+  };
+  const auto load_x = [&](int tile) {
+    arrive_expecting(x_full, Shape::kXBytes);
+    for (int box = 0; box < Shape::kBoxes; ++box)
+      load_box(&x_map, own_x + box * kBoxBytes, x_full, box * 64, row_of(tile));
+  };
+  if (consumer == 0 && warp == 0 && elect_lane()) {
+    for (int half = 0; half < 2; ++half) load_in(half, range.run(0).from);
+    for (int half = 0; half < 2; ++half) load_out(half, range.run(0).from);
+  }
+  if (threadIdx.x < Shape::kHidden / 2) {
+    out_columns[threadIdx.x] = __ldg(column_pairs<true, kGammaInRows>(of) + threadIdx.x);
+    if constexpr (kGammaInRows) nexts[threadIdx.x] = __ldg(next_gamma_pairs(of) + threadIdx.x);
+  }
+  for (int i = threadIdx.x; i < work.chunks * Shape::kChunk / 2; i += Shape::kThreads)
+    in_columns[i] = __ldg(static_cast<const InPair*>(work.columns) + i);
+  wait_for_earlier_kernels();
+  if (warp == 0 && elect_lane()) load_x(range.run(0).tile);
+  __syncthreads();  // the constants are there
+
+  // The consumers take a chunk's first product in turn, then its second, and so they take their waits for stages.
+  uint32_t turn_phase = consumer ^ 1;
+  const auto wait_turn = [&] {
+    wait_barrier(turn + 8 * consumer, turn_phase);
+    turn_phase ^= 1;
+  };
+  const auto pass_turn = [&] {
+    if (lane_of_warp() == 0) arrive(turn + 8 * (consumer ^ 1));
+  };
+  const auto wait_read = [&](int stage) {  // waits for the products of two stages
+    wait_products<1>();
+    ring.has_read(stage, lane_of_warp());
+    wait_products<0>();
+    ring.has_read(stage + 1, lane_of_warp());
+  };
+
+  uint32_t phase = 0;
+  for (int i = 0; i < runs; ++i) {
+    const FeedForwardRun run = range.run(i);
+    {
+      float2 scale[2] = {{activation_factor(kActivation), 0.0f}, {activation_factor(kActivation), 0.0f}};
+      if (of.row_sums != nullptr) {
+        ManyRowsSums row_sums;
+        row_sums.load(of, row_of(run.tile) + warp * 16, lane);
+        row_sums.scales(of, activation_factor(kActivation), lane, scale);
+      }
+      if (lane % 4 == 0) scales_of_warp[lane / 4] = scale[0], scales_of_warp[lane / 4 + 8] = scale[1];
+      __syncwarp();
+    }
+    float y[2][Shape::kHalf / 2];  // 192 columns each
+    if (run.from > 0) {
+      const int lane = lane_of_warp();
+      int* const flag = work.flags + (blockIdx.x - kCluster) * Shape::kFlags + consumer * 4 + warp;
+      if (lane == 0) wait_flag(flag);
+      __syncwarp();
+      const float4* const held = reinterpret_cast<const float4*>(work.held) +
+                                 size_t(blockIdx.x - kCluster) * (Shape::kHeldFloats / 4) +
+                                 (consumer * 4 + warp) * (16 * Shape::kHidden / 4) + lane;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int at = 0; at < Shape::kHalf / 2; at += 4) {
+          const float4 four = __ldcg(held + (half * Shape::kHalf / 2 + at) * 8);
+          y[half][at] = four.x, y[half][at + 1] = four.y, y[half][at + 2] = four.z, y[half][at + 3] = four.w;
+        }
+      }
+      __syncwarp();
+      if (lane == 0) *flag = 0;
+    }
+    wait_barrier(x_full, i & 1);
+
+    const int next = i + 1 < runs ? range.run(i + 1).from : -1;
+    for (int chunk = run.from; chunk < run.to; ++chunk, phase ^= 1) {
+      wait_turn();
+      float inner[Shape::kChunk / 2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        wait_barrier(ring.full + 8 * half, phase);
+        const uint32_t w_from = ring.base + half * Shape::kStageBytes;
+        fence_registers();
+#pragma unroll
+        for (int k = 0; k < Shape::kHalf / 16; ++k) {
+          multiply<T>(inner, further(operand(own_x), (half * 3 + k / 4) * kBoxBytes + k % 4 * 32),
+                      further(operand(w_from), k / 4 * kBoxBytes + k % 4 * 32), half + k > 0);
+        }
+        commit_products();
+      }
+      pass_turn();
+      // Constants are loaded long before they are needed: shared memory is busy with the other consumer's operands, and
+      // a load takes hundreds of cycles. All are in flight at once; where there are twice as many, half of them, so
+      // that fewer registers spill.
+      const uint32_t columns =
+          base + Shape::kInColumns + (chunk * (Shape::kChunk / 2) + lane % 4) * int(sizeof(InPair));
+      constexpr int kPairs = Shape::kChunk / 8, kAhead = kGammaInRows ? kPairs / 2 : kPairs;
+      InPair of_columns[kPairs];
+      const auto ask_columns = [&](int i) { load_now(columns + i * 4 * int(sizeof(InPair)), of_columns[i]); };
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) ask_columns(i);
+      const float2 by[2] = {scales_of_warp[lane / 4], scales_of_warp[lane / 4 + 8]};
+      wait_read(0);
+      are_complete(inner);
+
+      uint32_t packed[Shape::kChunk / 16][4];  // the activations, as left operands of m16n8k16
+#pragma unroll
+      for (int piece = 0; piece < Shape::kChunk / 16; ++piece) {
+#pragma unroll
+        for (int i = 2 * piece + kAhead; i < min(2 * piece + kAhead + 2, kPairs); ++i) ask_columns(i);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const int at = 8 * piece + 2 * k;
+          float2 none;
+          packed[piece][k] = finish<T, kActivation, false, kGammaInRows>(
+              inner[at], inner[at + 1], of_columns[2 * piece + k / 2], by[k % 2], 0, 0, true, none);
+        }
+      }
+      const int following = chunk + 1 < run.to ? chunk + 1 : next;
+      wait_turn();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        wait_barrier(ring.full + 8 * (2 + half), phase);
+        const uint32_t w_from = ring.base + (2 + half) * Shape::kStageBytes;
+        fence_registers();
+#pragma unroll
+        for (int k = 0; k < Shape::kChunk / 16; ++k)
+          multiply_held<T>(y[half], packed[k], further(operand(w_from), k * 32), chunk + k > 0);
+        commit_products();
+      }
+      pass_turn();
+      // W_in is free after consumer 1's first product, so consumer 0 fetches the next one while it waits. W_out is
+      // free when consumer 1 has read it, so consumer 1 fetches, a product earlier than consumer 0 could.
+      const auto fetch = [&](int stage, const auto& load) {
+        if (following >= 0 && elect_lane()) {
+          for (int half = 0; half < 2; ++half) {
+            wait_barrier(ring.empty + 8 * (stage + half), phase);
+            load(half, following);
+          }
+        }
+        __syncwarp();
+      };
+      if (consumer == 0 && warp == 0) fetch(0, load_in);
+      wait_read(2);
+      if (consumer == 1 && warp == 0) fetch(2, load_out);
+    }
+
+    are_complete(y);
+
+    // From here on a warp has 16 rows. The lane is read anew, so that no value derived from it occupies a register
+    // during the products.
+    {
+      const int lane = lane_of_warp();
+      if (run.to < work.chunks) {
+        float4* const held = reinterpret_cast<float4*>(work.held) + size_t(blockIdx.x) * (Shape::kHeldFloats / 4) +
+                             (consumer * 4 + warp) * (16 * Shape::kHidden / 4) + lane;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int at = 0; at < Shape::kHalf / 2; at += 4)
+            __stcg(held + (half * Shape::kHalf / 2 + at) * 8,
+                   float4{y[half][at], y[half][at + 1], y[half][at + 2], y[half][at + 3]});
+        }
+        __syncwarp();
+        if (lane == 0) set_flag(work.flags + blockIdx.x * Shape::kFlags + consumer * 4 + warp);
+      } else {
+        const int row = row_of(run.tile) + warp * 16;
+        float2 by[2];  // without the activation's factor, a power of two
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          by[half] = scales_of_warp[lane / 4 + 8 * half];
+          by[half].x *= 1.0f / activation_factor(kActivation), by[half].y *= 1.0f / activation_factor(kActivation);
+        }
+        constexpr int kPieces = kSumColumns / 16;
+#pragma unroll
+        for (int part = 0; part < Shape::kHidden / kSumColumns; ++part) {
+          float2 sums[2][kPieces];
+#pragma unroll
+          for (int in_part = 0; in_part < kPieces; ++in_part) {
+            const int piece = part * kPieces + in_part;  // of 16 columns
+            const uint32_t box_at = own_x + piece / 4 * kBoxBytes;
+            const uint32_t at_x = box_at + swizzled(warp * 16 + lane % 16, 2 * (piece % 4) + lane / 16);
+            const float4 of_columns[2] = {out_columns[piece * 8 + lane % 4], out_columns[piece * 8 + lane % 4 + 4]};
+            uint32_t residuals[4], stored[4], of_next[2] = {};
+            if constexpr (kGammaInRows)
+              of_next[0] = nexts[piece * 8 + lane % 4], of_next[1] = nexts[piece * 8 + lane % 4 + 4];
+            load_matrices(residuals, at_x);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+              const int at = 8 * (piece % 12) + 4 * (k / 2) + 2 * (k % 2);
+              stored[k] = finish<T, Activation::kNone, true, kGammaInRows>(y[piece / 12][at], y[piece / 12][at + 1],
+                                                                           of_columns[k / 2], by[k % 2], residuals[k],
+                                                                           of_next[k / 2], k < 2, sums[k % 2][in_part]);
+            }
+            store_matrices(at_x, stored);
+            if (piece % 4 == 3) {
+              fence_for_copies();
+              __syncwarp();
+              if (lane == 0) {
+                store_box(&y_map, box_at + warp * 16 * 128, piece / 4 * 64, row);
+                commit_stores();
+              }
+            }
+          }
+          if (of.y_sums != nullptr)
+            leave_sums<kSumColumns>(of, sums, of.rows, row + lane / 4, part * kSumColumns, lane);
+        }
+        if (lane == 0) wait_stores_read<0>();
+      }
+    }
+    named_barrier_sync(kConsumerBarrier + consumer, 128);  // all have read x
+    if (warp == 0 && i + 1 < runs && elect_lane()) load_x(range.run(i + 1).tile);
+  }
+  // Waits for the neighbour's last arrivals (pipeline.cuh).
+  if (warp == 0 && elect_lane()) {
+    for (int half = 0; half < 2; ++half) wait_barrier(ring.empty + 8 * (2 * consumer + half), phase ^ 1);
+  }
+#else
+  EMBERT_TRAP("feed_forward_kernel");
+#endif
+}
+
+}  // namespace embert::hopper

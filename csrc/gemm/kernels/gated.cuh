@@ -1,0 +1,126 @@
+// Inner products that gate: y[rows, out] = activation(gate)·value, from W[2·out, in] with rows gate, value, gate,
+// value, …. The loops are those of store.cuh and small_m.cuh; a thread holds a gate beside its value. A tile of 128
+// of W's rows makes 64 columns of y, one box, so half as many bytes are stored as without gates.
+//
+// Such a product never takes cooperative.cuh: K is a hidden size, for which ping-pong is as fast or faster.
+#pragma once
+
+#include "gemm/epilogue/gate.cuh"
+#include "gemm/epilogue/store.cuh"
+#include "gemm/kernels/small_m.cuh"
+
+namespace embert::hopper {
+
+// Rows of y (store.cuh). A consumer has a box of staging memory for each 64 of its rows.
+template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
+class GatedRows : public TileRows<kTurns, kGammaInRows> {
+  using Base = TileRows<kTurns, kGammaInRows>;
+  using Shape = PingPongShape;
+  using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::row_, Base::column_;
+  static_assert(kHalves <= Shape::kBoxes, "a box for each 64 rows");
+
+ public:
+  using Base::Base;
+
+  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
+    float2 scale[kHalves][2];
+    this->take_scales(kGateFactor, scale);
+    if (next < tiles_.end) {
+      this->ask_columns(next);
+      this->ask_sums(next);
+    }
+    const int in_chunk = 2 * gated_column(lane_);  // bytes
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const uint32_t box_at = this->own_staging_ + half * kBoxBytes;
+      if (lane_ == 0) wait_stores_read<kHalves - 1>();  // the store from this box has read it
+      __syncwarp();
+#pragma unroll
+      for (int chunk = 0; chunk < Shape::kColumns / 16; ++chunk) {  // 8 columns of y
+        typename Base::Pair of_columns[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) of_columns[i] = columns_[chunk * 8 + i * 4 + lane_ % 4];
+#pragma unroll
+        for (int lower = 0; lower < 2; ++lower) {  // rows lane / 4 and lane / 4 + 8
+          float y[2];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int element = 8 * chunk + 4 * i + 2 * lower;
+            y[i] = gated<kActivation, kGammaInRows>(c[half][element], c[half][element + 1], of_columns[i],
+                                                    scale[half][lower]);
+          }
+          store_word(box_at + swizzled(lane_ / 4 + 8 * lower, chunk) + in_chunk, with_neighbour<T>(y[0], y[1], lane_));
+        }
+      }
+      fence_for_copies();
+      __syncwarp();
+      if (lane_ == 0) {
+        store_box(&this->y_map_, box_at, column_ / 2, row_ + half * 64);
+        commit_stores();
+      }
+    }
+  }
+};
+
+template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
+__global__ void __launch_bounds__(PingPongShape::kThreads, 1)
+    pingpong_gated_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                          const __grid_constant__ CUtensorMap y_map, const GemmArguments of) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Epilogue = GatedRows<T, kActivation, kTurns, kGammaInRows>;
+  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
+  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
+  open_turns<kTurns>(shared_address(raw));
+  const Tiles<PingPongShape> tiles(of);
+  multiply_in_turns<T, kTurns>(shared_address(raw), tiles, of.in, x_map, w_map, [&](int consumer, int own_row) {
+    return Epilogue(raw, of, tiles, y_map, consumer, own_row);
+  });
+#else
+  EMBERT_TRAP("pingpong_gated_kernel");
+#endif
+}
+
+// Rows of y (small_m.cuh).
+template <typename T, typename Shape, Activation kActivation, bool kGammaInRowsValue>
+struct FewGated {
+  static constexpr bool kResidual = false, kGammaInRows = kGammaInRowsValue, kGates = true;
+  static constexpr float kFactor = kGateFactor;
+  struct Held {};
+  __device__ __forceinline__ void ask(const FewPlace&, Held&) const {}
+
+  template <int kChunks>
+  __device__ __forceinline__ void store(const GemmArguments& of, const FewPlace& at, const float (&c)[8 * kChunks],
+                                        const ColumnPair<false, kGammaInRows> (&columns)[kChunks][2],
+                                        const float2 (&scale)[2]) const {
+    const int out = of.out / 2, first_column = at.column / 2 + gated_column(at.lane);  // of y
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+      for (int lower = 0; lower < 2; ++lower) {  // rows lane / 4 and lane / 4 + 8
+        float y[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int element = 8 * chunk + 4 * i + 2 * lower;
+          y[i] = gated<kActivation, kGammaInRows>(c[element], c[element + 1], columns[chunk][i], scale[lower]);
+        }
+        const uint32_t two = with_neighbour<T>(y[0], y[1], at.lane);
+        const int row = at.row + 8 * lower, column = first_column + chunk * 8;
+        if (row < at.rows && column < out)
+          *reinterpret_cast<uint32_t*>(static_cast<T*>(of.y) + size_t(row) * out + column) = two;
+      }
+    }
+  }
+};
+
+template <typename T, typename Shape, Activation kActivation, bool kGammaInRows>
+__global__ void __launch_bounds__(kFewThreads, 2)
+    few_rows_gated_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                          const GemmArguments of, int x_rows, int stages) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  multiply_few_rows<T, Shape>(x_map, w_map, of, x_rows, stages, FewGated<T, Shape, kActivation, kGammaInRows>());
+#else
+  EMBERT_TRAP("few_rows_gated_kernel");
+#endif
+}
+
+}  // namespace embert::hopper

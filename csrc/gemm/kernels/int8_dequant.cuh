@@ -1,0 +1,248 @@
+// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias) with x and W in 8 bits, on Hopper: QKV and FFN in, and
+// where rows are few all four products. The loops are those of 16 bits (pingpong.cuh, small_m.cuh), whose stages are
+// bytes; sums are exact integers, so no tile and no order of additions changes a bit. The epilogue multiplies them with
+// the row's scale and the column's (ops/quantize.h).
+#pragma once
+
+#include "gemm/epilogue/store.cuh"
+#include "gemm/kernels/small_m.cuh"
+#include "ops/blocks.cuh"
+#include "ops/quantize.h"
+
+namespace embert::hopper {
+
+// Rows of y, as StoredRows has them. The columns' constants are (scale, c).
+template <Activation kActivation, bool kTurns>
+class ScaledRows : public TileRows<kTurns, true> {
+  using Base = TileRows<kTurns, true>;
+  using Shape = PingPongShape;
+
+ protected:
+  using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
+
+ public:
+  __device__ __forceinline__ ScaledRows(uint8_t* raw, const GemmArguments& of, const ProductScales& scales,
+                                        const Tiles<Shape>& tiles, const CUtensorMap& y_map, int consumer, int own_row)
+      : Base(raw, of, tiles, y_map, consumer, own_row), row_scales_(scales.rows) {}
+
+  __device__ __forceinline__ void first(int tile) {
+    this->ask_columns(tile);
+    wait_for_earlier_kernels();
+    ask_scales(tile);
+  }
+
+  __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
+    float scale[kHalves][2];
+    take_scales(scale);
+    if (next < tiles_.end) ask(next);
+#pragma unroll
+    for (int box = 0; box < Shape::kColumns / 64; ++box) {
+      float4 of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
+#pragma unroll
+      for (int i = 0; i < 8; ++i) of_columns[i] = columns_[box * 32 + i * 4 + lane_ % 4];
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const uint32_t box_at = own_staging_ + (box * kHalves + half) % Shape::kBoxes * kBoxBytes;
+        uint32_t packed[4][4];  // 16 columns each, as two m16n8 accumulators with rows 0-7 and 8-15
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const int element = 32 * box + 2 * i;
+          packed[i / 4][i % 4] =
+              finish_sums<kActivation>(c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2]);
+        }
+        if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the store from this box has read it
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) store_matrices(box_at + swizzled(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
+        fence_for_copies();
+        __syncwarp();
+        if (lane_ == 0) {
+          store_box(&this->y_map_, box_at, column_ + box * 64, row_ + half * 64);
+          commit_stores();
+        }
+      }
+    }
+  }
+
+ protected:
+  __device__ __forceinline__ void ask(int tile) {
+    this->ask_columns(tile);
+    ask_scales(tile);
+  }
+  // What the rows of the tile at work are multiplied with.
+  __device__ __forceinline__ void take_scales(float (&scale)[kHalves][2]) const {
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i) scale[i / 2][i % 2] = pair_factor(kActivation) * asked_[i / 2][i % 2];
+  }
+
+ private:
+  // Rows past the end are read as the last row; what becomes of them is not stored.
+  __device__ __forceinline__ void ask_scales(int tile) {
+    const int first = tiles_.row_of(tile) + this->own_row_ + this->warp_ * 16 + lane_ / 4;
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i)
+      asked_[i / 2][i % 2] = row_scales_[min(first + i / 2 * 64 + i % 2 * 8, this->of_.rows - 1)];
+  }
+
+  const float* row_scales_;
+  float asked_[kHalves][2];
+};
+
+// Rows of y in 8 bits, a block of 128 columns by itself (ops/blocks.cuh): what the feed-forward part's second product
+// multiplies.
+template <Activation kActivation, bool kTurns>
+class BlockRows : public ScaledRows<kActivation, kTurns> {
+  using Base = ScaledRows<kActivation, kTurns>;
+  using Shape = PingPongShape;
+  using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
+  static_assert(Shape::kColumns == kInnerBlock, "a tile has a block of its rows");
+  static_assert(kPairFactor * 4 == 1, "row_scale_of takes back a rotation of 16 columns, whose root is 4");
+
+ public:
+  __device__ __forceinline__ BlockRows(uint8_t* raw, const GemmArguments& of, const ProductScales& scales,
+                                       const Tiles<Shape>& tiles, const CUtensorMap& y_map, int consumer, int own_row)
+      : Base(raw, of, scales, tiles, y_map, consumer, own_row), maxima_(static_cast<half_t*>(scales.maxima)) {}
+
+  __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
+    float scale[kHalves][2];
+    this->take_scales(scale);
+    if (next < tiles_.end) this->ask(next);
+    uint32_t y[kHalves][2][16];
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      float4 of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
+#pragma unroll
+      for (int i = 0; i < 8; ++i) of_columns[i] = columns_[part * 32 + i * 4 + lane_ % 4];
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const int element = 32 * part + 2 * i;
+          y[half][i % 2][8 * part + i / 2] =
+              finish_sums<kActivation>(c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2]);
+        }
+      }
+    }
+    if (lane_ == 0) wait_stores_read<0>();  // the tile before has left the boxes
+    __syncwarp();
+    static_assert(kHalves <= Shape::kBoxes, "each half has a box");
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      rotate_block(y[half]);
+      const uint32_t maxima = block_maxima(y[half]);
+      uint32_t bytes[2][8];
+      round_block(y[half], maxima, bytes);
+      const int row = row_ + half * 64 + lane_ / 4, blocks = this->of_.out / kInnerBlock;
+      if (lane_ % 4 < 2 && row + lane_ % 4 * 8 < this->of_.rows) {
+        maxima_[size_t(row + lane_ % 4 * 8) * blocks + column_ / kInnerBlock] =
+            lane_ % 4 == 0 ? __low2half(as_half2(maxima)) : __high2half(as_half2(maxima));
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t four[4] = {bytes[0][2 * i], bytes[1][2 * i], bytes[0][2 * i + 1], bytes[1][2 * i + 1]};
+        store_matrices(own_staging_ + half * kBoxBytes + swizzled(lane_ % 16, 2 * i + lane_ / 16), four);
+      }
+    }
+    // One fence for both: it waits some 270 cycles for whatever is in flight.
+    fence_for_copies();
+    __syncwarp();
+    if (lane_ == 0) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+        store_box(&this->y_map_, own_staging_ + half * kBoxBytes, column_, row_ + half * 64);
+      commit_stores();
+    }
+  }
+
+ private:
+  half_t* maxima_;  // [rows, blocks]
+};
+
+// Rows of y (small_m.cuh), with a residual or without. Rows' scales are in flight during the products.
+template <Activation kActivation, bool kResidualValue>
+struct FewScaled {
+  static constexpr bool kResidual = kResidualValue, kGates = false;
+  static constexpr bool kGammaInRows = !kResidual;  // its constants are as wide: (scale, c, scale, c)
+  static constexpr float kFactor = pair_factor(kActivation);
+  struct Held {
+    float of_rows[2];
+    float2 of_columns[2];
+  };
+
+  __device__ __forceinline__ void ask(const FewPlace& at, Held& held) const {
+    wait_for_earlier_kernels();
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      held.of_rows[half] = kFactor * scales.rows[min(at.row + 8 * half, at.rows - 1)];
+  }
+  __device__ __forceinline__ void look(const FewPlace& at, int chunk, Held& held) const {
+    if constexpr (kResidual) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        held.of_columns[i] = __ldg(scales.columns + (at.column + chunk * 16) / 2 + at.lane % 4 + 4 * i);
+    }
+  }
+  __device__ __forceinline__ uint32_t pair(int low, int high, float4 k, float2 by, uint32_t residual,
+                                           uint32_t /* next */, bool first, float2& sum, const Held& held,
+                                           int which) const {
+    const float of_row = held.of_rows[which % 2];
+    if constexpr (kResidual) {
+      const float2 of_pair = held.of_columns[which / 2 % 2];
+      return finish<half_t, Activation::kNone, true, false>(
+          scaled_sum(low, of_row, of_pair.x), scaled_sum(high, of_row, of_pair.y), k, by, residual, 0, first, sum);
+    } else {
+      return finish_sums<kActivation>(low, high, k, of_row);
+    }
+  }
+
+  const ProductScales& scales;
+};
+
+template <typename Shape, Activation kActivation, bool kResidual>
+__global__ void __launch_bounds__(kFewThreads, 2)
+    few_rows_scaled_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                           const GemmArguments of, int x_rows, int stages, const ProductScales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  multiply_few_rows<int8_t, Shape>(x_map, w_map, of, x_rows, stages, FewScaled<kActivation, kResidual>{scales});
+#else
+  EMBERT_TRAP("few_rows_scaled_kernel");
+#endif
+}
+
+// A block's work. Epilogue: ScaledRows or BlockRows.
+template <typename Epilogue, bool kTurns>
+__device__ __forceinline__ void scaled_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
+                                             const CUtensorMap& y_map, const GemmArguments& of,
+                                             const ProductScales& scales) {
+  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
+  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
+  open_turns<kTurns>(shared_address(raw));
+  const Tiles<PingPongShape> tiles(of);
+  multiply_in_turns<int8_t, kTurns>(shared_address(raw), tiles, of.in, x_map, w_map, [&](int consumer, int own_row) {
+    return Epilogue(raw, of, scales, tiles, y_map, consumer, own_row);
+  });
+}
+
+template <Activation kActivation, bool kTurns>
+__global__ void __launch_bounds__(PingPongShape::kThreads, 1)
+    scaled_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                  const __grid_constant__ CUtensorMap y_map, const GemmArguments of, const ProductScales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  scaled_tiles<ScaledRows<kActivation, kTurns>, kTurns>(x_map, w_map, y_map, of, scales);
+#else
+  EMBERT_TRAP("scaled_kernel");
+#endif
+}
+
+template <Activation kActivation, bool kTurns>
+__global__ void __launch_bounds__(PingPongShape::kThreads, 1)
+    block_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                 const __grid_constant__ CUtensorMap y_map, const GemmArguments of, const ProductScales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  scaled_tiles<BlockRows<kActivation, kTurns>, kTurns>(x_map, w_map, y_map, of, scales);
+#else
+  EMBERT_TRAP("block_kernel");
+#endif
+}
+
+}  // namespace embert::hopper

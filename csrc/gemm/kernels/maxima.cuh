@@ -1,0 +1,74 @@
+// maxima[text, column] on Hopper: the loop and the turns of store.cuh, with an epilogue that stores no product
+// (epilogue/maxima.cuh). A decoder has many more columns than a layer's products, 30 522 or 250 002, so W does not stay
+// in the L2 cache, and tiles come in bands.
+#pragma once
+
+#include "common/shared_memory.cuh"
+#include "common/trap.cuh"
+#include "gemm/epilogue/maxima.cuh"
+#include "gemm/mainloop/pingpong.cuh"
+
+namespace embert::hopper {
+
+// The tiles of a block: bands of columns, one after another. In a band all rows come in turn, and all of its columns
+// for each. W is then read from memory once, x once a band, and both are in the L2 cache else. A tile takes thousands
+// of cycles, beside which its divisions are nothing.
+template <typename Shape>
+struct BandedTiles {
+  int rows, columns, band;  // in tiles of a cluster
+  int first_row;            // of x
+  int first, stride, end;
+  int rank;  // of the block in its cluster
+
+  __device__ __forceinline__ explicit BandedTiles(const MaximaArguments& of) : band(of.band), first_row(of.first_row) {
+    rank = cluster_rank();
+    columns = (of.out + Shape::kColumns - 1) / Shape::kColumns;
+    rows = (of.end_row - of.first_row + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);
+    first = blockIdx.x / kCluster;
+    stride = gridDim.x / kCluster;
+    end = columns * rows;
+  }
+  __device__ __forceinline__ int row_of(int tile) const {
+    return first_row + (place_of(tile).row * kCluster + rank) * Shape::kRows;
+  }
+  __device__ __forceinline__ int column_of(int tile) const { return place_of(tile).column * Shape::kColumns; }
+  __device__ __forceinline__ static constexpr int columns_of(int /* any tile */) { return Shape::kColumns; }
+
+ private:
+  struct Place {
+    int row, column;  // in tiles
+  };
+  __device__ __forceinline__ Place place_of(int tile) const {
+    const int before = uint32_t(tile) / uint32_t(rows * band) * band;  // columns of earlier bands
+    const uint32_t width = min(band, columns - before), in_band = tile - before * rows;
+    return {int(in_band / width), before + int(in_band % width)};
+  }
+};
+
+// What a consumer does (pingpong.cuh).
+struct MaximaEpilogue
+    : RaisedMaxima<PingPongShape, BandedTiles<PingPongShape>, PingPongShape::kConsumerRows<true> / 64>,
+      PlainProducts {
+  using RaisedMaxima::RaisedMaxima;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(PingPongShape::kThreads, 1)
+    maxima_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                  const MaximaArguments of) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Shape = PingPongShape;
+  using AllTiles = BandedTiles<Shape>;
+  static_assert(Shape::kColumns == kMaximaColumns, "maxima have whole tiles");
+  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
+  if (threadIdx.x == 32) prefetch_maps(x_map, w_map);
+  open_turns<true>(shared_address(raw));
+  const AllTiles tiles(of);
+  multiply_in_turns<T, true>(shared_address(raw), tiles, of.in, x_map, w_map,
+                             [&](int, int own_row) { return MaximaEpilogue(of, tiles, own_row); });
+#else
+  EMBERT_TRAP("maxima_kernel");
+#endif
+}
+
+}  // namespace embert::hopper

@@ -1,0 +1,186 @@
+// y[rows, out] = x[rows, in] · W[out, in]ᵀ + bias + residual with x and W in 8 bits, on Hopper for many rows: attention
+// out where y has whole tiles of 256 columns.
+//
+// Two consumers take tiles of 64 × 256 in turn, so that one finishes a tile while the other multiplies. With 16 bits
+// the products take so long that finishing cooperative.cuh's larger tiles costs less than what smaller ones read
+// besides. With 8 bits they take half as long, and finishing as long as before: O of BERT-large takes 47 µs in
+// cooperative.cuh for 16 384 rows, and would take 24 at the rate that QKV reaches. Where K is long, cooperative.cuh
+// stays faster.
+//
+// A consumer's staging memory holds its whole tile of y. The residual comes there while the tile is multiplied, and y
+// replaces it. Each warp asks for its own 16 rows, so warps wait for each other only around the columns' constants.
+#pragma once
+
+#include "common/named_barrier.cuh"
+#include "common/shared_memory.cuh"
+#include "common/trap.cuh"
+#include "common/warp.cuh"
+#include "gemm/epilogue/finish.cuh"
+#include "gemm/epilogue/row_stats.cuh"
+#include "gemm/mainloop/int8_aligned.cuh"
+#include "gemm/mainloop/pingpong.cuh"
+
+namespace embert::hopper {
+
+struct ResidualTurns : StageShape<256, 1> {
+  static constexpr int kThreads = 3 * 128;            // a group that copies and two consumers
+  static constexpr int kStages = 4;                   // as many as fit
+  static constexpr int kBoxes = kColumns / 64;        // of staging memory, a consumer
+  static constexpr int kPairBytes = kSumColumns * 8;  // a consumer's constants of 128 columns
+  static constexpr int kWarpBoxBytes = 16 * 128;      // of a box of 64 rows, a warp
+  static constexpr int kStaging = kStages * kStageBytes;
+  static constexpr int kConstants = kStaging + 2 * kBoxes * kBoxBytes;
+  static constexpr int kFull = kConstants + 2 * kPairBytes;
+  static constexpr int kEmpty = kFull + 8 * kStages;
+  static constexpr int kTurn = kEmpty + 8 * kStages;
+  static constexpr int kResidual = kTurn + 2 * 8;  // a barrier for each warp: its residual is there
+  static constexpr int kSharedBytes = kResidual + 8 * 8;
+  static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
+
+  template <bool kTurns>
+  static constexpr int kConsumerRows = kRows;
+};
+
+// What a consumer does (pingpong.cuh). kBlock: columns of x's blocks (ops/blocks.cuh); 0: x has a scale a row.
+template <int kBlock>
+class ResidualRows {
+  using Shape = ResidualTurns;
+  using Pair = ColumnPair<true, false>;
+  using Sums = int[1][Shape::kColumns / 2];
+
+ public:
+  __device__ __forceinline__ ResidualRows(uint8_t* raw, const GemmArguments& of, const ProductScales& scales,
+                                          const Tiles<Shape>& tiles, const CUtensorMap& residual_map,
+                                          const CUtensorMap& y_map, int consumer)
+      : of_(of), scales_(scales), tiles_(tiles), residual_map_(residual_map), y_map_(y_map), consumer_(consumer) {
+    thread_ = threadIdx.x % 128, warp_ = thread_ / 32, lane_ = thread_ % 32;
+    constants_ = raw + Shape::kConstants + consumer * Shape::kPairBytes;
+    own_staging_ = shared_address(raw) + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
+    residual_there_ = shared_address(raw) + Shape::kResidual + 8 * (4 * consumer + warp_);
+  }
+
+  __device__ __forceinline__ void first(int /* tile */) const { wait_for_earlier_kernels(); }
+
+  // What the epilogue needs: two columns a thread, in flight during the products, and the rows' scales.
+  __device__ __forceinline__ void before(int tile) {
+    row_ = tiles_.row_of(tile) + warp_ * 16, column_ = tiles_.column_of(tile);
+    own_columns_ = __ldg(column_pairs<true, false>(of_) + column_ / 2 + thread_);
+    column_scales_ = __ldg(scales_.columns + column_ / 2 + thread_);
+    ManyRowsSums row_sums;
+    row_sums.load(of_, row_, lane_);
+    x_scales_.read(of_, scales_, row_ + lane_ / 4, lane_);
+    row_sums.scales(of_, 1.0f, lane_, residual_scales_);
+  }
+
+  template <typename T, typename S>
+  __device__ __forceinline__ uint32_t multiply(const Ring& ring, RingPlace<S::kStages>& at, int steps, int own_row,
+                                               int lane, Sums& c) {
+    // Once products are in flight: the stores of the tile before have read the memory by then.
+    const auto committed = [&](int step) {
+      if (step > 0) return;
+      if (lane == 0) {
+        wait_stores_read<0>();
+        arrive_expecting(residual_there_, S::kBoxes * S::kWarpBoxBytes);
+#pragma unroll
+        for (int box = 0; box < S::kBoxes; ++box)
+          load_last_box(&residual_map_, own_staging_ + box * kBoxBytes + warp_ * S::kWarpBoxBytes, residual_there_,
+                        column_ + box * 64, row_);
+      }
+      __syncwarp();
+    };
+    if constexpr (kBlock > 0) {
+      return multiply_aligned<kBlock, S>(ring, at, steps, own_row, warp_, lane, x_scales_, c[0], committed);
+    } else {
+      return multiply_tile<T, S>(ring, at, steps, own_row, lane, c, committed);
+    }
+  }
+
+  __device__ __forceinline__ void after(const Sums& c, int turn, int /* next */) {
+    Pair* const columns = reinterpret_cast<Pair*>(constants_);
+    float2* const of_part = reinterpret_cast<float2*>(constants_);  // scales pass through the same memory
+    const int first_row = row_ + lane_ / 4;
+    const float2 x_scales = x_scales_.of_rows();
+    wait_barrier(residual_there_, turn & 1);
+    constexpr int kChunks = kSumColumns / 16;
+#pragma unroll
+    for (int part = 0; part < Shape::kColumns / kSumColumns; ++part) {
+      named_barrier_sync(kConsumerBarrier + consumer_, 128);  // all have read the columns before
+      if (thread_ / 64 == part) of_part[thread_ % 64] = column_scales_;
+      named_barrier_sync(kConsumerBarrier + consumer_, 128);
+      float scaled[kSumColumns / 2];
+      scale_sums(c[0] + part * kSumColumns / 2, x_scales, of_part, lane_, scaled);
+      named_barrier_sync(kConsumerBarrier + consumer_, 128);
+      if (thread_ / 64 == part) columns[thread_ % 64] = own_columns_;
+      named_barrier_sync(kConsumerBarrier + consumer_, 128);
+      float2 sums[2][kChunks];
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {  // 16 columns
+        const Pair of_columns[2] = {columns[chunk * 8 + lane_ % 4], columns[chunk * 8 + lane_ % 4 + 4]};
+        const uint32_t place = own_staging_ + (2 * part + chunk / 4) * kBoxBytes +
+                               swizzled(warp_ * 16 + lane_ % 16, 2 * (chunk % 4) + lane_ / 16);
+        uint32_t residuals[4], packed[4];
+        load_matrices(residuals, place);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int element = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
+          packed[i] = finish<half_t, Activation::kNone, true, false>(scaled[element], scaled[element + 1],
+                                                                     of_columns[i / 2], residual_scales_[i % 2],
+                                                                     residuals[i], 0, i < 2, sums[i % 2][chunk]);
+        }
+        store_matrices(place, packed);
+      }
+      fence_for_copies();
+      __syncwarp();
+      if (lane_ == 0) {
+#pragma unroll
+        for (int box = 2 * part; box < 2 * part + 2; ++box)
+          store_box(&y_map_, own_staging_ + box * kBoxBytes + warp_ * Shape::kWarpBoxBytes, column_ + box * 64, row_);
+        commit_stores();
+      }
+      leave_sums<kSumColumns>(of_, sums, of_.rows, first_row, column_ + part * kSumColumns, lane_);
+    }
+  }
+
+  __device__ __forceinline__ void last() const {
+    if (lane_ == 0) wait_stores_read<0>();  // before the block's shared memory ends
+  }
+
+ private:
+  const GemmArguments& of_;
+  const ProductScales& scales_;
+  const Tiles<Shape>& tiles_;
+  const CUtensorMap &residual_map_, &y_map_;
+  int consumer_, thread_, warp_, lane_;
+  int row_, column_;  // of this warp, in the tile at work
+  uint32_t residual_there_, own_staging_;
+  uint8_t* constants_;
+  Pair own_columns_;
+  float2 column_scales_;
+  float2 residual_scales_[2];
+  XScales<kBlock> x_scales_;
+};
+
+template <int kBlock>
+__global__ void __launch_bounds__(ResidualTurns::kThreads, 1)
+    residual_turns_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                          const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
+                          const GemmArguments of, const ProductScales scales) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Shape = ResidualTurns;
+  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
+  const uint32_t base = shared_address(raw);
+  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, residual_map, y_map);
+  if (threadIdx.x == 0) {
+    for (int warp = 0; warp < 8; ++warp) init_barrier(base + Shape::kResidual + 8 * warp, 1);
+  }
+  open_turns<true, Shape>(base);
+  const Tiles<Shape> tiles(of);
+  multiply_in_turns<int8_t, true, Shape>(base, tiles, of.in, x_map, w_map, [&](int consumer, int) {
+    return ResidualRows<kBlock>(raw, of, scales, tiles, residual_map, y_map, consumer);
+  });
+#else
+  EMBERT_TRAP("residual_turns_kernel");
+#endif
+}
+
+}  // namespace embert::hopper

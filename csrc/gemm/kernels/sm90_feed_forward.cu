@@ -1,0 +1,98 @@
+// The feed-forward layer of narrow models as one launch (gemm/kernels/feed_forward.cuh), where that is faster than two
+// products.
+
+#include <algorithm>
+
+#include "gemm/kernels/feed_forward.cuh"
+#include "gemm/kernels/sm90.h"
+
+namespace embert::hopper {
+
+// One kernel from kJoinedRows rows on, below two products.
+class HopperFeedForward final : public FeedForward {
+ public:
+  HopperFeedForward(std::unique_ptr<HopperLinear> in, std::unique_ptr<HopperLinear> out)
+      : in_(*in), out_(*out), apart_(std::move(in), std::move(out)) {}
+  static bool takes(const HopperLinear& in, const HopperLinear& out) {
+    // The kernel reads x's sums once, for x and for the residual: both have the LayerNorm, or neither has.
+    const bool alike = (in.weights_.input_norm.gamma == nullptr) == (out.weights_.residual_norm.gamma == nullptr);
+    return alike && !in.weights_.gated && in.weights_.in == FeedForwardShape::kHidden &&
+           out.weights_.out == FeedForwardShape::kHidden && in.weights_.out % FeedForwardShape::kChunk == 0 &&
+           in.weights_.out <= FeedForwardShape::kMostInner &&
+           (in.weights_.input_norm.gamma != nullptr || !in.weights_.gamma_in_rows);
+  }
+
+  Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {
+    if (rows < kJoinedRows) return apart_.run(x, rows, inner, y, y_sums, y_parts, along);
+    EMBERT_TRY(check_places(x, x, y, y_sums));
+    const HopperLinear::Call call{x, x, rows, y, y_sums, y_parts, along.turned()};  // x is its own residual
+    if (in_.weights_.gamma_in_rows) return run_type<true>(call);
+    return run_type<false>(call);
+  }
+
+ private:
+  template <bool kGammaInRows>
+  Status run_type(const HopperLinear::Call& call) {
+    return in_.owner_.dtype() == DType::kFloat16 ? run_joined<half_t, kGammaInRows>(call)
+                                                 : run_joined<bfloat_t, kGammaInRows>(call);
+  }
+  template <typename T, bool kGammaInRows>
+  Status run_joined(const HopperLinear::Call& call) {
+    return with_activation(in_.weights_.activation, [&](auto activation) {
+      return launch_joined<T, decltype(activation)::value, kGammaInRows>(call);
+    });
+  }
+
+  template <typename T, Activation kActivation, bool kGammaInRows>
+  Status launch_joined(const HopperLinear::Call& call) {
+    using Shape = FeedForwardShape;
+    const auto kernel = feed_forward_kernel<T, kActivation, kGammaInRows>;
+    Hopper& owner = in_.owner_;
+    const int inner = in_.weights_.out;
+    EMBERT_TRY(owner.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
+    const CUtensorMap *x_map = nullptr, *in_map = nullptr, *out_map = nullptr, *y_map = nullptr;
+    EMBERT_TRY(owner.map({call.x.data, call.rows, Shape::kHidden, 64, 64}, x_map));
+    EMBERT_TRY(owner.map({in_.weights_.weight, inner, Shape::kHidden, Shape::kChunk / kCluster, 64}, in_map));
+    EMBERT_TRY(owner.map({out_.weights_.weight, Shape::kHidden, inner, Shape::kHalf / kCluster, 64}, out_map));
+    EMBERT_TRY(owner.map({call.y, call.rows, Shape::kHidden, 16, 64}, y_map));  // a warp's rows
+    call.y_parts = 1;
+    cudaLaunchAttribute attributes[2]{};
+    cudaLaunchConfig_t config = in_.configure(call, Shape::kSharedBytes, attributes);
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {kCluster, 1, 1};
+    config.numAttrs = 2;
+    const int tiles = tiles_of(call.rows, Shape::kRows * kCluster);
+    config.gridDim = dim3(std::min(tiles, owner.processors() / kCluster) * kCluster);
+    config.blockDim = dim3(Shape::kThreads);
+    auto* const held = owner.between_blocks().as<float>();
+    auto* const flags = reinterpret_cast<int*>(held + size_t(owner.processors()) * Shape::kHeldFloats);
+    const FeedForwardArguments work{in_.plain_columns(), inner / Shape::kChunk, held, flags};
+    return in_.said(
+        cudaLaunchKernelEx(&config, kernel, *x_map, *in_map, *out_map, *y_map, out_.arguments_of(call), work),
+        call.rows);
+  }
+
+  HopperLinear &in_, &out_;  // which apart_ owns
+  TwoProducts apart_;
+};
+
+Status Hopper::join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined) {
+  if (join_int8(in, out, joined)) return {};
+  if (dynamic_cast<HopperLinear*>(in.get()) == nullptr || dynamic_cast<HopperLinear*>(out.get()) == nullptr)
+    return GemmProvider::join(std::move(in), std::move(out), joined);
+  const auto own = [](std::unique_ptr<Linear>& linear) {
+    return std::unique_ptr<HopperLinear>(static_cast<HopperLinear*>(linear.release()));
+  };
+  std::unique_ptr<HopperLinear> first = own(in), second = own(out);
+  if (!HopperFeedForward::takes(*first, *second))
+    return GemmProvider::join(std::move(first), std::move(second), joined);
+  if (between_blocks_.bytes() == 0) {  // accumulators, then flags
+    const size_t block = FeedForwardShape::kHeldFloats * sizeof(float) + FeedForwardShape::kFlags * sizeof(int);
+    EMBERT_TRY(between_blocks_.allocate(processors_ * block));
+    EMBERT_TRY(between_blocks_.zero());
+  }
+  joined = std::make_unique<HopperFeedForward>(std::move(first), std::move(second));
+  return {};
+}
+
+}  // namespace embert::hopper

@@ -1,0 +1,62 @@
+// How the kernels for few rows and those in turn are launched, whatever becomes of their products.
+#pragma once
+
+#include <algorithm>
+
+#include "gemm/epilogue/store.cuh"
+#include "gemm/kernels/sm90.h"
+#include "gemm/kernels/small_m.cuh"
+
+namespace embert::hopper {
+
+// Few rows: more and smaller tiles.
+using FewMiddle = FewShape<64>;
+using FewNarrow = FewShape<32>;
+
+// A block for each multiprocessor, in clusters, or fewer where there are fewer tiles.
+template <typename Shape>
+cudaLaunchConfig_t HopperLinear::configure_many(const Call& call, int tiles,
+                                                cudaLaunchAttribute (&attributes)[2]) const {
+  cudaLaunchConfig_t config = configure(call, Shape::kSharedBytes, attributes);
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {kCluster, 1, 1};
+  config.numAttrs = 2;
+  config.gridDim = dim3(std::min(tiles, owner_.clusters()) * kCluster);
+  config.blockDim = dim3(Shape::kThreads);
+  return config;
+}
+
+// `more`: what the kernel takes after what all kernels of its kind take.
+template <typename Kernel, typename... More>
+Status HopperLinear::launch_pingpong(const Call& call, Kernel kernel, const More&... more) {
+  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), PingPongShape::kSharedBytes));
+  const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
+  EMBERT_TRY(map_operands(call, PingPongShape::kRows, PingPongShape::kWShare, 0, x_map, w_map));
+  EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
+  const int tiles = tiles_of(call.rows, PingPongShape::kRows * kCluster) * tiles_of(w_rows_, PingPongShape::kColumns);
+  cudaLaunchAttribute attributes[2]{};
+  const cudaLaunchConfig_t config = configure_many<PingPongShape>(call, tiles, attributes);
+  return said(
+      cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *y_map, arguments_of(call, PingPongShape::kColumns), more...),
+      call.rows);
+}
+
+template <typename Shape, typename Kernel, typename... More>
+Status HopperLinear::launch_few(const Call& call, Kernel kernel, const More&... more) {
+  const int x_rows = std::min(call.tile_rows, tiles_of(call.rows, 8) * 8);  // whole swizzle patterns
+  const dim3 grid(tiles_of(w_rows_, Shape::kColumns), tiles_of(call.rows, x_rows));
+  const int stages = few_stages<Shape>(call.rows, x_rows, tiles_of(weights_.in, Shape::kBoxes * 64),
+                                       int(grid.x * grid.y), owner_.processors());
+  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), kAloneBytes));
+  const CUtensorMap *x_map = nullptr, *w_map = nullptr;
+  EMBERT_TRY(map_operands(call, x_rows, Shape::kColumns, Shape::kBoxes, x_map, w_map));
+  call.y_parts = kSumColumns / Shape::kColumns;
+  cudaLaunchAttribute attributes[2]{};
+  cudaLaunchConfig_t config = configure(call, Shape::shared_bytes(stages, x_rows), attributes);
+  config.gridDim = grid;
+  config.blockDim = dim3(kFewThreads);
+  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, arguments_of(call), x_rows, stages, more...),
+              call.rows);
+}
+
+}  // namespace embert::hopper

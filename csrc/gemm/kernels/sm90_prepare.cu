@@ -1,0 +1,110 @@
+// What happens while a model is loaded: our products are made, and LayerNorms are folded into them.
+
+#include "gemm/epilogue/fold.cuh"
+#include "gemm/epilogue/gate.cuh"
+#include "gemm/kernels/check_fused.h"
+#include "gemm/kernels/sm90.h"
+#include "ops/activation.cuh"
+
+namespace embert {
+namespace hopper {
+namespace {
+
+// LayerNorms are not folded where that costs more than this many times a model's own rounding of γ·W (2.1e-4 in FP16,
+// 1.7e-3 in BF16).
+constexpr float kFoldTolerance = 3.0f;
+constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
+
+// The constants of a product with gates, which fold.cuh has made times kGateFactor: the values' are not to be.
+// `width`: floats for each of W's rows; the last one counts, because {Σ γ·W, …} has no factor.
+__global__ void __launch_bounds__(kFoldThreads) free_values_kernel(float* columns, int out, int width) {
+  wait_for_earlier_kernels();
+  const int n = blockIdx.x * kFoldThreads + threadIdx.x;
+  if (n < out) columns[(2 * n + 2) * width - 1] *= 1.0f / kGateFactor;
+}
+
+}  // namespace
+
+Status Hopper::open() {
+  EMBERT_TRY(maps_.open());
+  int device = 0;
+  EMBERT_CUDA(cudaGetDevice(&device));
+  EMBERT_CUDA(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, device));
+  EMBERT_TRY(fold_error_.allocate(sizeof(float)));
+  return fold_error_.zero();
+}
+
+Status Hopper::check_folds() const {
+  float worst = 0.0f;
+  EMBERT_CUDA(cudaMemcpy(&worst, fold_error_.as(), sizeof(worst), cudaMemcpyDeviceToHost));
+  const float usual = dtype_ == DType::kFloat16 ? 2.1e-4f : 1.7e-3f;
+  if (worst <= kFoldTolerance * usual) return {};
+  return Status::refused("LayerNorm's gamma cannot be folded into the products: its relative error would be " +
+                         std::to_string(worst) + ", at most " + std::to_string(kFoldTolerance * usual) + " is taken");
+}
+
+Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
+  if (weights.scales != nullptr) return prepare_int8(weights, stream, linear);
+  if (weights.pitch != 0) return Status::refused("hopper gemm: rows of y lie end to end");
+  if (weights.in % 8 != 0 || weights.out % 8 != 0) return Status::refused("hopper gemm: sizes must be multiples of 8");
+  if (weights.residual_norm.gamma != nullptr && weights.activation != Activation::kNone)
+    return Status::refused("hopper gemm: a residual and an activation");
+  if (weights.input_norm.gamma != nullptr && !weights.gamma_in_rows && weights.exact == nullptr)
+    return Status::refused("hopper gemm: weights are folded from FP32 ones, which are not there");
+  if (weights.input_norm.gamma != nullptr && weights.in > kMaxSumColumns)
+    return Status::refused("hopper gemm: a LayerNorm of more than " + std::to_string(kMaxSumColumns) + " columns");
+  // The multiplication with which Tiles finds a tile's row is exact up to here; there are at most 4 194 240 rows.
+  const int w_rows = weights.gated ? 2 * weights.out : weights.out;
+  if (tiles_of(w_rows, 128) > 256)
+    return Status::refused("hopper gemm: " + std::to_string(w_rows) + " columns, at most 32768 can be run");
+  EMBERT_TRY(check_fused(weights));
+  auto made = std::make_unique<HopperLinear>(*this, weights);
+  EMBERT_TRY(made->init(stream));
+  linear = std::move(made);
+  return {};
+}
+
+template <typename T>
+Status HopperLinear::fold(const Stream& stream) {
+  T* const weight = static_cast<T*>(weights_.weight);
+  const bool is_pair = weights_.gamma_in_rows && weights_.input_norm.gamma != nullptr;
+  const float factor = weights_.gated ? kGateFactor : activation_factor(weights_.activation);
+  if (is_pair) {
+    EMBERT_TRY(launch("sum_input", sum_input_kernel<T>, w_rows_, kFoldThreads, 0, stream, weight, weights_.bias,
+                      weights_.input_norm, weights_.in, factor, static_cast<float2*>(plain_columns()),
+                      owner_.fold_error()));
+  } else {
+    EMBERT_TRY(launch("fold_input", fold_input_kernel<T>, w_rows_, kFoldThreads, 0, stream, weight, weights_.exact,
+                      weights_.bias, weights_.input_norm, weights_.in, factor, static_cast<float*>(plain_columns()),
+                      owner_.fold_error()));
+  }
+  const int blocks = (weights_.out + kFoldThreads - 1) / kFoldThreads;
+  if (weights_.gated)
+    return launch("free_values", free_values_kernel, blocks, kFoldThreads, 0, stream,
+                  static_cast<float*>(plain_columns()), weights_.out, is_pair ? 2 : 1);
+  return launch("fold_residual", fold_residual_kernel<T>, blocks, kFoldThreads, 0, stream, weights_.bias,
+                weights_.residual_norm, weights_.next_gamma, weights_.out, residual_columns(),
+                static_cast<T*>(next_gamma()));
+}
+
+Status HopperLinear::init(const Stream& stream) {
+  padded_ = (w_rows_ + kColumnPadding - 1) / kColumnPadding * kColumnPadding;
+  EMBERT_TRY(columns_.allocate(size_t(padded_) * (2 * sizeof(float2) + sizeof(half_t))));
+  EMBERT_CUDA(cudaMemsetAsync(columns_.as(), 0, columns_.bytes(), stream.handle));
+  EMBERT_TRY(owner_.dtype() == DType::kFloat16 ? fold<half_t>(stream) : fold<bfloat_t>(stream));
+  weights_.exact = nullptr;  // it is freed after this
+  weights_.rotary = nullptr;
+  return {};
+}
+
+}  // namespace hopper
+
+Status make_hopper(DType dtype, std::unique_ptr<GemmProvider>& provider) {
+  if (dtype == DType::kFloat32) return Status::refused("hopper gemm: 16-bit types only");
+  auto made = std::make_unique<hopper::Hopper>(dtype);
+  EMBERT_TRY(made->open());
+  provider = std::move(made);
+  return {};
+}
+
+}  // namespace embert

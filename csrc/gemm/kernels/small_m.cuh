@@ -1,0 +1,257 @@
+// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)) on Hopper for few rows, where latency is all
+// that counts: a launch takes two or three microseconds.
+//
+// A block has one tile: 16, 32 or 64 rows, and as many columns as its shape says. One warp copies, four multiply, and
+// four read the rows' sums and bring weights for later to the L2 cache. Against latency:
+//   - Copies of W start before the earlier kernel ends, those of x as soon as it has ended. One elected lane starts the
+//     copy of a whole stage with one instruction. A lane for each box takes 40 ns a box.
+//   - The next kernel may start when the copies of x have started, not before: weights for two kernels further on would
+//     delay x.
+//   - A stage is 128 columns of K, of 8 bits 256. Whether the next one is full is tested before the products of this
+//     one, so that the answer is there when it is needed.
+//   - A tile has fewer rows than wgmma's 64 where that leaves more multiprocessors to fetch x and W. The product reads
+//     64 rows all the same: those past the tile are whatever follows in shared memory, and are not stored.
+//   - Two blocks fit on a multiprocessor, so that the next kernel's blocks start before this kernel's blocks end.
+// Accumulation, epilogue and sums are those of the kernels for many rows, to the bit. The ring is pipeline.cuh's,
+// without clusters, and with addresses of its own.
+#pragma once
+
+#include <algorithm>
+
+#include "common/dependent_launch.cuh"
+#include "common/mbarrier.cuh"
+#include "common/named_barrier.cuh"
+#include "common/shared_memory.cuh"
+#include "common/tma.cuh"
+#include "common/trap.cuh"
+#include "common/warp.cuh"
+#include "common/wgmma_int8.cuh"
+#include "gemm/epilogue/finish.cuh"
+#include "gemm/epilogue/row_stats.cuh"
+#include "gemm/heuristics.h"
+
+namespace embert::hopper {
+
+template <int kColumnsValue>
+struct FewShape {
+  static constexpr int kColumns = kColumnsValue;  // of y
+  static constexpr int kRows = 64;                // at most; wgmma's M
+  static constexpr int kBoxes = 2;                // of 64 columns of K, a stage; of 8 bits 128
+  static constexpr int kWBoxBytes = kColumns * 128;
+  static constexpr int kMaxStages = 16;
+  static_assert(kColumns == 32 || kColumns == 64, "the widths that common/wgmma.cuh wraps");
+
+  static constexpr int stage_bytes(int x_rows) { return kBoxes * (x_rows * 128 + kWBoxBytes); }
+  // Stages with two barriers each, and the rows' scales. What wgmma reads past the last rows of x has to lie in the
+  // block's memory too.
+  static constexpr int shared_bytes(int stages, int x_rows) {
+    const int used = stages * (stage_bytes(x_rows) + 16) + kRows * 8, read = (stages * kBoxes * x_rows + kRows) * 128;
+    return used > read ? used : read;
+  }
+};
+
+// Stages of a block: as many as K has, and as fit.
+template <typename Shape>
+int few_stages(int rows, int x_rows, int wanted, int blocks, int processors) {
+  const int room = rows > Shape::kRows && blocks <= processors ? kAloneBytes : kFewBytes;
+  const int fitting = (room - Shape::shared_bytes(0, x_rows)) / (Shape::stage_bytes(x_rows) + 16);
+  return std::min({wanted, Shape::kMaxStages, fitting});
+}
+
+constexpr int kFewMultiply = 128, kFewCopy = 32, kFewScale = 128;  // threads of each kind, in this order
+constexpr int kFewThreads = kFewMultiply + kFewCopy + kFewScale;
+// Up to so many rows the next kernel may launch when the copies of the first stages of x have started; with more rows,
+// when those of all of x have, because the next kernel's W would delay x. BERT-base, µs a forward, with the first and
+// the second rule: 256 rows 357 and 366, 512 rows 553 and 523.
+constexpr int kEarlyRows = 256;
+
+// Where a lane's pairs of columns lie.
+struct FewPlace {
+  int row, rows;     // the lane's first row; the first that is not the block's
+  int column, lane;  // the tile's first column
+};
+
+// What becomes of a pair of columns. This: what finish.cuh says; rope.cuh and gated.cuh have others. What `pair`
+// reads of the rows is in `Held`: `ask` may put it there before the products, `look` before each 16 columns.
+template <typename T, Activation kActivation, bool kResidualValue, bool kGammaInRowsValue>
+struct FewStored {
+  static constexpr bool kResidual = kResidualValue, kGammaInRows = kGammaInRowsValue, kGates = false;
+  static constexpr float kFactor = activation_factor(kActivation);
+  struct Held {};
+  __device__ __forceinline__ void ask(const FewPlace&, Held&) const {}
+  __device__ __forceinline__ void look(const FewPlace&, int /* chunk */, Held&) const {}
+  __device__ __forceinline__ uint32_t pair(float low, float high, ColumnPair<kResidual, kGammaInRows> k, float2 by,
+                                           uint32_t residual, uint32_t next, bool first, float2& sum, const Held&,
+                                           int /* which */) const {
+    return finish<T, kActivation, kResidual, kGammaInRows>(low, high, k, by, residual, next, first, sum);
+  }
+};
+
+// A block's work, for all of its threads.
+template <typename T, typename Shape, typename Ending>
+__device__ __forceinline__ void multiply_few_rows(const CUtensorMap& x_map, const CUtensorMap& w_map,
+                                                  const GemmArguments& of, int x_rows, int stages,
+                                                  const Ending& ending) {
+  constexpr bool kResidual = Ending::kResidual, kGammaInRows = Ending::kGammaInRows;
+  extern __shared__ __align__(1024) uint8_t raw[];  // [stages][boxes] of x, the same of W, barriers, scales
+  const int x_box = x_rows * 128;
+  const int all_x = stages * Shape::kBoxes * x_box, all_w = stages * Shape::kBoxes * Shape::kWBoxBytes;
+  const uint32_t x_at = shared_address(raw), w_at = x_at + all_x;
+  const uint32_t full = w_at + all_w, empty = full + 8 * stages;
+  float2* const scales = reinterpret_cast<float2*>(raw + all_x + all_w + 16 * stages);  // a row each
+  const int warp = warp_of_block(), lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < stages; ++s) {
+      init_barrier(full + 8 * s, 1);
+      init_barrier(empty + 8 * s, 4);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  constexpr int kDepth = Shape::kBoxes * kDepthOf<T>;
+  const int steps = (of.in + kDepth - 1) / kDepth;  // half a stage past K is filled with zeros
+  const int row = blockIdx.y * x_rows, column = blockIdx.x * Shape::kColumns;
+  const int rows = min(of.rows, row + x_rows);  // the first that is not this block's
+  if (warp == 4) {
+    const int x_stage = Shape::kBoxes * x_box, w_stage = Shape::kBoxes * Shape::kWBoxBytes;
+    const auto load_x = [&](int step, int stage) {
+      load_boxes(&x_map, x_at + stage * x_stage, full + 8 * stage, step * Shape::kBoxes, row);
+    };
+    const auto load_w = [&](int step, int stage) {
+      load_boxes(&w_map, w_at + stage * w_stage, full + 8 * stage, step * Shape::kBoxes, column);
+    };
+    const int early = min(steps, stages);
+    if (lane < early) arrive_expecting(full + 8 * lane, x_stage + w_stage);
+    __syncwarp();
+    if (!elect_lane()) return;
+#pragma unroll 2
+    for (int step = 0; step < early; ++step) load_w(step, step);
+    wait_for_earlier_kernels();
+#pragma unroll 2
+    for (int step = 0; step < early; ++step) load_x(step, step);
+    if (of.rows <= kEarlyRows) dependents_may_launch();
+#pragma unroll 1
+    for (int step = early, stage = 0, phase = 0; step < steps; ++step) {
+      wait_barrier(empty + 8 * stage, phase);
+      arrive_expecting(full + 8 * stage, x_stage + w_stage);
+      load_x(step, stage);
+      load_w(step, stage);
+      if (++stage == stages) stage = 0, phase ^= 1;
+    }
+    if (of.rows > kEarlyRows) dependents_may_launch();
+    return;
+  }
+  static_assert(kFewScale == 2 * Shape::kRows, "two threads a row");
+  if (warp > 4) {
+    const int i = threadIdx.x - kFewMultiply - kFewCopy;
+    wait_for_earlier_kernels();
+    if (of.row_sums != nullptr) {
+      const float2 scale = scale_of_pair(of, row + i / 2, rows, i % 2, Ending::kFactor);
+      if (i % 2 == 0) scales[i / 2] = scale;
+      named_barrier_arrive(kScalesBarrier, kFewScale + kFewMultiply);
+    }
+    const int block = blockIdx.y * gridDim.x + blockIdx.x, all = gridDim.x * gridDim.y * kFewScale;
+#pragma unroll 1
+    for (int line = block * kFewScale + i; line < of.ahead_lines; line += all) bring_to_cache(of.ahead + line * 128);
+    return;
+  }
+
+  // What the epilogue needs is in flight during the products.
+  constexpr int kChunks = Shape::kColumns / 16;
+  ColumnPair<kResidual, kGammaInRows> columns[kChunks][2];
+  uint32_t nexts[kChunks][2] = {};
+#pragma unroll
+  for (int i = 0; i < 2 * kChunks; ++i) {
+    const int pair = column / 2 + lane % 4 + i * 4;
+    columns[i / 2][i % 2] = __ldg(column_pairs<kResidual, kGammaInRows>(of) + pair);
+    if constexpr (kResidual && kGammaInRows) nexts[i / 2][i % 2] = __ldg(next_gamma_pairs(of) + pair);
+  }
+  const int first_row = row + warp * 16 + lane / 4, first_column = column + 2 * (lane % 4);
+  // Of the four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
+  const auto is_inside = [&](int chunk, int i) {
+    return first_row + 8 * (i % 2) < rows && first_column + chunk * 16 + 8 * (i / 2) < of.out;
+  };
+  const auto place = [&](int chunk, int i) {
+    return size_t(first_row + 8 * (i % 2)) * of.out + first_column + chunk * 16 + 8 * (i / 2);
+  };
+  uint32_t residuals[kResidual ? kChunks : 1][4] = {};
+  if constexpr (kResidual) {
+    wait_for_earlier_kernels();
+#pragma unroll
+    for (int i = 0; i < kChunks * 4; ++i) {
+      const auto* const residual = static_cast<const RowsOf<T>*>(of.residual) + place(i / 4, i % 4);
+      if (is_inside(i / 4, i % 4)) residuals[i / 4][i % 4] = *reinterpret_cast<const uint32_t*>(residual);
+    }
+  }
+  typename Ending::Held held;
+  ending.ask({first_row, rows, column, lane}, held);
+
+  SumOf<T> c[Shape::kColumns / 2];
+  uint64_t x_operand = operand(x_at), w_operand = operand(w_at);
+  bool is_full = false;
+#pragma unroll 1
+  for (int step = 0, stage = 0, phase = 0; step < steps; ++step) {
+    if (!is_full) wait_barrier(full + 8 * stage, phase);
+    const int earlier = stage == 0 ? stages - 1 : stage - 1;
+    if (++stage == stages) stage = 0, phase ^= 1;
+    // Tested before the products: the answer takes as long as five of them.
+    is_full = test_barrier(full + 8 * stage, phase);
+    fence_registers();
+#pragma unroll
+    for (int box = 0; box < Shape::kBoxes; ++box) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        multiply<T>(c, further(x_operand, box * x_box + k * 32), further(w_operand, box * Shape::kWBoxBytes + k * 32),
+                    step + box + k > 0);
+    }
+    commit_products();
+    x_operand = stage == 0 ? operand(x_at) : further(x_operand, Shape::kBoxes * x_box);
+    w_operand = stage == 0 ? operand(w_at) : further(w_operand, Shape::kBoxes * Shape::kWBoxBytes);
+    if (step > 0 && step - 1 + stages < steps) {
+      wait_products<1>();  // the stage before this one has been read
+      if (lane == 0) arrive(empty + 8 * earlier);
+    }
+  }
+  finish_products(c);
+
+  float2 scale[2] = {{Ending::kFactor, 0.0f}, {Ending::kFactor, 0.0f}};
+  if (of.row_sums != nullptr) {
+    named_barrier_sync(kScalesBarrier, kFewScale + kFewMultiply);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) scale[half] = scales[warp * 16 + lane / 4 + 8 * half];
+  }
+  if constexpr (Ending::kGates) {
+    ending.store(of, {first_row, rows, column, lane}, c, columns, scale);
+  } else {
+    float2 sums[2][kChunks];
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      ending.look({first_row, rows, column, lane}, chunk, held);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
+        const uint32_t two =
+            ending.pair(c[at], c[at + 1], columns[chunk][i / 2], scale[i % 2], residuals[kResidual ? chunk : 0][i],
+                        nexts[chunk][i / 2], i < 2, sums[i % 2][chunk], held, 4 * chunk + i);
+        if (is_inside(chunk, i)) *reinterpret_cast<uint32_t*>(static_cast<RowsOf<T>*>(of.y) + place(chunk, i)) = two;
+      }
+    }
+    if constexpr (kResidual) {
+      if (of.y_sums != nullptr) leave_sums<Shape::kColumns>(of, sums, rows, first_row, column, lane);
+    }
+  }
+}
+
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
+__global__ void __launch_bounds__(kFewThreads, 2)
+    few_rows_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                    const GemmArguments of, int x_rows, int stages) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  multiply_few_rows<T, Shape>(x_map, w_map, of, x_rows, stages, FewStored<T, kActivation, kResidual, kGammaInRows>());
+#else
+  EMBERT_TRAP("few_rows_kernel");
+#endif
+}
+
+}  // namespace embert::hopper

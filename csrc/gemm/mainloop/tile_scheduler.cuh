@@ -1,0 +1,42 @@
+// The tiles of a block in the kernels for many rows. Blocks are persistent: each takes tiles until none is left.
+#pragma once
+
+#include <cstdint>
+
+#include "common/cluster.cuh"
+#include "gemm/cluster.h"
+#include "gemm/epilogue/arguments.cuh"
+
+namespace embert::hopper {
+
+// A block's tiles are first, first + stride, … before end. Columns run fastest, so that the blocks at work share rows
+// of x, and W stays in the L2 cache. A tile's row is found with a multiplication: divisions take measurable time.
+template <typename Shape>
+struct Tiles {
+  int columns, rows;         // of y, in tiles of a cluster
+  uint32_t columns_inverse;  // GemmArguments::columns_inverse
+  int first, stride, end;
+  int rank;  // of the block in its cluster
+  bool backwards;
+
+  __device__ __forceinline__ explicit Tiles(const GemmArguments& of, int /* all are whole */ = 0)
+      : columns_inverse(of.columns_inverse), backwards(of.backwards) {
+    rank = cluster_rank();
+    columns = (of.out + Shape::kColumns - 1) / Shape::kColumns;
+    rows = (of.rows + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);
+    first = blockIdx.x / kCluster;
+    stride = gridDim.x / kCluster;
+    end = columns * rows;
+  }
+  __device__ __forceinline__ int row_of(int tile) const {
+    const int at = backwards ? rows - 1 - row_tile(tile) : row_tile(tile);
+    return (at * kCluster + rank) * Shape::kRows;
+  }
+  __device__ __forceinline__ int column_of(int tile) const {
+    return (tile - row_tile(tile) * columns) * Shape::kColumns;
+  }
+  __device__ __forceinline__ static constexpr int columns_of(int /* any tile */) { return Shape::kColumns; }
+  __device__ __forceinline__ int row_tile(int tile) const { return __umulhi(2 * tile, columns_inverse); }
+};
+
+}  // namespace embert::hopper

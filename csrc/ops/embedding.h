@@ -1,0 +1,59 @@
+// From a batch's ids to the first rows: prefix sums, attention's work lists, and the embedding. `T` rows are tokens,
+// end to end; `H` is the hidden size. Each launcher checks what the host can check, launches on a stream and returns at
+// once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/dtype.h"
+#include "common/launch.h"
+#include "ops/attention_work.h"
+#include "ops/norm.h"
+
+namespace embert {
+
+// --- offsets.cu: from the lengths of a batch to what every later kernel needs to know of its layout ------------------
+struct OffsetsInput {
+  const int* header;     // [2] {sequences B, tokens T}
+  const int* lengths;    // [B]
+  const int* ids;        // [T]
+  const int* types;      // [T] or null: all 0
+  const uint32_t* cuts;  // [B]
+};
+struct OffsetsOutput {
+  int* ids;               // [token_capacity], 0 past T
+  int* types;             // [token_capacity], 0 past T
+  int* positions;         // [token_capacity], counted from each sequence's start; 0 past T
+  uint32_t* cuts;         // [sequence_capacity]
+  int* cu_seqlens;        // [sequence_capacity + 1], T past B
+  AttentionTile* tiles;   // [tile_capacity], of sequences longer than kAttentionShort; empty past their number
+  AttentionTile* shorts;  // [short_capacity], the other sequences; empty past their number
+};
+struct OffsetsCapacity {
+  int tokens, sequences, tiles, shorts;
+};
+Status compute_offsets(const OffsetsInput& in, const OffsetsOutput& out, const OffsetsCapacity& capacity,
+                       const Stream& stream);
+
+// --- embedding.cu: y[T, H] = LayerNorm(word[ids] + position[positions] + type[types]) --------------------------------
+// With `sums` (norm.h; one part a group) y is not normalised.
+struct EmbeddingTables {
+  const void* word;      // [vocabulary, H]
+  const void* position;  // [positions, H]
+  const void* type;      // [types, H] or null
+  Norm norm;
+  bool gamma_in_rows = false;  // multiply rows that are not normalised with norm.gamma
+};
+Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
+             int rows, int hidden, float epsilon, void* y, float2* sums, const Stream& stream);
+
+// --- embedding_small.cu: the two above in one launch, for a small batch in the host's memory (sm_90) -----------------
+// All of `in`, types included, lies in the `bytes` from in.header on. Of `out`, ids, types and positions are not
+// written.
+constexpr int kSmallRows = 128;  // capacity.tokens, at most
+Status embed_small(DType dtype, const EmbeddingTables& tables, const OffsetsInput& in, size_t bytes,
+                   const OffsetsOutput& out, const OffsetsCapacity& capacity, int hidden, void* y, float2* sums,
+                   const Stream& stream);
+
+}  // namespace embert

@@ -1,0 +1,31 @@
+// What the two embedding kernels share: reading a row of a table, and storing an embedded row before its LayerNorm.
+#pragma once
+
+#include "ops/embedding.h"
+#include "ops/warp_row.cuh"
+
+namespace embert {
+
+// The tables are weights, which no kernel writes.
+template <typename T, int kPacks>
+__device__ __forceinline__ void load_table_row(Pack<T> (&packs)[kPacks], const T* row, int lane, int hidden) {
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (WarpRow<T, kPacks>::holds(p, lane, hidden)) packs[p] = load_pack(row + (p * 32 + lane) * Pack<T>::kSize);
+  }
+}
+
+// Stores an embedded row before its LayerNorm, as it is or times gamma. Its sums go into the part of the first group
+// (norm.h); those of the other groups are 0.
+template <typename T, int kPacks>
+__device__ __forceinline__ void leave_row(WarpRow<T, kPacks>& values, const EmbeddingTables& of, T* y, float2* sums,
+                                          int row, int lane, int hidden) {
+  const float2 total = values.sums();
+  if (of.gamma_in_rows) values.multiply(of.norm.gamma, lane, hidden);
+  values.store_into(y + size_t(row) * hidden, lane, hidden);
+  const int groups = (hidden + kSumColumns - 1) / kSumColumns;
+  for (int group = lane; group < groups; group += 32)
+    sums[size_t(row) * groups + group] = group == 0 ? total : float2{0.0f, 0.0f};
+}
+
+}  // namespace embert

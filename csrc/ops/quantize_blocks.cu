@@ -1,0 +1,100 @@
+// Rotates and rounds rows to 8 bits as the kernels that leave rows in blocks do on their way (ops/blocks.cuh): for few
+// rows, and where rows are left in FP16.
+//
+// A block of threads has 16 rows and a warp one, two or four times 128 columns of them, in registers between load and
+// store. Floor: x read and q written, 3 bytes an element.
+
+#include "common/dependent_launch.cuh"
+#include "common/numeric.cuh"
+#include "ops/blocks.cuh"
+#include "ops/quantize.h"
+
+namespace embert {
+namespace {
+
+constexpr int kRows = 16;
+constexpr int kWarps = 16;
+
+template <int kBlock, int kOfWarp>
+__global__ void __launch_bounds__(kWarps * 32)
+    quantise_blocks_kernel(const half_t* x, int rows, int columns, const QuantisedRows to, bool backwards) {
+  constexpr int kParts = kInnerBlock / kBlock, kTiles = kBlock / 8;  // blocks of a warp's 128 columns; m16n8 of a block
+  __shared__ __half2 maxima[kOfWarp * kWarps * kParts][kRows / 2];   // of rows r and r + 8
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, blocks = columns / kBlock;
+  const int first = int(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * kRows + lane / 4;
+  dependents_may_launch();
+  wait_for_earlier_kernels();
+  uint32_t bytes[kOfWarp][kParts][2][kTiles / 2];
+#pragma unroll
+  for (int i = 0; i < kOfWarp; ++i) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int block = (warp + i * kWarps) * kParts + part;
+      if (block >= blocks) break;
+      uint32_t y[2][kTiles];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const half_t* const from = x + size_t(min(first + 8 * r, rows - 1)) * columns + block * kBlock + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) y[r][j] = *reinterpret_cast<const uint32_t*>(from + 8 * j);
+      }
+      rotate_block(y);
+      const uint32_t most = block_maxima(y);
+      round_block(y, most, bytes[i][part]);
+      if (lane % 4 == 0) maxima[block][lane / 4] = as_half2(most);
+    }
+  }
+  __syncthreads();
+  __half2 most = as_half2(0);
+  for (int i = lane % 4; i < blocks; i += 4) most = __hmax2_nan(most, maxima[i][lane / 4]);
+  const __half2 largest = larger_of_row(most);
+  const float2 inverses = row_inverses_of(largest);
+#pragma unroll
+  for (int i = 0; i < kOfWarp; ++i) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int block = (warp + i * kWarps) * kParts + part;
+      if (block >= blocks) break;
+      const BlockFactors by(maxima[block][lane / 4], inverses);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (first + 8 * r >= rows) continue;
+        int8_t* const at = to.data + size_t(first + 8 * r) * columns + block * kBlock + lane % 4 * 4;
+#pragma unroll
+        for (int j = 0; j < kTiles / 2; ++j) {
+          const uint32_t four = bytes[i][part][r][j];
+          *reinterpret_cast<uint32_t*>(at + 16 * j) = r == 0 ? by.apply<0>(four) : by.apply<1>(four);
+        }
+      }
+    }
+  }
+  if (warp == 0 && lane % 4 < 2 && first + 8 * (lane % 4) < rows)
+    to.scales[first + 8 * (lane % 4)] =
+        row_scale_of<kBlock>(lane % 4 == 0 ? __low2float(largest) : __high2float(largest));
+}
+
+template <int kBlock>
+Status launch_blocks(const void* x, int rows, int columns, const QuantisedRows& to, const Stream& stream) {
+  const int warps = columns / kInnerBlock;
+  const auto kernel = warps <= kWarps       ? quantise_blocks_kernel<kBlock, 1>
+                      : warps <= 2 * kWarps ? quantise_blocks_kernel<kBlock, 2>
+                                            : quantise_blocks_kernel<kBlock, 4>;
+  return launch("quantise_blocks", kernel, (rows + kRows - 1) / kRows, kWarps * 32, 0, stream,
+                static_cast<const half_t*>(x), rows, columns, to, stream.backwards);
+}
+
+}  // namespace
+
+Status quantise_block_rows(DType dtype, const void* x, int rows, int columns, int block, const QuantisedRows& to,
+                           const Stream& stream) {
+  if (dtype != DType::kFloat16) return Status::refused("quantise: rows must be in float16");
+  if (!quantise_takes(columns, false))
+    return Status::refused("quantise: rows of " + std::to_string(columns) + " columns; they must be a multiple of " +
+                           std::to_string(kQuantisedStep) + " of at most " + std::to_string(kMostQuantised));
+  if (rows == 0) return {};
+  if (block == kInnerBlock) return launch_blocks<kInnerBlock>(x, rows, columns, to, stream);
+  if (block == kHeadBlock) return launch_blocks<kHeadBlock>(x, rows, columns, to, stream);
+  return Status::refused("quantise: blocks of " + std::to_string(block) + " columns");
+}
+
+}  // namespace embert

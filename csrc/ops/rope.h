@@ -1,0 +1,24 @@
+// Columns of rows of queries and keys that are turned by their rows' positions.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace embert {
+
+// The first `columns` columns of a row (queries, then keys) are heads of head_size columns. Of each head the first
+// `turned` columns are pairs of neighbours, 2j and 2j + 1, that hold elements j and j + turned/2 of the model's own
+// order: the rows of the weights and of the bias are permuted so when they are loaded (encoder/row_order.h). With (c,
+// s) = table[positions[row], j] a pair (a, b) becomes (a·c − b·s, b·c + a·s), in FP32. Other columns stay.
+//
+// Table and positions keep their addresses for as long as the encoder lives, so a product is given them once, with its
+// weights, and no call of Linear::run knows of them. Each batch's first kernel writes `positions`, which may only be
+// read after wait_for_earlier_kernels; the table is a weight. Rows past a batch's end have position 0.
+struct RotaryColumns {
+  int head_size = 0;
+  int turned = 0;                  // even, at most head_size
+  int columns = 0;                 // 2·hidden
+  const float2* table = nullptr;   // [positions, turned / 2] cos, sin
+  const int* positions = nullptr;  // [rows], counted from each text's start
+};
+
+}  // namespace embert

@@ -1,0 +1,102 @@
+// The order in which the sums of a row are added, and what its LayerNorm needs of them. Every reader and every writer
+// of sums adds in this order, so a row's bits do not depend on the tiles that wrote it and read it:
+//
+//   1. A piece of 16 columns: the columns of each of four lanes (of an m16n8 pair), then lanes 2 apart, then lanes 1
+//      apart.
+//   2. The 8 pieces of a group of 128 columns, as a balanced tree (`tree`). A part of a group is a subtree: 1, 2, 4 or
+//      all 8 pieces.
+//   3. The 8 groups of a row: g and g + 4, then neighbours, then the two pairs.
+//
+// What a row does not have counts as 0, which changes no bits.
+//
+// The writers are in gemm/epilogue/row_stats.cuh; the embedding writes a row's sums as its first group's. The readers
+// differ in how lanes share a row's groups: one thread has them all, or eight lanes one each (here), or four lanes two
+// each, or two lanes four each (gemm/epilogue/row_stats.cuh).
+#pragma once
+
+#include "ops/norm.h"
+
+namespace embert {
+
+__device__ __forceinline__ float2 operator+(float2 a, float2 b) {
+  return {a.x + b.x, a.y + b.y};
+}
+
+// Neighbours first, then pairs of them, and so on.
+__device__ __forceinline__ float2 tree(const float2 (&of)[4]) {
+  return (of[0] + of[1]) + (of[2] + of[3]);
+}
+__device__ __forceinline__ float2 tree(const float2 (&of)[8]) {
+  return ((of[0] + of[1]) + (of[2] + of[3])) + ((of[4] + of[5]) + (of[6] + of[7]));
+}
+
+// The value of the lane whose number differs in the bit `step`.
+__device__ __forceinline__ float2 from_lane(float2 value, int step) {
+  return {__shfl_xor_sync(~0u, value.x, step), __shfl_xor_sync(~0u, value.y, step)};
+}
+
+// The sum of a group of `columns` columns from its `count` parts: `tree` as a binary counter, in a loop, for readers
+// whose code has to stay small. A row's last group may be narrower than 128 columns; parts past its end are not
+// written.
+__device__ __forceinline__ float2 group_sum(const float2* parts, int count, int columns) {
+  float2 two = {}, four = {}, sum = parts[0];  // two, four: sums of parts whose neighbours come later
+#pragma unroll 1
+  for (int part = 0; part + 1 < count; part += 2) {
+    const int width = kSumColumns / count;
+    sum = (part * width < columns ? parts[part] : float2{0.0f, 0.0f}) +
+          ((part + 1) * width < columns ? parts[part + 1] : float2{0.0f, 0.0f});
+    if ((part & 2) == 0) {
+      two = sum;
+    } else {
+      sum = two + sum;
+      if ((part & 4) == 0)
+        four = sum;
+      else
+        sum = four + sum;
+    }
+  }
+  return sum;
+}
+
+// (1/σ, −μ/σ) of a row of 1 / `inverse_width` elements, both times `factor`.
+__device__ __forceinline__ float2 row_scale(float2 sums, float inverse_width, float epsilon, float factor) {
+  const float mean = sums.x * inverse_width;
+  const float variance = fmaxf(fmaf(-mean, mean, sums.y * inverse_width), 0.0f);
+  const float scale = factor * rsqrtf(variance + epsilon);
+  return {scale, -mean * scale};
+}
+
+// The same of a row for one thread, where the row's sums have one part a group.
+__device__ __forceinline__ float2 row_scale(const Rows& rows, int row, int width, float epsilon) {
+  const int groups = (width + kSumColumns - 1) / kSumColumns;
+  const float2* const from = rows.sums + size_t(row) * groups;
+  float2 of[8];
+#pragma unroll
+  for (int group = 0; group < 8; ++group) of[group] = group < groups ? from[group] : float2{0.0f, 0.0f};
+  const float2 low = (of[0] + of[4]) + (of[1] + of[5]), high = (of[2] + of[6]) + (of[3] + of[7]);
+  return row_scale(low + high, 1.0f / width, epsilon, 1.0f);
+}
+
+// The same of a row for eight neighbouring lanes with a group each. All of them get it, and all loads are in flight
+// before the first is used. `of`: 0 … 7, the lane's place among them.
+__device__ __forceinline__ float2 row_scale(const Rows& rows, int row, int width, float epsilon, int of) {
+  const int groups = (width + kSumColumns - 1) / kSumColumns, part_columns = kSumColumns / rows.parts;
+  const float2* const from = rows.sums + (size_t(row) * groups + of) * rows.parts;
+  const auto four = [&](int begin) {  // a row's last group may be narrower; parts past its end are not written
+    float2 parts[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int part = begin + i;
+      const bool written = part < rows.parts && of * kSumColumns + part * part_columns < width;
+      parts[i] = written ? from[part] : float2{0.0f, 0.0f};
+    }
+    return tree(parts);
+  };
+  float2 sum = four(0);
+  if (rows.parts > 4) sum = sum + four(4);
+  for (const int step : {4, 1, 2})
+    sum = sum + float2{__shfl_xor_sync(~0u, sum.x, step), __shfl_xor_sync(~0u, sum.y, step)};
+  return row_scale(sum, 1.0f / width, epsilon, 1.0f);
+}
+
+}  // namespace embert

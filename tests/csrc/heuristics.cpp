@@ -1,0 +1,37 @@
+// Prints which kernel and tile products get. For every case (out, in, kind, processors) of the arguments, where kind is
+// 1 with a residual, 2 for products that turn or gate, 3 and 4 for those of 8 bits without and with a residual: a line
+// of "from kernel rows columns" for each number of rows, 1 to 32 768, from which on the choice is another one, then an
+// empty line. For "narrowing" (tile_rows, across, clusters): lines of "whole_rows step".
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "gemm/heuristics.h"
+
+using namespace embert::hopper;
+
+int main(int count, char** arguments) {
+  if (count > 1 && std::strcmp(arguments[1], "narrowing") == 0) {
+    for (int at = 2; at + 2 < count; at += 3) {
+      const Narrowing found =
+          narrowing_of(std::atoi(arguments[at]), std::atoi(arguments[at + 1]), std::atoi(arguments[at + 2]));
+      std::printf("%d %d\n", found.whole_rows, found.step);
+    }
+    return 0;
+  }
+  for (int at = 1; at + 3 < count; at += 4) {
+    const int out = std::atoi(arguments[at]), in = std::atoi(arguments[at + 1]);
+    const int kind = std::atoi(arguments[at + 2]);
+    TileChoice before{TileKernel::kFewRows, 0, 0};
+    for (int rows = 1; rows <= 32768; ++rows) {
+      const int processors = std::atoi(arguments[at + 3]);
+      const TileChoice tile = kind >= 3 ? choose_int8_tile({rows, out, in, kind == 4}, processors)
+                                        : choose_tile({rows, out, in, kind == 1, kind == 2}, processors);
+      if (tile.kernel == before.kernel && tile.rows == before.rows && tile.columns == before.columns) continue;
+      std::printf("%d %d %d %d\n", rows, int(tile.kernel), tile.rows, tile.columns);
+      before = tile;
+    }
+    std::printf("\n");
+  }
+  return 0;
+}
