@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
 KERNELS = {0: "few", 1: "ping-pong", 2: "shared", 3: "wide", 4: "wide", 5: "wide", 6: "turns"}  # TileKernel
 
-# By product: (rows of W, in, kind, multiprocessors), kind as in tile_choices.cpp, and from which number of rows on
+# By product: (rows of W, in, kind, multiprocessors), kind as in heuristics.cpp, and from which number of rows on
 # which kernel and tile it gets.
 CASES: dict[str, tuple[tuple[int, int, int, int], str]] = {
     "MiniLM QKV": (
@@ -152,7 +152,7 @@ NARROWING = {
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sources = [Path(__file__).with_name("tile_choices.cpp"), CSRC / "gemm" / "heuristics.cpp"]
+    sources = [Path(__file__).with_name("heuristics.cpp"), CSRC / "gemm" / "heuristics.cpp"]
     return build(tmp_path_factory.mktemp("tiles"), *sources)
 
 
