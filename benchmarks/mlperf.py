@@ -9,7 +9,7 @@ of benchmarks.encoder.gpu_timing, sustained figures follow a second and a half o
 run at the same lengths.
 
 Products are beside torch's own: `_int_mm` (cuBLASLt's int8, INT32 out, no epilogue), `_scaled_mm` (cuBLASLt's FP8) and
-FP16. Ours have their epilogues; quantising x is timed apart. The feed-forward part is both products and quantising its
+FP16. Ours have their epilogues; quantizing x is timed apart. The feed-forward part is both products and quantizing its
 rows, whose inner rows pass in 8 bits.
 """
 
@@ -239,7 +239,7 @@ def products(rows: int, count: int, bursts: bool) -> Iterator[dict[str, Any]]:
 
 
 def feed_forwards(rows: int, shapes: Sequence[str], bursts: bool) -> Iterator[dict[str, Any]]:
-    """Microseconds of int8's feed-forward part: quantising x, and both products."""
+    """Microseconds of int8's feed-forward part: quantizing x, and both products."""
     testing = importlib.import_module("embert.engine._cuda_testing")
     device = torch.device("cuda")
     for shape in shapes:
@@ -298,13 +298,13 @@ class _Operands:
         )
         torch.cuda.synchronize()
 
-    def quantise(self, bench: Any) -> Callable[[int], None]:
-        """Quantising x, after its LayerNorm where a layer has one there."""
+    def quantize(self, bench: Any) -> Callable[[int], None]:
+        """Quantizing x, after its LayerNorm where a layer has one there."""
         rows, in_, _ = self._size
         normed = in_ <= 1024 and not self._adds
 
         def run(_: int) -> None:
-            bench.quantise(
+            bench.quantize(
                 self._x.data_ptr(), self._sums.data_ptr() if normed else 0, 1, self._gamma.data_ptr(),
                 self._beta.data_ptr(), rows, in_, EPSILON, self._data.data_ptr(), self._row_scales.data_ptr(),
             )  # fmt: skip
@@ -312,10 +312,10 @@ class _Operands:
         return run
 
     def int8(self, bench: Any) -> Callable[[int], None]:
-        """The product of rows that are quantised already."""
+        """The product of rows that are quantized already."""
         rows, in_, out = self._size
         adds, weight = self._adds, self._weight.data_ptr()
-        self.quantise(bench)(0)
+        self.quantize(bench)(0)
         product = bench.int8_product(
             weight, self._scales.data_ptr(), self._bias.data_ptr(), out, in_, self._activation,
             self._gamma.data_ptr() if adds else 0, self._beta.data_ptr() if adds else 0, adds, EPSILON,
@@ -341,12 +341,12 @@ class _Operands:
 
 
 def _ours(rows: int, in_: int, out: int, activation: int, adds: bool) -> dict[str, Recorded]:
-    """Our products and what quantises their rows."""
+    """Our products and what quantizes their rows."""
     testing = importlib.import_module("embert.engine._cuda_testing")
     operands = _Operands(rows, in_, out, activation, adds)
     ways = {"int8": operands.int8, "float16": operands.float16}
     if not adds or in_ <= out:  # inner rows come in 8 bits
-        ways["quantise"] = operands.quantise
+        ways["quantize"] = operands.quantize
     made = {}
     for name, start in ways.items():
         bench = testing.Bench()

@@ -6,8 +6,8 @@
 Importing this package imports nothing else: each name is imported from its module on first use. torch, transformers and
 huggingface_hub are imported only where they are needed.
 
-Rooms, each of which uses only those before it: `architecture` (what an encoder computes, described), `families`
-(config.json → architecture), `heads` (what follows the last layer), `quantization` (products in eight bits, defined),
+Rooms, each of which uses only those before it: `config` (what an encoder computes, described), `families`
+(config.json → config), `heads` (what follows the last layer), `quantization` (products in eight bits, defined),
 `tokenization` (texts → ids), `encoders` (ids → rows), `agreement` (what eight bits cost).
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from embert.engine.int8_accuracy.load import load_encoder
     from embert.engine.model import Model, load_model
     from embert.engine.packing import PackedBatch, pack
-    from embert.engine.rows import Rows, SparseVector
+    from embert.engine.task_output import SparseVector, TaskOutput
     from embert.engine.tasks import Task
     from embert.engine.tokenization.encoded import Encoded
     from embert.engine.tokenization.tokenizer import Tokenizer
@@ -38,9 +38,9 @@ __all__ = [
     "Model",
     "PackedBatch",
     "Ranked",
-    "Rows",
     "SparseVector",
     "Task",
+    "TaskOutput",
     "Tokenizer",
     "errors",
     "load_encoder",
@@ -56,8 +56,8 @@ _MODULES = {
     "Model": "embert.engine.model",
     "PackedBatch": "embert.engine.packing",
     "Ranked": "embert.engine.heads.scores",
-    "Rows": "embert.engine.rows",
-    "SparseVector": "embert.engine.rows",
+    "TaskOutput": "embert.engine.task_output",
+    "SparseVector": "embert.engine.task_output",
     "Task": "embert.engine.tasks",
     "Tokenizer": "embert.engine.tokenization.tokenizer",
     "load_encoder": "embert.engine.int8_accuracy.load",

@@ -17,7 +17,7 @@ from embert.engine.errors import BrokenModel
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
 from embert.engine.lora import ADAPTER_WEIGHTS, PEFT_PREFIX
 from embert.engine.models.encoder_config import Adapters
-from embert.engine.models.tensor_names import TABLES, Spelling, TensorNames
+from embert.engine.models.tensor_names import TABLES, StoredName, TensorNames
 
 __all__ = ["LowRank", "PeftFiles", "beside_weight"]
 
@@ -54,7 +54,7 @@ def beside_weight(
     files: Mapping[str, SafetensorsFile],
     name: str,
     shape: tuple[int, ...],
-    at: Spelling,
+    at: StoredName,
     adapters: Adapters,
 ) -> tuple[LowRank | None, set[str]]:
     """What all adapters add to a weight, from two tensors beside it, and the names of these.
@@ -98,7 +98,7 @@ class PeftFiles:
     def _of_one(self, number: int, name: str, shape: tuple[int, ...]) -> tuple[Floats, Floats] | None:
         file, (rows, columns), rank = self._files[number], shape, self._rank
         kinds = ("lora_embedding_A", "lora_embedding_B") if name in TABLES else ("lora_B.weight", "lora_A.weight")
-        for stored, part, parts in self._names.spellings(name):
+        for stored, part, parts in self._names.stored_names(name):
             for prefix in (PEFT_PREFIX, ""):
                 left, right = (prefix + stored.removesuffix("weight") + kind for kind in kinds)
                 if left not in file or right not in file:

@@ -18,7 +18,7 @@ from embert.engine.heads.description import Layer, Norm
 from embert.engine.merged_weights import MergedWeights
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.models.tensor_names import POSITION_EMBEDDINGS, WORD_EMBEDDINGS, Spelling, spellings_of
+from embert.engine.models.tensor_names import POSITION_EMBEDDINGS, WORD_EMBEDDINGS, StoredName, stored_names_of
 from embert.engine.models.tensor_shapes import tensor_shapes
 
 __all__ = ["PADDING_POSITION", "Checkpoint"]
@@ -55,28 +55,28 @@ class Checkpoint:
         files = {path: SafetensorsFile(path) for path in dict.fromkeys(found.files.values())}
         path, stored = found.path, {name: files[file] for name, file in found.files.items()}
         checkpoint = cls(model.folder, path, stored)
-        architecture, spelled = model.architecture, dict[str, Spelling]()
+        config, spelled = model.config, dict[str, StoredName]()
         if model.lora is not None:
-            checkpoint._lora = MergedWeights(model.lora, architecture.tensors, stored)
-        for name, wanted in tensor_shapes(architecture).items():
-            if architecture.tensors.is_absent(name):
+            checkpoint._lora = MergedWeights(model.lora, config.tensors, stored)
+        for name, wanted in tensor_shapes(config).items():
+            if config.tensors.is_absent(name):
                 checkpoint._tensors[name] = Tensor(np.zeros(wanted, np.float32), "F32")
             else:
-                spelled[name] = checkpoint._find(name, wanted, architecture)
+                spelled[name] = checkpoint._find(name, wanted, config)
         used = {spelling.name for spelling in spelled.values()}
-        used |= checkpoint._find_adapters(spelled, architecture, model.weights_folder)
-        checkpoint._check_surplus(architecture, used)
+        used |= checkpoint._find_adapters(spelled, config, model.weights_folder)
+        checkpoint._check_surplus(config, used)
         return checkpoint
 
-    def _find(self, name: str, wanted: tuple[int, ...], architecture: EncoderConfig) -> Spelling:
+    def _find(self, name: str, wanted: tuple[int, ...], config: EncoderConfig) -> StoredName:
         """Keep a tensor of the encoder. Returns where it is stored. Raises BrokenModel."""
-        skipped = architecture.first_position if name == POSITION_EMBEDDINGS else 0
-        spellings = architecture.tensors.spellings(name)
-        spelling = next((each for each in spellings if each.name in self._files), None)
+        skipped = config.first_position if name == POSITION_EMBEDDINGS else 0
+        stored_names = config.tensors.stored_names(name)
+        spelling = next((each for each in stored_names if each.name in self._files), None)
         if spelling is None and name == WORD_EMBEDDINGS:
-            spelling = self._tied(architecture)
+            spelling = self._tied(config)
         if spelling is None:
-            raise BrokenModel(f"{self.path} has no tensor {spellings[0].name}")
+            raise BrokenModel(f"{self.path} has no tensor {stored_names[0].name}")
         tensor = self._read(spelling.name)
         rows = wanted[0] + skipped
         tensor.check(self.path, spelling.name, (rows * spelling.parts, *wanted[1:]))
@@ -84,7 +84,7 @@ class Checkpoint:
         self._tensors[name] = Tensor(own[skipped:], tensor.dtype)
         if name == WORD_EMBEDDINGS and spelling.name in self._merged:
             self._tied_decoder = self._files[spelling.name].tensor(spelling.name)
-        if name == POSITION_EMBEDDINGS and architecture.padding_id is not None:
+        if name == POSITION_EMBEDDINGS and config.padding_id is not None:
             self._tensors[PADDING_POSITION] = Tensor(own[skipped - 1 : skipped], tensor.dtype)
         return spelling
 
@@ -97,24 +97,24 @@ class Checkpoint:
             tensor = self._merged[name] = self._lora.merged(name, tensor)
         return tensor
 
-    def _tied(self, architecture: EncoderConfig) -> Spelling | None:
+    def _tied(self, config: EncoderConfig) -> StoredName | None:
         """Where the word table is stored as a masked language model's decoder alone, to which it is tied."""
-        head = architecture.tensors.masked_lm
+        head = config.tensors.masked_lm
         if head is None or f"{head.decoder}.weight" not in self._files:
             return None
         tied = read_object(self.path.parent / "config.json").get("tie_word_embeddings", True)
-        return Spelling(f"{head.decoder}.weight") if tied else None
+        return StoredName(f"{head.decoder}.weight") if tied else None
 
-    def _find_adapters(self, spelled: Mapping[str, Spelling], architecture: EncoderConfig, folder: Path) -> set[str]:
+    def _find_adapters(self, spelled: Mapping[str, StoredName], config: EncoderConfig, folder: Path) -> set[str]:
         """Keep what adapters add to weights. Returns the names of tensors that stand beside these. Raises BrokenModel.
 
         `spelled` says where each tensor is stored, and `folder` has the weights.
         """
-        adapters, used = architecture.adapters, set[str]()
+        adapters, used = config.adapters, set[str]()
         if adapters is None:
             return used
         self._scale = adapters.scale
-        peft = PeftFiles(folder, architecture.tensors, adapters) if adapters.folders else None
+        peft = PeftFiles(folder, config.tensors, adapters) if adapters.folders else None
         for name, at in spelled.items():
             shape, low_rank = self._tensors[name].shape, None
             if len(shape) != 2:
@@ -130,10 +130,10 @@ class Checkpoint:
             peft.check_surplus()
         return used
 
-    def _check_surplus(self, architecture: EncoderConfig, used: set[str]) -> None:
+    def _check_surplus(self, config: EncoderConfig, used: set[str]) -> None:
         """Raise BrokenModel for a layer's tensor that the architecture does not use: it would change the vectors."""
         for name in self._files:
-            rest = architecture.tensors.layer_of(name)
+            rest = config.tensors.layer_of(name)
             if rest is not None and name not in used and not rest.endswith(COMPUTED):
                 raise BrokenModel(f"{self.path} has a tensor {name}, which config.json says nothing of")
 
@@ -179,7 +179,7 @@ class Checkpoint:
             path = self._folder / file
             alone = SafetensorsFile(path)
             files, read = dict.fromkeys(alone.names, alone), alone.tensor
-        for spelling in spellings_of(name):
+        for spelling in stored_names_of(name):
             if spelling in files:
                 tensor = read(spelling)
                 tensor.check(path, spelling, shape)

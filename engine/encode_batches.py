@@ -10,16 +10,16 @@ import numpy.typing as npt
 
 from embert.engine.encoders.base import Encoder
 from embert.engine.packing import PackedBatch, cumulative
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 
-__all__ = ["by_length", "forwards", "gathered", "packed", "spans"]
+__all__ = ["by_length", "encode_batches", "gathered", "packed", "spans"]
 
 Numbers = npt.NDArray[np.intp]  # of texts, as they were given
 
 
-def forwards(
+def encode_batches(
     encoder: Encoder,
     encoded: Encoded,
     tasks: Task,
@@ -28,7 +28,7 @@ def forwards(
     dimensions: int = 0,
     normalize: bool = True,
     progress: Callable[[int], None] | None = None,
-) -> Iterator[tuple[Numbers, dict[Task, Rows]]]:
+) -> Iterator[tuple[Numbers, dict[Task, TaskOutput]]]:
     """Yield the numbers of some texts and the rows of their tasks, in that order, until all texts have theirs.
 
     `budget` is the most tokens of a batch. `progress` is called after each batch with the number of its texts. Raises
@@ -36,7 +36,7 @@ def forwards(
     """
     in_flight: tuple[Numbers, object] | None = None
 
-    def finished(numbers: Numbers, ticket: object) -> tuple[Numbers, dict[Task, Rows]]:
+    def finished(numbers: Numbers, ticket: object) -> tuple[Numbers, dict[Task, TaskOutput]]:
         rows = encoder.wait(ticket)
         if progress is not None:
             progress(len(numbers))

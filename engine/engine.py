@@ -10,17 +10,17 @@ from typing import TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.encode_batches import forwards
+from embert.engine.encode_batches import encode_batches
 from embert.engine.encoders.base import Encoder, check_finite
 from embert.engine.errors import InputError
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
-from embert.engine.int8_accuracy import MIN_AGREEMENT
+from embert.engine.int8_accuracy import MIN_ACCURACY
 from embert.engine.int8_accuracy.load import load_encoder
 from embert.engine.model import Model, load_model
 from embert.engine.packing import cumulative
-from embert.engine.rows import Rows, SparseVector
+from embert.engine.task_output import SparseVector, TaskOutput
 from embert.engine.tasks import Task, task_names
 from embert.engine.tokenization.encoded import Encoded
 from embert.engine.tokenization.input_errors import check_sequence, check_text
@@ -64,7 +64,7 @@ class Engine:
         pooling: str | None = None,
         max_batch_tokens: int | None = None,
         encoder: str = "auto",
-        min_agreement: float = MIN_AGREEMENT,
+        min_agreement: float = MIN_ACCURACY,
         progress: bool = False,
     ) -> Engine:
         """Load everything. The arguments and the errors are those of `load_model` and `load_encoder`."""
@@ -111,7 +111,7 @@ class Engine:
         `task` names one of the model's adapters, and its prompt; None uses the model's own weights. `prompt_name` names
         one of the model's prompts, and the adapter of that name; None uses the model's default prompt, if it has one.
         Where both are given, the prompt is the second one's.
-        `normalize` gives rows of length 1. `dimensions` keeps that many columns of each row, before normalising.
+        `normalize` gives rows of length 1. `dimensions` keeps that many columns of each row, before normalizing.
         `batch_tokens` bounds the tokens of a forward; None is the encoder's own bound. `progress` is called after each
         batch with the number of its texts.
 
@@ -286,9 +286,9 @@ class Engine:
         inputs: Sequence[int] | None = None,
         dimensions: int = 0,
         normalize: bool = True,
-    ) -> Iterator[tuple[npt.NDArray[np.intp], Rows]]:
-        """As `forwards`, for one task. Raises EncoderError, too, for rows that are not finite."""
-        for numbers, rows in forwards(
+    ) -> Iterator[tuple[npt.NDArray[np.intp], TaskOutput]]:
+        """As `encode_batches`, for one task. Raises EncoderError, too, for rows that are not finite."""
+        for numbers, rows in encode_batches(
             self.encoder,
             encoded,
             task,
@@ -340,7 +340,7 @@ class Engine:
         return _prompt(self.model, name)
 
 
-# What an engine does before and around its forwards, for those who tokenise in one process and encode in another.
+# What an engine does before and around its forwards, for those who tokenize in one process and encode in another.
 
 
 def encode_texts(
@@ -357,7 +357,7 @@ def encode_texts(
 
     `is_query` is for late interaction alone. Raises InputError as `Engine.embed` does.
     """
-    adapters, head = model.architecture.adapters, model.heads.multi_vector
+    adapters, head = model.config.adapters, model.heads.multi_vector
     if task is not None and adapters is None:
         raise InputError(f"`task` names an adapter, and {model.model_id} has none", param="task")
     if task is not None and adapters is not None and task not in adapters.names:

@@ -57,7 +57,7 @@ class InputError(EngineError):
 
 
 class InputTooLarge(InputError):
-    """A text that would have to be tokenised whole, and is too long for that."""
+    """A text that would have to be tokenized whole, and is too long for that."""
 
 
 class EncoderError(EngineError):

@@ -16,7 +16,7 @@ from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 from embert.engine.files.key_tables import ADAPTER_CONFIG
 from embert.engine.files.keys import check_keys
-from embert.engine.models.tensor_names import TensorNames, spellings_of
+from embert.engine.models.tensor_names import TensorNames, stored_names_of
 
 __all__ = [
     "ADAPTER_WEIGHTS",
@@ -204,7 +204,7 @@ def placed(lora: Lora, names: Iterable[str], tensors: TensorNames, stored: Colle
     that the base does not have although it is in a layer or the decoder.
     """
     found = Placed()
-    prefixes = tuple(dict.fromkeys(prefix for scheme in tensors.schemes for prefix in scheme.prefixes))
+    prefixes = tuple(dict.fromkeys(prefix for mapping in tensors.mappings for prefix in mapping.prefixes))
     for name in names:
         own = name.removeprefix(PEFT_PREFIX)
         if ORIGINAL in own:
@@ -234,7 +234,7 @@ def _in_base(name: str, prefixes: tuple[str, ...], stored: Collection[str]) -> s
     """The base's name of a tensor that the adapter names, with or without the base's prefix."""
     bare = next((name.removeprefix(each) for each in prefixes if name.startswith(each)), name)
     for each in dict.fromkeys((name, bare, *(prefix + bare for prefix in prefixes))):
-        for spelling in spellings_of(each):
+        for spelling in stored_names_of(each):
             if spelling in stored:
                 return spelling
     return None

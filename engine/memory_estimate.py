@@ -47,30 +47,30 @@ def footprint(
     """Of a model on "cuda…" or on the CPU, as `load_encoder` gets it."""
     on_gpu = device.startswith("cuda")
     item = 4 if dtype == "float32" or (dtype in ("auto", "int8") and not on_gpu) else 2
-    architecture = model.architecture
-    shapes = tensor_shapes(architecture)
+    config = model.config
+    shapes = tensor_shapes(config)
     parameters, added, encoders = sum(map(math.prod, shapes.values())), 0, 1
     weights = item * parameters
     if dtype == "int8":  # a byte for each weight of a layer
         weights -= (item - 1) * sum(
             math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and name.startswith("encoder.layer.")
         )
-    if architecture.adapters is not None:
-        count = len(architecture.adapters.names)
+    if config.adapters is not None:
+        count = len(config.adapters.names)
         if on_gpu:  # an encoder for each, and one without (encoders/cuda/adapters.py)
             encoders += count
         else:
             widths = sum(sum(shape) for shape in shapes.values() if len(shape) == 2)
-            added = 4 * count * architecture.adapters.rank * widths
-    hidden, inner = architecture.hidden_size, architecture.intermediate_size
-    widest = max(4 * hidden, inner * (2 if architecture.gated else 1))
+            added = 4 * count * config.adapters.rank * widths
+    hidden, inner = config.hidden_size, config.intermediate_size
+    widest = max(4 * hidden, inner * (2 if config.gated else 1))
     tokens = max_batch_tokens or _BATCH_TOKENS["cuda" if on_gpu else "cpu"]
     activations = max(tokens, model.max_input_length) * (item * (2 * hidden + widest) + _TOKEN)
     if dtype == "int8" and on_gpu:  # rows of 8 bits, each with a scale
         activations += max(tokens, model.max_input_length) * (max(hidden, inner) + 4)
         activations += _INTEGER_SUMS if encoder == "cuda-portable" else 0
     # LayerNorms are folded into these in FP32; the CPU encoder packs its matrices anew, one at a time.
-    matrices = architecture.layers * hidden * (3 * hidden + inner)
+    matrices = config.layers * hidden * (3 * hidden + inner)
     loading = 4 * matrices if on_gpu and item == 2 else 0
     if model.lora is not None and not on_gpu:  # what it changes, in FP32
         loading += 4 * parameters

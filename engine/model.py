@@ -24,7 +24,7 @@ from embert.engine.heads.description import NO_HEADS, Heads
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS, modes_of
 from embert.engine.lora import PEFT_PREFIX, Lora, placed, read_lora
-from embert.engine.models import EncoderConfig, check_config, read_architecture
+from embert.engine.models import EncoderConfig, check_config, read_config
 from embert.engine.models.tensor_shapes import tensor_shapes
 from embert.engine.prompts import prompts_with_adapters, read_prompts
 from embert.engine.tasks import NO_TASK, Task
@@ -45,7 +45,7 @@ class Model:
     model_id: str  # as users know it: what they typed, or the default model's hub id
     folder: Path
     revision: str | None  # the hub's commit, when known
-    architecture: EncoderConfig  # what the encoder computes
+    config: EncoderConfig  # what the encoder computes
     pooling: str  # one of sentence-transformers' modes; several, whose rows are joined, have "+" between them
     after_pooling: tuple[Module, ...]  # in order, without a Normalize at the end
     normalize: bool  # the model itself ends in a Normalize module
@@ -133,13 +133,13 @@ def _load(
         notices += lora.notices
         notices.append(f"the LoRA adapter {lora.weights.name} is merged into the weights of {weights}")
     # The architecture comes first: for a model that cannot run, the commands that _check_files names are of no use.
-    architecture = read_architecture(weights / "config.json")
+    config = read_config(weights / "config.json")
     notices += check_config(weights / "config.json")
-    classifier = read_classifier(folder, weights, architecture) if modules.alone else None
+    classifier = read_classifier(folder, weights, config) if modules.alone else None
     splade = pooling == SPLADE or (pooling is None and modules.splade is not None)
     auto_class = "AutoModelForMaskedLM" if splade else "AutoModel"
     _check_files(transformer, weights, auto_class if classifier is None else "AutoModelForSequenceClassification")
-    _check_size(weights, architecture)
+    _check_size(weights, config)
     tokenizer, tokenizer_notices = read_tokenizer_config(
         transformer, read_object(weights / "config.json"), modules.transformer_module.tokenizer
     )
@@ -150,12 +150,12 @@ def _load(
     library_fields = read_object(library) if library.is_file() else {}
     notices += check_keys(library, library_fields, CONFIG_SENTENCE_TRANSFORMERS)
     prompts, default_prompt_name = read_prompts(folder)
-    prompts = prompts_with_adapters(prompts, architecture.adapters)
+    prompts = prompts_with_adapters(prompts, config.adapters)
     usual_prompt = prompts[default_prompt_name] if default_prompt_name is not None else ""
     found = read_vector_heads(
         folder,
         weights,
-        architecture,
+        config,
         modules,
         prompts,
         usual_prompt,
@@ -165,7 +165,7 @@ def _load(
     )
     embeds = found.embeds and (classifier is None or pooling is not None)
     if classifier is not None:
-        classifier = stored_classifier(classifier, architecture.tensors, weights)
+        classifier = stored_classifier(classifier, config.tensors, weights)
         if embeds:
             notices.append(f"a classification model, which embeds too because pooling {pooling} was asked for")
     elif modules.pooling is None and embeds:
@@ -179,8 +179,8 @@ def _load(
         pooling_mode = modules.pooling
     after_pooling = modules.after_pooling if found.embeds else ()
     # sentence-transformers' own limit is in place of the tokenizer's, also where it is larger.
-    limit = modules.transformer_module.max_length or tokenizer.max_length or architecture.max_positions
-    max_input_length = min(limit, architecture.max_positions)
+    limit = modules.transformer_module.max_length or tokenizer.max_length or config.max_positions
+    max_input_length = min(limit, config.max_positions)
     multi_vector = found.multi_vector
     if multi_vector is None:
         modules.transformer_module.check_no_roles()
@@ -188,21 +188,21 @@ def _load(
         # Queries and documents with lengths of their own are not bound by the transformer's: PyLate stores there the
         # length of whatever it encoded last.
         multi_vector = multi_vector.within(max_input_length)
-        max_input_length = min(architecture.max_positions, multi_vector.longest)
+        max_input_length = min(config.max_positions, multi_vector.longest)
     heads = Heads(classifier, found.sparse, multi_vector)
-    notices += _unused(weights, architecture, heads, lora, pooling_mode if embeds else "")
+    notices += _unused(weights, config, heads, lora, pooling_mode if embeds else "")
     return Model(
         model_id=model_id or location.model_id,
         folder=folder,
         revision=location.revision or revision,
-        architecture=architecture,
+        config=config,
         pooling=pooling_mode,
         after_pooling=after_pooling,
         normalize=modules.normalize,
         max_input_length=max_input_length,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
-        width=width_after(folder, after_pooling, architecture.hidden_size * len(modes_of(pooling_mode))),
+        width=width_after(folder, after_pooling, config.hidden_size * len(modes_of(pooling_mode))),
         tokenizer=tokenizer,
         lowercase=modules.transformer_module.lowercase,
         transformer=modules.transformer,
@@ -229,25 +229,25 @@ def _architectures(folder: Path) -> str:
     return ", ".join(map(str, stated)) if isinstance(stated, list) else ""
 
 
-def _unused(weights: Path, architecture: EncoderConfig, heads: Heads, lora: Lora | None, pooling: str) -> list[str]:
+def _unused(weights: Path, config: EncoderConfig, heads: Heads, lora: Lora | None, pooling: str) -> list[str]:
     """A sentence where nothing reads some of the stored tensors, which belong to a head that is not served.
 
     `pooling` is how the model embeds, if it does. Raises BrokenModel for files that cannot be read.
     """
     stored, notices = stored_tensors(weights), []
-    unused = unused_tensors(stored, architecture, heads)
+    unused = unused_tensors(stored, config, heads)
     if unused:
         named = _architectures(weights) or "none"
         served = f"; embeddings are pooled by {pooling}" if pooling else ""
         notices.append(
-            f"{stored.path} has tensors that nothing uses: {named_groups(unused, architecture)}; architectures of "
+            f"{stored.path} has tensors that nothing uses: {named_groups(unused, config)}; architectures of "
             f"config.json: {named}{served}"
         )
     if lora is not None:
-        own = placed(lora, stored_in(lora.weights).shapes, architecture.tensors, stored.shapes).unused
+        own = placed(lora, stored_in(lora.weights).shapes, config.tensors, stored.shapes).unused
         bare = [name.removeprefix(PEFT_PREFIX) for name in own]
         if bare:
-            notices.append(f"{lora.weights} has tensors that nothing uses: {named_groups(bare, architecture)}")
+            notices.append(f"{lora.weights} has tensors that nothing uses: {named_groups(bare, config)}")
     return notices
 
 
@@ -270,13 +270,13 @@ def _base(lora: Lora, progress: bool) -> Path:
     return base
 
 
-def _check_size(folder: Path, architecture: EncoderConfig) -> None:
+def _check_size(folder: Path, config: EncoderConfig) -> None:
     """Raise BrokenModel for weights that cannot be in files of this size, before anything is allocated for them.
 
     The encoder compares each tensor's shape; here only what would take much memory until then is refused.
     """
-    shapes = tensor_shapes(architecture)
-    numbers = sum(math.prod(shape) for name, shape in shapes.items() if not architecture.tensors.is_absent(name))
+    shapes = tensor_shapes(config)
+    numbers = sum(math.prod(shape) for name, shape in shapes.items() if not config.tensors.is_absent(name))
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if numbers * LEAST_ITEM_BYTES > max(size, MUCH_BYTES):
         raise BrokenModel(

@@ -25,7 +25,7 @@ class PackedBatch:
     ids: npt.NDArray[np.int32]  # [T]
     cu_seqlens: npt.NDArray[np.int32]  # [B + 1], starts at 0, strictly increasing, ends at T
     token_types: npt.NDArray[np.int32] | None = None  # [T]; None means all 0
-    dimensions: npt.NDArray[np.int32] | None = None  # [B], 1 … width, 0 = all; cut before normalising
+    dimensions: npt.NDArray[np.int32] | None = None  # [B], 1 … width, 0 = all; cut before normalizing
     normalize: npt.NDArray[np.bool_] | None = None  # [B]; None means all True
     tasks: npt.NDArray[np.uint8] | None = None  # [B], each a combination of Task's flags; None means all EMBED
     adapters: npt.NDArray[np.int8] | None = None  # [B], places in Adapters.names, -1 for none; None means all -1

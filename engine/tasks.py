@@ -1,4 +1,4 @@
-"""Tasks: what a request wants of a model. A task's head turns the encoder's hidden states into its rows (rows.py).
+"""Tasks: what a request wants of a model. A task's head turns hidden states into its rows (task_output.py).
 
 Requests of different tasks share a batch: the layers run once, and each head runs on the sequences that want it.
 """
@@ -13,7 +13,7 @@ __all__ = ["ALL_TASKS", "NO_TASK", "Task", "task_names"]
 class Task(enum.IntFlag):
     """One task, or several of the same text: their rows come from one forward."""
 
-    EMBED = 1  # a vector a sequence: pooled, through the model's Dense modules, cut, normalised
+    EMBED = 1  # a vector a sequence: pooled, through the model's Dense modules, cut, normalized
     TOKENS = 2  # a vector a token: the last hidden state, unchanged
     CLASSIFY = 4  # the logits of a sequence, one a label; scores and classes are made of them
     SPARSE = 8  # (index, value) pairs of a sequence: weights of the vocabulary's tokens, non-zeros alone

@@ -111,7 +111,7 @@ def _host(model: Model, lines: list[str], folder: Path) -> dict[str, float]:
     out = os.open(folder / "host.out", os.O_RDWR | os.O_CREAT)
     answers: list[Answer] = []
     steps: dict[str, Callable[[Block], object]] = {
-        "tokenise": lambda block: stage.prepare(block, slots),
+        "tokenize": lambda block: stage.prepare(block, slots),
         "form batches": lambda block: answers.extend(_encoded(engine, block)),
         "copy vectors into the slot": lambda _: [engine.land(answer) for answer in answers],
         "order and write an array": lambda block: stage.write(block, slots, place()),
@@ -134,7 +134,7 @@ def _host(model: Model, lines: list[str], folder: Path) -> dict[str, float]:
         spent["read lines"] -= sum(spent[name] for name in steps)
         with TableBlocks([str(table)], replace(job, input_format="parquet")) as rows:
             spent["read Parquet"] = _timed(_all(rows))
-        spent["tokenise by the library"] = _library(model, lines)
+        spent["tokenize by the library"] = _library(model, lines)
         passes.append({name: seconds / len(lines) * 1e6 for name, seconds in spent.items()})
         os.ftruncate(out, 0)
     os.close(out)
@@ -185,7 +185,7 @@ def _timed(work: Iterator[None]) -> float:
 
 
 def _library(model: Model, lines: list[str]) -> float:
-    """CPU seconds of tokenising without the cache of words, as other tokenizers than BERT's do: on one thread."""
+    """CPU seconds of tokenizing without the cache of words, as other tokenizers than BERT's do: on one thread."""
     tokenizer = Tokenizer(model)
     began = time.process_time()
     for first in range(0, len(lines), BLOCK):
@@ -205,10 +205,10 @@ def _host_rates(us: dict[str, float]) -> dict[str, float]:
         ("parquet", us["format Parquet"], 0.0, us["write Parquet"]),
         ("jsonl", us["format JSON lines"], 0.0, us["write JSON lines"]),
     ):
-        for tokenise in ("tokenise", "tokenise by the library"):
+        for tokenize in ("tokenize", "tokenize by the library"):
             alone = us["read lines"], us["form batches"], us["copy vectors into the slot"], write_us
-            slowest = max(*alone, (us[tokenise] + format_us + order_us + write_us) / processes)
-            rates[f"{name}, {tokenise}"] = 1e6 / slowest
+            slowest = max(*alone, (us[tokenize] + format_us + order_us + write_us) / processes)
+            rates[f"{name}, {tokenize}"] = 1e6 / slowest
     return rates
 
 

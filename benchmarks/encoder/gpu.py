@@ -113,8 +113,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_model(name: str, folder: Path, options: argparse.Namespace, peak: float) -> Iterator[dict[str, Any]]:
     """Compare, time and print all workloads of one model; yield the figures of each."""
-    architecture = engine.load_model(str(folder)).architecture
-    workloads = [each for each in options.workloads if lengths_of(each).max() <= architecture.max_positions]
+    config = engine.load_model(str(folder)).config
+    workloads = [each for each in options.workloads if lengths_of(each).max() <= config.max_positions]
     tokens = max([MAX_TOKENS, *(int(lengths_of(each).sum()) for each in workloads)])
     ours = CudaProcess(folder, options.pooling, max_tokens=tokens, gemm=options.gemm)
     ready, (weights, _, total) = ours.started
@@ -142,7 +142,7 @@ def _run_model(name: str, folder: Path, options: argparse.Namespace, peak: float
                 for who in times:
                     sustained[who] = ours.ask("sustained", batch) if who == "embert" else device_sustained(runners[who])
         ms = {who: statistics.median(values) for who, values in times.items()}
-        tflops = _useful_flops(architecture, lengths) / ms["embert"] * 1e-9
+        tflops = _useful_flops(config, lengths) / ms["embert"] * 1e-9
         tokens = int(lengths.sum())
         row = {
             "model": name,
@@ -165,7 +165,7 @@ def _run_model(name: str, folder: Path, options: argparse.Namespace, peak: float
 def _rivals(
     model: Any, packed: Packed | None, batch: PackedBatch, pooling: str, *, compiled: bool
 ) -> tuple[Runners, npt.NDArray[np.float32]]:
-    """Return the rivals' calls by name, and the vectors of the best of them, float32 [B, width], normalised."""
+    """Return the rivals' calls by name, and the vectors of the best of them, float32 [B, width], normalized."""
     lengths = np.diff(batch.cu_seqlens)
     runners: Runners = {"transformers": padded_runner(model, batch, len(lengths), pooling)}
     if len(lengths) > SORTED:
@@ -216,13 +216,13 @@ def _print(row: dict[str, Any]) -> None:
         )
 
 
-def _useful_flops(architecture: EncoderConfig, lengths: npt.NDArray[np.int64]) -> float:
+def _useful_flops(config: EncoderConfig, lengths: npt.NDArray[np.int64]) -> float:
     """Return the FLOPs of real tokens: all matrix products and attention in every layer, whatever pooling reads."""
-    hidden, inner = architecture.hidden_size, architecture.intermediate_size
-    products = 2 * (4 * hidden + (3 if architecture.gated else 2) * inner) * hidden * int(lengths.sum())
+    hidden, inner = config.hidden_size, config.intermediate_size
+    products = 2 * (4 * hidden + (3 if config.gated else 2) * inner) * hidden * int(lengths.sum())
     flops = 0
-    for layer in range(architecture.layers):
-        window = architecture.attention_of(layer).window
+    for layer in range(config.layers):
+        window = config.attention_of(layer).window
         seen = np.minimum(lengths, window + 1) if window else lengths  # on one side, with the query itself
         pairs = lengths**2 - (lengths - seen) * (lengths - seen + 1)
         flops += products + 4 * hidden * int(pairs.sum())

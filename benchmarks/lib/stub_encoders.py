@@ -10,7 +10,7 @@ import numpy.typing as npt
 from embert.engine.encoders.base import Encoder
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 
 __all__ = ["PacedEncoder", "StubEncoder"]
@@ -27,7 +27,7 @@ class StubEncoder(Encoder):
 
     def __init__(self, model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> None:  # noqa: ARG002
         self.width = model.width
-        self.hidden_size = model.architecture.hidden_size
+        self.hidden_size = model.config.hidden_size
         self.max_batch_tokens = max_batch_tokens or 16384
         heads = model.heads
         self._columns = {
@@ -38,18 +38,18 @@ class StubEncoder(Encoder):
         }
         self._tables = {task: self._table(columns) for task, columns in self._columns.items() if task in model.tasks}
 
-    def submit(self, batch: PackedBatch) -> dict[Task, Rows]:
+    def submit(self, batch: PackedBatch) -> dict[Task, TaskOutput]:
         """Return the answer as the ticket."""
         return {task: self._answer(batch, task) for task in self._tables if task in batch.wanted}
 
-    def _answer(self, batch: PackedBatch, task: Task) -> Rows:
+    def _answer(self, batch: PackedBatch, task: Task) -> TaskOutput:
         wanting = batch.sequences_of(task)
         if task in (Task.EMBED, Task.CLASSIFY):
-            return Rows.one_each(self._tables[task][: len(wanting)])
+            return TaskOutput.one_each(self._tables[task][: len(wanting)])
         offsets = cumulative(np.diff(batch.cu_seqlens)[wanting])
-        return Rows(self._tables[task][: offsets[-1]], offsets)
+        return TaskOutput(self._tables[task][: offsets[-1]], offsets)
 
-    def wait(self, ticket: dict[Task, Rows]) -> dict[Task, Rows]:
+    def wait(self, ticket: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
         """Return the ticket."""
         return ticket
 
@@ -67,7 +67,7 @@ class PacedEncoder(StubEncoder):
 
     TOKENS_PER_S = 6_000.0
 
-    def submit(self, batch: PackedBatch) -> dict[Task, Rows]:
+    def submit(self, batch: PackedBatch) -> dict[Task, TaskOutput]:
         """As StubEncoder, after sleeping for the batch's time."""
         time.sleep(batch.tokens / self.TOKENS_PER_S)
         return super().submit(batch)

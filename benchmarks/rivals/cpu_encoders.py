@@ -24,7 +24,7 @@ SHORTEST_S = 0.2  # a turn repeats its workload for at least this long
 
 
 class Rival(ABC):
-    """One way to turn a workload into normalised vectors, or into scores."""
+    """One way to turn a workload into normalized vectors, or into scores."""
 
     @abstractmethod
     def load(self, folder: Path, dtype: str) -> None:

@@ -27,7 +27,7 @@ def attention(
 
 
 class Packed(ABC):
-    """A transformers model's weights, run on packed batches; its vectors are normalised."""
+    """A transformers model's weights, run on packed batches; its vectors are normalized."""
 
     def __init__(self, model: Any, pooling: str = "mean") -> None:
         """`pooling` is "mean" or "cls"."""

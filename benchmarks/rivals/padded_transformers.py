@@ -16,7 +16,7 @@ __all__ = ["padded_batches", "padded_runner"]
 def padded_runner(model: Any, batch: PackedBatch, size: int, pooling: str) -> Callable[[], torch.Tensor]:
     """Return a call that runs `batch` as padded batches of `size` sequences of similar length, longest first.
 
-    Its result is [B, width], not normalised, in that order. The inputs are on the GPU already, and the model has run
+    Its result is [B, width], not normalized, in that order. The inputs are on the GPU already, and the model has run
     once when this returns. `pooling` is "mean" or "cls".
     """
     padded = padded_batches(batch, size)

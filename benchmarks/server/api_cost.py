@@ -109,7 +109,7 @@ def _cpu(
 
 
 def _access_log(load: LoadGenerator, requests: tuple[Request, ...], options: argparse.Namespace) -> Figure:
-    """Return what --access-log adds, from two servers in turns, so that both see the same neighbours."""
+    """Return what --access-log adds, from two servers in turns, so that both see the same neighbors."""
     added = []
     with embert(*STUB, model=options.model) as off, embert(*STUB, "--access-log", "json", model=options.model) as on:
         for _ in range(options.rounds):
@@ -182,7 +182,7 @@ def _started(load: LoadGenerator, drawn: Sequence[Text], model: str | None, roun
 
 
 def _bare_ms(engine: Engine, chosen: Sequence[Text]) -> float:
-    """Return the p50 of the encoder's call, without tokenising and HTTP."""
+    """Return the p50 of the encoder's call, without tokenizing and HTTP."""
     took = []
     for text in chosen:
         batch = pack([engine.tokenizer.encode([text.text], truncate=True).ids])

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lib import record
-from embert.engine import Encoder, PackedBatch, Rows, Task, load_model
+from embert.engine import Encoder, PackedBatch, Task, TaskOutput, load_model
 from embert.server.config import ModelConfig, ServeConfig
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.loop import EngineLoop
@@ -66,11 +66,11 @@ class SimulatedGpu(Encoder):
         self.batches += 1
         return batch.sequences, self.free_at
 
-    def wait(self, ticket: tuple[int, float]) -> dict[Task, Rows]:
+    def wait(self, ticket: tuple[int, float]) -> dict[Task, TaskOutput]:
         """Return ones, a row of EMBED for each text, when the batch is done."""
         sequences, done_at = ticket
         time.sleep(max(0.0, done_at - time.monotonic()))
-        return {Task.EMBED: Rows.one_each(np.ones((sequences, self.width), np.float32))}
+        return {Task.EMBED: TaskOutput.one_each(np.ones((sequences, self.width), np.float32))}
 
     def close(self) -> None:
         """Nothing to release."""

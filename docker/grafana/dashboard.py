@@ -133,7 +133,7 @@ def fast() -> Iterator[Panel]:
     yield lines(
         "Where the time goes, on average",
         "The whole stack is the time spent for each answer: its mean duration, and what others took that got none, "
-        "such as requests that waited in vain. Tokenise and encode run in the HTTP processes, queue is "
+        "such as requests that waited in vain. Tokenize and encode run in the HTTP processes, queue is "
         "waiting for a batch, inference is the batch itself, other is HTTP and the client. "
         "Thick queue: too little capacity, add replicas. Thick inference: long texts, or batches that are too large. "
         "Thick tokenize or encode: add --workers. Thick other: slow clients, or the same.",

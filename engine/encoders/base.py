@@ -1,4 +1,4 @@
-"""What an encoder is: packed token ids in (packing.py), the rows of each task out (rows.py)."""
+"""What an encoder is: packed token ids in (packing.py), the rows of each task out (task_output.py)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy.typing as npt
 from embert.engine.errors import EncoderError
 from embert.engine.models.encoder_config import Adapters
 from embert.engine.packing import PackedBatch
-from embert.engine.quantization.accuracy import Agreement
-from embert.engine.rows import Rows
+from embert.engine.quantization.accuracy import Int8Accuracy
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 
 __all__ = ["Encoder", "check_adapters", "check_dimensions", "check_finite", "check_tasks"]
@@ -53,7 +53,9 @@ def check_tasks(batch: PackedBatch, has: Task) -> None:
         raise EncoderError(f"this model's tasks are {has!r}; sequence {wrong[0]} wants {found!r}")
 
 
-def check_finite(rows: Rows, numbers: Sequence[int] | npt.NDArray[np.intp] | None = None, what: str = "text") -> None:
+def check_finite(
+    rows: TaskOutput, numbers: Sequence[int] | npt.NDArray[np.intp] | None = None, what: str = "text"
+) -> None:
     """Raise EncoderError, which names the sequence, for rows with a NaN or an infinity.
 
     `numbers` are what the caller calls the sequences, where those are not 0 … n - 1, and `what` they are.
@@ -79,7 +81,7 @@ class Encoder(Protocol):
     hidden_size: int  # columns of TOKENS' rows
     max_batch_tokens: int  # the largest T that submit takes
     choice: str  # why load_encoder chose this encoder, for the start-up log; set by load_encoder
-    agreement: Agreement | None = None  # with the usual dtype; measured for int8 by agreement.load
+    agreement: Int8Accuracy | None = None  # with the usual dtype; measured for int8 by agreement.load
 
     @property
     def batch_tokens(self) -> int:
@@ -90,7 +92,7 @@ class Encoder(Protocol):
         """Start a forward and return a ticket for `wait`. The arrays may be reused as soon as it returns."""
         ...
 
-    def wait(self, ticket: Any) -> dict[Task, Rows]:
+    def wait(self, ticket: Any) -> dict[Task, TaskOutput]:
         """Return the rows of each task that a sequence of the batch wants; columns past `dimensions` are 0.
 
         Raises EncoderError if this forward failed, EncoderLost if no later one can work either.

@@ -41,47 +41,47 @@ def refusal(model: Model) -> str | None:
 
 def layer_shapes(model: Model) -> dict[str, Any]:
     """What `make_encoder` is told of the layers. Raises UnsupportedModel for what the extension cannot compute."""
-    architecture = model.architecture
+    config = model.config
     for unable, what in (
-        (architecture.rms_norm, "has norms that do not subtract the mean"),
-        (_stretches(architecture), "stretches rotary positions by each text's length"),
+        (config.rms_norm, "has norms that do not subtract the mean"),
+        (_stretches(config), "stretches rotary positions by each text's length"),
     ):
         if unable:
             raise UnsupportedModel(f"{model.model_id} {what}, which the CUDA encoder does not run")
-    tables = rotary_tables(architecture)
+    tables = rotary_tables(config)
     attention = []
-    for layer in range(architecture.layers):
-        of = architecture.attention_of(layer)
-        window = of.window if of.window is not None and of.window < architecture.max_positions - 1 else 0
+    for layer in range(config.layers):
+        of = config.attention_of(layer)
+        window = of.window if of.window is not None and of.window < config.max_positions - 1 else 0
         turned, table = (of.rotary.columns, tables.index(of.rotary)) if of.rotary else (0, 0)
         attention.append((window, turned, table))
     return {
-        "hidden": architecture.hidden_size,
-        "layers": architecture.layers,
-        "heads": architecture.heads,
-        "padded_head": padded_head(architecture),
-        "inner": architecture.intermediate_size,
-        "vocabulary": architecture.vocab_size,
-        "positions": architecture.max_positions,
-        "types": architecture.type_vocab_size,
-        "position_table": architecture.position_table,
-        "padding": architecture.padding_id is not None,
-        "relative": architecture.relative_buckets > 0 or architecture.alibi,
-        "embedding": architecture.embedding_size or 0,
-        "attention": attention if architecture.attention else [],
-        "gated": architecture.gated,
-        "pre_norm": architecture.pre_norm,
-        "first_norm": architecture.first_norm,
-        "shared": list(architecture.shared_layers),
-        "epsilon": architecture.layer_norm_eps,
-        "activation": architecture.activation,
+        "hidden": config.hidden_size,
+        "layers": config.layers,
+        "heads": config.heads,
+        "padded_head": padded_head(config),
+        "inner": config.intermediate_size,
+        "vocabulary": config.vocab_size,
+        "positions": config.max_positions,
+        "types": config.type_vocab_size,
+        "position_table": config.position_table,
+        "padding": config.padding_id is not None,
+        "relative": config.relative_buckets > 0 or config.alibi,
+        "embedding": config.embedding_size or 0,
+        "attention": attention if config.attention else [],
+        "gated": config.gated,
+        "pre_norm": config.pre_norm,
+        "first_norm": config.first_norm,
+        "shared": list(config.shared_layers),
+        "epsilon": config.layer_norm_eps,
+        "activation": config.activation,
     }
 
 
-def padded_head(architecture: EncoderConfig) -> int:
+def padded_head(config: EncoderConfig) -> int:
     """Columns of a head with zeros behind its own, where the kernels need them; 0: they do not."""
-    rest = architecture.head_size % _HEAD_STEP
-    return architecture.head_size + _HEAD_STEP - rest if rest else 0
+    rest = config.head_size % _HEAD_STEP
+    return config.head_size + _HEAD_STEP - rest if rest else 0
 
 
 def head_shapes(model: Model) -> dict[str, Any]:
@@ -98,10 +98,10 @@ def head_shapes(model: Model) -> dict[str, Any]:
             "the CUDA encoder does not run both"
         )
     classifier = heads.classifier.layers if heads.classifier and not on_the_host else ()
-    if isinstance(heads.sparse, Splade) and heads.sparse.transform.outputs != model.architecture.hidden_size:
+    if isinstance(heads.sparse, Splade) and heads.sparse.transform.outputs != model.config.hidden_size:
         raise UnsupportedModel(
             f"{model.model_id} has a sparse head of {heads.sparse.transform.outputs} columns on hidden states of "
-            f"{model.architecture.hidden_size}, which the CUDA encoder does not run"
+            f"{model.config.hidden_size}, which the CUDA encoder does not run"
         )
     multi = heads.multi_vector.layers if heads.multi_vector else ()
     dense = () if embeds_on_the_host(model) else model.after_pooling
@@ -152,17 +152,17 @@ def _splade_shape(model: Model, head: Splade) -> tuple[str, float, int, bool]:
 
     Adapters add to the word table, not to the decoder.
     """
-    tied = not head.decoder and model.architecture.adapters is None and model.lora is None
+    tied = not head.decoder and model.config.adapters is None and model.lora is None
     return head.transform.activation, head.norm.eps, 2 if head.twice else 1, tied
 
 
-def rotary_tables(architecture: EncoderConfig) -> list[Rotary]:
+def rotary_tables(config: EncoderConfig) -> list[Rotary]:
     """The different rotations of a model's layers: each has a table of angles."""
-    found = (architecture.attention_of(layer).rotary for layer in range(architecture.layers))
+    found = (config.attention_of(layer).rotary for layer in range(config.layers))
     return list(dict.fromkeys(each for each in found if each is not None))
 
 
-def _stretches(architecture: EncoderConfig) -> bool:
+def _stretches(config: EncoderConfig) -> bool:
     """Whether the angles of some layer depend on a text's length."""
-    scalings = (each.scaling for each in rotary_tables(architecture))
-    return any(isinstance(each, DynamicNtk) and architecture.max_positions > each.trained for each in scalings)
+    scalings = (each.scaling for each in rotary_tables(config))
+    return any(isinstance(each, DynamicNtk) and config.max_positions > each.trained for each in scalings)

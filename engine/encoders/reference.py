@@ -21,8 +21,8 @@ from embert.engine.models.tensor_names import (
     WORD_EMBEDDINGS,
 )
 from embert.engine.quantization.products import product
-from embert.engine.quantization.rows import quantised_rows
-from embert.engine.quantization.weights import quantised_weight
+from embert.engine.quantization.rows import quantized_rows
+from embert.engine.quantization.weights import quantized_weight
 
 __all__ = ["hidden_state", "normed_magnitudes"]
 
@@ -33,32 +33,30 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def hidden_state(
-    ids: Ints, architecture: EncoderConfig, checkpoint: Checkpoint, adapter: int = -1, *, int8: bool = False
+    ids: Ints, config: EncoderConfig, checkpoint: Checkpoint, adapter: int = -1, *, int8: bool = False
 ) -> Floats:
     """The last hidden state of token ids [L] of type 0 with one of the model's adapters, -1: none. float32 [L, hidden].
 
     The checkpoint's weights have no adapter: what it adds is computed beside them. `int8`: layers multiply in eight
     bits.
     """
-    return _Reference(architecture, checkpoint, adapter, int8=int8).hidden_state(ids)
+    return _Reference(config, checkpoint, adapter, int8=int8).hidden_state(ids)
 
 
-def normed_magnitudes(
-    ids: Ints, architecture: EncoderConfig, checkpoint: Checkpoint
-) -> dict[str, npt.NDArray[np.float64]]:
+def normed_magnitudes(ids: Ints, config: EncoderConfig, checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.float64]]:
     """The root mean square of each column of what a layer's products multiply, over token ids [L] of type 0.
 
     By the name of the product, of queries and of the feed-forward part: float64 [hidden] each, computed in float64, so
     that its first six digits are the same on every machine.
     """
-    recorder = _Recorder(architecture, checkpoint, -1, int8=False)
+    recorder = _Recorder(config, checkpoint, -1, int8=False)
     recorder.hidden_state(ids)
     return recorder.found
 
 
 class _Reference:
-    def __init__(self, architecture: EncoderConfig, checkpoint: Checkpoint, adapter: int, *, int8: bool) -> None:
-        self._is = architecture
+    def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, adapter: int, *, int8: bool) -> None:
+        self._is = config
         self._checkpoint = checkpoint
         self._adapter = adapter
         self._int8 = int8
@@ -134,7 +132,7 @@ class _Reference:
     def _linear(self, x: Floats, name: str) -> Floats:
         weight, bias = (self._checkpoint.float32(f"{name}.{each}") for each in ("weight", "bias"))
         if self._int8 and name.startswith("encoder.layer."):
-            y: Floats = product(quantised_rows(x), quantised_weight(weight, f"{name}.weight"), bias)
+            y: Floats = product(quantized_rows(x), quantized_weight(weight, f"{name}.weight"), bias)
         else:
             y = x @ weight.T + bias
         added = self._added(f"{name}.weight")
@@ -178,8 +176,8 @@ class _Recorder(_Reference):
 
     RECORDED = ("attention.self.query", "intermediate.dense")
 
-    def __init__(self, architecture: EncoderConfig, checkpoint: Checkpoint, adapter: int, *, int8: bool) -> None:
-        super().__init__(architecture, checkpoint, adapter, int8=int8)
+    def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, adapter: int, *, int8: bool) -> None:
+        super().__init__(config, checkpoint, adapter, int8=int8)
         self.found: dict[str, npt.NDArray[np.float64]] = {}
 
     def _embedded(self, ids: Ints) -> Floats:

@@ -1,4 +1,9 @@
-"""A test of an encoder that is about to serve: which tasks have a finite row for any of a few texts."""
+"""The self test of an encoder that is about to serve: the same ids on the device and in numpy, and finite rows.
+
+An encoder whose kernels are built for another GPU, do nothing, or read the wrong weights still returns vectors of the
+right shape. `self_test_ids`, `vector_of` and `mismatch` find that; the other side of the comparison is reference.py.
+`tasks_never_finite` finds tasks whose every request would fail.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +13,73 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.known_text import spread_ids
+from embert.engine.encoders.reference import hidden_state
 from embert.engine.model import Model
+from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.packing import pack
 from embert.engine.tasks import NO_TASK, Task
 
-__all__ = ["tasks_never_finite"]
+__all__ = ["mismatch", "self_test_ids", "tasks_never_finite", "vector_of"]
 
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+
+TEST_LENGTH = 5
+PAST_WINDOW = 16  # tokens
+# Relative errors far above rounding, which is about 1e-3 in float16 and 1e-2 in bfloat16. Kernels that do not run, or
+# run on other weights, are off by the vector's own length.
+TOLERANCE = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.3, "int8": 0.3}
 FIELD = '"post_processor":'
 TEXTS, LENGTH = 4, 5  # several, because a checkpoint may have a bad row for a rare token; tokens without special ones
+
+
+def self_test_ids(config: EncoderConfig) -> Ints:
+    """A few tokens spread over the vocabulary, none of them padding: int32 [L]. No window holds them all."""
+    windows = (config.attention_of(layer).window for layer in range(config.layers))
+    widest = max((window + PAST_WINDOW for window in windows if window is not None), default=0)
+    return spread_ids(config, max(TEST_LENGTH, widest))
+
+
+def spread_ids(config: EncoderConfig, length: int) -> Ints:
+    """So many tokens, or as many as the model reads, spread over the vocabulary, none of them padding: int32 [L]."""
+    length = min(length, config.max_positions)
+    ids = (np.arange(length) * 2 + 1) * config.vocab_size // (2 * length)
+    if config.padding_id is not None:
+        ids[ids == config.padding_id] = 0 if config.padding_id > 0 else config.vocab_size - 1
+    return ids.astype(np.int32)
+
+
+def vector_of(ids: Ints, config: EncoderConfig, checkpoint: Checkpoint, pooling: str, adapter: int = -1) -> Floats:
+    """The pooled last hidden state of token ids [L] with an adapter, -1: none. Not normalized: float32 [hidden]."""
+    x = hidden_state(ids, config, checkpoint, adapter)
+    pooled: Floats = {
+        "cls": lambda: x[0],
+        "mean": lambda: x.mean(0),
+        "max": lambda: x.max(0),
+        "last-token": lambda: x[-1],
+    }[pooling]()
+    return pooled.astype(np.float32, copy=False)
+
+
+def mismatch(got: Floats, expected: Floats, dtype: str) -> str | None:
+    """Why `got` [hidden] cannot be the `expected` vector, in half a sentence; None if it can."""
+    if not np.isfinite(got).all():
+        return "its vector is not finite"
+    if not got.any():
+        return "its vector is all zeros"
+    length = float(np.linalg.norm(expected))
+    error = float(np.linalg.norm(got - expected)) / max(length, 1e-12)
+    if error <= TOLERANCE[dtype]:
+        return None
+    return f"its vector is {error:.2g} of its length off, at most {TOLERANCE[dtype]:g} is rounding"
 
 
 def tasks_never_finite(model: Model, encoder: Encoder) -> Task:
     """The tasks whose every request will fail: none of the texts gets finite rows. Raises EncoderError."""
     special = _special_ids(model)
-    texts = np.array_split(spread_ids(model.architecture, TEXTS * LENGTH), TEXTS)
+    texts = np.array_split(spread_ids(model.config, TEXTS * LENGTH), TEXTS)
     batch = pack([np.concatenate([special, text])[: model.max_input_length] for text in texts if len(text)])
     never = NO_TASK
     for task, rows in encoder.wait(encoder.submit(batch.wanting(model.tasks))).items():
@@ -40,7 +96,7 @@ def _special_ids(model: Model) -> npt.NDArray[np.int32]:
         processor, _ = json.JSONDecoder().raw_decode(rest.lstrip())
     except (ValueError, RecursionError):  # the tokenizer's own reader says what is wrong
         processor = None
-    ids = {i for i in _ids_of(processor) if type(i) is int and 0 <= i < model.architecture.vocab_size}
+    ids = {i for i in _ids_of(processor) if type(i) is int and 0 <= i < model.config.vocab_size}
     return np.array(sorted(ids), np.int32)
 
 

@@ -11,7 +11,7 @@ from embert.engine.files.keys import Key, Table, honored, irrelevant, refused
 __all__ = [
     "ADAPTER_CONFIG",
     "CONFIG",
-    "CONFIG_OF_FAMILY",
+    "CONFIG_OF_MODEL_TYPE",
     "CONFIG_SENTENCE_TRANSFORMERS",
     "MODULES",
     "MODULE_CONFIGS",
@@ -380,7 +380,7 @@ JINA_FLASH: dict[str, Key] = {
     "truncate_dim": honored("null"),
 }
 # A `model_type` → its keys beside those of CONFIG.
-CONFIG_OF_FAMILY: dict[str, Table] = {
+CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
     "bert": {
         **BERT_LIKE,
         "feed_forward_type": honored("JinaBERT v2: original, geglu, reglu"),
@@ -483,7 +483,7 @@ CONFIG_OF_FAMILY: dict[str, Table] = {
         "intermediate_size_multiple": irrelevant("never read by its code"),
     },
 }  # fmt: skip
-CONFIG_OF_FAMILY["new"] = CONFIG_OF_FAMILY["gte"]
+CONFIG_OF_MODEL_TYPE["new"] = CONFIG_OF_MODEL_TYPE["gte"]
 
 # Of the documentation: a heading → its table.
 TABLES: dict[str, Table] = {
@@ -496,5 +496,5 @@ TABLES: dict[str, Table] = {
     "tokenizer_config.json and special_tokens_map.json": TOKENIZER_CONFIG,
     "tokenizer.json": TOKENIZER,
     "config.json of every model": CONFIG,
-    **{f"config.json of {name}": table for name, table in CONFIG_OF_FAMILY.items()},
+    **{f"config.json of {name}": table for name, table in CONFIG_OF_MODEL_TYPE.items()},
 }

@@ -38,7 +38,7 @@ ATTRIBUTES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 # A `model_type` → the class that transformers takes where no file states one. Others get the generic class.
-CLASS_OF_FAMILY = {
+CLASS_OF_MODEL_TYPE = {
     "bert": "BertTokenizer",
     "distilbert": "BertTokenizer",
     "electra": "BertTokenizer",
@@ -326,7 +326,7 @@ def _kind(path: Path, named: object, family: str) -> str:
     """The key of CLASSES, or "" for the generic class: what AutoTokenizer finds. Raises UnsupportedModel."""
     if family in ALWAYS_GENERIC:
         return ""
-    name = CLASS_OF_FAMILY.get(family, "") if named is None else str(named)
+    name = CLASS_OF_MODEL_TYPE.get(family, "") if named is None else str(named)
     name = name if name in GENERIC_CLASSES else name.removesuffix("Fast")
     name = ALIASES.get(name, name)
     if name in REFUSED_CLASSES:

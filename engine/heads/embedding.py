@@ -1,6 +1,6 @@
-"""The embedding head after pooling, in numpy: the modules after it, the Matryoshka cut, L2 normalisation.
+"""The embedding head after pooling, in numpy: the modules after it, the Matryoshka cut, L2 normalization.
 
-Encoders that fuse the cut and the normalisation into their own work call it only where there are modules.
+Encoders that fuse the cut and the normalization into their own work call it only where there are modules.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def _kind(folder: Path, module: dict[str, Any], previous: str) -> str:
 
 
 def _is_pylate(folder: Path, listed: list[dict[str, Any]]) -> bool:
-    """Whether masking and normalising are left to PyLate's code."""
+    """Whether masking and normalizing are left to PyLate's code."""
     path = folder / "config_sentence_transformers.json"
     stated = path.is_file() and read_object(path).get("model_type") == "ColBERT"
     return stated or any(module["type"] == PYLATE_DENSE for module in listed)

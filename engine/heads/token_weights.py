@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 
 __all__ = ["token_weight_rows"]
 
@@ -17,7 +17,7 @@ def token_weight_rows(
     cu_seqlens: npt.NDArray[np.integer],
     weights: npt.NDArray[np.float32],
     special_ids: Sequence[int],
-) -> Rows:
+) -> TaskOutput:
     """The (id, weight) pairs of sequences, ids ascending: SPARSE's rows.
 
     `ids` are int [T], `weights` float32 [T] after relu, `cu_seqlens` int [B + 1] the prefix sums of the sequences'
@@ -25,7 +25,7 @@ def token_weight_rows(
     """
     sequences = len(cu_seqlens) - 1
     (kept,) = np.nonzero((weights != 0) & ~np.isin(ids, special_ids))
-    # One key a pair of sequence and id, so that equal ones of a sequence are neighbours once sorted.
+    # One key a pair of sequence and id, so that equal ones of a sequence are neighbors once sorted.
     span = int(ids.max(initial=0)) + 1
     keys = np.repeat(np.arange(sequences, dtype=np.int64), np.diff(cu_seqlens))[kept] * span + ids[kept]
     order = np.argsort(keys, kind="stable")
@@ -34,4 +34,4 @@ def token_weight_rows(
     largest = np.maximum.reduceat(values, first) if len(first) else values
     owners, indices = np.divmod(keys[first], span)
     offsets = np.searchsorted(owners, np.arange(sequences + 1)).astype(np.int32)
-    return Rows(largest.reshape(-1, 1), offsets, indices.astype(np.int32))
+    return TaskOutput(largest.reshape(-1, 1), offsets, indices.astype(np.int32))

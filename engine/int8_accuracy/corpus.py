@@ -12,7 +12,7 @@ __all__ = ["affordable", "sentences"]
 
 # Sentences times parameters of the layers: on two cores of an EPYC they take a float32 encoder about a second.
 _PARAMETER_SENTENCES = 208 * 11_000_000
-_LEAST = 40  # whatever the model's size: each has ten neighbours among them
+_LEAST = 40  # whatever the model's size: each has ten neighbors among them
 
 
 def sentences() -> list[str]:
@@ -20,14 +20,14 @@ def sentences() -> list[str]:
     return (files("embert.engine.int8_accuracy") / "sentences.txt").read_text("utf-8").splitlines()
 
 
-def affordable(architecture: EncoderConfig, *, on_cpu: bool) -> list[str]:
+def affordable(config: EncoderConfig, *, on_cpu: bool) -> list[str]:
     """Those to compare a model on: all, or on a CPU as many as keep a large model's start short, from all subjects."""
     every = sentences()
     if not on_cpu:
         return every
-    shapes = tensor_shapes(architecture)
+    shapes = tensor_shapes(config)
     used = [name for name in shapes if name.startswith("encoder.layer.")]
-    repeats = architecture.layers / max(1, len({architecture.stored_layer(n) for n in range(architecture.layers)}))
+    repeats = config.layers / max(1, len({config.stored_layer(n) for n in range(config.layers)}))
     parameters = repeats * sum(math.prod(shapes[name]) for name in used)
     count = min(len(every), max(_LEAST, int(_PARAMETER_SENTENCES / max(1, parameters))))
     return [every[number * len(every) // count] for number in range(count)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from embert.engine.encoders import loader
 from embert.engine.encoders.base import Encoder
 from embert.engine.errors import UnsupportedModel
-from embert.engine.int8_accuracy import MIN_AGREEMENT
+from embert.engine.int8_accuracy import MIN_ACCURACY
 from embert.engine.int8_accuracy.corpus import affordable
 from embert.engine.int8_accuracy.rows import compared, encoded_for
 from embert.engine.model import Model
-from embert.engine.quantization.accuracy import Agreement
+from embert.engine.quantization.accuracy import Int8Accuracy
 from embert.engine.tokenization.tokenizer import Tokenizer
 
 __all__ = ["load_encoder"]
@@ -24,7 +24,7 @@ def load_encoder(
     dtype: str = "auto",
     max_batch_tokens: int | None = None,
     encoder: str = "auto",
-    min_agreement: float = MIN_AGREEMENT,
+    min_agreement: float = MIN_ACCURACY,
 ) -> Encoder:
     """As `loader.load_encoder`. With `dtype` "int8" the encoder's `agreement` and `choice` say what that costs.
 
@@ -46,7 +46,7 @@ def load_encoder(
     return built
 
 
-def _check(found: Agreement, model: Model, least: float) -> None:
+def _check(found: Int8Accuracy, model: Model, least: float) -> None:
     if found.worst >= least:
         return
     # Not a number is too little, too.
@@ -57,8 +57,8 @@ def _check(found: Agreement, model: Model, least: float) -> None:
     )
 
 
-def _measured(model: Model, ours: Encoder, encoder: str) -> Agreement:
-    texts = affordable(model.architecture, on_cpu=ours.device == "cpu")
+def _measured(model: Model, ours: Encoder, encoder: str) -> Int8Accuracy:
+    texts = affordable(model.config, on_cpu=ours.device == "cpu")
     encoded = encoded_for(model, Tokenizer(model), texts)
     tokens = max(REFERENCE_TOKENS, int(encoded.lengths.max()))
     # Where a CUDA encoder was not to be had for int8, there is no use in comparing with one.

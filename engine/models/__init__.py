@@ -10,7 +10,7 @@ from pathlib import Path
 
 from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import read_object
-from embert.engine.files.key_tables import CONFIG, CONFIG_OF_FAMILY
+from embert.engine.files.key_tables import CONFIG, CONFIG_OF_MODEL_TYPE
 from embert.engine.files.keys import check_keys
 from embert.engine.models import (
     albert,
@@ -27,10 +27,10 @@ from embert.engine.models import (
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
 
-__all__ = ["FAMILIES", "EncoderConfig", "check_config", "read_architecture"]
+__all__ = ["MODEL_TYPES", "EncoderConfig", "check_config", "read_config"]
 
 # `model_type` in config.json → what reads the rest of the file.
-FAMILIES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
+MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
     "bert": jina_bert_v2.read_bert,
     "roberta": roberta.read,
     "xlm-roberta": jina_embeddings_v3.read_xlm_roberta,
@@ -47,7 +47,7 @@ FAMILIES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
 }
 
 
-def read_architecture(path: Path) -> EncoderConfig:
+def read_config(path: Path) -> EncoderConfig:
     """Read a `config.json`.
 
     Raises BrokenModel if the file cannot be read or lacks a field, UnsupportedModel if it asks for what no encoder
@@ -56,7 +56,7 @@ def read_architecture(path: Path) -> EncoderConfig:
     config = ConfigFile.read(path)
     if config.fields.get("model_type") is None:
         raise BrokenModel(f"{path} has no model_type")
-    return FAMILIES[config.one_of("model_type", tuple(FAMILIES))](config)
+    return MODEL_TYPES[config.one_of("model_type", tuple(MODEL_TYPES))](config)
 
 
 def check_config(path: Path) -> tuple[str, ...]:
@@ -65,4 +65,4 @@ def check_config(path: Path) -> tuple[str, ...]:
     Raises UnsupportedModel for a key whose value would change what the encoder computes.
     """
     fields = read_object(path)
-    return check_keys(path, fields, {**CONFIG, **CONFIG_OF_FAMILY[fields["model_type"]]})
+    return check_keys(path, fields, {**CONFIG, **CONFIG_OF_MODEL_TYPE[fields["model_type"]]})

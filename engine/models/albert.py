@@ -8,7 +8,7 @@ from embert.engine.errors import BrokenModel
 from embert.engine.models.bert import DEFAULTS, read_bert_like
 from embert.engine.models.config_file import MOST_LAYERS, ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.models.tensor_names import EMBEDDING_PROJECTION, Classification, MaskedLM, Scheme, TensorNames
+from embert.engine.models.tensor_names import EMBEDDING_PROJECTION, Classification, MaskedLM, TensorNames, WeightMapping
 
 __all__ = ["read"]
 
@@ -58,7 +58,7 @@ def read(config: ConfigFile) -> EncoderConfig:
         )
     if turns * inner > MOST_LAYERS:
         raise BrokenModel(f"{config.path}: num_hidden_layers times inner_group_num must be at most {MOST_LAYERS}")
-    tensors = TensorNames((_scheme(groups, inner),), masked_lm=MASKED_LM, classification=CLASSIFICATION)
+    tensors = TensorNames((_mapping(groups, inner),), masked_lm=MASKED_LM, classification=CLASSIFICATION)
     # HuggingFace's rounding, where the division leaves a remainder.
     group_of = [int(turn / (turns / groups)) for turn in range(turns)]
     return dataclasses.replace(
@@ -69,11 +69,11 @@ def read(config: ConfigFile) -> EncoderConfig:
     )
 
 
-def _scheme(groups: int, inner: int) -> Scheme:
+def _mapping(groups: int, inner: int) -> WeightMapping:
     """ALBERT counts groups, and layers in a group; here stored layers have one number."""
     numbers = {
         f"encoder.layer.{group * inner + layer}.": f"encoder.albert_layer_groups.{group}.albert_layers.{layer}."
         for group in range(groups)
         for layer in range(inner)
     }
-    return Scheme({**PARTS, **numbers}, ("albert.",), "encoder.albert_layer_groups.")
+    return WeightMapping({**PARTS, **numbers}, ("albert.",), "encoder.albert_layer_groups.")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.models.tensor_names import Classification, MaskedLM, Scheme, TensorNames
+from embert.engine.models.tensor_names import Classification, MaskedLM, TensorNames, WeightMapping
 
 __all__ = ["ACTIVATIONS", "CLASSIFICATION", "DEFAULTS", "GATES", "MASKED_LM", "read", "read_bert_like"]
 
@@ -42,7 +42,7 @@ def read(config: ConfigFile) -> EncoderConfig:
     """BERT's architecture. Raises BrokenModel or UnsupportedModel."""
     return read_bert_like(
         config.with_missing(**DEFAULTS),
-        TensorNames((Scheme(prefixes=("bert.",)),), masked_lm=MASKED_LM, classification=CLASSIFICATION),
+        TensorNames((WeightMapping(prefixes=("bert.",)),), masked_lm=MASKED_LM, classification=CLASSIFICATION),
     )
 
 
@@ -71,8 +71,8 @@ def read_bert_like(
             f"{config.path}: max_position_embeddings must be above {first_position}, which is where texts start; "
             f"found {positions}"
         )
-    architecture = EncoderConfig(
-        family=config.fields["model_type"],
+    encoder_config = EncoderConfig(
+        model_type=config.fields["model_type"],
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
         layers=config.layers(),
@@ -86,9 +86,9 @@ def read_bert_like(
         first_position=first_position,
         relative_buckets=relative_buckets,
     )
-    if architecture.hidden_size % architecture.heads:
+    if encoder_config.hidden_size % encoder_config.heads:
         raise UnsupportedModel(
-            f"{config.path}: {config.name('hidden_size')} {architecture.hidden_size} is not a multiple of "
-            f"{config.name('num_attention_heads')} {architecture.heads}"
+            f"{config.path}: {config.name('hidden_size')} {encoder_config.hidden_size} is not a multiple of "
+            f"{config.name('num_attention_heads')} {encoder_config.heads}"
         )
-    return architecture
+    return encoder_config

@@ -5,7 +5,13 @@ from __future__ import annotations
 from embert.engine.models.bert import DEFAULTS, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.models.tensor_names import TOKEN_TYPE_EMBEDDINGS, Classification, MaskedLM, Scheme, TensorNames
+from embert.engine.models.tensor_names import (
+    TOKEN_TYPE_EMBEDDINGS,
+    Classification,
+    MaskedLM,
+    TensorNames,
+    WeightMapping,
+)
 
 __all__ = ["read"]
 
@@ -17,8 +23,8 @@ FIELDS = {
     "hidden_act": "activation",
 }
 TENSORS = TensorNames(
-    schemes=(
-        Scheme(
+    mappings=(
+        WeightMapping(
             parts={
                 "attention.self.query": "attention.q_lin",
                 "attention.self.key": "attention.k_lin",

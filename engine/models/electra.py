@@ -7,7 +7,7 @@ import dataclasses
 from embert.engine.models.bert import DEFAULTS, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.models.tensor_names import Classification, MaskedLM, Scheme, TensorNames
+from embert.engine.models.tensor_names import Classification, MaskedLM, TensorNames, WeightMapping
 
 __all__ = ["read"]
 
@@ -22,7 +22,7 @@ OWN_DEFAULTS = {
 
 # HuggingFace's code fixes the activation of both heads, whatever hidden_act says.
 TENSORS = TensorNames(
-    schemes=(Scheme(prefixes=("electra.",)),),
+    mappings=(WeightMapping(prefixes=("electra.",)),),
     masked_lm=MaskedLM(
         transform="generator_predictions.dense",
         norm="generator_predictions.LayerNorm",
@@ -37,6 +37,8 @@ TENSORS = TensorNames(
 def read(config: ConfigFile) -> EncoderConfig:
     """ELECTRA's architecture. Raises BrokenModel or UnsupportedModel."""
     config = config.with_missing(**OWN_DEFAULTS)
-    architecture = read_bert_like(config, TENSORS)
+    encoder_config = read_bert_like(config, TENSORS)
     columns = config.integer("embedding_size")
-    return dataclasses.replace(architecture, embedding_size=None if columns == architecture.hidden_size else columns)
+    return dataclasses.replace(
+        encoder_config, embedding_size=None if columns == encoder_config.hidden_size else columns
+    )

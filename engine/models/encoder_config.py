@@ -66,7 +66,7 @@ class EncoderConfig:
     come before attention and before the feed-forward network, and one more follows the last layer.
     """
 
-    family: str  # the file of this folder that read it, for people to read: no code may depend on it
+    model_type: str  # for people to read: no code may depend on it
     vocab_size: int  # rows of the word table
     hidden_size: int  # columns of a hidden state
     layers: int

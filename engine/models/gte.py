@@ -19,10 +19,10 @@ from embert.engine.models.rope_parameters import check_pairs, with_rope_paramete
 from embert.engine.models.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     Classification,
-    Joined,
+    FusedWeight,
     MaskedLM,
-    Scheme,
     TensorNames,
+    WeightMapping,
 )
 
 __all__ = ["read"]
@@ -35,27 +35,27 @@ OLDER_FIELDS = {"rope_scaling", "layer_norm_type", "logn_attention_scale", "pack
 PREFIXES = ("new.", "gte.")
 
 # The older code's `pack_qkv` decides between the first two; which tensors there are says the same.
-UNPACKED: Mapping[str, str | Joined] = {
+UNPACKED: Mapping[str, str | FusedWeight] = {
     "attention.self.query": "attention.q_proj",
     "attention.self.key": "attention.k_proj",
     "attention.self.value": "attention.v_proj",
     "attention.output.dense": "attention.o_proj",
     "attention.output.LayerNorm": "attn_ln",
-    "intermediate.gate": Joined("mlp.up_gate_proj", 1, 2),
-    "intermediate.dense": Joined("mlp.up_gate_proj", 0, 2),
+    "intermediate.gate": FusedWeight("mlp.up_gate_proj", 1, 2),
+    "intermediate.dense": FusedWeight("mlp.up_gate_proj", 0, 2),
     "output.dense": "mlp.down_proj",
     "output.LayerNorm": "mlp_ln",
 }
-PACKED: Mapping[str, str | Joined] = {
+PACKED: Mapping[str, str | FusedWeight] = {
     **UNPACKED,
-    "attention.self.query": Joined("attention.qkv_proj", 0, 3),
-    "attention.self.key": Joined("attention.qkv_proj", 1, 3),
-    "attention.self.value": Joined("attention.qkv_proj", 2, 3),
+    "attention.self.query": FusedWeight("attention.qkv_proj", 0, 3),
+    "attention.self.key": FusedWeight("attention.qkv_proj", 1, 3),
+    "attention.self.value": FusedWeight("attention.qkv_proj", 2, 3),
 }
-SCHEMES = (
-    Scheme(PACKED, PREFIXES),
-    Scheme(UNPACKED, PREFIXES),
-    Scheme(
+MAPPINGS = (
+    WeightMapping(PACKED, PREFIXES),
+    WeightMapping(UNPACKED, PREFIXES),
+    WeightMapping(
         parts={
             "attention.self.query": "self_attn.q_proj",
             "attention.self.key": "self_attn.k_proj",
@@ -86,7 +86,7 @@ def read(config: ConfigFile) -> EncoderConfig:
     )
     types = config.fields.get("type_vocab_size") != 0
     tensors = TensorNames(
-        SCHEMES,
+        MAPPINGS,
         absent=ABSENT if types else ABSENT | {TOKEN_TYPE_EMBEDDINGS},
         # transformers fixes the head's activation; the older code takes the layers' own.
         masked_lm=dataclasses.replace(MASKED_LM, activation="gelu" if own else ""),
@@ -98,11 +98,11 @@ def read(config: ConfigFile) -> EncoderConfig:
     known = config.with_fields(position_embedding_type="absolute")
     if not types:
         known = known.with_fields(type_vocab_size=1)
-    architecture = dataclasses.replace(read_bert_like(known, tensors, activations=GATES), gated=True)
-    return with_rope_parameters(config, architecture, THETA) if own else _older(config, architecture)
+    encoder_config = dataclasses.replace(read_bert_like(known, tensors, activations=GATES), gated=True)
+    return with_rope_parameters(config, encoder_config, THETA) if own else _older(config, encoder_config)
 
 
-def _older(config: ConfigFile, architecture: EncoderConfig) -> EncoderConfig:
+def _older(config: ConfigFile, encoder_config: EncoderConfig) -> EncoderConfig:
     """The remote code: `NewConfig` and `NewEmbeddings` of new-impl.
 
     With `rms_norm` the layers have RMS norms and the embeddings LayerNorm, which no architecture here says.
@@ -110,9 +110,9 @@ def _older(config: ConfigFile, architecture: EncoderConfig) -> EncoderConfig:
     config.one_of("layer_norm_type", ("layer_norm",), "layer_norm")
     config.one_of("logn_attention_scale", (False, None))
     if config.one_of("position_embedding_type", ("rope", "absolute"), "rope") == "absolute":
-        return architecture
-    check_pairs(config, architecture)
-    return with_rotary(architecture, Rotary(config.number("rope_theta"), architecture.head_size, _scaling(config)))
+        return encoder_config
+    check_pairs(config, encoder_config)
+    return with_rotary(encoder_config, Rotary(config.number("rope_theta"), encoder_config.head_size, _scaling(config)))
 
 
 def _scaling(config: ConfigFile) -> Ntk | None:

@@ -11,22 +11,22 @@ from embert.engine.models import bert
 from embert.engine.models.bert import CLASSIFICATION, DEFAULTS, MASKED_LM, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.models.tensor_names import Joined, Scheme, TensorNames
+from embert.engine.models.tensor_names import FusedWeight, TensorNames, WeightMapping
 
 __all__ = ["read", "read_bert"]
 
 # `feed_forward_type` → the gate's activation. "original" is BERT's plain network.
 GATES = {"geglu": "gelu", "reglu": "relu"}
-GATED_PARTS: dict[str, str | Joined] = {
-    "intermediate.gate": Joined("mlp.gated_layers", 0, 2),
-    "intermediate.dense": Joined("mlp.gated_layers", 1, 2),
+GATED_PARTS: dict[str, str | FusedWeight] = {
+    "intermediate.gate": FusedWeight("mlp.gated_layers", 0, 2),
+    "intermediate.dense": FusedWeight("mlp.gated_layers", 1, 2),
     "output.dense": "mlp.wo",
     "output.LayerNorm": "mlp.layernorm",
     # These contain two of the names above.
     "attention.output.dense": "attention.output.dense",
     "attention.output.LayerNorm": "attention.output.LayerNorm",
 }
-# Another code of the same authors, whose config.json says the same otherwise: it normalises queries and keys.
+# Another code of the same authors, whose config.json says the same otherwise: it normalizes queries and keys.
 NORMALISED = "jinaai/jina-bert-v2-qk-post-norm"
 
 
@@ -44,18 +44,18 @@ def read(config: ConfigFile) -> EncoderConfig:
     kind = config.one_of("feed_forward_type", ("original", *GATES), "original")
     gated = kind in GATES
     tensors = TensorNames(
-        (Scheme(parts=GATED_PARTS if gated else {}, prefixes=("bert.",)),),
+        (WeightMapping(parts=GATED_PARTS if gated else {}, prefixes=("bert.",)),),
         absent=frozenset({"intermediate.gate.bias", "intermediate.dense.bias"} if gated else ()),
         masked_lm=MASKED_LM,
         classification=CLASSIFICATION,
     )
     known = config.with_missing(**DEFAULTS).with_fields(position_embedding_type="absolute")
-    architecture = read_bert_like(known, tensors)
+    encoder_config = read_bert_like(known, tensors)
     return dataclasses.replace(
-        architecture,
-        family="jina_bert_v2",
+        encoder_config,
+        model_type="jina_bert_v2",
         position_table=False,
         alibi=True,
         gated=gated,
-        activation=GATES.get(kind, architecture.activation),
+        activation=GATES.get(kind, encoder_config.activation),
     )

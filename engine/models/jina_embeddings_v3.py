@@ -15,14 +15,14 @@ from embert.engine.models import roberta
 from embert.engine.models.bert import read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import Adapters, Attention, EncoderConfig, Rotary
-from embert.engine.models.tensor_names import Joined, Scheme, TensorNames
+from embert.engine.models.tensor_names import FusedWeight, TensorNames, WeightMapping
 
 __all__ = ["read", "read_xlm_roberta"]
 
-LINEAR: dict[str, str | Joined] = {
-    "attention.self.query": Joined("mixer.Wqkv", 0, 3),
-    "attention.self.key": Joined("mixer.Wqkv", 1, 3),
-    "attention.self.value": Joined("mixer.Wqkv", 2, 3),
+LINEAR: dict[str, str | FusedWeight] = {
+    "attention.self.query": FusedWeight("mixer.Wqkv", 0, 3),
+    "attention.self.key": FusedWeight("mixer.Wqkv", 1, 3),
+    "attention.self.value": FusedWeight("mixer.Wqkv", 2, 3),
     "attention.output.dense": "mixer.out_proj",
     "intermediate.dense": "mlp.fc1",
     "output.dense": "mlp.fc2",
@@ -31,7 +31,7 @@ TABLES = ("embeddings.word_embeddings", "embeddings.token_type_embeddings")
 # What torch puts after the name of a weight to which a module of its own adds.
 ADAPTED = ".parametrizations.weight.original"
 
-TRANSFORMERS = Scheme(
+TRANSFORMERS = WeightMapping(
     parts={
         "attention.self.query": "self_attn.q_proj",
         "attention.self.key": "self_attn.k_proj",
@@ -45,7 +45,7 @@ TRANSFORMERS = Scheme(
     prefixes=("roberta.",),
     layers="layers.",
 )
-FLASH = Scheme(
+FLASH = WeightMapping(
     parts={
         **LINEAR,
         "embeddings.LayerNorm": "emb_ln",
@@ -57,8 +57,8 @@ FLASH = Scheme(
 )
 
 
-def _adapted(name: str | Joined) -> str | Joined:
-    return name._replace(name=name.name + ADAPTED) if isinstance(name, Joined) else name + ADAPTED
+def _adapted(name: str | FusedWeight) -> str | FusedWeight:
+    return name._replace(name=name.name + ADAPTED) if isinstance(name, FusedWeight) else name + ADAPTED
 
 
 FLASH_ADAPTED = dataclasses.replace(
@@ -123,8 +123,8 @@ def read_flash(config: ConfigFile) -> EncoderConfig:
     config.one_of("emb_pooler", (None, "mean"))
     adapters = _flash_adapters(config)
     theta = config.with_fields(**{"rotary_emb_base": 10000.0, **config.fields}).number("rotary_emb_base")
-    scheme = FLASH if adapters is None else FLASH_ADAPTED
-    return _read(config, _tensors(scheme), theta, adapters)
+    mapping = FLASH if adapters is None else FLASH_ADAPTED
+    return _read(config, _tensors(mapping), theta, adapters)
 
 
 def read(config: ConfigFile) -> EncoderConfig:
@@ -141,25 +141,25 @@ def read(config: ConfigFile) -> EncoderConfig:
     return _read(config, _tensors(TRANSFORMERS, FLASH), theta, _peft_adapters(config))
 
 
-def _tensors(*schemes: Scheme) -> TensorNames:
-    return TensorNames(schemes, masked_lm=roberta.MASKED_LM, classification=roberta.CLASSIFICATION)
+def _tensors(*mappings: WeightMapping) -> TensorNames:
+    return TensorNames(mappings, masked_lm=roberta.MASKED_LM, classification=roberta.CLASSIFICATION)
 
 
 def _read(config: ConfigFile, tensors: TensorNames, theta: float, adapters: Adapters | None) -> EncoderConfig:
-    architecture = read_bert_like(config.with_fields(position_embedding_type="absolute"), tensors)
-    config.one_of("head_dim", (None, architecture.head_size))
+    encoder_config = read_bert_like(config.with_fields(position_embedding_type="absolute"), tensors)
+    config.one_of("head_dim", (None, encoder_config.head_size))
     if adapters is not None and len(adapters.names) > MOST_ADAPTERS:
         raise UnsupportedModel(
             f"{config.path}: at most {MOST_ADAPTERS} adapters are supported, found {len(adapters.names)}"
         )
-    if architecture.head_size % 2:
+    if encoder_config.head_size % 2:
         raise UnsupportedModel(
-            f"{config.path}: rotary positions turn pairs of columns, and heads have {architecture.head_size}"
+            f"{config.path}: rotary positions turn pairs of columns, and heads have {encoder_config.head_size}"
         )
     return dataclasses.replace(
-        architecture,
+        encoder_config,
         position_table=False,
-        attention=(Attention(Rotary(theta, architecture.head_size)),) * architecture.layers,
+        attention=(Attention(Rotary(theta, encoder_config.head_size)),) * encoder_config.layers,
         adapters=adapters,
     )
 

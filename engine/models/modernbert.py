@@ -16,10 +16,10 @@ from embert.engine.models.tensor_names import (
     FINAL_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     Classification,
-    Joined,
+    FusedWeight,
     MaskedLM,
-    Scheme,
     TensorNames,
+    WeightMapping,
 )
 
 __all__ = ["read"]
@@ -46,18 +46,18 @@ DEFAULTS = {
     "classifier_pooling": "cls",
 }
 
-SCHEME = Scheme(
+SCHEME = WeightMapping(
     parts={
         "embeddings.word_embeddings": "embeddings.tok_embeddings",
         "embeddings.LayerNorm": "embeddings.norm",
         "attention.output.LayerNorm": "attn_norm",
-        "attention.self.query": Joined("attn.Wqkv", 0, 3),
-        "attention.self.key": Joined("attn.Wqkv", 1, 3),
-        "attention.self.value": Joined("attn.Wqkv", 2, 3),
+        "attention.self.query": FusedWeight("attn.Wqkv", 0, 3),
+        "attention.self.key": FusedWeight("attn.Wqkv", 1, 3),
+        "attention.self.value": FusedWeight("attn.Wqkv", 2, 3),
         "attention.output.dense": "attn.Wo",
         "output.LayerNorm": "mlp_norm",
-        "intermediate.gate": Joined("mlp.Wi", 0, 2),
-        "intermediate.dense": Joined("mlp.Wi", 1, 2),
+        "intermediate.gate": FusedWeight("mlp.Wi", 0, 2),
+        "intermediate.dense": FusedWeight("mlp.Wi", 1, 2),
         "output.dense": "mlp.Wo",
         FINAL_NORM: "final_norm",
     },
@@ -84,23 +84,23 @@ BIASES = {
 def read(config: ConfigFile) -> EncoderConfig:
     """ModernBERT's architecture. Raises BrokenModel or UnsupportedModel."""
     config = config.renamed(FIELDS).with_missing(**SHAPES).with_defaults(**DEFAULTS).with_fields(type_vocab_size=1)
-    architecture = dataclasses.replace(
+    encoder_config = dataclasses.replace(
         read_bert_like(config, _tensors(config)), position_table=False, gated=True, pre_norm=True, first_norm=False
     )
-    if architecture.head_size % 2:
+    if encoder_config.head_size % 2:
         raise UnsupportedModel(
             f"{config.path}: rotary positions turn pairs of a head's columns, and hidden_size / num_attention_heads is "
-            f"{architecture.head_size}"
+            f"{encoder_config.head_size}"
         )
     window = config.integer("local_attention") // 2
     config.one_of("sliding_window", (window,), window)  # HuggingFace's other name for the same number
     config.one_of("rope_scaling", (None, {"rope_type": "default"}, {"type": "default"}))
     kinds = {
-        GLOBAL: Attention(_rotary(config, GLOBAL, architecture.head_size)),
-        LOCAL: Attention(_rotary(config, LOCAL, architecture.head_size), window),
+        GLOBAL: Attention(_rotary(config, GLOBAL, encoder_config.head_size)),
+        LOCAL: Attention(_rotary(config, LOCAL, encoder_config.head_size), window),
     }
-    attention = tuple(kinds[kind] for kind in _layer_types(config, architecture.layers))
-    return dataclasses.replace(architecture, attention=attention)
+    attention = tuple(kinds[kind] for kind in _layer_types(config, encoder_config.layers))
+    return dataclasses.replace(encoder_config, attention=attention)
 
 
 def _tensors(config: ConfigFile) -> TensorNames:

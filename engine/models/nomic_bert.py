@@ -20,10 +20,10 @@ from embert.engine.models.rope_parameters import check_pairs, stretched, with_ro
 from embert.engine.models.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     Classification,
-    Joined,
+    FusedWeight,
     MaskedLM,
-    Scheme,
     TensorNames,
+    WeightMapping,
 )
 
 __all__ = ["read"]
@@ -55,11 +55,11 @@ LEFT_OUT: dict[str, tuple[object, ...]] = {
 }
 
 PREFIXES = ("bert.", "nomic_bert.")
-OLDER: Mapping[str, str | Joined] = {
+OLDER: Mapping[str, str | FusedWeight] = {
     "embeddings.LayerNorm": "emb_ln",
-    "attention.self.query": Joined("attn.Wqkv", 0, 3),
-    "attention.self.key": Joined("attn.Wqkv", 1, 3),
-    "attention.self.value": Joined("attn.Wqkv", 2, 3),
+    "attention.self.query": FusedWeight("attn.Wqkv", 0, 3),
+    "attention.self.key": FusedWeight("attn.Wqkv", 1, 3),
+    "attention.self.value": FusedWeight("attn.Wqkv", 2, 3),
     "attention.output.dense": "attn.out_proj",
     "attention.output.LayerNorm": "norm1",
     "intermediate.gate": "mlp.fc12",
@@ -67,9 +67,9 @@ OLDER: Mapping[str, str | Joined] = {
     "output.dense": "mlp.fc2",
     "output.LayerNorm": "norm2",
 }
-SCHEMES = (
-    Scheme(OLDER, PREFIXES, "encoder.layers."),
-    Scheme(
+MAPPINGS = (
+    WeightMapping(OLDER, PREFIXES, "encoder.layers."),
+    WeightMapping(
         parts={
             "attention.self.query": "self_attn.q_proj",
             "attention.self.key": "self_attn.k_proj",
@@ -85,7 +85,7 @@ SCHEMES = (
         layers="layers.",
     ),
 )
-PLAIN_SCHEMES = (Scheme({**OLDER, "intermediate.dense": "mlp.fc1"}, PREFIXES, "encoder.layers."),)
+PLAIN_SCHEMES = (WeightMapping({**OLDER, "intermediate.dense": "mlp.fc1"}, PREFIXES, "encoder.layers."),)
 
 ATTENTION = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")
 INNER = ("intermediate.gate", "intermediate.dense")
@@ -108,12 +108,12 @@ def read(config: ConfigFile) -> EncoderConfig:
 
 def _read(config: ConfigFile) -> EncoderConfig:
     """transformers' own class, which decides nothing about biases."""
-    tensors = _tensors(SCHEMES, (*ATTENTION, *INNER, "output.dense"))
+    tensors = _tensors(MAPPINGS, (*ATTENTION, *INNER, "output.dense"))
     config = config.with_missing(**OWN_DEFAULTS)
     config = config.with_fields(position_embedding_type="absolute")  # it looks at rope_parameters alone
-    architecture = dataclasses.replace(read_bert_like(config, tensors, activations=GATES), gated=True)
-    config.one_of("head_dim", (None, architecture.head_size))
-    return with_rope_parameters(config, architecture, THETA)
+    encoder_config = dataclasses.replace(read_bert_like(config, tensors, activations=GATES), gated=True)
+    config.one_of("head_dim", (None, encoder_config.head_size))
+    return with_rope_parameters(config, encoder_config, THETA)
 
 
 def _read_older(config: ConfigFile) -> EncoderConfig:
@@ -125,32 +125,32 @@ def _read_older(config: ConfigFile) -> EncoderConfig:
     gated = config.one_of("hidden_act", tuple(activations)) in GATED
     without = _without_biases(config)
     types = _is_positive(config, "type_vocab_size")
-    tensors = _tensors(SCHEMES if gated else PLAIN_SCHEMES, without, types=types)
+    tensors = _tensors(MAPPINGS if gated else PLAIN_SCHEMES, without, types=types)
     config = config.with_fields(
         n_inner=_inner_columns(config, gated=gated),
         type_vocab_size=config.fields["type_vocab_size"] if types else 1,
         vocab_size=_rounded(config.integer("vocab_size"), config.with_defaults(**{VOCAB_STEP: 1}).integer(VOCAB_STEP)),
     )
-    architecture = dataclasses.replace(read_bert_like(config, tensors, activations=activations), gated=gated)
+    encoder_config = dataclasses.replace(read_bert_like(config, tensors, activations=activations), gated=gated)
     if not _is_positive(config, "rotary_emb_fraction"):
-        return architecture
-    check_pairs(config, architecture)
+        return encoder_config
+    check_pairs(config, encoder_config)
     fraction = config.number("rotary_emb_fraction")
-    columns = architecture.head_size * fraction
+    columns = encoder_config.head_size * fraction
     if fraction > 1 or columns % 2:
         raise UnsupportedModel(
-            f"{config.path}: rotary_emb_fraction must give an even number of a head's {architecture.head_size} "
+            f"{config.path}: rotary_emb_fraction must give an even number of a head's {encoder_config.head_size} "
             f"columns, found {fraction:g}"
         )
     rotary, scaling = Rotary(config.number("rotary_emb_base"), int(columns)), _scaling(config)
-    return with_rotary(architecture, rotary if scaling is None else stretched(config, rotary, scaling))
+    return with_rotary(encoder_config, rotary if scaling is None else stretched(config, rotary, scaling))
 
 
-def _tensors(schemes: tuple[Scheme, ...], without: tuple[str, ...], *, types: bool = True) -> TensorNames:
+def _tensors(mappings: tuple[WeightMapping, ...], without: tuple[str, ...], *, types: bool = True) -> TensorNames:
     """`without` are linear layers that have no bias."""
     absent = {f"{name}.bias" for name in without}
     return TensorNames(
-        schemes,
+        mappings,
         absent=frozenset(absent if types else {*absent, TOKEN_TYPE_EMBEDDINGS}),
         masked_lm=MASKED_LM,
         classification=CLASSIFICATION,

@@ -6,7 +6,7 @@ from embert.engine.errors import BrokenModel
 from embert.engine.models.bert import DEFAULTS, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.models.tensor_names import Classification, MaskedLM, Scheme, TensorNames
+from embert.engine.models.tensor_names import Classification, MaskedLM, TensorNames, WeightMapping
 
 __all__ = ["CLASSIFICATION", "MASKED_LM", "read"]
 
@@ -29,7 +29,7 @@ def read(config: ConfigFile) -> EncoderConfig:
     padding = config.fields.get("pad_token_id", 1)
     if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
         raise BrokenModel(f"{config.path}: pad_token_id must be an int of at least 0, found {padding!r}")
-    tensors = TensorNames((Scheme(prefixes=("roberta.",)),), masked_lm=MASKED_LM, classification=CLASSIFICATION)
+    tensors = TensorNames((WeightMapping(prefixes=("roberta.",)),), masked_lm=MASKED_LM, classification=CLASSIFICATION)
     vocabulary = VOCABULARY.get(config.fields["model_type"], DEFAULTS["vocab_size"])
     config = config.with_missing(**{**DEFAULTS, "vocab_size": vocabulary})
     return read_bert_like(config, tensors, first_position=padding + 1)

@@ -17,28 +17,28 @@ LARGEST_FACTOR = 1000  # of longer texts: a bound for what a file can ask for
 MOST_OF_ONE_PAIR = 2  # columns
 
 
-def with_rope_parameters(config: ConfigFile, architecture: EncoderConfig, theta: float) -> EncoderConfig:
+def with_rope_parameters(config: ConfigFile, encoder_config: EncoderConfig, theta: float) -> EncoderConfig:
     """The architecture with the rotary positions that the file states. `theta` is the family's own, if it states none.
 
     The kind "dynamic" stretches texts of more than `max_position_embeddings` tokens. transformers gives such models no
     longest text; here it is `factor` times as long. Raises BrokenModel or UnsupportedModel.
     """
-    check_pairs(config, architecture)
+    check_pairs(config, encoder_config)
     config.one_of("rope_scaling", (None,))  # transformers 4's name for the same object
     stated = config.with_defaults(rope_theta=theta).flattened(FIELD, FIELDS)
     kind = stated.one_of(f"{FIELD}.type", (DEFAULT, DYNAMIC), DEFAULT)
     kind = stated.one_of(f"{FIELD}.rope_type", (DEFAULT, DYNAMIC), kind)
     stated.one_of(f"{FIELD}.partial_rotary_factor", (1.0, None))
     inner = f"{FIELD}.rope_theta"
-    rotary = Rotary(stated.number(inner if inner in stated.fields else "rope_theta"), architecture.head_size)
+    rotary = Rotary(stated.number(inner if inner in stated.fields else "rope_theta"), encoder_config.head_size)
     if kind == DEFAULT:
-        return with_rotary(architecture, rotary)
+        return with_rotary(encoder_config, rotary)
     factor = stated.number(f"{FIELD}.factor")
     if not 1 <= factor <= LARGEST_FACTOR:
         raise BrokenModel(f"{config.path}: {FIELD}.factor must be 1 to {LARGEST_FACTOR}, found {factor:g}")
-    trained = architecture.max_positions
+    trained = encoder_config.max_positions
     rotary = stretched(config, rotary, DynamicNtk(factor, trained))
-    return dataclasses.replace(with_rotary(architecture, rotary), max_positions=int(factor * trained))
+    return dataclasses.replace(with_rotary(encoder_config, rotary), max_positions=int(factor * trained))
 
 
 def stretched(config: ConfigFile, rotary: Rotary, scaling: DynamicNtk) -> Rotary:
@@ -51,16 +51,16 @@ def stretched(config: ConfigFile, rotary: Rotary, scaling: DynamicNtk) -> Rotary
     return dataclasses.replace(rotary, scaling=scaling)
 
 
-def with_rotary(architecture: EncoderConfig, rotary: Rotary) -> EncoderConfig:
+def with_rotary(encoder_config: EncoderConfig, rotary: Rotary) -> EncoderConfig:
     """The architecture with the same rotary positions in every layer, and no table of positions."""
-    attention = (Attention(rotary),) * architecture.layers
-    return dataclasses.replace(architecture, position_table=False, attention=attention)
+    attention = (Attention(rotary),) * encoder_config.layers
+    return dataclasses.replace(encoder_config, position_table=False, attention=attention)
 
 
-def check_pairs(config: ConfigFile, architecture: EncoderConfig) -> None:
+def check_pairs(config: ConfigFile, encoder_config: EncoderConfig) -> None:
     """Raise UnsupportedModel where a head has an odd number of columns."""
-    if architecture.head_size % 2:
+    if encoder_config.head_size % 2:
         raise UnsupportedModel(
             f"{config.path}: rotary positions turn pairs of a head's columns, and {config.name('hidden_size')} / "
-            f"{config.name('num_attention_heads')} is {architecture.head_size}"
+            f"{config.name('num_attention_heads')} is {encoder_config.head_size}"
         )

@@ -16,12 +16,12 @@ __all__ = [
     "TOKEN_TYPE_EMBEDDINGS",
     "WORD_EMBEDDINGS",
     "Classification",
-    "Joined",
+    "FusedWeight",
     "MaskedLM",
-    "Scheme",
-    "Spelling",
+    "StoredName",
     "TensorNames",
-    "spellings_of",
+    "WeightMapping",
+    "stored_names_of",
 ]
 
 WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
@@ -38,7 +38,7 @@ TENSORFLOW_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "La
 LAYER_NUMBER = re.compile(r"^encoder\.layer\.\d+\.")
 
 
-class Joined(NamedTuple):
+class FusedWeight(NamedTuple):
     """A matrix that a checkpoint stores together with others, one below the other: rows `part` of `parts`."""
 
     name: str
@@ -46,7 +46,7 @@ class Joined(NamedTuple):
     parts: int
 
 
-class Spelling(NamedTuple):
+class StoredName(NamedTuple):
     """A stored tensor, or the rows of one that are `part` of `parts` equal parts."""
 
     name: str
@@ -55,21 +55,21 @@ class Spelling(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme:
+class WeightMapping:
     """One way in which a family's checkpoints name their tensors."""
 
-    parts: Mapping[str, str | Joined] = field(default_factory=dict)  # parts of BERT's names → the family's
+    parts: Mapping[str, str | FusedWeight] = field(default_factory=dict)  # parts of BERT's names → the family's
     prefixes: tuple[str, ...] = ()  # put before every name by checkpoints that hold a task's head too, such as "bert."
     layers: str = "encoder.layer."  # what stands before a layer's number, without a prefix
 
-    def spellings(self, name: str) -> list[Spelling]:
+    def stored_names(self, name: str) -> list[StoredName]:
         """The names under which a checkpoint may store a tensor, the likeliest first."""
         part, parts = 0, 1
 
         def theirs(own: re.Match[str]) -> str:
             nonlocal part, parts
             found = self.parts[own[0]]
-            if isinstance(found, Joined):
+            if isinstance(found, FusedWeight):
                 found, part, parts = found
             return found
 
@@ -77,7 +77,9 @@ class Scheme:
             own = sorted(self.parts, key=len, reverse=True)
             name = re.sub("|".join(map(re.escape, own)), theirs, name)
         name = name.replace("encoder.layer.", self.layers)
-        return [Spelling(prefix + each, part, parts) for prefix in ("", *self.prefixes) for each in spellings_of(name)]
+        return [
+            StoredName(prefix + each, part, parts) for prefix in ("", *self.prefixes) for each in stored_names_of(name)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +114,15 @@ class MaskedLM:
 class TensorNames:
     """What a family's checkpoints call the tensors of tensor_shapes.py."""
 
-    schemes: tuple[Scheme, ...]  # the first is HuggingFace's own
+    mappings: tuple[WeightMapping, ...]  # the first is HuggingFace's own
     absent: frozenset[str] = frozenset()  # tensors that the family or its heads do not have: they count as zeros
     masked_lm: MaskedLM | None = None
     classification: Classification | None = None
     other_heads: Mapping[str, str] = field(default_factory=dict)  # parts of heads' names → what some checkpoints say
 
-    def spellings(self, name: str) -> list[Spelling]:
+    def stored_names(self, name: str) -> list[StoredName]:
         """The names under which a checkpoint may store a tensor, the likeliest first."""
-        return [spelling for scheme in self.schemes for spelling in scheme.spellings(name)]
+        return [spelling for mapping in self.mappings for spelling in mapping.stored_names(name)]
 
     def head_names(self, name: str) -> tuple[str, ...]:
         """The names under which a checkpoint may store a head's layer or norm, the likeliest first."""
@@ -135,15 +137,15 @@ class TensorNames:
 
     def layer_of(self, stored: str) -> str | None:
         """What a stored name says after a layer's number: "attention.self.query.weight"; None if it is no layer's."""
-        for scheme in self.schemes:
-            for prefix in ("", *scheme.prefixes):
-                start = prefix + scheme.layers
+        for mapping in self.mappings:
+            for prefix in ("", *mapping.prefixes):
+                start = prefix + mapping.layers
                 number, _, rest = stored.removeprefix(start).partition(".")
                 if stored.startswith(start) and number.isdigit():
                     return rest
         return None
 
 
-def spellings_of(name: str) -> list[str]:
+def stored_names_of(name: str) -> list[str]:
     """A tensor's name, and what TensorFlow calls it where that differs."""
     return [name, *(name.replace(new, old) for new, old in TENSORFLOW_NAMES.items() if name.endswith(new))]

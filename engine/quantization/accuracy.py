@@ -1,4 +1,4 @@
-"""How well an encoder in eight bits agrees with the same model in more: cosines, and nearest neighbours kept."""
+"""How well an encoder in eight bits agrees with the same model in more: cosines, and nearest neighbors kept."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NEIGHBOURS", "Agreement", "agreement_of_labels", "agreement_of_rows", "kept_neighbours"]
+__all__ = ["NEIGHBORS", "Int8Accuracy", "accuracy_of_labels", "accuracy_of_rows", "kept_neighbors"]
 
 Floats = npt.NDArray[np.float32]
 
-NEIGHBOURS = 10
+NEIGHBORS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class Int8Accuracy:
     """Of two encoders of one model on the same texts. The best is 1."""
 
     dtype: str  # that of the encoder compared with
@@ -23,39 +23,39 @@ class Agreement:
     measure: str  # "cosine", or "correlation" of labels
     worst: float
     median: float
-    neighbours: float | None  # share of the ten nearest neighbours of each text that stay; None: there are no vectors
+    neighbors: float | None  # share of the ten nearest neighbors of each text that stay; None: there are no vectors
     difference: float | None = None  # the largest of a score; None: there are no scores
 
     def __str__(self) -> str:
         said = f"{self.measure} to {self.dtype} {self.worst:.4f} at worst, {self.median:.4f} in the median"
-        if self.neighbours is not None:
-            said += f", {self.neighbours:.1%} of ten nearest neighbours kept"
+        if self.neighbors is not None:
+            said += f", {self.neighbors:.1%} of ten nearest neighbors kept"
         if self.difference is not None:
             said += f", a score differs by {self.difference:.2g} at most"
         return f"{said} ({self.texts} sentences)"
 
 
-def agreement_of_rows(
+def accuracy_of_rows(
     ours: Floats, theirs: Floats, texts: tuple[Floats, Floats] | None = None, *, dtype: str
-) -> Agreement:
+) -> Int8Accuracy:
     """Of rows [n, columns]. `texts` are vectors of the texts, where a text has several rows: [m, columns] each."""
     cosines = (_unit(ours) * _unit(theirs)).sum(1)
     mine, other = texts or (ours, theirs)
-    kept = kept_neighbours(mine, other)
-    return Agreement(dtype, len(mine), "cosine", float(cosines.min()), float(np.median(cosines)), kept)
+    kept = kept_neighbors(mine, other)
+    return Int8Accuracy(dtype, len(mine), "cosine", float(cosines.min()), float(np.median(cosines)), kept)
 
 
-def agreement_of_labels(ours: Floats, theirs: Floats, scores: tuple[Floats, Floats], *, dtype: str) -> Agreement:
+def accuracy_of_labels(ours: Floats, theirs: Floats, scores: tuple[Floats, Floats], *, dtype: str) -> Int8Accuracy:
     """Of logits [n, labels] and their scores: each label's correlation over the texts, at worst and in the median."""
     mine, other = (_unit((each - each.mean(0)).T) for each in (ours, theirs))
     correlations = (mine * other).sum(1)
     largest = float(np.abs(scores[0] - scores[1]).max())
-    return Agreement(
+    return Int8Accuracy(
         dtype, len(ours), "correlation", float(correlations.min()), float(np.median(correlations)), None, largest
     )
 
 
-def kept_neighbours(ours: Floats, theirs: Floats, count: int = NEIGHBOURS) -> float:
+def kept_neighbors(ours: Floats, theirs: Floats, count: int = NEIGHBORS) -> float:
     """The share of each vector's `count` nearest ones by cosine, itself left out, that are the same: [n, columns]."""
     count = min(count, len(ours) - 1)
     if count < 1:

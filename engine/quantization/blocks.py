@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.quantization.rotation import check_width, hadamard
-from embert.engine.quantization.rows import LEVELS, QuantisedRows
-from embert.engine.quantization.weights import QuantisedWeight, quantised
+from embert.engine.quantization.rows import LEVELS, QuantizedRows
+from embert.engine.quantization.weights import QuantizedWeight, quantized
 
 __all__ = ["HEAD", "Blocks", "aligned_rows", "block_rows", "block_weight", "rounded_blocks", "stored_order"]
 
@@ -32,20 +32,20 @@ SPACING = 8  # columns of a block that are the same modulo this are rotated toge
 def stored_order(columns: int) -> npt.NDArray[np.int64]:
     """The column whose integer is stored at each place: int64 [columns].
 
-    A lane's four bytes of 16 columns are two neighbours of the first eight and the same of the other eight.
+    A lane's four bytes of 16 columns are two neighbors of the first eight and the same of the other eight.
     """
     place = np.arange(columns)
     lane, byte = place % 16 // 4, place % 4
     return place // 16 * 16 + 2 * lane + byte % 2 + byte // 2 * 8
 
 
-def block_weight(weight: Floats, name: str, block: int = INNER) -> QuantisedWeight:
+def block_weight(weight: Floats, name: str, block: int = INNER) -> QuantizedWeight:
     """A stored weight [out, in] for such rows: rotated, with a scale a channel, its columns in the order of theirs."""
     check_width(weight.shape[1], name)
     rotated = block // SPACING
     sets = weight.astype(np.float64).reshape(len(weight), -1, rotated, SPACING)
     turned = (hadamard(rotated) / math.sqrt(rotated) @ sets).reshape(weight.shape)
-    return quantised(turned[:, stored_order(weight.shape[1])])
+    return quantized(turned[:, stored_order(weight.shape[1])])
 
 
 class Blocks(NamedTuple):
@@ -78,7 +78,7 @@ def rounded_blocks(x: Halves, block: int = INNER) -> Blocks:
     return Blocks(integers.reshape(rows, columns)[:, stored_order(columns)], maxima)
 
 
-def aligned_rows(blocks: Blocks) -> QuantisedRows:
+def aligned_rows(blocks: Blocks) -> QuantizedRows:
     """The same with a scale a row.
 
     With m a block's maximum, M the row's and f = rint(m · (128 / M)), a block's integers q become rint(q · f / 128),
@@ -92,9 +92,9 @@ def aligned_rows(blocks: Blocks) -> QuantisedRows:
     factors = (exact + 1024).astype(np.float32).astype(np.float16).astype(np.float32) - np.float32(1024)
     integers = np.rint(blocks.integers * np.repeat(factors, block, 1) / 128).astype(np.int8)
     root = np.float32(1 if block == INNER else math.sqrt(block // SPACING))
-    return QuantisedRows(integers, largest * (np.float32(1) / (np.float32(LEVELS) * root)))
+    return QuantizedRows(integers, largest * (np.float32(1) / (np.float32(LEVELS) * root)))
 
 
-def block_rows(x: Halves, block: int = INNER) -> QuantisedRows:
+def block_rows(x: Halves, block: int = INNER) -> QuantizedRows:
     """Rows x [n, columns] in eight bits with a scale a row: [n, 1]."""
     return aligned_rows(rounded_blocks(x, block))

@@ -1,6 +1,6 @@
 """Rows in eight bits as the CUDA encoder has them: rotated by quarters, in float16.
 
-A thread rotates 32 columns alone: eight neighbours, and the same eight of the row's other quarters. Everything else is
+A thread rotates 32 columns alone: eight neighbors, and the same eight of the row's other quarters. Everything else is
 as in `rows`. Integers agree with the kernel's to the bit: csrc/ops/quantize.cu.
 """
 
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.quantization.rotation import check_width, hadamard
-from embert.engine.quantization.rows import LEVELS, QuantisedRows
-from embert.engine.quantization.weights import QuantisedWeight, quantised
+from embert.engine.quantization.rows import LEVELS, QuantizedRows
+from embert.engine.quantization.weights import QuantizedWeight, quantized
 
 __all__ = ["by_quarters", "quarter_rows", "quarter_weight"]
 
@@ -30,16 +30,16 @@ def by_quarters(columns: int) -> npt.NDArray[np.int64]:
     return 8 * sets[:, None] + numbers // 8 * (columns // 4) + numbers % 8
 
 
-def quarter_weight(weight: Floats, name: str) -> QuantisedWeight:
-    """A stored weight [out, in] for such rows; with a scale a channel, as `weights.quantised_weight` has it."""
+def quarter_weight(weight: Floats, name: str) -> QuantizedWeight:
+    """A stored weight [out, in] for such rows; with a scale a channel, as `weights.quantized_weight` has it."""
     check_width(weight.shape[1], name)
     places = by_quarters(weight.shape[1])
     turned = np.empty(weight.shape, np.float64)
     turned[:, places] = weight[:, places].astype(np.float64) @ (hadamard(SET) / math.sqrt(SET))
-    return quantised(turned)
+    return quantized(turned)
 
 
-def quarter_rows(x: Halves) -> QuantisedRows:
+def quarter_rows(x: Halves) -> QuantizedRows:
     """Rows x [n, columns] in eight bits, with a scale each.
 
     A set is multiplied by 2⁻⁵ and by the Hadamard matrix, strides 2, 4, 8, 16, then 1, each sum rounded to float16.
@@ -62,4 +62,4 @@ def quarter_rows(x: Halves) -> QuantisedRows:
     near_one = np.ldexp(y, shift).astype(np.float32)  # what is far below the largest was rounded to float16
     integers = np.rint(near_one * inverse.astype(np.float32)).astype(np.int8)
     scales = np.ldexp(ROOT, -shift) / np.where(empty, np.float32(1), inverse.astype(np.float32))
-    return QuantisedRows(integers, np.where(empty, np.float32(0), scales).astype(np.float32))
+    return QuantizedRows(integers, np.where(empty, np.float32(0), scales).astype(np.float32))

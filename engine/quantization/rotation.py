@@ -27,7 +27,7 @@ def rotated(x: Floats) -> Floats:
     """x · H for every 128 columns, with H of 1 and -1: float32 [n, columns] → float32 [n, columns].
 
     Butterflies with strides 1, 2, 4 … 64, each sum rounded to float32. H / √128 is orthonormal; that factor goes into
-    the scale of a row, see `rows.quantised_rows`.
+    the scale of a row, see `rows.quantized_rows`.
     """
     y = x.astype(np.float32).reshape(-1, BLOCK)
     for stage in range(BLOCK.bit_length() - 1):

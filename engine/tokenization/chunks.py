@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["NO_LIMIT", "Turns", "finish", "groups"]
+__all__ = ["NO_LIMIT", "Chunks", "finish", "groups"]
 
 NO_LIMIT = 1 << 62
 
 ResultT = TypeVar("ResultT")
-Turns = Generator[int, None, ResultT]  # yields the number of tokens so far after each turn, and returns the result
+Chunks = Generator[int, None, ResultT]  # yields the number of tokens so far after each turn, and returns the result
 
 
-def finish(turns: Turns[ResultT]) -> ResultT:
+def finish(turns: Chunks[ResultT]) -> ResultT:
     """Take all turns, one after the other, and return the result."""
     while True:
         try:
@@ -24,7 +24,7 @@ def finish(turns: Turns[ResultT]) -> ResultT:
 
 
 def groups(sizes: Iterable[int], most: int) -> Iterator[slice]:
-    """Group neighbours whose sizes add up to at most `most`; a larger one is a group of its own."""
+    """Group neighbors whose sizes add up to at most `most`; a larger one is a group of its own."""
     first = last = together = 0
     for last, size in enumerate(sizes, 1):
         if together and together + size > most:

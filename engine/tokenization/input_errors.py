@@ -56,7 +56,7 @@ def too_long(index: int, tokens: int, limit: int, param: str, more: str = "", wh
 
 
 def unbroken(index: int, characters: int, limit: int, param: str) -> InputTooLarge:
-    """A text would have to be tokenised whole, and is too long for that."""
+    """A text would have to be tokenized whole, and is too long for that."""
     return InputTooLarge(
         f"`{param}`: text {index} has {characters} characters and no place to divide it for "
         f"{limit} of them, which is the limit",

@@ -12,7 +12,7 @@ from embert.engine.tokenization.parts import TextParts
 
 __all__ = ["tokens_with_offsets"]
 
-TURN_CHARACTERS = 8_192
+CHUNK_CHARACTERS = 8_192
 
 
 def tokens_with_offsets(
@@ -25,7 +25,7 @@ def tokens_with_offsets(
     """
     special = backend.special
     texts = [prompt + text for text in texts]
-    for group in groups([min(len(text), TURN_CHARACTERS) for text in texts], TURN_CHARACTERS):
+    for group in groups([min(len(text), CHUNK_CHARACTERS) for text in texts], CHUNK_CHARACTERS):
         parts = {
             index: TextParts(
                 texts[index], backend.split_points, "right", most_unbroken, index=index, param=param, offsets=True
@@ -53,7 +53,7 @@ def _append_tokens(
 ) -> None:
     """Append the tokens of the next part of each text."""
     starts = [part.start for part in parts.values()]
-    taken = [part.take(TURN_CHARACTERS) for part in parts.values()]
+    taken = [part.take(CHUNK_CHARACTERS) for part in parts.values()]
     try:
         encodings = backend.encodings([text for _, text in taken])
     except TokenizerFailed:

@@ -16,14 +16,14 @@ import numpy.typing as npt
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import ID_BYTES, Backend, PairTemplate
-from embert.engine.tokenization.chunks import Turns, finish, groups
+from embert.engine.tokenization.chunks import Chunks, finish, groups
 from embert.engine.tokenization.encoded import Direction, Encoded
 from embert.engine.tokenization.input_errors import too_long
 from embert.engine.tokenization.parts import read_bodies
 
 __all__ = ["NO_PAIR_LIMITS", "PairLimits", "PairOptions", "Pairs"]
 
-TURN_TOKENS = 131_072  # of pairs that are laid end to end in one turn
+CHUNK_TOKENS = 131_072  # of pairs that are laid end to end in one turn
 # Texts of more tokens count as equally long, so that a request cannot have all of a long body tokenized: at most one
 # token of either is at stake.
 COMPARED_TOKENS = 65_536
@@ -68,7 +68,7 @@ class Pairs:
             self._template = template
         return self._template
 
-    def encode_turns(
+    def encode_chunks(
         self,
         firsts: Sequence[str],
         seconds: Sequence[str],
@@ -79,9 +79,9 @@ class Pairs:
         params: tuple[str, str] = ("query", "texts"),
         most_unbroken: int,
         part: int,
-        turn_characters: int,
-    ) -> Turns[Encoded]:
-        """See `Tokenizer.encode_pairs_turns`; `part` is that of `read_bodies`."""
+        chunk_characters: int,
+    ) -> Chunks[Encoded]:
+        """See `Tokenizer.encode_pairs_chunks`; `part` is that of `read_bodies`."""
         direction = direction or self._backend.direction
         template, rooms = self._checked(firsts, seconds, params, limits if truncate else NO_PAIR_LIMITS)
         how: dict[str, Any] = {
@@ -89,7 +89,7 @@ class Pairs:
             "direction": direction,
             "most_unbroken": most_unbroken,
             "part": part,
-            "turn_characters": turn_characters,
+            "chunk_characters": chunk_characters,
         }
 
         def too_long_first(index: int, tokens: int) -> InputError:
@@ -177,7 +177,7 @@ class Pairs:
         truncate: bool,
         direction: Direction,
         params: tuple[str, str],
-    ) -> Turns[Encoded]:
+    ) -> Chunks[Encoded]:
         """Cut the ids of texts, put them between the special tokens, and lay the pairs end to end, in turns."""
         firsts = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
         seconds = [*seconds]
@@ -200,12 +200,12 @@ class Pairs:
         lengths = (first + second + template.tokens).astype(np.int32)
         total = int(first.sum() + second.sum()) + len(lengths) * template.tokens
         # A first text of many pairs makes many tokens of few characters: the caller sees their number before their ids.
-        if total > TURN_TOKENS:
+        if total > CHUNK_TOKENS:
             yield total
         ids = np.empty(total, np.int32)
         types = None if template.types is None else np.empty(total, np.int32)
         at = 0
-        for group in groups(lengths.tolist(), TURN_TOKENS):
+        for group in groups(lengths.tolist(), CHUNK_TOKENS):
             pieces: list[bytes] = []
             for first_body, second_body in zip(firsts[group], seconds[group], strict=True):
                 pieces += (template.before, first_body, template.between, second_body, template.after)
@@ -214,14 +214,14 @@ class Pairs:
             if types is not None:
                 types[at : at + len(joined)] = template.token_types(first[group], second[group])
             at += len(joined)
-            if total > TURN_TOKENS:
+            if total > CHUNK_TOKENS:
                 yield total
         return Encoded(ids, lengths, truncated, types)
 
 
 def _token_types(model: Model) -> int:
     """How many token types the model has and is given: some tokenizers do not name them among its inputs."""
-    return model.architecture.type_vocab_size if model.tokenizer.has_token_types else 1
+    return model.config.type_vocab_size if model.tokenizer.has_token_types else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from embert.engine.errors import InputError
 from embert.engine.tokenization.backend import ID_BYTES, Backend, TokenizerFailed
-from embert.engine.tokenization.chunks import Turns, groups
+from embert.engine.tokenization.chunks import Chunks, groups
 from embert.engine.tokenization.encoded import Direction
 from embert.engine.tokenization.input_errors import check_unicode, unbroken, untokenizable
 from embert.engine.tokenization.split_points import NoSplitPoint, SplitPoints
@@ -99,10 +99,10 @@ def read_bodies(
     param: str,
     most_unbroken: int,
     part: int,
-    turn_characters: int,
+    chunk_characters: int,
     refuse: Callable[[int, int], InputError],
-) -> Turns[list[bytes]]:
-    """Ids of each text without special tokens, in turns of about `turn_characters`; parts have `part` characters.
+) -> Chunks[list[bytes]]:
+    """Ids of each text without special tokens, in turns of about `chunk_characters`; parts have `part` characters.
 
     Of a text with more than `room` tokens, the end that is kept is read until more than `room` are known; while
     `truncate` is false, `refuse` makes the error from the text's index and the number known. Raises InputTooLarge,
@@ -114,9 +114,9 @@ def read_bodies(
     bodies: list[bytes] = []
     tokens = 0
     try:
-        if sum(sizes) + len(sizes) * TEXT_CHARACTERS <= turn_characters and max(sizes, default=0) <= part:
+        if sum(sizes) + len(sizes) * TEXT_CHARACTERS <= chunk_characters and max(sizes, default=0) <= part:
             return _ids(backend, texts, wanted, direction, enumerate(texts), param)
-        for group in groups([min(size, part) + TEXT_CHARACTERS for size in sizes], turn_characters):
+        for group in groups([min(size, part) + TEXT_CHARACTERS for size in sizes], chunk_characters):
             parts = [
                 TextParts(text, backend.split_points, direction, most_unbroken, index=index, param=param)
                 for index, text in enumerate(texts[group], group.start)
@@ -126,7 +126,7 @@ def read_bodies(
             yield tokens
             for index, rest in enumerate(parts, group.start):
                 while rest.more and len(bodies[index]) <= room * ID_BYTES:
-                    (body,) = _next_bodies(backend, [rest], turn_characters, wanted, direction)
+                    (body,) = _next_bodies(backend, [rest], chunk_characters, wanted, direction)
                     bodies[index] = bodies[index] + body if direction == "right" else body + bodies[index]
                     tokens += len(body) // ID_BYTES
                     yield tokens

@@ -1,14 +1,14 @@
 """Where a long text may be divided so that the tokens of its parts, end to end, are the tokens of the whole.
 
 A tokenizer normalizes, finds added tokens, splits into words and looks up each word by itself. A split point is a place
-that no step looks across. Where they are follows from tokenizer.json, by a list of components of known behaviour:
+that no step looks across. Where they are follows from tokenizer.json, by a list of components of known behavior:
 
     any that splits at spaces    before a single space (or newline) between two plain letters or digits
     byte-level                   also between an ASCII letter and a digit: its pattern never joins them
     BERT                         also next to whitespace, ideographs, and punctuation that no added token has
 
 Parts other than the first may need a `lead` before them, so that they do not look like the start of a text; the caller
-drops its tokens. A tokenizer that no rule covers has no split points: its texts are tokenised whole.
+drops its tokens. A tokenizer that no rule covers has no split points: its texts are tokenized whole.
 """
 
 from __future__ import annotations

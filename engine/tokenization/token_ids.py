@@ -12,13 +12,13 @@ import numpy as np
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.heads.description import Role
 from embert.engine.tokenization.backend import ID_BYTES, Backend
-from embert.engine.tokenization.chunks import Turns
+from embert.engine.tokenization.chunks import Chunks
 from embert.engine.tokenization.encoded import Direction, Encoded
 from embert.engine.tokenization.input_errors import bad_id, too_long
 
-__all__ = ["TURN_IDS", "Frame", "check_ids", "pack_ids"]
+__all__ = ["CHUNK_IDS", "Frame", "check_ids", "pack_ids"]
 
-TURN_IDS = 16_384  # ids of a turn
+CHUNK_IDS = 16_384  # ids of a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,13 @@ def pack_ids(
     truncate: bool,
     direction: Direction,
     param: str,
-) -> Turns[Encoded]:
+) -> Chunks[Encoded]:
     """Pack ids unchanged, in turns. Sequences of over `limit` ids are cut, or refused while `truncate` is false.
 
     Raises InputError for an empty sequence, one that is too long, or an id that the model does not have.
     """
     ids, lengths, truncated = array("i"), array("i"), 0
-    turn = TURN_IDS
+    turn = CHUNK_IDS
     for index, given in enumerate(sequences):
         sequence = given
         if not len(sequence):
@@ -127,7 +127,7 @@ def pack_ids(
         ids.extend(sequence)
         lengths.append(len(sequence))
         if len(ids) >= turn:
-            turn = len(ids) + TURN_IDS
+            turn = len(ids) + CHUNK_IDS
             yield len(ids)
     return Encoded(np.array(ids, np.int32), np.array(lengths, np.int32), truncated)
 

@@ -14,19 +14,19 @@ from typing import Required, TypedDict, Unpack, cast
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import Backend
-from embert.engine.tokenization.chunks import NO_LIMIT, Turns, finish, groups
+from embert.engine.tokenization.chunks import NO_LIMIT, Chunks, finish, groups
 from embert.engine.tokenization.encoded import Direction, Encoded, TokenInfo
 from embert.engine.tokenization.input_errors import check_sequence, check_texts, too_long
 from embert.engine.tokenization.offsets import tokens_with_offsets
 from embert.engine.tokenization.pairs import PairOptions, Pairs
 from embert.engine.tokenization.parts import read_bodies
-from embert.engine.tokenization.token_ids import TURN_IDS, Frame, check_ids, pack_ids
+from embert.engine.tokenization.token_ids import CHUNK_IDS, Frame, check_ids, pack_ids
 
 __all__ = ["EncodeOptions", "Tokenizer"]
 
 # A turn is a few milliseconds of one thread.
-TURN_CHARACTERS = 16_384
-BULK_TURN_CHARACTERS = 1 << 24  # where nobody waits for a turn: enough for all cores at once
+CHUNK_CHARACTERS = 16_384
+UNDIVIDED_CHARACTERS = 1 << 24  # where nobody waits for a turn: enough for all cores at once
 # The first part of a long text: likely to be enough, and small beside a turn.
 LEAST_PART_CHARACTERS, CHARACTERS_PER_TOKEN = 2048, 8
 PROMPTS = 64  # whose numbers of tokens are kept
@@ -52,7 +52,7 @@ class Tokenizer:
     def __init__(self, model: Model) -> None:
         """Read the model's tokenizer.json. Raises BrokenModel."""
         path = model.transformer_folder / "tokenizer.json"
-        self.vocab_size = model.architecture.vocab_size  # ids that may be given: 0 … vocab_size - 1
+        self.vocab_size = model.config.vocab_size  # ids that may be given: 0 … vocab_size - 1
         self.max_input_length = model.max_input_length  # tokens, special tokens included
         self._backend = Backend(path, model.tokenizer, vocab_size=self.vocab_size, lowercase=model.lowercase)
         head = model.heads.multi_vector
@@ -71,7 +71,7 @@ class Tokenizer:
             }
         except BrokenModel as error:
             raise BrokenModel(f"{path}: {error}") from None
-        if self._backend.single_type and model.tokenizer.has_token_types and model.architecture.type_vocab_size > 1:
+        if self._backend.single_type and model.tokenizer.has_token_types and model.config.type_vocab_size > 1:
             raise BrokenModel(
                 f"{path}: the post-processor gives token type {self._backend.single_type} to single texts; supported: 0"
             )
@@ -79,7 +79,7 @@ class Tokenizer:
         self._include_prompt = model.include_prompt
         self._prompt_tokens = functools.lru_cache(PROMPTS)(self._count_prompt_tokens)
         room = self._frames[None].room
-        self._part = max(LEAST_PART_CHARACTERS, min(TURN_CHARACTERS, CHARACTERS_PER_TOKEN * room))
+        self._part = max(LEAST_PART_CHARACTERS, min(CHUNK_CHARACTERS, CHARACTERS_PER_TOKEN * room))
 
     @property
     def probe(self) -> str:
@@ -97,9 +97,9 @@ class Tokenizer:
         false, or is not valid Unicode.
         """
         check_texts(texts, options.get("param", "inputs"))
-        return finish(self.encode_turns(texts, **options, turn_characters=BULK_TURN_CHARACTERS))
+        return finish(self.encode_chunks(texts, **options, chunk_characters=UNDIVIDED_CHARACTERS))
 
-    def encode_turns(
+    def encode_chunks(
         self,
         texts: Sequence[str],
         *,
@@ -110,9 +110,9 @@ class Tokenizer:
         is_query: bool | None = None,
         limit: int | None = None,
         most_unbroken: int = NO_LIMIT,
-        turn_characters: int = TURN_CHARACTERS,
-    ) -> Turns[Encoded]:
-        """As `encode`, in turns of about `turn_characters`.
+        chunk_characters: int = CHUNK_CHARACTERS,
+    ) -> Chunks[Encoded]:
+        """As `encode`, in turns of about `chunk_characters`.
 
         Raises InputTooLarge, before the work, for a text without a split point for over `most_unbroken` characters.
         """
@@ -129,7 +129,7 @@ class Tokenizer:
             param=param,
             most_unbroken=most_unbroken,
             part=self._part,
-            turn_characters=turn_characters,
+            chunk_characters=chunk_characters,
             refuse=lambda index, tokens: too_long(index, tokens + frame.overhead - 1, frame.limit, param, "more than "),
         )
         return self._without_prompt(frame.around(bodies, truncate, direction, param), prompt, limit)
@@ -170,28 +170,28 @@ class Tokenizer:
         """
         for each, param in zip((firsts, seconds), options.get("params", ("query", "texts")), strict=True):
             check_texts(each, param)
-        return finish(self.encode_pairs_turns(firsts, seconds, **options, turn_characters=BULK_TURN_CHARACTERS))
+        return finish(self.encode_pairs_chunks(firsts, seconds, **options, chunk_characters=UNDIVIDED_CHARACTERS))
 
-    def encode_pairs_turns(
+    def encode_pairs_chunks(
         self,
         firsts: Sequence[str],
         seconds: Sequence[str],
         *,
         most_unbroken: int = NO_LIMIT,
-        turn_characters: int = TURN_CHARACTERS,
+        chunk_characters: int = CHUNK_CHARACTERS,
         **options: Unpack[PairOptions],
-    ) -> Turns[Encoded]:
-        """As `encode_pairs`, in turns as `encode_turns` takes them, with its InputTooLarge.
+    ) -> Chunks[Encoded]:
+        """As `encode_pairs`, in turns as `encode_chunks` takes them, with its InputTooLarge.
 
         A first text of many pairs makes many tokens of few characters. Their number is yielded before they are made.
         """
-        return self._pairs.encode_turns(
+        return self._pairs.encode_chunks(
             firsts,
             seconds,
             **options,
             most_unbroken=most_unbroken,
             part=self._part,
-            turn_characters=turn_characters,
+            chunk_characters=chunk_characters,
         )
 
     def encode_known_pairs(
@@ -215,9 +215,9 @@ class Tokenizer:
     ) -> Encoded:
         """Take token ids unchanged: nothing is added. Raises InputError for ids that the model does not have."""
         _check_sequences(sequences, param)
-        return finish(self.from_ids_turns(sequences, truncate=truncate, direction=direction, param=param, limit=limit))
+        return finish(self.from_ids_chunks(sequences, truncate=truncate, direction=direction, param=param, limit=limit))
 
-    def from_ids_turns(
+    def from_ids_chunks(
         self,
         sequences: Sequence[Sequence[int]],
         *,
@@ -225,7 +225,7 @@ class Tokenizer:
         direction: Direction | None = None,
         param: str = "inputs",
         limit: int | None = None,
-    ) -> Turns[Encoded]:
+    ) -> Chunks[Encoded]:
         """As `from_ids`, in turns."""
         return pack_ids(
             sequences,
@@ -242,12 +242,12 @@ class Tokenizer:
         """Tokens with their offsets, which count from the first character of the prompt. Nothing is cut."""
         check_texts(texts, param)
         answer: list[list[TokenInfo]] = [[] for _ in texts]
-        for turn in self.tokenize_turns(texts, add_special_tokens=add_special_tokens, prompt=prompt, param=param):
+        for turn in self.tokenize_chunks(texts, add_special_tokens=add_special_tokens, prompt=prompt, param=param):
             for index, tokens in turn:
                 answer[index] += tokens
         return answer
 
-    def tokenize_turns(
+    def tokenize_chunks(
         self,
         texts: Sequence[str],
         *,
@@ -278,15 +278,15 @@ class Tokenizer:
     ) -> list[str]:
         """Token ids back to texts. Raises InputError for ids that the model does not have."""
         _check_sequences(sequences, param)
-        return finish(self.decode_turns(sequences, skip_special_tokens=skip_special_tokens, param=param))
+        return finish(self.decode_chunks(sequences, skip_special_tokens=skip_special_tokens, param=param))
 
-    def decode_turns(
+    def decode_chunks(
         self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True, param: str = "ids"
-    ) -> Turns[list[str]]:
+    ) -> Chunks[list[str]]:
         """As `decode`, in turns of whole sequences."""
         texts: list[str] = []
         tokens = 0
-        for group in groups([*map(len, sequences)], TURN_IDS):
+        for group in groups([*map(len, sequences)], CHUNK_IDS):
             for index in range(group.start, group.stop):
                 check_ids(index, sequences[index], self.vocab_size, param)
             chosen = [list(sequence) for sequence in sequences[group]]

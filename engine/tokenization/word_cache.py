@@ -45,7 +45,7 @@ class WordCache:
         ):
             return False
         # Added tokens are found first. One without whitespace lies within a chunk, so it changes nothing. A tokenizer
-        # with one that looks at its neighbours or at the normalized text is left to the library.
+        # with one that looks at its neighbors or at the normalized text is left to the library.
         return all(
             len(token["content"].split()) == 1
             and token["content"] == token["content"].strip()

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from embert.engine import Model
-from embert.engine.int8_accuracy import MIN_AGREEMENT
+from embert.engine.int8_accuracy import MIN_ACCURACY
 from embert.server.bulk.job import BulkError, Job
 from embert.server.bulk.output.place import Place
 from embert.server.bulk.slots import Block
@@ -37,7 +37,7 @@ class Start:
     device: str = "cpu"
     dtype: str = "auto"
     encoder: str = "auto"
-    min_agreement: float = MIN_AGREEMENT
+    min_agreement: float = MIN_ACCURACY
 
 
 @dataclass(frozen=True, slots=True)

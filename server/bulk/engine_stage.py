@@ -19,7 +19,7 @@ from embert.engine.encode_batches import packed, spans
 from embert.engine.engine import batch_budget, kept_columns, require_task
 from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.packing import PackedBatch, cumulative
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.server.bulk.input.read_rows import read_rows
@@ -38,7 +38,7 @@ class _Open:
     block: Block
     values: npt.NDArray[np.float32] | None  # of EMBED: room for the answers, in the slot
     batches: int
-    rows: list[Rows] = field(default_factory=list)  # of the other tasks, in the order of the batches
+    rows: list[TaskOutput] = field(default_factory=list)  # of the other tasks, in the order of the batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Answer:
     opened: _Open
     span: slice  # the batch's texts in the block
     batch: PackedBatch
-    rows: Rows
+    rows: TaskOutput
 
 
 class EngineStage:
@@ -138,13 +138,13 @@ class EngineStage:
             row = read_rows(self._job, self._slots.data(block, "payload")).rows[text]
         return f"{block.place(row)}: the encoder returned a vector that is not finite"
 
-    def _kept(self, batch: PackedBatch, rows: Rows) -> Rows:
+    def _kept(self, batch: PackedBatch, rows: TaskOutput) -> TaskOutput:
         head = self._model.heads.multi_vector
         if self._job.task != Task.MULTI or head is None:
             return rows
         return rows.where(kept_rows(batch.ids, batch.cu_seqlens, head, is_query=self._job.is_query))
 
-    def _put(self, block: Block, rows: list[Rows]) -> None:
+    def _put(self, block: Block, rows: list[TaskOutput]) -> None:
         slots, values = self._slots, [each.values for each in rows]
         shape = sum(map(len, values)), values[0].shape[1]
         np.concatenate(values, out=slots.reserve(block, "values", shape, np.float32))

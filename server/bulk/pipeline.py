@@ -1,7 +1,7 @@
 """Blocks on their way through the processes of a run: read in order, worked on side by side, placed in order.
 
     reader ─▶ text processes ─▶ engine processes ─▶ text processes ─▶ collector ─▶ text processes ─▶ collector
-              tokenise          encode              format            places       write             adds
+              tokenize          encode              format            places       write             adds
 
 A thread stands behind each arrow. The collector says where in the output a block goes once all those before it have
 their places, and adds it to the output once all those before it are written. So nothing is written behind a block that

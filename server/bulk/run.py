@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from embert.engine import Encoder, Model
 from embert.engine.engine import kept_columns, require_task
 from embert.engine.host.cpus import usable_cpus
-from embert.engine.int8_accuracy import MIN_AGREEMENT
+from embert.engine.int8_accuracy import MIN_ACCURACY
 from embert.server.bulk import pipeline
 from embert.server.bulk.child import Child, Ready, Start
 from embert.server.bulk.engine_stage import EngineStage
@@ -86,7 +86,7 @@ class Devices:
     names: Sequence[str]  # "cuda:0"; one engine process each
     dtype: str = "auto"
     encoder: str = "auto"
-    min_agreement: float = MIN_AGREEMENT
+    min_agreement: float = MIN_ACCURACY
     text_processes: int = 0  # 0: as many as the CPUs that engines leave allow
 
     def text_processes_beside(self, kinds: Sequence[str]) -> int:

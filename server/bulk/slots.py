@@ -26,7 +26,7 @@ class Section(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Neighbouring rows of a block that come from one file."""
+    """Neighboring rows of a block that come from one file."""
 
     file: str  # as people know it
     first: int  # number of the first row in the file, from 1

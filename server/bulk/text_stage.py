@@ -15,7 +15,7 @@ from embert.engine.encode_batches import by_length, gathered
 from embert.engine.engine import encode_texts
 from embert.engine.errors import InputError
 from embert.engine.packing import cumulative
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.server.bulk.input.read_rows import ReadRows, read_rows
@@ -29,7 +29,7 @@ __all__ = ["TextStage"]
 
 
 class TextStage:
-    """Tokenises and formats blocks, for one job."""
+    """Tokenizes and formats blocks, for one job."""
 
     def __init__(self, job: Job, model: Model) -> None:
         """Load the tokenizer. Raises InputError for an adapter or prompt that the model does not have."""
@@ -97,15 +97,15 @@ class TextStage:
             return
         slots.put(block, "output", content)
 
-    def _vectors(self, block: Block, slots: Slots) -> Rows:
+    def _vectors(self, block: Block, slots: Slots) -> TaskOutput:
         """The answers of a block, in the order of the input, until the next block's."""
         values, numbers = slots.view(block, "values"), slots.view(block, "numbers")
         if "offsets" in block.sections:
             indices = slots.view(block, "indices") if "indices" in block.sections else None
-            return Rows(values, slots.view(block, "offsets"), indices).taken(numbers)
+            return TaskOutput(values, slots.view(block, "offsets"), indices).taken(numbers)
         if len(self._rows) < len(values):  # memory that is used again: new pages cost more than the copy
             self._rows = np.empty(values.shape, np.float32)
-        return Rows.one_each(values.take(numbers, axis=0, out=self._rows[: len(values)], mode="clip"))
+        return TaskOutput.one_each(values.take(numbers, axis=0, out=self._rows[: len(values)], mode="clip"))
 
     def _encode(self, texts: list[str]) -> Encoded:
         job = self._job

@@ -44,18 +44,18 @@ def info(arguments: argparse.Namespace) -> int:
 
 def _facts(model: Model) -> dict[str, Any]:
     """What the model's files say."""
-    architecture, classifier = model.architecture, model.heads.classifier
+    config, classifier = model.config, model.heads.classifier
     return {
         "model": model.model_id,
         "revision": model.revision,
         "folder": str(model.folder),
-        "architecture": architecture.family,
-        "layers": architecture.layers,
-        "hidden_size": architecture.hidden_size,
-        "heads": architecture.heads,
-        "intermediate_size": architecture.intermediate_size,
-        "activation": architecture.activation,
-        "vocabulary": architecture.vocab_size,
+        "architecture": config.model_type,
+        "layers": config.layers,
+        "hidden_size": config.hidden_size,
+        "heads": config.heads,
+        "intermediate_size": config.intermediate_size,
+        "activation": config.activation,
+        "vocabulary": config.vocab_size,
         "tasks": task_names(model.tasks),
         "labels": list(classifier.labels) if classifier else None,
         "scores": classifier.activation if classifier else None,
@@ -63,7 +63,7 @@ def _facts(model: Model) -> dict[str, Any]:
         "dimensions": model.width if model.embeds else None,
         "max_input_length": model.max_input_length,
         "prompts": sorted(model.prompts),
-        "adapters": list(architecture.adapters.names) if architecture.adapters else None,
+        "adapters": list(config.adapters.names) if config.adapters else None,
         "notices": list(model.notices),
     }
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from embert import __version__
-from embert.engine.int8_accuracy import MIN_AGREEMENT
+from embert.engine.int8_accuracy import MIN_ACCURACY
 from embert.server.config import ConfigError, ServeConfig, check_environment, environment_name, option_name
 
 __all__ = ["main", "parse_serve"]
@@ -171,7 +171,7 @@ def _add_bulk_options(embed: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="processes that read, tokenise and format; 0: what the engines leave of the CPUs (default: 0)",
+        help="processes that read, tokenize and format; 0: what the engines leave of the CPUs (default: 0)",
     )
 
 
@@ -193,7 +193,7 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-agreement",
         type=float,
-        default=MIN_AGREEMENT,
+        default=MIN_ACCURACY,
         metavar="COSINE",
         help=_help("min_agreement") + " (default: %(default)s)",
     )

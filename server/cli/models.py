@@ -105,14 +105,14 @@ def _check_names(planned: list[PlannedModel]) -> None:
 
 
 def _tell(planned: PlannedModel, *, several: bool) -> None:
-    model, architecture, name = planned.model, planned.model.architecture, planned.start.name
+    model, encoder_config, name = planned.model, planned.model.config, planned.start.name
     shown = f"{name} = {model.model_id}" if several and name != model.model_id else model.model_id
     log.info(
         "model    %s (%s, %d layers, hidden size %d, %s pooling, %d dimensions, up to %d tokens)",
         shown,
-        architecture.family,
-        architecture.layers,
-        architecture.hidden_size,
+        encoder_config.model_type,
+        encoder_config.layers,
+        encoder_config.hidden_size,
         model.pooling,
         model.width,
         model.max_input_length,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from embert.engine.host.cpus import usable_cpus
-from embert.engine.int8_accuracy import MIN_AGREEMENT
+from embert.engine.int8_accuracy import MIN_ACCURACY
 
 __all__ = [
     "ApiKey",
@@ -68,7 +68,7 @@ class ServeConfig:
         "auto", "number format of the encoder's arithmetic", choices=("auto", "float32", "float16", "bfloat16", "int8")
     )
     min_agreement: float = _option(
-        MIN_AGREEMENT,
+        MIN_ACCURACY,
         "least cosine of the vectors of --dtype int8 to those of the usual number format; a model below it is refused",
         low=0.0,
         high=1.0,
@@ -111,7 +111,7 @@ class ServeConfig:
     header_limit: int = _option(65_536, "maximum bytes of request line and headers, then 431", low=256)
     max_connections: int = _option(16_384, "maximum connections of each HTTP process, then 503", low=1)
     max_unbroken_characters: int = _option(
-        131_072, "maximum characters of a text without a place to divide it for tokenising, then 413", low=1
+        131_072, "maximum characters of a text without a place to divide it for tokenizing, then 413", low=1
     )
     max_answer_tokens: int = _option(131_072, "maximum tokens of one answer of /tokenize or /decode, then 413", low=1)
     max_answer_weights: int = _option(
@@ -148,7 +148,7 @@ class ServeConfig:
     workers: int = _option(
         0, "HTTP processes; 0 means one for every four cores, at least 1, at most 4", low=0, high=256
     )
-    tokenization_workers: int = _option(0, "tokenising threads of each HTTP process; 0 means two", low=0, high=256)
+    tokenization_workers: int = _option(0, "tokenizing threads of each HTTP process; 0 means two", low=0, high=256)
     api_key: tuple[str, ...] = _option(
         (), "key that clients must send as `Authorization: Bearer KEY`", secret=True, guards=True
     )
@@ -162,7 +162,7 @@ class ServeConfig:
     metrics_port: int | None = _option(None, "serve /metrics on this port too, without a key", low=0, high=65535)
     latency_buckets: tuple[float, ...] = _option(
         (),
-        "bucket bounds of the latency histograms, in seconds; default: 50 µs to 1 s for tokenise and encode, 100 µs to "
+        "bucket bounds of the latency histograms, in seconds; default: 50 µs to 1 s for tokenize and encode, 100 µs to "
         "60 s for all others",
     )
     otlp_endpoint: str | None = _option(

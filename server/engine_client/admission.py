@@ -205,7 +205,7 @@ class Admission:
             raise self.too_late(options)
 
     def check_room(self, least: Callable[[], int], most: int, options: RequestOptions) -> None:
-        """Raise Overloaded for what cannot be admitted, before it is tokenised.
+        """Raise Overloaded for what cannot be admitted, before it is tokenized.
 
         `most` is a cheap upper bound of the request's tokens. `least` counts a lower bound; it runs only where `most`
         does not fit.
@@ -219,13 +219,13 @@ class Admission:
             raise self._overloaded(admitted, tokens, options, exact=tokens == most)
 
     def check(self, tokens: int, options: RequestOptions) -> int:
-        """The tokens that a tokenised request counts as. Raises Unavailable or Overloaded where it cannot enter."""
+        """The tokens that a tokenized request counts as. Raises Unavailable or Overloaded where it cannot enter."""
         self.check_ready()
         admitted = self._counters.admitted(self._model)
         counted = self._counted(tokens, admitted, options)
         if not counted:
             raise self._overloaded(admitted, tokens, options)
-        self.check_time(options)  # tokenising may have taken that long
+        self.check_time(options)  # tokenizing may have taken that long
         return counted
 
     def add(self, tokens: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine import Encoded, Rows, Task
+from embert.engine import Encoded, Task, TaskOutput
 from embert.engine.packing import cumulative
 from embert.engine.tasks import ALL_TASKS
 from embert.server.frontend.input.request_options import RequestOptions
@@ -33,7 +33,7 @@ class TooManyWeights(Exception):
 class Answer:
     """The rows of one request, by task, and how long they took."""
 
-    rows: dict[Task, Rows]
+    rows: dict[Task, TaskOutput]
     queue_s: float
     inference_s: float
     engine: int = -1  # that ran it, or the last of its texts
@@ -85,8 +85,8 @@ class PendingRequest:
         # An engine runs one batch at a time, so what is not a batch of this request is its wait for one.
         return Answer(rows, max(0.0, self.ended_s - self.inference_s), self.inference_s, self.asked)
 
-    def _joined(self, of_task: tuple[TaskRows, ...]) -> Rows:
-        return Rows.joined([_rows(each, part.texts) for each, part in zip(of_task, self.parts, strict=True)])
+    def _joined(self, of_task: tuple[TaskRows, ...]) -> TaskOutput:
+        return TaskOutput.joined([_rows(each, part.texts) for each, part in zip(of_task, self.parts, strict=True)])
 
     def restart(self, request_id: int) -> None:
         """Forget the parts that a lost engine answered. Late ones of them carry the old id, and so do not count."""
@@ -98,11 +98,11 @@ class PendingRequest:
 _TASKS = {int(task): task for task in ALL_TASKS}  # a look-up costs a tenth of a call of the enumeration
 
 
-def _rows(message: TaskRows, texts: int) -> Rows:
+def _rows(message: TaskRows, texts: int) -> TaskOutput:
     values = np.frombuffer(message.values, np.float32)
     if not message.counts:
-        return Rows.one_each(values.reshape(texts, -1))
+        return TaskOutput.one_each(values.reshape(texts, -1))
     offsets = cumulative(np.frombuffer(message.counts, np.int32))
     if message.task == Task.SPARSE:
-        return Rows(values.reshape(-1, 1), offsets, np.frombuffer(message.indices, np.int32))
-    return Rows(values.reshape(int(offsets[-1]), -1), offsets)
+        return TaskOutput(values.reshape(-1, 1), offsets, np.frombuffer(message.indices, np.int32))
+    return TaskOutput(values.reshape(int(offsets[-1]), -1), offsets)

@@ -19,7 +19,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from embert.engine import Rows, Task
+from embert.engine import Task, TaskOutput
 from embert.engine.errors import EncoderError
 from embert.server.engine_worker.batching import runs_alone
 from embert.server.engine_worker.loaded_model import LoadedModel
@@ -52,7 +52,7 @@ class Flight:
     ended: float = 0.0
     seconds: float = 0.0  # of the device's time
     lead_s: float = 0.0  # from the submission of what waited to the expected end; 0: none was submitted that way
-    rows: dict[Task, Rows] | EncoderError | None = None  # set when it has ended; None: the encoder was lost
+    rows: dict[Task, TaskOutput] | EncoderError | None = None  # set when it has ended; None: the encoder was lost
     is_bulk: bool = field(init=False)  # no interactive request has a text in it
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine import Rows, Task
+from embert.engine import Task, TaskOutput
 from embert.engine.errors import EncoderError
 from embert.server.engine_worker.batching import Payload
 from embert.server.engine_worker.scheduling import Slice
@@ -32,7 +32,7 @@ class Responder:
         self._send, self._drop = send, drop
 
     def answer(
-        self, slices: list[Slice], rows: Mapping[Task, Rows], started: float, ended: float, most_weights: int
+        self, slices: list[Slice], rows: Mapping[Task, TaskOutput], started: float, ended: float, most_weights: int
     ) -> None:
         """Send the rows of each task, in the order of the slices, to the requests that they belong to.
 
@@ -52,7 +52,7 @@ class Responder:
             payload: Payload = piece.request.payload
             message = payload.message
             texts = piece.stop - piece.start
-            mine: dict[Task, Rows] = {}
+            mine: dict[Task, TaskOutput] = {}
             for task, each in rows.items():
                 if int(task) & message.tasks:
                     mine[task] = each.slice(given[task], given[task] + texts)
@@ -120,12 +120,12 @@ class Responder:
             self._send(payload.reply_to, [part])
 
 
-def _count_weights(payload: Payload, rows: Rows) -> int:
+def _count_weights(payload: Payload, rows: TaskOutput) -> int:
     payload.weights += len(rows.values)
     return payload.weights
 
 
-def _message(task: Task, rows: Rows, dimensions: int) -> TaskRows:
+def _message(task: Task, rows: TaskOutput, dimensions: int) -> TaskRows:
     values = rows.values[:, :dimensions] if dimensions and task == Task.EMBED else rows.values
     if task in _ROW_A_TEXT:
         return TaskRows(int(task), values.tobytes())

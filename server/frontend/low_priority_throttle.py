@@ -12,8 +12,8 @@ from collections import deque
 
 __all__ = ["LowPriorityThrottle"]
 
-_BYTES_OF_A_ROUND = 16_384  # of bodies to tokenise: about half a millisecond
-_ANSWER_BYTES = 8  # of vectors that take as long to write as a byte to tokenise
+_BYTES_OF_A_ROUND = 16_384  # of bodies to tokenize: about half a millisecond
+_ANSWER_BYTES = 8  # of vectors that take as long to write as a byte to tokenize
 
 
 class LowPriorityThrottle:
@@ -25,7 +25,7 @@ class LowPriorityThrottle:
         self._counts = False  # whether a round is counted, and its end awaited
 
     async def before_tokenizing(self, body_bytes: int) -> None:
-        """Wait for a turn to tokenise so much of a body."""
+        """Wait for a turn to tokenize so much of a body."""
         await self._take(body_bytes)
 
     async def before_answering(self, vector_bytes: int) -> None:

@@ -136,7 +136,7 @@ def _operation(task: TaskRoute, path: str, names: dict[Any, Any], served: Served
 def _state_bounds(schemas: dict[str, Any], served: Served) -> None:
     """Add what pydantic's models leave to the handlers, because it depends on the model or is 400 there."""
     models = [model for model, _ in served]
-    vocabulary = max(model.architecture.vocab_size for model in models)
+    vocabulary = max(model.config.vocab_size for model in models)
 
     def bound(schema: dict[str, Any], form: InputForm, most: int) -> None:
         for each in schema.get("anyOf", [schema]):
@@ -160,7 +160,7 @@ def _state_bounds(schemas: dict[str, Any], served: Served) -> None:
         for field, form in body.input_forms.items():
             most = max(getattr(config, body.text_limit) for _, config in served)
             bound(schemas[body.__name__]["properties"][field], form, most)
-    adapters = [model.architecture.adapters for model in models]
+    adapters = [model.config.adapters for model in models]
     tasks = [name for each in adapters if each is not None for name in each.names]
     named = {
         "prompt_name": sorted({name for model in models for name in model.prompts}),

@@ -62,7 +62,7 @@ def main() -> None:
     write_line = configure_logging(name, start.config.log_format, start.config.log_level)
     memory = MetricMemory(start.memory_fd)
     region = use_memory(memory, name)
-    sys.setswitchinterval(0.001)  # seconds; tokenising threads must not hold up the event loop for long
+    sys.setswitchinterval(0.001)  # seconds; tokenizing threads must not hold up the event loop for long
     gc_tuning.before_imports()
     try:
         uvloop.run(_serve(start, control, write_line, memory, region))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import orjson
 import pybase64
 
-from embert.engine import Rows, Task
+from embert.engine import Task, TaskOutput
 
 __all__ = [
     "BYTES_A_NUMBER",
@@ -89,7 +89,7 @@ async def nested_floats_json(vectors: Vectors, lengths: Sequence[int]) -> bytes:
     return b"[" + b",".join(pieces) + b"]"
 
 
-async def sparse_json(rows: Rows) -> bytes:
+async def sparse_json(rows: TaskOutput) -> bytes:
     """`[[{"index": …, "value": …}, …], …]`: the pairs of each text."""
     texts: list[bytes] = []
     pauses = Pauses()
@@ -144,7 +144,7 @@ async def openai_json(vectors: Vectors | Quantized, model: str, prompt_tokens: i
 
 
 async def typed_openai_json(
-    rows: Mapping[Task, Rows],
+    rows: Mapping[Task, TaskOutput],
     model: str,
     prompt_tokens: int,
     *,
@@ -194,7 +194,7 @@ def raw_rows(vectors: Vectors) -> bytes:
     return _little_endian(vectors).tobytes()
 
 
-def _pairs(rows: Rows, index: int) -> tuple[npt.NDArray[np.int32], Vectors]:
+def _pairs(rows: TaskOutput, index: int) -> tuple[npt.NDArray[np.int32], Vectors]:
     """Indices and values of one text's sparse vector."""
     text = rows.slice(index, index + 1)
     assert text.indices is not None  # noqa: S101 - sparse rows have them

@@ -244,7 +244,7 @@ class _Families:
         self.duration = partial(self._make, RequestHistogram, durations, buckets.request)
         bounds = (*buckets.request, math.inf)
         self.duration_bounds: list[str] = [floatToGoString(bound) for bound in bounds]  # type: ignore[no-untyped-call]
-        tokenize_help = "Tokenising one request, including the wait for a thread."
+        tokenize_help = "Tokenizing one request, including the wait for a thread."
         self.tokenize = self._maker("tokenize_duration_seconds", tokenize_help, buckets.host, _LABELS)
         queue_help = "One request's wait for the encoder: before its first batch, and between its batches."
         self._queue = self._maker("queue_duration_seconds", queue_help, buckets.request, [*_LABELS, "engine"])

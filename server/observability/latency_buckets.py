@@ -19,7 +19,7 @@ class LatencyBuckets:
     """In seconds, rising."""
 
     request: tuple[float, ...] = REQUEST_BUCKETS_S  # of requests, queue and inference
-    host: tuple[float, ...] = HOST_BUCKETS_S  # of what the HTTP process computes: tokenise, encode
+    host: tuple[float, ...] = HOST_BUCKETS_S  # of what the HTTP process computes: tokenize, encode
 
     @classmethod
     def of(cls, bounds: tuple[float, ...]) -> LatencyBuckets:

@@ -142,7 +142,7 @@ class CohereEmbedRequest(RequestBody):
     )
     max_tokens: int | None = Field(None, ge=1, description="Cut texts to this many tokens.")
     output_dimension: int | None = Field(
-        None, description="Cut the vectors to this many numbers, then normalise again."
+        None, description="Cut the vectors to this many numbers, then normalize again."
     )
     priority: int | None = Field(None, ge=0, le=999, description="Above 0: as `X-Priority: bulk`.")
 

@@ -58,7 +58,7 @@ class EmbeddingsRequest(RequestBody):
     )
     dimensions: int | None = Field(
         None,
-        description="Cut the vectors to this many numbers, then normalise again; 0: all, as Infinity has it.",
+        description="Cut the vectors to this many numbers, then normalize again; 0: all, as Infinity has it.",
         json_schema_extra={"minimum": 0},
     )
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = Field(
@@ -227,7 +227,7 @@ def read_input_type(
     service: ModelHandle, input_type: Any, given: TextOrIds, prompt_name: str | None = None
 ) -> tuple[str | None, bool | None]:
     """The name of a prompt, and whether texts are queries, to a model with adapters. Raises Invalid."""
-    if service.model.architecture.adapters is not None:
+    if service.model.config.adapters is not None:
         return prompt_name, _role(input_type)
     return _prompt_of(service, input_type, given) if prompt_name is None else prompt_name, None
 
@@ -260,7 +260,7 @@ def _role(input_type: Any) -> bool:
 def check_foreign_ids(service: ModelHandle, given: TextOrIds, model: str | None) -> None:
     """Raise Invalid for token ids that may be another tokenizer's, in a request that names this model.
 
-    Clients of OpenAI's models tokenise for those models. Vectors of such ids are wrong, and nothing shows it.
+    Clients of OpenAI's models tokenize for those models. Vectors of such ids are wrong, and nothing shows it.
     """
     if isinstance(given, str) or not given or isinstance(given[0], str) or given[0] == []:
         return

@@ -14,7 +14,7 @@ import orjson
 import pybase64
 from pydantic import BaseModel, Field
 
-from embert.engine import Rows, Task
+from embert.engine import Task, TaskOutput
 from embert.engine.heads.scores import scores
 from embert.server.frontend.input.request_body import TEXT_OR_IDS, InputForms, InputType, RequestBody, TextOrIds
 from embert.server.frontend.input.texts_and_ids import GivenTexts
@@ -155,7 +155,7 @@ def _check_fields(request: PoolingRequest, task: Task) -> None:
         )
 
 
-def _of_texts(service: ModelHandle, task: Task, rows: Rows, *, activates: bool) -> list[Floats]:
+def _of_texts(service: ModelHandle, task: Task, rows: TaskOutput, *, activates: bool) -> list[Floats]:
     """The numbers of each text: [columns], or [tokens, columns]."""
     values = rows.values
     if task == Task.CLASSIFY:

@@ -86,7 +86,7 @@ async def score_pairs(
 ) -> tuple[Floats, Encoded]:
     """The logits of pairs by a model of one label: float32 [n]; `params` are the fields of the texts.
 
-    Raises EmptyInput, PayloadTooLarge for too many, and what tokenising and inference raise.
+    Raises EmptyInput, PayloadTooLarge for too many, and what tokenizing and inference raise.
     """
     service = context.service
     for given, param in zip((firsts, seconds), params, strict=True):

@@ -94,7 +94,7 @@ class EmbedRequest(EmbedSparseRequest):
 
     known = EMBED
     normalize: bool = Field(True, description="Scale vectors to length 1.")
-    dimensions: int | None = Field(None, description="Cut the vectors to this many numbers, then normalise again.")
+    dimensions: int | None = Field(None, description="Cut the vectors to this many numbers, then normalize again.")
 
 
 class Vectors(RootModel[list[list[float]]]):

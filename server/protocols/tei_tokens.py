@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 import orjson
 from pydantic import BaseModel, Field, RootModel
 
-from embert.engine.tokenization.chunks import Turns
+from embert.engine.tokenization.chunks import Chunks
 from embert.engine.tokenization.encoded import TokenInfo
 from embert.server.frontend.input.request_body import IDS, IdList, IdLists, InputForm, InputForms, RequestBody, TextList
 from embert.server.frontend.input.texts_and_ids import GivenTexts
@@ -110,12 +110,12 @@ async def _run(
     request: TokenizeRequest,
     texts: list[str],
     param: str,
-    collected: Callable[[Iterator[Turn], int], Turns[tuple[int, ResultT]]],
+    collected: Callable[[Iterator[Turn], int], Chunks[tuple[int, ResultT]]],
 ) -> ResultT:
     """The tokens of texts in the field `param`, as `collected` makes them."""
     service = context.service
     prompt = service.served.prompt(request.prompt_name) if request.prompt_name is not None else ""
-    turns = service.tokenizer.tokenize_turns(
+    turns = service.tokenizer.tokenize_chunks(
         texts,
         add_special_tokens=request.add_special_tokens,
         prompt=prompt,
@@ -134,7 +134,7 @@ async def _run(
     return result
 
 
-def _listed(turns: Iterator[Turn], texts: int) -> Turns[tuple[int, list[TokenInfo]]]:  # noqa: ARG001 - as _written
+def _listed(turns: Iterator[Turn], texts: int) -> Chunks[tuple[int, list[TokenInfo]]]:  # noqa: ARG001 - as _written
     """The tokens of one text, and their number."""
     tokens: list[TokenInfo] = []
     for turn in turns:
@@ -144,7 +144,7 @@ def _listed(turns: Iterator[Turn], texts: int) -> Turns[tuple[int, list[TokenInf
     return len(tokens), tokens
 
 
-def _written(turns: Iterator[Turn], texts: int) -> Turns[tuple[int, bytes]]:
+def _written(turns: Iterator[Turn], texts: int) -> Chunks[tuple[int, bytes]]:
     """Write tokens as JSON, turn by turn; returns their number and the JSON."""
     rows: list[list[bytes]] = [[] for _ in range(texts)]
     count = 0
@@ -212,7 +212,7 @@ async def _decoded(context: RequestContext, sequences: Sequence[list[int]], para
     tokens = sum(map(len, sequences))
     service.limits.check_answer(tokens, param)
     context.hold(tokens * _WORD_BYTES, "the answer")
-    turns = service.tokenizer.decode_turns(sequences, skip_special_tokens=skips)
+    turns = service.tokenizer.decode_chunks(sequences, skip_special_tokens=skips)
     began = time.perf_counter()
     check = service.checking(context.options, lambda _: None)
     texts = await service.tokenizer_pool.run(turns, tokens, context.receive, check)

@@ -17,7 +17,7 @@ from embert.engine import load_encoder, load_model, pack
 def test_a_random_model(tmp_path: Path) -> None:
     folder = random_model.make(tmp_path, load_model().transformer_folder, layers=1)
     model = load_model(str(folder))
-    assert (model.architecture.hidden_size, model.architecture.layers, model.pooling, model.max_input_length) == (
+    assert (model.config.hidden_size, model.config.layers, model.pooling, model.max_input_length) == (
         768,
         1,
         "mean",

@@ -15,21 +15,21 @@ from embert.engine.quantization.blocks import HEAD, block_rows, block_weight
 from embert.engine.quantization.products import product
 from embert.engine.quantization.quarters import quarter_rows, quarter_weight
 
-__all__ = ["hidden_state", "quantised_rows"]
+__all__ = ["hidden_state", "quantized_rows"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
 
-def quantised_rows(x: npt.NDArray[np.float16]) -> tuple[npt.NDArray[np.int8], Floats]:
+def quantized_rows(x: npt.NDArray[np.float16]) -> tuple[npt.NDArray[np.int8], Floats]:
     """Rows x [T, columns] in 8 bits: int8 [T, columns], and a scale for each, float32 [T]."""
     rows = quarter_rows(x)
     return rows.integers, rows.scales[:, 0]
 
 
-def hidden_state(ids: Ints, architecture: EncoderConfig, checkpoint: Checkpoint) -> Floats:
+def hidden_state(ids: Ints, config: EncoderConfig, checkpoint: Checkpoint) -> Floats:
     """The last hidden state of token ids [L], the layers' products in 8 bits: float32 [L, hidden]."""
-    return _Int8Reference(architecture, checkpoint, -1, int8=False).hidden_state(ids)
+    return _Int8Reference(config, checkpoint, -1, int8=False).hidden_state(ids)
 
 
 def _stored(x: npt.NDArray[np.floating]) -> Floats:
@@ -38,13 +38,13 @@ def _stored(x: npt.NDArray[np.floating]) -> Floats:
 
 
 class _Int8Reference(_Reference):
-    """Rows are rounded where kernels store them, so that quantising them rounds as it does there."""
+    """Rows are rounded where kernels store them, so that quantizing them rounds as it does there."""
 
     def _embedded(self, ids: Ints) -> Floats:
         return _stored(super()._embedded(ids))
 
     def _layer(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
-        """x: normalised."""
+        """x: normalized."""
         at = f"encoder.layer.{layer}."
         context = _stored(self._attention(x, layer, bias))
         x = self._norm(

@@ -28,7 +28,7 @@ def sums_of(rows: Floats, parts: int = 1) -> Floats:
 
 
 class Product:
-    """A product of 8 bits on the device; the memory for quantised rows can be read."""
+    """A product of 8 bits on the device; the memory for quantized rows can be read."""
 
     def __init__(
         self, device: Device, random: np.random.Generator, out: int, width: int, kind: int = ref.NONE,

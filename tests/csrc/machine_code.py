@@ -31,17 +31,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, default=Path("build/machine-code"))
     options = parser.parse_args(argv)
     before, after = (
-        kernels(compiled(tree, options.architecture, options.folder / options.architecture / name))
+        kernels(compiled(tree, options.config, options.folder / options.config / name))
         for name, tree in (("before", options.before), ("after", options.after))
     )
     different = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     for name in different:
         print(f"differs: {name} {sizes(before.get(name, []))} {sizes(after.get(name, []))}")
-    print(f"sm_{options.architecture}: {len(before)} kernels before, {len(after)} after, {len(different)} differ")
+    print(f"sm_{options.config}: {len(before)} kernels before, {len(after)} after, {len(different)} differ")
     raise SystemExit(bool(different))
 
 
-def compiled(tree: Path, architecture: str, folder: Path) -> list[Path]:
+def compiled(tree: Path, config: str, folder: Path) -> list[Path]:
     """The cubins of a tree's sources."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
@@ -51,7 +51,7 @@ def compiled(tree: Path, architecture: str, folder: Path) -> list[Path]:
         if not cubin.exists():
             print(f"{source}", flush=True)
             part = cubin.with_suffix(".part")
-            machine = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+            machine = f"-gencode=arch=compute_{config},code=sm_{config}"
             command = ["nvcc", *OPTIONS, machine, f"-I{tree / 'csrc'}", "-cubin", "-o", str(part), str(source)]
             subprocess.run(command, check=True)
             part.rename(cubin)

@@ -1,4 +1,4 @@
-"""Both attention kernels against float64, and what a text's neighbours may not change."""
+"""Both attention kernels against float64, and what a text's neighbors may not change."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def computed(
     told += [shapes["epsilon"], ACTIVATIONS[shapes["activation"]], POOLINGS[model.pooling]]
     told += [len(shapes["attention"]), *(each for layer in shapes["attention"] for each in layer)]
     told += [len(shapes["shared"]), *shapes["shared"], max(MAX_TOKENS, batch.tokens)]
-    tensors = list(layer_tensors(model.architecture, Checkpoint.open(model).with_adapter(adapter), dtype == INT8))
+    tensors = list(layer_tensors(model.config, Checkpoint.open(model).with_adapter(adapter), dtype == INT8))
     told.append(len(tensors))
     data, out = model.folder / "tensors", model.folder / "answers"
     with data.open("wb") as file:
@@ -71,13 +71,13 @@ def computed(
     command: list[str | Path] = [program, gemm, str(dtype), data, out]
     ran = subprocess.run(command, input=" ".join(map(str, told)), capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    answers = np.fromfile(out, np.float32).reshape(-1, model.architecture.hidden_size)
+    answers = np.fromfile(out, np.float32).reshape(-1, model.config.hidden_size)
     return answers[: batch.tokens], answers[batch.tokens :]
 
 
 def drawn(model: Model) -> PackedBatch:
     lengths = np.array(LENGTHS, np.int32)
-    ids = np.random.default_rng(11).integers(0, model.architecture.vocab_size, lengths.sum()).astype(np.int32)
+    ids = np.random.default_rng(11).integers(0, model.config.vocab_size, lengths.sum()).astype(np.int32)
     return PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
 
 
@@ -131,7 +131,7 @@ def test_forwards_in_8_bits_are_numpys(program: Path, tmp_path: Path, gemm: str,
     rows, pooled = computed(program, model, gemm, INT8, batch)
     checkpoint = Checkpoint.open(model)
     wanted = [
-        int8.hidden_state(batch.ids[begin:end], model.architecture, checkpoint)
+        int8.hidden_state(batch.ids[begin:end], model.config, checkpoint)
         for begin, end in itertools.pairwise(batch.cu_seqlens)
     ]
     errors = relative_errors(rows, np.concatenate(wanted))

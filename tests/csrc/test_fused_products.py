@@ -126,7 +126,7 @@ class Fused:
 
 
 def rotated(qkv: ref.Doubles, table: ref.Doubles, positions: npt.NDArray[Any], size: int, turned: int) -> ref.Doubles:
-    """Queries and keys of [rows, 3 * hidden], whose pairs are neighbours already, turned by their positions."""
+    """Queries and keys of [rows, 3 * hidden], whose pairs are neighbors already, turned by their positions."""
     rows, columns = qkv.shape
     heads = columns // 3 // size
     y = qkv.reshape(rows, 3, heads, size).copy()

@@ -129,7 +129,7 @@ def test_last_rows_in_narrow_tiles(device: Device, random: np.random.Generator) 
 class Folded:
     """The two products around a LayerNorm: r = c·V + bias + residual, then activation(LayerNorm(r)·W + bias).
 
-    And the one after: inner·U + bias + LayerNorm(r), so that a residual is normalised too. With gamma in the rows r is
+    And the one after: inner·U + bias + LayerNorm(r), so that a residual is normalized too. With gamma in the rows r is
     stored times that LayerNorm's gamma, and what the third leaves times the next one's.
     """
 

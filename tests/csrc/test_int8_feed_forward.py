@@ -106,7 +106,7 @@ def test_a_feed_forward_part_is_the_exact_one_but_for_8_bits(device: Device, ran
     found = of.run(made, x)
     gamma, beta = (device.get(at, (768,), np.float32).astype(np.float64) for at in of.norms[:2])
     normed = ref.layernorm(x.astype(np.float64), gamma, beta, EPSILON)
-    rows = int8.quantised_rows(normed.astype(np.float16))
+    rows = int8.quantized_rows(normed.astype(np.float16))
     first = rows[0].astype(np.float64) @ of.in_.integers.T * rows[1][:, None] * of.in_.scales + of.biases[0]
     inner = block_rows((ref.activation(first, ref.GELU) / 4).astype(np.float16))
     wanted = inner.integers.astype(np.float64) @ of.out.integers.T * inner.scales * of.out.scales + of.biases[1]

@@ -36,7 +36,7 @@ def forward(program: Path, what: str = "forward") -> list[Launch]:
 
 @pytest.mark.parametrize("what", PATHS)
 def test_a_layer_is_asked_for_what_it_is_in_16_bits(program: Path, what: str) -> None:
-    """Quantising rows is a product's own business, so the steps are those of 16 bits, on older GPUs those of Hopper."""
+    """Quantizing rows is a product's own business, so the steps are those of 16 bits, on older GPUs those of Hopper."""
     found = forward(program, what)
     layer = ["linear", "attention", "linear", "linear", "linear"]
     assert found[names(found).index("started")][1] == {"refused": 0}

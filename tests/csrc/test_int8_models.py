@@ -15,7 +15,7 @@ from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.engine import Engine
 from embert.engine.errors import UnsupportedModel
-from embert.engine.quantization.accuracy import agreement_of_rows
+from embert.engine.quantization.accuracy import accuracy_of_rows
 from tests.csrc import int8
 from tests.csrc.encoder.random_models import LARGE, NARROW, cosines, packed, part, random_bert, relative_error
 from tests.csrc.int8_device import PROVIDERS
@@ -67,7 +67,7 @@ def test_a_model_agrees_with_numpys_in_8_bits(
     unrounded = engine.load_encoder(model, device="cpu").encode(batch)
     wanted = np.stack(
         [
-            int8.hidden_state(batch.ids[begin:end], model.architecture, checkpoint).mean(axis=0)
+            int8.hidden_state(batch.ids[begin:end], model.config, checkpoint).mean(axis=0)
             for begin, end in itertools.pairwise(batch.cu_seqlens)
         ]
     )
@@ -96,11 +96,11 @@ def test_a_text_has_the_same_bits_in_any_company(
 
 @pytest.mark.parametrize("gemm", PROVIDERS)
 @pytest.mark.parametrize("architecture", ["xlm-roberta", "roberta, padded with 5", "distilbert", "mpnet"])
-def test_other_architectures(tmp_path: Path, random: np.random.Generator, architecture: str, gemm: str) -> None:
+def test_other_architectures(tmp_path: Path, random: np.random.Generator, encoder_config: str, gemm: str) -> None:
     sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 512}
-    if architecture == "distilbert":
+    if encoder_config == "distilbert":
         sizes = {"dim": 256, "n_heads": 8, "hidden_dim": 512}
-    folder = model_cases.build(tmp_path, architecture, vocab_size=30522, **sizes)
+    folder = model_cases.build(tmp_path, encoder_config, vocab_size=30522, **sizes)
     (folder / "tokenizer.json").write_text("{}")
     ours = encoder_of(folder, "int8", gemm=gemm)
     batch = packed(random, np.array([1, 17, 64, 65, 128]))
@@ -141,8 +141,8 @@ def test_a_thousand_english_sentences_keep_their_neighbours() -> None:
         with Engine.load(engine.load_model(), device="cuda", dtype=dtype) as loaded:
             vectors.append(loaded.embed(sentences))
     ours, theirs = vectors
-    found = agreement_of_rows(ours, theirs, dtype="float16")
+    found = accuracy_of_rows(ours, theirs, dtype="float16")
     print(found)
     assert found.worst >= 0.999
-    assert found.neighbours is not None
-    assert found.neighbours >= 0.98
+    assert found.neighbors is not None
+    assert found.neighbors >= 0.98

@@ -1,4 +1,4 @@
-"""Rows in 8 bits beside numpy, to the bit: quantised, and as attention leaves its context. csrc/EPILOGUES.md."""
+"""Rows in 8 bits beside numpy, to the bit: quantized, and as attention leaves its context. csrc/EPILOGUES.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.csrc.test_attention import drawn_relative, run_attention
 pytestmark = pytest.mark.gpu
 
 
-def quantise(
+def quantize(
     device: Device, x: npt.NDArray[np.float16], sums: int = 0, gamma: int = 0, beta: int = 0, parts: int = 1
 ) -> tuple[npt.NDArray[np.int8], Floats]:
     rows, columns = x.shape
@@ -32,15 +32,15 @@ def test_rows_are_those_of_numpy_to_the_bit(device: Device, random: np.random.Ge
         x = ref.with_outliers(random.standard_normal((rows, columns)), random) * spread
         x = x.clip(-65000, 65000).astype(np.float16)
         x[rows // 2] = 0
-        q, scales = quantise(device, x)
-        wanted, of_rows = int8.quantised_rows(x)
+        q, scales = quantize(device, x)
+        wanted, of_rows = int8.quantized_rows(x)
         assert (q == wanted).all(), rows
         assert (scales == of_rows).all(), rows
         assert scales[rows // 2] == 0
 
 
 @pytest.mark.parametrize("columns", [128, 384, 768, 1024])
-def test_normalised_rows_are_those_of_numpy_within_a_step(
+def test_normalized_rows_are_those_of_numpy_within_a_step(
     device: Device, random: np.random.Generator, columns: int
 ) -> None:
     gamma, beta = random.uniform(0.5, 1.5, columns), random.standard_normal(columns) / 4
@@ -48,8 +48,8 @@ def test_normalised_rows_are_those_of_numpy_within_a_step(
     for rows in (1, 5, 64, 1001, 9000):
         x = ref.with_outliers(random.standard_normal((rows, columns)) * 3 + 0.2, random).astype(np.float16)
         parts = 4 if rows <= 64 else 1  # as products leave them
-        q, scales = quantise(device, x, device.put(sums_of(x, parts)), *at, parts)
-        wanted, of_rows = int8.quantised_rows(
+        q, scales = quantize(device, x, device.put(sums_of(x, parts)), *at, parts)
+        wanted, of_rows = int8.quantized_rows(
             ref.layernorm(x.astype(np.float64), gamma, beta, EPSILON).astype(np.float16)
         )
         apart = np.abs(q.astype(int) - wanted)
@@ -61,7 +61,7 @@ def test_normalised_rows_are_those_of_numpy_within_a_step(
 def test_a_row_that_is_not_finite_has_no_finite_scale(device: Device, random: np.random.Generator) -> None:
     x = random.standard_normal((3, 4096)).astype(np.float16)
     x[0, 77], x[2, 4000] = np.nan, np.inf
-    _, scales = quantise(device, x)
+    _, scales = quantize(device, x)
     assert (np.isfinite(scales) == [False, True, False]).all()
 
 

@@ -36,7 +36,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def batch(model: Model) -> PackedBatch:
     random = np.random.default_rng(7)
     lengths = np.array(LENGTHS, np.int32)
-    ids = random.integers(0, model.architecture.vocab_size, lengths.sum()).astype(np.int32)
+    ids = random.integers(0, model.config.vocab_size, lengths.sum()).astype(np.int32)
     return PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
 
 
@@ -90,7 +90,7 @@ def test_token_vectors_are_the_cpus(
 def test_a_checkpoint_in_16_bits(tmp_path: Path, kind: str) -> None:
     """Gammas may be in the rows there, but not where rows are the residual."""
     model = described(tmp_path, kind, stored=torch.float16, max_positions=LONGEST)
-    ids = np.arange(300, dtype=np.int32) % model.architecture.vocab_size
+    ids = np.arange(300, dtype=np.int32) % model.config.vocab_size
     batch = PackedBatch(ids, cumulative(np.array([200, 70, 30], np.int32)))
     encoder = made(model)
     cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 14)
@@ -103,7 +103,7 @@ def test_pooled_vectors_are_the_cpus(tmp_path: Path, kind: str, pooling: str) ->
     """With cls and last-token pooling only some rows go through the end of the last layer."""
     model = described(tmp_path, kind, pooling=pooling, max_positions=LONGEST)
     lengths = np.array(LENGTHS, np.int32)
-    ids = (np.arange(lengths.sum()) * 13 % model.architecture.vocab_size).astype(np.int32)
+    ids = (np.arange(lengths.sum()) * 13 % model.config.vocab_size).astype(np.int32)
     batch = PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
     cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 14)
     for gemm in ("auto", "cublaslt"):

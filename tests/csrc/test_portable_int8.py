@@ -250,7 +250,7 @@ def test_pieces_with_a_residual(program: tuple[Path, Path]) -> None:
     assert answer.y_sums.tobytes() == sums.tobytes()
 
 
-def test_rows_without_a_layernorm_are_quantised_as_they_are(program: tuple[Path, Path]) -> None:
+def test_rows_without_a_layernorm_are_quantized_as_they_are(program: tuple[Path, Path]) -> None:
     answer = run(program, Product.of(17, 128, 256))
     assert answer.said[:2] == ["quantise rows=17 columns=256 sums=0 normed=0 epsilon=1e-05", "integers rows=32"]
 

@@ -67,7 +67,7 @@ def test_a_projection_is_one_product_more(program: Path) -> None:
     assert of_layers(found) == ["linear", *layer * LAYERS]
     (embedding,), projection = only(found, "embedding"), only(found, "linear")[0]
     assert (embedding["columns"], projection["in"], projection["out"]) == (EMBEDDING, EMBEDDING, HIDDEN)
-    # It is given normalised rows, and leaves some that no LayerNorm follows.
+    # It is given normalized rows, and leaves some that no LayerNorm follows.
     assert embedding["y_sums"] == projection["sums"] == projection["y_sums"] == -1
     assert [each["residual_sums"] == -1 for each in only(found, "linear")[2:6]] == [True, True, False, True]
 
@@ -161,7 +161,7 @@ def test_layers_have_windows_and_angles_of_their_own(program: Path, gemm: str) -
     assert [each["window"] for each in only(found, "attention")[-LAYERS:]] == [0, WINDOW, WINDOW]
     turning = "turn" if gemm == PORTABLE else "prepare"
     tables = [each["table"] for each in only(found, turning) if "table" in each][-LAYERS:]
-    assert tables[1] == tables[2] == tables[0] + 512 * TURNED // 2 * 8  # neighbours: [512, 24] of 8 bytes
+    assert tables[1] == tables[2] == tables[0] + 512 * TURNED // 2 * 8  # neighbors: [512, 24] of 8 bytes
     assert len({each["positions"] for each in only(found, turning) if "positions" in each}) == 1
     assert {each["window"] for each in only(launches(program, MEAN, gemm, LONG, model=NOMIC), "attention")} == {0}
 
@@ -234,7 +234,7 @@ def test_turning_neighbours_is_what_turning_halves_was() -> None:
         cos, sin = np.cos(angles[at]), np.sin(angles[at])
         return np.concatenate([low * cos - high * sin, high * cos + low * sin, x[TURNED:]])
 
-    def neighbours(x: np.ndarray, at: int) -> np.ndarray:
+    def neighbors(x: np.ndarray, at: int) -> np.ndarray:
         y = x.copy()
         cos, sin = np.cos(angles[at]), np.sin(angles[at])
         y[0:TURNED:2] = x[0:TURNED:2] * cos - x[1:TURNED:2] * sin
@@ -243,12 +243,12 @@ def test_turning_neighbours_is_what_turning_halves_was() -> None:
 
     for i, j in itertools.product(range(2), range(2)):
         wanted = halves(queries[i], i) @ halves(keys[j], j)
-        np.testing.assert_allclose(neighbours(queries[i][order], i) @ neighbours(keys[j][order], j), wanted)
+        np.testing.assert_allclose(neighbors(queries[i][order], i) @ neighbors(keys[j][order], j), wanted)
 
 
 @pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])
 @pytest.mark.parametrize("model", KINDS)
-def test_token_vectors_are_normalised_once(program: Path, model: int, gemm: str) -> None:
+def test_token_vectors_are_normalized_once(program: Path, model: int, gemm: str) -> None:
     batch = [(length, TOKENS) for length in LONG]
     plain = names(launches(program, MEAN, gemm, LONG, model=model)).count("layernorm")
     found = names(launches(program, MEAN, gemm, batch, model=model)).count("layernorm")

@@ -19,7 +19,7 @@ from embert.engine.errors import UnsupportedModel
 from embert.engine.heads.description import Heads, Layer, Norm, Splade
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 
 pytestmark = pytest.mark.gpu
@@ -73,13 +73,13 @@ def of(batch: PackedBatch, sequence: int, task: Task) -> PackedBatch:
     return PackedBatch(ids, np.array([0, len(ids)], np.int32), tasks=np.array([task], np.uint8))
 
 
-def pairs(rows: Rows, place: int) -> tuple[bytes, bytes]:
+def pairs(rows: TaskOutput, place: int) -> tuple[bytes, bytes]:
     one = rows.slice(place, place + 1)
     assert one.indices is not None
     return one.indices.tobytes(), one.values.tobytes()
 
 
-def dense(rows: Rows) -> npt.NDArray[np.float64]:
+def dense(rows: TaskOutput) -> npt.NDArray[np.float64]:
     """[sequences, vocabulary]"""
     assert rows.indices is not None
     out = np.zeros((rows.sequences, VOCABULARY))

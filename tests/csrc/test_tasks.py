@@ -22,7 +22,7 @@ from embert.engine.heads.description import Classifier, Heads, Layer, MultiVecto
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import ALL_TASKS, Task
 from tests.csrc.encoder.random_models import agrees, packed, random_bert, relative_error, with_cublaslt
 from tests.csrc.reference import LENGTHS
@@ -76,11 +76,11 @@ def part(batch: PackedBatch, rows: npt.NDArray[np.int64] | list[int], tasks: Any
     return PackedBatch(np.concatenate(pieces), cumulative(lengths), tasks=np.broadcast_to(np.uint8(tasks), len(rows)))
 
 
-def answered(encoder: CudaEncoder, batch: PackedBatch) -> dict[Task, Rows]:
+def answered(encoder: CudaEncoder, batch: PackedBatch) -> dict[Task, TaskOutput]:
     return encoder.wait(encoder.submit(batch))
 
 
-def same(encoder: CudaEncoder, got: Rows, wanted: Rows) -> bool:
+def same(encoder: CudaEncoder, got: TaskOutput, wanted: TaskOutput) -> bool:
     """The same bits, or up to rounding where no bits are promised. Rounding may add or drop a pair next to 0."""
     if got.indices is not None and encoder.gemm != "hopper":
         return True
@@ -168,7 +168,7 @@ def with_options(folder: Path, pooling: str, **options: Any) -> CudaEncoder:
     return CudaEncoder(described(folder, pooling=pooling), max_batch_tokens=16384, **options)
 
 
-def as_dense(rows: Rows) -> npt.NDArray[np.float32]:
+def as_dense(rows: TaskOutput) -> npt.NDArray[np.float32]:
     assert rows.indices is not None
     dense = np.zeros((rows.sequences, 30522), np.float32)
     dense[np.repeat(np.arange(rows.sequences), rows.counts), rows.indices] = rows.values[:, 0]
@@ -193,7 +193,7 @@ def test_tasks_of_one_batch_do_not_touch_each_other(
         assert set(answers) == {task for task in ALL_TASKS if task in mixed.wanted}
         for task, got in answers.items():
             chosen = rows[mixed.sequences_of(task)]
-            assert same(ours, got, Rows.joined([alone[task].slice(i, i + 1) for i in chosen])), task
+            assert same(ours, got, TaskOutput.joined([alone[task].slice(i, i + 1) for i in chosen])), task
     for row in range(len(everyone)):
         for task in ALL_TASKS:
             one = answered(ours, part(batch, [row], task))[task]
@@ -264,7 +264,7 @@ def test_dimensions_and_normalize_after_dense_modules(encoder: CudaEncoder, rand
         some = np.where(random.random(count) < 0.5, Task.EMBED, Task.EMBED | Task.MULTI).astype(np.uint8)
         some[0] = Task.CLASSIFY
         mixed = answered(encoder, dataclasses.replace(asked, tasks=some))[Task.EMBED].values
-        assert same(encoder, Rows.one_each(mixed), Rows.one_each(encoder.encode(asked)[1:]))
+        assert same(encoder, TaskOutput.one_each(mixed), TaskOutput.one_each(encoder.encode(asked)[1:]))
 
 
 def test_two_batches_of_tasks_in_flight(encoder: CudaEncoder, random: np.random.Generator) -> None:
@@ -308,7 +308,7 @@ def test_tasks_that_are_refused_harm_nothing(encoder: CudaEncoder, random: np.ra
 def test_memory_for_tasks_does_not_grow(folder: Path, random: np.random.Generator) -> None:
     ours = CudaEncoder(described(folder, pooling="cls"), max_batch_tokens=16384)
 
-    def forwards(count: int) -> None:
+    def encode_batches(count: int) -> None:
         for _ in range(count):
             texts = int(random.integers(1, 60))
             batch = packed(random, random.integers(1, 250, texts))
@@ -316,8 +316,8 @@ def test_memory_for_tasks_does_not_grow(folder: Path, random: np.random.Generato
 
     answered(ours, dataclasses.replace(packed(random, np.full(16384, 1)), tasks=np.array([31, 1] * 8192, np.uint8)))
     answered(ours, dataclasses.replace(packed(random, np.full(32, 512)), tasks=np.array([31, 30] * 16, np.uint8)))
-    forwards(50)
+    encode_batches(50)
     before = ours.memory[2]
-    forwards(500)
+    encode_batches(500)
     assert ours.memory[2] <= before
     ours.close()

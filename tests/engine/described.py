@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from embert import engine
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import Attention, Rotary
-from embert.engine.models.tensor_names import Scheme, TensorNames
+from embert.engine.models.tensor_names import TensorNames, WeightMapping
 from embert.engine.models.tensor_shapes import tensor_shapes
 from tests.engine.model_cases import build, byte_level
 
@@ -46,12 +46,12 @@ def described(
     byte_level(300).save(str(folder / "tokenizer.json"))
     model = engine.load_model(str(folder), pooling=pooling)
     sizes = {"hidden_size": HIDDEN, "heads": HEADS, "layers": LAYERS, "intermediate_size": INNER}
-    architecture = dataclasses.replace(
-        model.architecture, tensors=TensorNames((Scheme(),)), **{**sizes, **ARCHITECTURES[kind], **more}
+    config = dataclasses.replace(
+        model.config, tensors=TensorNames((WeightMapping(),)), **{**sizes, **ARCHITECTURES[kind], **more}
     )
     random = np.random.default_rng(5)
     tensors = {}
-    for name, shape in tensor_shapes(architecture).items():
+    for name, shape in tensor_shapes(config).items():
         values = random.standard_normal(shape) * (0.2 if len(shape) == 1 else 0.1)
         if "LayerNorm.weight" in name:
             values += 1
@@ -59,4 +59,4 @@ def described(
             values *= 5
         tensors[name] = torch.from_numpy(values).to(stored)
     save_file(tensors, folder / "model.safetensors")
-    return dataclasses.replace(model, architecture=architecture)
+    return dataclasses.replace(model, config=config)

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from tests.engine.conftest import write_modules
 
-__all__ = ["FAMILIES", "build", "byte_level", "unigram"]
+__all__ = ["MODEL_CASES", "build", "byte_level", "unigram"]
 
 BERT_LIKE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 ROBERTA_LIKE = {**BERT_LIKE, "type_vocab_size": 1, "max_position_embeddings": 130}
@@ -24,7 +24,7 @@ ROTARY = {**BERT_LIKE, "max_position_embeddings": 128}
 STRETCHED = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
 DISTILBERT = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": 128}
 # A family's `model_type`, and what is special where a family has several models → HuggingFace's class and its config.
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {**BERT_LIKE, "max_position_embeddings": 128}),
     "bert, tanh": ("Bert", {**BERT_LIKE, "max_position_embeddings": 128, "hidden_act": "gelu_new"}),
     "roberta": ("Roberta", ROBERTA_LIKE),
@@ -65,7 +65,7 @@ def build(
 
     `head` "ForMaskedLM" or "ForSequenceClassification" stores the encoder under a prefix. `more` is more of the config.
     """
-    prefix, config = FAMILIES[family]
+    prefix, config = MODEL_CASES[family]
     torch.manual_seed(0)
     made: torch.nn.Module = getattr(transformers, prefix + head)(
         getattr(transformers, prefix + "Config")(vocab_size=vocab_size, initializer_range=0.3, **{**config, **more})

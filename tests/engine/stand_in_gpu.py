@@ -18,7 +18,7 @@ from embert.engine.encoders.cuda.layers import EMBEDDING_WEIGHTS, LAYER_LINEAR, 
 from embert.engine.heads.dense_layer import DenseLayer
 from embert.engine.heads.description import NO_HEADS
 from embert.engine.model import Model
-from embert.engine.models.tensor_names import Scheme, TensorNames
+from embert.engine.models.tensor_names import TensorNames, WeightMapping
 from embert.engine.packing import PackedBatch
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats
@@ -85,7 +85,7 @@ class StandInEncoder:
         self.fails: list[Exception] = []  # what the next submissions raise
         self._answers: dict[int, list[Answer]] = {}
         self._layers = dataclasses.replace(gpu.model, pooling="mean", after_pooling=(), heads=NO_HEADS, embeds=True)
-        if gpu.model.architecture.adapters is None:
+        if gpu.model.config.adapters is None:
             self._cpu = TorchEncoder(self._layers, max_batch_tokens=1 << 20)
 
     def load(self, name: str, layer: int, data: npt.NDArray[np.uint8], shape: list[int], dtype: str) -> None:
@@ -96,7 +96,7 @@ class StandInEncoder:
 
     def start(self) -> str:
         """Start. LayerNorms are folded. With adapters, what was loaded decides which one this encoder has."""
-        if self.gpu.model.architecture.adapters is not None:
+        if self.gpu.model.config.adapters is not None:
             self._cpu = self._of_what_was_loaded()
         return ""
 
@@ -111,10 +111,10 @@ class StandInEncoder:
                 tensors[f"encoder.layer.{layer}.{LAYER_LINEAR[part]}.{kind}"] = array
             elif part in LAYER_NORMS:
                 tensors[f"encoder.layer.{layer}.{LAYER_NORMS[part]}.{NORM_PARTS[kind]}"] = array
-        architecture = dataclasses.replace(self._layers.architecture, adapters=None, tensors=TensorNames((Scheme(),)))
+        config = dataclasses.replace(self._layers.config, adapters=None, tensors=TensorNames((WeightMapping(),)))
         with TemporaryDirectory() as folder:
             save_file(tensors, Path(folder, "model.safetensors"))
-            layers = dataclasses.replace(self._layers, folder=Path(folder), transformer="", architecture=architecture)
+            layers = dataclasses.replace(self._layers, folder=Path(folder), transformer="", config=config)
             return TorchEncoder(layers, max_batch_tokens=1 << 20)
 
     def submit(

@@ -16,10 +16,10 @@ from tokenizers import normalizers, processors
 
 from embert import engine
 from embert.engine.heads.checkpoints.transformer_module import NAMES
-from embert.engine.models import read_architecture
-from embert.engine.rows import Rows
+from embert.engine.models import read_config
+from embert.engine.task_output import TaskOutput
 from tests.engine.checkpoints import LONG, SPECIAL, byte_level, check, unigram, word_piece, write
-from tests.engine.model_cases import FAMILIES
+from tests.engine.model_cases import MODEL_CASES
 from tests.server.models import edit_json
 
 DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
@@ -254,18 +254,18 @@ def test_pairs_of_odd_tokenizers(tmp_path: Path, fields: dict[str, Any]) -> None
         np.testing.assert_allclose(loaded.score(PAIRS, raw=True), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if "," not in name])
+@pytest.mark.parametrize("family", [name for name in MODEL_CASES if "," not in name])
 def test_a_config_without_fields_has_the_defaults_of_transformers(tmp_path: Path, family: str) -> None:
-    fields = getattr(transformers, FAMILIES[family][0] + "Config")().to_dict()
+    fields = getattr(transformers, MODEL_CASES[family][0] + "Config")().to_dict()
     (tmp_path / "all.json").write_text(json.dumps(fields))
     told = {"hidden_size": 768} if family == "nomic_bert" else {}  # the older code's files lack it
     (tmp_path / "none.json").write_text(json.dumps({"model_type": family, **told}))
-    assert read_architecture(tmp_path / "none.json") == read_architecture(tmp_path / "all.json")
+    assert read_config(tmp_path / "none.json") == read_config(tmp_path / "all.json")
 
 
 def test_the_largest_weights_of_sparse_vectors() -> None:
     values = np.array([1, 3, 2, 5, np.nan, 4, 9], np.float32).reshape(-1, 1)
-    rows = Rows(values, np.array([0, 3, 3, 6, 7], np.int32), np.array([4, 6, 8, 1, 2, 3, 0], np.int32)).largest(2)
+    rows = TaskOutput(values, np.array([0, 3, 3, 6, 7], np.int32), np.array([4, 6, 8, 1, 2, 3, 0], np.int32)).largest(2)
     assert rows.offsets.tolist() == [0, 2, 2, 4, 5]
     assert rows.indices is not None
     assert rows.indices.tolist() == [6, 8, 1, 2, 0]

@@ -25,8 +25,8 @@ from embert.engine.encoders.cpu.products.linear import Activation
 from embert.engine.encoders.loader import load_encoder
 from embert.engine.models.encoder_config import Rotary
 from embert.engine.quantization.products import product
-from embert.engine.quantization.rows import quantised_rows
-from embert.engine.quantization.weights import quantised_weight
+from embert.engine.quantization.rows import quantized_rows
+from embert.engine.quantization.weights import quantized_weight
 from embert.engine.tasks import Task
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
 from tests.engine.model_cases import build
@@ -68,7 +68,7 @@ def test_a_linear_layer(rows: int, inputs: int, outputs: int, activation: Activa
     other = drawn(4, rows, outputs)
     exact = F.linear(x.double(), weight.double(), bias.double())
     allowed: dict[str, Any] = {"rtol": 1e-6, "atol": 2e-6 * math.sqrt(inputs)}  # sums of so many numbers around 1
-    layer = kernels.avx512_linear(weight, bias, activation)
+    layer = kernels.linear_avx512(weight, bias, activation)
     torch.testing.assert_close(layer(x).double(), EXACT[activation](exact), **allowed)
     if activation == "none":
         torch.testing.assert_close(layer(x, other).double(), exact + other, **allowed)
@@ -80,7 +80,7 @@ def test_a_linear_layer(rows: int, inputs: int, outputs: int, activation: Activa
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu", "relu"])
 def test_activations_of_every_size(activation: Activation) -> None:
     x = torch.cat([torch.linspace(-15, 15, 60_001), drawn(1, 5000), torch.tensor([0.0, -0.0, 3e38, -1e30, 1e-40])])
-    layer = kernels.avx512_linear(torch.ones(1, 1), torch.zeros(1), activation)
+    layer = kernels.linear_avx512(torch.ones(1, 1), torch.zeros(1), activation)
     found, exact = layer(x[:, None])[:, 0].double(), EXACT[activation](x.double())
     assert ((found - exact).abs() <= 2.5e-7 * exact.abs() + 2.5e-8).all()
     for wrong in (math.nan, math.inf):
@@ -96,7 +96,7 @@ def test_norms(columns: int, with_beta: bool) -> None:
         exact = F.rms_norm(x.double(), (columns,), gamma.double(), 1e-6)
     else:
         exact = F.layer_norm(x.double(), (columns,), gamma.double(), beta.double(), 1e-6)
-    torch.testing.assert_close(kernels.normalised(x, gamma, beta, 1e-6).double(), exact, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(kernels.normalized(x, gamma, beta, 1e-6).double(), exact, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.usefixtures("_threads")
@@ -108,7 +108,7 @@ def test_embeddings(tokens: int, columns: int) -> None:
     ids, places = (torch.from_numpy(random.integers(0, most, tokens)) for most in (50, 9))
     sums = (words[ids] + positions[places]).double()
     exact = F.layer_norm(sums, (columns,), gamma.double(), beta.double(), 1e-6)
-    embeddings = kernels.Avx512Embeddings(words, positions, (gamma, beta, 1e-6))
+    embeddings = kernels.EmbeddingsAvx512(words, positions, (gamma, beta, 1e-6))
     torch.testing.assert_close(embeddings(ids, places).double(), exact, rtol=1e-5, atol=2e-6)
     for wrong in (-1, 50):
         with pytest.raises(IndexError, match="outside of its table"):
@@ -215,9 +215,9 @@ def test_a_linear_layer_in_eight_bits_is_the_definitions(rows: int, inputs: int,
     weight, bias = drawn(2, outputs, inputs).numpy(), drawn(3, outputs)
     x = drawn(1, rows, inputs) * torch.logspace(-20, 5, rows)[:, None]
     x[rows // 2] = 0
-    wanted = product(quantised_rows(x.numpy()), quantised_weight(weight, "w"), bias.numpy())
-    parts = [quantised_weight(weight[: outputs // 3], "w"), quantised_weight(weight[outputs // 3 :], "w")]
-    np.testing.assert_array_equal(kernels.avx512_int8_linear(parts, bias)(x).numpy(), wanted)
+    wanted = product(quantized_rows(x.numpy()), quantized_weight(weight, "w"), bias.numpy())
+    parts = [quantized_weight(weight[: outputs // 3], "w"), quantized_weight(weight[outputs // 3 :], "w")]
+    np.testing.assert_array_equal(kernels.int8_linear_avx512(parts, bias)(x).numpy(), wanted)
 
 
 @needs_vnni
@@ -225,7 +225,7 @@ def test_a_linear_layer_in_eight_bits_is_the_definitions(rows: int, inputs: int,
 def test_what_is_no_number_stays_visible_in_eight_bits(wrong: float) -> None:
     x = drawn(1, 8, 384)
     x[3, 200] = wrong
-    layer = kernels.avx512_int8_linear([quantised_weight(drawn(2, 64, 384).numpy(), "w")], drawn(3, 64))
+    layer = kernels.int8_linear_avx512([quantized_weight(drawn(2, 64, 384).numpy(), "w")], drawn(3, 64))
     found = layer(x).isfinite().all(1)
     assert found.tolist() == [row != 3 for row in range(8)]
 
@@ -233,11 +233,11 @@ def test_what_is_no_number_stays_visible_in_eight_bits(wrong: float) -> None:
 @needs_vnni
 def test_sums_of_eight_bits_are_exact_at_their_ends() -> None:
     """Every integer 127 or -127: no product saturates."""
-    weight = quantised_weight(drawn(2, 64, 384).numpy(), "w")
+    weight = quantized_weight(drawn(2, 64, 384).numpy(), "w")
     hard = weight._replace(integers=np.where(weight.integers < 0, -127, 127).astype(np.int8))
     x = drawn(1, 3, 384)
-    wanted = product(quantised_rows(x.numpy()), hard, np.zeros(64, np.float32))
-    np.testing.assert_array_equal(kernels.avx512_int8_linear([hard], torch.zeros(64))(x).numpy(), wanted)
+    wanted = product(quantized_rows(x.numpy()), hard, np.zeros(64, np.float32))
+    np.testing.assert_array_equal(kernels.int8_linear_avx512([hard], torch.zeros(64))(x).numpy(), wanted)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni)])
@@ -274,9 +274,7 @@ def has_the_same_bits(model: engine.Model, dtype: str, sequences: list[Ids]) -> 
 @pytest.mark.parametrize("int8", [False, pytest.param(True, marks=needs_vnni)])
 def test_a_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> None:
     """To the bit: one kernel for all of it, and one for each part where only some rows go on after attention."""
-    layer = Layer(
-        default_model.architecture, Checkpoint.open(default_model), 3, torch.float32, products="avx512", int8=int8
-    )
+    layer = Layer(default_model.config, Checkpoint.open(default_model), 3, torch.float32, products="avx512", int8=int8)
     groups, x = [Group(0, 3, 7), Group(21, 1, 90, 40)], drawn(1, 111, 384)
     for positions in (Positions(), POSITIONS["biased"](12, 32)):
         whole, parts = layer(x, groups, positions), layer(x, groups, positions, rows=torch.arange(111))
@@ -285,7 +283,7 @@ def test_a_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> 
 
 
 def test_callers_of_one_team_do_not_disturb_each_other() -> None:
-    layer, x = kernels.avx512_linear(drawn(1, 512, 256), drawn(2, 512)), drawn(3, 90, 256)
+    layer, x = kernels.linear_avx512(drawn(1, 512, 256), drawn(2, 512)), drawn(3, 90, 256)
     wanted = layer(x)
 
     def ask(number: int) -> bool:

@@ -15,12 +15,12 @@ from embert import engine
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
-from embert.engine.encoders.known_text import disagreement, known_text, vector_of
+from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, write_modules
-from tests.engine.model_cases import FAMILIES, build, byte_level
+from tests.engine.model_cases import MODEL_CASES, build, byte_level
 from tests.engine.stand_in_gpu import StandInGpu
 
 Install = Callable[..., StandInGpu]
@@ -48,24 +48,24 @@ def batch(ids: list[int], **more: Any) -> PackedBatch:
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last-token"])
-@pytest.mark.parametrize("family", [name for name in FAMILIES if "long" not in name])
+@pytest.mark.parametrize("family", [name for name in MODEL_CASES if "long" not in name])
 def test_the_known_vector_is_hugging_faces(tmp_path: Path, family: str, pooling: str) -> None:
     folder = build(tmp_path, family)
     byte_level(300).save(str(folder / "tokenizer.json"))
     model = engine.load_model(str(folder), pooling=pooling)
-    ids = known_text(model.architecture)
-    windows = [each.window for each in model.architecture.attention if each.window]
+    ids = self_test_ids(model.config)
+    windows = [each.window for each in model.config.attention if each.window]
     assert len(ids) == (max(windows) + 16 if windows else 5)
-    assert model.architecture.padding_id not in ids
-    got = vector_of(ids, model.architecture, Checkpoint.open(model), pooling)
+    assert model.config.padding_id not in ids
+    got = vector_of(ids, model.config, Checkpoint.open(model), pooling)
     np.testing.assert_allclose(got, HuggingFace(folder).pooled(ids, pooling), rtol=1e-4, atol=1e-5)
 
 
-def test_a_known_text_is_asked_alone_and_in_a_full_batch(model: Model, install: Install) -> None:
+def test_the_self_test_runs_alone_and_in_a_full_batch(model: Model, install: Install) -> None:
     gpu = install(model)
     encoder = CudaEncoder(model, max_batch_tokens=1000)
     (alone, full) = gpu.encoders[0].batches
-    known = known_text(model.architecture)
+    known = self_test_ids(model.config)
     np.testing.assert_array_equal(alone[0], known)
     assert full[1].tolist() == [0, 5, 133, 261, 389, 517, 645, 773, 901, 906]
     np.testing.assert_array_equal(full[0][:5], known)
@@ -104,7 +104,7 @@ def test_an_encoder_whose_kernels_do_nothing_does_not_start(
 ])  # fmt: skip
 def test_rounding_is_not_taken_for_a_wrong_build(dtype: str, error: float, is_wrong: bool) -> None:
     expected = np.ones(100, np.float32)
-    assert (disagreement(expected * np.float32(1 + error), expected, dtype) is not None) == is_wrong
+    assert (mismatch(expected * np.float32(1 + error), expected, dtype) is not None) == is_wrong
 
 
 def test_an_old_gpu(model: Model, install: Install) -> None:

@@ -159,7 +159,7 @@ SPLADE = Splade(TRANSFORM, Norm(NORM, 1e-12), "", "cls.predictions.bias")
 
 def with_splade(model: Model, head: Splade) -> Model:
     """The model with a SPLADE head, and its weights drawn."""
-    path, vocabulary = model.folder / "model.safetensors", model.architecture.vocab_size
+    path, vocabulary = model.folder / "model.safetensors", model.config.vocab_size
     shapes: dict[str, tuple[int, ...]] = {
         f"{TRANSFORM.name}.weight": (HIDDEN, HIDDEN), f"{TRANSFORM.name}.bias": (HIDDEN,),
         f"{NORM}.weight": (HIDDEN,), f"{NORM}.bias": (HIDDEN,), head.bias: (vocabulary,),
@@ -178,7 +178,7 @@ def test_splades_pairs_come_from_the_device(model: Model, make: Make, tied: bool
     encoder, gpu = make(with_splade(model, head))
     assert gpu.shape["token_weights"] is False
     assert gpu.shape["splade"] == ("gelu", 1e-12, 1 if tied else 2, tied)
-    vocabulary = model.architecture.vocab_size
+    vocabulary = model.config.vocab_size
     assert {name: array.shape for (name, _), array in gpu.loaded.items() if name.startswith("splade.")} == {
         "splade.transform.weight": (HIDDEN, HIDDEN), "splade.transform.bias": (HIDDEN,),
         "splade.transform.gamma": (HIDDEN,), "splade.transform.beta": (HIDDEN,), "splade.decoder.bias": (vocabulary,),
@@ -211,7 +211,7 @@ def test_portable_products_of_heads_promise_no_bits(
     """In int8, too: they stay in 16 bits."""
     monkeypatch.setattr(CudaEncoder, "gemm", "cublaslt")
     monkeypatch.setattr(cuda, "_load", lambda *_: "")  # these layers are too narrow for int8
-    monkeypatch.setattr(CudaEncoder, "_wrong_in_known_text", lambda *_: None)
+    monkeypatch.setattr(CudaEncoder, "_self_test", lambda *_: None)
     without = dataclasses.replace(HEADS, multi_vector=None)
     for of in (model, with_splade(model, SPLADE)) if changes else (dataclasses.replace(model, heads=without),):
         encoder, _ = make(of, dtype="int8", gemm="cublaslt")

@@ -68,7 +68,7 @@ def test_a_matrix_is_rotated_and_rounded_with_a_scale_for_each_row() -> None:
     numbers = np.arange(32)
     hadamard = np.where(np.bitwise_count(numbers[:, None] & numbers) % 2, -1.0, 1.0)  # Sylvester's
     rotated = np.empty(weight.shape)
-    for first in range(0, 96, 8):  # eight neighbours of each quarter
+    for first in range(0, 96, 8):  # eight neighbors of each quarter
         columns = [quarter * 96 + first + i for quarter in range(4) for i in range(8)]
         rotated[:, columns] = weight[:, columns].astype(np.float64) @ hadamard
     assert [integers.dtype.name, scales.dtype.name] == ["int8", "float32"]
@@ -85,13 +85,13 @@ def test_layers_are_given_in_8_bits_and_all_else_as_it_is_stored(folder: Path, w
     assert (encoder.dtype, ours.shape["dtype"]) == ("int8", "int8")
     assert encoder.choice == "hopper matrix products in int8, the rest in float16"
     stored = load_file(folder / "model.safetensors")
-    factors = column_factors(wide.architecture, Checkpoint.open(wide))
+    factors = column_factors(wide.config, Checkpoint.open(wide))
     assert any((each != 1).any() for each in factors.values())
     for layer in range(2):
         for name, theirs in MATRICES.items():
             weight = stored[f"encoder.layer.{layer}.{theirs}.weight"].numpy()
             weight = weight * factors.get(f"encoder.layer.{layer}.{theirs}", np.float32(1))
-            block = {"out": 128, "attention": HEAD if wide.architecture.head_size == HEAD else 0}.get(name, 0)
+            block = {"out": 128, "attention": HEAD if wide.config.head_size == HEAD else 0}.get(name, 0)
             integers, scales = block_weight(weight, "weight", block) if block else quarter_weight(weight, "weight")
             np.testing.assert_array_equal(ours.loaded[f"{name}.weight", layer], integers)
             np.testing.assert_array_equal(ours.loaded[f"{name}.scale", layer], scales)

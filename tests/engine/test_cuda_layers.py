@@ -16,9 +16,9 @@ from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.encoders.cuda.layers import PADDED
 from embert.engine.encoders.cuda_shapes import layer_shapes, padded_head
 from embert.engine.encoders.devices import devices
-from embert.engine.encoders.known_text import known_text
 from embert.engine.encoders.relative_positions import alibi_by_distance
 from embert.engine.encoders.rotary import rotations
+from embert.engine.encoders.self_test import self_test_ids
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import Attention, DynamicNtk, EncoderConfig, Rotary
@@ -40,9 +40,9 @@ def loaded(model: Model, gpu: StandInGpu) -> StandInEncoder:
     return gpu.encoders[-1]
 
 
-def without_padding(name: str, array: Any, architecture: EncoderConfig) -> Any:
+def without_padding(name: str, array: Any, config: EncoderConfig) -> Any:
     """A tensor of attention without the zeros behind each head, and queries without the factor that they need."""
-    padded, size, heads = padded_head(architecture), architecture.head_size, architecture.heads
+    padded, size, heads = padded_head(config), config.head_size, config.heads
     if not padded or name not in PADDED:
         return array
     rows = array.T if name == "attention.weight" else array
@@ -60,7 +60,7 @@ def test_every_tensor_is_loaded_once_as_it_is_stored(made: tuple[Model, StandInG
     encoder = loaded(model, gpu)
     checkpoint = Checkpoint.open(model)
     told = [
-        without_padding(name, array, model.architecture)
+        without_padding(name, array, model.config)
         for (name, _), array in encoder.loaded.items()
         if name not in ("angles", "relative")
     ]
@@ -68,9 +68,9 @@ def test_every_tensor_is_loaded_once_as_it_is_stored(made: tuple[Model, StandInG
     shapes, sums = zip(*sorted((array.shape, array.sum()) for array in told), strict=True)
     stored_shapes, stored_sums = zip(*sorted((array.shape, array.sum()) for array in stored), strict=True)
     assert shapes == stored_shapes
-    assert sums == (stored_sums if not padded_head(model.architecture) else pytest.approx(stored_sums, abs=1e-3))
+    assert sums == (stored_sums if not padded_head(model.config) else pytest.approx(stored_sums, abs=1e-3))
     layers = {layer for name, layer in encoder.loaded if name == "query.weight"}
-    assert layers == set(range(1 if model.architecture.shared_layers else LAYERS))
+    assert layers == set(range(1 if model.config.shared_layers else LAYERS))
 
 
 @pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)
@@ -84,15 +84,15 @@ def test_layers_are_described_with_windows_and_tables_of_angles(made: tuple[Mode
     assert ("attention.gamma", 0) not in encoder.loaded
     for table, of in enumerate((GLOBAL, LOCAL)):
         assert of.rotary is not None
-        cos, sin = rotations(of.rotary, model.architecture.max_positions)
+        cos, sin = rotations(of.rotary, model.config.max_positions)
         np.testing.assert_array_equal(encoder.loaded["angles", table], np.stack([cos, sin], axis=-1))
 
 
 @pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)
-def test_the_known_text_is_longer_than_windows(made: tuple[Model, StandInGpu]) -> None:
+def test_the_self_test_is_longer_than_windows(made: tuple[Model, StandInGpu]) -> None:
     model, gpu = made
     encoder = loaded(model, gpu)
-    assert len(known_text(model.architecture)) == 8 + 16
+    assert len(self_test_ids(model.config)) == 8 + 16
     assert len(encoder.batches[0][0]) == 8 + 16
 
 
@@ -108,8 +108,8 @@ def test_alibi_is_a_score_for_each_distance(made: tuple[Model, StandInGpu]) -> N
 def test_a_window_as_wide_as_the_model_is_none(made: tuple[Model, StandInGpu]) -> None:
     model, _ = made
     for window, told in ((126, 126), (127, 0), (500, 0)):
-        changed = dataclasses.replace(model.architecture, attention=(Attention(None, window),) * LAYERS)
-        assert layer_shapes(dataclasses.replace(model, architecture=changed))["attention"] == [(told, 0, 0)] * LAYERS
+        changed = dataclasses.replace(model.config, attention=(Attention(None, window),) * LAYERS)
+        assert layer_shapes(dataclasses.replace(model, config=changed))["attention"] == [(told, 0, 0)] * LAYERS
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_what_cannot_be_run_is_refused_in_a_sentence(
     made: tuple[Model, StandInGpu], change: dict[str, Any], sentence: str
 ) -> None:
     model, _ = made
-    changed = dataclasses.replace(model, architecture=dataclasses.replace(model.architecture, **change))
+    changed = dataclasses.replace(model, config=dataclasses.replace(model.config, **change))
     with pytest.raises(UnsupportedModel, match=f"{sentence}, which the CUDA encoder does not run$"):
         CudaEncoder(changed)
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_run_is_refused_in_a_sentence(
 def test_stretching_that_no_text_is_long_enough_for_is_none(made: tuple[Model, StandInGpu]) -> None:
     model, _ = made
     attention = (Attention(Rotary(1e4, 32, DynamicNtk(2.0, 128))),) * LAYERS
-    changed = dataclasses.replace(model, architecture=dataclasses.replace(model.architecture, attention=attention))
+    changed = dataclasses.replace(model, config=dataclasses.replace(model.config, attention=attention))
     assert layer_shapes(changed)["attention"] == [(0, 32, 0)] * LAYERS
 
 
@@ -153,7 +153,7 @@ def test_several_gpus_are_chosen_for_what_they_run(
     """A model that no GPU runs is left to the CPU: on each of several GPUs it would be an error."""
     model, _ = made
     monkeypatch.setattr("embert.engine.encoders.devices.gpu_memory", lambda: [80 << 30] * 2)
-    unable = dataclasses.replace(model, architecture=dataclasses.replace(model.architecture, rms_norm=True))
+    unable = dataclasses.replace(model, config=dataclasses.replace(model.config, rms_norm=True))
     both = ["cuda:0", "cuda:1"]
     assert devices("auto", "auto", model) == devices("auto") == both
     assert devices("auto", "auto", unable) == ["auto"]

@@ -87,22 +87,22 @@ def test_hidden_states_equal_hugging_face(build_bert: BuildBert, config: dict[st
     folder = build_bert(**config)
     model = engine.load_model(str(folder))
     reference = HuggingFace(folder)
-    sequences = random_sequences(LENGTHS, model.architecture.vocab_size)
-    types = random_sequences(LENGTHS, model.architecture.type_vocab_size, seed=1)
+    sequences = random_sequences(LENGTHS, model.config.vocab_size)
+    types = random_sequences(LENGTHS, model.config.type_vocab_size, seed=1)
     encoder = engine.load_encoder(model, device="cpu")
     for token_types in (None, types):
         hidden = encoder.encode(engine.pack(sequences, token_types=token_types), Task.TOKENS)
         expected = np.concatenate(
             [reference.hidden(ids, None if token_types is None else types[i]) for i, ids in enumerate(sequences)]
         )
-        assert hidden.shape == (sum(LENGTHS), model.architecture.hidden_size)
+        assert hidden.shape == (sum(LENGTHS), model.config.hidden_size)
         np.testing.assert_allclose(hidden, expected, atol=2e-4)
 
 
 def test_the_longest_sequences(build_bert: BuildBert) -> None:
     folder = build_bert(max_position_embeddings=512)
     model = engine.load_model(str(folder))
-    sequences = random_sequences([512, 511, 257, 512], model.architecture.vocab_size)
+    sequences = random_sequences([512, 511, 257, 512], model.config.vocab_size)
     hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
     reference = HuggingFace(folder)
     np.testing.assert_allclose(hidden, np.concatenate(list(map(reference.hidden, sequences))), atol=2e-4)
@@ -115,7 +115,7 @@ def test_the_last_layer_on_pooled_rows_only(build_bert: BuildBert, pooling: str,
     model = engine.load_model(str(build_bert()), pooling=pooling)
     encoder = engine.load_encoder(model, device="cpu", dtype=dtype)
     for lengths in (LENGTHS * 4, [1], [128], [3, 3]):
-        batch = engine.pack(random_sequences(lengths, model.architecture.vocab_size))
+        batch = engine.pack(random_sequences(lengths, model.config.vocab_size))
         states = encoder.encode(batch, Task.TOKENS)
         rows = batch.cu_seqlens[:-1] if pooling == "cls" else batch.cu_seqlens[1:] - 1
         np.testing.assert_allclose(encoder.encode(batch), unit(states[rows]), atol=1e-6 if dtype == "float32" else 1e-2)
@@ -126,7 +126,7 @@ def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pyte
     monkeypatch.setattr("embert.engine.encoders.cpu.attention.packed.MAX_SCORE_BYTES", chunk)
     folder = build_bert()
     model = engine.load_model(str(folder))
-    sequences = random_sequences([40, 40, 40, 33], model.architecture.vocab_size)
+    sequences = random_sequences([40, 40, 40, 33], model.config.vocab_size)
     hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
     np.testing.assert_allclose(hidden, np.concatenate(list(map(HuggingFace(folder).hidden, sequences))), atol=2e-4)
 
@@ -137,7 +137,7 @@ def test_runs_change_nothing(build_bert: BuildBert, low: int, high: int, monkeyp
     monkeypatch.setattr("embert.engine.encoders.cpu.runs.MAX_RUN_TOKENS", high)
     folder = build_bert()
     model = engine.load_model(str(folder))
-    sequences = random_sequences(LENGTHS, model.architecture.vocab_size)
+    sequences = random_sequences(LENGTHS, model.config.vocab_size)
     types = random_sequences(LENGTHS, 2, seed=1)
     encoder = engine.load_encoder(model, device="cpu")
     reference = HuggingFace(folder)
@@ -153,7 +153,7 @@ def test_poolings(build_bert: BuildBert, pooling: str, dtype: str) -> None:
     folder = build_bert(pooling=pooling.replace("-token", "token"), initializer_range=0.1)
     model = engine.load_model(str(folder))
     assert model.pooling == pooling
-    sequences = random_sequences(LENGTHS, model.architecture.vocab_size)
+    sequences = random_sequences(LENGTHS, model.config.vocab_size)
     vectors = engine.load_encoder(model, device="cpu", dtype=dtype).encode(engine.pack(sequences))
     reference = HuggingFace(folder)
     expected = unit(np.stack([reference.pooled(ids, pooling) for ids in sequences]))
@@ -201,8 +201,8 @@ def test_dense_layers(build_bert: BuildBert) -> None:
         dense=[(64, 48, "torch.nn.modules.activation.Tanh"), (48, 20, "torch.nn.modules.linear.Identity")],
     )
     model = engine.load_model(str(folder))
-    assert (model.width, model.architecture.hidden_size) == (20, 64)
-    sequences = random_sequences(LENGTHS, model.architecture.vocab_size)
+    assert (model.width, model.config.hidden_size) == (20, 64)
+    sequences = random_sequences(LENGTHS, model.config.vocab_size)
     encoder = engine.load_encoder(model, device="cpu")
     assert (encoder.width, encoder.hidden_size) == (20, 64)
     vectors = encoder.encode(engine.pack(sequences))
@@ -241,7 +241,7 @@ def test_checkpoints_of_other_precisions_and_in_several_files(build_bert: BuildB
     folder = build_bert(**stored)
     assert len(list(folder.glob("*.safetensors"))) > ("shard_size" in stored)
     model = engine.load_model(str(folder))
-    sequences = random_sequences(LENGTHS, model.architecture.vocab_size)
+    sequences = random_sequences(LENGTHS, model.config.vocab_size)
     hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
     expected = np.concatenate(list(map(HuggingFace(folder).hidden, sequences)))
     np.testing.assert_allclose(hidden, expected, atol=2e-4)
@@ -250,7 +250,7 @@ def test_checkpoints_of_other_precisions_and_in_several_files(build_bert: BuildB
 def test_names_of_old_checkpoints(build_bert: BuildBert) -> None:
     folder = build_bert()
     model = engine.load_model(str(folder))
-    batch = engine.pack(random_sequences(LENGTHS, model.architecture.vocab_size))
+    batch = engine.pack(random_sequences(LENGTHS, model.config.vocab_size))
     expected = engine.load_encoder(model, device="cpu").encode(batch)
     path = folder / "model.safetensors"
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}

@@ -21,7 +21,7 @@ from embert.engine.errors import EncoderError, InputError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from tests.engine.conftest import unit
 from tests.server.models import three_heads
@@ -34,7 +34,7 @@ class Lengths(Encoder):
 
     def __init__(self, model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> None:
         self.asked = (device, dtype)
-        self.width, self.hidden_size = model.width, model.architecture.hidden_size
+        self.width, self.hidden_size = model.width, model.config.hidden_size
         self.max_batch_tokens = max_batch_tokens or 64
         self.batches: list[PackedBatch] = []
         self.in_flight = 0
@@ -46,12 +46,12 @@ class Lengths(Encoder):
         self.batches.append(batch)
         return batch
 
-    def wait(self, ticket: PackedBatch) -> dict[Task, Rows]:
+    def wait(self, ticket: PackedBatch) -> dict[Task, TaskOutput]:
         self.in_flight -= 1
         answer = np.zeros((ticket.sequences, self.width), np.float32)
         answer[:, 0] = np.diff(ticket.cu_seqlens)
         answer[:, 1] = ticket.ids[ticket.cu_seqlens[:-1] + 1]
-        return {Task.EMBED: Rows.one_each(answer)}
+        return {Task.EMBED: TaskOutput.one_each(answer)}
 
     def close(self) -> None:
         self.batches.clear()
@@ -192,7 +192,7 @@ def test_vectors_that_are_not_finite(
     ids = three.tokenizer.encode([BAD], truncate=True).ids
     wait = three.encoder.wait
 
-    def poisoned(ticket: Any) -> dict[Task, Rows]:
+    def poisoned(ticket: Any) -> dict[Task, TaskOutput]:
         answer = wait(ticket)
         for rows in answer.values():
             for sequence, ids_of in enumerate(batches.pop(id(ticket))):

@@ -25,7 +25,7 @@ from embert import engine
 from embert.engine.errors import UnsupportedModel
 from embert.engine.files.key_tables import (
     CONFIG,
-    CONFIG_OF_FAMILY,
+    CONFIG_OF_MODEL_TYPE,
     CONFIG_SENTENCE_TRANSFORMERS,
     MODULE_CONFIGS,
     MODULES,
@@ -37,9 +37,9 @@ from embert.engine.files.key_tables import (
     TOKENIZER_CONFIG,
 )
 from embert.engine.files.keys import Verdict, check_keys, refused
-from embert.engine.models import FAMILIES as READERS
+from embert.engine.models import MODEL_TYPES as READERS
 from tests.engine.conftest import BuildBert
-from tests.engine.model_cases import FAMILIES
+from tests.engine.model_cases import MODEL_CASES
 from tests.server.models import edit_json
 
 # sentence-transformers 5.1 and transformers 4.57, which are not installed, read these too.
@@ -121,17 +121,17 @@ def test_keys_of_a_model_of_sentence_transformers(kind: str) -> None:
     assert keys_in(module, "module_config") <= MODULES.keys()
 
 
-@pytest.mark.parametrize("family", sorted(CONFIG_OF_FAMILY))
+@pytest.mark.parametrize("family", sorted(CONFIG_OF_MODEL_TYPE))
 def test_keys_of_an_architecture(family: str) -> None:
-    table = {**CONFIG, **CONFIG_OF_FAMILY[family]}
+    table = {**CONFIG, **CONFIG_OF_MODEL_TYPE[family]}
     assert OLDER["config.json"] <= table.keys()
     if family != "new":  # no class of transformers
-        own = getattr(transformers, FAMILIES[family][0] + "Config")()
+        own = getattr(transformers, MODEL_CASES[family][0] + "Config")()
         assert own.to_dict().keys() | parameters(type(own).__init__) - {"self"} <= table.keys()
 
 
 def test_every_family_has_a_table() -> None:
-    assert CONFIG_OF_FAMILY.keys() == READERS.keys()
+    assert CONFIG_OF_MODEL_TYPE.keys() == READERS.keys()
 
 
 def test_keys_of_tokenizers() -> None:

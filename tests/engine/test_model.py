@@ -51,13 +51,13 @@ def test_the_default_model(default_model: Model) -> None:
     assert (default_model.pooling, default_model.normalize, default_model.after_pooling) == ("mean", True, ())
     assert (default_model.width, default_model.max_input_length) == (384, 256)
     assert (default_model.prompts, default_model.default_prompt_name, default_model.notices) == ({}, None, ())
-    architecture = default_model.architecture
+    config = default_model.config
     assert (
-        architecture.family,
-        architecture.layers,
-        architecture.heads,
-        architecture.head_size,
-        architecture.activation,
+        config.model_type,
+        config.layers,
+        config.heads,
+        config.head_size,
+        config.activation,
     ) == ("bert", 6, 12, 32, "gelu")
 
 
@@ -242,7 +242,7 @@ def test_a_configuration_without_a_field(build_bert: BuildBert) -> None:
     fields = json.loads((folder / "config.json").read_text())
     del fields["hidden_size"]
     (folder / "config.json").write_text(json.dumps(fields))
-    assert engine.load_model(str(folder)).architecture.hidden_size == 768  # transformers' default
+    assert engine.load_model(str(folder)).config.hidden_size == 768  # transformers' default
     (folder / "config.json").write_text(json.dumps({**fields, "hidden_size": None}))
     with pytest.raises(BrokenModel, match=r"config\.json: hidden_size must be a positive int, found None$"):
         engine.load_model(str(folder))

@@ -71,13 +71,13 @@ def loaded(default_model: Model, tmp_path: Path) -> Callable[..., engine.Tokeniz
         if change is not None:
             change(description)
         (tmp_path / "tokenizer.json").write_text(json.dumps(description))
-        architecture = dataclasses.replace(default_model.architecture, vocab_size=16)
+        config = dataclasses.replace(default_model.config, vocab_size=16)
         model = dataclasses.replace(
             default_model,
             folder=tmp_path,
             transformer="",
             max_input_length=9,
-            architecture=architecture,
+            config=config,
             tokenizer=AS_IT_STANDS,
         )
         return engine.Tokenizer(model)

@@ -81,13 +81,13 @@ class Kind:
 def saved(model: Model, folder: Path, tokenizer: Backend, *, types: int = 2, limit: int = 9) -> Model:
     """`model` with another tokenizer."""
     tokenizer.save(str(folder / "tokenizer.json"))
-    architecture = dataclasses.replace(model.architecture, type_vocab_size=types)
+    encoder_config = dataclasses.replace(model.config, type_vocab_size=types)
     return dataclasses.replace(
         model,
         folder=folder,
         transformer=".",
         max_input_length=limit,
-        architecture=architecture,
+        config=encoder_config,
         tokenizer=AS_IT_STANDS,
     )
 
@@ -149,10 +149,10 @@ def test_equals_transformers(
     counts = [(kind.tokens(first), kind.tokens(second)) for first, second in zip(many, seconds, strict=True)]
     tokenizer = kind.tokenizers[limit]
     tokenizer._part = PART if divided else 100
-    how: dict[str, Any] = {"turn_characters": PART + 2} if divided else {}
+    how: dict[str, Any] = {"chunk_characters": PART + 2} if divided else {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embert.engine.tokenization.pairs.TURN_TOKENS", 12)
-        asked = tokenizer.encode_pairs_turns(firsts, seconds, truncate=True, direction=direction, **how)
+        patch.setattr("embert.engine.tokenization.pairs.CHUNK_TOKENS", 12)
+        asked = tokenizer.encode_pairs_chunks(firsts, seconds, truncate=True, direction=direction, **how)
         encoded = finish(asked)
     assert pairs_of(encoded) == [kind.expected(*pair, limit, direction) for pair in zip(many, seconds, strict=True)]
     assert encoded.truncated == sum(first + second > room for first, second in counts)
@@ -251,16 +251,16 @@ def test_a_query_is_read_once_and_long_texts_no_further_than_needed(
     ):
         for direction in ("right", "left"):
             read.clear()
-            asked = tokenizer.encode_pairs_turns([query], documents, truncate=True, direction=direction)
+            asked = tokenizer.encode_pairs_chunks([query], documents, truncate=True, direction=direction)
             assert finish(asked).lengths.max() == 256
             assert sum(map(len, read)) < most
             assert read.count("a query") == (query == "a query")
     read.clear()
     with pytest.raises(InputError, match=r"^`query`: pair 0 has more than \d+ tokens, the limit is 256; shorten it or"):
-        finish(tokenizer.encode_pairs_turns([long], ["not read"], truncate=False))
+        finish(tokenizer.encode_pairs_chunks([long], ["not read"], truncate=False))
     assert "not read" not in read
     with pytest.raises(InputError, match=r"^`texts`: pair 1 has more than \d+ tokens, the limit is 256; shorten it or"):
-        finish(tokenizer.encode_pairs_turns(["a"], ["b", long], truncate=False))
+        finish(tokenizer.encode_pairs_chunks(["a"], ["b", long], truncate=False))
 
 
 @pytest.mark.parametrize(
@@ -278,9 +278,9 @@ def test_a_query_is_read_once_and_long_texts_no_further_than_needed(
 )
 def test_errors(tokenizer: engine.Tokenizer, firsts: list[str], seconds: list[str], message: str) -> None:
     how: dict[str, Any] = {"truncate": False, "params": ("text_1", "text_2")}
-    for turn_characters in (4, 1 << 20):
+    for chunk_characters in (4, 1 << 20):
         with pytest.raises(InputError, match=f"^{re.escape(message)}") as caught:
-            finish(tokenizer.encode_pairs_turns(firsts, seconds, **how, turn_characters=turn_characters))
+            finish(tokenizer.encode_pairs_chunks(firsts, seconds, **how, chunk_characters=chunk_characters))
         assert caught.value.param == message.split("`")[1]
     assert tokenizer.encode_pairs(["a"], ["b " * 252], truncate=False).lengths.tolist() == [256]
 
@@ -290,7 +290,7 @@ def test_a_text_without_a_place_to_divide_it_is_refused(kinds: dict[str, Kind]) 
     tokenizer._part = 100
     for firsts, seconds, param in ((["é" * 2000], ["a"], "query"), (["a"], ["a", "é" * 2000], "texts")):
         with pytest.raises(InputTooLarge, match=rf"`{param}`: text \d has 2000 characters and no place to divide it"):
-            finish(tokenizer.encode_pairs_turns(firsts, seconds, truncate=True, most_unbroken=1000))
+            finish(tokenizer.encode_pairs_chunks(firsts, seconds, truncate=True, most_unbroken=1000))
 
 
 def test_known_words_need_no_library() -> None:
@@ -318,7 +318,7 @@ def test_no_pairs(tokenizer: engine.Tokenizer) -> None:
 
 
 def test_the_number_of_tokens_comes_before_their_ids(tokenizer: engine.Tokenizer) -> None:
-    turns = tokenizer.encode_pairs_turns(["a " * 200], ["b"] * 2000, truncate=True, turn_characters=1 << 20)
+    turns = tokenizer.encode_pairs_chunks(["a " * 200], ["b"] * 2000, truncate=True, chunk_characters=1 << 20)
     assert next(turns) == 2000 * 204  # where the caller may stop
     encoded = finish(turns)
     assert encoded.lengths.tolist() == [204] * 2000

@@ -130,7 +130,7 @@ def test_the_ids_are_those_of_the_whole(
 ) -> None:
     tokenizer = divided[kind]
     whole = tokenizer._backend.library_ids(texts)
-    asked = tokenizer.encode_turns(texts, truncate=True, direction=direction, turn_characters=PART + 2)
+    asked = tokenizer.encode_chunks(texts, truncate=True, direction=direction, chunk_characters=PART + 2)
     expected = tokenizer._frames[None].around(whole, True, direction, "inputs")
     encoded = finish(asked)
     assert encoded.ids.tolist() == expected.ids.tolist()
@@ -146,7 +146,7 @@ def test_the_offsets_are_those_of_the_whole(
 ) -> None:
     tokenizer = divided[kind]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embert.engine.tokenization.offsets.TURN_CHARACTERS", PART)
+        patch.setattr("embert.engine.tokenization.offsets.CHUNK_CHARACTERS", PART)
         found = tokenizer.tokenize(texts, add_special_tokens=special)
     for text, tokens in zip(texts, found, strict=True):
         encoding = tokenizer._backend._library.encode(text, add_special_tokens=special)
@@ -161,11 +161,11 @@ def test_the_offsets_are_those_of_the_whole(
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_of_these_kinds_are_divided(divided: dict[str, engine.Tokenizer], kind: str) -> None:
     for direction in ("right", "left"):
-        asked = divided[kind].encode_turns(
+        asked = divided[kind].encode_chunks(
             ["abc abc"],
             truncate=True,
             direction=direction,
-            turn_characters=PART,
+            chunk_characters=PART,
             most_unbroken=PART + 1,
         )
         assert len([*asked]) == 2
@@ -202,11 +202,11 @@ def test_a_text_is_read_no_further_than_the_model_can(tokenizer: engine.Tokenize
     ):
         for direction in ("right", "left"):
             read.clear()
-            encoded = finish(tokenizer.encode_turns([text], truncate=True, direction=direction, most_unbroken=100_000))
+            encoded = finish(tokenizer.encode_chunks([text], truncate=True, direction=direction, most_unbroken=100_000))
             assert encoded.lengths.tolist() == [256]
             assert sum(map(len, read)) < 50_000
     with pytest.raises(InputError, match=r"`inputs`: text 0 has more than \d+ tokens, the limit is 256; shorten it or"):
-        finish(tokenizer.encode_turns(["." * 3_000_000], truncate=False))
+        finish(tokenizer.encode_chunks(["." * 3_000_000], truncate=False))
 
 
 def test_words_too_long_to_be_known_are_not_read_whole(tokenizer: engine.Tokenizer, read: list[str]) -> None:
@@ -219,7 +219,7 @@ def test_words_too_long_to_be_known_are_not_read_whole(tokenizer: engine.Tokeniz
         expected = tokenizer._frames[None].around(whole, True, "right", "inputs").ids.tolist()
         for direction in ("right", "left"):
             read.clear()
-            asked = tokenizer.encode_turns([text], truncate=True, direction=direction, most_unbroken=100_000)
+            asked = tokenizer.encode_chunks([text], truncate=True, direction=direction, most_unbroken=100_000)
             assert finish(asked).ids.tolist() == expected
             assert sum(map(len, read)) < 20_000
 
@@ -232,7 +232,7 @@ def test_a_text_without_a_place_to_divide_it_is_refused(divided: dict[str, engin
     for direction in ("right", "left"):
         with pytest.raises(InputTooLarge, match=re.escape(said)):
             finish(
-                tokenizer.encode_turns(
+                tokenizer.encode_chunks(
                     ["a", text],
                     truncate=True,
                     direction=direction,
@@ -241,5 +241,5 @@ def test_a_text_without_a_place_to_divide_it_is_refused(divided: dict[str, engin
                 )
             )
     with pytest.raises(InputTooLarge, match="no place to divide it"):
-        list(tokenizer.tokenize_turns(["a", text], most_unbroken=100_000))
-    assert finish(tokenizer.encode_turns([text], truncate=True, most_unbroken=200_000)).sequences == 1
+        list(tokenizer.tokenize_chunks(["a", text], most_unbroken=100_000))
+    assert finish(tokenizer.encode_chunks([text], truncate=True, most_unbroken=200_000)).sequences == 1

@@ -14,7 +14,7 @@ from embert import engine
 from embert.engine.errors import UnsupportedModel
 from embert.engine.files.tokenizer_config import (
     ALIASES,
-    CLASS_OF_FAMILY,
+    CLASS_OF_MODEL_TYPE,
     CLASSES,
     GENERIC_CLASSES,
     REFUSED_CLASSES,
@@ -185,7 +185,7 @@ def test_every_class_of_transformers_is_known() -> None:
             assert name in GENERIC_CLASSES, name
         else:
             assert (name in REFUSED_CLASSES) != (ALIASES.get(name, name) in CLASSES), name
-    for family, name in CLASS_OF_FAMILY.items():
+    for family, name in CLASS_OF_MODEL_TYPE.items():
         assert tokenization_auto.TOKENIZER_MAPPING_NAMES[family] == name
 
 

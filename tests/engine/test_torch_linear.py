@@ -30,9 +30,9 @@ dtype, pooling, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.sched_getaffinity = lambda pid: set(range(threads))
 torch.set_num_threads(threads)
 model = engine.load_model(pooling=pooling)
-architecture = dataclasses.replace(model.architecture, layers=2)  # all but the last are alike
+config = dataclasses.replace(model.config, layers=2)  # all but the last are alike
 Checkpoint._check_surplus = lambda *_: None  # the file has all six
-model = dataclasses.replace(model, architecture=architecture, max_input_length=512)
+model = dataclasses.replace(model, config=config, max_input_length=512)
 encoder = TorchEncoder(model, dtype=dtype, portable=True)
 print("loaded", flush=True)
 random = np.random.default_rng(0)

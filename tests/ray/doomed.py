@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from embert.engine import Encoder, PackedBatch, Rows, Task
+from embert.engine import Encoder, PackedBatch, Task, TaskOutput
 from embert.engine.errors import EncoderLost
 from embert.engine.model import Model
 from tests.server.stand_in import StandIn
@@ -25,13 +25,13 @@ FOLDER = "DOOMED_FOLDER"
 class Doomed(StandIn):
     """Vectors are those of the stand-in."""
 
-    forwards = 0
+    encode_batches = 0
 
-    def wait(self, ticket: PackedBatch) -> dict[Task, Rows]:
-        self.forwards += 1
+    def wait(self, ticket: PackedBatch) -> dict[Task, TaskOutput]:
+        self.encode_batches += 1
         folder = Path(os.environ[FOLDER])
         fate = folder / "fate"
-        if self.forwards == 2 and fate.exists():
+        if self.encode_batches == 2 and fate.exists():
             if fate.read_text() == "lose":
                 fate.unlink()
                 raise EncoderLost("the encoder was told to be lost")

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine import Encoder, PackedBatch, Rows, Task
+from embert.engine import Encoder, PackedBatch, Task, TaskOutput
 from embert.engine.errors import BrokenModel, EncoderError, EncoderLost
 from embert.engine.model import Model
 
@@ -62,7 +62,7 @@ class StandIn(Encoder):
         if self.device == "cuda":
             self.device += ":" + device.partition(":")[2]
         self.width = model.width
-        self.hidden_size = model.architecture.hidden_size
+        self.hidden_size = model.config.hidden_size
         heads = model.heads
         self._columns = {
             Task.EMBED: self.width,
@@ -83,7 +83,7 @@ class StandIn(Encoder):
     def submit(self, batch: PackedBatch) -> Any:
         return batch
 
-    def wait(self, ticket: Any) -> dict[Task, Rows]:
+    def wait(self, ticket: Any) -> dict[Task, TaskOutput]:
         batch: PackedBatch = ticket
         starts, stops = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
         orders = [
@@ -116,26 +116,26 @@ class StandIn(Encoder):
             for index, row in zip(batch.sequences_of(task), rows, strict=True):
                 if orders[index] == NAN:
                     row.values[0, row.values.shape[1] // 2] = np.nan
-            answer[task] = Rows.joined(rows)
+            answer[task] = TaskOutput.joined(rows)
         return answer
 
-    def _rows(self, task: Task, batch: PackedBatch, index: int) -> Rows:
+    def _rows(self, task: Task, batch: PackedBatch, index: int) -> TaskOutput:
         """The rows of one sequence."""
         ids = batch.ids[batch.cu_seqlens[index] : batch.cu_seqlens[index + 1]]
         columns = self._columns[task]
         if task == Task.SPARSE:
             indices, counts = np.unique(ids, return_counts=True)
             values = counts.astype(np.float32)[:, None] / np.float32(2)
-            return Rows(values, np.array([0, len(indices)], np.int32), indices.astype(np.int32))
+            return TaskOutput(values, np.array([0, len(indices)], np.int32), indices.astype(np.int32))
         if task in (Task.TOKENS, Task.MULTI):
             values = token_vectors(ids.tolist(), columns, unit=task == Task.MULTI)
-            return Rows(values, np.array([0, len(ids)], np.int32))
+            return TaskOutput(values, np.array([0, len(ids)], np.int32))
         row = _vector(ids, columns)
         if task == Task.EMBED:
             if batch.dimensions is not None and batch.dimensions[index]:
                 row[batch.dimensions[index] :] = 0
             row /= np.linalg.norm(row)
-        return Rows.one_each(row[None])
+        return TaskOutput.one_each(row[None])
 
     def close(self) -> None:
         pass

@@ -169,7 +169,7 @@ def test_while_loading() -> None:
             assert (status, type_) == (503, kind)
             assert "loading" in message
             assert int(answer.headers["retry-after"]) >= 1
-        # What is wrong with a request is said before that it came too early; and tokenising needs no engine.
+        # What is wrong with a request is said before that it came too early; and tokenizing needs no engine.
         assert client.post("/embed", json={"inputs": []}).status_code == 400
         assert client.post("/tokenize", json={"inputs": "a"}).status_code == 200
         metrics = server.metrics()

@@ -22,7 +22,7 @@ def test_the_server_answers_and_says_what_int8_costs() -> None:
         assert server.get("/info").json()["model_dtype"] == "int8"
         assert "int8; " in server.log
         assert "cosine to float32 0.99" in server.log
-        assert "of ten nearest neighbours kept (208 sentences)" in server.log
+        assert "of ten nearest neighbors kept (208 sentences)" in server.log
     with Engine.load(device="cpu") as exact:
         cosines = (np.array(answer) * exact.embed(TEXTS)).sum(1)
     assert cosines.min() >= 0.999

@@ -161,7 +161,7 @@ def test_a_request_larger_than_the_budget_enters_beside_others_and_leaves_room_f
         assert statuses_of(filling) == {200}
 
 
-def test_what_has_more_words_than_there_is_room_for_is_refused_without_tokenising() -> None:
+def test_what_has_more_words_than_there_is_room_for_is_refused_without_tokenizing() -> None:
     with (
         live(*STAND_IN, *SMALL_QUEUE) as server,
         ThreadPoolExecutor(16) as pool,
@@ -181,7 +181,7 @@ def test_what_has_more_words_than_there_is_room_for_is_refused_without_tokenisin
                 assert said in answer.json()["error"]
                 assert int(answer.headers["retry-after"]) >= 1
             assert server.metrics()["embert_request_texts_count"] == seen
-        # Spaces are no words: it is tokenised, and there is room.
+        # Spaces are no words: it is tokenized, and there is room.
         assert client.post("/embed", json={"inputs": "a" + " " * 1000 + "b"}, timeout=30).status_code == 200
         assert server.metrics()["embert_request_texts_count"] == seen + 1
         assert statuses_of(filling) == {200}

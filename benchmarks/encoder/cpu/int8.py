@@ -5,7 +5,7 @@
 From token ids, on a BERT model with its real weights. All sides have a thread for each core that this process may use
 (`taskset` limits them). Rivals have their default settings otherwise and take turns (turns.py);
 figures are medians over the rounds. ~: too few rounds in which no other process ran. What int8 costs is measured
-first, against embert's float32, over English sentences: the worst cosine, the median, and nearest neighbours kept.
+first, against embert's float32, over English sentences: the worst cosine, the median, and nearest neighbors kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     from embert import engine
     from embert.engine.host.cpus import usable_cpus
-    from embert.engine.quantization.accuracy import agreement_of_rows
+    from embert.engine.quantization.accuracy import accuracy_of_rows
 
     model = engine.load_model(options.model)
     known = {**WORKLOADS, "8x128": Workload("8x128", 8, Lengths(128, 128, 128))}
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with processes(RIVALS, model.folder, "float32", {ENGLISH: english(options.texts), **workloads}) as pipes:
         vectors = {name: ask(pipe, ENGLISH) for name, pipe in pipes.items()}
         for name, each in vectors.items():
-            costs[name] = found = agreement_of_rows(each, vectors["embert float32"], dtype="float32")
+            costs[name] = found = accuracy_of_rows(each, vectors["embert float32"], dtype="float32")
             if "float32" in name and found.worst < SAME:
                 raise SystemExit(f"{name} and embert disagree: cosine {found.worst:.6f}")
         for name in workloads:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\n{usable_cpus()} threads each; {options.texts} English sentences against embert's float32\n")
     record.print_table(
         ["", "worst cosine", "median", "ten nearest kept"],
-        [[name, f"{a.worst:.5f}", f"{a.median:.5f}", f"{a.neighbours or 0:.1%}"] for name, a in costs.items()],
+        [[name, f"{a.worst:.5f}", f"{a.median:.5f}", f"{a.neighbors or 0:.1%}"] for name, a in costs.items()],
     )
     ours, *rivals = RIVALS
     print("\nms from token ids, medians; a ratio above 1 means that embert in int8 is faster; ~: other processes ran\n")

@@ -78,7 +78,7 @@ class OnnxRuntime(Rival):
 
 
 class OnnxRuntimeInt8(OnnxRuntime):
-    """The same graph quantised by ONNX Runtime's quantize_dynamic."""
+    """The same graph quantized by ONNX Runtime's quantize_dynamic."""
 
     int8 = True
 

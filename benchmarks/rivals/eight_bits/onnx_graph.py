@@ -27,8 +27,8 @@ def write_fused(folder: Path, path: Path) -> None:
     from embert.engine.checkpoint import Checkpoint
 
     model = engine.load_model(str(folder))
-    architecture, checkpoint = model.architecture, Checkpoint.open(model)
-    if architecture.gated or architecture.pre_norm or architecture.activation != "gelu":
+    config, checkpoint = model.config, Checkpoint.open(model)
+    if config.gated or config.pre_norm or config.activation != "gelu":
         raise SystemExit(f"{folder} is not a BERT with gelu: this graph has no other operators")
     nodes: list[Any] = []
     tensors: dict[str, Floats] = {}
@@ -42,7 +42,7 @@ def write_fused(folder: Path, path: Path) -> None:
         nodes.append(helper.make_node(kind, inputs, outputs, name=outputs[0], domain=domain, **attributes))
         return outputs[0]
 
-    epsilon = architecture.layer_norm_eps
+    epsilon = config.layer_norm_eps
     x = node(
         "EmbedLayerNormalization",
         [
@@ -58,7 +58,7 @@ def write_fused(folder: Path, path: Path) -> None:
         ["embedded", "mask_index"],
         epsilon=epsilon,
     )
-    for layer in range(architecture.layers):
+    for layer in range(config.layers):
         at = f"encoder.layer.{layer}."
         parts = [f"{at}attention.self.{name}" for name in ("query", "key", "value")]
         tensors[f"{at}qkv.weight"] = np.concatenate([checkpoint.float32(f"{each}.weight").T for each in parts], 1)
@@ -67,7 +67,7 @@ def write_fused(folder: Path, path: Path) -> None:
             "Attention",
             [x, f"{at}qkv.weight", f"{at}qkv.bias", "mask_index"],
             [f"{at}attended"],
-            num_heads=architecture.heads,
+            num_heads=config.heads,
         )
         x = _added(node, weight, attended, x, f"{at}attention.output", epsilon)
         dense = f"{at}intermediate.dense"
@@ -75,7 +75,7 @@ def write_fused(folder: Path, path: Path) -> None:
         inner = node("BiasGelu", [inner, weight(f"{dense}.bias")], [f"{at}activated"])
         x = _added(node, weight, inner, x, f"{at}output", epsilon)
     nodes[-1].output[0] = "last_hidden_state"
-    int32, hidden = TensorProto.INT32, architecture.hidden_size
+    int32, hidden = TensorProto.INT32, config.hidden_size
     graph = helper.make_graph(
         nodes,
         "bert",
@@ -98,7 +98,7 @@ def _added(node: Any, weight: Any, x: str, residual: str, at: str, epsilon: floa
 
 
 def write_int8(fused: Path, path: Path) -> None:
-    """Quantise a fused graph as ONNX Runtime does without calibration: activations by tensor, weights by channel."""
+    """Quantize a fused graph as ONNX Runtime does without calibration: activations by tensor, weights by channel."""
     from onnx import TensorProto
     from onnxruntime.quantization import QuantType, quantize_dynamic
 

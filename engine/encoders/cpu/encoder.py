@@ -35,7 +35,7 @@ from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.host.cpus import usable_cpus
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import ALL_TASKS, Task
 
 __all__ = ["TorchEncoder"]
@@ -126,10 +126,10 @@ class TorchEncoder(Encoder):
             check_exact()
         self.device_name = cpu_name()
         self.width = model.width
-        self.hidden_size = model.architecture.hidden_size
+        self.hidden_size = model.config.hidden_size
         self._budget = max_batch_tokens or MAX_BATCH_TOKENS
         self.max_batch_tokens = max(self._budget, model.max_input_length)
-        self._architecture = model.architecture
+        self._config = model.config
         self._has = model.tasks
         # The row of a sequence that a task reads, by the name of a pooling; a task that is not here reads all of them.
         classifier = model.heads.classifier
@@ -138,7 +138,7 @@ class TorchEncoder(Encoder):
             self._reads[Task.EMBED] = model.pooling
         head = model.heads.multi_vector
         self._unattended = None if head is None else head.unattended
-        limit_kernel_caches(products_of(model.architecture) + kernels_of(model.heads))
+        limit_kernel_caches(products_of(model.config) + kernels_of(model.heads))
         keep_freed_memory()
         # Never more threads than this process may use CPUs; torch's own default follows OMP_NUM_THREADS.
         self._threads = min(torch.get_num_threads(), usable_cpus())
@@ -148,7 +148,7 @@ class TorchEncoder(Encoder):
         checkpoint = Checkpoint.open(model)
         with torch.inference_mode():
             self._transformer = Transformer(
-                model.architecture, checkpoint, DTYPES[self.dtype], int8=self.dtype == "int8", portable=portable
+                model.config, checkpoint, DTYPES[self.dtype], int8=self.dtype == "int8", portable=portable
             )
             self._heads = load_heads(model, checkpoint, DTYPES[self.dtype], products=self._transformer.products)
         self._embedding = EmbeddingHead(model.folder, model.after_pooling)
@@ -211,7 +211,7 @@ class TorchEncoder(Encoder):
             )
         check_dimensions(batch, self.width)
         check_tasks(batch, self._has)
-        check_adapters(batch, self._architecture.adapters)
+        check_adapters(batch, self._config.adapters)
         starts = batch.cu_seqlens[:-1].astype(np.int64)
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
         attended = attended_tokens(batch, self._unattended)
@@ -221,8 +221,8 @@ class TorchEncoder(Encoder):
             lengths = lengths[order]
             positions = positions - np.repeat(np.cumsum(lengths) - lengths, lengths)
             tokens = np.repeat(starts[order], lengths) + positions
-        architecture = self._architecture
-        around = padding_positions(batch.ids, batch.cu_seqlens, architecture.padding_id, architecture.max_positions)
+        config = self._config
+        around = padding_positions(batch.ids, batch.cu_seqlens, config.padding_id, config.max_positions)
         return _Ticket(
             wanted=batch.wanted,
             tasks=np.full(len(order), Task.EMBED, np.uint8) if batch.tasks is None else batch.tasks[order],
@@ -239,7 +239,7 @@ class TorchEncoder(Encoder):
             prompt_tokens=None if batch.prompt_tokens is None else batch.prompt_tokens[order].astype(np.int64),
         )
 
-    def wait(self, ticket: _Ticket) -> dict[Task, Rows]:
+    def wait(self, ticket: _Ticket) -> dict[Task, TaskOutput]:
         """Run the forward; see Encoder.wait."""
         try:
             return self._forward(ticket)
@@ -255,7 +255,7 @@ class TorchEncoder(Encoder):
         self._pool.shutdown()
         del self._transformer, self._heads, self._embedding
 
-    def _forward(self, ticket: _Ticket) -> dict[Task, Rows]:
+    def _forward(self, ticket: _Ticket) -> dict[Task, TaskOutput]:
         runs = self._runs(ticket)
         if len(runs) <= 1:
             allow_threads(self._threads_for(len(ticket.ids)))
@@ -282,13 +282,13 @@ class TorchEncoder(Encoder):
             count = 1
         return list(cut_into_runs(ticket.lengths, ticket.attended, count))
 
-    def _rows(self, task: Task, parts: Sequence[Mapping[Task, Rows]], ticket: _Ticket) -> Rows:
+    def _rows(self, task: Task, parts: Sequence[Mapping[Task, TaskOutput]], ticket: _Ticket) -> TaskOutput:
         """The rows of the sequences that want a task, in the order submitted, from those of the runs."""
         wanting = ticket.order[ticket.wanting(task)]
         of_runs = [part[task] for part in parts if task in part]
         if not of_runs:  # a batch without sequences wants EMBED
-            return Rows.one_each(np.empty((0, self.width), np.float32))
-        rows = Rows.joined(of_runs)
+            return TaskOutput.one_each(np.empty((0, self.width), np.float32))
+        rows = TaskOutput.joined(of_runs)
         if len(wanting) > 1:
             rows = rows.taken(np.argsort(wanting))
         if task != Task.EMBED:
@@ -296,9 +296,9 @@ class TorchEncoder(Encoder):
         chosen = np.sort(wanting)
         dimensions = None if ticket.dimensions is None else ticket.dimensions[chosen]
         normalize = None if ticket.normalize is None else ticket.normalize[chosen]
-        return Rows.one_each(self._embedding(rows.values, dimensions, normalize))
+        return TaskOutput.one_each(self._embedding(rows.values, dimensions, normalize))
 
-    def _run(self, ticket: _Ticket, run: Run) -> dict[Task, Rows]:
+    def _run(self, ticket: _Ticket, run: Run) -> dict[Task, TaskOutput]:
         """Take one run through the layers and the heads: the rows of each task, in the run's order."""
         ids, groups = ticket.ids[run.tokens], run.groups
         wanted = Task(int(np.bitwise_or.reduce(ticket.tasks[run.sequences])))

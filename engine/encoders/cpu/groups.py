@@ -8,7 +8,7 @@ __all__ = ["Group"]
 
 
 class Group(NamedTuple):
-    """Neighbours among sequences, which are of equal length."""
+    """Neighbors among sequences, which are of equal length."""
 
     start: int  # the first token
     sequences: int

@@ -23,7 +23,7 @@ from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.packing import cumulative
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 
 __all__ = ["Head", "Hidden", "kernels_of", "load_heads"]
@@ -68,7 +68,7 @@ class Hidden:
 class Head(Protocol):
     """Called by several threads at a time, each in inference mode."""
 
-    def __call__(self, hidden: Hidden) -> Rows:
+    def __call__(self, hidden: Hidden) -> TaskOutput:
         """The rows of these sequences, in their order."""
         ...
 
@@ -86,7 +86,7 @@ def load_heads(model: Model, checkpoint: Checkpoint, dtype: torch.dtype, *, prod
     if classifier is not None:
         heads[Task.CLASSIFY] = Logits(classifier, checkpoint, products)
     if isinstance(sparse, description.Splade):
-        heads[Task.SPARSE] = Splade(sparse, model.architecture, checkpoint, dtype, products=products)
+        heads[Task.SPARSE] = Splade(sparse, model.config, checkpoint, dtype, products=products)
     elif sparse is not None:
         heads[Task.SPARSE] = TokenWeights(sparse, checkpoint)
     if multi_vector is not None:
@@ -106,7 +106,7 @@ class Pooled:
     def __init__(self, pooling: str, products: Products) -> None:
         self._pooling, self._own_kernels = pooling, products == "avx512"
 
-    def __call__(self, hidden: Hidden) -> Rows:
+    def __call__(self, hidden: Hidden) -> TaskOutput:
         """[n, hidden · modes]."""
         rows = pooled(
             hidden.rows,
@@ -115,7 +115,7 @@ class Pooled:
             own_kernels=self._own_kernels,
             prompt_tokens=hidden.prompt_tokens,
         )
-        return Rows.one_each(rows.numpy())
+        return TaskOutput.one_each(rows.numpy())
 
     def prepare(self, rows: int) -> None:
         """It has no products."""
@@ -130,12 +130,12 @@ class Logits:
         self._layers = [_Layer(layer, checkpoint, torch.float32, products=products) for layer in head.layers]
         self._pooling = head.pooling
 
-    def __call__(self, hidden: Hidden) -> Rows:
+    def __call__(self, hidden: Hidden) -> TaskOutput:
         """[n, labels]."""
         x = pooled(hidden.rows, hidden.groups, self._pooling)
         for layer in self._layers:
             x = layer(x)
-        return Rows.one_each(x.numpy())
+        return TaskOutput.one_each(x.numpy())
 
     def prepare(self, rows: int) -> None:
         """Its products need no kernels of their own."""
@@ -144,9 +144,9 @@ class Logits:
 class LastHidden:
     """TOKENS: the hidden states themselves."""
 
-    def __call__(self, hidden: Hidden) -> Rows:
+    def __call__(self, hidden: Hidden) -> TaskOutput:
         """[T, hidden]."""
-        return Rows(hidden.rows.float().numpy(), cumulative(hidden.lengths))
+        return TaskOutput(hidden.rows.float().numpy(), cumulative(hidden.lengths))
 
     def prepare(self, rows: int) -> None:
         """It has no products."""
@@ -160,12 +160,12 @@ class MultiVectors:
     ) -> None:
         self._layers = [_Layer(layer, checkpoint, dtype, products=products) for layer in head.layers]
 
-    def __call__(self, hidden: Hidden) -> Rows:
+    def __call__(self, hidden: Hidden) -> TaskOutput:
         """[T, columns]."""
         x = hidden.rows
         for layer in self._layers:
             x = layer(x)
-        return Rows(F.normalize(x.float(), dim=1).numpy(), cumulative(hidden.lengths))
+        return TaskOutput(F.normalize(x.float(), dim=1).numpy(), cumulative(hidden.lengths))
 
     def prepare(self, rows: int) -> None:
         """See Head."""
@@ -183,7 +183,7 @@ class TokenWeights:
         self._bias = None if bias is None else as_torch(bias).float()
         self._special_ids = head.special_ids
 
-    def __call__(self, hidden: Hidden) -> Rows:
+    def __call__(self, hidden: Hidden) -> TaskOutput:
         """Pairs of token ids and weights."""
         weights = F.linear(hidden.rows.float(), self._weight, self._bias).relu_()[:, 0].numpy()
         return token_weight_rows(hidden.ids, cumulative(hidden.lengths), weights, self._special_ids)
@@ -202,13 +202,13 @@ class Splade:
     def __init__(
         self,
         head: description.Splade,
-        architecture: EncoderConfig,
+        config: EncoderConfig,
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         *,
         products: Products,
     ) -> None:
-        vocabulary = architecture.vocab_size
+        vocabulary = config.vocab_size
         self._transform = _Layer(head.transform, checkpoint, dtype, products=products)
         self._norm, self._twice = _Norm(head.norm, head.transform.outputs, checkpoint), head.twice
         self._most = head.most
@@ -225,7 +225,7 @@ class Splade:
                 rows, constants = F.pad(rows, (0, 0, 0, spare)), F.pad(constants, (0, spare), value=-1.0)
             self._columns.append(make_linear(rows, constants, products=products))
 
-    def __call__(self, hidden: Hidden) -> Rows:
+    def __call__(self, hidden: Hidden) -> TaskOutput:
         """Pairs of token ids and weights."""
         x = self._norm(self._transform(hidden.rows, keep_spare=True))
         owners, indices, values = [], [], []
@@ -242,7 +242,7 @@ class Splade:
         owner, index = torch.cat(owners).numpy(), torch.cat(indices).numpy()
         order = np.argsort(owner, kind="stable")  # the indices of a sequence ascend already
         offsets = cumulative(np.bincount(owner, minlength=len(hidden.lengths)).astype(np.int32))
-        rows = Rows(weights.numpy()[order].reshape(-1, 1), offsets, index[order])
+        rows = TaskOutput(weights.numpy()[order].reshape(-1, 1), offsets, index[order])
         return rows if self._most is None else rows.largest(self._most)
 
     def prepare(self, rows: int) -> None:

@@ -18,19 +18,19 @@ from embert.engine.encoders.cpu.attention.positions import Positions
 from embert.engine.encoders.cpu.groups import Group
 from embert.engine.encoders.cpu.products.linear import Activation
 from embert.engine.encoders.cpu.threads import allowed_threads
-from embert.engine.quantization.weights import QuantisedWeight
+from embert.engine.quantization.weights import QuantizedWeight
 
 __all__ = [
-    "Avx512Embeddings",
-    "Avx512Layer",
-    "Avx512Linear",
+    "EmbeddingsAvx512",
+    "LayerAvx512",
+    "LinearAvx512",
     "NormOf",
     "attend",
     "can_attend",
     "has_avx512",
     "has_vnni",
     "means",
-    "normalised",
+    "normalized",
 ]
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def has_vnni() -> bool:
     return _cpu is not None and bool(_cpu.has_vnni())
 
 
-class Avx512Linear:
+class LinearAvx512:
     """A linear layer, called with tensors: see products.linear.Linear."""
 
     def __init__(self, layer: Callable[..., None], outputs: int, activation: Activation) -> None:
@@ -84,28 +84,28 @@ class Avx512Linear:
         return y
 
 
-def avx512_linear(weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> Avx512Linear:
+def linear_avx512(weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> LinearAvx512:
     """A linear layer in float32: `weight` is float32 [out, in] and `bias` float32 [out]."""
     layer = _kernels().Linear(weight.contiguous().numpy(), bias.contiguous().numpy())
-    return Avx512Linear(layer, len(bias), activation)
+    return LinearAvx512(layer, len(bias), activation)
 
 
-def avx512_int8_linear(
-    weights: Sequence[QuantisedWeight], bias: torch.Tensor, activation: Activation = "none"
-) -> Avx512Linear:
+def int8_linear_avx512(
+    weights: Sequence[QuantizedWeight], bias: torch.Tensor, activation: Activation = "none"
+) -> LinearAvx512:
     """One in eight bits, with the integers that quantization/ defines: `weights` lie one below the other."""
     integers = np.concatenate([weight.integers for weight in weights])
     scales = np.concatenate([weight.scales for weight in weights])
-    return Avx512Linear(_kernels().Int8Linear(integers, scales, bias.contiguous().numpy()), len(bias), activation)
+    return LinearAvx512(_kernels().Int8Linear(integers, scales, bias.contiguous().numpy()), len(bias), activation)
 
 
 NormOf = tuple[torch.Tensor, torch.Tensor, float]  # gamma, beta, epsilon
 
 
-class Avx512Layer:
+class LayerAvx512:
     """A whole layer in one call, where norms follow the residuals and nothing gates: BERT's, and others like it."""
 
-    def __init__(self, linears: Sequence[Avx512Linear], norms: Sequence[NormOf], heads: int) -> None:
+    def __init__(self, linears: Sequence[LinearAvx512], norms: Sequence[NormOf], heads: int) -> None:
         """`linears` are those of query, key and value, of the projection, and the inner and the outer one, with their
         activations; `norms` follow attention and the feed-forward network."""
         parts = ((gamma.numpy(), beta.numpy(), epsilon) for gamma, beta, epsilon in norms)
@@ -128,7 +128,7 @@ class Avx512Layer:
         return y
 
 
-def normalised(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+def normalized(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float) -> torch.Tensor:
     """LayerNorm, or without `beta` RMSNorm, of float32 [T, columns]."""
     x = x.contiguous()
     y = torch.empty_like(x)
@@ -144,7 +144,7 @@ def normalised(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, 
     return y
 
 
-class Avx512Embeddings:
+class EmbeddingsAvx512:
     """Rows of two tables, their sums and the sums' norm, in one call."""
 
     def __init__(self, words: torch.Tensor, positions: torch.Tensor, norm: NormOf) -> None:

@@ -14,13 +14,13 @@ from embert.engine.encoders.cpu.attention.packed import attention
 from embert.engine.encoders.cpu.attention.positions import Positions
 from embert.engine.encoders.cpu.groups import Group
 from embert.engine.encoders.cpu.kernels import (
-    Avx512Layer,
-    Avx512Linear,
+    LayerAvx512,
+    LinearAvx512,
     NormOf,
-    avx512_int8_linear,
     can_attend,
     has_vnni,
-    normalised,
+    int8_linear_avx512,
+    normalized,
 )
 from embert.engine.encoders.cpu.products.adapters import AdaptedLinear, Additions
 from embert.engine.encoders.cpu.products.choice import Products, make_linear
@@ -29,7 +29,7 @@ from embert.engine.encoders.cpu.products.linear import Activation, Linear
 from embert.engine.encoders.cpu.threads import threads_for_elements
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.quantization.weights import QuantisedWeight, quantised_weight
+from embert.engine.quantization.weights import QuantizedWeight, quantized_weight
 
 __all__ = ["Layer", "Norm", "as_torch", "products_of", "stored"]
 
@@ -42,11 +42,11 @@ class Norm:
     With them in float32, MiniLM-L6 in bfloat16 is 0.65 % off float32 instead of 0.89 % (64 passages), in the same time.
     """
 
-    def __init__(self, architecture: EncoderConfig, checkpoint: Checkpoint, name: str, products: Products) -> None:
+    def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, name: str, products: Products) -> None:
         self._own_kernel = products == "avx512"
         self._gamma = stored(checkpoint, f"{name}.weight").float()
-        self._beta = None if architecture.rms_norm else stored(checkpoint, f"{name}.bias").float()
-        self._epsilon = architecture.layer_norm_eps
+        self._beta = None if config.rms_norm else stored(checkpoint, f"{name}.bias").float()
+        self._epsilon = config.layer_norm_eps
 
     @property
     def parts(self) -> NormOf | None:
@@ -56,7 +56,7 @@ class Norm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, columns] → [T, columns]."""
         if self._own_kernel:
-            return normalised(x, self._gamma, self._beta, self._epsilon)
+            return normalized(x, self._gamma, self._beta, self._epsilon)
         threads_for_elements(x.numel())
         if self._beta is None:
             exact = F.rms_norm(x.float(), x.shape[1:], self._gamma, self._epsilon)
@@ -69,7 +69,7 @@ class Layer:
 
     def __init__(
         self,
-        architecture: EncoderConfig,
+        config: EncoderConfig,
         checkpoint: Checkpoint,
         layer: int,
         dtype: torch.dtype,
@@ -88,22 +88,22 @@ class Layer:
             scales = [1.0] * len(names)
             if names == QKV:
                 # softmax(q·kᵀ / √d): the scale goes into the query's weights.
-                scales[0] = architecture.head_size**-0.5
+                scales[0] = config.head_size**-0.5
             biases = [
                 stored(checkpoint, f"{prefix}{name}.bias").float() * scale
                 for name, scale in zip(names, scales, strict=True)
             ]
-            additions = Additions.of(architecture, checkpoint, [f"{prefix}{name}.weight" for name in names], scales)
+            additions = Additions.of(config, checkpoint, [f"{prefix}{name}.weight" for name in names], scales)
             computed = cast("Activation", activation)
             fused = computed if additions is None else "none"
             made: Linear
             if int8:
-                quantised = [
-                    _quantised(checkpoint, f"{prefix}{name}.weight", scale)
+                quantized = [
+                    _quantized(checkpoint, f"{prefix}{name}.weight", scale)
                     for name, scale in zip(names, scales, strict=True)
                 ]
-                kind = avx512_int8_linear if products == "avx512" and has_vnni() else Int8Linear
-                made = kind(quantised, torch.cat(biases), fused)
+                kind = int8_linear_avx512 if products == "avx512" and has_vnni() else Int8Linear
+                made = kind(quantized, torch.cat(biases), fused)
             else:
                 weights = [
                     stored(checkpoint, f"{prefix}{name}.weight").float() * scale
@@ -114,21 +114,21 @@ class Layer:
             return AdaptedLinear(made, additions, computed)
 
         def norm(name: str) -> Norm:
-            return Norm(architecture, checkpoint, prefix + name, products)
+            return Norm(config, checkpoint, prefix + name, products)
 
-        self._heads = architecture.heads
-        self._own_kernels = products == "avx512" and can_attend(architecture.head_size)
-        self._pre_norm = architecture.pre_norm
+        self._heads = config.heads
+        self._own_kernels = products == "avx512" and can_attend(config.head_size)
+        self._pre_norm = config.pre_norm
         self._qkv = linear(QKV)
         self._projection = linear(("attention.output.dense",))
         self._gate: AdaptedLinear | None = None
-        if architecture.gated:
-            self._gate = linear(("intermediate.gate",), architecture.activation)
+        if config.gated:
+            self._gate = linear(("intermediate.gate",), config.activation)
             self._inner = linear(("intermediate.dense",))
         else:
-            self._inner = linear(("intermediate.dense",), architecture.activation)
+            self._inner = linear(("intermediate.dense",), config.activation)
         self._outer = linear(("output.dense",))
-        self._attention_norm = norm("attention.output.LayerNorm") if architecture.has_attention_norm(layer) else None
+        self._attention_norm = norm("attention.output.LayerNorm") if config.has_attention_norm(layer) else None
         self._norm = norm("output.LayerNorm")
         self._whole = self._as_one() if self._own_kernels else None
 
@@ -159,28 +159,28 @@ class Layer:
             x = self._attention_norm(x)
         return self._norm(self._outer(self._fed(x, chosen), chosen, x))
 
-    def _as_one(self) -> Avx512Layer | None:
+    def _as_one(self) -> LayerAvx512 | None:
         """The layer as one kernel, where there is one for its kind."""
         linears = [each.alone for each in (self._qkv, self._projection, self._inner, self._outer)]
         norms = [None if each is None else each.parts for each in (self._attention_norm, self._norm)]
         if self._pre_norm or self._gate is not None or None in linears or None in norms:
             return None
-        return Avx512Layer(cast("Sequence[Avx512Linear]", linears), cast("Sequence[NormOf]", norms), self._heads)
+        return LayerAvx512(cast("Sequence[LinearAvx512]", linears), cast("Sequence[NormOf]", norms), self._heads)
 
     def _fed(self, x: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
         """[T, hidden] → [T, intermediate]."""
         return self._inner(x, chosen, gate=None if self._gate is None else self._gate(x, chosen))
 
 
-def _quantised(checkpoint: Checkpoint, name: str, scale: float) -> QuantisedWeight:
+def _quantized(checkpoint: Checkpoint, name: str, scale: float) -> QuantizedWeight:
     """A weight in eight bits, times `scale`: the integers are those of the stored weight."""
-    weight = quantised_weight(checkpoint.float32(name), name)
-    return QuantisedWeight(weight.integers, weight.scales * np.float32(scale))
+    weight = quantized_weight(checkpoint.float32(name), name)
+    return QuantizedWeight(weight.integers, weight.scales * np.float32(scale))
 
 
-def products_of(architecture: EncoderConfig) -> int:
+def products_of(config: EncoderConfig) -> int:
     """Matrix products of a forward that have kernels of their own."""
-    return 4 + architecture.gated + (architecture.embedding_size is not None)
+    return 4 + config.gated + (config.embedding_size is not None)
 
 
 def as_torch(stored: Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ MIN_RUN_TOKENS = 48
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbours among sequences sorted by length."""
+    """Neighbors among sequences sorted by length."""
 
     sequences: slice
     tokens: slice

@@ -21,7 +21,7 @@ from embert.engine.encoders.cpu.attention.packed import LENGTH_STEP, SHORT_LENGT
 from embert.engine.encoders.cpu.attention.positions import Positions
 from embert.engine.encoders.cpu.attention.rotation import Rotation
 from embert.engine.encoders.cpu.groups import Group
-from embert.engine.encoders.cpu.kernels import Avx512Embeddings
+from embert.engine.encoders.cpu.kernels import EmbeddingsAvx512
 from embert.engine.encoders.cpu.layer import Layer, Norm, stored
 from embert.engine.encoders.cpu.products.adapters import Additions, chosen_adapters
 from embert.engine.encoders.cpu.products.choice import Products, choose_products, make_linear
@@ -46,29 +46,28 @@ class Transformer:
 
     def __init__(
         self,
-        architecture: EncoderConfig,
+        config: EncoderConfig,
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         *,
         int8: bool = False,
         portable: bool = False,
     ) -> None:
-        self._architecture = architecture
+        self._config = config
         self._dtype = dtype
         weight = stored(checkpoint, "encoder.layer.0.intermediate.dense.weight").to(dtype)
         bias = stored(checkpoint, "encoder.layer.0.intermediate.dense.bias").to(dtype)
-        activation = cast("Activation", architecture.activation)
+        activation = cast("Activation", config.activation)
         self.products = choose_products(weight, bias, activation, portable=portable)
         self._rounds = self.products == "packed"  # rows are rounded up to numbers that kernels are made for
-        self._embeddings = _Embeddings(architecture, checkpoint, dtype, products=self.products)
-        self._positions = _positions_of_layers(architecture, checkpoint, dtype)
-        numbers = [architecture.stored_layer(layer) for layer in range(architecture.layers)]
+        self._embeddings = _Embeddings(config, checkpoint, dtype, products=self.products)
+        self._positions = _positions_of_layers(config, checkpoint, dtype)
+        numbers = [config.stored_layer(layer) for layer in range(config.layers)]
         distinct = {
-            n: Layer(architecture, checkpoint, n, dtype, products=self.products, int8=int8)
-            for n in dict.fromkeys(numbers)
+            n: Layer(config, checkpoint, n, dtype, products=self.products, int8=int8) for n in dict.fromkeys(numbers)
         }
         self._layers = [distinct[n] for n in numbers]
-        self._final_norm = Norm(architecture, checkpoint, FINAL_NORM, self.products) if architecture.pre_norm else None
+        self._final_norm = Norm(config, checkpoint, FINAL_NORM, self.products) if config.pre_norm else None
 
     def __call__(
         self,
@@ -85,7 +84,7 @@ class Transformer:
         in order. `adapters` are numbers of those of the model, -1 for none; None: no token has one.
         """
         tokens = len(ids)
-        chosen = None if adapters is None else chosen_adapters(adapters, self._architecture)
+        chosen = None if adapters is None else chosen_adapters(adapters, self._config)
         if self._rounds and (spare := kernel_rows(tokens) - tokens):
             ids, positions = F.pad(ids, (0, spare)), F.pad(positions, (0, spare))
             token_types = None if token_types is None else F.pad(token_types, (0, spare))
@@ -106,7 +105,7 @@ class Transformer:
     def prepare(self, rows: int) -> None:
         """Make the kernels for products of so many rows. All layers share them."""
         self._embeddings.prepare(rows)
-        x = torch.zeros(rows, self._architecture.hidden_size, dtype=self._dtype)
+        x = torch.zeros(rows, self._config.hidden_size, dtype=self._dtype)
         self._layers[0](x, (), self._positions[0])
         all_threads()
 
@@ -116,37 +115,37 @@ class Transformer:
         if self._dtype == torch.float32:
             return
         for length in range(SHORT_LENGTH + 1, longest + 1, LENGTH_STEP):
-            qkv = torch.zeros(length, 3 * self._architecture.hidden_size, dtype=self._dtype)
+            qkv = torch.zeros(length, 3 * self._config.hidden_size, dtype=self._dtype)
             for positions in dict.fromkeys(self._positions):
-                attention(qkv, [Group(0, 1, length)], self._architecture.heads, positions)
+                attention(qkv, [Group(0, 1, length)], self._config.heads, positions)
 
 
 class _Embeddings:
     """The rows of the tables, their sum's norm, and the projection where there is one."""
 
     def __init__(
-        self, architecture: EncoderConfig, checkpoint: Checkpoint, dtype: torch.dtype, *, products: Products
+        self, config: EncoderConfig, checkpoint: Checkpoint, dtype: torch.dtype, *, products: Products
     ) -> None:
         self._dtype = dtype
         self._words = stored(checkpoint, WORD_EMBEDDINGS)
         self._types = stored(checkpoint, TOKEN_TYPE_EMBEDDINGS).float()
-        self._added_words = Additions.of(architecture, checkpoint, [WORD_EMBEDDINGS])
-        self._added_types = Additions.of(architecture, checkpoint, [TOKEN_TYPE_EMBEDDINGS])
+        self._added_words = Additions.of(config, checkpoint, [WORD_EMBEDDINGS])
+        self._added_types = Additions.of(config, checkpoint, [TOKEN_TYPE_EMBEDDINGS])
         # Nearly every batch has token type 0 throughout, so the table of positions includes that row. Other types add
         # their difference to it.
         self._positions: torch.Tensor | None = None
-        if architecture.position_table:
+        if config.position_table:
             positions = stored(checkpoint, POSITION_EMBEDDINGS).float()
-            if architecture.padding_id is not None:  # the row after those of sequences
+            if config.padding_id is not None:  # the row after those of sequences
                 positions = torch.cat([positions, stored(checkpoint, PADDING_POSITION).float()])
             self._positions = positions + self._types[0]
-        self._norm = Norm(architecture, checkpoint, "embeddings.LayerNorm", products)
-        self._plain: Avx512Embeddings | None = None  # for batches without other types and adapters
+        self._norm = Norm(config, checkpoint, "embeddings.LayerNorm", products)
+        self._plain: EmbeddingsAvx512 | None = None  # for batches without other types and adapters
         norm = self._norm.parts
         if products == "avx512" and self._words.dtype == torch.float32 and self._positions is not None and norm:
-            self._plain = Avx512Embeddings(self._words, self._positions, norm)
+            self._plain = EmbeddingsAvx512(self._words, self._positions, norm)
         self._projection: Linear | None = None
-        if architecture.embedding_size is not None:
+        if config.embedding_size is not None:
             weight, bias = (
                 stored(checkpoint, f"{EMBEDDING_PROJECTION}.{each}").to(dtype) for each in ("weight", "bias")
             )
@@ -181,17 +180,17 @@ class _Embeddings:
             self._projection(torch.zeros(rows, self._words.shape[1], dtype=self._dtype))
 
 
-def _positions_of_layers(architecture: EncoderConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> list[Positions]:
+def _positions_of_layers(config: EncoderConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> list[Positions]:
     """How each layer knows positions. Layers that know them alike share the tables."""
-    longest = -(-architecture.max_positions // LENGTH_STEP) * LENGTH_STEP  # attention pads to such lengths
+    longest = -(-config.max_positions // LENGTH_STEP) * LENGTH_STEP  # attention pads to such lengths
     bias: DistanceBias | None = None
-    if architecture.relative_buckets:
+    if config.relative_buckets:
         weight = stored(checkpoint, RELATIVE_ATTENTION_BIAS).float().numpy()
         bias = DistanceBias(bias_by_distance(weight, longest), dtype)
-    elif architecture.alibi:
-        bias = DistanceBias(alibi_by_distance(architecture.heads, longest), dtype)
-    kinds = [architecture.attention_of(layer) for layer in range(architecture.layers)]
-    rotations = {each.rotary: Rotation(each.rotary, architecture.max_positions) for each in kinds if each.rotary}
+    elif config.alibi:
+        bias = DistanceBias(alibi_by_distance(config.heads, longest), dtype)
+    kinds = [config.attention_of(layer) for layer in range(config.layers)]
+    rotations = {each.rotary: Rotation(each.rotary, config.max_positions) for each in kinds if each.rotary}
     made = {
         kind: Positions(rotations[kind.rotary] if kind.rotary else None, bias, kind.window)
         for kind in dict.fromkeys(kinds)

@@ -24,8 +24,8 @@ from embert.engine.encoders.cuda_shapes import (
     on_the_host,
 )
 from embert.engine.encoders.float16_range import unfit_for_float16
-from embert.engine.encoders.known_text import disagreement, known_text, vector_of
 from embert.engine.encoders.padding_positions import padding_positions
+from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
 from embert.engine.errors import EncoderError, EncoderLost, UnsupportedModel
 from embert.engine.heads.description import Splade
 from embert.engine.heads.embedding import EmbeddingHead
@@ -34,7 +34,7 @@ from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import RELATIVE_ATTENTION_BIAS
 from embert.engine.models.tensor_shapes import tensor_shapes
 from embert.engine.packing import PackedBatch, cumulative
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 
 __all__ = ["CudaEncoder", "unavailable_reason"]
@@ -102,7 +102,7 @@ class CudaEncoder(Encoder):
     many forwards as there are adapters in it. Each encoder of the extension runs at most one part of a batch, so two
     batches in flight are never more than it takes.
 
-    A new encoder must first compute a known vector (known_text.py). Raises UnsupportedModel if the device or the model
+    A new encoder must first compute a known vector (self_test.py). Raises UnsupportedModel if the device or the model
     cannot run, BrokenModel for weights that cannot be read, EncoderLost if the device fails.
     """
 
@@ -124,20 +124,20 @@ class CudaEncoder(Encoder):
             raise UnsupportedModel(f"device {device} cannot be used: {reason}")
         self._cuda = _extension()
         index = _device_index(device, self._cuda.device_count())
-        architecture = model.architecture
+        config = model.config
         self.device = f"cuda:{index}"
         self.device_name, self.compute_capability, _ = self._cuda.device_info(index)
         reason = _incapable(self.device_name, self.compute_capability)
         if reason is not None:
             raise UnsupportedModel(f"device {device} cannot be used: {reason}")
         shapes = layer_shapes(model) | head_shapes(model)
-        self.hidden_size = architecture.hidden_size
+        self.hidden_size = config.hidden_size
         self._model = model
         self._has = model.tasks
         self.width = model.width
         self.max_batch_tokens = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
         checkpoint = Checkpoint.open(model)
-        self._architecture = architecture
+        self._config = config
         self.dtype, dtype_reason = _dtype(dtype, model, checkpoint)
         self._host_classifier = HostClassifier(model, checkpoint) if classifies_on_the_host(model) else None
 
@@ -161,7 +161,7 @@ class CudaEncoder(Encoder):
 
         def start() -> str | None:
             self._encoders, self.fold_refusal = [], ""
-            for adapter in encoders_of(architecture):
+            for adapter in encoders_of(config):
                 encoder, refusal = made(fold, adapter)
                 if refusal and self.dtype == "int8":
                     raise UnsupportedModel(f"{model.model_id} on {self.device} in int8: {refusal}")
@@ -170,15 +170,15 @@ class CudaEncoder(Encoder):
                     encoder = None  # gives its memory back before the next one asks for it
                     encoder, _ = made(False, adapter)
                 self._encoders.append(encoder)
-                wrong = self._wrong_in_known_text(encoder, model, checkpoint, adapter)
+                wrong = self._self_test(encoder, model, checkpoint, adapter)
                 if wrong is not None:
-                    return f"{named(architecture, adapter)} {wrong}".lstrip()
+                    return f"{named(config, adapter)} {wrong}".lstrip()
             return None
 
         try:
             try:
                 wrong = start()
-                does_not_hold = wrong is not None and architecture.pre_norm  # rows are sums over all layers
+                does_not_hold = wrong is not None and config.pre_norm  # rows are sums over all layers
             except Misfit as misfit:
                 wrong, does_not_hold = str(misfit), True
             if does_not_hold and dtype == "auto" and self.dtype == "float16":
@@ -233,7 +233,7 @@ class CudaEncoder(Encoder):
         """
         check_tasks(batch, self._has)
         check_dimensions(batch, self.width)
-        check_adapters(batch, self._architecture.adapters)
+        check_adapters(batch, self._config.adapters)
         flights: list[Flight] = []
         try:
             for part in parts_of(batch):
@@ -251,7 +251,7 @@ class CudaEncoder(Encoder):
 
     def _start(self, part: Part, batch: PackedBatch) -> int:
         """Hand the batch of a part to the extension, and return the extension's number for it."""
-        architecture = self._architecture
+        config = self._config
         tasks, normalize = batch.tasks, batch.normalize
         if self._host_classifier is not None:
             tasks, normalize = self._host_classifier.asked(tasks), np.zeros(batch.sequences, np.bool_)
@@ -261,7 +261,7 @@ class CudaEncoder(Encoder):
                     _contiguous(batch.ids, np.int32),
                     _contiguous(batch.cu_seqlens, np.int32),
                     _contiguous(batch.token_types, np.int32),
-                    _padding_positions(batch, architecture),
+                    _padding_positions(batch, config),
                     _contiguous(batch.dimensions, np.int32),
                     _contiguous(normalize, np.bool_),
                     _contiguous(tasks, np.uint8),
@@ -270,7 +270,7 @@ class CudaEncoder(Encoder):
         except (self._cuda.Refused, self._cuda.Lost) as error:
             raise self._translated(error) from error
 
-    def wait(self, ticket: Ticket) -> dict[Task, Rows]:
+    def wait(self, ticket: Ticket) -> dict[Task, TaskOutput]:
         """Return the rows of each task that a sequence of the batch wants.
 
         Raises EncoderError if this forward failed, EncoderLost if no later one can work either.
@@ -280,9 +280,9 @@ class CudaEncoder(Encoder):
             raise failure
         return joined([flight.part for flight in ticket.flights], answers)
 
-    def _collected(self, flights: Sequence[Flight]) -> tuple[list[dict[Task, Rows]], EncoderError | None]:
+    def _collected(self, flights: Sequence[Flight]) -> tuple[list[dict[Task, TaskOutput]], EncoderError | None]:
         """Wait for all of these, whatever fails: their answers, and the worst failure."""
-        answers: list[dict[Task, Rows]] = []
+        answers: list[dict[Task, TaskOutput]] = []
         failure: EncoderError | None = None
         for flight in flights:
             try:
@@ -310,28 +310,28 @@ class CudaEncoder(Encoder):
             raise EncoderError(f"{self.device} ({self.device_name}): the encoder is closed")
         return self._encoders[part.adapter + 1]
 
-    def _wrong_in_known_text(self, encoder: Any, model: Model, checkpoint: Checkpoint, adapter: int) -> str | None:
+    def _self_test(self, encoder: Any, model: Model, checkpoint: Checkpoint, adapter: int) -> str | None:
         """What is wrong with a known text's vector: alone, or first and last of a full batch; None if nothing is.
 
         Both batches are needed, because few rows and many rows take different kernels.
         """
-        ids = known_text(model.architecture)[: self.max_batch_tokens]
-        pooled = vector_of(ids, model.architecture, checkpoint, device_pooling(model), adapter)
+        ids = self_test_ids(model.config)[: self.max_batch_tokens]
+        pooled = vector_of(ids, model.config, checkpoint, device_pooling(model), adapter)
         modules = () if embeds_on_the_host(model) else model.after_pooling
         expected = EmbeddingHead(model.folder, modules)(pooled[None], None, np.zeros(1, np.bool_))[0]
-        for lengths in _known_batches(len(ids), model.architecture.max_positions, self.max_batch_tokens):
+        for lengths in _known_batches(len(ids), model.config.max_positions, self.max_batch_tokens):
             cu_seqlens = cumulative(np.array(lengths, np.int32))
-            filled = np.arange(cu_seqlens[-1], dtype=np.int64) * 7919 % model.architecture.vocab_size
+            filled = np.arange(cu_seqlens[-1], dtype=np.int64) * 7919 % model.config.vocab_size
             batch = PackedBatch(filled.astype(np.int32), cu_seqlens)
             batch.ids[: len(ids)] = batch.ids[-len(ids) :] = ids
             as_they_are = np.zeros(len(lengths), np.bool_)
             ticket = encoder.submit(batch.ids, cu_seqlens, None, None, None, as_they_are, None)
             ((_, vectors, _, _),) = encoder.wait(ticket)
             for vector in vectors[[0, -1]]:
-                wrong = disagreement(vector, expected, self.dtype)
+                wrong = mismatch(vector, expected, self.dtype)
                 if wrong is not None:
                     return f"a known text in a batch of {cu_seqlens[-1]} tokens does not come out as it must: {wrong}"
-            if model.architecture.pre_norm and not np.isfinite(vectors).all():
+            if model.config.pre_norm and not np.isfinite(vectors).all():
                 return f"a text of a batch of {cu_seqlens[-1]} tokens has a vector that is not finite"
         return None
 
@@ -346,7 +346,7 @@ def _load(encoder: Any, checkpoint: Checkpoint, model: Model, adapter: int, dtyp
     Weights to which an adapter adds are added up in float32.
     """
     alive = []  # the arrays that the extension reads until it has started
-    for ours, layer, array, stored in adapted_tensors(model.architecture, checkpoint, adapter, dtype):
+    for ours, layer, array, stored in adapted_tensors(model.config, checkpoint, adapter, dtype):
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         alive.append(data)
         encoder.load(ours, layer, data, list(array.shape), stored)
@@ -363,7 +363,7 @@ def _dtype(asked: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
         return asked, ""
     matrices = [
         name
-        for name, shape in tensor_shapes(model.architecture).items()
+        for name, shape in tensor_shapes(model.config).items()
         if len(shape) == 2 and name != RELATIVE_ATTENTION_BIAS
     ]
     if asked == "int8":  # only the tables are kept in float16
@@ -387,11 +387,11 @@ def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:
     return [[length], [length, *[longest] * fillers, length]] if tokens >= 2 * length else [[length]]
 
 
-def _padding_positions(batch: PackedBatch, architecture: EncoderConfig) -> npt.NDArray[np.int32] | None:
+def _padding_positions(batch: PackedBatch, config: EncoderConfig) -> npt.NDArray[np.int32] | None:
     cu_seqlens = batch.cu_seqlens
-    if architecture.padding_id is None or len(batch.ids) != cu_seqlens[-1] or (np.diff(cu_seqlens) < 1).any():
+    if config.padding_id is None or len(batch.ids) != cu_seqlens[-1] or (np.diff(cu_seqlens) < 1).any():
         return None  # the extension says what is wrong with the batch
-    return padding_positions(batch.ids, cu_seqlens, architecture.padding_id, architecture.max_positions)
+    return padding_positions(batch.ids, cu_seqlens, config.padding_id, config.max_positions)
 
 
 def _extension() -> Any:

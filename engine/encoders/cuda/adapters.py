@@ -19,7 +19,7 @@ from embert.engine.encoders.float16_range import misfit
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.packing import PackedBatch
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import ALL_TASKS, Task
 
 __all__ = ["Misfit", "Part", "adapted_tensors", "encoders_of", "joined", "named", "parts_of"]
@@ -45,18 +45,14 @@ class Part:
         return wanting if self.sequences is None else self.sequences[wanting]
 
 
-def encoders_of(architecture: EncoderConfig) -> range:
+def encoders_of(config: EncoderConfig) -> range:
     """The adapters that need an encoder each; -1 is none, which every model has."""
-    return range(-1, 0 if architecture.adapters is None else len(architecture.adapters.names))
+    return range(-1, 0 if config.adapters is None else len(config.adapters.names))
 
 
-def named(architecture: EncoderConfig, adapter: int) -> str:
+def named(config: EncoderConfig, adapter: int) -> str:
     """How messages name one of these encoders; empty for the model's own weights."""
-    return (
-        ""
-        if architecture.adapters is None or adapter < 0
-        else f"with the adapter {architecture.adapters.names[adapter]}"
-    )
+    return "" if config.adapters is None or adapter < 0 else f"with the adapter {config.adapters.names[adapter]}"
 
 
 def parts_of(batch: PackedBatch) -> list[Part]:
@@ -75,7 +71,7 @@ def parts_of(batch: PackedBatch) -> list[Part]:
     return [Part(int(adapter), each, batch.taken(each)) for adapter, each in zip(found, numbers, strict=True)]
 
 
-def joined(parts: Sequence[Part], answers: Sequence[dict[Task, Rows]]) -> dict[Task, Rows]:
+def joined(parts: Sequence[Part], answers: Sequence[dict[Task, TaskOutput]]) -> dict[Task, TaskOutput]:
     """What the parts of a batch were answered, as its own answers: the sequences of each task in the batch's order."""
     if len(parts) == 1:
         return answers[0]
@@ -84,23 +80,19 @@ def joined(parts: Sequence[Part], answers: Sequence[dict[Task, Rows]]) -> dict[T
         with_task = [(part, answer[task]) for part, answer in zip(parts, answers, strict=True) if task in answer]
         if with_task:
             order = np.argsort(np.concatenate([part.wanting(task) for part, _ in with_task]))
-            rows[task] = Rows.joined([each for _, each in with_task]).taken(order)
+            rows[task] = TaskOutput.joined([each for _, each in with_task]).taken(order)
     return rows
 
 
 def adapted_tensors(
-    architecture: EncoderConfig, checkpoint: Checkpoint, adapter: int, dtype: str
+    config: EncoderConfig, checkpoint: Checkpoint, adapter: int, dtype: str
 ) -> Iterator[tuple[str, int, Any, str]]:
     """As `layer_tensors`, with what an adapter adds to them.
 
     Raises Misfit for a matrix that float16 does not hold then, BrokenModel for one that is not finite.
     """
-    tensors = layer_tensors(architecture, checkpoint.with_adapter(adapter), dtype == "int8")
-    return (
-        tensors
-        if adapter < 0 or dtype != "float16"
-        else _fit(tensors, f"{checkpoint.path}", named(architecture, adapter))
-    )
+    tensors = layer_tensors(config, checkpoint.with_adapter(adapter), dtype == "int8")
+    return tensors if adapter < 0 or dtype != "float16" else _fit(tensors, f"{checkpoint.path}", named(config, adapter))
 
 
 def _fit(tensors: Iterable[tuple[str, int, Any, str]], path: str, adapter: str) -> Iterator[tuple[str, int, Any, str]]:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.known_text import spread_ids
 from embert.engine.encoders.reference import normed_magnitudes
+from embert.engine.encoders.self_test import spread_ids
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.quantization.balance import balance
 
@@ -26,10 +26,10 @@ TOGETHER = {
 }
 
 
-def column_factors(architecture: EncoderConfig, checkpoint: Checkpoint) -> dict[str, Floats]:
+def column_factors(config: EncoderConfig, checkpoint: Checkpoint) -> dict[str, Floats]:
     """The factors of each such matrix's columns, by its name without ".weight": float32 [hidden]."""
     factors: dict[str, Floats] = {}
-    found = normed_magnitudes(spread_ids(architecture, TOKENS), architecture, checkpoint)
+    found = normed_magnitudes(spread_ids(config, TOKENS), config, checkpoint)
     for name, magnitudes in found.items():
         layer, part = next((name.removesuffix(part), part) for part in TOGETHER if name.endswith(part))
         names = [f"{layer}{each}" for each in TOGETHER[part]]

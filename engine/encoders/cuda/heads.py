@@ -19,7 +19,7 @@ from embert.engine.heads.pooled_rows import pooled_rows
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch, cumulative
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import NO_TASK, Task
 
 __all__ = ["HostClassifier", "HostEmbedding", "Layout", "captured_tasks", "head_tensors"]
@@ -80,7 +80,7 @@ def _layers(checkpoint: Checkpoint, layers: Sequence[Layer]) -> list[DenseLayer]
 
 def _splade_tensors(model: Model, checkpoint: Checkpoint, head: Splade) -> dict[str, Floats]:
     (transform,) = _layers(checkpoint, (head.transform,))
-    hidden, vocabulary = head.transform.outputs, model.architecture.vocab_size
+    hidden, vocabulary = head.transform.outputs, model.config.vocab_size
     gamma, beta = checkpoint.norm(head.norm, hidden)
     bias = checkpoint.of_head(head.bias, (vocabulary,)).float32() if head.bias else np.zeros(vocabulary, np.float32)
     tensors = {
@@ -92,7 +92,7 @@ def _splade_tensors(model: Model, checkpoint: Checkpoint, head: Splade) -> dict[
     }
     if head.decoder:
         tensors["decoder.weight"] = checkpoint.of_head(head.decoder, (vocabulary, hidden)).float32()
-    elif model.architecture.adapters is not None or model.lora is not None:
+    elif model.config.adapters is not None or model.lora is not None:
         tensors["decoder.weight"] = checkpoint.tied_decoder().float32()
     return tensors
 
@@ -133,7 +133,7 @@ class HostClassifier:
         rest = tasks & ~np.uint8(Task.CLASSIFY)
         return np.where(tasks & np.uint8(Task.CLASSIFY), rest | np.uint8(Task.EMBED), rest).astype(np.uint8)
 
-    def answered(self, rows: dict[Task, Rows]) -> dict[Task, Rows]:
+    def answered(self, rows: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
         """The rows of each task, with logits float32 [n, labels] in the place of pooled rows [n, hidden]."""
         pooled = rows.pop(Task.EMBED, None)
         if pooled is None:
@@ -142,7 +142,7 @@ class HostClassifier:
         blocks = np.zeros((-(-texts // ROWS) * ROWS, pooled.values.shape[1]), np.float32)
         blocks[:texts] = pooled.values
         logits = [self._logits(blocks[first : first + ROWS]) for first in range(0, texts, ROWS)]
-        return rows | {Task.CLASSIFY: Rows.one_each(np.concatenate(logits)[:texts])}
+        return rows | {Task.CLASSIFY: TaskOutput.one_each(np.concatenate(logits)[:texts])}
 
     def _logits(self, x: Floats) -> Floats:
         for layer in self._layers:
@@ -175,15 +175,17 @@ class HostEmbedding:
         copies = {name: None if array is None else array.copy() for name, array in arrays.items()}
         return PackedBatch(np.empty(0, np.int32), batch.cu_seqlens.copy(), **copies)
 
-    def answered(self, rows: dict[Task, Rows], batch: PackedBatch) -> dict[Task, Rows]:
+    def answered(self, rows: dict[Task, TaskOutput], batch: PackedBatch) -> dict[Task, TaskOutput]:
         """The rows of each task, with EMBED's. `rows` answer what `asked` asked, `batch` is what `kept` kept."""
         wanting = batch.sequences_of(Task.EMBED)
         if not len(wanting):
-            return rows if batch.sequences else {Task.EMBED: Rows.one_each(np.empty((0, self._width), np.float32))}
+            return (
+                rows if batch.sequences else {Task.EMBED: TaskOutput.one_each(np.empty((0, self._width), np.float32))}
+            )
         dimensions = None if batch.dimensions is None else batch.dimensions[wanting]
         normalize = None if batch.normalize is None else batch.normalize[wanting]
         if not self._pooling:
-            return rows | {Task.EMBED: Rows.one_each(self._head(rows[Task.EMBED].values, dimensions, normalize))}
+            return rows | {Task.EMBED: TaskOutput.one_each(self._head(rows[Task.EMBED].values, dimensions, normalize))}
         states, others = rows.pop(Task.TOKENS), batch.sequences_of(Task.TOKENS)
         given = np.union1d(wanting, others)
         own = states.taken(np.searchsorted(given, wanting))
@@ -191,7 +193,7 @@ class HostEmbedding:
         pooled = pooled_rows(own.values, own.offsets, self._pooling, prompt_tokens)
         if len(others):
             rows = rows | {Task.TOKENS: states.taken(np.searchsorted(given, others))}
-        return rows | {Task.EMBED: Rows.one_each(self._head(pooled, dimensions, normalize))}
+        return rows | {Task.EMBED: TaskOutput.one_each(self._head(pooled, dimensions, normalize))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +221,13 @@ class Layout:
         most: int | None = getattr(model.heads.sparse, "most", None)
         return cls({task: cumulative(lengths[rows]) for task, rows in wanting.items()}, ids, left_out, most)
 
-    def rows(self, task: Task, values: Floats, offsets: Ints | None, indices: Ints | None) -> Rows:
+    def rows(self, task: Task, values: Floats, offsets: Ints | None, indices: Ints | None) -> TaskOutput:
         """What the extension answers for a task."""
         if offsets is not None:
-            rows = Rows(values, offsets, indices)
+            rows = TaskOutput(values, offsets, indices)
             return rows if self.most is None or task != Task.SPARSE else rows.largest(self.most)
         if task == Task.SPARSE and self.ids is not None:
             return token_weight_rows(self.ids, self.offsets[task], values[:, 0], self.left_out)
         if task in self.offsets:
-            return Rows(values, self.offsets[task])
-        return Rows.one_each(values)
+            return TaskOutput(values, self.offsets[task])
+        return TaskOutput.one_each(values)

@@ -25,7 +25,7 @@ from embert.engine.models.tensor_names import (
 from embert.engine.models.tensor_shapes import tensor_shapes
 from embert.engine.quantization.blocks import HEAD, block_weight
 from embert.engine.quantization.quarters import quarter_weight
-from embert.engine.quantization.weights import QuantisedWeight
+from embert.engine.quantization.weights import QuantizedWeight
 
 __all__ = ["layer_tensors"]
 
@@ -55,7 +55,7 @@ EMBEDDING_WEIGHTS = {
 STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def _rounded(matrix: str, weight: npt.NDArray[np.float32], name: str, head_size: int) -> QuantisedWeight:
+def _rounded(matrix: str, weight: npt.NDArray[np.float32], name: str, head_size: int) -> QuantizedWeight:
     """A layer's matrix in 8 bits, rotated as the rows are that it multiplies."""
     if matrix == "out":
         return block_weight(weight, name)
@@ -65,23 +65,23 @@ def _rounded(matrix: str, weight: npt.NDArray[np.float32], name: str, head_size:
 
 
 def _with_padded_heads(
-    matrix: str, tensor: npt.NDArray[np.float32], architecture: EncoderConfig, padded: int
+    matrix: str, tensor: npt.NDArray[np.float32], config: EncoderConfig, padded: int
 ) -> npt.NDArray[np.float32]:
     """A weight or bias of attention with `padded` rows (of its output: columns) a head, the last of them zeros.
 
     Queries are multiplied by the root of padded / size, because the kernels divide scores by the root of `padded`.
     """
-    size = architecture.head_size
+    size = config.head_size
     if matrix == "attention":
-        columns = tensor.reshape(-1, architecture.heads, size)
+        columns = tensor.reshape(-1, config.heads, size)
         return np.pad(columns, ((0, 0), (0, 0), (0, padded - size))).reshape(len(tensor), -1)
-    rows = tensor.reshape(architecture.heads, size, -1)
+    rows = tensor.reshape(config.heads, size, -1)
     rows = np.pad(rows, ((0, 0), (0, padded - size), (0, 0))).reshape(-1, *tensor.shape[1:])
     return rows * np.float32(np.sqrt(padded / size)) if matrix == "query" else rows
 
 
 def layer_tensors(
-    architecture: EncoderConfig, checkpoint: Checkpoint, int8: bool = False
+    config: EncoderConfig, checkpoint: Checkpoint, int8: bool = False
 ) -> Iterator[tuple[str, int, Any, str]]:
     """The tensors: the extension's name, the layer (-1: none) or a table's number, the values and their type.
 
@@ -89,9 +89,9 @@ def layer_tensors(
     layers' matrices are in 8 bits, each with its scales, and the products after a LayerNorm have one of their own,
     whose columns are balanced with their matrix's.
     """
-    shapes = tensor_shapes(architecture)
+    shapes = tensor_shapes(config)
     names = [(ours, -1, theirs) for ours, theirs in EMBEDDING_WEIGHTS.items()]
-    for layer in sorted({architecture.stored_layer(layer) for layer in range(architecture.layers)}):
+    for layer in sorted({config.stored_layer(layer) for layer in range(config.layers)}):
         at = f"encoder.layer.{layer}."
         for ours, theirs in LAYER_LINEAR.items():
             names += [(f"{ours}.{each}", layer, f"{at}{theirs}.{each}") for each in ("weight", "bias")]
@@ -99,37 +99,37 @@ def layer_tensors(
             names.append((f"{ours}.gamma", layer, f"{at}{theirs}.weight"))
             names.append((f"{ours}.beta", layer, f"{at}{theirs}.bias"))
     names = [each for each in names if each[2] in shapes]
-    if architecture.padding_id is not None:
+    if config.padding_id is not None:
         names.append(("padding", -1, PADDING_POSITION))
-    factors = column_factors(architecture, checkpoint) if int8 else {}
-    padded = padded_head(architecture)
+    factors = column_factors(config, checkpoint) if int8 else {}
+    padded = padded_head(config)
     for ours, layer, theirs in names:
         tensor = checkpoint.stored(theirs)
         matrix, _, kind = ours.partition(".")
         if int8 and matrix in LAYER_LINEAR and kind == "weight":
             by = factors.get(theirs.removesuffix(".weight"), np.float32(1))
-            values, scales = _rounded(matrix, tensor.float32() * by, theirs, architecture.head_size)
+            values, scales = _rounded(matrix, tensor.float32() * by, theirs, config.head_size)
             yield ours, layer, values, "int8"
             yield f"{matrix}.scale", layer, scales, "float32"
         elif padded and ours in PADDED:
-            yield ours, layer, _with_padded_heads(matrix, tensor.float32(), architecture, padded), "float32"
+            yield ours, layer, _with_padded_heads(matrix, tensor.float32(), config, padded), "float32"
         elif tensor.dtype in STORED_DTYPES:
             yield ours, layer, tensor.array, STORED_DTYPES[tensor.dtype]
         else:
             yield ours, layer, tensor.float32(), "float32"
-    for layer in range(architecture.layers if int8 else 0):
+    for layer in range(config.layers if int8 else 0):
         at = f"encoder.layer.{layer}."
         before = f"encoder.layer.{layer - 1}.output.LayerNorm" if layer > 0 else "embeddings.LayerNorm"
         for ours, norm in (("query", before), ("inner", f"{at}attention.output.LayerNorm")):
             by = factors[f"{at}{LAYER_LINEAR[ours]}"]
             yield f"{ours}.gamma", layer, checkpoint.float32(f"{norm}.weight") / by, "float32"
             yield f"{ours}.beta", layer, checkpoint.float32(f"{norm}.bias") / by, "float32"
-    for table, rotary in enumerate(rotary_tables(architecture)):
-        yield "angles", table, np.stack(rotations(rotary, architecture.max_positions), axis=-1), "float32"
+    for table, rotary in enumerate(rotary_tables(config)):
+        yield "angles", table, np.stack(rotations(rotary, config.max_positions), axis=-1), "float32"
     bias: npt.NDArray[np.float32] | None = None
-    if architecture.relative_buckets:
-        bias = bias_by_distance(checkpoint.float32(RELATIVE_ATTENTION_BIAS), architecture.max_positions)
-    elif architecture.alibi:
-        bias = alibi_by_distance(architecture.heads, architecture.max_positions)
+    if config.relative_buckets:
+        bias = bias_by_distance(checkpoint.float32(RELATIVE_ATTENTION_BIAS), config.max_positions)
+    elif config.alibi:
+        bias = alibi_by_distance(config.heads, config.max_positions)
     if bias is not None:
         yield "relative", -1, bias, "float32"

@@ -36,7 +36,7 @@ PROBLEM_TYPES = {
 }
 
 
-def read_classifier(folder: Path, weights: Path, architecture: EncoderConfig) -> Classifier | None:
+def read_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig) -> Classifier | None:
     """The head that config.json names; None if it names none. `folder` is the model's, `weights` has config.json.
 
     Raises BrokenModel or UnsupportedModel, naming the file and the field.
@@ -53,14 +53,14 @@ def read_classifier(folder: Path, weights: Path, architecture: EncoderConfig) ->
                 f"…{SUFFIX}, found {kind or 'none'}"
             )
         return None
-    head = architecture.tensors.classification
+    head = encoder_config.tensors.classification
     if head is None:
-        raise UnsupportedModel(f"{path}: architectures {kind} is not supported for {architecture.family}")
+        raise UnsupportedModel(f"{path}: architectures {kind} is not supported for {encoder_config.model_type}")
     labels = _labels(path, config)
-    width, absent = architecture.hidden_size, architecture.tensors.is_absent
+    width, absent = encoder_config.hidden_size, encoder_config.tensors.is_absent
     norm = None
     if head.norm:
-        norm = Norm(head.norm, architecture.layer_norm_eps, not absent(f"{head.norm}.bias"))
+        norm = Norm(head.norm, encoder_config.layer_norm_eps, not absent(f"{head.norm}.bias"))
     return Classifier(
         layers=(
             Layer(head.dense, "", width, width, not absent(f"{head.dense}.bias"), head.activation, norm),

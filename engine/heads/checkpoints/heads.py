@@ -31,7 +31,7 @@ class VectorHeads:
 def read_vector_heads(
     folder: Path,
     weights: Path,
-    architecture: EncoderConfig,
+    config: EncoderConfig,
     modules: Modules,
     prompts: Mapping[str, str],
     usual_prompt: str,
@@ -49,9 +49,9 @@ def read_vector_heads(
     Raises BrokenModel or UnsupportedModel.
     """
     transformer = folder / modules.transformer
-    hidden_size = architecture.hidden_size
+    hidden_size = config.hidden_size
     if splade:
-        head = read_splade(weights, architecture, twice=bool(modules.splade), most=most_weights)
+        head = read_splade(weights, config, twice=bool(modules.splade), most=most_weights)
         return VectorHeads(sparse=head, embeds=False)
     multi_vector = None
     if modules.token_dense:
@@ -62,7 +62,7 @@ def read_vector_heads(
     elif modules.pooling is None and is_stanford(weights / "config.json"):
         multi_vector = read_stanford(weights, hidden_size)
     if multi_vector is not None:
-        _check_lengths(transformer, multi_vector, architecture.max_positions)
+        _check_lengths(transformer, multi_vector, config.max_positions)
         return VectorHeads(multi_vector=multi_vector, embeds=pooling is not None)
     return VectorHeads(
         sparse=bge_m3.read_token_weights(folder, transformer, hidden_size),

@@ -34,13 +34,13 @@ def read_splade_pooling(path: Path) -> bool:
     return ACTIVATIONS[activation]
 
 
-def read_splade(folder: Path, architecture: EncoderConfig, *, twice: bool = False, most: int | None = None) -> Splade:
+def read_splade(folder: Path, config: EncoderConfig, *, twice: bool = False, most: int | None = None) -> Splade:
     """The masked language model's head of the checkpoint in `folder`, for at most `most` weights of a text.
 
     Raises BrokenModel for a tensor that is missing or of another shape, UnsupportedModel for a checkpoint that is not
     of a masked language model.
     """
-    names = architecture.tensors.masked_lm
+    names = config.tensors.masked_lm
     stated = read_object(folder / "config.json").get("architectures")
     stated = stated if isinstance(stated, list) else []
     if names is None or not any(str(each).endswith(SUFFIXES) for each in stated):
@@ -49,17 +49,17 @@ def read_splade(folder: Path, architecture: EncoderConfig, *, twice: bool = Fals
             f"{', '.join(map(str, stated)) or 'none'}"
         )
     stored = stored_tensors(folder)
-    columns, vocabulary = architecture.embedding_columns, architecture.vocab_size
-    absent, head_names = architecture.tensors.is_absent, architecture.tensors.head_names
+    columns, vocabulary = config.embedding_columns, config.vocab_size
+    absent, head_names = config.tensors.is_absent, config.tensors.head_names
     transform = Layer(
         stored.named(head_names(names.transform)),
         "",
-        architecture.hidden_size,
+        config.hidden_size,
         columns,
         not absent(f"{names.transform}.bias"),
-        names.activation or architecture.activation,
+        names.activation or config.activation,
     )
-    norm = Norm(stored.named(head_names(names.norm)), architecture.layer_norm_eps, not absent(f"{names.norm}.bias"))
+    norm = Norm(stored.named(head_names(names.norm)), config.layer_norm_eps, not absent(f"{names.norm}.bias"))
     check_layer(stored, transform)
     check_norm(stored, norm, columns)
     decoder = f"{names.decoder}.weight"

@@ -10,7 +10,7 @@ from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import read_object
 from embert.engine.files.safetensors_header import read_header
 from embert.engine.heads.description import Layer, Norm
-from embert.engine.models.tensor_names import spellings_of
+from embert.engine.models.tensor_names import stored_names_of
 
 __all__ = ["Stored", "check_layer", "check_norm", "stored_in", "stored_tensors"]
 
@@ -79,5 +79,5 @@ def check_layer(stored: Stored, layer: Layer) -> None:
 def check_norm(stored: Stored, norm: Norm, columns: int) -> None:
     """Raise BrokenModel where a tensor of a head's norm is missing, or of another shape."""
     for part in ("weight", "bias") if norm.bias else ("weight",):
-        spellings = spellings_of(f"{norm.name}.{part}")
-        stored.check(next((name for name in spellings if name in stored.shapes), spellings[0]), (columns,))
+        stored_names = stored_names_of(f"{norm.name}.{part}")
+        stored.check(next((name for name in stored_names if name in stored.shapes), stored_names[0]), (columns,))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from embert.engine.heads.checkpoints.stored import Stored
 from embert.engine.heads.description import Heads, Layer, Norm, Splade
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.models.tensor_names import spellings_of
+from embert.engine.models.tensor_names import stored_names_of
 from embert.engine.models.tensor_shapes import tensor_shapes
 
 __all__ = ["named_groups", "unused_tensors"]
@@ -20,25 +20,25 @@ BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 ADDED = (".0.lora_A", ".0.lora_B")  # of adapters, beside the weights to which they add
 
 
-def unused_tensors(stored: Stored, architecture: EncoderConfig, heads: Heads) -> list[str]:
+def unused_tensors(stored: Stored, config: EncoderConfig, heads: Heads) -> list[str]:
     """The stored names of tensors that neither the encoder nor its `heads` read.
 
     Poolers do not count: HuggingFace's plain models have them too, and pooled hidden states do without.
     """
     used = {*_of_heads(heads)}
-    for name in tensor_shapes(architecture):
-        spellings = architecture.tensors.spellings(name)
-        used |= {next((each.name for each in spellings if each.name in stored.shapes), "")}
-    masked_lm = architecture.tensors.masked_lm
+    for name in tensor_shapes(config):
+        stored_names = config.tensors.stored_names(name)
+        used |= {next((each.name for each in stored_names if each.name in stored.shapes), "")}
+    masked_lm = config.tensors.masked_lm
     if masked_lm is not None and isinstance(heads.sparse, Splade):
         # The word table and the decoder may be one, and so may two names of its bias.
         used |= {f"{masked_lm.decoder}.weight", *masked_lm.biases}
     return [name for name in stored.shapes if name not in used and not _says_nothing(name)]
 
 
-def named_groups(names: Iterable[str], architecture: EncoderConfig) -> str:
+def named_groups(names: Iterable[str], config: EncoderConfig) -> str:
     """The names by their first part, with the number of each: "classifier (2), lm_head (5)". At most MOST_GROUPS."""
-    prefixes = {prefix for scheme in architecture.tensors.schemes for prefix in scheme.prefixes}
+    prefixes = {prefix for mapping in config.tensors.mappings for prefix in mapping.prefixes}
     groups = Counter(_first_part(name, prefixes) for name in names)
     listed = [f"{_short(group)} ({count})" for group, count in groups.most_common(MOST_GROUPS)]
     more = len(groups) - len(listed)
@@ -77,4 +77,4 @@ def _of_heads(heads: Heads) -> Iterator[str]:
 
 def _of_norm(norm: Norm) -> Iterator[str]:
     for part in ("weight", "bias"):
-        yield from spellings_of(f"{norm.name}.{part}")
+        yield from stored_names_of(f"{norm.name}.{part}")

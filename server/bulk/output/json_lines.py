@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pybase64
 
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from embert.server.bulk.input.read_rows import ReadRows
 from embert.server.bulk.job import Job
@@ -17,7 +17,7 @@ from embert.server.bulk.job import Job
 __all__ = ["json_lines"]
 
 
-def json_lines(job: Job, read: ReadRows, vectors: Rows) -> bytes:
+def json_lines(job: Job, read: ReadRows, vectors: TaskOutput) -> bytes:
     """One line for each text. Bytes of a column are written in base64; what JSON lacks, such as decimals, as text."""
     option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     pairs = zip(_kept(job, read), _vectors(job, vectors), strict=True)
@@ -47,7 +47,7 @@ def _kept(job: Job, read: ReadRows) -> Iterable[dict[str, Any]]:
     return columns()
 
 
-def _vectors(job: Job, vectors: Rows) -> Iterator[dict[str, Any]]:
+def _vectors(job: Job, vectors: TaskOutput) -> Iterator[dict[str, Any]]:
     if job.task == Task.SPARSE:
         return ({"indices": each.indices, "values": each.values} for each in vectors.sparse_vectors())
     if job.task == Task.MULTI:

@@ -9,7 +9,7 @@ import orjson
 
 from embert.engine import Model
 from embert.engine.engine import kept_columns
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from embert.server.bulk.input.paths import arrow
 from embert.server.bulk.input.read_rows import ReadRows
@@ -58,7 +58,7 @@ class RowGroups:
         named = zip(job.vector_names, types, strict=True)
         self.schema = pa.schema([*self._kept, *(pa.field(name, type_, nullable=False) for name, type_ in named)])
 
-    def row_group(self, read: ReadRows, vectors: Rows) -> memoryview:
+    def row_group(self, read: ReadRows, vectors: TaskOutput) -> memoryview:
         """A Parquet file of a block. Raises Unfit for a kept value that is not of its column's type."""
         columns = [*self._kept_columns(read), *self._vectors(vectors)]
         return self._file(self._pa.RecordBatch.from_arrays(columns, schema=self.schema))
@@ -126,7 +126,7 @@ class RowGroups:
         if new is not None:
             raise self.Unfit(f"there is a field {new!r}, which the first lines have not; name the fields with --keep")
 
-    def _vectors(self, vectors: Rows) -> list[Any]:
+    def _vectors(self, vectors: TaskOutput) -> list[Any]:
         """The vectors' columns, which lie where they are."""
         pa, own = self._pa, [self.schema.field(name).type for name in self._job.vector_names]
         values = pa.array(np.ascontiguousarray(vectors.values, np.float32).reshape(-1))

@@ -1,1 +1,1 @@
-"""A request's input: its headers and body, read within bounds, checked, and tokenised."""
+"""A request's input: its headers and body, read within bounds, checked, and tokenized."""

@@ -16,7 +16,7 @@ from embert.server.frontend.input.tokenizer_pool import TokenizerPool, input_err
 
 __all__ = ["PairTokenizer", "TextPairs", "interleaved"]
 
-# Up to so many are tokenised on the event loop, as in texts_and_ids.py.
+# Up to so many are tokenized on the event loop, as in texts_and_ids.py.
 _INLINE_CHARACTERS = 4096
 _INLINE_KNOWN_CHARACTERS = 65536  # where the word cache knows all words
 
@@ -125,7 +125,7 @@ class PairTokenizer:
             known = self.tokenizer.encode_known_pairs(firsts, seconds, **how)
             if known is not None:
                 return known
-        turns = self.tokenizer.encode_pairs_turns(firsts, seconds, **how, most_unbroken=self.most_unbroken)
+        turns = self.tokenizer.encode_pairs_chunks(firsts, seconds, **how, most_unbroken=self.most_unbroken)
         return await self.pool.run(turns, texts.size, receive, check)
 
     async def _encode_firsts(
@@ -138,7 +138,7 @@ class PairTokenizer:
         alone: dict[str, Any] = {"truncate": how["truncate"], "direction": how["direction"], "param": how["params"][0]}
         if texts.size <= _INLINE_CHARACTERS:
             return self.tokenizer.encode(texts.firsts, **alone)
-        turns = self.tokenizer.encode_turns(texts.firsts, **alone, most_unbroken=self.most_unbroken)
+        turns = self.tokenizer.encode_chunks(texts.firsts, **alone, most_unbroken=self.most_unbroken)
         return await self.pool.run(turns, texts.size, receive, check)
 
 

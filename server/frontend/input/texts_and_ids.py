@@ -15,7 +15,7 @@ from embert.server.http.errors import EmptyInput
 
 __all__ = ["GivenTexts", "TextTokenizer"]
 
-# Up to so many are tokenised on the event loop, which costs less than the way to a thread and back.
+# Up to so many are tokenized on the event loop, which costs less than the way to a thread and back.
 _INLINE_CHARACTERS = 4096
 _INLINE_KNOWN_CHARACTERS = 65536  # where the word cache knows all words: half a millisecond
 _INLINE_IDS = 16384
@@ -124,7 +124,7 @@ class TextTokenizer:
                 return known
         if characters <= _INLINE_CHARACTERS:
             return self.tokenizer.encode(texts, **how)
-        turns = self.tokenizer.encode_turns(texts, **how, most_unbroken=self.most_unbroken)
+        turns = self.tokenizer.encode_chunks(texts, **how, most_unbroken=self.most_unbroken)
         return await self.pool.run(turns, characters, receive, check)
 
     async def _pack(
@@ -137,4 +137,4 @@ class TextTokenizer:
     ) -> Encoded:
         if ids <= _INLINE_IDS:
             return self.tokenizer.from_ids(lists, **how)
-        return await self.pool.run(self.tokenizer.from_ids_turns(lists, **how), ids, receive, check)
+        return await self.pool.run(self.tokenizer.from_ids_chunks(lists, **how), ids, receive, check)

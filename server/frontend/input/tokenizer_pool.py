@@ -1,4 +1,4 @@
-"""The tokenizer's threads: large inputs are tokenised in turns, beside the event loop and beside each other."""
+"""The tokenizer's threads: large inputs are tokenized in turns, beside the event loop and beside each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from embert.engine.errors import InputError, InputTooLarge
-from embert.engine.tokenization.chunks import Turns
+from embert.engine.tokenization.chunks import Chunks
 from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge
 
 __all__ = ["TokenizerPool", "input_errors"]
@@ -31,7 +31,7 @@ class TokenizerPool:
 
     async def run(
         self,
-        turns: Turns[ResultT],
+        turns: Chunks[ResultT],
         size: int,
         receive: Callable[[], Awaitable[Any]] | None,
         check: Callable[[int], None],
@@ -76,7 +76,7 @@ class TokenizerPool:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _take_turn(turns: Turns[Any]) -> tuple[int, StopIteration | None]:
+def _take_turn(turns: Chunks[Any]) -> tuple[int, StopIteration | None]:
     try:
         return next(turns), None
     except StopIteration as last:

@@ -111,7 +111,7 @@ class ModelHandle:
         classifier, multi = self.model.heads.classifier, self.model.heads.multi_vector
         labels = () if classifier is None else classifier.labels
         return {
-            Task.TOKENS: self.model.architecture.hidden_size * BYTES_A_NUMBER,
+            Task.TOKENS: self.model.config.hidden_size * BYTES_A_NUMBER,
             Task.CLASSIFY: sum(BYTES_A_WEIGHT + len(label.encode()) for label in labels),
             Task.MULTI: 0 if multi is None else multi.layers[-1].outputs * BYTES_A_NUMBER,
         }
@@ -164,7 +164,7 @@ class ModelHandle:
         late interaction or with adapters; None: neither. `limit`: the most tokens of a text, special ones included;
         None: as many as the model takes.
         Raises Overloaded where the queue has no room for as many tokens as there are words: rejected texts are not
-        tokenised.
+        tokenized.
         """
         texts = GivenTexts.of(given, param)
         self.limits.check_count(len(texts.items), param)

@@ -144,7 +144,7 @@ class ServedModel:
         The adapter is that of the task, else of the prompt's name, else that of queries or of documents (None:
         neither), else of the default prompt's name. Raises Invalid for a task that the model does not have.
         """
-        adapters = self._model.architecture.adapters
+        adapters = self._model.config.adapters
         if adapters is None:
             if task is not None:
                 raise Invalid(f"`task` is for models with adapters, and {self.name} has none", "task")
@@ -160,6 +160,6 @@ class ServedModel:
 
     def is_query(self, input_type: str | None, tasks: Task) -> bool | None:
         """Whether texts are queries, by a field of the request; None where it makes no difference or is not said."""
-        if Task.MULTI in tasks or (input_type is not None and self._model.architecture.adapters is not None):
+        if Task.MULTI in tasks or (input_type is not None and self._model.config.adapters is not None):
             return input_type == "query"
         return None

@@ -88,7 +88,7 @@ class RequestTrace:
         return self.trace_id + self._span_id + (b"" if self._parent is None else self._parent.state)
 
     def tokenized(self, ended: float, seconds: float, texts: int, tokens: int) -> None:
-        """Note that so many texts have been tokenised."""
+        """Note that so many texts have been tokenized."""
         self.texts += texts
         self.tokens += tokens
         self.stage("tokenize", ended - seconds, ended)

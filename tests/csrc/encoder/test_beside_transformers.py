@@ -59,8 +59,8 @@ def test_other_types(base: Path, random: np.random.Generator, dtype: str, limit:
 
 
 @pytest.mark.parametrize("architecture", ["xlm-roberta", "distilbert", "mpnet"])
-def test_other_architectures(tmp_path: Path, random: np.random.Generator, architecture: str) -> None:
-    folder = model_cases.build(tmp_path, architecture, vocab_size=30522)
+def test_other_architectures(tmp_path: Path, random: np.random.Generator, encoder_config: str) -> None:
+    folder = model_cases.build(tmp_path, encoder_config, vocab_size=30522)
     (folder / "tokenizer.json").write_text("{}")
     model = engine.load_model(str(folder))
     ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS)
@@ -72,12 +72,12 @@ def test_other_architectures(tmp_path: Path, random: np.random.Generator, archit
 
 @pytest.mark.parametrize("architecture", ["roberta, padded with 5", "xlm-roberta", "mpnet"])
 @pytest.mark.parametrize("graphs", [True, False])
-def test_padding_tokens_inside_texts(tmp_path: Path, architecture: str, graphs: bool) -> None:
-    folder = model_cases.build(tmp_path, architecture, vocab_size=30522)
+def test_padding_tokens_inside_texts(tmp_path: Path, encoder_config: str, graphs: bool) -> None:
+    folder = model_cases.build(tmp_path, encoder_config, vocab_size=30522)
     (folder / "tokenizer.json").write_text("{}")
     model = engine.load_model(str(folder))
     ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS, graphs=graphs)
-    padding = model.architecture.padding_id
+    padding = model.config.padding_id
     assert padding is not None
     random = np.random.default_rng(0)
     patterns = ["p", "pt", "tp", "tptt", "ttpp", "pptt", "ptptp", "tttp" * 30, "p" * 128, "ttttt", "t" * 128]

@@ -77,12 +77,12 @@ def test_what_cannot_be_run_is_refused_and_harms_nothing(
 
 @pytest.mark.alone
 def test_memory_is_bounded_and_does_not_grow(encoder: CudaEncoder, random: np.random.Generator) -> None:
-    def forwards(count: int) -> None:
+    def encode_batches(count: int) -> None:
         for _ in range(count):
             encoder.encode(packed(random, random.integers(1, 513, int(random.integers(1, 40)))))
 
-    forwards(50)
+    encode_batches(50)
     weights, _, before = encoder.memory
     assert before - weights <= 600e6
-    forwards(1000)
+    encode_batches(1000)
     assert encoder.memory[2] <= before

@@ -37,7 +37,7 @@ def named(number: int) -> str | None:
 def test_sequences_of_different_adapters_in_one_batch(tmp_path: Path, form: str) -> None:
     jina = FORMS[form](tmp_path)
     model = engine.load_model(str(tmp_path))
-    adapters = model.architecture.adapters
+    adapters = model.config.adapters
     assert adapters is not None
     assert {*adapters.names} == {*TASKS}
     numbers = np.array([adapters.number(named(number)) for number in ADAPTERS], np.int8)
@@ -135,7 +135,7 @@ def test_adapters_that_are_not_trained_yet(tmp_path: Path) -> None:
     }
     save_file(plain, tmp_path / "model.safetensors")
     model = engine.load_model(str(tmp_path))
-    assert model.architecture.adapters is None
+    assert model.config.adapters is None
     engine.load_encoder(model, device="cpu").close()
 
 

@@ -44,7 +44,7 @@ def test_sequences_of_different_adapters_in_one_batch(tmp_path: Path, make: Make
     jina = form(tmp_path)
     model = engine.load_model(str(tmp_path))
     encoder, gpu = make(model)
-    adapters = model.architecture.adapters
+    adapters = model.config.adapters
     assert adapters is not None
     numbers = [adapters.number(TASKS[number] if number >= 0 else None) for number in ADAPTERS]
     batch = packed(adapters=numbers, token_types=[np.arange(n, dtype=np.int32) % 2 for n in LENGTHS])
@@ -70,7 +70,7 @@ def test_a_batch_of_one_adapter_is_not_cut(model: Model, make: Make, jina: Jina)
 
 
 def test_what_each_sequence_wants_stays_with_it(model: Model, make: Make, jina: Jina) -> None:
-    """Tasks, dimensions and normalising of single sequences, of which some parts have none that wants a task."""
+    """Tasks, dimensions and normalizing of single sequences, of which some parts have none that wants a task."""
     encoder, _ = make(model)
     tasks = [Task.EMBED if number in (0, 4) else Task.TOKENS if number == 1 else Task.EMBED | Task.TOKENS
              for number in ADAPTERS]  # fmt: skip
@@ -82,13 +82,13 @@ def test_what_each_sequence_wants_stays_with_it(model: Model, make: Make, jina: 
     embedding = [i for i, task in enumerate(tasks) if Task.EMBED in task]
     np.testing.assert_allclose(
         answers[Task.EMBED].values, np.stack([wanted[i].mean(0) for i in embedding]), atol=1e-4
-    )  # the stand-in neither cuts nor normalises
+    )  # the stand-in neither cuts nor normalizes
     for_tokens = [i for i, task in enumerate(tasks) if Task.TOKENS in task]
     np.testing.assert_allclose(answers[Task.TOKENS].values, np.concatenate([wanted[i] for i in for_tokens]), atol=2e-4)
     assert answers[Task.TOKENS].counts.tolist() == [LENGTHS[i] for i in for_tokens]
 
 
-def test_dimensions_and_normalising_go_to_the_extension_by_part(model: Model, make: Make) -> None:
+def test_dimensions_and_normalizing_go_to_the_extension_by_part(model: Model, make: Make) -> None:
     encoder, gpu = make(model)
     dimensions, normalize = np.arange(len(LENGTHS), dtype=np.int32) * 4, np.arange(len(LENGTHS)) % 3 > 0
     encoder.encode(packed(dimensions=dimensions, normalize=normalize))

@@ -30,7 +30,7 @@ from tests.engine.jina import RANK, TASKS, VOCABULARY, Jina, flash
 from tests.engine.stand_in_gpu import StandInEncoder
 
 
-def test_each_adapter_has_an_encoder_with_a_known_text(model: Model, make: Make) -> None:
+def test_each_adapter_has_an_encoder_with_a_self_test(model: Model, make: Make) -> None:
     """One with the weights of the adapter before it, or of none, does not start."""
     _, gpu = make(model)
     assert len(gpu.encoders) == 6
@@ -154,8 +154,8 @@ def test_memory_is_that_of_all_encoders(model: Model, make: Make, monkeypatch: p
 
 
 def test_memory_that_is_planned(model: Model) -> None:
-    architecture = dataclasses.replace(model.architecture, adapters=None)
-    plain = dataclasses.replace(model, architecture=architecture)
+    config = dataclasses.replace(model.config, adapters=None)
+    plain = dataclasses.replace(model, config=config)
     for dtype in ("auto", "float32"):
         with_adapters, without = (footprint(each, device="cuda:0", dtype=dtype) for each in (model, plain))
         assert (with_adapters.weights, with_adapters.activations) == (6 * without.weights, 6 * without.activations)
@@ -211,7 +211,7 @@ def test_a_tied_decoder_has_no_adapter(tmp_path: Path, make: Make) -> None:
 
 
 def test_the_scale_is_the_configs(jina: Jina, model: Model) -> None:
-    adapters = model.architecture.adapters
+    adapters = model.config.adapters
     assert adapters is not None
     stated = json.loads((jina.folder / "config.json").read_text())
     assert (adapters.rank, adapters.scale) == (RANK, stated["lora_alpha"] / stated["lora_rank"])

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from tests.engine.model_cases import FAMILIES
+from tests.engine.model_cases import MODEL_CASES
 
 __all__ = ["COLUMNS", "encoder", "pylate", "save_tokenizer", "stanford", "words"]
 
@@ -44,7 +44,7 @@ def save_tokenizer(folder: Path) -> None:
 def encoder(folder: Path, *, family: str = "bert", markers: bool = False) -> Path:
     """A random encoder in `folder`, with the tokenizer of `words`."""
     folder.mkdir(exist_ok=True)
-    prefix, config = FAMILIES[family]
+    prefix, config = MODEL_CASES[family]
     backend = words(markers=markers)
     torch.manual_seed(0)
     made: Any = getattr(transformers, prefix + "Model")(

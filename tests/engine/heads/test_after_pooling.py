@@ -19,7 +19,7 @@ from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda import CudaEncoder
 from embert.engine.errors import EncoderError
 from embert.engine.packing import PackedBatch
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, small_tokenizer
 from tests.engine.stand_in_gpu import StandInGpu
@@ -148,7 +148,7 @@ def test_tasks_share_a_batch_on_the_host(
     answers = on_gpu.wait(ticket)
     tasks[:] = [1, 2, 3, 1]
     mixed.dimensions[:] = [0, 0, 7, 0]  # type: ignore[index]
-    wanted: dict[Task, Rows] = on_cpu.wait(on_cpu.submit(mixed))
+    wanted: dict[Task, TaskOutput] = on_cpu.wait(on_cpu.submit(mixed))
     assert set(answers) == set(wanted) == {Task.EMBED, Task.TOKENS}
     for task, rows in wanted.items():
         assert answers[task].offsets.tolist() == rows.offsets.tolist()

@@ -19,7 +19,7 @@ from embert.engine.encoders.base import Encoder
 from embert.engine.errors import BrokenModel, EncoderError, InputError
 from embert.engine.heads.description import TokenWeights
 from embert.engine.packing import PackedBatch
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, HuggingFace, Ids, random_sequences, unit
 from tests.engine.heads.m3 import build_m3, heads
@@ -59,13 +59,13 @@ class Oracle:
         return largest
 
 
-def wait(encoder: Encoder, sequences: list[Ids], tasks: Any) -> dict[Task, Rows]:
+def wait(encoder: Encoder, sequences: list[Ids], tasks: Any) -> dict[Task, TaskOutput]:
     batch = engine.pack(sequences)
     masks = np.full(len(sequences), tasks, np.uint8) if isinstance(tasks, Task) else np.array(tasks, np.uint8)
     return encoder.wait(encoder.submit(PackedBatch(batch.ids, batch.cu_seqlens, tasks=masks)))
 
 
-def same(rows: Rows, number: int, task: Task, ids: Ids, oracle: Oracle) -> None:
+def same(rows: TaskOutput, number: int, task: Task, ids: Ids, oracle: Oracle) -> None:
     one = rows.slice(number, number + 1)
     if task == Task.SPARSE:
         assert one.indices is not None

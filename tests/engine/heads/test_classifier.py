@@ -17,7 +17,7 @@ from embert.engine.heads.description import NO_HEADS, Classifier
 from embert.engine.tasks import Task
 from tests.engine.conftest import random_sequences, unit, write_modules
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
-from tests.engine.model_cases import FAMILIES
+from tests.engine.model_cases import MODEL_CASES
 
 LENGTHS = [1, 2, 3, 17, 33, 64, 5, 5, 128]
 
@@ -26,15 +26,15 @@ def change(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **fields}))
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if "long" not in name])
+@pytest.mark.parametrize("family", [name for name in MODEL_CASES if "long" not in name])
 def test_logits_equal_hugging_face(tmp_path: Path, family: str) -> None:
     folder = build_classifier(tmp_path, family)
     model = engine.load_model(str(folder))
     assert (model.tasks, model.pooling, model.notices) == (Task.CLASSIFY, "cls", ())
     sequences = random_sequences(LENGTHS, 90)
-    types = random_sequences(LENGTHS, model.architecture.type_vocab_size, seed=1)
+    types = random_sequences(LENGTHS, model.config.type_vocab_size, seed=1)
     encoder = engine.load_encoder(model, device="cpu")
-    for token_types in (None, types) if model.architecture.type_vocab_size > 1 else (None,):
+    for token_types in (None, types) if model.config.type_vocab_size > 1 else (None,):
         logits = encoder.encode(engine.pack(sequences, token_types=token_types), Task.CLASSIFY)
         expected = hugging_face_logits(folder, sequences, token_types)
         assert np.ptp(expected) > 0.1

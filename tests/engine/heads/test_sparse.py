@@ -21,11 +21,11 @@ from embert.engine.encoders.base import Encoder
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.packing import cumulative
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, Ids, random_sequences, small_tokenizer, write_modules
 from tests.engine.heads.late_interaction import save_tokenizer
-from tests.engine.model_cases import FAMILIES, byte_level
+from tests.engine.model_cases import MODEL_CASES, byte_level
 from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 3, 7, 8, 17, 17, 31, 32, 33, 64, 65, 127, 128]
@@ -36,7 +36,7 @@ class MaskedLM:
     """A checkpoint with random weights, whose decoder's bias leaves a share of the values above 0, and HuggingFace."""
 
     def __init__(self, folder: Path, family: str, *, vocab_size: int, share: float, **config: Any) -> None:
-        prefix, usual = FAMILIES[family]
+        prefix, usual = MODEL_CASES[family]
         torch.manual_seed(0)
         made: Any = getattr(transformers, prefix + "ForMaskedLM")(
             getattr(transformers, prefix + "Config")(
@@ -69,7 +69,7 @@ class MaskedLM:
         return weights
 
 
-def dense(rows: Rows, sequence: int, columns: int) -> Floats:
+def dense(rows: TaskOutput, sequence: int, columns: int) -> Floats:
     """One sequence's pairs as a vector with zeros."""
     assert rows.indices is not None
     one = rows.slice(sequence, sequence + 1)
@@ -92,12 +92,12 @@ def same(ours: Floats, theirs: Floats) -> None:
     np.testing.assert_allclose(ours, theirs, atol=2e-4)
 
 
-def sparse(encoder: Encoder, sequences: list[Ids]) -> Rows:
+def sparse(encoder: Encoder, sequences: list[Ids]) -> TaskOutput:
     """SPARSE's rows."""
     return encoder.wait(encoder.submit(engine.pack(sequences).wanting(Task.SPARSE)))[Task.SPARSE]
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if "long" not in name and "padded" not in name])
+@pytest.mark.parametrize("family", [name for name in MODEL_CASES if "long" not in name and "padded" not in name])
 def test_splade_of_every_family_equals_hugging_face(tmp_path: Path, family: str) -> None:
     reference = MaskedLM(tmp_path, family, vocab_size=77, share=0.05)
     model = engine.load_model(str(tmp_path), pooling="splade")
@@ -118,7 +118,7 @@ def test_a_word_table_under_the_decoders_name(tmp_path: Path, family: str, metad
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     (word,) = (name for name in tensors if "word_embeddings" in name or "tok_embeddings" in name)
-    names = engine.load_model(str(tmp_path)).architecture.tensors.masked_lm
+    names = engine.load_model(str(tmp_path)).config.tensors.masked_lm
     assert names is not None
     tensors[decoder := f"{names.decoder}.weight"] = tensors.pop(word)
     # As safetensors.torch.save_model writes it; transformers ties without the metadata too.

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from embert import engine
 from embert.engine.tasks import Task
 from tests.engine.conftest import random_sequences, small_tokenizer
-from tests.engine.model_cases import FAMILIES, build
+from tests.engine.model_cases import MODEL_CASES, build
 
 __all__ = ["check_own_names"]
 
@@ -28,7 +28,7 @@ def check_own_names(folder: Path, family: str, head: str) -> None:
     """The same bits, whichever names a random checkpoint of a family has."""
     build(folder, family, head=head, modules=False)
     small_tokenizer(64).save(str(folder / "tokenizer.json"))
-    theirs: Any = getattr(transformers, FAMILIES[family][0] + head).from_pretrained(folder)
+    theirs: Any = getattr(transformers, MODEL_CASES[family][0] + head).from_pretrained(folder)
     own = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
     path = folder / "model.safetensors"
     assert not {name for name in load_file(path) if ".0." in name} & set(own)  # of the first layer, none is the same

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.errors import ModelError
-from embert.engine.models import read_architecture
+from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, Ntk, Rotary
 from embert.engine.tasks import Task
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
@@ -64,8 +64,8 @@ def test_the_older_codes_ntk(tmp_path: Path, kind: str, family: str, factor: flo
         folder / "config.json", model_type=kind, rope_theta=theta, rope_scaling={"type": "ntk", "factor": factor},
         type_vocab_size=stated["type_vocab_size"], hidden_act=stated["hidden_act"],
     )  # fmt: skip
-    read = read_architecture(folder / "config.json")
-    assert (read.family, read.attention) == (kind, (Attention(Rotary(theta, 16, Ntk(factor))),) * 2)
+    read = read_config(folder / "config.json")
+    assert (read.model_type, read.attention) == (kind, (Attention(Rotary(theta, 16, Ntk(factor))),) * 2)
     assert near(folder, sequences, expected) >= 0.999999
 
 
@@ -184,7 +184,7 @@ def test_long_texts(tmp_path: Path, dtype: str, cosine: float) -> None:
 def test_what_is_refused_by_name(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     path = written(tmp_path / "config.json", **fields)
     with pytest.raises(ModelError) as caught:
-        read_architecture(path)
+        read_config(path)
     assert str(caught.value).startswith(f"{path}{message}")
 
 
@@ -205,4 +205,4 @@ def test_a_file_of_neither_spelling(tmp_path: Path) -> None:
     path = written(tmp_path / "config.json")
     edit_json(path, rope_theta=None)
     with pytest.raises(ModelError, match="rope_theta must be a positive float, found None"):
-        read_architecture(path)
+        read_config(path)

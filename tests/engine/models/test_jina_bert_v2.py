@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from embert import engine
 from embert.engine.errors import BrokenModel, ModelError
-from embert.engine.models import read_architecture
+from embert.engine.models import read_config
 from embert.engine.tasks import Task
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer, write_modules
 from tests.engine.model_cases import byte_level
@@ -127,7 +127,7 @@ def test_hidden_states(tmp_path: Path, kind: str, heads: int) -> None:
     sequences = random_sequences([1, 2, 17, 33, 64, 65, 128, 300, 5], VOCABULARY)
     assert near(tmp_path, sequences, list(map(reference.hidden, sequences))) >= 0.999999
     model = engine.load_model(str(tmp_path))
-    assert (model.architecture.family, model.architecture.max_positions) == ("jina_bert_v2", 8192)
+    assert (model.config.model_type, model.config.max_positions) == ("jina_bert_v2", 8192)
     types = random_sequences([17], 2, seed=1)
     encoder = engine.load_encoder(model, device="cpu")
     ours = encoder.encode(engine.pack(sequences[2:3], token_types=types), Task.TOKENS)
@@ -185,7 +185,7 @@ def test_what_is_refused_by_name(tmp_path: Path, fields: dict[str, Any], message
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**CONFIG, **fields}))
     with pytest.raises(ModelError) as caught:
-        read_architecture(path)
+        read_config(path)
     assert str(caught.value).startswith(f"{path}: {message}")
 
 

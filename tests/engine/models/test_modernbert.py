@@ -16,7 +16,7 @@ from embert import engine
 from embert.engine.encoders import cuda
 from embert.engine.encoders.cuda_shapes import head_shapes
 from embert.engine.errors import BrokenModel, EncoderError, ModelError, UnsupportedModel
-from embert.engine.models import read_architecture
+from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
 from embert.engine.packing import pack
 from embert.engine.tasks import Task
@@ -35,7 +35,7 @@ def written(path: Path, drop: tuple[str, ...] = (), **fields: Any) -> EncoderCon
     """Change a config.json, and read it."""
     content = {**json.loads(path.read_text()), **fields}
     path.write_text(json.dumps({name: value for name, value in content.items() if name not in drop}))
-    return read_architecture(path)
+    return read_config(path)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_both_spellings(
     theirs.save_pretrained(tmp_path / "again")
     again = json.loads((tmp_path / "again" / "config.json").read_text())
     assert set(OLD) <= set(again)
-    assert read_architecture(tmp_path / "again" / "config.json") == old
+    assert read_config(tmp_path / "again" / "config.json") == old
 
 
 def test_no_theta_of_local_layers_is_that_of_the_others(config: Path) -> None:
@@ -116,7 +116,7 @@ def test_windows_at_their_borders(tmp_path: Path, local: int, lengths: list[int]
 @pytest.mark.parametrize(("dtype", "cosine"), [("float32", 0.999999), ("bfloat16", 0.99)])  # transformers' own: 0.9926
 def test_long_texts(tmp_path: Path, dtype: str, cosine: float) -> None:
     folder = build(tmp_path, "modernbert", local_attention=128, max_position_embeddings=8192)
-    assert engine.models.read_architecture(folder / "config.json").max_positions == 8192
+    assert engine.models.read_config(folder / "config.json").max_positions == 8192
     sequences = random_sequences([1500, 30], 60)
     assert near(folder, sequences, hidden_states(folder, sequences, attn_implementation="sdpa"), dtype=dtype) >= cosine
 

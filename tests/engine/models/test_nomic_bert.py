@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.errors import ModelError
-from embert.engine.models import read_architecture
+from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, DynamicNtk, Rotary
 from embert.engine.tasks import Task
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer, write_modules
@@ -166,12 +166,12 @@ def test_the_older_code(tmp_path: Path, config: dict[str, Any]) -> None:
 def test_both_spellings_are_one_architecture(tmp_path: Path) -> None:
     """The older spelling of what transformers' own class computes: its tensors lie under the older names anyway."""
     folder = build(tmp_path, "nomic_bert, dynamic", intermediate_size=256)
-    own = read_architecture(folder / "config.json")
+    own = read_config(folder / "config.json")
     sequences = random_sequences(LENGTHS, 60)
     expected = hidden_states(folder, sequences)
     names = {"n_embd": 64, "n_head": 4, "n_inner": 256, "n_layer": 2, "vocab_size": 64, "rotary_scaling_factor": 2}
     (folder / "config.json").write_text(json.dumps({**CONFIG, **names}))
-    older = read_architecture(folder / "config.json")
+    older = read_config(folder / "config.json")
     assert dataclasses.replace(older, tensors=own.tensors) == own  # but for biases of its heads
     assert near(folder, sequences, expected) >= 0.999999
 
@@ -179,13 +179,13 @@ def test_both_spellings_are_one_architecture(tmp_path: Path) -> None:
 def test_what_the_older_code_makes_of_its_numbers(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**CONFIG, "rotary_scaling_factor": 2.0}))
-    read = read_architecture(path)
-    assert (read.family, read.max_positions, read.activation, read.gated) == ("nomic_bert", 128, "silu", True)
+    read = read_config(path)
+    assert (read.model_type, read.max_positions, read.activation, read.gated) == ("nomic_bert", 128, "silu", True)
     assert read.attention == (Attention(Rotary(1000, 16, DynamicNtk(2, 64))),) * 2
     edit_json(path, max_trained_positions=None, rotary_emb_fraction=0.25)
-    assert read_architecture(path).attention[0].rotary == Rotary(1000, 4, DynamicNtk(2, 2048))
+    assert read_config(path).attention[0].rotary == Rotary(1000, 4, DynamicNtk(2, 2048))
     edit_json(path, rotary_emb_fraction=0)
-    assert (read_architecture(path).attention, read_architecture(path).position_table) == ((), True)
+    assert (read_config(path).attention, read_config(path).position_table) == ((), True)
 
 
 @pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForSequenceClassification"])
@@ -244,7 +244,7 @@ def test_a_classifier_of_the_older_code(tmp_path: Path) -> None:
 def test_long_texts(tmp_path: Path, dtype: str, cosine: float) -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1000.0}
     folder = build(tmp_path, "nomic_bert", max_position_embeddings=2048, rope_parameters=rope)
-    assert read_architecture(folder / "config.json").max_positions == 8192
+    assert read_config(folder / "config.json").max_positions == 8192
     sequences = random_sequences([20, 600, 2100], 60)
     assert near(folder, sequences, hidden_states(folder, sequences, attn_implementation="sdpa"), dtype=dtype) >= cosine
 
@@ -319,7 +319,7 @@ def test_what_is_refused_in_the_older_spelling(tmp_path: Path, fields: dict[str,
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**CONFIG, **fields}))
     with pytest.raises(ModelError) as caught:
-        read_architecture(path)
+        read_config(path)
     assert str(caught.value).startswith(f"{path}: {message}")
 
 
@@ -328,7 +328,7 @@ def test_a_file_that_does_not_say(tmp_path: Path, missing: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({name: value for name, value in CONFIG.items() if name != missing}))
     with pytest.raises(ModelError) as caught:
-        read_architecture(path)
+        read_config(path)
     assert str(caught.value) == f"{path} has no {missing}"
 
 
@@ -381,7 +381,7 @@ def test_what_is_refused_in_transformers_spelling(
     own = transformers.NomicBertConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=2).to_dict()
     path.write_text(json.dumps({**own, **fields}))
     with pytest.raises(ModelError) as caught:
-        read_architecture(path)
+        read_config(path)
     assert str(caught.value).replace(f"{path}: ", "").replace(f"{path}", "").startswith(message)
 
 

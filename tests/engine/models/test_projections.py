@@ -10,7 +10,7 @@ import pytest
 from embert import engine
 from embert.engine.encoders.cuda_shapes import head_shapes
 from embert.engine.errors import BrokenModel, ModelError, UnsupportedModel
-from embert.engine.models import read_architecture
+from embert.engine.models import read_config
 from tests.engine.conftest import random_sequences
 from tests.engine.model_cases import build, byte_level
 from tests.engine.models.exact import hidden_states, near
@@ -32,7 +32,7 @@ def test_layers_that_share_weights(
     folder = build(
         tmp_path, "albert", num_hidden_layers=turns, num_hidden_groups=groups, inner_group_num=inner, hidden_act="relu"
     )
-    read = read_architecture(folder / "config.json")
+    read = read_config(folder / "config.json")
     assert (read.layers, read.shared_layers, read.activation) == (len(numbers), numbers, "relu")
     sequences = random_sequences([1, 30, 70], 60)
     assert near(folder, sequences, hidden_states(folder, sequences)) >= 0.999999
@@ -40,9 +40,9 @@ def test_layers_that_share_weights(
 
 def test_fields_that_old_files_lack(tmp_path: Path) -> None:
     folder = build(tmp_path, "albert")
-    expected = read_architecture(folder / "config.json")
+    expected = read_config(folder / "config.json")
     edit_json(folder / "config.json", num_hidden_groups=None, inner_group_num=None, hidden_act=None)
-    assert read_architecture(folder / "config.json") == expected
+    assert read_config(folder / "config.json") == expected
     assert expected.activation == "gelu_tanh"
 
 
@@ -85,7 +85,7 @@ def test_a_file_without_the_width_of_its_embeddings(tmp_path: Path, family: str)
     path = build(tmp_path, family) / "config.json"
     edit_json(path, embedding_size=None)
     with pytest.raises(BrokenModel, match=r"config\.json: embedding_size must be a positive int, found None"):
-        read_architecture(path)
+        read_config(path)
 
 
 def test_what_the_cuda_encoder_refuses(tmp_path: Path) -> None:

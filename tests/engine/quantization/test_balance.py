@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.cuda.balanced import column_factors
-from embert.engine.encoders.known_text import spread_ids
 from embert.engine.encoders.reference import hidden_state, normed_magnitudes
+from embert.engine.encoders.self_test import spread_ids
 from embert.engine.model import Model
 from embert.engine.quantization.balance import MOST, balance
 from embert.engine.quantization.products import product
@@ -67,19 +67,19 @@ def test_a_large_column_costs_a_product_less_when_balanced() -> None:
 
 def test_magnitudes_are_those_of_what_layers_multiply(default_model: Model) -> None:
     """Of the first layer they are the embeddings' own; all are what float32 computes."""
-    architecture, checkpoint = default_model.architecture, Checkpoint.open(default_model)
-    ids = spread_ids(architecture, 32)
+    config, checkpoint = default_model.config, Checkpoint.open(default_model)
+    ids = spread_ids(config, 32)
     assert len(set(ids)) == 32
-    found = normed_magnitudes(ids, architecture, checkpoint)
+    found = normed_magnitudes(ids, config, checkpoint)
     parts = ("attention.self.query", "intermediate.dense")
-    assert set(found) == {f"encoder.layer.{layer}.{part}" for layer in range(architecture.layers) for part in parts}
-    assert all(each.dtype == np.float64 and each.shape == (architecture.hidden_size,) for each in found.values())
-    first = hidden_state(ids, dataclasses.replace(architecture, layers=0), checkpoint)
+    assert set(found) == {f"encoder.layer.{layer}.{part}" for layer in range(config.layers) for part in parts}
+    assert all(each.dtype == np.float64 and each.shape == (config.hidden_size,) for each in found.values())
+    first = hidden_state(ids, dataclasses.replace(config, layers=0), checkpoint)
     np.testing.assert_allclose(found["encoder.layer.0.attention.self.query"], np.sqrt(np.square(first).mean(0)), 1e-5)
 
 
 def test_the_default_models_large_columns_are_balanced(default_model: Model) -> None:
-    factors = column_factors(default_model.architecture, Checkpoint.open(default_model))
+    factors = column_factors(default_model.config, Checkpoint.open(default_model))
     at = "encoder.layer.3.attention.self"
     np.testing.assert_array_equal(factors[f"{at}.query"], factors[f"{at}.value"])
     assert max(each.max() for each in factors.values()) >= 4
@@ -88,7 +88,7 @@ def test_the_default_models_large_columns_are_balanced(default_model: Model) -> 
 
 @pytest.mark.parametrize("length", [1, 5, 600])
 def test_no_token_of_a_spread_is_padding_and_none_is_past_the_last_position(default_model: Model, length: int) -> None:
-    ids = spread_ids(default_model.architecture, length)
-    assert len(ids) == min(length, default_model.architecture.max_positions)
-    assert (ids != default_model.architecture.padding_id).all()
-    assert ((ids >= 0) & (ids < default_model.architecture.vocab_size)).all()
+    ids = spread_ids(default_model.config, length)
+    assert len(ids) == min(length, default_model.config.max_positions)
+    assert (ids != default_model.config.padding_id).all()
+    assert ((ids >= 0) & (ids < default_model.config.vocab_size)).all()

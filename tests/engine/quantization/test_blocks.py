@@ -20,8 +20,8 @@ from embert.engine.quantization.blocks import (
 )
 from embert.engine.quantization.products import product
 from embert.engine.quantization.rotation import hadamard
-from embert.engine.quantization.rows import LEVELS, quantised_rows
-from embert.engine.quantization.weights import quantised_weight
+from embert.engine.quantization.rows import LEVELS, quantized_rows
+from embert.engine.quantization.weights import quantized_weight
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -90,7 +90,7 @@ def test_a_product_is_nearly_as_near_the_exact_one_as_with_a_scale_a_row() -> No
     weight, bias = random.standard_normal((32, 1024)).astype(np.float32), np.zeros(32, np.float32)
     exact = 4 * x.astype(np.float64) @ weight.T.astype(np.float64)
     ours = product(block_rows(x), block_weight(weight, "w"), bias) - exact
-    other = product(quantised_rows(4 * x.astype(np.float32)), quantised_weight(weight, "w"), bias) - exact
+    other = product(quantized_rows(4 * x.astype(np.float32)), quantized_weight(weight, "w"), bias) - exact
     assert np.linalg.norm(ours) < 1.5 * np.linalg.norm(other)
     assert np.linalg.norm(ours) < 0.03 * np.linalg.norm(exact)
 

@@ -23,10 +23,10 @@ from embert.engine.engine import Engine
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model, load_model
 from embert.engine.packing import pack
-from embert.engine.quantization.accuracy import agreement_of_rows
+from embert.engine.quantization.accuracy import accuracy_of_rows
 from embert.engine.quantization.products import product, sums
-from embert.engine.quantization.rows import quantised_rows
-from embert.engine.quantization.weights import quantised_weight
+from embert.engine.quantization.rows import quantized_rows
+from embert.engine.quantization.weights import quantized_weight
 from embert.engine.tasks import Task
 from embert.engine.tokenization.tokenizer import Tokenizer
 from tests.engine.conftest import (
@@ -55,7 +55,7 @@ def in_int8(default_model: Model, request: pytest.FixtureRequest) -> Engine:
 def test_integers_are_the_definitions_but_for_rounding(columns: int, count: int) -> None:
     x = drawn(count, count, columns)
     x[7] = 0
-    ours, wanted = int8.quantised(torch.from_numpy(x)), quantised_rows(x)
+    ours, wanted = int8.quantized(torch.from_numpy(x)), quantized_rows(x)
     off = np.abs(ours.shifted.numpy().astype(int) - 128 - wanted.integers)
     assert off.max() <= 1
     assert np.count_nonzero(off) < 1e-4 * off.size
@@ -67,8 +67,8 @@ def test_integers_are_the_definitions_but_for_rounding(columns: int, count: int)
 @pytest.mark.parametrize(("inputs", "outputs"), [(128, 384), (384, 1536), (1536, 384)])
 def test_sums_are_exact(rows: int, inputs: int, outputs: int) -> None:
     random = np.random.default_rng(rows)
-    weight = quantised_weight(random.normal(size=(outputs, inputs)).astype(np.float32), "w")
-    given = quantised_rows(random.normal(size=(rows, inputs)).astype(np.float32))
+    weight = quantized_weight(random.normal(size=(outputs, inputs)).astype(np.float32), "w")
+    given = quantized_rows(random.normal(size=(rows, inputs)).astype(np.float32))
     given.integers[0] = 127 * np.sign(weight.integers[0])  # as far from 0 as sums of this channel come
     shifted = torch.from_numpy(given.integers).view(torch.uint8).bitwise_xor(128)
     packed = torch.ops.onednn.qlinear_prepack(torch.from_numpy(weight.integers), None)
@@ -80,8 +80,8 @@ def test_sums_are_exact(rows: int, inputs: int, outputs: int) -> None:
 def test_a_linear_layer_is_the_definitions_product() -> None:
     x, weight, bias = drawn(1, 40, 384), drawn(2, 256, 384), drawn(3, 1, 256)[0]
     other = drawn(4, 40, 256)
-    parts = [quantised_weight(weight[:100], "w"), quantised_weight(weight[100:], "w")]
-    wanted = product(quantised_rows(x), quantised_weight(weight, "w"), bias)
+    parts = [quantized_weight(weight[:100], "w"), quantized_weight(weight[100:], "w")]
+    wanted = product(quantized_rows(x), quantized_weight(weight, "w"), bias)
     given, more, constants = torch.from_numpy(x), torch.from_numpy(other), torch.from_numpy(bias)
     near: dict[str, Any] = {"rtol": 1e-5, "atol": 2e-4 * float(np.abs(wanted).max())}
     linear = int8.Int8Linear(parts, constants)
@@ -96,19 +96,19 @@ def test_a_linear_layer_is_the_definitions_product() -> None:
 @pytest.mark.parametrize("portable", [False, True])
 def test_a_layer_is_the_numpy_models(default_model: Model, portable: bool) -> None:
     """One layer: further ones round what differs in the last bit of float32 to other integers, in numpy as well."""
-    model = dataclasses.replace(default_model, architecture=dataclasses.replace(default_model.architecture, layers=1))
+    model = dataclasses.replace(default_model, config=dataclasses.replace(default_model.config, layers=1))
     encoded = Tokenizer(model).encode(english(12), truncate=True)
     sequences = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
     # The other layers' tensors are left over for one that reads them.
     checkpoint = Checkpoint.open(default_model)
-    layer = Transformer(model.architecture, checkpoint, torch.float32, int8=True, portable=portable)
+    layer = Transformer(model.config, checkpoint, torch.float32, int8=True, portable=portable)
     apart, cost = [], []
     for ids in sequences:
         with torch.inference_mode():
             given = torch.from_numpy(ids.astype(np.int64))
             found = layer(given, torch.arange(len(ids)), None, None, [Group(0, 1, len(ids))]).numpy()
-        apart.append(cosines(found, hidden_state(ids, model.architecture, checkpoint, int8=True)))
-        cost.append(cosines(found, hidden_state(ids, model.architecture, checkpoint)))
+        apart.append(cosines(found, hidden_state(ids, model.config, checkpoint, int8=True)))
+        cost.append(cosines(found, hidden_state(ids, model.config, checkpoint)))
     assert np.concatenate(apart).min() > 0.9999  # an integer of a row may be off by one
     assert np.median(np.concatenate(apart)) > 0.999999
     assert np.mean(1 - np.concatenate(apart)) < 0.02 * np.mean(1 - np.concatenate(cost))
@@ -141,10 +141,10 @@ def test_other_families(family: str, encoder: str, tmp_path: Path) -> None:
 def test_a_thousand_texts(default_model: Model, in_int8: Engine) -> None:
     texts = english(1000)
     with Engine.load(default_model, device="cpu") as exact:
-        found = agreement_of_rows(in_int8.embed(texts), exact.embed(texts), dtype="float32")
+        found = accuracy_of_rows(in_int8.embed(texts), exact.embed(texts), dtype="float32")
     assert found.worst >= 0.999
-    assert found.neighbours is not None
-    assert found.neighbours >= 0.98
+    assert found.neighbors is not None
+    assert found.neighbors >= 0.98
 
 
 @needs_exact_sums
@@ -183,7 +183,7 @@ def is_the_numpy_models(found: Sequence[Floats], sequences: Sequence[Ids], model
     apart, cost = (
         np.concatenate(
             [
-                1 - cosines(rows, hidden_state(ids, model.architecture, checkpoint, int8=int8))
+                1 - cosines(rows, hidden_state(ids, model.config, checkpoint, int8=int8))
                 for ids, rows in zip(sequences, found, strict=True)
             ]
         )

@@ -11,8 +11,8 @@ from scipy.linalg import hadamard as scipys
 from embert.engine.errors import UnsupportedModel
 from embert.engine.quantization.products import product, sums
 from embert.engine.quantization.rotation import BLOCK, hadamard, rotated
-from embert.engine.quantization.rows import LEVELS, QuantisedRows, quantised, quantised_blocks, quantised_rows
-from embert.engine.quantization.weights import QuantisedWeight, quantised_weight
+from embert.engine.quantization.rows import LEVELS, QuantizedRows, quantized, quantized_blocks, quantized_rows
+from embert.engine.quantization.weights import QuantizedWeight, quantized_weight
 from tests.engine.conftest import Floats
 
 seeds = st.integers(0, 2**32 - 1)
@@ -54,24 +54,24 @@ def test_twice_rotated_is_128_times_the_row(seed: int, count: int) -> None:
 @given(seeds, blocks)
 def test_integers_times_scales_are_the_rotated_row(seed: int, count: int) -> None:
     x = drawn(seed, 4, count * BLOCK)
-    rows, y = quantised_rows(x), rotated(x) / np.sqrt(np.float32(BLOCK))
+    rows, y = quantized_rows(x), rotated(x) / np.sqrt(np.float32(BLOCK))
     assert (np.abs(rows.integers.astype(int)).max(1) == LEVELS).all()
     assert (np.abs(rows.integers * rows.scales - y) <= 0.501 * rows.scales).all()
-    each = quantised_blocks(x)
+    each = quantized_blocks(x)
     assert each.scales.shape == (4, count)
     assert (each.scales <= rows.scales * np.float32(1.000001)).all()
-    np.testing.assert_array_equal(each.integers[:, :BLOCK], quantised_rows(x[:, :BLOCK]).integers)
+    np.testing.assert_array_equal(each.integers[:, :BLOCK], quantized_rows(x[:, :BLOCK]).integers)
 
 
 def test_halves_go_to_the_even_integer() -> None:
     y = np.array([[127, 0.5, 1.5, 2.5, -0.5, -1.5, -127, 0]], np.float32)
-    assert quantised(y).integers[0].tolist() == [127, 0, 2, 2, 0, -2, -127, 0]
+    assert quantized(y).integers[0].tolist() == [127, 0, 2, 2, 0, -2, -127, 0]
 
 
 def test_a_row_of_zeros_has_integers_and_scale_0() -> None:
     x = np.zeros((2, BLOCK), np.float32)
     x[1, 0] = 1
-    rows = quantised_rows(x)
+    rows = quantized_rows(x)
     assert not rows.integers[0].any()
     assert rows.scales[0] == 0 < rows.scales[1]
 
@@ -79,7 +79,7 @@ def test_a_row_of_zeros_has_integers_and_scale_0() -> None:
 @given(seeds)
 def test_a_row_does_not_depend_on_the_others(seed: int) -> None:
     x = drawn(seed, 5, 2 * BLOCK)
-    together, alone = quantised_rows(x), quantised_rows(x[3:4])
+    together, alone = quantized_rows(x), quantized_rows(x[3:4])
     np.testing.assert_array_equal(together.integers[3:4], alone.integers)
     np.testing.assert_array_equal(together.scales[3:4], alone.scales)
 
@@ -88,7 +88,7 @@ def test_a_row_does_not_depend_on_the_others(seed: int) -> None:
 def test_weights_are_rotated_and_scaled_by_channel(seed: int) -> None:
     weight = drawn(seed, 6, 2 * BLOCK)
     weight[2] = 0
-    found = quantised_weight(weight, "w")
+    found = quantized_weight(weight, "w")
     turned = (weight.astype(np.float64).reshape(-1, BLOCK) @ scipys(BLOCK) / np.sqrt(BLOCK)).reshape(weight.shape)
     assert not found.integers[2].any()
     assert found.scales[2] == 0
@@ -100,19 +100,19 @@ def test_weights_are_rotated_and_scaled_by_channel(seed: int) -> None:
 
 def test_sums_are_exact_where_they_are_largest() -> None:
     columns = 32 * BLOCK
-    rows = QuantisedRows(np.full((1, columns), 127, np.int8), np.ones((1, 1), np.float32))
-    weight = QuantisedWeight(
+    rows = QuantizedRows(np.full((1, columns), 127, np.int8), np.ones((1, 1), np.float32))
+    weight = QuantizedWeight(
         np.stack([np.full(columns, 127), np.full(columns, -127)]).astype(np.int8), np.ones(2, np.float32)
     )
     assert sums(rows, weight).tolist() == [[columns * 127**2, -columns * 127**2]]
 
 
-@pytest.mark.parametrize("quantise", [quantised_rows, quantised_blocks])
-def test_a_product_is_near_the_exact_one(quantise: object) -> None:
+@pytest.mark.parametrize("quantize", [quantized_rows, quantized_blocks])
+def test_a_product_is_near_the_exact_one(quantize: object) -> None:
     x, weight = drawn(1, 8, 3 * BLOCK), drawn(2, 16, 3 * BLOCK)
     bias = drawn(3, 1, 16)[0]
     exact = x.astype(np.float64) @ weight.T + bias
-    found = product(quantise(x), quantised_weight(weight, "w"), bias)  # type: ignore[operator]
+    found = product(quantize(x), quantized_weight(weight, "w"), bias)  # type: ignore[operator]
     assert np.linalg.norm(found - exact) < 0.03 * np.linalg.norm(exact)
     plain = np.rint(x / np.abs(x).max(1, keepdims=True) * 127) * np.abs(x).max(1, keepdims=True) / 127
     assert np.linalg.norm(found - exact) < 0.5 * np.linalg.norm(plain @ weight.T + bias - exact)  # without a rotation
@@ -122,4 +122,4 @@ def test_a_width_without_whole_blocks_is_refused_by_name() -> None:
     with pytest.raises(
         UnsupportedModel, match=r"multiple of 128 columns; layer\.7\.dense\.weight has 312: use float32"
     ):
-        quantised_weight(np.zeros((4, 312), np.float32), "layer.7.dense.weight")
+        quantized_weight(np.zeros((4, 312), np.float32), "layer.7.dense.weight")

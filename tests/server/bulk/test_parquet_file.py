@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.engine import Model, load_model
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from embert.server.bulk.input.read_rows import ReadRows
 from embert.server.bulk.job import Job
@@ -68,7 +68,7 @@ def test_row_groups_are_joined(m3: Model, counts: list[int], cut: int) -> None:
     for count in counts:
         rows = some(len(every), count)
         vectors.append(random.standard_normal((count, m3.width)).astype(np.float32))
-        pieces.append(groups.row_group(rows, Rows.one_each(vectors[-1])))
+        pieces.append(groups.row_group(rows, TaskOutput.one_each(vectors[-1])))
         every += rows.content
     container = ParquetFile(groups.empty())
     content = written(container, pieces)
@@ -98,7 +98,7 @@ def test_row_groups_are_joined(m3: Model, counts: list[int], cut: int) -> None:
 
 def test_a_damaged_file_is_not_continued(m3: Model) -> None:
     groups = RowGroups(job(), m3)
-    piece = groups.row_group(some(0, 3), Rows.one_each(np.zeros((3, m3.width), np.float32)))
+    piece = groups.row_group(some(0, 3), TaskOutput.one_each(np.zeros((3, m3.width), np.float32)))
     content = written(ParquetFile(groups.empty()), [piece])
     descriptor = os.memfd_create("damaged")
     try:
@@ -111,7 +111,7 @@ def test_a_damaged_file_is_not_continued(m3: Model) -> None:
 
 
 def test_sparse_and_multi_vectors_are_lists(m3: Model) -> None:
-    sparse = Rows(
+    sparse = TaskOutput(
         np.array([[0.5], [0.25], [1]], np.float32), np.array([0, 2, 2, 3], np.int32), np.array([3, 7, 5], np.int32)
     )
     groups = RowGroups(job(Task.SPARSE), m3)
@@ -122,7 +122,7 @@ def test_sparse_and_multi_vectors_are_lists(m3: Model) -> None:
     assert head is not None
     values = np.arange(3 * head.columns, dtype=np.float32).reshape(3, head.columns)
     groups = RowGroups(job(Task.MULTI), m3)
-    multi = Rows(values, np.array([0, 1, 1, 3], np.int32))
+    multi = TaskOutput(values, np.array([0, 1, 1, 3], np.int32))
     table = pyarrow.parquet.read_table(pyarrow.BufferReader(groups.row_group(some(1, 3), multi)))
     assert [np.array(each).reshape(-1, head.columns).tolist() for each in table["vectors"].to_pylist()] == [
         values[:1].tolist(), [], values[1:].tolist(),
@@ -137,7 +137,7 @@ def test_values_of_another_type_are_refused(m3: Model) -> None:
     rows = some(1, 1)
     rows.content[0]["id"] = "three"
     with pytest.raises(RowGroups.Unfit, match="field 'id' is not int64 everywhere"):
-        groups.row_group(rows, Rows.one_each(np.zeros((1, m3.width), np.float32)))
+        groups.row_group(rows, TaskOutput.one_each(np.zeros((1, m3.width), np.float32)))
 
 
 INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine import Encoder, Model, PackedBatch, Rows, Task
+from embert.engine import Encoder, Model, PackedBatch, Task, TaskOutput
 from embert.engine.errors import EncoderError, EncoderLost
 from embert.engine.packing import cumulative
 from embert.server.config import ModelConfig, ServeConfig
@@ -68,7 +68,7 @@ class Recorder(Encoder):
         self.batches.append(batch)
         return batch
 
-    def wait(self, ticket: PackedBatch) -> dict[Task, Rows]:
+    def wait(self, ticket: PackedBatch) -> dict[Task, TaskOutput]:
         batch = ticket
         self.entered.release()
         if not self.free:
@@ -78,17 +78,19 @@ class Recorder(Encoder):
         if FAILS in batch.ids:
             raise EncoderError("a kernel failed")
         texts = np.split(batch.ids, batch.cu_seqlens[1:-1])
-        answer: dict[Task, Rows] = {}
+        answer: dict[Task, TaskOutput] = {}
         for task in batch.wanted:
             of_task = [texts[index] for index in batch.sequences_of(task)]
             if task == Task.EMBED:
                 rows = [vector_of(text.tolist()) for text in of_task]
-                answer[task] = Rows.one_each(np.array(rows, np.float32).reshape(-1, WIDTH))
+                answer[task] = TaskOutput.one_each(np.array(rows, np.float32).reshape(-1, WIDTH))
             elif task == Task.CLASSIFY:
-                answer[task] = Rows.one_each(self._logits(batch))
+                answer[task] = TaskOutput.one_each(self._logits(batch))
             else:
                 offsets = cumulative(np.array([len(text) for text in of_task], np.int32))
-                answer[task] = Rows(np.repeat(np.concatenate(of_task)[:, None], WIDTH, 1).astype(np.float32), offsets)
+                answer[task] = TaskOutput(
+                    np.repeat(np.concatenate(of_task)[:, None], WIDTH, 1).astype(np.float32), offsets
+                )
         return answer
 
     def _logits(self, batch: PackedBatch) -> npt.NDArray[np.float32]:
@@ -198,8 +200,8 @@ class Harness:
             assert time.monotonic() < deadline
             time.sleep(0.002)
 
-    def release(self, forwards: int = 1) -> None:
-        for _ in range(forwards):
+    def release(self, encode_batches: int = 1) -> None:
+        for _ in range(encode_batches):
             self.encoder.let_go.release()
 
     def queued(self) -> int:

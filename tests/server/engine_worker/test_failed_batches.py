@@ -6,7 +6,7 @@ from tests.server.engine_worker.harness import BUDGET, FAILS, LOST, NOT_FINITE, 
 
 
 def test_a_failing_request_fails_alone(engine: Harness) -> None:
-    """The batch it was in is halved until it is alone; its neighbours get their vectors."""
+    """The batch it was in is halved until it is alone; its neighbors get their vectors."""
     engine.hold()
     engine.send([[1]])
     engine.wait_until_running()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from embert.engine import Rows, Task
+from embert.engine import Task, TaskOutput
 from embert.server.engine_worker import responder
 from embert.server.engine_worker.batching import Payload
 from embert.server.engine_worker.responder import Responder
@@ -186,7 +186,7 @@ def test_messages_stay_small_and_answers_bounded(monkeypatch: pytest.MonkeyPatch
         for payload in payloads
     ]
     counts = np.array([0, 20, 30, 80, 90], np.int32)  # prefix sums: the third text has 50 weights
-    rows = Rows(np.ones((90, 1), np.float32), counts, np.arange(90, dtype=np.int32))
+    rows = TaskOutput(np.ones((90, 1), np.float32), counts, np.arange(90, dtype=np.int32))
     answering.answer(slices, {Task.SPARSE: rows}, 1.0, 2.0, most_weights=40)
     assert [[(part.id, part.error, part.message) for part in parts] for parts in sent] == [
         [(0, "", ""), (1, "", "")],

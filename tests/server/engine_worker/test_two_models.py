@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from embert.engine import PackedBatch, Rows, Task
+from embert.engine import PackedBatch, Task, TaskOutput
 from embert.server.engine_worker.scheduling import Batch
 from tests.server.engine_worker.harness import BUDGET, FAILS, Harness, Recorder, rows, vector_of
 
@@ -25,9 +25,9 @@ class Doubled(Recorder):
         self.order.append("second")
         return super().submit(batch)
 
-    def wait(self, ticket: PackedBatch) -> dict[Task, Rows]:
+    def wait(self, ticket: PackedBatch) -> dict[Task, TaskOutput]:
         answer = super().wait(ticket)
-        return {task: Rows(2 * each.values, each.offsets) for task, each in answer.items()}
+        return {task: TaskOutput(2 * each.values, each.offsets) for task, each in answer.items()}
 
 
 class TwoModels(Harness):

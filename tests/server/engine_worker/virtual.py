@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from embert.engine import Encoder, Model, PackedBatch, Rows, Task
+from embert.engine import Encoder, Model, PackedBatch, Task, TaskOutput
 from embert.server.config import ModelConfig, ServeConfig
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.loop import EngineLoop
@@ -130,7 +130,7 @@ class Gpu(Encoder):
         assert self._in_flight <= 2
         return batch, self._device.submit(self.name, self._slower * self.speed.of(batch.tokens))
 
-    def wait(self, ticket: Any) -> dict[Task, Rows]:
+    def wait(self, ticket: Any) -> dict[Task, TaskOutput]:
         batch, job = ticket
         self._device.wait(job)
         self._in_flight -= 1

@@ -206,7 +206,7 @@ def test_a_model_without_adapters_refuses_a_task(http: httpx.Client) -> None:
 def test_a_default_prompt_of_an_adapters_name_chooses_it() -> None:
     model: Any = SimpleNamespace(
         model_id="", max_input_length=24, prompts={"a": "a: ", "b": ""}, default_prompt_name=None, heads=Heads(),
-        architecture=SimpleNamespace(adapters=Adapters(("a", "b"), 4, 1.0)),
+        config=SimpleNamespace(adapters=Adapters(("a", "b"), 4, 1.0)),
     )  # fmt: skip
     anything: Any = SimpleNamespace(admissions=[None])
     for config, expected_ in ((ModelConfig(default_prompt_name="b"), 1), (ModelConfig(default_prompt="b"), -1)):

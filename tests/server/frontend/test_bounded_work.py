@@ -40,7 +40,7 @@ def test_tokens_have_a_limit_while_they_are_counted_too() -> None:
         default_prompt_name=None,
         prompts={},
         width=384,
-        architecture=SimpleNamespace(adapters=None),
+        config=SimpleNamespace(adapters=None),
     )
     anything: Any = SimpleNamespace(admissions=[None])
     service = ModelHandle(ModelConfig(max_client_batch_tokens=5), model, anything, anything, anything, anything)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from embert.engine import Rows, Task
+from embert.engine import Task, TaskOutput
 from embert.server.engine_client.pending import Answer
 from embert.server.frontend.input.request_options import RequestOptions
 from embert.server.frontend.latency_breakdown import LatencyBreakdown
@@ -117,7 +117,7 @@ class _Recorder(LowPriorityThrottle):
 @pytest.mark.parametrize("bulk", [False, True])
 def test_only_bulk_requests_take_turns(bulk: bool) -> None:
     turns, encoded = _Recorder(), SimpleNamespace(truncated=0)
-    answer = Answer({Task.EMBED: Rows.one_each(np.zeros((2, 4), np.float32))}, 0.0, 0.0)
+    answer = Answer({Task.EMBED: TaskOutput.one_each(np.zeros((2, 4), np.float32))}, 0.0, 0.0)
 
     async def tokenize(*_: Any, **__: Any) -> Any:
         return encoded

@@ -120,7 +120,7 @@ def test_openai_token_ids_are_used_as_they_are(client: openai.OpenAI, oracle: Or
     assert cosines(rows(client.embeddings.create(model=MODEL, input=bare)), mean[None]).min() >= 0.999999
 
 
-def test_openai_dimensions_cut_and_normalise_again(client: openai.OpenAI) -> None:
+def test_openai_dimensions_cut_and_normalize_again(client: openai.OpenAI) -> None:
     whole = rows(client.embeddings.create(model=MODEL, input=TEXTS))
     for dimensions in (1, 7, 384):
         cut = rows(client.embeddings.create(model=MODEL, input=TEXTS, dimensions=dimensions))
@@ -254,7 +254,7 @@ def test_raw_rows_follow_dimensions(http: httpx.Client) -> None:
 def test_embed_all_is_the_last_hidden_state(http: httpx.Client, oracle: Oracle) -> None:
     answer = http.post("/embed_all", json={"inputs": TEXTS[:4]}).json()
     for text, vectors in zip(TEXTS[:4], answer, strict=True):
-        hidden = oracle.hidden(oracle.ids(text))  # special tokens included, not normalised
+        hidden = oracle.hidden(oracle.ids(text))  # special tokens included, not normalized
         assert np.shape(vectors) == hidden.shape
         assert np.allclose(vectors, hidden, atol=1e-4)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embert.engine import Rows, Task
+from embert.engine import Task, TaskOutput
 from embert.server.frontend.serialization import (
     floats_json,
     nested_floats_json,
@@ -72,22 +72,22 @@ def test_nested_floats_json(vectors: Floats, data: st.DataObject) -> None:
 
 
 @st.composite
-def sparse_rows(draw: st.DrawFn) -> Rows:
+def sparse_rows(draw: st.DrawFn) -> TaskOutput:
     """Pairs of some texts, of which some may have none."""
     counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=6))
     numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
     values = np.resize(np.array(draw(st.lists(numbers, min_size=1, max_size=23)), np.float32), (sum(counts), 1))
     indices = np.concatenate([np.sort(np.random.default_rng(i).choice(2**31 - 1, n)) for i, n in enumerate(counts)])
-    return Rows(values, np.cumsum([0, *counts], dtype=np.int32), indices.astype(np.int32))
+    return TaskOutput(values, np.cumsum([0, *counts], dtype=np.int32), indices.astype(np.int32))
 
 
-def read_pairs(rows: Rows) -> list[list[tuple[int, float]]]:
+def read_pairs(rows: TaskOutput) -> list[list[tuple[int, float]]]:
     texts = [rows.slice(index, index + 1) for index in range(rows.sequences)]
     return [list(zip(text.indices.tolist(), text.values[:, 0].tolist(), strict=True)) for text in texts]  # type: ignore[union-attr]
 
 
 @given(rows=sparse_rows())
-def test_sparse_json(rows: Rows) -> None:
+def test_sparse_json(rows: TaskOutput) -> None:
     body = asyncio.run(sparse_json(rows))
     found = [[(pair["index"], float(np.float32(pair["value"]))) for pair in text] for text in json.loads(body)]
     assert found == read_pairs(rows)
@@ -96,10 +96,10 @@ def test_sparse_json(rows: Rows) -> None:
 
 
 @given(rows=sparse_rows(), base64_=st.booleans())
-def test_typed_openai_json(rows: Rows, base64_: bool) -> None:
+def test_typed_openai_json(rows: TaskOutput, base64_: bool) -> None:
     dense = np.arange(rows.sequences * 3, dtype=np.float32).reshape(-1, 3) / np.float32(7)
-    multi = Rows(np.sqrt(np.arange(len(rows.values) * 2, dtype=np.float32)).reshape(-1, 2), rows.offsets)
-    every = {Task.EMBED: Rows.one_each(dense), Task.SPARSE: rows, Task.MULTI: multi}
+    multi = TaskOutput(np.sqrt(np.arange(len(rows.values) * 2, dtype=np.float32)).reshape(-1, 2), rows.offsets)
+    every = {Task.EMBED: TaskOutput.one_each(dense), Task.SPARSE: rows, Task.MULTI: multi}
     ids = np.arange(len(rows.values), dtype=np.int32)
     answer = json.loads(asyncio.run(typed_openai_json(every, "m", 7, base64=base64_, token_ids=ids)))
     assert (answer["object"], answer["model"], answer["usage"]) == (
@@ -167,7 +167,9 @@ def test_others_get_their_turn_between_pieces() -> None:
     assert asyncio.run(count(floats_json(vectors))) > 5
     assert asyncio.run(count(openai_json(vectors, "m", 1, base64=False))) > 5
     assert asyncio.run(count(nested_floats_json(vectors, [1000, 1000]))) > 5
-    pairs = Rows(np.ones((60_000, 1), np.float32), np.array([0, 60_000], np.int32), np.arange(60_000, dtype=np.int32))
+    pairs = TaskOutput(
+        np.ones((60_000, 1), np.float32), np.array([0, 60_000], np.int32), np.arange(60_000, dtype=np.int32)
+    )
     assert asyncio.run(count(sparse_json(pairs))) > 5
-    many = {Task.SPARSE: Rows(pairs.values, np.arange(60_001, dtype=np.int32), pairs.indices)}
+    many = {Task.SPARSE: TaskOutput(pairs.values, np.arange(60_001, dtype=np.int32), pairs.indices)}
     assert asyncio.run(count(typed_openai_json(many, "m", 1, base64=False))) > 5

@@ -156,7 +156,7 @@ def test_what_an_engine_ran_when_it_was_lost_is_run_alone_and_then_failed(tmp_pa
         router = Router(models_of("a"), counters, 0)
         engines = [FakeEngine(tmp_path, f"engine.{start}") for start in range(6)]
         router.engine_changed(engines[0].ready())
-        poison, neighbour, waiting = (ask(router, one_text()) for _ in range(3))
+        poison, neighbor, waiting = (ask(router, one_text()) for _ in range(3))
         asked = [await engines[0].request() for _ in range(3)]
         assert [request.alone for request in asked] == [False] * 3
         counters.set_running(0, 0, [request.id for request in asked[:2]])
@@ -174,7 +174,7 @@ def test_what_an_engine_ran_when_it_was_lost_is_run_alone_and_then_failed(tmp_pa
         router.engine_changed(engines[5].ready())
         for _ in range(2):
             engines[5].answer((await engines[5].request()).id, 0, [[1.0, 1.0]])
-        assert [len((await asyncio.wait_for(each, 5)).vectors) for each in (neighbour, waiting)] == [1, 1]
+        assert [len((await asyncio.wait_for(each, 5)).vectors) for each in (neighbor, waiting)] == [1, 1]
         assert router.pending == router.admissions[0].admitted_tokens == 0
         await router.close()
         engines[5].close()

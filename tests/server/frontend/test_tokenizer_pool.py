@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from embert.engine.errors import InputError, InputTooLarge
-from embert.engine.tokenization.chunks import Turns
+from embert.engine.tokenization.chunks import Chunks
 from embert.server.frontend.input.tokenizer_pool import TokenizerPool
 from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge, ServerError, Unavailable
 
@@ -28,7 +28,7 @@ def pool_of(*, payload_limit: int = 10_000_000) -> TokenizerPool:
     return TokenizerPool(1, payload_limit)
 
 
-def counting(done: list[str], name: str, turns: int) -> Turns[str]:
+def counting(done: list[str], name: str, turns: int) -> Chunks[str]:
     for turn in range(turns):
         done.append(name)
         yield turn
@@ -97,7 +97,7 @@ def test_what_waits_for_the_tokenizer_is_bounded() -> None:
     pool = pool_of(payload_limit=1000)
     gate = threading.Event()
 
-    def gated() -> Turns[str]:
+    def gated() -> Chunks[str]:
         gate.wait(30)
         yield 1
         return "done"
@@ -130,7 +130,7 @@ def test_what_waits_for_the_tokenizer_is_bounded() -> None:
 def test_errors_of_the_tokenizer_are_answers(error: InputError, kind: type[Exception], said: str) -> None:
     pool = pool_of()
 
-    def failing() -> Turns[None]:
+    def failing() -> Chunks[None]:
         yield 1
         raise error
 

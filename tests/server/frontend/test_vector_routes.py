@@ -17,7 +17,7 @@ from embert.engine import Task
 from embert.engine.heads.description import Heads, MultiVector, Role
 from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.packing import PackedBatch, cumulative
-from embert.engine.rows import Rows
+from embert.engine.task_output import TaskOutput
 from embert.server.config import ModelConfig
 from embert.server.frontend.models.model_handle import ModelHandle
 from tests.server.live import Live
@@ -78,7 +78,7 @@ def test_a_model_of_sparse_vectors_says_what_it_has(splade: Live) -> None:
 
 
 @pytest.fixture(scope="module")
-def oracle(three_heads: Live) -> dict[Task, Rows]:
+def oracle(three_heads: Live) -> dict[Task, TaskOutput]:
     """All rows of TEXTS, by the engine itself; multi-vectors as of documents."""
     model = engine.load_model(three_heads.get("/info").json()["model_id"])
     encoded = engine.Tokenizer(model).encode(TEXTS, truncate=True, is_query=False)
@@ -92,7 +92,7 @@ def oracle(three_heads: Live) -> dict[Task, Rows]:
 
 
 @pytest.mark.parametrize("form", ["float", "base64"])
-def test_three_kinds(three_heads: Live, oracle: dict[Task, Rows], form: str) -> None:
+def test_three_kinds(three_heads: Live, oracle: dict[Task, TaskOutput], form: str) -> None:
     body = {"input": TEXTS, "embedding_types": ["dense", "sparse", "colbert"], "encoding_format": form}
     answer = three_heads.post("/v1/embeddings", body)
     assert answer.headers["x-truncated-texts"] == "1"
@@ -112,7 +112,7 @@ def test_three_kinds(three_heads: Live, oracle: dict[Task, Rows], form: str) -> 
     assert len(item["multi_vector"]) == 255  # bge-m3's first token has no vector
 
 
-def test_some_kinds(three_heads: Live, oracle: dict[Task, Rows]) -> None:
+def test_some_kinds(three_heads: Live, oracle: dict[Task, TaskOutput]) -> None:
     body = {"input": TEXTS, "embedding_types": ["colbert"]}
     item = three_heads.post("/v1/embeddings", body).json()["data"][0]
     assert list(item) == ["object", "embedding", "index", "multi_vector", "token_ids"]
@@ -220,7 +220,7 @@ def test_a_default_prompt_of_the_servers_own_replaces_the_models() -> None:
         prompts={"a": "a "},
         default_prompt_name="a",
         heads=Heads(multi_vector=roles),
-        architecture=SimpleNamespace(adapters=None),
+        config=SimpleNamespace(adapters=None),
     )
     anything: Any = SimpleNamespace(admissions=[None])
     for config, expected in (

@@ -20,14 +20,14 @@ from embert.engine.models.encoder_config import EncoderConfig
 __all__ = ["AdaptedLinear", "Additions", "chosen_adapters"]
 
 
-def chosen_adapters(adapters: torch.Tensor, architecture: EncoderConfig) -> torch.Tensor | None:
+def chosen_adapters(adapters: torch.Tensor, config: EncoderConfig) -> torch.Tensor | None:
     """`chosen`: float32 [T, n], 1 where a token has an adapter. From their numbers [T], -1: none.
 
     None where no token has one: then nothing is computed.
     """
-    if architecture.adapters is None or not (adapters >= 0).any():
+    if config.adapters is None or not (adapters >= 0).any():
         return None
-    return (adapters[:, None] == torch.arange(len(architecture.adapters.names))).float()
+    return (adapters[:, None] == torch.arange(len(config.adapters.names))).float()
 
 
 class Additions:
@@ -40,14 +40,14 @@ class Additions:
 
     @classmethod
     def of(
-        cls, architecture: EncoderConfig, checkpoint: Checkpoint, names: Sequence[str], scales: Sequence[float] = (1.0,)
+        cls, config: EncoderConfig, checkpoint: Checkpoint, names: Sequence[str], scales: Sequence[float] = (1.0,)
     ) -> Additions | None:
         """Those of weights that are multiplied as one, the second below the first; None where no adapter adds any.
 
         `scales` are those of the weights, besides the adapters' own.
         """
         parts = [checkpoint.low_rank(name) for name in names]
-        adapters, first = architecture.adapters, next(filter(None, parts), None)
+        adapters, first = config.adapters, next(filter(None, parts), None)
         if adapters is None or first is None:
             return None
         scaled = []

@@ -6,8 +6,8 @@ from typing import Literal
 
 import torch
 
-from embert.engine.encoders.cpu.kernels import avx512_linear, has_avx512
-from embert.engine.encoders.cpu.products.linear import Activation, Linear, PackedLinear, PlainLinear
+from embert.engine.encoders.cpu.kernels import has_avx512, linear_avx512
+from embert.engine.encoders.cpu.products.linear import Activation, Linear, LinearOneDnn, LinearPlain
 
 __all__ = ["Products", "choose_products", "make_linear", "packed_works"]
 
@@ -27,8 +27,8 @@ def make_linear(
 ) -> Linear:
     """`weight` is [out, in] and `bias` [out], both in the dtype to compute in."""
     if products == "avx512":
-        return avx512_linear(weight, bias, activation)
-    return (PackedLinear if products == "packed" else PlainLinear)(weight, bias, activation)
+        return linear_avx512(weight, bias, activation)
+    return (LinearOneDnn if products == "packed" else LinearPlain)(weight, bias, activation)
 
 
 def packed_works(weight: torch.Tensor, bias: torch.Tensor, activation: Activation) -> bool:
@@ -39,8 +39,8 @@ def packed_works(weight: torch.Tensor, bias: torch.Tensor, activation: Activatio
     other = torch.linspace(-1, 1, 3 * weight.shape[0]).reshape(3, -1).to(weight.dtype)
     tolerance = 1e-4 if weight.dtype == torch.float32 else 0.05
     try:
-        packed = PackedLinear(weight, bias, activation)
-        plain = PlainLinear(weight, bias, activation)
+        packed = LinearOneDnn(weight, bias, activation)
+        plain = LinearPlain(weight, bias, activation)
         return all(
             torch.allclose(packed(x, *more).float(), plain(x, *more).float(), rtol=tolerance, atol=tolerance)
             for more in ((), (other,), (None, other))

@@ -2,7 +2,7 @@
 
 oneDNN multiplies an unsigned and a signed matrix, so activations go in as q + 128, and 128 is their zero point.
 torch reaches it through an operator of its compiler, which it does not document. So it is tried on rows that overflow
-16 bits when a model is loaded: CPUs without VNNI add neighbouring products in 16 bits, which saturate.
+16 bits when a model is loaded: CPUs without VNNI add neighboring products in 16 bits, which saturate.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from embert.engine.encoders.cpu.threads import threads_for_elements, threads_for
 from embert.engine.errors import UnsupportedModel
 from embert.engine.quantization.rotation import BLOCK, hadamard
 from embert.engine.quantization.rows import LEVELS
-from embert.engine.quantization.weights import QuantisedWeight
+from embert.engine.quantization.weights import QuantizedWeight
 
-__all__ = ["Int8Linear", "check_exact", "exact_sums", "quantised"]
+__all__ = ["Int8Linear", "check_exact", "exact_sums", "quantized"]
 
 ZERO = 128  # what stands for 0 in unsigned activations
 # Columns that one product rotates; butterflies of larger strides follow, in place. On a core of an EPYC 16 rows of 384
@@ -40,7 +40,7 @@ _INTEGERS_FROM = 1.5 * 2.0**23 + ZERO
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised:
+class Quantized:
     """Rotated rows in eight bits."""
 
     shifted: torch.Tensor  # uint8 [n, columns]: q + 128
@@ -59,12 +59,12 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     return y.view(x.shape)
 
 
-def quantised(x: torch.Tensor) -> Quantised:
-    """As quantization.rows.quantised_rows: float32 [n, columns]."""
+def quantized(x: torch.Tensor) -> Quantized:
+    """As quantization.rows.quantized_rows: float32 [n, columns]."""
     y = rotated(x)
     largest = y.abs().amax(1, keepdim=True)
     torch.addcmul(_integers_from(y.shape[1]), y, torch.div(_LEVELS, largest.clamp_min(_SMALLEST)), out=y)
-    return Quantised(y.view(torch.int32).to(torch.uint8), largest)
+    return Quantized(y.view(torch.int32).to(torch.uint8), largest)
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def exact_sums(shifted: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor
 class Int8Linear:
     """See linear.Linear: float32 in, float32 out."""
 
-    def __init__(self, weights: Sequence[QuantisedWeight], bias: torch.Tensor, activation: Activation = "none") -> None:
+    def __init__(self, weights: Sequence[QuantizedWeight], bias: torch.Tensor, activation: Activation = "none") -> None:
         """`weights` lie one below the other; `bias` is float32 [out] of all."""
         integers = torch.from_numpy(np.concatenate([weight.integers for weight in weights]))
         self._scales = torch.from_numpy(np.concatenate([weight.scales for weight in weights])) * SCALE
@@ -100,7 +100,7 @@ class Int8Linear:
     ) -> torch.Tensor:
         """See Linear."""
         threads_for_elements(x.numel())
-        rows = quantised(x)
+        rows = quantized(x)
         threads_for_products(rows.shifted, len(self._bias))
         y = exact_sums(rows.shifted, self._weight, self._scales, self._zeros)
         threads_for_elements(y.numel())

@@ -20,8 +20,8 @@ from embert.engine.encoders.cpu.threads import threads_for_products
 __all__ = [
     "Activation",
     "Linear",
-    "PackedLinear",
-    "PlainLinear",
+    "LinearOneDnn",
+    "LinearPlain",
     "activated",
     "kernel_rows",
     "limit_kernel_caches",
@@ -84,7 +84,7 @@ class Linear(Protocol):
         ...
 
 
-class PackedLinear:
+class LinearOneDnn:
     """oneDNN, with the weight in the layout of its kernels."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> None:
@@ -107,7 +107,7 @@ class PackedLinear:
         return y
 
 
-class PlainLinear:
+class LinearPlain:
     """torch's own operators, which run everywhere."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> None:

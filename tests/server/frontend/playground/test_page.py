@@ -92,7 +92,7 @@ def test_a_heat_map_of_what_was_typed(page: Chrome, http: httpx.Client) -> None:
 
 def test_the_parts_of_the_time_add_up(page: Chrome) -> None:
     compare(page, ["one", "two"])
-    assert contents(page, "#part-list tbody th")[:3] == ["tokenise", "queue", "inference"]
+    assert contents(page, "#part-list tbody th")[:3] == ["tokenize", "queue", "inference"]
     *parts, total = (float(ms) for ms in contents(page, "#part-list tbody td:nth-child(2)"))
     assert len(parts) == 5
     assert sum(parts) == pytest.approx(total, abs=0.05)

@@ -13,7 +13,7 @@ import transformers
 
 from tests.engine.conftest import Ids, small_tokenizer, unit
 from tests.engine.heads.classifiers import build_classifier
-from tests.engine.model_cases import FAMILIES, build
+from tests.engine.model_cases import MODEL_CASES, build
 from tests.engine.models.exact import Doubles, hidden_states
 from tests.engine.models.test_gte import written
 from tests.engine.models.test_jina_bert_v2 import VOCABULARY, JinaBert
@@ -23,7 +23,7 @@ TEXTS = ["a", "some words and 5 more", "?", "many words " * 13]  # the last is o
 PAIR = ("what is it", "a pair of texts")
 
 
-NAMES = [name for name in FAMILIES if "," not in name]
+NAMES = [name for name in MODEL_CASES if "," not in name]
 
 
 @pytest.fixture(scope="module")

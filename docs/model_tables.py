@@ -1,6 +1,6 @@
 """Writes the tables of families in README.md and docs/models.md from the code.
 
-    python -m docs.families
+    python -m docs.model_tables
 
 What a family computes, and which heads it has, its reader says (engine/models/), given the config.json of its model
 in the tests. Names of checkpoints and what was tested stand here.
@@ -18,8 +18,8 @@ from typing import Any
 
 import transformers
 
-from embert.engine.models import EncoderConfig, read_architecture
-from tests.engine.model_cases import FAMILIES
+from embert.engine.models import EncoderConfig, read_config
+from tests.engine.model_cases import MODEL_CASES
 from tests.engine.models.test_jina_bert_v2 import CONFIG as JINA_BERT_V2
 
 __all__ = ["ROWS", "TABLES", "Row", "replaced"]
@@ -34,19 +34,19 @@ class Row:
     name: str
     model_types: tuple[str, ...]  # in config.json
     checkpoints: str
-    devices: str = "CPU"  # that it is tested on; a GPU: in tests/csrc/test_families_on_gpu.py
+    devices: str = "CPU"  # that it is tested on; a GPU: in tests/csrc/test_models_on_gpu.py
     config: str | dict[str, Any] = ""  # a row of the tests' models, or a config.json; empty: the first of model_types
 
-    def architecture(self) -> EncoderConfig:
+    def config_read(self) -> EncoderConfig:
         """What its reader makes of a config.json."""
         fields = self.config
         if isinstance(fields, str):
-            prefix, stated = FAMILIES[fields or self.model_types[0]]
+            prefix, stated = MODEL_CASES[fields or self.model_types[0]]
             fields = getattr(transformers, f"{prefix}Config")(**stated).to_dict()
         with TemporaryDirectory() as folder:
             path = Path(folder, "config.json")
             path.write_text(json.dumps(fields))
-            return read_architecture(path)
+            return read_config(path)
 
 
 ROWS = (
@@ -65,26 +65,26 @@ ROWS = (
 )
 
 
-def positions(architecture: EncoderConfig) -> str:
+def positions(encoder_config: EncoderConfig) -> str:
     """How tokens know where they stand."""
-    attention = [architecture.attention_of(layer) for layer in range(architecture.layers)]
+    attention = [encoder_config.attention_of(layer) for layer in range(encoder_config.layers)]
     said = {
-        "table": architecture.position_table,
-        "distances": architecture.relative_buckets > 0,
-        "ALiBi": architecture.alibi,
+        "table": encoder_config.position_table,
+        "distances": encoder_config.relative_buckets > 0,
+        "ALiBi": encoder_config.alibi,
         "rotary": any(each.rotary for each in attention),
         "windows": any(each.window for each in attention),
     }
     return ", ".join(name for name, holds in said.items() if holds)
 
 
-def layers(architecture: EncoderConfig) -> str:
+def layers(encoder_config: EncoderConfig) -> str:
     """How its layers differ from BERT's."""
     said = {
-        "gated": architecture.gated,
-        "norms first": architecture.pre_norm,
-        "narrow embeddings": architecture.embedding_size is not None,
-        "shared weights": bool(architecture.shared_layers),
+        "gated": encoder_config.gated,
+        "norms first": encoder_config.pre_norm,
+        "narrow embeddings": encoder_config.embedding_size is not None,
+        "shared weights": bool(encoder_config.shared_layers),
     }
     return ", ".join(name for name, holds in said.items() if holds) or "as BERT's"
 
@@ -100,7 +100,7 @@ def models() -> Iterable[tuple[str, ...]]:
     """The table of docs/models.md."""
     yield "family", "`model_type`", "for example", "positions", "layers", "scores, classes", "SPLADE", "tested on"
     for row in ROWS:
-        found = row.architecture()
+        found = row.config_read()
         heads = (found.tensors.classification, found.tensors.masked_lm)
         yield (
             row.name, ", ".join(f"`{each}`" for each in row.model_types), row.checkpoints, positions(found),

@@ -18,26 +18,26 @@ from embert import engine
 from embert.engine.encoders import cuda
 from embert.engine.encoders.relative_positions import buckets
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.models import FAMILIES as READERS
+from embert.engine.models import MODEL_TYPES as READERS
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, HuggingFace, random_sequences, unit
-from tests.engine.model_cases import FAMILIES, build, byte_level, unigram
+from tests.engine.model_cases import MODEL_CASES, build, byte_level, unigram
 from tests.engine.stand_in_gpu import StandInGpu
 from tests.server.models import edit_json
 
 
 def test_every_family_has_a_model_here() -> None:
     # For new transformers has no class: see architectures/test_gte.py.
-    assert {name.partition(",")[0] for name in FAMILIES} | {"new"} == set(READERS)
+    assert {name.partition(",")[0] for name in MODEL_CASES} | {"new"} == set(READERS)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if "long" not in name])
+@pytest.mark.parametrize("family", [name for name in MODEL_CASES if "long" not in name])
 @pytest.mark.parametrize("head", ["Model", "ForMaskedLM"])
 def test_hidden_states_equal_hugging_face(tmp_path: Path, family: str, head: str) -> None:
     folder = build(tmp_path, family, head=head)
     byte_level(300).save(str(folder / "tokenizer.json"))
     model = engine.load_model(str(folder))
-    assert (model.architecture.family, model.architecture.max_positions) == (family.partition(",")[0], 128)
+    assert (model.config.model_type, model.config.max_positions) == (family.partition(",")[0], 128)
     sequences = [ids % 50 + 10 for ids in random_sequences([1, 2, 15, 16, 17, 64, 65, 127, 128], 64)]  # no padding
     hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
     expected = np.concatenate(list(map(HuggingFace(folder).hidden, sequences)))
@@ -68,14 +68,14 @@ def with_padding_inside(padding: int) -> list[npt.NDArray[np.int32]]:
     ]
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if "long" not in name])
+@pytest.mark.parametrize("family", [name for name in MODEL_CASES if "long" not in name])
 def test_padding_tokens_inside_texts_stand_where_hugging_face_puts_them(tmp_path: Path, family: str) -> None:
     folder = build(tmp_path, family)
     byte_level(300).save(str(folder / "tokenizer.json"))
     model = engine.load_model(str(folder))
     padding = json.loads((folder / "config.json").read_text()).get("pad_token_id", 1)
     expects_rule = family.partition(",")[0] in ("roberta", "xlm-roberta", "camembert", "mpnet")
-    assert model.architecture.padding_id == (padding if expects_rule else None)
+    assert model.config.padding_id == (padding if expects_rule else None)
     sequences = with_padding_inside(padding)
     encoder, reference = engine.load_encoder(model, device="cpu"), HuggingFace(folder)
     expected = np.concatenate(list(map(reference.hidden, sequences)))

@@ -16,11 +16,11 @@ from embert.engine.engine import Engine
 from embert.engine.errors import UnsupportedModel
 from embert.engine.int8_accuracy.corpus import affordable, sentences
 from embert.engine.model import Model, load_model
-from embert.engine.quantization.accuracy import agreement_of_labels, agreement_of_rows, kept_neighbours
+from embert.engine.quantization.accuracy import accuracy_of_labels, accuracy_of_rows, kept_neighbors
 from tests.engine.conftest import small_tokenizer
 from tests.engine.heads.classifiers import build_classifier
 from tests.engine.heads.late_interaction import COLUMNS, pylate
-from tests.engine.model_cases import FAMILIES, build
+from tests.engine.model_cases import MODEL_CASES, build
 from tests.engine.quantization.test_cpu import WIDE
 from tests.engine.quantization.vnni import needs_exact_sums
 
@@ -32,7 +32,7 @@ def test_the_corpus_is_a_few_hundred_different_sentences() -> None:
 
 
 def test_a_large_model_on_a_cpu_reads_fewer(default_model: Model) -> None:
-    small = default_model.architecture
+    small = default_model.config
     large = dataclasses.replace(small, hidden_size=1024, intermediate_size=4096, heads=16, layers=24)
     assert affordable(small, on_cpu=True) == affordable(large, on_cpu=False) == sentences()
     assert len(affordable(large, on_cpu=True)) == len(set(affordable(large, on_cpu=True))) == 40
@@ -46,9 +46,9 @@ def test_an_encoder_says_how_well_it_agrees(default_model: Model) -> None:
         assert found is not None
         with Engine.load(default_model, device="cpu") as exact:
             assert exact.encoder.agreement is None
-            again = agreement_of_rows(loaded.embed(sentences()), exact.embed(sentences()), dtype="float32")
+            again = accuracy_of_rows(loaded.embed(sentences()), exact.embed(sentences()), dtype="float32")
         assert found.worst == pytest.approx(again.worst, abs=2e-4)
-        assert found.neighbours == pytest.approx(again.neighbours, abs=0.02)
+        assert found.neighbors == pytest.approx(again.neighbors, abs=0.02)
         assert found.worst >= 0.999
         assert str(found) in loaded.encoder.choice
         assert f"cosine to float32 {found.worst:.4f} at worst" in str(found)
@@ -73,7 +73,7 @@ def test_a_reranker_and_a_classifier_are_compared_by_logits(tmp_path: Path) -> N
         with Engine.load(str(folder), device="cpu", dtype="int8", min_agreement=0.5) as loaded:
             found = loaded.encoder.agreement
             assert found is not None
-            assert (found.measure, found.neighbours) == ("correlation", None)
+            assert (found.measure, found.neighbors) == ("correlation", None)
             assert 0.9 < found.worst < 1
             assert found.difference is not None
             assert 0 < found.difference < 0.5  # of random weights, whose logits are large
@@ -96,38 +96,38 @@ def test_splade_and_late_interaction_are_compared_by_their_rows(
             assert found.measure == "cosine"
             assert 0.5 < found.worst < found.median < 1
             assert found.median > 0.98
-            assert found.neighbours is not None
+            assert found.neighbors is not None
 
 
 def test_neighbours_are_counted() -> None:
     random = np.random.default_rng(0)
     vectors = random.normal(size=(40, 16)).astype(np.float32)
-    assert kept_neighbours(vectors, vectors * 3) == 1
-    assert kept_neighbours(vectors, random.permutation(vectors)) < 0.6
+    assert kept_neighbors(vectors, vectors * 3) == 1
+    assert kept_neighbors(vectors, random.permutation(vectors)) < 0.6
     moved = vectors.copy()
     moved[:, 0] += 0.3 * random.normal(size=40).astype(np.float32)
-    assert 0.6 < kept_neighbours(moved, vectors) < 1
-    assert kept_neighbours(vectors[:1], vectors[:1]) == 1
+    assert 0.6 < kept_neighbors(moved, vectors) < 1
+    assert kept_neighbors(vectors[:1], vectors[:1]) == 1
 
 
 def test_the_worst_row_and_the_worst_label_count() -> None:
     rows = np.eye(12, 5, dtype=np.float32) + 0.1
     other = rows.copy()
     other[3] = rows[4]
-    found = agreement_of_rows(other, rows, dtype="float16")
+    found = accuracy_of_rows(other, rows, dtype="float16")
     assert (found.dtype, found.texts) == ("float16", 12)
     assert found.median == pytest.approx(1)
     assert found.worst == pytest.approx(float(rows[3] @ rows[4] / np.linalg.norm(rows[3]) / np.linalg.norm(rows[4])))
     logits = np.random.default_rng(1).normal(size=(30, 2)).astype(np.float32)
     turned = logits * [1, -1] + 7
-    labels = agreement_of_labels(turned.astype(np.float32), logits, (logits, logits + 0.25), dtype="float32")
+    labels = accuracy_of_labels(turned.astype(np.float32), logits, (logits, logits + 0.25), dtype="float32")
     assert labels.worst == pytest.approx(-1)
     assert labels.difference == pytest.approx(0.25)
 
 
 def late_interaction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """PyLate's files around an encoder that is wide enough."""
-    monkeypatch.setitem(FAMILIES, "bert", ("Bert", {**FAMILIES["bert"][1], **WIDE}))
+    monkeypatch.setitem(MODEL_CASES, "bert", ("Bert", {**MODEL_CASES["bert"][1], **WIDE}))
     dense = pylate(folder) / "1_Dense"
     config = json.loads((dense / "config.json").read_text())
     (dense / "config.json").write_text(json.dumps({**config, "in_features": 128}))

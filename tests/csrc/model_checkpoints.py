@@ -17,21 +17,21 @@ from embert import engine
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
 from tests.engine.jina import flash, peft
-from tests.engine.model_cases import FAMILIES, build, byte_level
+from tests.engine.model_cases import MODEL_CASES, build, byte_level
 from tests.engine.models.exact import hidden_states
 from tests.engine.models.test_jina_bert_v2 import JinaBert
 
-__all__ = ["CHECKPOINTS", "FamilyCheckpoint", "check_rounding", "errors", "family_checkpoint"]
+__all__ = ["CHECKPOINTS", "ModelCheckpoint", "check_rounding", "errors", "model_checkpoint"]
 
 Doubles = npt.NDArray[np.float64]
 
 NAMES = ("nomic_bert, dynamic", "jina_embeddings_v3")  # the CUDA encoder does not run it; it stands below with adapters
 JINA_BERT, JINA, PEFT = "jina_bert_v2", "jina_embeddings_v3, its own files", "jina_embeddings_v3, PEFT's files"
-CHECKPOINTS = (*(name for name in FAMILIES if name not in NAMES and "long" not in name), JINA_BERT, JINA, PEFT)
+CHECKPOINTS = (*(name for name in MODEL_CASES if name not in NAMES and "long" not in name), JINA_BERT, JINA, PEFT)
 
 
 @dataclass(frozen=True)
-class FamilyCheckpoint:
+class ModelCheckpoint:
     """A checkpoint, texts for it, and what its class makes of them."""
 
     model: Model
@@ -43,7 +43,7 @@ class FamilyCheckpoint:
         return np.stack([rows.mean(0) for rows in self.states(dtype)])
 
 
-def family_checkpoint(folder: Path, name: str, lengths: Sequence[int]) -> FamilyCheckpoint:
+def model_checkpoint(folder: Path, name: str, lengths: Sequence[int]) -> ModelCheckpoint:
     """Write one of CHECKPOINTS, with texts of so many tokens.
 
     Where there are adapters, texts have one each, or none.
@@ -58,7 +58,7 @@ def family_checkpoint(folder: Path, name: str, lengths: Sequence[int]) -> Family
     else:
         byte_level(300).save(str(build(folder, name) / "tokenizer.json"))
     model = engine.load_model(str(folder), pooling="mean")
-    adapters = model.architecture.adapters
+    adapters = model.config.adapters
     numbers = (np.arange(len(texts)) % 6 - 1).astype(np.int8)
 
     def states(dtype: torch.dtype) -> list[Doubles]:
@@ -71,7 +71,7 @@ def family_checkpoint(folder: Path, name: str, lengths: Sequence[int]) -> Family
 
     as_they_are = np.zeros(len(texts), np.bool_)
     batch = engine.pack(texts, normalize=as_they_are, adapters=None if adapters is None else numbers)
-    return FamilyCheckpoint(model, batch, states)
+    return ModelCheckpoint(model, batch, states)
 
 
 def errors(got: npt.NDArray[np.floating], wanted: Doubles) -> Doubles:
@@ -81,7 +81,7 @@ def errors(got: npt.NDArray[np.floating], wanted: Doubles) -> Doubles:
 
 
 def check_rounding(
-    got: npt.NDArray[np.floating], of: FamilyCheckpoint, dtype: torch.dtype = torch.float16, *, folded: bool = True
+    got: npt.NDArray[np.floating], of: ModelCheckpoint, dtype: torch.dtype = torch.float16, *, folded: bool = True
 ) -> None:
     """The error of pooled vectors is at most that of the family's own class in `dtype`, the mean square over all texts.
 
@@ -89,8 +89,8 @@ def check_rounding(
     of rows that are sums over all layers. The worst of some dozen texts may be twice as far off as the class's worst:
     both are chance (1.3 times were seen), and a text whose kernels are wrong is off by far more.
     """
-    architecture = of.model.architecture
-    as_there = not folded or architecture.shared_layers or architecture.pre_norm
+    config = of.model.config
+    as_there = not folded or config.shared_layers or config.pre_norm
     exact = of.pooled(torch.float64)
     ours, theirs = errors(got, exact), errors(of.pooled(dtype), exact)
     means = _mean(ours), _mean(theirs)

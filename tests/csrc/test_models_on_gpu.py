@@ -1,6 +1,6 @@
 """A random checkpoint of every family on a GPU, beside its own class in float64, and adapters.
 
-Docs name a GPU for the families of these tests (docs/families.py).
+Docs name a GPU for the families of these tests (docs/model_tables.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from embert.engine.memory_estimate import footprint
 from embert.engine.model import Model
 from embert.engine.packing import PackedBatch
 from embert.engine.tasks import Task
-from tests.csrc.family_checkpoints import CHECKPOINTS, FamilyCheckpoint, check_rounding, errors, family_checkpoint
+from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, errors, model_checkpoint
 from tests.engine.conftest import random_sequences
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.engine.jina import TASKS, VOCABULARY, Jina, peft
@@ -44,35 +44,35 @@ def made(model: Model, **options: Any) -> CudaEncoder:
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
-def of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FamilyCheckpoint:
-    return family_checkpoint(tmp_path_factory.mktemp("family"), request.param, LENGTHS)
+def of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelCheckpoint:
+    return model_checkpoint(tmp_path_factory.mktemp("family"), request.param, LENGTHS)
 
 
 @pytest.fixture(scope="module")
-def encoder(of: FamilyCheckpoint) -> Iterator[CudaEncoder]:
+def encoder(of: ModelCheckpoint) -> Iterator[CudaEncoder]:
     encoder = made(of.model, dtype="float16")
     yield encoder
     encoder.close()
 
 
-def test_float16_is_as_near_as_the_familys_class(of: FamilyCheckpoint, encoder: CudaEncoder) -> None:
-    assert encoder.encode(of.batch, Task.TOKENS).shape == (sum(LENGTHS), of.model.architecture.hidden_size)
+def test_float16_is_as_near_as_the_familys_class(of: ModelCheckpoint, encoder: CudaEncoder) -> None:
+    assert encoder.encode(of.batch, Task.TOKENS).shape == (sum(LENGTHS), of.model.config.hidden_size)
     check_rounding(encoder.encode(of.batch), of, folded=encoder.layernorm == "folded")
 
 
-def test_bfloat16(of: FamilyCheckpoint) -> None:
+def test_bfloat16(of: ModelCheckpoint) -> None:
     encoder = made(of.model, dtype="bfloat16", graphs=False)
     check_rounding(encoder.encode(of.batch), of, torch.bfloat16, folded=encoder.layernorm == "folded")
     encoder.close()
 
 
-def test_float32(of: FamilyCheckpoint) -> None:
+def test_float32(of: ModelCheckpoint) -> None:
     encoder = made(of.model, dtype="float32", graphs=False)
     assert errors(encoder.encode(of.batch), of.pooled(torch.float64)).max() <= 2e-5
     encoder.close()
 
 
-def test_the_portable_products(of: FamilyCheckpoint) -> None:
+def test_the_portable_products(of: ModelCheckpoint) -> None:
     encoder = made(of.model, dtype="float16", gemm="cublaslt", graphs=False)
     check_rounding(encoder.encode(of.batch), of, folded=False)
     encoder.close()
@@ -85,7 +85,7 @@ def agrees(encoder: CudaEncoder, got: npt.NDArray[np.float32], other: npt.NDArra
     return bool(errors(got, other.astype(np.float64)).max() <= 1e-2)
 
 
-def test_a_text_has_the_same_bits_in_any_company(of: FamilyCheckpoint, encoder: CudaEncoder) -> None:
+def test_a_text_has_the_same_bits_in_any_company(of: ModelCheckpoint, encoder: CudaEncoder) -> None:
     """Alone, which is a graph, and beside others, which may have other adapters."""
     together = encoder.encode(of.batch)
     random = np.random.default_rng(3)
@@ -151,7 +151,7 @@ def test_a_third_batch_leaves_nothing_behind(adapted: CudaEncoder) -> None:
 
 def test_memory_is_six_times_that_of_the_model_alone(jina: Jina, adapted: CudaEncoder) -> None:
     model = engine.load_model(str(jina.folder))
-    plain = dataclasses.replace(model, architecture=dataclasses.replace(model.architecture, adapters=None))
+    plain = dataclasses.replace(model, config=dataclasses.replace(model.config, adapters=None))
     encoder = made(plain)
     print("bytes with adapters", adapted.memory, "without", encoder.memory)
     assert adapted.memory[0] == 6 * encoder.memory[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Rows", "SparseVector"]
+__all__ = ["SparseVector", "TaskOutput"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -26,7 +26,7 @@ class SparseVector:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TaskOutput:
     """The rows of n sequences, end to end, in the order of the sequences that want the task.
 
     EMBED     one row a sequence: [n, width]
@@ -41,7 +41,7 @@ class Rows:
     indices: Ints | None = None  # [R], of SPARSE alone
 
     @classmethod
-    def one_each(cls, values: Floats) -> Rows:
+    def one_each(cls, values: Floats) -> TaskOutput:
         """[n, columns]: a row a sequence."""
         return cls(values, _ONE if len(values) == 1 else np.arange(len(values) + 1, dtype=np.int32))
 
@@ -55,26 +55,26 @@ class Rows:
         """The rows of each sequence: int32 [n]."""
         return np.diff(self.offsets)
 
-    def slice(self, start: int, stop: int) -> Rows:
+    def slice(self, start: int, stop: int) -> TaskOutput:
         """The rows of the sequences `start` … `stop - 1`, without copying them."""
         first, last = int(self.offsets[start]), int(self.offsets[stop])
         indices = None if self.indices is None else self.indices[first:last]
-        return Rows(self.values[first:last], self.offsets[start : stop + 1] - first, indices)
+        return TaskOutput(self.values[first:last], self.offsets[start : stop + 1] - first, indices)
 
-    def taken(self, sequences: npt.NDArray[np.integer]) -> Rows:
+    def taken(self, sequences: npt.NDArray[np.integer]) -> TaskOutput:
         """The rows of these sequences, in this order: a copy."""
         counts = self.counts[sequences]
         offsets = np.zeros(len(counts) + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
         rows = np.repeat(self.offsets[sequences] - offsets[:-1], counts) + np.arange(offsets[-1], dtype=np.int32)
-        return Rows(self.values[rows], offsets, None if self.indices is None else self.indices[rows])
+        return TaskOutput(self.values[rows], offsets, None if self.indices is None else self.indices[rows])
 
-    def where(self, kept: npt.NDArray[np.bool_]) -> Rows:
+    def where(self, kept: npt.NDArray[np.bool_]) -> TaskOutput:
         """The rows that are kept, of the same sequences: `kept` is [R]."""
         before = np.zeros(len(kept) + 1, np.int32)
         np.cumsum(kept, out=before[1:])
         indices = None if self.indices is None else self.indices[kept]
-        return Rows(self.values[kept], before[self.offsets], indices)
+        return TaskOutput(self.values[kept], before[self.offsets], indices)
 
     def first_not_finite(self) -> int | None:
         """The first sequence with a NaN or an infinity; None: all values are finite. Costs one sum where they are."""
@@ -84,7 +84,7 @@ class Rows:
         (rows,) = np.nonzero(~np.isfinite(self.values).all(1))
         return int(np.searchsorted(self.offsets, rows[0], side="right")) - 1
 
-    def largest(self, most: int) -> Rows:
+    def largest(self, most: int) -> TaskOutput:
         """Of SPARSE: the pairs of each sequence with its `most` largest values; the first ones of equals."""
         owners = np.repeat(np.arange(self.sequences), self.counts)
         # A value that is not a number is kept, to be seen.
@@ -102,7 +102,7 @@ class Rows:
         return [SparseVector(self.indices[start:stop], self.values[start:stop, 0]) for start, stop in places]
 
     @classmethod
-    def joined(cls, parts: Sequence[Rows]) -> Rows:
+    def joined(cls, parts: Sequence[TaskOutput]) -> TaskOutput:
         """The rows of several groups of sequences, end to end; at least one group."""
         if len(parts) == 1:
             return parts[0]

@@ -1,6 +1,6 @@
 """Families on the CPU beside transformers' own classes, from token ids; and what windows cost in long texts.
 
-    python -m benchmarks.encoder.cpu.families [--shapes nomic-v1.5 modernbert] [--layers 6] [--rounds 9]
+    python -m benchmarks.encoder.cpu.model_types [--shapes nomic-v1.5 modernbert] [--layers 6] [--rounds 9]
 
 Models have the widths of those that people deploy, fewer layers and random weights. Passages are of mixed lengths.
 Rivals have their default settings and take turns (turns.py); figures are medians over the rounds. ~: too few rounds in
@@ -33,7 +33,9 @@ LONG, SHORT = 8192, 512  # tokens
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(prog="benchmarks.encoder.cpu.families", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.encoder.cpu.model_types", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--shapes", nargs="+", default=[name for name in SHAPES if name != WINDOWED], choices=SHAPES)
     parser.add_argument("--dtype", nargs="+", default=["float32"], choices=list(COSINE))
     parser.add_argument("--layers", type=int, default=6)

@@ -1,7 +1,7 @@
 """A checkpoint of every family through the CUDA encoder's host side, whose kernels are replaced by ones on the CPU.
 
 What these tests check is the way from a family's config.json and tensor names to the program, with adapters added to
-the weights. The sums are not those of a GPU's kernels: test_families_on_gpu.py has these.
+the weights. The sums are not those of a GPU's kernels: test_models_on_gpu.py has these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from embert.engine.encoders.cuda.adapters import parts_of
-from tests.csrc.family_checkpoints import CHECKPOINTS, FamilyCheckpoint, check_rounding, errors, family_checkpoint
+from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, errors, model_checkpoint
 from tests.csrc.reference import FLOAT16, FLOAT32
 from tests.csrc.test_computed_forwards import HOPPER, PORTABLE, computed, program
 
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 LENGTHS = [1, 2, 17, 32, 33, 65, 5, 40, 9]
 
 
-def vectors(program: Path, of: FamilyCheckpoint, gemm: str, dtype: int) -> npt.NDArray[np.float32]:
+def vectors(program: Path, of: ModelCheckpoint, gemm: str, dtype: int) -> npt.NDArray[np.float32]:
     """Pooled, of all texts: a program for each adapter, as the extension has an encoder for each."""
-    found = np.empty((of.batch.sequences, of.model.architecture.hidden_size), np.float32)
+    found = np.empty((of.batch.sequences, of.model.config.hidden_size), np.float32)
     for part in parts_of(of.batch):
         _, pooled = computed(program, of.model, gemm, dtype, part.batch, part.adapter)
         found[slice(None) if part.sequences is None else part.sequences] = pooled
@@ -36,6 +36,6 @@ def vectors(program: Path, of: FamilyCheckpoint, gemm: str, dtype: int) -> npt.N
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_vectors_are_those_of_the_familys_class(program: Path, tmp_path: Path, name: str) -> None:
-    of = family_checkpoint(tmp_path, name, LENGTHS)
+    of = model_checkpoint(tmp_path, name, LENGTHS)
     assert errors(vectors(program, of, PORTABLE, FLOAT32), of.pooled(torch.float64)).max() <= 1e-5
     check_rounding(vectors(program, of, HOPPER, FLOAT16), of)
