@@ -16,6 +16,7 @@ from embert.server.observability.metrics import (
     REJECT_REASONS,
     EngineMetrics,
     GpuMetrics,
+    SpanMetrics,
     SupervisorMetrics,
     use_memory,
 )
@@ -80,8 +81,8 @@ def document() -> str:
         "GPU (engine processes on a GPU, where the driver has NVML)": lambda: GpuMetrics(
             "cuda:0", list(GpuMetrics.NAMES)
         ),
+        "Traces (HTTP and engine processes)": SpanMetrics,
         "Server (the supervisor)": lambda: SupervisorMetrics(["m"], __version__).add_engines([0]),
-        "Traces (the process that exports them)": _trace_metrics,
     }
     processes = _families()
     known = {family.name for family in processes}
@@ -148,12 +149,6 @@ def _make_engine_metrics() -> None:
     metrics.describe(dict.fromkeys(MODEL_FACTS, ""))
     metrics.last_success = 1.0  # a timestamp that was never set is not exported
     metrics.write()
-
-
-def _trace_metrics() -> object:
-    from embert.server.observability.tracing.trace_metrics import TraceMetrics
-
-    return TraceMetrics()
 
 
 def _bullet(text: str) -> str:

@@ -14,7 +14,7 @@ import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embert.engine import Encoded, Task
 from embert.server.engine_client.admission import Admission
@@ -26,7 +26,9 @@ from embert.server.http.errors import InferenceFailed, ServerError, Unavailable
 from embert.server.ipc.control import EngineState, ModelInfo, StartModel
 from embert.server.ipc.messages import EncodeRequest, Part
 from embert.server.ipc.shared_counters import SharedCounters
-from embert.server.observability.tracing.request_trace import RequestTrace
+
+if TYPE_CHECKING:
+    from embert.server.observability.tracing.request_trace import RequestTrace
 
 __all__ = ["Router"]
 

@@ -13,9 +13,8 @@ from embert.engine import PackedBatch, Task
 from embert.server.engine_worker.scheduling import Batch, Slice
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import EncodeRequest
-from embert.server.observability.tracing.records import Member
 
-__all__ = ["Payload", "batch_of", "pack", "runs_alone", "sampled"]
+__all__ = ["Payload", "batch_of", "pack", "runs_alone"]
 
 _ID_BYTES = 4  # int32
 
@@ -94,15 +93,6 @@ def batch_of(model: Any, slices: list[Slice]) -> Batch:
     """A batch of these slices."""
     tokens, texts = sum(piece.tokens for piece in slices), sum(piece.stop - piece.start for piece in slices)
     return Batch(model, slices, tokens, texts)
-
-
-def sampled(slices: list[Slice]) -> list[Member]:
-    """What traces tell of these slices: those of sampled requests."""
-    return [
-        Member(message.trace, piece.stop - piece.start, piece.tokens, 0.0 if piece.start else message.admitted)
-        for piece in slices
-        if (message := piece.request.payload.message).trace
-    ]
 
 
 def runs_alone(batch: Batch) -> bool:

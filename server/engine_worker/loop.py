@@ -15,10 +15,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embert.engine.errors import EncoderError, EncoderLost
-from embert.server.engine_worker.batching import batch_of, pack, sampled
+from embert.server.engine_worker.batching import batch_of, pack
 from embert.server.engine_worker.health import Health
 from embert.server.engine_worker.in_flight_queue import Flight, InFlightQueue
 from embert.server.engine_worker.loaded_model import LoadedModel
@@ -34,8 +34,10 @@ from embert.server.ipc.shared_counters import MAX_BATCHES_IN_FLIGHT, SharedCount
 from embert.server.observability.latency_buckets import LatencyBuckets
 from embert.server.observability.logs import exit_now
 from embert.server.observability.metrics import EngineMetrics
-from embert.server.observability.tracing.batch_tracer import BatchTracer
-from embert.server.observability.tracing.sender import RecordSender
+
+if TYPE_CHECKING:
+    from embert.server.engine_worker.batch_tracer import BatchTracer
+    from embert.server.observability.tracing.span_export import SpanExport
 
 __all__ = ["EngineLoop"]
 
@@ -71,9 +73,15 @@ class EngineLoop:
         self._work = InFlightQueue()
         self._probed = 0  # idle probes so far
         self._written_at, self._is_written = 0.0, False  # metrics
-        self._tracer = None  # of batches with sampled requests
-        if start.traces_fd is not None:
-            self._tracer = BatchTracer(RecordSender(start.traces_fd, f"engine-{start.index}"), start.index)
+        self._tracer: BatchTracer | None = None
+        self._spans: SpanExport | None = None
+        if start.traces_url is not None:
+            from embert.server.engine_worker.batch_tracer import BatchTracer
+            from embert.server.observability.tracing.span_export import start_span_export
+
+            self._spans = start_span_export(start.traces_url, start.instance)
+            if self._spans is not None:
+                self._tracer = BatchTracer(self._spans.tracer, start.index)
 
     # --- starting ---
 
@@ -242,21 +250,9 @@ class EngineLoop:
             self._trace(flight)
 
     def _trace(self, flight: Flight, error: Exception | None = None) -> None:
-        """Record a forward with texts of sampled requests; one that failed is sent at once."""
-        if self._tracer is None:
-            return
-        batch = flight.batch
-        self._tracer.record(
-            sampled(batch.slices),
-            started=flight.began if error is None else flight.started,
-            ended=flight.ended,
-            texts=batch.texts,
-            tokens=batch.tokens,
-            requests=len(batch.slices),
-            reason="" if error is None else str(error),
-        )
-        if error is not None:
-            self._tracer.flush()
+        if self._tracer is not None:
+            started = flight.began if error is None else flight.started
+            self._tracer.record(flight.batch, started=started, ended=flight.ended, error=error)
 
     def _bisect(self, batch: Batch, error: EncoderError) -> None:
         """Halve a batch that failed until only the requests that fail by themselves get the error."""
@@ -283,14 +279,11 @@ class EngineLoop:
 
     def _idle_s(self) -> float:
         """Seconds without a batch until there is something else to do."""
-        due_s = PROBE_INTERVAL_S if self._is_written else IDLE_WRITE_S
-        return due_s if self._tracer is None else min(due_s, self._tracer.flush_due_s)
+        return PROBE_INTERVAL_S if self._is_written else IDLE_WRITE_S
 
     def _on_idle(self) -> None:
         if not self._is_written:
             self._write_metrics(time.monotonic())
-        if self._tracer is not None:
-            self._tracer.flush()
         models = list(self._models.values())
         if time.monotonic() - self._health.last_success < PROBE_INTERVAL_S or not models:
             return
@@ -317,6 +310,8 @@ class EngineLoop:
         """End the process, because the encoder is lost; the supervisor starts another one."""
         log.critical("the encoder is lost, this process ends: %s", error)
         self._server.close()
+        if self._spans is not None:
+            self._spans.close()
         self._exit(70)
 
     def follow(self, control: ControlConnection, load: Callable[[StartModel], None]) -> None:
@@ -338,7 +333,7 @@ class EngineLoop:
         """Send the remaining answers, then free the encoders."""
         self._server.close()
         self._metrics.write()
-        if self._tracer is not None:
-            self._tracer.flush()
+        if self._spans is not None:
+            self._spans.close()
         for model in self._models.values():
             model.encoder.close()

@@ -13,8 +13,7 @@ from embert.engine.errors import EncoderError
 from embert.server.engine_worker.batching import Payload
 from embert.server.engine_worker.scheduling import Slice
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import Part, TaskRows
-from embert.server.observability.tracing.trace_context import TRACE_BYTES
+from embert.server.ipc.messages import TRACE_ID_BYTES, Part, TaskRows
 
 __all__ = ["Responder"]
 
@@ -111,7 +110,7 @@ class Responder:
 
     def fail(self, slices: list[Slice], error: Exception) -> None:
         """Answer these requests with an error. Their other texts need not run."""
-        trace_id = slices[0].request.payload.message.trace[:TRACE_BYTES].hex()
+        trace_id = slices[0].request.payload.message.trace[:TRACE_ID_BYTES].hex()
         log.error("%d request(s) failed: %s", len(slices), error, extra={"trace_id": trace_id} if trace_id else None)
         for piece in slices:
             payload: Payload = piece.request.payload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -44,7 +44,9 @@ from embert.server.http.direct import DirectRoutes
 from embert.server.http.errors import Dialects, Invalid, NotFound, ServerError, error_body
 from embert.server.http.request_metrics import RequestMetricsMiddleware
 from embert.server.observability.access_log import AccessLog
-from embert.server.observability.tracing.request_trace import RequestTracer
+
+if TYPE_CHECKING:
+    from embert.server.observability.tracing.request_trace import RequestTracer
 
 __all__ = ["App", "create_app"]
 

@@ -30,8 +30,6 @@ from embert.server.observability.metrics import use_memory
 from embert.server.observability.request_record import DISCONNECTED, REFUSED, RequestRecord
 from embert.server.observability.scraping.exemplars import publish
 from embert.server.observability.scraping.exposition import Exposition
-from embert.server.observability.tracing.request_trace import RequestTracer
-from embert.server.observability.tracing.sender import RecordSender
 from embert.server.observability.tracing.settings import read_sampler
 
 if TYPE_CHECKING:
@@ -43,6 +41,7 @@ if TYPE_CHECKING:
     from embert.server.http.connections import Connections
     from embert.server.observability.api_metrics import ApiMetrics
     from embert.server.observability.scraping.scrapes import Scrapes
+    from embert.server.observability.tracing.span_export import SpanExport
 
 __all__ = ["main"]
 
@@ -99,7 +98,14 @@ async def _serve(
         access_log = None
         if config.access_log != "off":
             access_log = AccessLog(config.access_log, f"api-{start.worker}", write_line)
-        tracer = _tracer(start, keyless_paths(("probes", "metrics"), services.by_name))
+        spans = _span_export(start)
+        tracer = None
+        if spans is not None:
+            from embert.server.observability.tracing.request_trace import RequestTracer
+
+            tracer = RequestTracer(
+                spans.tracer, f"api-{start.worker}", keyless_paths(("probes", "metrics"), services.by_name)
+            )
         app = create_app(services, keys, access_log, tracer)
     except (EngineError, ConfigError) as error:
         control.send(Failed(str(error)))
@@ -134,7 +140,7 @@ async def _serve(
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     draining = _Draining(router, servers, connections, metrics, control, config)
     running = [
-        keep_running(_write_metrics(services, counters, start.worker, tracer)),
+        keep_running(_write_metrics(services, counters, start.worker)),
         keep_running(publish(region, metrics.exemplars)),
         keep_running(_follow(control, router, draining)),
         keep_running(services.bodies.watch()),
@@ -152,10 +158,10 @@ async def _serve(
     for task in running:
         task.cancel()
     metrics.write()
-    if tracer is not None:
-        tracer.flush()
     services.close()
     await router.close()
+    if spans is not None:
+        spans.close()
 
 
 class _Server(uvicorn.Server):
@@ -253,24 +259,20 @@ class _Draining:
         return len(self._servers[0].server_state.tasks)
 
 
-async def _write_metrics(
-    services: ModelRegistry, counters: SharedCounters, worker: int, tracer: RequestTracer | None
-) -> None:
+async def _write_metrics(services: ModelRegistry, counters: SharedCounters, worker: int) -> None:
     while True:
         counters.api_alive[worker] = time.monotonic()
         await asyncio.sleep(services.metrics.WRITE_INTERVAL_S)
         services.write_metrics()
         counters.in_flight[worker] = services.metrics.requests_in_flight
-        if tracer is not None:
-            tracer.flush()
 
 
-def _tracer(start: StartApi, quiet: frozenset[str]) -> RequestTracer | None:
-    """`quiet`: the routes that start no trace."""
-    if start.traces_fd is None:
+def _span_export(start: StartApi) -> SpanExport | None:
+    if start.traces_url is None:
         return None
-    sender = RecordSender(start.traces_fd, f"api-{start.worker}")
-    return RequestTracer(sender, read_sampler(start.config.otlp_sampling, os.environ), quiet)
+    from embert.server.observability.tracing.span_export import start_span_export
+
+    return start_span_export(start.traces_url, start.instance, read_sampler(start.config.otlp_sampling, os.environ))
 
 
 _NOTHING = Exposition(b"only GET /metrics is here\n", ((b"content-type", b"text/plain"),))

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,10 @@ from embert.server.frontend.serialization import BYTES_A_WEIGHT, raw_rows
 from embert.server.http.accept import prefers
 from embert.server.http.errors import PayloadTooLarge, ServerError, UnsupportedEncoding
 from embert.server.http.held_bytes import SMALL_BYTES
-from embert.server.observability.request_record import BULK, SCOPE_KEY, RequestRecord
-from embert.server.observability.tracing.request_trace import TRACE_KEY, RequestTrace
+from embert.server.observability.request_record import BULK, SCOPE_KEY, TRACE_KEY, RequestRecord
+
+if TYPE_CHECKING:
+    from embert.server.observability.tracing.request_trace import RequestTrace
 
 __all__ = ["JSON", "OCTETS", "Handler", "RequestContext"]
 

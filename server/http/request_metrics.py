@@ -12,7 +12,7 @@ import re
 import time
 import traceback
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,8 +20,10 @@ from embert.server.http.errors import Dialects, ServerError, send_error
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.api_metrics import ApiMetrics
-from embert.server.observability.request_record import BULK, CLIENT_LEFT, INTERACTIVE, SCOPE_KEY, RequestRecord
-from embert.server.observability.tracing.request_trace import RequestTrace, RequestTracer
+from embert.server.observability.request_record import CLIENT_LEFT, INTERACTIVE, SCOPE_KEY, RequestRecord
+
+if TYPE_CHECKING:
+    from embert.server.observability.tracing.request_trace import RequestTrace, RequestTracer
 
 __all__ = ["ObservedRequest", "RequestMetricsMiddleware", "ids_of"]
 
@@ -108,8 +110,7 @@ class RequestMetricsMiddleware:
             self._access_log.note(record, seconds, observed.scope.get("client"))
         trace = observed.trace
         if trace is not None:
-            trace.model, trace.bulk = record.model, record.priority == BULK
-            trace.end(record.status, record.id, ended)
+            trace.end(record, ended)
 
 
 class ObservedRequest(NamedTuple):

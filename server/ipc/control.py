@@ -95,7 +95,8 @@ class StartApi(msgspec.Struct, tag=True):
     worker: int
     counters_fd: int
     engines: list[EngineState]
-    traces_fd: int | None = None  # the socket that takes records of sampled requests; None: no traces
+    traces_url: str | None = None  # of the collector; None: no traces
+    instance: str = ""  # a name for this server that no other has
 
 
 class StartEngine(msgspec.Struct, tag=True):
@@ -111,7 +112,8 @@ class StartEngine(msgspec.Struct, tag=True):
     endpoint: str
     counters_fd: int
     engines: int  # number of engines in the server
-    traces_fd: int | None = None  # as in StartApi
+    traces_url: str | None = None  # as in StartApi
+    instance: str = ""
 
 
 class LoadModel(msgspec.Struct, tag=True):

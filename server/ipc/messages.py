@@ -9,6 +9,8 @@ from __future__ import annotations
 import msgspec
 
 __all__ = [
+    "SPAN_ID_BYTES",
+    "TRACE_ID_BYTES",
     "EncodeRequest",
     "EngineStatus",
     "Part",
@@ -19,6 +21,8 @@ __all__ = [
     "decode_submit",
     "encode",
 ]
+
+TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8  # of EncodeRequest.trace
 
 
 class EncodeRequest(msgspec.Struct, array_like=True):
@@ -37,7 +41,7 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     alone: bool = False  # an engine was lost while it ran this: give it a batch of its own
     adapter: int = -1  # the model's that runs on all of its texts; -1: none
     model: int = 0  # its number
-    trace: bytes = b""  # of a sampled request: RequestTrace.context
+    trace: bytes = b""  # of a sampled request: trace id, id of its span, `tracestate`
     prompt_tokens: int = 0  # first tokens of each text, that pooling leaves out
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "EngineMetrics",
     "EngineModelMetrics",
     "GpuMetrics",
+    "SpanMetrics",
     "SupervisorMetrics",
     "counter",
     "gauge",
@@ -190,6 +191,15 @@ class GpuMetrics:
         }
 
 
+class SpanMetrics:
+    """Written by the processes that export spans. The supervisor makes them too: they are there, at zero, without."""
+
+    def __init__(self) -> None:
+        self.exported = counter("spans_exported_total", "Spans that the collector has taken.")
+        dropped_help = "Spans that were dropped: the collector did not take them, or too many waited for it."
+        self.dropped = counter("spans_dropped_total", dropped_help)
+
+
 class SupervisorMetrics:
     """Written by the supervisor, from before it knows what its engines are."""
 
@@ -207,6 +217,7 @@ class SupervisorMetrics:
         self.hangs = counter("hung_processes_total", "Processes that hung and were killed.", ["process"])
         for kind in ("api", "engine"):
             self.hangs.labels(kind)
+        SpanMetrics()
         self.engine_up: dict[int, Gauge] = {}
         self.hang_limit: dict[int, Gauge] = {}
         self.engine_restarts: dict[int, Counter] = {}

@@ -19,6 +19,7 @@ __all__ = [
     "PRIORITIES",
     "REFUSED",
     "SCOPE_KEY",
+    "TRACE_KEY",
     "Parts",
     "RequestRecord",
     "outcome_of",
@@ -27,6 +28,7 @@ __all__ = [
 INTERACTIVE, BULK = "interactive", "bulk"
 PRIORITIES = (INTERACTIVE, BULK)
 SCOPE_KEY = "embert"
+TRACE_KEY = "embert.trace"  # of a sampled request's RequestTrace in its ASGI scope
 # What became of a request. `expired`: its own deadline, shorter than the server's, passed.
 ANSWERED, REFUSED, FAILED, EXPIRED, CLIENT_ERROR, DISCONNECTED = OUTCOMES = (
     "answered", "refused", "failed", "expired", "client_error", "disconnected",

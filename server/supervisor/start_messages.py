@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import EngineState, StartApi, StartEngine
@@ -23,6 +24,8 @@ class StartMessages:
     broken: Mapping[str, str]  # models that cannot be read, by name, with the reason
     memory_fd: int
     counters_fd: int
+    traces_url: str | None  # of the collector; None: no traces
+    instance: str = field(default_factory=lambda: str(uuid.uuid4()))  # a name for this server that no other has
 
     def engine(
         self,
@@ -31,7 +34,6 @@ class StartMessages:
         numbers: Sequence[int],
         *,
         one_by_one: bool,
-        traces_fd: int | None,
     ) -> StartEngine:
         """Load these models of the server; `devices` are those of all engines."""
         return StartEngine(
@@ -45,7 +47,8 @@ class StartMessages:
             endpoint=child.endpoint,
             counters_fd=self.counters_fd,
             engines=len(devices),
-            traces_fd=traces_fd,
+            traces_url=self.traces_url,
+            instance=self.instance,
         )
 
     def api(
@@ -54,7 +57,6 @@ class StartMessages:
         sockets: Sequence[socket.socket],
         metrics_socket: socket.socket | None,
         engines: list[EngineState],
-        traces_fd: int | None,
     ) -> StartApi:
         """Listen on these sockets, which the child has inherited."""
         return StartApi(
@@ -67,5 +69,6 @@ class StartMessages:
             worker=child.index,
             counters_fd=self.counters_fd,
             engines=engines,
-            traces_fd=traces_fd,
+            traces_url=self.traces_url,
+            instance=self.instance,
         )

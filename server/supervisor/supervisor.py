@@ -35,7 +35,6 @@ from embert.server.ipc.control import (
 )
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.metric_memory import MetricMemory
-from embert.server.observability.tracing.records import EXPORTER
 from embert.server.supervisor.announcement import announce
 from embert.server.supervisor.child import Child, Kind, describe_exit
 from embert.server.supervisor.engine_models import EngineModels
@@ -44,7 +43,6 @@ from embert.server.supervisor.planned_model import PlannedModel
 from embert.server.supervisor.restarts import FIRST_STARTS, STABLE_S, Outages
 from embert.server.supervisor.sockets import bind_beside
 from embert.server.supervisor.start_messages import StartMessages
-from embert.server.supervisor.trace_exporter import TraceExporter
 
 if TYPE_CHECKING:
     from embert.server.observability.metrics import SupervisorMetrics
@@ -90,7 +88,6 @@ class Supervisor:
     # Models that an HTTP process cannot read, by name, with the reason; and how many such processes ended over one.
     _unreadable: dict[str, str] = field(default_factory=dict, init=False)
     _reading_losses: Counter[int] = field(default_factory=Counter, init=False)
-    _traces: TraceExporter | None = field(default=None, init=False)
     _watched: float = field(default_factory=time.monotonic, init=False)  # when `_watch` last ran
     _stopping: bool = field(default=False, init=False)
     _kill_at: float = field(default=float("inf"), init=False)
@@ -105,17 +102,15 @@ class Supervisor:
         self._engines = [Child("engine", i) for i in range(len(devices))]
         self._apis = [Child("api", i) for i in range(self.config.http_processes)]
         try:
-            self.memory.add([EXPORTER, *(child.name for child in self._children)])
+            self.memory.add([child.name for child in self._children])
             self._counters = SharedCounters.create(self.config.http_processes, len(devices), len(self.models))
         except OSError as error:
             log.error("%s: %s", NO_MEMORY, error)  # noqa: TRY400
             return 1
-        # Here, because the library takes time to import.
-        from embert.server.observability.tracing.trace_metrics import TraceMetrics
-
-        TraceMetrics()
         self.metrics.add_engines(range(len(devices)))
-        self._messages = StartMessages(self.config, self.models, self.broken, self.memory.fd, self._counters.fd)
+        self._messages = StartMessages(
+            self.config, self.models, self.broken, self.memory.fd, self._counters.fd, self.traces_url
+        )
         self._hangs = HangDetector(self.config, self._counters)
         self._outages = Outages(self.config.give_up_after, self.config.start_timeout)
         self._engine_models = [
@@ -133,9 +128,6 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the loop
         try:
-            if self.traces_url is not None:
-                self._traces = TraceExporter(self.config, self.traces_url, self.memory.fd)
-                self._traces.watch()
             for child in self._children:
                 self._start(child)
             while self._awaited():
@@ -152,8 +144,6 @@ class Supervisor:
         finally:
             for child in self._children:
                 child.kill()
-            if self._traces is not None:
-                self._traces.close(lambda: self._kill_at)
         if self._announced:
             self._log_end()
         return self._status
@@ -199,7 +189,7 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         """Start a child, or schedule another try where the system has no descriptors, memory or processes left."""
-        inherited = [self._counters.fd, self.memory.fd, *([self._traces.fd] if self._traces is not None else [])]
+        inherited = [self._counters.fd, self.memory.fd]
         try:
             if child.kind == "api":
                 if not self.sockets[child.index]:
@@ -218,12 +208,11 @@ class Supervisor:
         log.debug("%s started, pid %d", child.name, child.process.pid)
 
     def _instructions(self, child: Child) -> Message:
-        traces_fd = None if self._traces is None else self._traces.fd
         if child.kind == "engine":
             numbers, one_by_one = self._engine_models[child.index].begin()
-            return self._messages.engine(child, self.devices, numbers, one_by_one=one_by_one, traces_fd=traces_fd)
+            return self._messages.engine(child, self.devices, numbers, one_by_one=one_by_one)
         metrics_socket = self.metrics_socket if child.index == 0 else None
-        return self._messages.api(child, self.sockets[child.index], metrics_socket, self._states, traces_fd)
+        return self._messages.api(child, self.sockets[child.index], metrics_socket, self._states)
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -367,8 +356,6 @@ class Supervisor:
             elif not child.ready and now - child.reported > self.config.start_timeout / PROGRESS_REPORTS:
                 child.reported = now
                 log.info("%s is still starting after %.0f s: %s", child.name, now - child.started, child.doing)
-        if self._traces is not None:
-            self._traces.watch()
         self._withdraw_shares(now)
         if was_stopped:
             self._outages.restart_clocks(now)

@@ -1,5 +1,1 @@
-"""OpenTelemetry traces. HTTP and engine processes send records of sampled requests to one process that exports spans.
-
-HTTP and engine processes do not import OpenTelemetry: building and encoding the spans of a request takes longer than
-the rest of its way through an HTTP process.
-"""
+"""OpenTelemetry traces. Only `settings` is imported by processes without traces; the others need the extra `otel`."""

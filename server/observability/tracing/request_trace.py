@@ -1,32 +1,55 @@
-"""Traces of requests, as an HTTP process sees them: which are sampled, and what each records on its way."""
+"""Spans of requests, as an HTTP process sees them."""
 
 from __future__ import annotations
 
-import random
+from collections.abc import Sequence
 from typing import Any
 
+from opentelemetry.context import Context
+from opentelemetry.propagators.textmap import Getter
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, get_current_span, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import Scope
 
 from embert.server.observability.logs import trace_id as logged_trace_id
-from embert.server.observability.tracing.records import RequestRecord, Stage
-from embert.server.observability.tracing.sender import RecordSender
-from embert.server.observability.tracing.settings import END_BYTES, Sampler
-from embert.server.observability.tracing.trace_context import SPAN_BYTES, TRACE_BYTES, Parent, read_parent
+from embert.server.observability.request_record import BULK, CLIENT_LEFT, TRACE_KEY, RequestRecord
+from embert.server.observability.tracing.span_export import Clock
 
-__all__ = ["TRACE_KEY", "RequestTrace", "RequestTracer"]
+__all__ = ["RequestTrace", "RequestTracer"]
 
-TRACE_KEY = "embert.trace"  # of a sampled request's RequestTrace in its ASGI scope
 REASON_MAX = 512  # characters of an error's message
-_START_BYTES = TRACE_BYTES - END_BYTES  # of a trace's id, which do not decide whether it is sampled
+STATE_MAX = 512  # bytes of `tracestate`; the specification asks for no more, and clients write it
+_METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE"))
+_OTHER_METHOD = "_OTHER"  # OpenTelemetry's word, as are the names of attributes without `embert.`
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class _Headers(Getter[Headers]):
+    """Headers of an ASGI scope for OpenTelemetry's propagator."""
+
+    def get(self, carrier: Headers, key: str) -> list[str] | None:
+        name = key.encode()
+        values = [value.decode("latin-1") for header, value in carrier if header == name]
+        if key == "traceparent":
+            return values if len(values) == 1 else None  # as the specification says of several
+        return values if sum(map(len, values)) <= STATE_MAX else None
+
+    def keys(self, carrier: Headers) -> list[str]:
+        return [header.decode("latin-1") for header, _ in carrier]
+
+
+_HEADERS = _Headers()
+_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class RequestTracer:
     """Of one HTTP process, used on its event loop."""
 
-    def __init__(self, sender: RecordSender, sampler: Sampler, quiet: frozenset[str]) -> None:
-        """`quiet` are the routes that start no trace, because probes and scrapes ask for them all the time."""
-        self._sender, self._sampler, self._quiet = sender, sampler, quiet
-        self._bound = sampler.bound
+    def __init__(self, tracer: Tracer, process: str, quiet: frozenset[str]) -> None:
+        """`process` names it. `quiet` are the routes that start no trace, because probes ask for them all the time."""
+        self._tracer, self._process, self._quiet = tracer, process, quiet
+        self._clock = Clock()
 
     def begin(self, scope: Scope, route: str, started: float, *, called: bool = True) -> RequestTrace | None:
         """The trace of a request; None where it is not sampled. `route` is its label in metrics.
@@ -34,58 +57,55 @@ class RequestTracer:
         `called`: whether it may be of a caller's trace, which its headers tell. The trace is in the scope, too. Log
         lines carry the trace's id from now on, also that of a caller's trace which is not sampled.
         """
-        parent = read_parent(scope["headers"]) if called else None
-        if parent is None:
-            end = random.getrandbits(8 * END_BYTES)  # all of an id that decides, and all that most requests need
-            if end >= self._bound or route in self._quiet:
-                return None
-            trace_id = (random.getrandbits(8 * _START_BYTES) << 8 * END_BYTES | end).to_bytes(TRACE_BYTES)
-            logged_trace_id.set(trace_id.hex())
-        else:
-            trace_id = parent.trace_id
-            logged_trace_id.set(trace_id.hex())
-            if not (parent.sampled if self._sampler.parent_based else self._sampler.takes(trace_id)):
-                return None
-        span_id = random.getrandbits(8 * SPAN_BYTES).to_bytes(SPAN_BYTES)
-        trace = RequestTrace(self._sender, trace_id, span_id, parent, scope, route, started)
-        scope[TRACE_KEY] = trace
+        context = _PROPAGATOR.extract(scope["headers"], Context(), _HEADERS) if called else Context()
+        parent = get_current_span(context).get_span_context()
+        if parent.is_valid:
+            logged_trace_id.set(f"{parent.trace_id:032x}")
+        elif route in self._quiet:
+            return None
+        method = scope["method"] if scope["method"] in _METHODS else _OTHER_METHOD
+        verb = "HTTP" if method == _OTHER_METHOD else method
+        known = route.startswith("/")
+        offset_ns = self._clock.offset_ns()
+        span = self._tracer.start_span(
+            f"{verb} {route}" if known else verb,
+            context,
+            SpanKind.SERVER,
+            start_time=round(started * 1e9) + offset_ns,
+        )
+        if not span.is_recording():
+            return None
+        attributes = {
+            "http.request.method": method,
+            "url.scheme": scope["scheme"],
+            "embert.process": self._process,
+        }
+        if known:
+            attributes |= {"http.route": route, "url.path": scope["path"]}
+        trace = scope[TRACE_KEY] = RequestTrace(self._tracer, span, offset_ns, attributes)
+        logged_trace_id.set(trace.trace_id.hex())
         return trace
-
-    def flush(self) -> None:
-        """Send the records of finished requests; to be called periodically."""
-        self._sender.flush()
 
 
 class RequestTrace:
     """A sampled request. Times are seconds of CLOCK_MONOTONIC, which perf_counter reads too."""
 
-    __slots__ = ("_parent", "_route", "_scope", "_sender", "_span_id", "_stages", "_started", "bulk", "exception",
-                 "model", "reason", "texts", "tokens", "trace_id")  # fmt: skip
+    __slots__ = ("_attributes", "_context", "_offset_ns", "_span", "_tracer", "exception", "reason", "texts", "tokens",
+                 "trace_id")  # fmt: skip
 
-    def __init__(
-        self,
-        sender: RecordSender,
-        trace_id: bytes,
-        span_id: bytes,
-        parent: Parent | None,
-        scope: Scope,
-        route: str,
-        started: float,
-    ) -> None:
-        self._sender, self.trace_id, self._span_id, self._parent = sender, trace_id, span_id, parent
-        self._scope: dict[str, Any] = {name: scope[name] for name in ("method", "scheme", "path")}
-        self._route, self._started = route, started
-        self._stages: list[Stage] = []
-        self.model = ""  # that the request is for
+    def __init__(self, tracer: Tracer, span: Span, offset_ns: int, attributes: dict[str, Any]) -> None:
+        self._tracer, self._span, self._offset_ns, self._attributes = tracer, span, offset_ns, attributes
+        self._context = set_span_in_context(span, Context())
+        self.trace_id = span.get_span_context().trace_id.to_bytes(16)
         self.texts = self.tokens = 0
-        self.bulk = False
         self.reason = ""  # what the answer says where it is an error
         self.exception = ""  # the name of the one that the app raised
 
     @property
     def context(self) -> bytes:
-        """What an engine must know of it: see records.Member."""
-        return self.trace_id + self._span_id + (b"" if self._parent is None else self._parent.state)
+        """For an engine: trace id [16], id of the request's span [8], `tracestate`."""
+        span = self._span.get_span_context()
+        return self.trace_id + span.span_id.to_bytes(8) + span.trace_state.to_header().encode("latin-1")
 
     def tokenized(self, ended: float, seconds: float, texts: int, tokens: int) -> None:
         """Note that so many texts have been tokenized."""
@@ -94,32 +114,30 @@ class RequestTrace:
         self.stage("tokenize", ended - seconds, ended)
 
     def stage(self, name: str, started: float, ended: float, reason: str = "") -> None:
-        """Note a part of the request's way; `reason` says why it failed."""
-        self._stages.append(Stage(name, started, ended, reason[:REASON_MAX]))
+        """Export a part of the request's way; `reason` says why it failed."""
+        span = self._tracer.start_span(name, self._context, start_time=self._unix_ns(started))
+        if reason:
+            span.set_status(StatusCode.ERROR, reason[:REASON_MAX])
+        span.end(self._unix_ns(ended))
 
-    def end(self, status: int, request_id: bytes, ended: float) -> None:
-        """Record the request, which has been answered with this status. 499: its client left first."""
-        parent, known = self._parent, self._route.startswith("/")
-        self._sender.add(
-            RequestRecord(
-                self.trace_id,
-                self._span_id,
-                b"" if parent is None else parent.span_id,
-                b"" if parent is None else parent.state,
-                self._scope["method"],
-                self._scope["scheme"],
-                self._route if known else "",
-                self._scope["path"] if known else "",
-                status,
-                self._started,
-                ended,
-                request_id.decode(),
-                self.model,
-                self.texts,
-                self.tokens,
-                self.bulk,
-                self.reason[:REASON_MAX],
-                self.exception,
-                self._stages,
-            )
-        )
+    def end(self, record: RequestRecord, ended: float) -> None:
+        """Export the request, which has been answered, or whose client has left."""
+        attributes, status = self._attributes, record.status
+        attributes["embert.request_id"] = record.id.decode()
+        if record.model:
+            attributes["embert.model"] = record.model
+            attributes["embert.priority"] = "bulk" if record.priority == BULK else "interactive"
+        if self.texts:
+            attributes |= {"embert.texts": self.texts, "embert.tokens": self.tokens}
+        if status == CLIENT_LEFT:
+            attributes["embert.client_left"] = True
+        elif status:
+            attributes["http.response.status_code"] = status
+        if status >= 500 or self.exception:
+            attributes["error.type"] = self.exception or str(status)
+            self._span.set_status(StatusCode.ERROR, self.reason[:REASON_MAX])
+        self._span.set_attributes(attributes)
+        self._span.end(self._unix_ns(ended))
+
+    def _unix_ns(self, moment: float) -> int:
+        return round(moment * 1e9) + self._offset_ns

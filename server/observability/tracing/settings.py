@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-__all__ = ["END_BYTES", "INSTALL_OTEL", "Sampler", "TracingUnavailable", "read_sampler", "shown", "traces_url"]
+__all__ = ["INSTALL_OTEL", "Sampler", "TracingUnavailable", "read_sampler", "shown", "traces_url"]
 
 INSTALL_OTEL = "pip install 'embert[otel]'"
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 _PATH = "/v1/traces"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")  # the first is taken as it is
 _PARENT_BASED = "parentbased_"
-END_BYTES = 8  # of a trace's id, which decide
 _SAMPLERS = ("always_on", "always_off", "traceidratio")
 
 
@@ -31,18 +30,6 @@ class Sampler:
 
     ratio: float  # of the requests without a caller's decision, 0 … 1
     parent_based: bool = True  # a caller's decision counts
-
-    @property
-    def bound(self) -> int:
-        """`ratio` includes traces whose ids end in less than this, a number of END_BYTES: every service decides alike.
-
-        As OpenTelemetry's TraceIdRatioBased.
-        """
-        return round(self.ratio * (1 << 8 * END_BYTES))
-
-    def takes(self, trace_id: bytes) -> bool:
-        """Whether `ratio` includes this trace."""
-        return int.from_bytes(trace_id[-END_BYTES:]) < self.bound
 
 
 def traces_url(option: str | None, environment: Mapping[str, str]) -> str | None:

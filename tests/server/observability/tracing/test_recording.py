@@ -1,148 +1,209 @@
-"""What HTTP and engine processes record, without a server: bounds, errors, and the trace's id in log lines."""
+"""The spans that HTTP and engine processes record, and the bounds of what waits for a collector, without a server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextvars import copy_context
+from types import SimpleNamespace
 
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from embert.server.engine_worker.scheduling import Batch
 from embert.server.frontend.routes import dialects_by_path, labels_by_path
-from embert.server.http.errors import Unavailable
+from embert.server.http.errors import Unavailable, send_error
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.request_metrics import RequestMetricsMiddleware
 from embert.server.observability import logs
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.latency_buckets import LatencyBuckets
-from embert.server.observability.tracing.batch_tracer import BatchTracer
-from embert.server.observability.tracing.records import BatchRecord, Member, RequestRecord, Stage, decode
-from embert.server.observability.tracing.request_trace import RequestTracer
-from embert.server.observability.tracing.sender import MESSAGE_BYTES, WAITING_BYTES, RecordSender
+from embert.server.observability.request_record import TRACE_KEY
 from embert.server.observability.tracing.settings import Sampler
 
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="OpenTelemetry's exporter is of the extra otel")
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from embert.server.engine_worker.batch_tracer import BatchTracer
+from embert.server.observability.metrics import SpanMetrics
+from embert.server.observability.tracing import span_export
+from embert.server.observability.tracing.request_trace import REASON_MAX, STATE_MAX, RequestTracer
+from embert.server.observability.tracing.span_export import tracer_provider
+
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED = b"traceparent", f"00-{TRACE}-{SPAN}-01".encode()
 MARKER = "xyzzy-7f3a-marker"
+Headers = list[tuple[bytes, bytes]]
+
+
+class Recorder:
+    """A tracer, and the spans that it has recorded."""
+
+    def __init__(self, sampler: Sampler | None = None) -> None:
+        self._exporter = InMemorySpanExporter()
+        provider = tracer_provider(sampler, Resource({}))
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = provider.get_tracer("test")
+
+    @property
+    def spans(self) -> Sequence[ReadableSpan]:
+        return self._exporter.get_finished_spans()
+
+
+def begin(sampler: Sampler, headers: Headers, recorder: Recorder | None = None, route: str = "/embed") -> bool:
+    """Whether a request is sampled, on a server whose probes are on /livez."""
+    tracer = RequestTracer((recorder or Recorder(sampler)).tracer, "api-7", frozenset({"/livez"}))
+    scope = {"type": "http", "method": "POST", "scheme": "http", "path": route, "headers": headers}
+    trace = copy_context().run(tracer.begin, scope, route, 1.0, called=bool(headers))
+    assert (trace is not None) == (TRACE_KEY in scope)
+    return trace is not None
+
+
+UNSAMPLED = b"traceparent", f"00-{TRACE}-{SPAN}-00".encode()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "headers", "route", "sampled"),
+    [
+        (Sampler(1.0), [], "/embed", True),
+        (Sampler(0.0), [], "/embed", False),
+        (Sampler(1.0), [], "/livez", False),
+        (Sampler(0.0), [SAMPLED], "/embed", True),
+        (Sampler(0.0), [SAMPLED], "/livez", True),
+        (Sampler(1.0), [UNSAMPLED], "/embed", False),
+        (Sampler(1.0, parent_based=False), [UNSAMPLED], "/embed", True),
+        (Sampler(0.0, parent_based=False), [SAMPLED], "/embed", False),
+        (Sampler(0.0), [SAMPLED, SAMPLED], "/embed", False),  # two are none
+    ],
+)
+def test_which_requests_have_spans(sampler: Sampler, headers: Headers, route: str, sampled: bool) -> None:
+    assert begin(sampler, headers, route=route) is sampled
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_a_long_tracestate_is_dropped(excess: int) -> None:
+    tracer = RequestTracer(Recorder(Sampler(0.0)).tracer, "api-7", frozenset())
+    first, second = b"a=" + b"x" * 254, b"b=" + b"y" * (STATE_MAX - 258 + excess)
+    headers = [SAMPLED, (b"tracestate", first), (b"tracestate", second)]
+    scope = {"type": "http", "method": "POST", "scheme": "http", "path": "/", "headers": headers}
+    trace = copy_context().run(tracer.begin, scope, "/", 1.0)
+    assert trace is not None
+    assert trace.context[24:] == (b"" if excess else first + b"," + second)
+
+
+def batch(sizes: list[int], *, traced: bool = True) -> Batch:
+    context = bytes.fromhex(TRACE + SPAN) if traced else b""
+    message = SimpleNamespace(trace=context, admitted=1.0)
+    request = SimpleNamespace(payload=SimpleNamespace(message=message))
+    slices = [SimpleNamespace(request=request, start=0, stop=size, tokens=3 * size) for size in sizes]
+    return Batch(None, slices, 3 * sum(sizes), sum(sizes))  # type: ignore[arg-type]
+
+
+def test_a_batch_of_many_requests_is_linked_to_all_of_them() -> None:
+    recorder = Recorder()
+    tracer = BatchTracer(recorder.tracer, 3)
+    tracer.record(batch([1] * 500), started=2.0, ended=3.0, error=RuntimeError("why"))
+    by_name = {span.name: span for span in recorder.spans}
+    assert len(recorder.spans) == 1001
+    assert len(by_name["batch"].links) == 500
+    assert by_name["batch"].status.description == by_name["inference"].status.description == "why"
+    assert by_name["queue"].end_time == by_name["inference"].start_time == by_name["batch"].start_time
+    tracer.record(batch([1], traced=False), started=2.0, ended=3.0)
+    assert len(recorder.spans) == 1001
+
+
+# --- what waits for the collector ---
+
+
+class Collector(SpanExporter):
+    result = SpanExportResult.SUCCESS
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return self.result
+
+
+class Counts:
+    """In place of a SpanMetrics: prometheus_client's own values are of the process that tests run in."""
+
+    def __init__(self) -> None:
+        self.exported, self.dropped = Count(), Count()
+
+
+class Count:
+    value = 0.0
+
+    def inc(self, amount: float = 1) -> None:
+        self.value += amount
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, RecordSender]]:
-    """The exporting process's end, and a sender at the other."""
-    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    with theirs:
-        sender = RecordSender(ours.detach(), "api-7")
-        yield theirs, sender
-        sender._socket.close()
+def exporter() -> Iterator[tuple[span_export._CountingExporter, Collector, SpanMetrics]]:
+    logger = logging.getLogger("opentelemetry")
+    handlers, propagate = logger.handlers, logger.propagate
+    metrics: SpanMetrics = Counts()  # type: ignore[assignment]
+    collector = Collector()
+    yield span_export._CountingExporter(collector, "http://c", metrics), collector, metrics
+    logger.handlers, logger.propagate = handlers, propagate
 
 
-def messages(end: socket.socket) -> list[tuple[int, list[RequestRecord | BatchRecord]]]:
-    """Of each message that waits: spans dropped before it, and its records."""
-    found: list[tuple[int, list[RequestRecord | BatchRecord]]] = []
-    while True:
-        try:
-            message = decode(end.recv(1 << 20, socket.MSG_DONTWAIT))
-        except BlockingIOError:
-            return found
-        assert message.process == "api-7"
-        found.append((message.dropped, message.records))
+def ended(recorder: Recorder) -> ReadableSpan:
+    recorder.tracer.start_span("a").end()
+    return recorder.spans[-1]
 
 
-def record(number: int, size: int = 100) -> BatchRecord:
-    return BatchRecord(0, 0.0, 1.0, number, 1, 1, "", [Member(b"x" * size, 1, 1, 1.0)])
+def test_spans_over_the_limit_are_dropped_and_counted(
+    exporter: tuple[span_export._CountingExporter, Collector, SpanMetrics], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting, _, metrics = exporter
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "600")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "600")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
+    export, counting.export = counting.export, lambda spans: SpanExportResult.SUCCESS  # type: ignore[method-assign]
+    processor = span_export._BoundedProcessor(counting, metrics)  # its exporter takes nothing yet
+    span = ended(Recorder())
+    for _ in range(1000):
+        processor.on_end(span)
+    assert metrics.dropped.value == 400  # type: ignore[attr-defined]
+    export([span] * 600)
+    processor.on_end(span)
+    assert (metrics.exported.value, metrics.dropped.value) == (600, 400)  # type: ignore[attr-defined]
+    processor.shutdown()  # type: ignore[no-untyped-call]
 
 
-def numbers(received: list[tuple[int, list[RequestRecord | BatchRecord]]]) -> list[int]:
-    return [each.texts for _, records in received for each in records]
-
-
-def test_records_arrive_in_order_with_the_next_flush(ends: tuple[socket.socket, RecordSender]) -> None:
-    end, sender = ends
-    for number in range(5):
-        sender.add(record(number))
-    assert messages(end) == []
-    sender.flush()
-    (message,) = messages(end)
-    assert numbers([message]) == [0, 1, 2, 3, 4]
-    sender.flush()
-    assert messages(end) == []
-
-
-def test_many_records_leave_without_one(ends: tuple[socket.socket, RecordSender]) -> None:
-    end, sender = ends
-    for number in range(3000):
-        sender.add(record(number))
-        if number % 100 == 0:
-            received = messages(end)
-            if received:
-                assert len(received) == 1
-                assert sum(100 for _ in received[0][1]) < MESSAGE_BYTES
-                return
-    raise AssertionError("3000 records of 100 bytes are more than a message")
-
-
-def test_what_cannot_be_sent_is_kept_and_then_dropped_and_counted(ends: tuple[socket.socket, RecordSender]) -> None:
-    end, sender = ends
-    total = 4 * WAITING_BYTES // 1000
-    for number in range(total):
-        sender.add(record(number, 1000))
-    sender.flush()
-    assert sender._bytes <= WAITING_BYTES
-    received = messages(end)
-    while True:
-        sender.flush()
-        if not (more := messages(end)):
-            break
-        received += more
-    dropped = sum(count for count, _ in received)
-    arrived = numbers(received)
-    assert arrived == sorted(set(arrived))
-    assert arrived[-1] == total - 1
-    assert dropped == 3 * (total - len(arrived)) > 0  # a batch, a queue and an inference each
-
-
-def test_nobody_at_the_other_end_costs_records(ends: tuple[socket.socket, RecordSender]) -> None:
-    end, sender = ends
-    end.close()
-    for number in range(2000):
-        sender.add(record(number))
-    sender.flush()
-    assert sender._bytes == 0
-
-
-def test_a_batch_of_very_many_requests_is_several_records(ends: tuple[socket.socket, RecordSender]) -> None:
-    end, sender = ends
-    members = [Member(number.to_bytes(24), 1, 3, 0.0) for number in range(5000)]
-    tracer = BatchTracer(sender, 3)
-    received = []
-    for start in range(0, len(members), 2500):
-        tracer.record(
-            members[start : start + 2500], started=1.0, ended=2.0, texts=2500, tokens=7500, requests=2500, reason="why"
-        )
-        tracer.flush()
-        received += messages(end)
-    records = [each for _, records in received for each in records if isinstance(each, BatchRecord)]
-    assert [member for each in records for member in each.members] == members
-    assert {(each.engine, each.texts, each.reason) for each in records} == {(3, 2500, "why")}
-    tracer.record([], started=1.0, ended=2.0, texts=1, tokens=1, requests=1)
-    tracer.flush()
-    assert messages(end) == []
+def test_the_log_says_once_that_the_collector_refuses_and_when_it_accepts_again(
+    exporter: tuple[span_export._CountingExporter, Collector, SpanMetrics], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    counting, collector, metrics = exporter
+    span = ended(Recorder())
+    collector.result = SpanExportResult.FAILURE
+    counting.export([span] * 3)
+    counting.export([span] * 4)
+    collector.result = SpanExportResult.SUCCESS
+    counting.export([span] * 5)
+    counting.export([span] * 6)
+    assert (metrics.exported.value, metrics.dropped.value) == (11, 7)  # type: ignore[attr-defined]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "7 were lost" in caplog.records[1].getMessage()
 
 
 # --- the middleware ---
 
 
-def ask(app: ASGIApp, sender: RecordSender, *, sampled: bool = True, path: str = "/embed") -> int:
+def ask(app: ASGIApp, recorder: Recorder, *, sampled: bool = True, path: str = "/embed") -> int:
     """The status of a request through the middleware, in a task of its own."""
     metrics = ApiMetrics(["/embed", "other"], LatencyBuckets(), tasks=["/embed"])
-    tracer = RequestTracer(sender, Sampler(0.0), frozenset())
+    tracer = RequestTracer(recorder.tracer, "api-7", frozenset())
     middleware = RequestMetricsMiddleware(
         app, labels_by_path(), ["/embed"], dialects_by_path(), metrics, HeldBytes(1), tracer=tracer
     )
-    header = f"00-{TRACE}-{SPAN}-{int(sampled):02x}".encode()
-    scope = {"type": "http", "method": "POST", "scheme": "http", "path": path, "headers": [(b"traceparent", header)]}
+    headers = [SAMPLED if sampled else UNSAMPLED]
+    scope = {"type": "http", "method": "POST", "scheme": "http", "path": path, "headers": headers}
     statuses: list[int] = []
 
     async def send(message: Message) -> None:
@@ -153,7 +214,6 @@ def ask(app: ASGIApp, sender: RecordSender, *, sampled: bool = True, path: str =
         return {"type": "http.disconnect"}
 
     asyncio.run(middleware(scope, receive, send))
-    tracer.flush()
     return statuses[0]
 
 
@@ -162,40 +222,35 @@ async def breaks(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def drains(scope: Scope, receive: Receive, send: Send) -> None:
-    from embert.server.http.errors import send_error
-
-    scope["embert.trace"].stage("tokenize", 1.0, 2.0, "x" * 10_000)
+    scope[TRACE_KEY].stage("tokenize", 1.0, 2.0, "x" * 10_000)
     await send_error(send, Unavailable("the server is shutting down " + "!" * 10_000), dialects_by_path()["/embed"])
 
 
-def test_a_bug_is_an_error_with_the_exceptions_name(
-    ends: tuple[socket.socket, RecordSender], caplog: pytest.LogCaptureFixture
-) -> None:
-    end, sender = ends
-    assert ask(breaks, sender) == 500
-    ((_, (found,)),) = messages(end)
-    assert isinstance(found, RequestRecord)
-    assert (found.status, found.exception, found.reason) == (500, "RuntimeError", "internal error; the log has more")
-    assert MARKER not in str(found)
-    assert (found.trace_id.hex(), found.parent_id.hex()) == (TRACE, SPAN)
+def test_a_bug_is_an_error_with_the_exceptions_name() -> None:
+    recorder = Recorder(Sampler(0.0))
+    assert ask(breaks, recorder) == 500
+    (span,) = recorder.spans
+    assert span.attributes is not None
+    assert (span.attributes["http.response.status_code"], span.attributes["error.type"]) == (500, "RuntimeError")
+    assert not span.status.is_ok
+    assert MARKER not in span.to_json()
+    assert span.context is not None
+    assert span.parent is not None
+    assert (span.context.trace_id, span.parent.span_id) == (int(TRACE, 16), int(SPAN, 16))
 
 
-def test_reasons_are_short(ends: tuple[socket.socket, RecordSender]) -> None:
-    end, sender = ends
-    assert ask(drains, sender) == 503
-    ((_, (found,)),) = messages(end)
-    assert isinstance(found, RequestRecord)
-    assert found.reason.startswith("the server is shutting down !")
-    assert len(found.reason) == len(found.stages[0].reason) == 512
-    assert isinstance(found.stages[0], Stage)
+def test_reasons_are_short() -> None:
+    recorder = Recorder(Sampler(0.0))
+    assert ask(drains, recorder) == 503
+    stage, root = recorder.spans
+    for span in (stage, root):
+        assert span.status.description is not None
+        assert len(span.status.description) == REASON_MAX
 
 
 @pytest.mark.parametrize("sampled", [True, False])
-def test_log_lines_of_a_request_carry_its_trace(
-    ends: tuple[socket.socket, RecordSender], monkeypatch: pytest.MonkeyPatch, sampled: bool
-) -> None:
+def test_log_lines_of_a_request_carry_its_trace(sampled: bool) -> None:
     """Also of one that is not sampled here: the caller's own log lines have the id."""
-    _, sender = ends
     lines: list[tuple[str, str]] = []
 
     class Format(logging.Handler):
@@ -205,7 +260,7 @@ def test_log_lines_of_a_request_carry_its_trace(
     root, handler = logging.getLogger(), Format()
     root.addHandler(handler)
     try:
-        assert ask(breaks, sender, sampled=sampled) == 500
+        assert ask(breaks, Recorder(Sampler(0.0)), sampled=sampled) == 500
         logging.getLogger(__name__).warning("of no request")
         logging.getLogger(__name__).warning("of an engine's request", extra={"trace_id": "ab" * 16})
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from embert.server.observability.tracing.settings import (
     shown,
     traces_url,
 )
-from tests.server.live import STAND_IN, live, run_cli, until
+from tests.server.live import STAND_IN, live, run_cli
 from tests.server.observability.tracing.traced import AT_ONCE, OtlpReceiver, new_trace, received
 
 ANY, TRACES = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
@@ -99,19 +98,6 @@ def test_samplers_that_there_are_not(name: str, argument: str, said: str) -> Non
         read_sampler(None, {"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": argument})
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1e-3, 0.1, 0.5, 1.0])
-def test_the_ratio_takes_what_opentelemetrys_own_takes(ratio: float) -> None:
-    from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
-
-    sampler, theirs = Sampler(ratio), TraceIdRatioBased(ratio)
-    ids = [secrets.token_bytes(16) for _ in range(2000)]
-    edge = theirs.bound
-    ids += [bytes(8) + number.to_bytes(8) for number in (0, edge - 1, edge, 2**64 - 1) if 0 <= number < 2**64]
-    for each in ids:
-        decision = theirs.should_sample(None, int.from_bytes(each), "span").decision
-        assert sampler.takes(each) == decision.is_sampled()  # type: ignore[no-untyped-call]
-
-
 # --- the command line ---
 
 
@@ -191,22 +177,19 @@ def test_opentelemetrys_variables_alone_are_enough() -> None:
         assert headers["content-encoding"] == "gzip"
 
 
-def test_nothing_of_opentelemetrys_sdk_is_there_without_traces() -> None:
-    """Nor with them, in the processes that answer: FastAPI alone imports its API."""
-    with OtlpReceiver() as receiver:
-        for options in ((), ("--otlp-endpoint", receiver.url)):
-            with live(*STAND_IN, *options, env=AT_ONCE) as server:
-                assert server.post("/embed", {"inputs": "a"}).status_code == 200
-                if options:
-                    until(lambda: receiver.count, what="spans")
-                for pid in server.pids:
-                    maps = Path(f"/proc/{pid}/maps").read_text()
-                    assert "/google/_upb/" not in maps  # protobuf's extension, which the exporter needs
-                exporters = [line for line in _commands(server.process.pid) if "tracing.process" in line]
-                assert len(exporters) == bool(options)
+def test_without_traces_no_process_has_opentelemetrys_sdk() -> None:
+    with live(*STAND_IN) as server:
+        assert server.post("/embed", {"inputs": "a"}).status_code == 200
+        for pid in server.pids:
+            # The extension of protobuf, which the exporter needs. FastAPI alone imports OpenTelemetry's API.
+            assert "/google/_upb/" not in Path(f"/proc/{pid}/maps").read_text()
 
 
-def _commands(pid: int) -> list[str]:
-    import psutil
+def test_a_variable_that_the_sdk_refuses_costs_traces_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from embert.server.observability.tracing.span_export import start_span_export
 
-    return [" ".join(child.cmdline()) for child in psutil.Process(pid).children()]
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
+    assert start_span_export("http://127.0.0.1:1/v1/traces", "a") is None
+    assert "max_export_batch_size" in caplog.text

@@ -1,1 +1,0 @@
-"""What OpenTelemetry traces cost the server."""

@@ -1,0 +1,178 @@
+"""Spans of one process to the collector, by OpenTelemetry's SDK. A dead or slow collector costs spans alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider, sampling
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import Tracer
+
+from embert import __version__
+from embert.server.observability.metrics import SpanMetrics
+from embert.server.observability.tracing.settings import Sampler, shown
+
+__all__ = ["Clock", "SpanExport", "start_span_export", "tracer_provider"]
+
+log = logging.getLogger(__name__)
+
+WAITING_SPANS = 8192  # for the collector, unless OTEL_BSP_MAX_QUEUE_SIZE says otherwise; a span takes about 2 kB
+FLUSH_S = 2.0  # most seconds that a collector delays the end of a process
+_CLOCK_INTERVAL_S = 10.0  # the machine's time may be set
+
+
+def start_span_export(url: str, instance: str, sampler: Sampler | None = None) -> SpanExport | None:
+    """Export spans of this process; None, with a line in the log, where OpenTelemetry's variables are wrong.
+
+    `instance` is a name for this server that no other has. Without a sampler every span is exported.
+    """
+    try:
+        return SpanExport(url, instance, sampler)
+    except (OSError, ValueError) as error:
+        log.error("spans cannot be exported, serving without traces: %s", error)  # noqa: TRY400
+        return None
+
+
+class SpanExport:
+    """A tracer, and the thread of OpenTelemetry's that sends what it records."""
+
+    def __init__(self, url: str, instance: str, sampler: Sampler | None) -> None:
+        """The SDK reads headers, compression, certificates and times from OpenTelemetry's own variables."""
+        metrics = SpanMetrics()
+        exporter = _CountingExporter(OTLPSpanExporter(url), shown(url), metrics)
+        self._processor = _BoundedProcessor(exporter, metrics)
+        provider = tracer_provider(sampler, _resource(instance))
+        provider.add_span_processor(self._processor)
+        self.tracer: Tracer = provider.get_tracer("embert", __version__)
+
+    def close(self) -> None:
+        """Export what waits, for FLUSH_S at most."""
+        # The processor's own limit is 30 s.
+        thread = threading.Thread(target=self._processor.shutdown, name="last-spans", daemon=True)
+        thread.start()
+        thread.join(FLUSH_S)
+        if thread.is_alive():
+            log.warning("the collector did not take the last spans within %g s, they are lost", FLUSH_S)
+
+
+def tracer_provider(sampler: Sampler | None, resource: Resource) -> TracerProvider:
+    """OpenTelemetry's, which exports nothing yet."""
+    own: sampling.Sampler = sampling.ALWAYS_ON
+    if sampler is not None:
+        own = sampling.TraceIdRatioBased(sampler.ratio)
+        if sampler.parent_based:
+            own = sampling.ParentBased(own)
+    return TracerProvider(
+        sampler=own,
+        resource=resource,
+        shutdown_on_exit=False,
+        span_limits=SpanLimits(max_links=SpanLimits.UNSET),  # a batch is linked to all of its requests
+    )
+
+
+class Clock:
+    """Unix time in nanoseconds for seconds of CLOCK_MONOTONIC, which perf_counter reads too."""
+
+    def __init__(self) -> None:
+        self._offset_ns = 0
+        self._due = 0.0
+
+    def offset_ns(self) -> int:
+        """Unix time less CLOCK_MONOTONIC. Times of one request or batch are converted with one offset."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + _CLOCK_INTERVAL_S
+            best_ns = 1 << 62
+            for _ in range(8):  # the reading that was interrupted least
+                before, unix, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+                if after - before < best_ns:
+                    best_ns, self._offset_ns = after - before, unix - (before + after) // 2
+        return self._offset_ns
+
+
+class _BoundedProcessor(BatchSpanProcessor):
+    """Drops and counts new spans while too many wait: OpenTelemetry's drops old ones and counts none."""
+
+    def __init__(self, exporter: _CountingExporter, metrics: SpanMetrics) -> None:
+        text = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
+        self._limit = int(text) if text.isdecimal() and int(text) else WAITING_SPANS
+        self._exporter, self._metrics = exporter, metrics
+        self._accepted = 0  # spans, written by the thread that ends them
+        super().__init__(exporter, max_queue_size=self._limit)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """See SpanProcessor."""
+        if self._accepted - self._exporter.finished >= self._limit:
+            self._metrics.dropped.inc()
+            return
+        self._accepted += 1
+        super().on_end(span)
+
+
+class _CountingExporter(SpanExporter):
+    """Counts spans, and logs once that the collector does not take them."""
+
+    def __init__(self, exporter: SpanExporter, collector: str, metrics: SpanMetrics) -> None:
+        """`collector` is its URL for the log."""
+        self._exporter, self._collector, self._metrics = exporter, collector, metrics
+        self.finished = 0  # spans that wait no more
+        self._lost = 0  # since the collector last took spans
+        self._messages = _LastMessages()
+        # Its own lines come with every try, and quote malformed headers of clients.
+        logging.getLogger("opentelemetry").handlers = [logging.NullHandler()]
+        logging.getLogger("opentelemetry").propagate = False
+        logging.getLogger("opentelemetry.exporter").handlers = [self._messages]
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """See SpanExporter."""
+        self._messages.texts.clear()
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            self.finished += len(spans)
+        if result is SpanExportResult.SUCCESS:
+            self._metrics.exported.inc(len(spans))
+            if self._lost:
+                log.info("%s accepts spans again; %d were lost", self._collector, self._lost)
+                self._lost = 0
+        else:
+            self._metrics.dropped.inc(len(spans))
+            if not self._lost:
+                reason = "; ".join(self._messages.texts) or "no reason given"
+                log.warning("%s does not accept spans, dropping them: %s", self._collector, reason)
+            self._lost += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        """See SpanExporter."""
+        self._exporter.shutdown()
+
+
+class _LastMessages(logging.Handler):
+    """Keeps the last lines: the last but one tells why it was tried again, the last that it was given up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: deque[str] = deque(maxlen=2)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def _resource(instance: str) -> Resource:
+    """What all spans say of this server; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come first."""
+    own = {
+        "service.name": "embert",
+        "service.version": __version__,
+        "service.instance.id": instance,
+        "host.name": platform.node(),
+    }
+    return Resource.create({**own, **OTELResourceDetector().detect().attributes})
