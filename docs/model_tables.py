@@ -1,8 +1,8 @@
-"""Writes the tables of families in README.md and docs/models.md from the code.
+"""Writes the tables of models in README.md and docs/models.md from the code.
 
     python -m docs.model_tables
 
-What a family computes, and which heads it has, its reader says (engine/models/), given the config.json of its model
+What a model_type computes, and which heads it has, comes from its reader (engine/models/), given the config.json of it
 in the tests. Names of checkpoints and what was tested stand here.
 """
 
@@ -91,14 +91,14 @@ def layers(encoder_config: EncoderConfig) -> str:
 
 def readme() -> Iterable[tuple[str, ...]]:
     """README's table."""
-    yield "family", "for example", "tested on"
+    yield "model", "for example", "tested on"
     for row in ROWS:
         yield row.name, row.checkpoints, row.devices
 
 
 def models() -> Iterable[tuple[str, ...]]:
     """The table of docs/models.md."""
-    yield "family", "`model_type`", "for example", "positions", "layers", "scores, classes", "SPLADE", "tested on"
+    yield "model", "`model_type`", "for example", "positions", "layers", "scores, classes", "SPLADE", "tested on"
     for row in ROWS:
         found = row.config_read()
         heads = (found.tensors.classification, found.tensors.masked_lm)
@@ -112,11 +112,11 @@ TABLES = {ROOT / "README.md": readme, ROOT / "docs" / "models.md": models}
 
 
 def replaced(page: Path) -> str:
-    """The text of one of TABLES' pages with its table of families as the code has it."""
+    """The text of one of TABLES' pages with its table of models as the code has it."""
     header, *rows = TABLES[page]()
     lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
     lines.insert(1, "|---" * len(header) + "|")
-    table = re.compile(r"^\| family \|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
+    table = re.compile(r"^\| model \|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
     return table.sub(lambda _: "\n".join(lines) + "\n", page.read_text(), count=1)
 
 

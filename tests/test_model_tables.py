@@ -1,4 +1,4 @@
-"""README and docs/models.md name the families that the code reads, and what it makes of them."""
+"""README and docs/models.md name the models that the code reads, and what it makes of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embert.engine.models import MODEL_TYPES
 from tests.csrc.model_checkpoints import CHECKPOINTS
 
 
-def test_every_family_has_a_row() -> None:
+def test_every_model_type_has_a_row() -> None:
     assert {each for row in ROWS for each in row.model_types} == set(MODEL_TYPES)
 
 
@@ -27,5 +27,5 @@ def test_a_gpu_is_named_where_a_test_has_one() -> None:
 
 @pytest.mark.parametrize("page", TABLES, ids=lambda page: page.name)
 def test_tables_are_made_from_the_code(page: Path) -> None:
-    assert "| family | " in page.read_text()
+    assert "| model | " in page.read_text()
     assert page.read_text() == replaced(page), "run scripts/document"

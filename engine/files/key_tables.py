@@ -29,7 +29,7 @@ GENERATION = irrelevant("text generation only")
 DTYPE = irrelevant("--dtype decides; weights are read as they are stored")
 OUTPUT = irrelevant("which outputs a call returns beside the hidden states")
 KERNEL = irrelevant("which kernels compute the same")
-REMOTE_CODE = irrelevant("no remote code is ever run; families read what such code computes from the other keys")
+REMOTE_CODE = irrelevant("no remote code is ever run; the readers take what such code computes from the other keys")
 NO_PADDING = irrelevant("texts are packed, and nothing is padded")
 DECODING = irrelevant("ids to text only")
 OFFSETS = irrelevant("offsets only")
@@ -289,11 +289,11 @@ DROPOUTS = (
     "resid_pdrop", "seq_classif_dropout", "summary_first_dropout", "summary_last_dropout", "pooler_dropout",
     "lora_dropout_p",
 )  # fmt: skip
-SHAPE = honored("a shape, by the family's name for it; the defaults are transformers'")
+SHAPE = honored("a shape, under the model_type's own name; the defaults are transformers'")
 
 # config.json: keys of all families.
 CONFIG: Table = {
-    "model_type": honored("the family"),
+    "model_type": honored("which reader and which table of keys apply"),
     "architectures": honored("whether there is a head, and which"),
     "id2label": honored("labels of a classifier"),
     "num_labels": honored("labels of a classifier without id2label"),
@@ -353,7 +353,7 @@ CONFIG: Table = {
     **dict.fromkeys(
         ("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
          "pooler_type", "summary_activation", "summary_type", "summary_use_proj", "add_pooling_layer"),
-        irrelevant("heads of other tasks, which no family here has"),
+        irrelevant("heads of other tasks, which no model_type here has"),
     ),
 }  # fmt: skip
 
@@ -363,7 +363,7 @@ BERT_LIKE: dict[str, Key] = {
     "type_vocab_size": SHAPE,
     "hidden_act": honored("gelu, gelu_new, gelu_pytorch_tanh or relu"),
     "layer_norm_eps": honored("of every norm"),
-    "position_embedding_type": honored("absolute, or what the family names"),
+    "position_embedding_type": honored("absolute, or what the model_type implies"),
     "tokenizer_class": honored("where tokenizer_config.json names no class"),
 }
 ROBERTA_LIKE: dict[str, Key] = {**BERT_LIKE, "pad_token_id": honored("positions start after its row")}
@@ -403,7 +403,7 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
     },
     "mpnet": {
         **BERT_LIKE,
-        "type_vocab_size": irrelevant("the family has no token types"),
+        "type_vocab_size": irrelevant("this model_type has no token types"),
         "relative_attention_num_buckets": honored("32, which the library's code fixes"),
     },
     "electra": {**BERT_LIKE, "embedding_size": SHAPE},
@@ -418,7 +418,7 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
     },
     "modernbert": {
         **{name: key for name, key in BERT_LIKE.items() if name not in ("hidden_act", "layer_norm_eps")},
-        "type_vocab_size": irrelevant("the family has no token types"),
+        "type_vocab_size": irrelevant("this model_type has no token types"),
         "position_embedding_type": irrelevant("positions are always rotary"),
         "layer_norm_eps": irrelevant("norm_eps says it"),
         "hidden_activation": honored("gelu, gelu_new, gelu_pytorch_tanh or relu"),
