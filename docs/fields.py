@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from embert.server.frontend.input.known_fields import KnownField, Verdict
 from embert.server.frontend.routes import TASKS
 from embert.server.protocols.fields import ELSEWHERE
+from embert.server.request.known_fields import KnownField, Verdict
 
 __all__ = ["PAGE", "replaced"]
 

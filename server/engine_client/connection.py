@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from embert.server.frontend.background import exit_on_error
+from embert.server.engine_client.background import exit_on_error
 from embert.server.ipc.control import EngineState
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import EncodeRequest, EngineStatus, Part, Submit, decode_results, encode

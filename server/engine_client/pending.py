@@ -13,7 +13,7 @@ import numpy.typing as npt
 from embert.engine import Encoded, Task, TaskOutput
 from embert.engine.packing import cumulative
 from embert.engine.tasks import ALL_TASKS
-from embert.server.frontend.input.request_options import RequestOptions
+from embert.server.http.request_options import RequestOptions
 from embert.server.ipc.messages import EncodeRequest, Part, TaskRows
 
 __all__ = ["Answer", "PendingRequest", "Receive", "TooManyWeights"]

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from embert.engine import Encoded, Task
 from embert.server.engine_client.admission import Admission
+from embert.server.engine_client.background import keep_running
 from embert.server.engine_client.connection import EngineConnection
 from embert.server.engine_client.pending import Answer, PendingRequest, Receive, TooManyWeights
-from embert.server.frontend.background import keep_running
-from embert.server.frontend.input.request_options import RequestOptions
 from embert.server.http.errors import InferenceFailed, ServerError, Unavailable
+from embert.server.http.request_options import RequestOptions
 from embert.server.ipc.control import EngineState, ModelInfo, StartModel
 from embert.server.ipc.messages import EncodeRequest, Part
 from embert.server.ipc.shared_counters import SharedCounters

@@ -1,1 +1,1 @@
-"""The API process: routes, schemas, and the way from texts to vectors and back to bytes."""
+"""The HTTP process: the app, the table of routes, operations, the OpenAPI document, and the page."""

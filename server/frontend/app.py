@@ -15,35 +15,30 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from embert import __version__
-from embert.server.frontend.input.describe import describe_name
-from embert.server.frontend.models.model_handle import ModelHandle
-from embert.server.frontend.models.model_registry import ModelRegistry
-from embert.server.frontend.models.model_selector import ModelSelector
 from embert.server.frontend.openapi import ERROR_MODELS, complete_document, description
-from embert.server.frontend.operations import Operations
-from embert.server.frontend.playground import hint
-from embert.server.frontend.routes import (
+from embert.server.frontend.operations import OPERATIONS, Operations
+from embert.server.frontend.path_lookup import (
     BELOW,
     METRIC_TASKS,
     MODELS,
-    OF_THE_FIRST,
-    OPERATIONS,
     ROUTES,
     ModelPath,
-    TaskRoute,
     dialects_by_path,
     keyless_paths,
     labels_by_path,
     model_paths,
-    tasks_by_path,
 )
+from embert.server.frontend.playground import hint
+from embert.server.frontend.routes import OF_THE_FIRST, TaskRoute, tasks_by_path
 from embert.server.frontend.task_endpoint import TaskEndpoint
 from embert.server.http.auth import AuthMiddleware, Keys
 from embert.server.http.cors import with_cors
 from embert.server.http.direct import DirectRoutes
-from embert.server.http.errors import Dialects, Invalid, NotFound, ServerError, error_body
+from embert.server.http.errors import Dialects, Invalid, NotFound, ServerError, describe_name, error_body
 from embert.server.http.request_metrics import RequestMetricsMiddleware
 from embert.server.observability.access_log import AccessLog
+from embert.server.request.model_handle import ModelHandle
+from embert.server.request.model_registry import ModelRegistry, ModelSelector
 
 if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTracer

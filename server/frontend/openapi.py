@@ -12,13 +12,13 @@ from pydantic.json_schema import models_json_schema
 
 from embert.engine import Model
 from embert.server.config import ServeConfig
-from embert.server.frontend.input.request_body import InputForm, RequestBody
-from embert.server.frontend.models.model_registry import ModelRegistry
 from embert.server.frontend.routes import TASKS, TaskRoute, tasks_by_path
 from embert.server.http.errors import Dialect
 from embert.server.protocols.cohere import CohereError
 from embert.server.protocols.openai import OpenAIError
 from embert.server.protocols.tei import TeiError
+from embert.server.request.model_registry import ModelRegistry
+from embert.server.request.request_body import InputForm, RequestBody
 
 __all__ = ["ERROR_MODELS", "complete_document", "description"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
-from embert.server.frontend.background import exit_on_error, keep_running
+from embert.server.engine_client.background import exit_on_error, keep_running
 from embert.server.http.accept import scrape_form
 from embert.server.http.errors import Dialect, ServerError, send_error
 from embert.server.ipc.control import ControlConnection, Drain, Drained, EngineState, Failed, Message, Ready, StartApi
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
     from embert.server.config import ServeConfig
     from embert.server.engine_client.router import Router
-    from embert.server.frontend.models.model_registry import ModelRegistry
     from embert.server.http.connections import Connections
     from embert.server.observability.api_metrics import ApiMetrics
     from embert.server.observability.scraping.scrapes import Scrapes
     from embert.server.observability.tracing.span_export import SpanExport
+    from embert.server.request.model_registry import ModelRegistry
 
 __all__ = ["main"]
 
@@ -80,19 +80,19 @@ async def _serve(
     from embert.engine.errors import EngineError
     from embert.server.config import ConfigError
     from embert.server.frontend.app import create_app
-    from embert.server.frontend.models.loading import load_services
-    from embert.server.frontend.routes import dialects_by_path, keyless_paths
+    from embert.server.frontend.path_lookup import METRIC_ROUTES, METRIC_TASKS, dialects_by_path, keyless_paths
     from embert.server.http.auth import Keys
     from embert.server.http.connections import Connections, connection_limit
     from embert.server.http.protocol import bounded_protocol
     from embert.server.http.timeouts import end_slow_readers
     from embert.server.http.tls import with_tls
     from embert.server.http.tls_context import tls_context
+    from embert.server.request.model_registry import load_registry
 
     config = start.config
     counters = SharedCounters(start.counters_fd, config.http_processes, len(start.engines), len(start.models))
     try:
-        services = load_services(start, control, counters, memory)
+        services = load_registry(start, control, counters, memory, routes=METRIC_ROUTES, tasks=METRIC_TASKS)
         keys = Keys(config, keyless_paths(config.keyless_groups, services.by_name))
         tls = tls_context(config)
         access_log = None

@@ -6,10 +6,10 @@ import time
 
 from starlette.types import Receive, Scope, Send
 
-from embert.server.frontend.models.model_selector import ModelSelector
-from embert.server.frontend.request_context import Handler, RequestContext
 from embert.server.http.errors import Dialect, Reply, ServerError, error_reply, send_reply
 from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
+from embert.server.request.model_registry import ModelSelector
+from embert.server.request.request_context import Handler, RequestContext
 
 __all__ = ["TaskEndpoint"]
 

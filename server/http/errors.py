@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 from starlette.types import Send
@@ -39,6 +39,8 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "UnsupportedEncoding",
+    "describe",
+    "describe_name",
     "error_body",
     "error_reply",
     "send_error",
@@ -252,3 +254,28 @@ async def send_reply(send: Send, reply: Reply) -> None:
 async def send_error(send: Send, error: ServerError, dialect: Dialect) -> None:
     """Answer with an error, by ASGI."""
     await send_reply(send, error_reply(error, dialect))
+
+
+# --- values in messages: never a text ---
+
+
+def describe_name(name: str) -> str:
+    """A name that a client gave, for an error: as it is, unless it looks more like a text."""
+    return repr(name) if len(name) <= 100 and name.isprintable() else describe(name)
+
+
+def describe(value: Any) -> str:
+    """What a value is, without giving away a text."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return str(value) if abs(value) < 1e18 else "not a number of any use"
+        case str():
+            return f"a string of {len(value)} characters"
+        case list():
+            return f"a list of {len(value)}" if value else "an empty list"
+        case _:
+            return "an object"

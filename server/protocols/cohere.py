@@ -13,14 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from embert.engine import Task
 from embert.engine.tokenization.pairs import PairLimits
-from embert.server.frontend.input.request_body import FAIL_FAST, InputForm, InputForms, RequestBody, TextList
-from embert.server.frontend.request_context import JSON, RequestContext
-from embert.server.frontend.serialization import answer_id, quantize, rows_json
 from embert.server.http.errors import Invalid
 from embert.server.protocols.fields import COHERE_EMBED, COHERE_RERANK
 from embert.server.protocols.openai import check_number_type, read_input_type
 from embert.server.protocols.ranking import joined, rank
 from embert.server.protocols.rerank import ApiVersion, RerankMeta, RerankResult, result_rows, search_units
+from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody, TextList
+from embert.server.request.request_context import JSON, RequestContext
+from embert.server.request.serialization import answer_id, quantize, rows_json
 
 __all__ = [
     "CohereEmbedRequest",

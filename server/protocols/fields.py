@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from embert.server.frontend.input.known_fields import Fields, KnownField, Verdict, known
+from embert.server.request.known_fields import Fields, KnownField, Verdict, known
 
 __all__ = [
     "CLASSIFY",

@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from embert.server.frontend.input.request_body import FAIL_FAST, InputForm, InputForms, RequestBody
-from embert.server.frontend.request_context import JSON, RequestContext
 from embert.server.protocols.fields import RANKING
 from embert.server.protocols.openai import Usage
 from embert.server.protocols.ranking import Document, documents_texts, joined, rank
+from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody
+from embert.server.request.request_context import JSON, RequestContext
 
 __all__ = ["NvidiaRanking", "RankingRequest", "ranking"]
 

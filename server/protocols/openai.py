@@ -8,7 +8,10 @@ from pydantic import BaseModel, Field
 
 from embert.engine import Task
 from embert.engine.tasks import NO_TASK
-from embert.server.frontend.input.request_body import (
+from embert.server.http.errors import Invalid, describe_name
+from embert.server.protocols.fields import EMBEDDINGS
+from embert.server.request.model_handle import ModelHandle
+from embert.server.request.request_body import (
     FAIL_FAST,
     TASK,
     TEXT_OR_IDS,
@@ -16,14 +19,10 @@ from embert.server.frontend.input.request_body import (
     InputForms,
     RequestBody,
     TextOrIds,
-    describe_name,
 )
-from embert.server.frontend.models.model_handle import ModelHandle
-from embert.server.frontend.models.served_model import Capability
-from embert.server.frontend.request_context import JSON, RequestContext
-from embert.server.frontend.serialization import NumberType, openai_json, quantize, typed_openai_json
-from embert.server.http.errors import Invalid
-from embert.server.protocols.fields import EMBEDDINGS
+from embert.server.request.request_context import JSON, RequestContext
+from embert.server.request.serialization import NumberType, openai_json, quantize, typed_openai_json
+from embert.server.request.served_model import Capability
 
 __all__ = [
     "EmbeddingList",

@@ -16,10 +16,10 @@ from embert.engine import Encoded, Task
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import scores
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
-from embert.server.frontend.input.request_body import FAIL_FAST, InputForm, RequestBody
-from embert.server.frontend.input.text_pairs import TextPairs
-from embert.server.frontend.request_context import RequestContext
 from embert.server.http.errors import EmptyInput
+from embert.server.request.request_body import FAIL_FAST, InputForm, RequestBody
+from embert.server.request.request_context import RequestContext
+from embert.server.request.text_pairs import TextPairs
 
 __all__ = [
     "DOCUMENTS",

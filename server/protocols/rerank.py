@@ -13,10 +13,10 @@ import orjson
 from pydantic import BaseModel, Field
 
 from embert.engine.tokenization.pairs import PairLimits
-from embert.server.frontend.input.request_body import Direction, InputForm, InputForms, RequestBody
-from embert.server.frontend.request_context import JSON, RequestContext
 from embert.server.protocols.fields import RERANK
 from embert.server.protocols.ranking import DOCUMENTS, Documents, Ranking, documents_texts, joined, rank
+from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody
+from embert.server.request.request_context import JSON, RequestContext
 
 __all__ = [
     "ApiVersion",

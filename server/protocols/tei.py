@@ -8,7 +8,16 @@ import orjson
 from pydantic import BaseModel, Field, RootModel
 
 from embert.engine import Encoded, Task
-from embert.server.frontend.input.request_body import (
+from embert.server.http.errors import EmptyInput
+from embert.server.protocols.fields import (
+    EMBED,
+    EMBED_ALL,
+    EMBED_SPARSE,
+    SIMILARITY,
+    SIMILARITY_INPUTS,
+    SIMILARITY_PARAMETERS,
+)
+from embert.server.request.request_body import (
     MODELS_DIRECTION,
     TASK,
     TEXTS_AND_IDS,
@@ -21,17 +30,8 @@ from embert.server.frontend.input.request_body import (
     TextList,
     TextsAndIds,
 )
-from embert.server.frontend.request_context import JSON, RequestContext
-from embert.server.frontend.serialization import floats_json, nested_floats_json, sparse_json
-from embert.server.http.errors import EmptyInput
-from embert.server.protocols.fields import (
-    EMBED,
-    EMBED_ALL,
-    EMBED_SPARSE,
-    SIMILARITY,
-    SIMILARITY_INPUTS,
-    SIMILARITY_PARAMETERS,
-)
+from embert.server.request.request_context import JSON, RequestContext
+from embert.server.request.serialization import floats_json, nested_floats_json, sparse_json
 
 __all__ = [
     "EmbedAllRequest",

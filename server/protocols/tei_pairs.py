@@ -13,7 +13,11 @@ from pydantic import BaseModel, Field, RootModel
 from embert.engine import Task
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import scores
-from embert.server.frontend.input.request_body import (
+from embert.server.http.errors import EmptyInput, Invalid
+from embert.server.protocols.fields import PREDICT, PREDICT_PARAMETERS, TEI_RERANK
+from embert.server.protocols.ranking import DOCUMENTS, Documents, activation, joined, json_numbers
+from embert.server.protocols.rerank import Reranked, RerankFields, ranked, rerank_documents
+from embert.server.request.request_body import (
     MODELS_DIRECTION,
     Direction,
     InputForm,
@@ -23,12 +27,8 @@ from embert.server.frontend.input.request_body import (
     TextList,
     TextLists,
 )
-from embert.server.frontend.input.text_pairs import TextPairs
-from embert.server.frontend.request_context import JSON, RequestContext
-from embert.server.http.errors import EmptyInput, Invalid
-from embert.server.protocols.fields import PREDICT, PREDICT_PARAMETERS, TEI_RERANK
-from embert.server.protocols.ranking import DOCUMENTS, Documents, activation, joined, json_numbers
-from embert.server.protocols.rerank import Reranked, RerankFields, ranked, rerank_documents
+from embert.server.request.request_context import JSON, RequestContext
+from embert.server.request.text_pairs import TextPairs
 
 __all__ = ["PredictRequest", "Predictions", "Ranks", "RerankRequest", "predict", "rerank"]
 

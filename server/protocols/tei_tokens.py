@@ -12,11 +12,11 @@ from pydantic import BaseModel, Field, RootModel
 
 from embert.engine.tokenization.chunks import Chunks
 from embert.engine.tokenization.encoded import TokenInfo
-from embert.server.frontend.input.request_body import IDS, IdList, IdLists, InputForm, InputForms, RequestBody, TextList
-from embert.server.frontend.input.texts_and_ids import GivenTexts
-from embert.server.frontend.request_context import JSON, RequestContext
 from embert.server.http.errors import EmptyInput, Invalid
 from embert.server.protocols.fields import DECODE, DETOKENIZE, TOKENIZE
+from embert.server.request.request_body import IDS, IdList, IdLists, InputForm, InputForms, RequestBody, TextList
+from embert.server.request.request_context import JSON, RequestContext
+from embert.server.request.texts_and_ids import GivenTexts
 
 __all__ = [
     "DecodeRequest",

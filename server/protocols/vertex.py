@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
-from embert.server.frontend.input.request_body import FAIL_FAST, RequestBody
-from embert.server.frontend.request_context import JSON, Handler, RequestContext
 from embert.server.http.errors import EmptyInput, PayloadTooLarge, ServerError
 from embert.server.protocols.fields import VERTEX
+from embert.server.request.request_body import FAIL_FAST, RequestBody
+from embert.server.request.request_context import JSON, Handler, RequestContext
 
 __all__ = ["VertexPredictions", "VertexRequest", "answer_instances"]
 

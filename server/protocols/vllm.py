@@ -14,12 +14,12 @@ from pydantic import BaseModel, Field
 
 from embert.engine import Task
 from embert.engine.heads.scores import scores
-from embert.server.frontend.input.request_body import Direction, InputForm, InputForms, RequestBody, TextList
-from embert.server.frontend.request_context import JSON, RequestContext
 from embert.server.http.errors import Invalid
 from embert.server.protocols.fields import CLASSIFY, SCORE
 from embert.server.protocols.ranking import activation, joined, json_numbers, score_pairs
 from embert.server.protocols.rerank import PairFields
+from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody, TextList
+from embert.server.request.request_context import JSON, RequestContext
 
 __all__ = ["Classes", "ClassifyRequest", "ScoreRequest", "Scores", "classify", "score"]
 

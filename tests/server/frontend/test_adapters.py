@@ -20,8 +20,8 @@ from embert.server.cli.main import main
 from embert.server.config import ModelConfig
 from embert.server.engine_worker.batching import Payload, pack
 from embert.server.engine_worker.scheduling import Request
-from embert.server.frontend.models.model_handle import ModelHandle
 from embert.server.ipc.messages import EncodeRequest
+from embert.server.request.model_handle import ModelHandle
 from tests.engine.jina import INSTRUCTIONS, TASKS, VOCABULARY, Jina, flash
 from tests.engine.model_cases import byte_level
 from tests.server.live import Live, live, until

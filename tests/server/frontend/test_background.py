@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embert.server.frontend.background import exit_on_error, keep_running
+from embert.server.engine_client.background import exit_on_error, keep_running
 from tests.server.connections import one_to_each
 from tests.server.live import ROOT, STAND_IN, live, until
 

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from embert.server.config import ModelConfig
-from embert.server.frontend.input.texts_and_ids import GivenTexts
-from embert.server.frontend.models.model_handle import ModelHandle
 from embert.server.http.errors import PayloadTooLarge
+from embert.server.request.model_handle import ModelHandle
+from embert.server.request.texts_and_ids import GivenTexts
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.models import splade
 

@@ -11,14 +11,14 @@ import pytest
 
 from embert.engine import Task, TaskOutput
 from embert.server.engine_client.pending import Answer
-from embert.server.frontend.input.request_options import RequestOptions
-from embert.server.frontend.latency_breakdown import LatencyBreakdown
-from embert.server.frontend.low_priority_throttle import LowPriorityThrottle
-from embert.server.frontend.models.model_handle import ModelHandle
-from embert.server.frontend.models.model_selector import ModelSelector
-from embert.server.frontend.request_context import RequestContext
 from embert.server.http.held_bytes import HeldBytes
+from embert.server.http.request_options import RequestOptions
 from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
+from embert.server.request.latency_breakdown import LatencyBreakdown
+from embert.server.request.low_priority_throttle import LowPriorityThrottle
+from embert.server.request.model_handle import ModelHandle
+from embert.server.request.model_registry import ModelSelector
+from embert.server.request.request_context import RequestContext
 
 SMALL, LARGE = 1_000, 20_000  # bytes of a body; a round has 16 384
 

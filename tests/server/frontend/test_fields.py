@@ -10,11 +10,11 @@ import pytest
 
 from docs.fields import PAGE
 from docs.fields import replaced as documented
-from embert.server.frontend.input.known_fields import KnownField, Respelled, Verdict, header_value
-from embert.server.frontend.input.request_body import RequestBody, RequestObject, parse
 from embert.server.frontend.routes import TASKS, TaskRoute
 from embert.server.http.errors import Invalid
 from embert.server.protocols.fields import ELSEWHERE
+from embert.server.request.known_fields import KnownField, Respelled, Verdict, header_value
+from embert.server.request.request_body import RequestBody, RequestObject, parse
 from tests.server.live import Live
 
 ODD_VALUES: tuple[Any, ...] = (3, "some text", ["a"], {"a": 1}, True)

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from embert.server.frontend.input.large_bodies import CooperativeSteps, check_values, memory_of, split_ids
-from embert.server.frontend.input.request_body import RequestBody, parse
 from embert.server.http.errors import BadRequest, Invalid, PayloadTooLarge
 from embert.server.protocols.openai import EmbeddingsRequest
 from embert.server.protocols.tei import EmbedRequest
 from embert.server.protocols.tei_tokens import DecodeRequest
+from embert.server.request.large_bodies import CooperativeSteps, check_values, memory_of, split_ids
+from embert.server.request.request_body import RequestBody, parse
 
 texts = st.text(st.sampled_from('a,"\\[]{}:é\n'), max_size=12)
 values = st.recursive(
@@ -47,8 +47,8 @@ def counts(value: Any) -> tuple[int, int]:
 @given(value=values, ascii_only=st.booleans())
 def test_what_the_limits_allow_is_never_refused(value: Any, ascii_only: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embert.server.frontend.input.large_bodies._OTHER_STRINGS", 0)
-        patch.setattr("embert.server.frontend.input.large_bodies._OTHER_VALUES", 0)
+        patch.setattr("embert.server.request.large_bodies._OTHER_STRINGS", 0)
+        patch.setattr("embert.server.request.large_bodies._OTHER_VALUES", 0)
         strings, number = counts(value)
         check_values(json.dumps(value, ensure_ascii=ascii_only).encode(), strings, number)
 
@@ -84,7 +84,7 @@ def readings(body: bytes) -> list[str]:
     found = []
     for split, large in ((None, 1 << 30), (split_ids(body), 1 << 30), (None, 0)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("embert.server.frontend.input.request_body.LARGE", large)
+            patch.setattr("embert.server.request.request_body.LARGE", large)
             try:
                 found.append(repr(parse(EmbedRequest, body, split)))
             except (BadRequest, Invalid) as error:

@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from embert.engine import Task
-from embert.server.frontend.models.served_model import TEI_NAME
-from embert.server.frontend.routes import BY_MODEL, TASKS, dialects_by_path
+from embert.server.frontend.path_lookup import dialects_by_path
+from embert.server.frontend.routes import BY_MODEL, TASKS
 from embert.server.http.errors import Dialect
+from embert.server.request.served_model import TEI_NAME
 from tests.server.live import STAND_IN, Live, live
 from tests.server.models import build_classifier
 

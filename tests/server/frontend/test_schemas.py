@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from embert.server.frontend.input.request_body import RequestBody, describe_name, parse
 from embert.server.frontend.routes import TASKS
-from embert.server.http.errors import BadRequest, Invalid, ServerError
+from embert.server.http.errors import BadRequest, Invalid, ServerError, describe_name
 from embert.server.protocols.openai import EmbeddingsRequest
 from embert.server.protocols.tei import EmbedAllRequest, EmbedRequest, EmbedSparseRequest
 from embert.server.protocols.tei_tokens import TokenizeRequest
+from embert.server.request.request_body import RequestBody, parse
 
 SCHEMAS = [task.request for task in TASKS]
 FIELDS = sorted({name for schema in SCHEMAS for name in schema.model_fields} | {"source_sentence", "sentences"})

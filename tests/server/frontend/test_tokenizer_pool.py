@@ -11,8 +11,8 @@ import pytest
 
 from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.tokenization.chunks import Chunks
-from embert.server.frontend.input.tokenizer_pool import TokenizerPool
 from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge, ServerError, Unavailable
+from embert.server.request.tokenizer_pool import TokenizerPool
 
 
 async def stays() -> Any:

@@ -19,7 +19,7 @@ from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.task_output import TaskOutput
 from embert.server.config import ModelConfig
-from embert.server.frontend.models.model_handle import ModelHandle
+from embert.server.request.model_handle import ModelHandle
 from tests.server.live import Live
 from tests.server.stand_in import token_vectors
 

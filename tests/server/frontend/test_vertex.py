@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from embert.server.config import ModelConfig
-from embert.server.frontend.latency_breakdown import LatencyBreakdown
-from embert.server.frontend.request_context import RequestContext
 from embert.server.http.errors import Invalid, ServerError
 from embert.server.protocols.vertex import AT_ONCE, Instance, VertexRequest, answer_instances
+from embert.server.request.latency_breakdown import LatencyBreakdown
+from embert.server.request.request_context import RequestContext
 
 COUNT = 2048
 

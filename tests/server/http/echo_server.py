@@ -17,7 +17,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from embert.server.frontend.routes import dialects_by_path
+from embert.server.frontend.path_lookup import dialects_by_path
 from embert.server.http.connections import ConnectionLimit, Connections
 from embert.server.http.errors import Dialect, ServerError, error_body
 from embert.server.http.held_bytes import HeldBytes

@@ -21,7 +21,7 @@ from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.server.config import ConfigError, ServeConfig, read_api_keys
 from embert.server.config.options import KEY_FILE_LIMIT
-from embert.server.frontend.routes import dialects_by_path, keyless_paths, labels_by_path
+from embert.server.frontend.path_lookup import dialects_by_path, keyless_paths, labels_by_path
 from embert.server.http.auth import Keys
 from embert.server.http.errors import Unauthorized
 from embert.server.http.held_bytes import HeldBytes

@@ -8,10 +8,10 @@ from typing import Any
 
 from embert.engine import Encoded, Tokenizer
 from embert.server.engine_client.pending import Receive
-from embert.server.frontend.input.request_body import TextsAndIds
-from embert.server.frontend.input.text_pairs import interleaved
-from embert.server.frontend.input.tokenizer_pool import TokenizerPool, input_errors
 from embert.server.http.errors import EmptyInput
+from embert.server.request.request_body import TextsAndIds
+from embert.server.request.text_pairs import interleaved
+from embert.server.request.tokenizer_pool import TokenizerPool, input_errors
 
 __all__ = ["GivenTexts", "TextTokenizer"]
 

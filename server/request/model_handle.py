@@ -10,21 +10,20 @@ from typing import Any
 
 from embert.engine import Encoded, Model, Task, Tokenizer
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
-from embert.server.config import ModelConfig
+from embert.server.config import ModelConfig, ServeConfig
 from embert.server.engine_client.pending import Receive
 from embert.server.engine_client.router import Router
-from embert.server.frontend.input.limits import RequestLimits
-from embert.server.frontend.input.request_body import TextsAndIds
-from embert.server.frontend.input.request_options import RequestOptions
-from embert.server.frontend.input.text_pairs import PairTokenizer, TextPairs
-from embert.server.frontend.input.texts_and_ids import GivenTexts, TextTokenizer
-from embert.server.frontend.input.tokenizer_pool import TokenizerPool
-from embert.server.frontend.latency_breakdown import LatencyBreakdown
-from embert.server.frontend.models.served_model import ServedModel
-from embert.server.frontend.serialization import BYTES_A_NUMBER, BYTES_A_WEIGHT
-from embert.server.http.errors import Invalid
+from embert.server.http.errors import Invalid, PayloadTooLarge
+from embert.server.http.request_options import RequestOptions
 from embert.server.ipc.control import ModelInfo
 from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.request.latency_breakdown import LatencyBreakdown
+from embert.server.request.request_body import TextsAndIds
+from embert.server.request.serialization import BYTES_A_NUMBER, BYTES_A_WEIGHT
+from embert.server.request.served_model import ServedModel
+from embert.server.request.text_pairs import PairTokenizer, TextPairs
+from embert.server.request.texts_and_ids import GivenTexts, TextTokenizer
+from embert.server.request.tokenizer_pool import TokenizerPool
 
 __all__ = ["ModelHandle"]
 
@@ -32,7 +31,7 @@ _QUICK_TOKENS = 128  # so few are tokenized before anybody asks whether there is
 
 
 class ModelHandle:
-    """One per model and API process; `services.py` has what they share."""
+    """One per model and API process; ModelRegistry has what they share."""
 
     def __init__(
         self,
@@ -247,3 +246,66 @@ class ModelHandle:
         work.truncated_texts += encoded.truncated
         work.request_texts.observe(encoded.sequences)
         work.text_tokens.observe_many(encoded.lengths.tolist())
+
+
+class RequestLimits:
+    """The limits of the server's options. Each check raises PayloadTooLarge, naming the field `param` and the option.
+
+    With `more`, not everything is counted yet.
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+
+    def check_count(self, count: int, param: str) -> None:
+        """The texts of a request."""
+        limit = self._config.max_client_batch_size
+        if count > limit:
+            raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-batch-size)", param)
+
+    def check_documents(self, count: int, param: str) -> None:
+        """The documents or pairs of a request."""
+        limit = self._config.max_client_documents
+        if count > limit:
+            raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-documents)", param)
+
+    def check_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
+        """The tokens of a request."""
+        limit = self._config.max_client_batch_tokens
+        if limit is not None and tokens > limit:
+            has = _number(tokens, more)
+            raise PayloadTooLarge(
+                f"`{param}` has {has} tokens; the limit is {limit} (--max-client-batch-tokens)", param
+            )
+
+    def check_pair_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
+        """The tokens of pairs, whose texts may be in several: no more than a body may have bytes."""
+        self.check_tokens(tokens, param, more=more)
+        limit = self._config.payload_limit
+        if tokens > limit:
+            has = _number(tokens, more)
+            raise PayloadTooLarge(
+                f"`{param}` makes pairs of {has} tokens; the limit is {limit} (--payload-limit)", param
+            )
+
+    def check_answer(self, tokens: int, param: str, *, more: bool = False) -> None:
+        """The tokens that an answer of /tokenize or /decode is about."""
+        self.check_tokens(tokens, param, more=more)
+        limit = self._config.max_answer_tokens
+        if tokens > limit:
+            has = _number(tokens, more)
+            raise PayloadTooLarge(f"`{param}` has {has} tokens; the limit is {limit} (--max-answer-tokens)", param)
+
+    def check_weights(self, weights: int, param: str) -> None:
+        """The weights of an answer's sparse vectors, counted while they come, and its scores of labels."""
+        limit = self._config.max_answer_weights
+        if weights > limit:
+            raise PayloadTooLarge(
+                f"the answer to `{param}` has at least {weights} weights or scores; the limit is {limit} "
+                "(--max-answer-weights)",
+                param,
+            )
+
+
+def _number(count: int, more: bool) -> str:
+    return f"at least {count}" if more else f"{count}"

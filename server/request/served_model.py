@@ -10,8 +10,7 @@ from embert.engine import Model, Task
 from embert.engine.heads.description import Classifier
 from embert.engine.tasks import NO_TASK, task_names
 from embert.server.config import ServeConfig
-from embert.server.frontend.input.request_body import describe_name
-from embert.server.http.errors import Invalid, TaskMissing
+from embert.server.http.errors import Invalid, TaskMissing, describe_name
 
 __all__ = ["ANY_NAMES", "TEI_NAME", "Capability", "ServedModel"]
 

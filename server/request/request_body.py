@@ -10,10 +10,9 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 from pydantic_core import from_json
 
-from embert.server.frontend.input.describe import describe, describe_name
-from embert.server.frontend.input.known_fields import Fields, Respelled, respell
-from embert.server.frontend.input.large_bodies import LARGE, SplitIds
-from embert.server.http.errors import BadRequest, Invalid, ServerError
+from embert.server.http.errors import BadRequest, Invalid, ServerError, describe
+from embert.server.request.known_fields import Fields, Respelled, respell
+from embert.server.request.large_bodies import LARGE, SplitIds
 
 __all__ = [
     "FAIL_FAST",
@@ -35,7 +34,6 @@ __all__ = [
     "TextOrIds",
     "TextsAndIds",
     "as_sent",
-    "describe_name",
     "parse",
     "validate",
 ]
@@ -91,7 +89,7 @@ class RequestBody(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
-    known: ClassVar[Fields] = {}  # a table of ../dialects/fields.py
+    known: ClassVar[Fields] = {}  # a table of ../protocols/fields.py
     input_forms: ClassVar[InputForms] = {}
     text_limit: ClassVar[str] = "max_client_batch_size"  # the option that limits its texts
     strings_per_text: ClassVar[int] = 1  # at the most

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from embert.server.frontend.input.request_body import describe_name
-from embert.server.http.errors import Invalid
+from embert.server.http.errors import Invalid, describe_name
 from embert.server.observability.request_record import BULK, INTERACTIVE
 
 __all__ = ["TIMEOUT_HEADER", "RequestOptions", "read_request_options"]

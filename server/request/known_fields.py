@@ -1,7 +1,7 @@
 """What is known of a request's fields, and what becomes of those that are not in the schema's own words.
 
 Parsing looks here only where a body has a field that its schema does not have, or a value that it does not take. The
-tables themselves are in ../dialects/fields.py.
+tables themselves are in ../protocols/fields.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from enum import Enum
 from typing import Any
 from urllib.parse import quote
 
-from embert.server.frontend.input.describe import describe
-from embert.server.http.errors import Invalid
+from embert.server.http.errors import Invalid, describe
 
 __all__ = ["Api", "Fields", "KnownField", "Respelled", "Verdict", "header_value", "known", "respell"]
 

@@ -12,7 +12,7 @@ from embert.engine import Encoded, Tokenizer
 from embert.engine.packing import cumulative
 from embert.engine.tokenization.pairs import PairLimits, PairOptions
 from embert.server.engine_client.pending import Receive
-from embert.server.frontend.input.tokenizer_pool import TokenizerPool, input_errors
+from embert.server.request.tokenizer_pool import TokenizerPool, input_errors
 
 __all__ = ["PairTokenizer", "TextPairs", "interleaved"]
 

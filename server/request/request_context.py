@@ -18,20 +18,20 @@ from embert.engine.packing import cumulative
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.config import option_name
 from embert.server.engine_client.pending import Answer, TooManyWeights
-from embert.server.frontend.input.known_fields import Respelled, header_value
-from embert.server.frontend.input.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
-from embert.server.frontend.input.request_body import RequestBody, TextsAndIds, as_sent, describe_name, parse, validate
-from embert.server.frontend.input.request_options import read_request_options
-from embert.server.frontend.input.text_pairs import TextPairs
-from embert.server.frontend.latency_breakdown import LatencyBreakdown
-from embert.server.frontend.models.model_handle import ModelHandle
-from embert.server.frontend.models.model_selector import ModelSelector
-from embert.server.frontend.models.served_model import Capability
-from embert.server.frontend.serialization import BYTES_A_WEIGHT, raw_rows
 from embert.server.http.accept import prefers
-from embert.server.http.errors import PayloadTooLarge, ServerError, UnsupportedEncoding
+from embert.server.http.errors import PayloadTooLarge, ServerError, UnsupportedEncoding, describe_name
 from embert.server.http.held_bytes import SMALL_BYTES
+from embert.server.http.request_options import read_request_options
 from embert.server.observability.request_record import BULK, SCOPE_KEY, TRACE_KEY, RequestRecord
+from embert.server.request.known_fields import Respelled, header_value
+from embert.server.request.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
+from embert.server.request.latency_breakdown import LatencyBreakdown
+from embert.server.request.model_handle import ModelHandle
+from embert.server.request.model_registry import ModelSelector
+from embert.server.request.request_body import RequestBody, TextsAndIds, as_sent, parse, validate
+from embert.server.request.serialization import BYTES_A_WEIGHT, raw_rows
+from embert.server.request.served_model import Capability
+from embert.server.request.text_pairs import TextPairs
 
 if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTrace

@@ -1,1 +1,0 @@
-"""A request's input: its headers and body, read within bounds, checked, and tokenized."""

@@ -1,0 +1,245 @@
+"""The models of an API process: what they share, how they are read from files, and which of them a request is for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+from embert.engine import Tokenizer, load_model
+from embert.engine.errors import EngineError
+from embert.server.config import ConfigError, ServeConfig
+from embert.server.engine_client.router import Router
+from embert.server.http.errors import ModelUnknown, Unavailable, describe_name
+from embert.server.http.held_bytes import HeldBytes
+from embert.server.http.timeouts import BodyReader
+from embert.server.ipc.control import ControlConnection, ModelFailed, Progress, StartApi
+from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.latency_buckets import LatencyBuckets
+from embert.server.observability.metric_memory import MetricMemory
+from embert.server.observability.scraping.scrapes import Scrapes
+from embert.server.request.large_bodies import CooperativeSteps
+from embert.server.request.low_priority_throttle import LowPriorityThrottle
+from embert.server.request.model_handle import ModelHandle
+from embert.server.request.served_model import ANY_NAMES, Capability
+from embert.server.request.tokenizer_pool import TokenizerPool
+
+__all__ = ["ModelRegistry", "ModelSelector", "load_registry"]
+
+log = logging.getLogger(__name__)
+
+
+class ModelRegistry:
+    """One per API process."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        services: Sequence[ModelHandle],
+        router: Router,
+        metrics: ApiMetrics,
+        memory: MetricMemory,
+        pool: TokenizerPool,
+        broken: Mapping[str, str] | None = None,
+    ) -> None:
+        """`services` are of the server's models, in their order, at least one.
+
+        `broken`: the names of others that cannot be served, each with the reason. Raises ConfigError for equal names.
+        """
+        self.config = config
+        self.broken = broken or {}
+        self.all = tuple(services)
+        self.first = self.all[0]
+        self.several = len(self.all) + len(self.broken) > 1
+        self.router = router
+        self.metrics = metrics
+        self.scrapes = Scrapes(memory, self.write_metrics)
+        self.held = HeldBytes(config.held_limit)
+        self.bodies = BodyReader(config.payload_limit, self.held, config.client_timeout)
+        self.parse_steps = CooperativeSteps()
+        self.bulk_turns = LowPriorityThrottle()
+        self.most_ids = max(service.most_ids for service in self.all)
+        self._pool = pool
+        self.by_name: dict[str, ModelHandle] = {}  # by served name and by model id, of which the former go first
+        for service in self.all:
+            if service.served.name in self.by_name:
+                raise ConfigError(
+                    f"2 models are named {service.served.name!r}; give each a name of its own, as in NAME=MODEL"
+                )
+            self.by_name[service.served.name] = service
+            service.served.others = [other.served for other in self.all if other is not service]
+        for service in self.all:
+            self.by_name.setdefault(service.model.model_id, service)
+
+    # --- which model ---
+
+    @property
+    def names(self) -> list[str]:
+        """The served names, in the models' order; those of broken ones are not among them."""
+        return [service.served.name for service in self.all]
+
+    def check_broken(self, name: str) -> None:
+        """Raise Unavailable for the name of a model that cannot be served."""
+        if name in self.broken:
+            raise Unavailable(f"{name} has failed ({self.broken[name]})", reason="loading")
+
+    def is_any(self, name: str) -> bool:
+        """Whether this name stands for whatever model there is, unless it is one's own."""
+        return name in ANY_NAMES or self.config.any_model_name
+
+    def unknown(self, name: str, param: str | None = "model", what: str = "`model`") -> ModelUnknown:
+        """The answer to a request that names a model which is not here, in the field `param`."""
+        names = self.names
+        known = f"one of {', '.join(names)}" if self.several else names[0]
+        return ModelUnknown(f"{what} must be {known}; it is {describe_name(name)}", param)
+
+    def in_path(self, name: str) -> ModelHandle:
+        """The model of this name or id. Raises ModelUnknown, and Unavailable for one that cannot be served."""
+        found = self.by_name.get(name)
+        if found is None:
+            self.check_broken(name)
+            raise self.unknown(name, None, "the model in the path")
+        return found
+
+    def able(self, wanted: Capability) -> ModelHandle:
+        """The first model that can do this; the first of all where none can."""
+        return next((service for service in self.all if service.served.suits(wanted)), self.first)
+
+    def most(self, option: str) -> int:
+        """The largest value of a limit that models may have for themselves."""
+        return max(int(getattr(service.config, option)) for service in self.all)
+
+    # --- the process ---
+
+    def write_metrics(self) -> None:
+        """Make everything that happened until now visible to scrapes."""
+        self.metrics.held_bytes = self.held.total
+        for service in self.all:
+            self.metrics.queues[service.served.name] = service.admission.admitted_tokens, service.queue_limit
+        self.metrics.write()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self.scrapes.close()
+        self._pool.close()
+
+
+def load_registry(
+    start: StartApi,
+    control: ControlConnection,
+    counters: SharedCounters,
+    memory: MetricMemory,
+    *,
+    routes: Sequence[str],
+    tasks: Collection[str],
+) -> ModelRegistry:
+    """Read what the supervisor lists. Raises EngineError for files that cannot be read, ConfigError for equal names.
+
+    Of several models, one that this process cannot read has failed, which the supervisor learns over `control`, and the
+    others are served. `routes` and `tasks` are labels of metrics.
+    """
+    config = start.config
+    router = Router(start.models, counters, start.worker)
+    metrics = ApiMetrics(
+        routes,
+        LatencyBuckets.of(config.latency_buckets),
+        tasks=tasks,
+        models=[each.name for each in start.models],
+        engines=len(start.engines),
+    )
+    pool = TokenizerPool(config.tokenization_threads, config.payload_limit)
+    services, broken = [], dict(start.broken)
+    for each in start.models:
+        if each.name in broken:
+            continue
+        control.send(Progress("reading the tokenizer", each.number))
+        try:
+            model = load_model(each.folder, pooling=each.config.pooling, model_id=each.model_id)
+            services.append(ModelHandle(each.config, model, Tokenizer(model), router, metrics, pool, each.number))
+        except Exception as error:  # whatever is wrong with a model, the others are served
+            reason = str(error)
+            if not isinstance(error, EngineError):
+                log.debug("reading a model failed", exc_info=True)
+                reason = f"{each.model_id} cannot be served: {type(error).__name__}: {error}"
+            if len(start.models) == 1:
+                raise EngineError(reason) from error
+            log.error("%s", reason)  # noqa: TRY400 - users need the sentence, not the traceback
+            broken[each.name] = reason
+            control.send(ModelFailed(each.number, reason))
+    if not services:
+        raise EngineError("; ".join(broken.values()))
+    return ModelRegistry(config, services, router, metrics, memory, pool, broken)
+
+
+class ModelSelector:
+    """Of the requests of one path."""
+
+    __slots__ = ("_by_wanted", "_wanted", "by_body", "default", "is_open", "path_model", "services")
+
+    def __init__(
+        self,
+        services: ModelRegistry,
+        wanted: Capability,
+        default: ModelHandle | None = None,
+        path_model: str | None = None,
+        *,
+        has_field: bool = False,
+    ) -> None:
+        """`wanted` is what the route needs. `default` answers requests that name no model; None: the first that can.
+
+        `path_model`: the name of `default` in the path, where it has one; no other model answers then. `has_field`:
+        whether a body may name a model.
+        """
+        self.services = services
+        self.default = default or services.able(wanted)
+        self.path_model = path_model
+        self.is_open = services.several and path_model is None  # whether another model may answer than the default
+        self.by_body = self.is_open and has_field  # whether that depends on the body
+        self._wanted = wanted
+        self._by_wanted: dict[Capability, ModelHandle] = {}
+
+    @property
+    def can(self) -> bool:
+        """Whether the default can do what the route needs whatever a request says."""
+        return self.default.served.suits(Capability(self._wanted.needs, reranks=self._wanted.reranks))
+
+    def check(self, service: ModelHandle) -> None:
+        """Raise TaskMissing where a model cannot do what the route needs."""
+        service.served.check_tasks(self._wanted.needs, reranks=self._wanted.reranks)
+
+    def find(self, names: tuple[str | None, ...], wanted: Capability | None = None) -> ModelHandle:
+        """The model that a request means by these names; `wanted`: what it asks for, where the route leaves that open.
+
+        Raises ModelUnknown for a name that no model has, and for names of two models; Unavailable for a model that
+        cannot be served, TaskMissing for one that cannot do what the route needs.
+        """
+        services = self.services
+        found = None if self.path_model is None else self.default
+        for name in names:
+            if name is None:
+                continue
+            known = services.by_name.get(name)
+            if known is None:
+                services.check_broken(name)
+                if not services.is_any(name):
+                    raise services.unknown(name) if found is None or not services.several else self._other(found, name)
+            elif found is None:
+                found = known
+            elif known is not found:
+                raise self._other(found, name)
+        if found is None:
+            return self._able(wanted) if self.is_open and wanted is not None else self.default
+        if found is not self.default:
+            self.check(found)
+        return found
+
+    def _other(self, found: ModelHandle, name: str) -> ModelUnknown:
+        said = f"`model` must be {found.served.name}, which the path names; it is {describe_name(name)}"
+        return ModelUnknown(said, "model")
+
+    def _able(self, wanted: Capability) -> ModelHandle:
+        """The first model that can do this, else the route's default."""
+        if wanted not in self._by_wanted:
+            able = (service for service in (self.default, *self.services.all) if service.served.suits(wanted))
+            self._by_wanted[wanted] = next(able, self.default)
+        return self._by_wanted[wanted]
