@@ -269,7 +269,7 @@ def traffic() -> Iterator[Panel]:
     """What is asked?"""
     yield lines(
         "Requests by route",
-        "Who speaks which dialect; probes and scrapes are left out.",
+        "Which protocols clients use; without probes and scrapes.",
         [target(f"{rate('embert_requests_total', WORK, 'route')} > 0", "{{route}}")],
         "reqps",
         stacked=True,
