@@ -1,10 +1,12 @@
-"""The server that most tests share."""
+"""The server that most tests share, and `--fast`: tests without servers, other processes and compilers."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 # As encoders/cpu does, and before anything imports torch, which reads it then: otherwise the threads of torch and of
 # transformers spin for each other where tests share cores. 500 texts took 60 s of CPU time instead of 20.
@@ -24,6 +26,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Properties are about answers, not about time: a machine that stops for a moment must not fail one.
 settings.register_profile("embert", deadline=None)
 settings.load_profile("embert")
+
+
+# What a file of tests names to start a server, another process or a compiler, or to reach a server that others started.
+PROCESSES = re.compile(
+    r"\b(live|Live|EMBERT|run_cli|subprocess|multiprocessing|spawn|Popen|httpx|host_program|recorded|psutil)\b"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only tests without servers, other processes and compilers")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("--fast") or collection_path.suffix != ".py":
+        return None
+    code = re.sub(r'#.*|"""[\s\S]*?"""', "", collection_path.read_text())
+    return True if PROCESSES.search(code) else None
 
 
 # Files that take longest, which go first where files are shared out: or one worker would be left with one of them.

@@ -270,10 +270,6 @@ def test_clients_are_tested_in_the_versions_named() -> None:
     assert [f"{name}=={version}" for name, version in named if f"{name}=={version}" not in pins] == []
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_bytes()) < 6000
-
-
 def quotes(page: Path) -> list[str]:
     """What the first cells of a page's tables quote of the log or of an error; "…" stands for what varies."""
     cells = re.findall(r"^\| (.+?) \|", page.read_text(), re.MULTILINE)

@@ -22,10 +22,6 @@ STEPS = [(name, step) for name, job in JOBS.items() for step in job.get("steps",
 RUNS = [(name, step["run"]) for name, step in STEPS if "run" in step]
 
 
-def test_there_are_four() -> None:
-    assert set(WORKFLOWS) == {"ci", "wheels", "images", "release"}
-
-
 def test_actions_are_pinned_by_commit() -> None:
     pins: dict[str, set[str]] = {}
     for path in FILES:

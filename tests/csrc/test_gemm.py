@@ -303,5 +303,5 @@ def test_what_cannot_be_folded_is_told(device: Device, random: np.random.Generat
 
     product(1.0).check_folds()
     for gamma in (6e4, 1e-6):
-        with pytest.raises(RuntimeError, match="gamma cannot be folded"):
+        with pytest.raises(RuntimeError, match="gamma"):
             product(gamma).check_folds()

@@ -119,7 +119,7 @@ def test_a_small_batch_in_one_launch(
 
 
 def test_a_small_batch_too_large_for_one_launch_is_refused(device: Device) -> None:
-    with pytest.raises(RuntimeError, match="129 rows"):
+    with pytest.raises(RuntimeError, match="129"):
         device.launch.embed_small(
             ref.FLOAT16, 0, 0, 0, 0, 16, 32, 544, 1056, 1072, 0, 0, 0, 0, 129, 1, 3, 1, 768, 0, 0, 0
         )  # fmt: skip
@@ -336,7 +336,7 @@ def test_sums_in_parts_or_added_up_give_the_same_bits(
 
 
 def test_a_size_that_no_kernel_takes_is_refused(device: Device) -> None:
-    with pytest.raises(RuntimeError, match="hidden size 4096 is too large"):
+    with pytest.raises(RuntimeError, match="4096"):
         device.launch.layernorm(ref.FLOAT16, 0, 0, 0, 1, 4096, EPSILON, 0)
-    with pytest.raises(RuntimeError, match="head size 136"):
+    with pytest.raises(RuntimeError, match="136"):
         device.launch.attention(ref.FLOAT16, 0, 0, 0, 0, 0, 0, 1, 136, 0)

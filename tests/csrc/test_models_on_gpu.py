@@ -137,12 +137,12 @@ def test_a_third_batch_leaves_nothing_behind(adapted: CudaEncoder) -> None:
     wanted = adapted.encode(batch)
     tickets = [adapted.submit(batch) for _ in range(2)]
     for _ in range(3):
-        with pytest.raises(EncoderError, match="two batches are in flight already"):
+        with pytest.raises(EncoderError, match="in flight"):
             adapted.submit(batch)
     for ticket in tickets:
         assert agrees(adapted, adapted.wait(ticket)[Task.EMBED].values, wanted)
     few = [adapted.submit(batch.taken(np.array([0]))) for _ in range(2)]  # fills the encoder of one adapter
-    with pytest.raises(EncoderError, match="two batches are in flight already"):
+    with pytest.raises(EncoderError, match="in flight"):
         adapted.submit(batch)
     for ticket in few:
         adapted.wait(ticket)

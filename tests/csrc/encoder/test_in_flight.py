@@ -30,7 +30,7 @@ def test_two_batches_in_flight(encoder: CudaEncoder, random: np.random.Generator
 def test_a_third_batch_in_flight_is_refused(encoder: CudaEncoder, random: np.random.Generator) -> None:
     batch = packed(random, np.array([5]))
     tickets = [encoder.submit(batch), encoder.submit(batch)]
-    with pytest.raises(EncoderError, match="two batches are in flight already"):
+    with pytest.raises(EncoderError, match="in flight"):
         encoder.submit(batch)
     for ticket in tickets:
         encoder.wait(ticket)
@@ -41,7 +41,7 @@ def test_a_ticket_is_redeemed_once(encoder: CudaEncoder, random: np.random.Gener
     first = encoder.submit(batches[0])
     encoder.wait(first)
     second = encoder.submit(batches[1])
-    with pytest.raises(EncoderError, match="this ticket is not in flight"):
+    with pytest.raises(EncoderError, match="ticket"):
         encoder.wait(first)
     assert encoder.wait(second)[Task.EMBED].values.shape == (1, 768)
 
@@ -51,7 +51,7 @@ def test_a_batch_that_is_refused_harms_none_in_flight(encoder: CudaEncoder, rand
     wanted = encoder.encode(batch)
     ticket = encoder.submit(batch)
     for wrong in (-1, 769):
-        with pytest.raises(EncoderError, match=f"dimensions of sequence 0 must be 0 to 768, found {wrong}"):
+        with pytest.raises(EncoderError, match=f"dimensions.* 768.* {wrong}"):
             encoder.submit(PackedBatch(batch.ids, batch.cu_seqlens, dimensions=np.array([wrong, 0], np.int32)))
     assert (encoder.wait(ticket)[Task.EMBED].values == wanted).all()
 
