@@ -1,6 +1,6 @@
 # Each target is one script of the same name; CI calls the same ones.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-clients lint check format build wheels load soak bench clean
+.PHONY: help install serve test test-fast test-clients lint check format build wheels load soak bench clean
 ARGS ?=
 
 help: ## what there is
@@ -14,6 +14,9 @@ serve: ## install, then serve the default model on :8080 (ARGS="MODEL --port 900
 
 test: ## install, then every check and test (ARGS="tests/engine -x" for some)
 	@scripts/test $(ARGS)
+
+test-fast: ## tests without servers and compilers, in less than a minute (ARGS="-k scheduler" for some)
+	@scripts/test-fast $(ARGS)
 
 test-clients: ## other projects' clients against the real server, in an environment of their own
 	@scripts/test-clients $(ARGS)

@@ -32,6 +32,11 @@ settings.load_profile("embert")
 PROCESSES = re.compile(
     r"\b(live|Live|EMBERT|run_cli|subprocess|multiprocessing|spawn|Popen|httpx|host_program|recorded|psutil)\b"
 )
+# Needs neither, but seconds: thousands of texts beside transformers, whole jobs, every schema of the API.
+SLOW = re.compile(
+    r"tests/engine/(quantization/test_(cpu|int8_accuracy)|test_torch_linear|test_encoder|heads/test_kernels)\.py"
+    r"|tests/server/(bulk|cli|engine_worker/test_scheduler_cost\.py|frontend/test_schemas\.py)"
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,8 +44,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if not config.getoption("--fast") or collection_path.suffix != ".py":
+    if not config.getoption("--fast") or not collection_path.name.startswith("test_"):
         return None
+    if SLOW.search(collection_path.as_posix()):
+        return True
     code = re.sub(r'#.*|"""[\s\S]*?"""', "", collection_path.read_text())
     return True if PROCESSES.search(code) else None
 

@@ -54,7 +54,7 @@ def schemathesis(server: Live, folder: Path, *options: str) -> str:
     ended = subprocess.run(
         [
             sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", "all",
-            "--phases", "examples,coverage,fuzzing", "--max-examples", "30", "--generation-deterministic",
+            "--phases", "examples,coverage,fuzzing", "--max-examples", "12", "--generation-deterministic",
             "--suppress-health-check", "all", "--warnings", "off", "--exclude-checks", "positive_data_acceptance",
             "--request-timeout", "30", "--continue-on-failure", "--no-color", *options,
         ],
