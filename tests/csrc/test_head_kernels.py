@@ -106,7 +106,7 @@ def test_dense_has_the_same_bits_in_any_company(
 
 
 def test_what_dense_refuses(device: Device) -> None:
-    with pytest.raises(RuntimeError, match="8 .*5 .*4"):
+    with pytest.raises(RuntimeError, match=r"8 .*5 .*4"):
         device.launch.dense(1, 1, 2, 3, 8, 5, IDENTITY, 4, 4)
     with pytest.raises(RuntimeError, match="input"):
         device.launch.dense(1, 1, 2, 3, 8, 4, IDENTITY, 1, 4)
@@ -264,9 +264,9 @@ def test_token_weights_of_sums_in_parts_have_the_same_bits(
 
 
 def test_sizes_that_heads_do_not_take(device: Device) -> None:
-    with pytest.raises(RuntimeError, match="token_rows.* 100 "):
+    with pytest.raises(RuntimeError, match=r"token_rows.* 100 "):
         device.launch.token_rows(ref.FLOAT16, 0, 0, 1, 100, True, 0)
-    with pytest.raises(RuntimeError, match="token_weights.* 1032 "):
+    with pytest.raises(RuntimeError, match=r"token_weights.* 1032 "):
         device.launch.token_weights(ref.FLOAT16, 1, 1, 1, 1, 1, EPSILON, 0, 1, 1032, 1, 1, 1)
 
 

@@ -392,7 +392,7 @@ def test_a_text_has_the_same_pairs_in_any_company(device: Device, random: np.ran
 def test_lengths_that_the_host_does_not_know_fit_one_group(device: Device, random: np.random.Generator) -> None:
     head = Head(device, random, "hopper", ref.FLOAT16, vocabulary=30522, hidden=64)
     x = ref.drawn(random, (1000, 64), ref.FLOAT16)
-    with pytest.raises(RuntimeError, match="1000.* 548"):
+    with pytest.raises(RuntimeError, match=r"1000.* 548"):
         head.run(x, [1] * 1000, known=False)
 
 
@@ -434,5 +434,5 @@ def test_weights_that_are_wrong_are_refused(device: Device) -> None:
     head.load(device.launch, "transform.weight", zeros, [64, 64], ref.FLOAT32)
     with pytest.raises(RuntimeError, match="loaded before"):
         head.load(device.launch, "transform.weight", zeros, [64, 64], ref.FLOAT32)
-    with pytest.raises(RuntimeError, match="SPLADE.* 5 .* 1 "):
+    with pytest.raises(RuntimeError, match=r"SPLADE.* 5 .* 1 "):
         head.prepare(device.launch, 0, 16, 1)

@@ -131,12 +131,12 @@ def test_an_engine_runs_on_what_ray_assigns(cluster: LocalCluster) -> None:
     assert ray.get(with_gpu.device.remote("cpu"))[0] == "cpu"
     assert ray.get(none.remote().device.remote("auto"))[0] == "cpu"
     ray.kill(with_gpu)
-    with pytest.raises(ray.exceptions.RayTaskError, match="GPU.* 2"):
+    with pytest.raises(ray.exceptions.RayTaskError, match=r"GPU.* 2"):
         ray.get(two.remote().load.remote())
 
 
 def test_an_error_names_the_column_and_ends_the_dataset(cluster: LocalCluster) -> None:
     import ray.exceptions
 
-    with pytest.raises(ray.exceptions.RayTaskError, match="'body'.*'id', 'text'"):
+    with pytest.raises(ray.exceptions.RayTaskError, match=r"'body'.*'id', 'text'"):
         embedded(256, 1, encoder=DOOMED, column="body").materialize()

@@ -142,7 +142,7 @@ def test_classes(classifier: Path) -> None:
 
 
 def test_a_null_is_named(minilm: Embedder) -> None:
-    with pytest.raises(ValueError, match="'text'.* 2 .* 3"):
+    with pytest.raises(ValueError, match=r"'text'.* 2 .* 3"):
         minilm(table(["a", "b", None]))
 
 
@@ -161,7 +161,7 @@ def test_columns_that_do_not_do(minilm: Embedder, batch: dict[str, Any], message
 
 
 def test_a_batch_of_another_format(minilm: Embedder) -> None:
-    with pytest.raises(Exception, match="dict.*pyarrow"):
+    with pytest.raises(Exception, match=r"dict.*pyarrow"):
         minilm({"text": np.array(["a"])})
 
 
