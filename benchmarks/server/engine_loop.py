@@ -139,11 +139,12 @@ class Run:
         readable.register(channel, select.POLLIN)
         last = time.monotonic()  # the engine sends a status every second, with or without answers
         while len(self.answered_s) < len(self.due_s) and time.monotonic() - last < 5 and readable.poll(5000):
-            for part in [part for message in channel.receive() for part in decode_results(message).parts]:
+            for rows in [rows for message in channel.receive() if (rows := decode_results(message).rows)]:
                 last = time.monotonic()
-                texts[part.id] += part.texts
-                if texts[part.id] == self.texts:
-                    self.answered_s[part.id] = last
+                for id_, count in zip(rows.ids, rows.texts, strict=True):
+                    texts[id_] += count
+                    if texts[id_] == self.texts:
+                        self.answered_s[id_] = last
 
 
 def perfect_ms(due_s: Sequence[float], tokens: int) -> list[float]:

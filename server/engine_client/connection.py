@@ -14,7 +14,7 @@ import msgspec
 from embert.server.engine_client.background import exit_on_error
 from embert.server.ipc.control import EngineState
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import EncodeRequest, EngineStatus, Part, Submit, decode_results, encode
+from embert.server.ipc.messages import EncodeRequest, EngineStatus, Results, Submit, decode_results, encode
 
 __all__ = ["EngineConnection"]
 
@@ -30,10 +30,10 @@ class EngineConnection:
         self,
         state: EngineState,
         on_greeting: Callable[[], None],
-        on_part: Callable[[Part], None],
+        on_results: Callable[[Results], None],
         on_lost: Callable[[EngineConnection, set[int]], None],
     ) -> None:
-        """The callbacks: the engine's first status has come, a part of an answer has, the connection has ended.
+        """The callbacks: the engine's first status has come, answers have, the connection has ended.
 
         `on_lost` gets the ids of the requests that had not left this process.
         """
@@ -45,7 +45,7 @@ class EngineConnection:
         self.unsent: list[EncodeRequest] = []  # until the next tick
         self._cancelled: list[int] = []
         self._channel: Channel | None = None
-        self._on_greeting, self._on_part, self._on_lost = on_greeting, on_part, on_lost
+        self._on_greeting, self._on_results, self._on_lost = on_greeting, on_results, on_lost
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
         self._flush_callback = exit_on_error(self._flush)
@@ -146,5 +146,4 @@ class EngineConnection:
             self.status = results.status
             if greets:
                 self._on_greeting()
-            for part in results.parts:
-                self._on_part(part)
+            self._on_results(results)

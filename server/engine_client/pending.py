@@ -16,7 +16,7 @@ from embert.engine.tasks import ALL_TASKS
 from embert.server.http.request_options import RequestOptions
 from embert.server.ipc.messages import EncodeRequest, Part, TaskRows
 
-__all__ = ["Answer", "PendingRequest", "Receive", "TooManyWeights"]
+__all__ = ["TASKS", "Answer", "PendingRequest", "Receive", "TooManyWeights", "rows_of"]
 
 # ASGI's, for those who watch whether the client leaves. None: then the task of the request is cancelled.
 Receive = Callable[[], Awaitable[Any]] | None
@@ -57,7 +57,7 @@ class PendingRequest:
     receive: Receive
     options: RequestOptions
     engine: int = -1  # the index of the engine that has it; -1: none
-    parts: list[Part] = field(default_factory=list)  # of the answer, so far
+    parts: list[tuple[int, dict[Task, TaskOutput]]] = field(default_factory=list)  # of the answer: first text, rows
     texts_left: int = field(init=False)
     inference_s: float = 0.0
     ended_s: float = 0.0  # from its admission to the end of its last batch so far
@@ -68,25 +68,21 @@ class PendingRequest:
     def __post_init__(self) -> None:
         self.texts_left = self.encoded.sequences
 
-    def add(self, part: Part) -> Answer | None:
+    def add(
+        self, first_text: int, texts: int, rows: dict[Task, TaskOutput], queue_s: float, inference_s: float
+    ) -> Answer | None:
         """Take the rows of some texts; the answer once all are here."""
-        self.inference_s += part.inference_s
-        self.ended_s = max(self.ended_s, part.queue_s + part.inference_s)
-        self.texts_left -= part.texts
-        if not self.texts_left and not self.parts:
-            rows = {_TASKS[each.task]: _rows(each, part.texts) for each in part.rows}
-            return Answer(rows, max(0.0, self.ended_s - self.inference_s), self.inference_s, self.asked)
-        self.parts.append(part)
-        if self.texts_left:
-            return None
-        self.parts.sort(key=lambda each: each.first_text)
-        by_task = zip(*(each.rows for each in self.parts), strict=True)
-        rows = {_TASKS[of_task[0].task]: self._joined(of_task) for of_task in by_task}
+        self.inference_s += inference_s
+        self.ended_s = max(self.ended_s, queue_s + inference_s)
+        self.texts_left -= texts
+        if self.texts_left or self.parts:
+            self.parts.append((first_text, rows))
+            if self.texts_left:
+                return None
+            parts = [rows for _, rows in sorted(self.parts, key=lambda part: part[0])]
+            rows = {task: TaskOutput.joined([part[task] for part in parts]) for task in parts[0]}
         # An engine runs one batch at a time, so what is not a batch of this request is its wait for one.
         return Answer(rows, max(0.0, self.ended_s - self.inference_s), self.inference_s, self.asked)
-
-    def _joined(self, of_task: tuple[TaskRows, ...]) -> TaskOutput:
-        return TaskOutput.joined([_rows(each, part.texts) for each, part in zip(of_task, self.parts, strict=True)])
 
     def restart(self, request_id: int) -> None:
         """Forget the parts that a lost engine answered. Late ones of them carry the old id, and so do not count."""
@@ -95,7 +91,12 @@ class PendingRequest:
         self.texts_left = self.encoded.sequences
 
 
-_TASKS = {int(task): task for task in ALL_TASKS}  # a look-up costs a tenth of a call of the enumeration
+TASKS = {int(task): task for task in ALL_TASKS}  # a look-up costs a tenth of a call of the enumeration
+
+
+def rows_of(part: Part) -> dict[Task, TaskOutput]:
+    """The rows of a part, by task."""
+    return {TASKS[each.task]: _rows(each, part.texts) for each in part.rows}
 
 
 def _rows(message: TaskRows, texts: int) -> TaskOutput:

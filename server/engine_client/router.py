@@ -16,15 +16,17 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from embert.engine import Encoded, Task
+import numpy as np
+
+from embert.engine import Encoded, Task, TaskOutput
 from embert.server.engine_client.admission import Admission
 from embert.server.engine_client.background import keep_running
 from embert.server.engine_client.connection import EngineConnection
-from embert.server.engine_client.pending import Answer, PendingRequest, Receive, TooManyWeights
+from embert.server.engine_client.pending import TASKS, Answer, PendingRequest, Receive, TooManyWeights, rows_of
 from embert.server.http.errors import InferenceFailed, ServerError, Unavailable
 from embert.server.http.request_options import RequestOptions
 from embert.server.ipc.control import EngineState, ModelInfo, StartModel
-from embert.server.ipc.messages import EncodeRequest, Part
+from embert.server.ipc.messages import EncodeRequest, Part, Results, TextRows
 from embert.server.ipc.shared_counters import SharedCounters
 
 if TYPE_CHECKING:
@@ -265,19 +267,50 @@ class Router:
         if engine is not None:
             engine.cancel(pending.id, pending.encoded.tokens)
 
-    def _take(self, part: Part) -> None:
-        pending = self._pending.get(part.id)
-        if pending is None or pending.future.done():
-            return
-        if part.error in ("deadline", "cannot_meet_deadline"):
-            self._fail(pending, self.admissions[pending.message.model].too_late(pending.options, part.message))
-        elif part.error == "weights":
-            self._fail(pending, TooManyWeights(int(part.message)))
-        elif part.error:
-            self._fail(pending, InferenceFailed(f"inference failed: {part.message}"))
-        elif (answer := pending.add(part)) is not None:
+    def _take(self, results: Results) -> None:
+        for part in results.parts:
+            pending = self._pending.get(part.id)
+            if pending is None or pending.future.done():
+                continue
+            if part.error:
+                self._fail(pending, self._error(part, pending))
+            else:
+                self._add(pending, part.first_text, part.texts, rows_of(part), part.queue_s, part.inference_s)
+        if results.rows is not None:
+            self._take_rows(results.rows)
+
+    def _take_rows(self, rows: TextRows) -> None:
+        """Split the rows of a batch between its requests, without copying them."""
+        task, texts = TASKS[rows.task], rows.texts
+        values = np.frombuffer(rows.values, np.float32).reshape(sum(texts), -1)
+        first = 0
+        for id_, first_text, count, queue_s in zip(rows.ids, rows.first_texts, texts, rows.queue_s, strict=True):
+            pending = self._pending.get(id_)
+            if pending is not None and not pending.future.done():
+                own = {task: TaskOutput.one_each(values[first : first + count])}
+                self._add(pending, first_text, count, own, queue_s, rows.inference_s)
+            first += count
+
+    def _add(
+        self,
+        pending: PendingRequest,
+        first: int,
+        texts: int,
+        rows: dict[Task, TaskOutput],
+        queue_s: float,
+        inference_s: float,
+    ) -> None:
+        answer = pending.add(first, texts, rows, queue_s, inference_s)
+        if answer is not None:
             self._engines[pending.engine].tokens -= pending.encoded.tokens
             pending.future.set_result(answer)
+
+    def _error(self, part: Part, pending: PendingRequest) -> ServerError | TooManyWeights:
+        if part.error in ("deadline", "cannot_meet_deadline"):
+            return self.admissions[pending.message.model].too_late(pending.options, part.message)
+        if part.error == "weights":
+            return TooManyWeights(int(part.message))
+        return InferenceFailed(f"inference failed: {part.message}")
 
     def _fail(self, pending: PendingRequest, error: ServerError | TooManyWeights) -> None:
         if pending.engine >= 0:

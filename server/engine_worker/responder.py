@@ -13,11 +13,13 @@ from embert.engine.errors import EncoderError
 from embert.server.engine_worker.batching import Payload
 from embert.server.engine_worker.scheduling import Slice
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import TRACE_ID_BYTES, Part, TaskRows
+from embert.server.ipc.messages import TRACE_ID_BYTES, Part, TaskRows, TextRows
 
 __all__ = ["Responder"]
 
 log = logging.getLogger(__name__)
+
+Send = Callable[..., None]  # SocketServer.send
 
 _ROW_A_TEXT = frozenset((Task.EMBED, Task.CLASSIFY))
 _SENT_AT_ONCE = 1 << 26  # bytes of rows; sparse vectors of one batch can be more than a message may hold
@@ -26,7 +28,7 @@ _SENT_AT_ONCE = 1 << 26  # bytes of rows; sparse vectors of one batch can be mor
 class Responder:
     """Used by the device loop alone."""
 
-    def __init__(self, send: Callable[[Channel, list[Part]], None], drop: Callable[[Hashable], None]) -> None:
+    def __init__(self, send: Send, drop: Callable[[Hashable], None]) -> None:
         """`drop` removes the waiting texts of a request that has failed."""
         self._send, self._drop = send, drop
 
@@ -41,7 +43,7 @@ class Responder:
         all_finite = {task: bool(np.isfinite(each.values.sum(dtype=np.float64))) for task, each in rows.items()}
         if len(rows) == 1 and all(all_finite.values()):
             ((task, each),) = rows.items()
-            if task in _ROW_A_TEXT:
+            if task in _ROW_A_TEXT and not any(piece.request.payload.message.dimensions for piece in slices):
                 self._answer_rows(slices, int(task), each.values, started, ended)
                 return
         outgoing: dict[Channel, list[Part]] = {}
@@ -83,25 +85,28 @@ class Responder:
     def _answer_rows(
         self, slices: list[Slice], task: int, values: npt.NDArray[np.float32], started: float, ended: float
     ) -> None:
-        """`answer` where every text has one row of the same task, and all are finite: most batches."""
-        outgoing: dict[Channel, list[Part]] = {}
-        took_s = ended - started
-        row = 0
+        """`answer` where every text has one whole row of the same task, and all are finite: one message a process."""
+        outgoing: dict[Channel, TextRows] = {}
+        pieces_of: dict[Channel, list[memoryview]] = {}  # of the values: for few texts, numpy takes longer
+        memory = np.ascontiguousarray(values).data.cast("B")
+        row_bytes, row = values.shape[1] * values.itemsize, 0
         for piece in slices:
             payload: Payload = piece.request.payload
             message, start = payload.message, piece.start
             texts = piece.stop - start
-            mine = values[row : row + texts]
-            row += texts
-            if message.dimensions and task == Task.EMBED:
-                mine = mine[:, : message.dimensions]
-            part = Part(message.id, start, texts, [TaskRows(task, mine.tobytes())], started - message.admitted, took_s)
-            parts = outgoing.get(payload.reply_to)
-            if parts is None:
-                outgoing[payload.reply_to] = [part]
-            else:
-                parts.append(part)
-        self._send_all(outgoing)
+            answers = outgoing.get(payload.reply_to)
+            if answers is None:
+                answers = outgoing[payload.reply_to] = TextRows(task, b"", [], [], [], [], ended - started)
+                pieces_of[payload.reply_to] = []
+            answers.ids.append(message.id)
+            answers.first_texts.append(start)
+            answers.texts.append(texts)
+            answers.queue_s.append(started - message.admitted)
+            pieces_of[payload.reply_to].append(memory[row : row + texts * row_bytes])
+            row += texts * row_bytes
+        for channel, answers in outgoing.items():
+            answers.values = b"".join(pieces_of[channel])
+            self._send(channel, [], answers)
 
     def _send_all(self, outgoing: dict[Channel, list[Part]]) -> None:
         for channel, parts in outgoing.items():

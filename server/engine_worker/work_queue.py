@@ -75,8 +75,9 @@ class WorkQueue:
         """Queue the requests of a message and drop those that it cancels."""
         with self._lock:
             now = time.monotonic()
+            slowest = min([model.throughput.tokens_per_s for model in self._models.values()], default=0.0)
             for request in message.requests:
-                self._accept(channel, request, now)
+                self._accept(channel, request, now, slowest)
             for id_ in message.cancelled:
                 self._cancel((channel, id_))
 
@@ -88,7 +89,8 @@ class WorkQueue:
                     self._cancel(key)  # type: ignore[arg-type]
             self._publish()
 
-    def _accept(self, channel: Channel, message: EncodeRequest, now: float) -> None:
+    def _accept(self, channel: Channel, message: EncodeRequest, now: float, slowest: float) -> None:
+        """Queue a request; `slowest`: tokens a second of the slowest model, 0 where one is not known."""
         ids = len(message.ids) // _ID_BYTES
         lengths: list[int]
         if len(message.lengths) == _ID_BYTES:  # one text, as most requests have
@@ -101,7 +103,8 @@ class WorkQueue:
             said = f"model {message.model} is not loaded on this engine"
             self._send(channel, [Part(message.id, 0, 0, [], 0.0, 0.0, "backend", said)])
             return
-        if self._scheduler.queue_tokens:
+        waiting = self._scheduler.queue_tokens
+        if waiting and waiting + ids > slowest * (message.deadline - now):  # else it surely is in time
             wait_s = self._least_wait_s(ids, message)
             if wait_s and now + wait_s > message.deadline:
                 said = f"the work queued before it takes {wait_s:.2g} s"

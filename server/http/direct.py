@@ -69,3 +69,4 @@ class DirectRoutes:
             record.status, record.outcome = CLIENT_LEFT, ""
         finally:
             self._observer.end(observed)
+            cycle.end_direct()

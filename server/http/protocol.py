@@ -29,7 +29,7 @@ from embert.server.http.errors import BadRequest, Dialects, HeadTooLarge, Reques
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.lingering import LingeringClose
 from embert.server.http.request_cycle import BoundedCycle, HoldableFlow
-from embert.server.http.request_head import check_headers, split_target, without_upgrade
+from embert.server.http.request_head import PLAIN_KEY, KnownHeads, check_headers, split_target, without_upgrade
 
 __all__ = ["bounded_protocol"]
 
@@ -53,7 +53,7 @@ def bounded_protocol(
     `count` is told route, status and client of answers that no app gives. `direct` gives what answers a request whose
     body came with its head, by `BoundedCycle.reply`; None where only the app can.
     """
-    bounds = _Bounds(header_limit, connections, held, count, dialects, direct)
+    bounds = _Bounds(header_limit, connections, held, count, dialects, direct, KnownHeads())
     return type("Protocol", (_BoundedProtocol,), {"bounds": bounds})
 
 
@@ -65,6 +65,7 @@ class _Bounds:
     count: Count
     dialects: Dialects
     direct: Direct
+    known: KnownHeads
 
 
 class _BoundedProtocol(HttpToolsProtocol):
@@ -128,8 +129,9 @@ class _BoundedProtocol(HttpToolsProtocol):
             if cycle is not None:
                 cycle.disconnected = True
                 cycle.message_event.set()
-        if self._answering is not None and self._answering.direct is not None:
-            self._answering.direct.cancel()
+        if self._answering is not None and (task := self._answering.direct) is not None:
+            task.add_done_callback(self.tasks.discard)  # one that has not begun never gets to `end_direct`
+            task.cancel()
         self.pipeline.clear()
         super().connection_lost(exc)
 
@@ -172,11 +174,38 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._linger is not None:
             self._linger.received(len(data))
         elif not self._ignores_input:
-            self._unparsed = self._unparsed + data if self._unparsed else data
-            self._parse()
+            is_new = self._is_idle and not self._unparsed  # the first byte is that of a request
+            if not is_new or not self._take_known(data):
+                self._unparsed = self._unparsed + data if self._unparsed else data
+                self._parse()
+                if is_new and self._unstarted is not None:
+                    self._learn(self._unstarted, data)
             if self._unstarted is not None:
                 self._start(self._unstarted)
             self._update_timers()
+
+    def _take_known(self, data: bytes) -> bool:
+        """Take a whole request whose head is known, without the parser, which is between two requests."""
+        head = self.bounds.known.find(data)
+        if head is None:
+            return False
+        self.on_message_begin()
+        self._in_head = False
+        self.url = head.target
+        self.headers += head.headers
+        self.scope[PLAIN_KEY] = True  # type: ignore[literal-required]
+        self._idle_bytes = 0
+        self._begin("POST", "1.1", head.path, head.query, keep_alive=True)
+        self.cycle.body += data[len(data) - head.body_bytes :]
+        self.cycle.more_body = False
+        self.cycle.message_event.set()
+        return True
+
+    def _learn(self, cycle: BoundedCycle, data: bytes) -> None:
+        """Note the head of the only request in `data`, if the next one of this kind needs no parser."""
+        if not (cycle.more_body or self.pipeline or self._in_head) and cycle.keep_alive:
+            scope = cycle.scope
+            self.bounds.known.learn(data, self.url, scope["raw_path"], scope["query_string"], self.headers)
 
     def _parse(self) -> None:
         """Parse what came, but nothing after a pipelined request that waits for its turn."""
@@ -240,12 +269,13 @@ class _BoundedProtocol(HttpToolsProtocol):
             return
         self._in_head, self._in_body = False, True
         self._unset_head_timer()
-        self._begin(version, *target)
+        method, keep_alive = self.parser.get_method().decode("ascii"), self.parser.should_keep_alive()
+        self._begin(method, version, *target, keep_alive=keep_alive)
 
-    def _begin(self, version: str, raw_path: bytes, query: bytes) -> None:
-        """A request's head is complete: hand it to the app, at once or when its turn comes."""
+    def _begin(self, method: str, version: str, raw_path: bytes, query: bytes, *, keep_alive: bool) -> None:
+        """A request's head is complete: hand it to the app, at once or after the requests before it."""
         path = raw_path.decode("ascii")
-        self.scope["method"] = self.parser.get_method().decode("ascii")
+        self.scope["method"] = method
         self.scope["http_version"] = version
         self.scope["path"] = urllib.parse.unquote(path) if "%" in path else path
         self.scope["raw_path"], self.scope["query_string"] = raw_path, query
@@ -259,7 +289,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.server_state.default_headers,
             asyncio.Event(),
             self.expect_100_continue and version == "1.1",
-            version == "1.1" and self.parser.should_keep_alive() and not self._last,
+            version == "1.1" and keep_alive and not self._last,
             self.on_response_complete,
         )
         if self._answering is None:
@@ -273,10 +303,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         if not (cycle.more_body or cycle.broken or self._surplus or self.flow.write_paused):
             work = self.bounds.direct(cycle)
             if work is not None:
-                task = self.loop.create_task(work)
-                task.add_done_callback(self.tasks.discard)
-                self.tasks.add(task)
-                cycle.direct = task
+                cycle.begin_direct(self.loop.create_task(work), self.tasks)
                 return
         self._start_asgi_task(cycle, self.app)
 

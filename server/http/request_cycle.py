@@ -48,6 +48,7 @@ class BoundedCycle(RequestResponseCycle):
     closes = False  # the connection ends with this answer
     flow: HoldableFlow
     direct: asyncio.Task[None] | None = None  # what answers it without the app
+    _tasks: set[asyncio.Task[None]]  # of the server, with `direct` while that runs
 
     async def receive(self) -> ASGIReceiveEvent:
         """ASGI's. Raises what is wrong with the body."""
@@ -57,6 +58,17 @@ class BoundedCycle(RequestResponseCycle):
         if self.broken is not None and not self.disconnected and not self.response_complete:
             raise self.broken
         return message
+
+    def begin_direct(self, task: asyncio.Task[None], tasks: set[asyncio.Task[None]]) -> None:
+        """Note the task that answers, among the server's `tasks`."""
+        self.direct, self._tasks = task, tasks
+        tasks.add(task)
+
+    def end_direct(self) -> None:
+        """The task ends; called by itself, because a callback of a task costs a step of the event loop."""
+        if self.direct is not None:
+            self._tasks.discard(self.direct)
+            self.direct = None
 
     def take_body(self) -> bytes:
         """The whole body, of a request that is complete."""

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embert.server.http.errors import Dialects, ServerError, send_error
 from embert.server.http.held_bytes import HeldBytes
+from embert.server.http.request_head import PLAIN_KEY
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.request_record import CLIENT_LEFT, INTERACTIVE, SCOPE_KEY, RequestRecord
@@ -90,7 +91,7 @@ class RequestMetricsMiddleware:
         """Note that a request begins, and put its record into its scope."""
         started = time.perf_counter()
         route = self._labels[scope["path"]]
-        request_id, trace_id = ids_of(scope["headers"])
+        request_id, trace_id = ids_of(() if PLAIN_KEY in scope else scope["headers"])
         asks = scope["method"] == "POST" and route in self._tasks
         record = scope[SCOPE_KEY] = RequestRecord(route, request_id, trace_id, INTERACTIVE if asks else "")
         trace = None if self._tracer is None else self._tracer.begin(scope, route, started, called=bool(trace_id))

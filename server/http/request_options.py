@@ -7,6 +7,7 @@ to that. `X-Priority: bulk` lets interactive requests go first. Without the head
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from embert.server.http.errors import Invalid, describe_name
@@ -34,7 +35,7 @@ class RequestOptions:
         return BULK if self.bulk else INTERACTIVE
 
 
-def read_request_options(headers: list[tuple[bytes, bytes]], arrived: float, limit_s: float) -> RequestOptions:
+def read_request_options(headers: Iterable[tuple[bytes, bytes]], arrived: float, limit_s: float) -> RequestOptions:
     """The options of a request that arrived then (CLOCK_MONOTONIC). Raises Invalid for a value that it cannot read."""
     options = RequestOptions(limit_s, "--request-timeout", arrived + limit_s)
     for name, value in headers:

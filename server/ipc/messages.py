@@ -17,6 +17,7 @@ __all__ = [
     "Results",
     "Submit",
     "TaskRows",
+    "TextRows",
     "decode_results",
     "decode_submit",
     "encode",
@@ -76,6 +77,21 @@ class Part(msgspec.Struct, array_like=True):
     message: str = ""  # of "weights": how many there are at least
 
 
+class TextRows(msgspec.Struct, array_like=True):
+    """The answers of one batch to the requests of one API process, where each text has one row of the same task.
+
+    What most batches are. Lists run over the slices of the batch, `values` over their texts, in the same order.
+    """
+
+    task: int
+    values: bytes  # float32 [texts, columns]
+    ids: list[int]  # of the slices' requests
+    first_texts: list[int]
+    texts: list[int]
+    queue_s: list[float]
+    inference_s: float
+
+
 class EngineStatus(msgspec.Struct, array_like=True):
     """The engine's state; sent with every message and every second."""
 
@@ -90,6 +106,7 @@ class Results(msgspec.Struct, array_like=True):
 
     status: EngineStatus
     parts: list[Part]
+    rows: TextRows | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -21,6 +21,7 @@ from embert.server.engine_client.pending import Answer, TooManyWeights
 from embert.server.http.accept import prefers
 from embert.server.http.errors import PayloadTooLarge, ServerError, UnsupportedEncoding, describe_name
 from embert.server.http.held_bytes import SMALL_BYTES
+from embert.server.http.request_head import PLAIN_KEY
 from embert.server.http.request_options import read_request_options
 from embert.server.observability.request_record import BULK, SCOPE_KEY, TRACE_KEY, RequestRecord
 from embert.server.request.known_fields import Respelled, header_value
@@ -73,7 +74,8 @@ class RequestContext:
         self.trace: RequestTrace | None = scope.get(TRACE_KEY)
         self.breakdown = LatencyBreakdown()
         config = choice.services.config
-        self.options = read_request_options(scope["headers"], time.monotonic(), config.request_timeout)
+        headers = () if PLAIN_KEY in scope else scope["headers"]
+        self.options = read_request_options(headers, time.monotonic(), config.request_timeout)
         self._answer_with(choice.default)
         self._says_model = choice.is_open  # whether the answer says which model it is of
         self._given: bytes | dict[str, Any] = b""  # the body, or one request of several in it
@@ -113,7 +115,8 @@ class RequestContext:
 
     def take_body(self, body: bytes) -> None:
         """In place of `read_body`, with a body that came with its head. Raises ServerError as it does."""
-        _check_encoding(self.scope["headers"])
+        if PLAIN_KEY not in self.scope:
+            _check_encoding(self.scope["headers"])
         self._choice.services.bodies.check(len(body))
         self._given, self._size = body, len(body)
         self._choice.services.held.requests += len(body)

@@ -21,7 +21,7 @@ from embert.server.engine_worker.loop import EngineLoop
 from embert.server.ipc.control import StartEngine
 from embert.server.ipc.messages import EncodeRequest, Part, Submit, decode_results, encode
 from embert.server.ipc.shared_counters import SharedCounters
-from tests.server.wire import Wire
+from tests.server.wire import Wire, parts_of
 
 WIDTH = 4
 FAILS, NOT_FINITE, LOST = 1001, 1002, 1003  # token ids that make a forward go wrong
@@ -182,7 +182,7 @@ class Harness:
         while texts > 0:
             message = self.wire.next(deadline - time.monotonic())
             assert message is not None, f"{texts} texts without an answer after 60 s"
-            for part in decode_results(message).parts:
+            for part in parts_of(decode_results(message)):
                 parts.setdefault(part.id, []).append(part)
                 texts -= 1 if part.error else part.texts
         return parts

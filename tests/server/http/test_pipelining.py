@@ -12,6 +12,25 @@ from embert.server.http.protocol import HEAD_TIMEOUT_S
 from tests.server.http.echo_server import chunked, cut, play, post, serving, skip
 
 
+def test_a_known_head_gives_the_same_request_however_it_comes() -> None:
+    """The second time and later, a head in one packet with its body does not pass the parser."""
+
+    async def scene() -> None:
+        async with serving() as server:
+            first, second = await server.connect(), await server.connect()
+            for body in (b"abcd", b"efgh", b"", b"", b"x" * 20_000, b"y" * 20_000):
+                for client in (first, second):
+                    assert (await client.ask(post(body))).body == b"/echo " + body
+            known = post(b"abcd")
+            assert (await first.ask(known[:-2], known[-2:])).body == b"/echo abcd"
+            await first.send(known + post(b"1234") + known[:30])
+            assert [(await first.answer()).body for _ in range(2)] == [b"/echo abcd", b"/echo 1234"]
+            assert (await first.ask(known[30:])).body == b"/echo abcd"
+            assert await first.is_open()
+
+    play(scene)
+
+
 @pytest.mark.parametrize("size", [1 << 20, 4999, 61], ids=["whole", "in parts", "in sixties"])
 def test_requests_behind_each_other_are_answered_in_order(size: int) -> None:
     async def scene() -> None:
