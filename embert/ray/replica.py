@@ -25,7 +25,7 @@ from yarl import URL
 
 from embert.ray.gpus import assigned_device
 from embert.server.config import ServeConfig, read_api_keys
-from embert.server.frontend.path_lookup import dialects_by_path
+from embert.server.frontend.path_lookup import error_formats_by_path
 from embert.server.http.errors import Unavailable, error_body
 
 __all__ = ["Replica", "ReplicaError"]
@@ -34,7 +34,7 @@ LOG_LINES = 20  # of the server's log, in the error of a start that fails
 POLL_S = 0.05  # between two questions whether the server is ready
 PROBE_TIMEOUT_S = 10.0
 LAST_ANSWERS_S = 0.2  # for the answers of a replica that ends
-_DIALECTS = dialects_by_path()
+_ERROR_FORMATS = error_formats_by_path()
 # What belongs to one connection. Ray's proxies put the date and the request's id on every answer.
 _NOT_TO_SERVER = frozenset(
     {b"connection", b"content-length", b"expect", b"host", b"keep-alive", b"te", b"transfer-encoding", b"upgrade"}
@@ -89,8 +89,8 @@ class Replica:
         except aiohttp.ClientError as error:
             self._end_without_server()
             lost = Unavailable(f"the connection to this replica's server broke: {error}", retry_after_s=1)
-            dialect = _DIALECTS[scope["path"].removeprefix(scope["root_path"])]
-            return Response(error_body(lost, dialect), 503, {"retry-after": "1"}, media_type="application/json")
+            error_format = _ERROR_FORMATS[scope["path"].removeprefix(scope["root_path"])]
+            return Response(error_body(lost, error_format), 503, {"retry-after": "1"}, media_type="application/json")
 
     async def check_health(self) -> None:
         """Called by Ray Serve, which replaces a replica where this raises a few times in a row.

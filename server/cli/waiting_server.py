@@ -24,7 +24,7 @@ import orjson
 from embert.server.config import ServeConfig
 from embert.server.http.accept import scrape_form
 from embert.server.http.auth import Keys
-from embert.server.http.errors import Dialect, ServerError, Unavailable, error_body
+from embert.server.http.errors import ErrorFormat, ServerError, Unavailable, error_body
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping.exposition import exposition
 
@@ -183,6 +183,6 @@ class _WaitingServer:
                     return 200, found.body, list(found.headers)
             raise Unavailable(f"the server is starting ({what})", retry_after_s=2)
         except ServerError as error:
-            dialect = Dialect.OPENAI if path.startswith("/v1/") else Dialect.TEI
+            error_format = ErrorFormat.OPENAI if path.startswith("/v1/") else ErrorFormat.TEI
             retry = [(b"retry-after", b"%d" % error.retry_after_s)] if error.retry_after_s else []
-            return error.status, error_body(error, dialect), [*json, *retry]
+            return error.status, error_body(error, error_format), [*json, *retry]

@@ -61,7 +61,7 @@ class ModelConfig(ServeConfig):
     priority: str = "interactive"  # of requests whose header names none
 
     @property
-    def bulk(self) -> bool:
+    def low_priority(self) -> bool:
         """Whether requests give way to others unless they say otherwise."""
         return self.priority == "bulk"
 

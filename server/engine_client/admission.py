@@ -29,7 +29,7 @@ from embert.server.observability.request_record import EXPIRED
 
 __all__ = ["Admission"]
 
-BULK_SHARE = 0.75  # of the limit: bulk requests leave room for interactive ones
+LOW_PRIORITY_SHARE = 0.75  # of the limit: bulk requests leave room for interactive ones
 LARGE_PART = 8  # of the limit divided by this: what a request counts as at most, and what larger ones leave free
 MIN_BATCHES = 2  # of each engine that the limit always holds; with fewer an engine would wait between two batches
 _RETRY_AFTER_MAX_S = 60
@@ -194,8 +194,8 @@ class Admission:
         limit = self.queue_limit
         most = max(1, limit // LARGE_PART)
         counted = min(tokens, most)
-        if options.bulk:
-            limit = int(BULK_SHARE * limit)
+        if options.low_priority:
+            limit = int(LOW_PRIORITY_SHARE * limit)
         if tokens > most:
             limit -= most
         return counted if admitted + counted <= limit or not admitted else 0
@@ -251,7 +251,7 @@ class Admission:
         limit, rate = self.queue_limit, self.tokens_per_s
         most = max(1, limit // LARGE_PART)
         queue = f"the queue of {self._name}" if self._name else "the queue"
-        of_bulk = f", of which bulk requests may fill {BULK_SHARE:.0%}" if options.bulk else ""
+        of_low_priority = f", of which bulk requests may fill {LOW_PRIORITY_SHARE:.0%}" if options.low_priority else ""
         of_large = f"; a request of over {most} tokens counts as {most} and leaves {most} free" if tokens > most else ""
         by_time = f"--max-queue-seconds {self._config.max_queue_seconds:g} at {rate:.0f} tokens/s"
         if self._others_s():
@@ -259,7 +259,7 @@ class Admission:
         set_by = by_time if limit < self.max_queue_tokens else "--max-queue-tokens"
         return Overloaded(
             f"{queue} holds {admitted} tokens and this request has {'' if exact else 'at least '}{tokens}; "
-            f"the limit is {limit} ({set_by}){of_bulk}{of_large}",
+            f"the limit is {limit} ({set_by}){of_low_priority}{of_large}",
             retry_after_s=self._retry_after_s(),
         )
 

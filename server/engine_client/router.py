@@ -132,7 +132,7 @@ class Router:
             normalize,
             options.deadline,
             now,
-            options.bulk,
+            options.low_priority,
             adapter=encoded.adapter,
             model=model,
             trace=b"" if trace is None else trace.context,

@@ -18,12 +18,12 @@ from embert import __version__
 from embert.server.frontend.openapi import ERROR_MODELS, complete_document, description
 from embert.server.frontend.operations import OPERATIONS, Operations
 from embert.server.frontend.path_lookup import (
-    BELOW,
     METRIC_TASKS,
     MODELS,
     ROUTES,
+    ROUTES_OF_MODELS,
     ModelPath,
-    dialects_by_path,
+    error_formats_by_path,
     keyless_paths,
     labels_by_path,
     model_paths,
@@ -34,7 +34,7 @@ from embert.server.frontend.task_endpoint import TaskEndpoint
 from embert.server.http.auth import AuthMiddleware, Keys
 from embert.server.http.cors import with_cors
 from embert.server.http.direct import DirectRoutes
-from embert.server.http.errors import Dialects, Invalid, NotFound, ServerError, describe_name, error_body
+from embert.server.http.errors import ErrorFormats, Invalid, NotFound, ServerError, describe_name, error_body
 from embert.server.http.request_metrics import RequestMetricsMiddleware
 from embert.server.observability.access_log import AccessLog
 from embert.server.request.model_handle import ModelHandle
@@ -54,81 +54,82 @@ class App(NamedTuple):
 
 
 def create_app(
-    services: ModelRegistry, keys: Keys, access_log: AccessLog | None = None, tracer: RequestTracer | None = None
+    registry: ModelRegistry, keys: Keys, access_log: AccessLog | None = None, tracer: RequestTracer | None = None
 ) -> App:
     """Everything that answers HTTP. `tracer`: None without traces.
 
     Raises ConfigError where two models would answer at one path.
     """
-    below = model_paths(services)
-    routes = {path: place.route for path, place in below.items()}
-    labels, dialects = labels_by_path(routes), dialects_by_path(routes)
+    by_model = model_paths(registry)
+    routes = {path: entry.path for path, entry in by_model.items()}
+    labels, error_formats = labels_by_path(routes), error_formats_by_path(routes)
     app = FastAPIOffline(
         docs_url="/docs",
         redoc_url=None,
         redirect_slashes=False,  # a redirect would be built from the Host header, and some clients lose the body on it
         title="embert",
         version=__version__,
-        description=description(services),
+        description=description(registry),
         swagger_ui_oauth2_redirect_url="/docs/oauth2-redirect",
         # FastAPI's own would double ours where a program around embert sets OpenTelemetry up, and may log a text.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    first = services.first
+    first = registry.first
     work = {
-        path: _endpoint(services, row, first if path in OF_THE_FIRST else None)
-        for path, row in tasks_by_path(first.model).items()
+        path: _endpoint(registry, route, first if path in OF_THE_FIRST else None)
+        for path, route in tasks_by_path(first.model).items()
     }
     app.router.routes[:0] = [
         Route(_any_length(path), endpoint, methods=["POST"], include_in_schema=False) for path, endpoint in work.items()
     ]
-    _add_operations(app, services)
-    _add_errors(app, services, below, dialects)
-    _complete_openapi(app, services)
+    _add_operations(app, registry)
+    _add_errors(app, registry, by_model, error_formats)
+    _complete_openapi(app, registry)
     hot = {path: endpoint for path, endpoint in work.items() if "{" not in path}
-    hot |= {path: _endpoint(services, place.row, place.service, place.name) for path, place in below.items()}
-    probes = keyless_paths(("probes",), services.by_name)
-    guarded = AuthMiddleware(app, hot, keys, probes, dialects, services.metrics, services.held)
+    hot |= {path: _endpoint(registry, entry.route, entry.handle, entry.name) for path, entry in by_model.items()}
+    probes = keyless_paths(("probes",), registry.by_name)
+    guarded = AuthMiddleware(app, hot, keys, probes, error_formats, registry.metrics, registry.held)
     observer = RequestMetricsMiddleware(
-        with_cors(guarded, services.config, dialects),
+        with_cors(guarded, registry.config, error_formats),
         labels,
         METRIC_TASKS,
-        dialects,
-        services.metrics,
-        services.held,
+        error_formats,
+        registry.metrics,
+        registry.held,
         access_log,
         tracer,
     )
     # Every answer of a server that allows other origins has a header of theirs, so it takes the app's layers.
-    direct = {} if services.config.cors_allow_origin else hot
-    return App(observer, DirectRoutes(direct, observer, keys, dialects))
+    direct = {} if registry.config.cors_allow_origin else hot
+    return App(observer, DirectRoutes(direct, observer, keys, error_formats))
 
 
 def _endpoint(
-    services: ModelRegistry, row: TaskRoute, default: ModelHandle | None, path_model: str | None = None
+    registry: ModelRegistry, route: TaskRoute, default: ModelHandle | None, path_model: str | None = None
 ) -> TaskEndpoint:
-    choice = ModelSelector(services, row.wanted, default, path_model, has_field="model" in row.request.model_fields)
-    return TaskEndpoint(choice, row.handler, row.dialect)
+    has_field = "model" in route.request.model_fields
+    selector = ModelSelector(registry, route.capability, default, path_model, has_field=has_field)
+    return TaskEndpoint(selector, route.handler, route.error_format)
 
 
-def _add_operations(app: FastAPI, services: ModelRegistry) -> None:
-    bound = Operations(services, hint([(route.name, route.summary) for route in ROUTES], services.names))
-    for row in OPERATIONS:
-        if row.endpoint is None:
+def _add_operations(app: FastAPI, registry: ModelRegistry) -> None:
+    operations = Operations(registry, hint([(route.name, route.summary) for route in ROUTES], registry.names))
+    for operation in OPERATIONS:
+        if operation.endpoint is None:
             continue
-        responses: dict[int | str, dict[str, Any]] = {**row.responses}
-        for status, text in row.errors.items():
-            responses[status] = {"model": ERROR_MODELS[row.dialect], "description": text}
-        for path in row.paths:
+        responses: dict[int | str, dict[str, Any]] = {**operation.responses}
+        for status, text in operation.errors.items():
+            responses[status] = {"model": ERROR_MODELS[operation.error_format], "description": text}
+        for path in operation.paths:
             app.add_api_route(
                 _any_length(path),
-                MethodType(row.endpoint, bound),
+                MethodType(operation.endpoint, operations),
                 methods=["GET"],
                 tags=["operations"],
-                summary=row.summary,
+                summary=operation.summary,
                 responses=responses,
-                include_in_schema=path == row.path,
-                **row.options,
+                include_in_schema=path == operation.path,
+                **operation.options,
             )
     for route in app.routes:
         if isinstance(route, APIRoute):
@@ -140,22 +141,24 @@ def _any_length(path: str) -> str:
     return path.replace("}", ":path}")
 
 
-def _complete_openapi(app: FastAPI, services: ModelRegistry) -> None:
+def _complete_openapi(app: FastAPI, registry: ModelRegistry) -> None:
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            complete_document(original(), [(service.model, service.config) for service in services.all])
+            complete_document(original(), [(handle.model, handle.config) for handle in registry.all])
         return original()
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
 
 
-def _add_errors(app: FastAPI, services: ModelRegistry, below: Mapping[str, ModelPath], dialects: Dialects) -> None:
-    """Answer what FastAPI and Starlette raise, and the errors of our own endpoints, in our dialects."""
+def _add_errors(
+    app: FastAPI, registry: ModelRegistry, by_model: Mapping[str, ModelPath], error_formats: ErrorFormats
+) -> None:
+    """Answer what FastAPI and Starlette raise, and the errors of our own endpoints, in the form of the route's API."""
 
     def respond(request: Request, error: ServerError, headers: dict[str, str] | None = None) -> Response:
-        body = error_body(error, dialects[request.scope["path"]])
+        body = error_body(error, error_formats[request.scope["path"]])
         return Response(body, error.status, headers, media_type="application/json")
 
     async def on_server_error(request: Request, error: Exception) -> Response:
@@ -165,12 +168,12 @@ def _add_errors(app: FastAPI, services: ModelRegistry, below: Mapping[str, Model
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
         path, headers = request.scope["path"], dict(error.headers or {})
-        if error.status_code == 405 or path in below:
+        if error.status_code == 405 or path in by_model:
             answer: ServerError = NotFound(f"this route does not take {request.method}")
             answer.status = 405
             headers.setdefault("Allow", "POST")
         else:
-            answer = _nothing_there(path, services, below)
+            answer = _no_route(path, registry, by_model)
             if error.status_code != 404:
                 answer.status = error.status_code
         if answer.status == 405 and path == "/":
@@ -185,22 +188,22 @@ def _add_errors(app: FastAPI, services: ModelRegistry, below: Mapping[str, Model
     app.add_exception_handler(RequestValidationError, on_validation_error)
 
 
-def _nothing_there(path: str, services: ModelRegistry, below: Mapping[str, ModelPath]) -> ServerError:
-    """What is said of a path that is no route: with the one that was meant, if a base address is wrong."""
+def _no_route(path: str, registry: ModelRegistry, by_model: Mapping[str, ModelPath]) -> ServerError:
+    """The error of a path without a route. It names the route that was meant, where a base address is wrong."""
     asked = describe_name(path)
     words = [word for word in path.split("/") if word]
     words = [word for index, word in enumerate(words) if word not in ("v1", "v2") or word not in words[:index][-1:]]
-    routes = {each for route in ROUTES for each in route.paths} | below.keys()
+    routes = {each for route in ROUTES for each in route.paths} | by_model.keys()
     meant = "/" + "/".join(words)
     if meant in routes and meant != "/":
         return NotFound(f"no such route: {asked}; {meant} is one")
     if path.startswith(MODELS):
         rest = path.removeprefix(MODELS)
-        names = (rest.removesuffix(route) for route in BELOW if rest.endswith(route))
+        names = (rest.removesuffix(route) for route in ROUTES_OF_MODELS if rest.endswith(route))
         try:
-            services.check_broken(rest.removesuffix("/"))
+            registry.check_broken(rest.removesuffix("/"))
             if name := next(names, ""):
-                services.in_path(name)
+                registry.in_path(name)
         except ServerError as error:
             return error
     ends = ("/" + "/".join(words[begin:]) for begin in range(1, len(words)))

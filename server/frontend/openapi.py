@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 from embert.engine import Model
 from embert.server.config import ServeConfig
 from embert.server.frontend.routes import TASKS, TaskRoute, tasks_by_path
-from embert.server.http.errors import Dialect
+from embert.server.http.errors import ErrorFormat
 from embert.server.protocols.cohere import CohereError
 from embert.server.protocols.openai import OpenAIError
 from embert.server.protocols.tei import TeiError
@@ -24,10 +24,10 @@ __all__ = ["ERROR_MODELS", "complete_document", "description"]
 
 Served = Sequence[tuple[Model, ServeConfig]]  # the models of a server, each with its options
 
-ERROR_MODELS: dict[Dialect, type[BaseModel]] = {
-    Dialect.COHERE: CohereError,
-    Dialect.OPENAI: OpenAIError,
-    Dialect.TEI: TeiError,
+ERROR_MODELS: dict[ErrorFormat, type[BaseModel]] = {
+    ErrorFormat.COHERE: CohereError,
+    ErrorFormat.OPENAI: OpenAIError,
+    ErrorFormat.TEI: TeiError,
 }
 
 _ERRORS = {
@@ -59,15 +59,15 @@ _RAW = {
 }
 
 
-def description(services: ModelRegistry) -> str:
+def description(registry: ModelRegistry) -> str:
     """What the document says of the whole: what is served here, and how a request chooses."""
-    models = [f"* `{each.served.name}`: {', '.join(each.served.task_names)}" for each in services.all]
+    models = [f"* `{each.served.name}`: {', '.join(each.served.task_names)}" for each in registry.all]
     return "\n".join(
         (
-            "Embeddings, scores and labels from BERT-family encoders, in the dialects of OpenAI, "
+            "Embeddings, scores and labels from BERT-family encoders, in the protocols of OpenAI, "
             "text-embeddings-inference, Cohere and vLLM.",
             "",
-            f"The model{'s' * services.several} of this server:",
+            f"The model{'s' * registry.several} of this server:",
             "",
             *models,
             "",
@@ -108,7 +108,7 @@ def complete_document(document: dict[str, Any], served: Served) -> dict[str, Any
 
 def _operation(task: TaskRoute, path: str, names: dict[Any, Any], served: Served) -> dict[str, Any]:
     able = next((model for model, _ in served if task.suits(model)), None)
-    error = {"application/json": {"schema": names[ERROR_MODELS[task.dialect], "validation"]}}
+    error = {"application/json": {"schema": names[ERROR_MODELS[task.error_format], "validation"]}}
     content: dict[str, Any] = {"application/json": {"schema": names[task.answer, "validation"]}}
     body = {"schema": names[task.request, "validation"], "example": task.example_for(able or served[0][0])}
     if others := [each for each in TASKS if each.path in task.also]:
@@ -118,10 +118,10 @@ def _operation(task: TaskRoute, path: str, names: dict[Any, Any], served: Served
         content["application/json"]["schema"] = {"anyOf": [names[answer, "validation"] for answer in answers]}
     place = re.search(r"\{(\w+)\}", path)
     parameter = {"in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    lacking = 424 if task.dialect is Dialect.TEI else 400
+    lacking = 424 if task.error_format is ErrorFormat.TEI else 400
     errors = {**_ERRORS, lacking: _ERRORS[lacking] + _MISSING} if task.needs | task.needs_one else _ERRORS
     operation = {
-        "tags": [task.dialect.value],
+        "tags": [task.error_format.value],
         "summary": task.summary if path == task.path else f"Alias of {task.path}",
         "description": _HEADERS,
         "operationId": "post_" + (re.sub(r"\W+", "_", path).strip("_") or "root"),

@@ -15,7 +15,7 @@ from embert.engine import Model, Task
 from embert.server.frontend.playground import HEADERS, PAGE
 from embert.server.frontend.routes import Operation
 from embert.server.http.accept import prefers, scrape_form
-from embert.server.http.errors import Dialect
+from embert.server.http.errors import ErrorFormat
 from embert.server.request.model_handle import ModelHandle
 from embert.server.request.model_registry import ModelRegistry
 
@@ -98,9 +98,9 @@ class Info(ModelFacts):
 class Operations:
     """The endpoints about the models. Their rows in the table of routes say the rest."""
 
-    def __init__(self, services: ModelRegistry, hint: bytes) -> None:
+    def __init__(self, registry: ModelRegistry, hint: bytes) -> None:
         """`hint` is the text of `GET /` for clients that are no browsers."""
-        self._services, self._hint = services, hint
+        self._registry, self._hint = registry, hint
         self._created = int(time.time())
 
     async def front(self, request: Request) -> Response:
@@ -112,8 +112,8 @@ class Operations:
 
     async def health(self) -> Response:
         """Whether the last forward worked, and was not long ago."""
-        healthy, age = self._services.router.health()
-        reason = _unready(self._services.all) if age is None else "no forward worked lately"
+        healthy, age = self._registry.router.health()
+        reason = _unready(self._registry.all) if age is None else "no forward worked lately"
         body = Health(status="ok" if healthy else reason, last_success_age_s=None if age is None else round(age, 3))
         return JSONResponse(body.model_dump(), 200 if healthy else 503)
 
@@ -126,56 +126,56 @@ class Operations:
 
         A model that has failed must not keep the others from their requests.
         """
-        services = self._services
-        states = {service.served.name: service.state for service in services.all}
-        states |= dict.fromkeys(services.broken, "failed")
-        waited_for = [each for each in services.all if each.state == "loading" and not each.admission.was_ready]
-        if services.router.draining:
-            return _readiness("draining", _unready(services.all), states)
+        registry = self._registry
+        states = {handle.served.name: handle.state for handle in registry.all}
+        states |= dict.fromkeys(registry.broken, "failed")
+        waited_for = [each for each in registry.all if each.state == "loading" and not each.admission.was_ready]
+        if registry.router.draining:
+            return _readiness("draining", _unready(registry.all), states)
         if waited_for or "ready" not in states.values():
             status = "failed" if set(states.values()) == {"failed"} else "loading"
-            unready = [each for each in services.all if states[each.served.name] != "ready"]
-            return _readiness(status, _unready(unready, services.broken), states)
-        failed = [each for each in services.all if each.state == "failed"]
-        return _readiness("ready", _unready(failed, services.broken), states)
+            unready = [each for each in registry.all if states[each.served.name] != "ready"]
+            return _readiness(status, _unready(unready, registry.broken), states)
+        failed = [each for each in registry.all if each.state == "failed"]
+        return _readiness("ready", _unready(failed, registry.broken), states)
 
     async def readyz_of(self, name: str) -> Response:
         """The same of one model, whatever the others are."""
-        if (reason := self._services.broken.get(name)) is not None:
+        if (reason := self._registry.broken.get(name)) is not None:
             return _readiness("failed", f"{name} has failed ({reason})", {name: "failed"})
-        service = self._services.in_path(name)
-        states = {service.served.name: service.state}
-        if service.admission.draining:
-            return _readiness("draining", _unready([service]), states)
-        return _readiness(service.state, "" if service.state == "ready" else _unready([service]), states)
+        handle = self._registry.in_path(name)
+        states = {handle.served.name: handle.state}
+        if handle.admission.draining:
+            return _readiness("draining", _unready([handle]), states)
+        return _readiness(handle.state, "" if handle.state == "ready" else _unready([handle]), states)
 
     async def info(self) -> Info:
         """What is served, and its limits."""
-        facts = [_facts(service) for service in self._services.all]
+        facts = [_facts(handle) for handle in self._registry.all]
         return Info(**facts[0].model_dump(), models=facts)
 
     async def info_of(self, name: str) -> ModelFacts:
         """One of the models, and its limits."""
-        return _facts(self._services.in_path(name))
+        return _facts(self._registry.in_path(name))
 
     async def models(self) -> ModelList:
         """The models served here."""
-        services = self._services
-        names = (*services.names, *services.broken)
+        registry = self._registry
+        names = (*registry.names, *registry.broken)
         return ModelList(data=[ModelCard(id=name, created=self._created) for name in names])
 
     async def model_card(self, id: str) -> ModelCard:  # noqa: A002 - the path's name in OpenAI's API
         """A model, by its served name or its model id; the first where any name will do."""
-        services = self._services
-        found = services.by_name.get(id)
-        if found is None and id not in services.broken and not services.is_any(id):
-            raise services.unknown(id, "id")
-        name = id if id in services.broken else (found or services.first).served.name
+        registry = self._registry
+        found = registry.by_name.get(id)
+        if found is None and id not in registry.broken and not registry.is_any(id):
+            raise registry.unknown(id, "id")
+        name = id if id in registry.broken else (found or registry.first).served.name
         return ModelCard(id=name, created=self._created)
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text format, or OpenMetrics."""
-        answer = await self._services.scrapes.answer(scrape_form(request.scope["headers"]))
+        answer = await self._registry.scrapes.answer(scrape_form(request.scope["headers"]))
         return Response(answer.body, headers={name.decode(): value.decode() for name, value in answer.headers})
 
 
@@ -184,22 +184,22 @@ def _readiness(status: str, detail: str, models: dict[str, str]) -> Response:
     return JSONResponse(body.model_dump(), 200 if status == "ready" else 503)
 
 
-def _unready(services: Iterable[ModelHandle], broken: Mapping[str, str] | None = None) -> str:
-    reasons = [service.admission.unready_reason() for service in services]
+def _unready(registry: Iterable[ModelHandle], broken: Mapping[str, str] | None = None) -> str:
+    reasons = [handle.admission.unready_reason() for handle in registry]
     reasons += [f"{name} has failed ({reason})" for name, reason in (broken or {}).items()]
     return "; ".join(dict.fromkeys(reasons))
 
 
-def _facts(service: ModelHandle) -> ModelFacts:
-    config, model, engine = service.config, service.model, service.engine
+def _facts(handle: ModelHandle) -> ModelFacts:
+    config, model, engine = handle.config, handle.model, handle.engine
     return ModelFacts(
         model_id=model.model_id,
         model_sha=model.revision,
         model_dtype=engine.dtype if engine else config.dtype,
-        served_model_name=service.served.name,
+        served_model_name=handle.served.name,
         model_type=_model_type(model),
-        tasks=service.served.task_names,
-        max_concurrent_requests=service.max_queue_tokens or None,  # each has at least one token
+        tasks=handle.served.task_names,
+        max_concurrent_requests=handle.max_queue_tokens or None,  # each has at least one token
         max_input_length=model.max_input_length,
         max_batch_tokens=engine.max_batch_tokens if engine else config.max_batch_tokens,
         max_batch_requests=config.max_batch_requests,
@@ -215,9 +215,9 @@ def _facts(service: ModelHandle) -> ModelFacts:
         dimensions=model.width,
         prompts=sorted(model.prompts),
         adapters=list(model.config.adapters.names) if model.config.adapters else [],
-        max_queue_tokens=service.max_queue_tokens or None,
+        max_queue_tokens=handle.max_queue_tokens or None,
         max_queue_seconds=config.max_queue_seconds,
-        queue_limit_tokens=service.queue_limit or None,
+        queue_limit_tokens=handle.queue_limit or None,
         payload_limit=config.payload_limit,
     )
 
@@ -234,7 +234,7 @@ def _model_type(model: Model) -> dict[str, Any]:
 
 # --- their routes ---
 
-OPENAI, TEI = Dialect.OPENAI, Dialect.TEI
+OPENAI, TEI = ErrorFormat.OPENAI, ErrorFormat.TEI
 
 _NO_KEY = {401: "No key or a wrong one"}
 _TEXT = {"schema": {"type": "string"}}
@@ -242,7 +242,7 @@ _TEXT = {"schema": {"type": "string"}}
 OPERATIONS = (
     Operation(
         path="/",
-        dialect=TEI,
+        error_format=TEI,
         summary="A page for browsers; a few lines of text for others",
         endpoint=Operations.front,
         keyless="page",  # which asks for a key itself
@@ -251,7 +251,7 @@ OPERATIONS = (
     Operation(
         path="/health",
         aliases=("/ping",),
-        dialect=TEI,
+        error_format=TEI,
         summary="Does inference work?",
         endpoint=Operations.health,
         keyless="probes",
@@ -259,14 +259,14 @@ OPERATIONS = (
     ),
     Operation(
         path="/livez",
-        dialect=TEI,
+        error_format=TEI,
         summary="Does this process answer?",
         endpoint=Operations.livez,
         keyless="probes",
     ),
     Operation(
         path="/readyz",
-        dialect=TEI,
+        error_format=TEI,
         summary="Are requests taken?",
         endpoint=Operations.readyz,
         keyless="probes",
@@ -274,7 +274,7 @@ OPERATIONS = (
     ),
     Operation(
         path="/readyz/{name}",
-        dialect=TEI,
+        error_format=TEI,
         summary="Are requests for one of the models taken?",
         endpoint=Operations.readyz_of,
         keyless="probes",
@@ -283,35 +283,35 @@ OPERATIONS = (
     ),
     Operation(
         path="/info",
-        dialect=TEI,
+        error_format=TEI,
         summary="What is served, and its limits",
         endpoint=Operations.info,
         errors=_NO_KEY,
     ),
     Operation(
         path="/models/{name}/info",
-        dialect=TEI,
+        error_format=TEI,
         summary="The same of one of the models",
         endpoint=Operations.info_of,
         errors={404: "Another model", **_NO_KEY},
     ),
     Operation(
         path="/v1/models",
-        dialect=OPENAI,
+        error_format=OPENAI,
         summary="The models served here",
         endpoint=Operations.models,
         errors=_NO_KEY,
     ),
     Operation(
         path="/v1/models/{id}",
-        dialect=OPENAI,
+        error_format=OPENAI,
         summary="A model, by name or id",
         endpoint=Operations.model_card,
         errors={404: "Another model", **_NO_KEY},
     ),
     Operation(
         path="/metrics",
-        dialect=TEI,
+        error_format=TEI,
         summary="Prometheus metrics",
         endpoint=Operations.metrics,
         keyless="metrics",
@@ -321,7 +321,7 @@ OPERATIONS = (
     ),
     Operation(
         path="/docs",
-        dialect=TEI,
+        error_format=TEI,
         summary="Every route, as an interactive page",
         endpoint=None,
         keyless="docs",
@@ -331,7 +331,7 @@ OPERATIONS = (
     ),
     Operation(
         path="/openapi.json",
-        dialect=TEI,
+        error_format=TEI,
         summary="The document behind that page",
         endpoint=None,
         keyless="docs",

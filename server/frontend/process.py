@@ -19,7 +19,7 @@ import uvloop
 
 from embert.server.engine_client.background import exit_on_error, keep_running
 from embert.server.http.accept import scrape_form
-from embert.server.http.errors import Dialect, ServerError, send_error
+from embert.server.http.errors import ErrorFormat, ServerError, send_error
 from embert.server.ipc.control import ControlConnection, Drain, Drained, EngineState, Failed, Message, Ready, StartApi
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability import gc_tuning
@@ -80,7 +80,7 @@ async def _serve(
     from embert.engine.errors import EngineError
     from embert.server.config import ConfigError
     from embert.server.frontend.app import create_app
-    from embert.server.frontend.path_lookup import METRIC_ROUTES, METRIC_TASKS, dialects_by_path, keyless_paths
+    from embert.server.frontend.path_lookup import METRIC_ROUTES, METRIC_TASKS, error_formats_by_path, keyless_paths
     from embert.server.http.auth import Keys
     from embert.server.http.connections import Connections, connection_limit
     from embert.server.http.protocol import bounded_protocol
@@ -92,8 +92,8 @@ async def _serve(
     config = start.config
     counters = SharedCounters(start.counters_fd, config.http_processes, len(start.engines), len(start.models))
     try:
-        services = load_registry(start, control, counters, memory, routes=METRIC_ROUTES, tasks=METRIC_TASKS)
-        keys = Keys(config, keyless_paths(config.keyless_groups, services.by_name))
+        registry = load_registry(start, control, counters, memory, routes=METRIC_ROUTES, tasks=METRIC_TASKS)
+        keys = Keys(config, keyless_paths(config.keyless_groups, registry.by_name))
         tls = tls_context(config)
         access_log = None
         if config.access_log != "off":
@@ -104,13 +104,13 @@ async def _serve(
             from embert.server.observability.tracing.request_trace import RequestTracer
 
             tracer = RequestTracer(
-                spans.tracer, f"api-{start.worker}", keyless_paths(("probes", "metrics"), services.by_name)
+                spans.tracer, f"api-{start.worker}", keyless_paths(("probes", "metrics"), registry.by_name)
             )
-        app = create_app(services, keys, access_log, tracer)
+        app = create_app(registry, keys, access_log, tracer)
     except (EngineError, ConfigError) as error:
         control.send(Failed(str(error)))
         raise SystemExit(1) from None
-    router, metrics = services.router, services.metrics
+    router, metrics = registry.router, registry.metrics
     for state in start.engines:
         router.engine_changed(state)
     limit = connection_limit(config.max_connections)
@@ -128,7 +128,7 @@ async def _serve(
         if access_log is not None:
             access_log.note(RequestRecord(route, b"-", status=status), 0.0, client)
 
-    bounds = config.header_limit, connections, services.held, count_refused, dialects_by_path()
+    bounds = config.header_limit, connections, registry.held, count_refused, error_formats_by_path()
     protocol = bounded_protocol(*bounds, app.direct)
     served: Callable[..., asyncio.Protocol] = protocol
     if tls is not None:
@@ -136,17 +136,17 @@ async def _serve(
     servers = [_Server(_uvicorn_config(app.asgi, served))]
     jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
     if start.metrics_fd is not None:
-        servers.append(_Server(_uvicorn_config(_MetricsApp(services.scrapes), bounded_protocol(*bounds))))
+        servers.append(_Server(_uvicorn_config(_MetricsApp(registry.scrapes), bounded_protocol(*bounds))))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     draining = _Draining(router, servers, connections, metrics, control, config)
     running = [
-        keep_running(_write_metrics(services, counters, start.worker)),
+        keep_running(_write_metrics(registry, counters, start.worker)),
         keep_running(publish(region, metrics.exemplars)),
         keep_running(_follow(control, router, draining)),
-        keep_running(services.bodies.watch()),
+        keep_running(registry.bodies.watch()),
         keep_running(connections.watch()),
         keep_running(connections.watch_unread()),
-        keep_running(end_slow_readers(connections, services.held, config.client_timeout, metrics.unread_answers.inc)),
+        keep_running(end_slow_readers(connections, registry.held, config.client_timeout, metrics.unread_answers.inc)),
     ]
     if config.api_key_file is not None:
         threading.Thread(target=exit_on_error(keys.follow), name="api-key-file", daemon=True).start()
@@ -158,7 +158,7 @@ async def _serve(
     for task in running:
         task.cancel()
     metrics.write()
-    services.close()
+    registry.close()
     await router.close()
     if spans is not None:
         spans.close()
@@ -259,12 +259,12 @@ class _Draining:
         return len(self._servers[0].server_state.tasks)
 
 
-async def _write_metrics(services: ModelRegistry, counters: SharedCounters, worker: int) -> None:
+async def _write_metrics(registry: ModelRegistry, counters: SharedCounters, worker: int) -> None:
     while True:
         counters.api_alive[worker] = time.monotonic()
-        await asyncio.sleep(services.metrics.WRITE_INTERVAL_S)
-        services.write_metrics()
-        counters.in_flight[worker] = services.metrics.requests_in_flight
+        await asyncio.sleep(registry.metrics.WRITE_INTERVAL_S)
+        registry.write_metrics()
+        counters.in_flight[worker] = registry.metrics.requests_in_flight
 
 
 def _span_export(start: StartApi) -> SpanExport | None:
@@ -291,7 +291,7 @@ class _MetricsApp:
         try:
             answer = await self._scrapes.answer(scrape_form(scope["headers"])) if found else _NOTHING
         except ServerError as error:
-            await send_error(send, error, Dialect.TEI)
+            await send_error(send, error, ErrorFormat.TEI)
             return
         headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
         await send({"type": "http.response.start", "status": 200 if found else 404, "headers": headers})

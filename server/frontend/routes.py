@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from embert.engine import Model
 from embert.engine.tasks import ALL_TASKS, NO_TASK, Task
-from embert.server.http.errors import Dialect
+from embert.server.http.errors import ErrorFormat
 from embert.server.protocols import cohere, nvidia, openai, pooling, rerank, tei, tei_pairs, tei_tokens, vertex, vllm
 from embert.server.request.request_body import RequestBody
 from embert.server.request.request_context import Handler, RequestContext
@@ -32,7 +32,7 @@ class Route:
     method: ClassVar[str]
     path: str  # and its label in metrics; `{id}` stands for anything
     aliases: tuple[str, ...] = ()  # other paths of the same; each has a label of its own
-    dialect: Dialect  # of errors
+    error_format: ErrorFormat  # of errors
     summary: str
 
     @property
@@ -68,13 +68,13 @@ class TaskRoute(Route):
         return {**self.example, **self.example_of.get(main, {})}
 
     @property
-    def wanted(self) -> Capability:
+    def capability(self) -> Capability:
         """What a model must be able to do."""
         return Capability(self.needs, self.needs_one, self.reranks)
 
     def suits(self, model: Model) -> bool:
         """Whether the model has the tasks."""
-        return self.wanted.suits(model)
+        return self.capability.suits(model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Operation(Route):
     options: Mapping[str, Any] = field(default_factory=dict)  # others of FastAPI's
 
 
-COHERE, OPENAI, TEI = Dialect.COHERE, Dialect.OPENAI, Dialect.TEI
+COHERE, OPENAI, TEI = ErrorFormat.COHERE, ErrorFormat.OPENAI, ErrorFormat.TEI
 
 # Of these each model has one of several rows: see tasks_by_path.
 BY_MODEL = ("/", "/invocations")
@@ -100,16 +100,16 @@ OF_THE_FIRST = (*BY_MODEL, "/vertex", "/tokenize", "/detokenize", "/decode")
 
 async def _vertex(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /vertex`: every instance as a request of `POST /`."""
-    row = tasks_by_path(context.service.model)["/"]
-    context.service.served.check_tasks(row.needs, reranks=row.reranks)
-    return await vertex.answer_instances(context, row.handler)
+    route = tasks_by_path(context.handle.model)["/"]
+    context.handle.served.check_tasks(route.needs, reranks=route.reranks)
+    return await vertex.answer_instances(context, route.handler)
 
 
 TASKS = (
     TaskRoute(
         path="/v1/embeddings",
         aliases=("/embeddings", "/openai/deployments/{name}/embeddings"),
-        dialect=OPENAI,
+        error_format=OPENAI,
         summary="Embeddings, OpenAI's way",
         handler=openai.embeddings,
         request=openai.EmbeddingsRequest,
@@ -121,7 +121,7 @@ TASKS = (
     ),
     TaskRoute(
         path="/pooling",
-        dialect=OPENAI,
+        error_format=OPENAI,
         summary="Vectors or classes, vLLM's way",
         handler=pooling.pooling,
         request=pooling.PoolingRequest,
@@ -133,7 +133,7 @@ TASKS = (
     TaskRoute(
         path="/v2/embed",
         aliases=("/v1/embed",),
-        dialect=COHERE,
+        error_format=COHERE,
         summary="Embeddings, Cohere's way",
         handler=cohere.embed,
         request=cohere.CohereEmbedRequest,
@@ -143,7 +143,7 @@ TASKS = (
     ),
     TaskRoute(
         path="/embed",
-        dialect=TEI,
+        error_format=TEI,
         summary="Embeddings, TEI's way",
         handler=tei.embed,
         request=tei.EmbedRequest,
@@ -155,7 +155,7 @@ TASKS = (
     TaskRoute(
         path="/",
         aliases=("/invocations",),
-        dialect=TEI,
+        error_format=TEI,
         summary="What the model is for: `/embed` or `/similarity`, where it embeds",
         handler=tei.embed,
         request=tei.EmbedRequest,
@@ -168,7 +168,7 @@ TASKS = (
     TaskRoute(
         path="/embed_sparse",
         aliases=BY_MODEL,
-        dialect=TEI,
+        error_format=TEI,
         summary="Sparse vectors",
         handler=tei.embed_sparse,
         request=tei.EmbedSparseRequest,
@@ -179,7 +179,7 @@ TASKS = (
     TaskRoute(
         path="/embed_all",
         aliases=BY_MODEL,
-        dialect=TEI,
+        error_format=TEI,
         summary="A vector for every token",
         handler=tei.embed_all,
         request=tei.EmbedAllRequest,
@@ -190,7 +190,7 @@ TASKS = (
     ),
     TaskRoute(
         path="/similarity",
-        dialect=TEI,
+        error_format=TEI,
         summary="Cosine of one text with others",
         handler=tei.similarity,
         request=tei.SimilarityRequest,
@@ -201,7 +201,7 @@ TASKS = (
     TaskRoute(
         path="/rerank",
         aliases=BY_MODEL,
-        dialect=TEI,
+        error_format=TEI,
         summary="Texts by their relevance to a query, TEI's way, vLLM's or Infinity's",
         handler=tei_pairs.rerank,
         request=tei_pairs.RerankRequest,
@@ -212,7 +212,7 @@ TASKS = (
     ),
     TaskRoute(
         path="/v1/rerank",
-        dialect=COHERE,
+        error_format=COHERE,
         summary="Documents by their relevance to a query, as Cohere's v1, Jina, vLLM and Infinity have it",
         handler=rerank.rerank,
         request=rerank.RerankDocumentsRequest,
@@ -223,7 +223,7 @@ TASKS = (
     ),
     TaskRoute(
         path="/v2/rerank",
-        dialect=COHERE,
+        error_format=COHERE,
         summary="Documents by their relevance to a query, Cohere's way",
         handler=cohere.rerank,
         request=cohere.CohereRerankRequest,
@@ -234,7 +234,7 @@ TASKS = (
     ),
     TaskRoute(
         path="/v1/ranking",
-        dialect=OPENAI,
+        error_format=OPENAI,
         summary="Passages by their relevance to a query, NVIDIA's way",
         handler=nvidia.ranking,
         request=nvidia.RankingRequest,
@@ -246,7 +246,7 @@ TASKS = (
     TaskRoute(
         path="/score",
         aliases=("/v1/score",),
-        dialect=OPENAI,
+        error_format=OPENAI,
         summary="Scores of pairs of texts, vLLM's way",
         handler=vllm.score,
         request=vllm.ScoreRequest,
@@ -258,7 +258,7 @@ TASKS = (
     TaskRoute(
         path="/predict",
         aliases=BY_MODEL,
-        dialect=TEI,
+        error_format=TEI,
         summary="Labels of texts, or of pairs of texts, TEI's way",
         handler=tei_pairs.predict,
         request=tei_pairs.PredictRequest,
@@ -269,7 +269,7 @@ TASKS = (
     TaskRoute(
         path="/classify",
         aliases=("/v1/classify",),
-        dialect=OPENAI,
+        error_format=OPENAI,
         summary="Labels of texts, vLLM's way",
         handler=vllm.classify,
         request=vllm.ClassifyRequest,
@@ -279,7 +279,7 @@ TASKS = (
     ),
     TaskRoute(
         path="/tokenize",
-        dialect=TEI,
+        error_format=TEI,
         summary="Texts to tokens, TEI's way or vLLM's",
         handler=tei_tokens.tokenize,
         request=tei_tokens.TokenizeRequest,
@@ -288,7 +288,7 @@ TASKS = (
     ),
     TaskRoute(
         path="/detokenize",
-        dialect=OPENAI,
+        error_format=OPENAI,
         summary="Token ids to a text, vLLM's way",
         handler=tei_tokens.detokenize,
         request=tei_tokens.DetokenizeRequest,
@@ -297,7 +297,7 @@ TASKS = (
     ),
     TaskRoute(
         path="/decode",
-        dialect=TEI,
+        error_format=TEI,
         summary="Token ids to texts",
         handler=tei_tokens.decode,
         request=tei_tokens.DecodeRequest,
@@ -306,7 +306,7 @@ TASKS = (
     ),
     TaskRoute(
         path="/vertex",
-        dialect=TEI,
+        error_format=TEI,
         summary="Several requests of `POST /`, Vertex AI's way",
         handler=_vertex,
         request=vertex.VertexRequest,
@@ -317,20 +317,20 @@ TASKS = (
 
 
 def tasks_by_path(model: Model) -> dict[str, TaskRoute]:
-    """The row of every path of TASKS. Of a path in several rows, the first that suits the model, else the first."""
-    found: dict[str, TaskRoute] = {}
-    for row in TASKS:
-        for path in row.paths:
-            if path not in found or (row.suits(model) and not found[path].suits(model)):
-                found[path] = row
+    """The route of every path of TASKS. Of a path in several routes, the first that suits the model, else the first."""
+    routes: dict[str, TaskRoute] = {}
+    for route in TASKS:
+        for path in route.paths:
+            if path not in routes or (route.suits(model) and not routes[path].suits(model)):
+                routes[path] = route
     for path in BY_MODEL:
-        row = found[path]
-        also = (*row.also, "/predict") if row.reranks else row.also
-        found[path] = dataclasses.replace(row, handler=_by_body(row), also=also)
-    return found
+        route = routes[path]
+        also = (*route.also, "/predict") if route.reranks else route.also
+        routes[path] = dataclasses.replace(route, handler=_by_body(route), also=also)
+    return routes
 
 
-def _by_body(row: TaskRoute) -> Handler:
+def _by_body(route: TaskRoute) -> Handler:
     """A handler of `POST /`: clients send other routes' bodies there, which `inputs` tells apart.
 
     An object is of `/similarity`, whatever the model is for; texts are of `/predict` to a reranker, as in TEI.
@@ -339,10 +339,10 @@ def _by_body(row: TaskRoute) -> Handler:
     async def answer(context: RequestContext) -> tuple[bytes, bytes]:
         begin = context.begin_of("inputs")
         if begin == b"{":
-            context.service.served.check_tasks(Task.EMBED)
+            context.handle.served.check_tasks(Task.EMBED)
             return await tei.similarity(context)
-        if row.reranks and begin in (b"[", b'"'):
+        if route.reranks and begin in (b"[", b'"'):
             return await tei_pairs.predict(context)
-        return await row.handler(context)
+        return await route.handler(context)
 
     return answer

@@ -6,7 +6,7 @@ import time
 
 from starlette.types import Receive, Scope, Send
 
-from embert.server.http.errors import Dialect, Reply, ServerError, error_reply, send_reply
+from embert.server.http.errors import ErrorFormat, Reply, ServerError, error_reply, send_reply
 from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
 from embert.server.request.model_registry import ModelSelector
 from embert.server.request.request_context import Handler, RequestContext
@@ -17,12 +17,12 @@ __all__ = ["TaskEndpoint"]
 class TaskEndpoint:
     """Of one task's route; also its ASGI app."""
 
-    def __init__(self, choice: ModelSelector, handler: Handler, dialect: Dialect) -> None:
-        """`choice` says which model answers; the handler may need more of it than the route does."""
-        self._choice, self._handler, self._dialect = choice, handler, dialect
-        self._can = choice.can
-        self._model = "" if choice.by_body else choice.default.served.name  # for metrics, until the body is read
-        self._metrics = choice.services.metrics
+    def __init__(self, selector: ModelSelector, handler: Handler, error_format: ErrorFormat) -> None:
+        """`selector` says which model answers; the handler may need more of it than the route does."""
+        self._selector, self._handler, self._error_format = selector, handler, error_format
+        self._can = selector.can
+        self._model = "" if selector.by_body else selector.default.served.name  # for metrics, until the body is read
+        self._metrics = selector.registry.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -35,8 +35,8 @@ class TaskEndpoint:
         context: RequestContext | None = None
         try:
             if not self._can:  # and neither can another model
-                self._choice.check(self._choice.default)
-            context = RequestContext(self._choice, scope, receive)
+                self._selector.check(self._selector.default)
+            context = RequestContext(self._selector, scope, receive)
             record.parts = context.breakdown
             record.priority = context.options.priority
             if receive is not None:
@@ -49,7 +49,7 @@ class TaskEndpoint:
                 self._metrics.rejected[error.reject_reason].inc()
             if context is not None:
                 context.as_sent(error)
-            return error_reply(error, self._dialect)
+            return error_reply(error, self._error_format)
         context.breakdown.encoded()
         if context.trace is not None and context.breakdown.answered is not None:
             context.trace.stage("encode", context.breakdown.answered, time.perf_counter())

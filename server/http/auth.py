@@ -13,7 +13,7 @@ from typing import NoReturn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embert.server.config import ConfigError, ServeConfig, read_api_keys
-from embert.server.http.errors import Dialects, ServerError, Unauthorized, Unavailable, send_error
+from embert.server.http.errors import ErrorFormats, ServerError, Unauthorized, Unavailable, send_error
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.request_record import SCOPE_KEY
@@ -40,13 +40,13 @@ class AuthMiddleware:
         hot: Mapping[str, ASGIApp],
         keys: Keys,
         probes: frozenset[str],
-        dialects: Dialects,
+        error_formats: ErrorFormats,
         metrics: ApiMetrics,
         held: HeldBytes,
     ) -> None:
         """`hot` are the apps of POST routes that bypass FastAPI's own layers, `probes` the paths that always answer."""
         self._app, self._hot, self._keys, self._probes = app, hot, keys, probes
-        self._dialects, self._metrics, self._held = dialects, metrics, held
+        self._error_formats, self._metrics, self._held = error_formats, metrics, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -65,7 +65,7 @@ class AuthMiddleware:
         except ServerError as error:
             if isinstance(error, Unauthorized):
                 self._metrics.rejected["unauthorized"].inc()
-            await send_error(send, error, self._dialects[path])
+            await send_error(send, error, self._error_formats[path])
 
     def _refuse_surplus(self, scope: Scope) -> None:
         """Raise Unavailable for a request over a connection above the limit, unless it is a probe."""

@@ -8,22 +8,22 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embert.server.config import ServeConfig
-from embert.server.http.errors import BadRequest, Dialects, error_body
+from embert.server.http.errors import BadRequest, ErrorFormats, error_body
 
 __all__ = ["with_cors"]
 
 
-def with_cors(app: ASGIApp, config: ServeConfig, dialects: Dialects) -> ASGIApp:
+def with_cors(app: ASGIApp, config: ServeConfig, error_formats: ErrorFormats) -> ASGIApp:
     """Let browsers of the allowed origins in. Returns `app` itself where no origin is allowed."""
     if not config.cors_allow_origin:
         return app
-    return _Cors(app, config.cors_allow_origin, dialects)
+    return _Cors(app, config.cors_allow_origin, error_formats)
 
 
 class _Cors(CORSMiddleware):
-    """Answers a refused preflight with an error in the route's dialect."""
+    """Answers a refused preflight with an error in the route's form."""
 
-    def __init__(self, app: ASGIApp, origins: tuple[str, ...], dialects: Dialects) -> None:
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...], error_formats: ErrorFormats) -> None:
         super().__init__(
             app,
             allow_origins=list(origins),
@@ -31,7 +31,7 @@ class _Cors(CORSMiddleware):
             allow_headers=["*"],  # includes `authorization`, so that browsers can send a key
             expose_headers=["*"],
         )
-        self._dialects = dialects
+        self._error_formats = error_formats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "OPTIONS":
@@ -48,4 +48,6 @@ class _Cors(CORSMiddleware):
         what = bytes(answer.body).decode().removeprefix("Disallowed CORS ")
         why = f"the origin's preflight asks for what is not allowed (--cors-allow-origin): {what}"
         kept = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
-        return Response(error_body(BadRequest(why), self._dialects[path]), 400, kept, media_type="application/json")
+        return Response(
+            error_body(BadRequest(why), self._error_formats[path]), 400, kept, media_type="application/json"
+        )

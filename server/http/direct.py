@@ -13,7 +13,7 @@ from typing import Protocol
 from starlette.types import Receive, Scope
 
 from embert.server.http.auth import Keys
-from embert.server.http.errors import Dialects, Reply, ServerError, error_reply
+from embert.server.http.errors import ErrorFormats, Reply, ServerError, error_reply
 from embert.server.http.request_cycle import BoundedCycle
 from embert.server.http.request_metrics import RequestMetricsMiddleware
 from embert.server.observability.request_record import CLIENT_LEFT
@@ -37,10 +37,10 @@ class DirectRoutes:
         endpoints: Mapping[str, Endpoint],
         observer: RequestMetricsMiddleware,
         keys: Keys,
-        dialects: Dialects,
+        error_formats: ErrorFormats,
     ) -> None:
         """`endpoints` by path."""
-        self._endpoints, self._observer, self._keys, self._dialects = endpoints, observer, keys, dialects
+        self._endpoints, self._observer, self._keys, self._error_formats = endpoints, observer, keys, error_formats
 
     def __call__(self, cycle: BoundedCycle) -> Coroutine[None, None, None] | None:
         """What answers a complete request; None for the app's."""
@@ -58,9 +58,9 @@ class DirectRoutes:
                     record.key = self._keys.check(scope)
                 reply = await endpoint.reply(scope, None, cycle.take_body())
             except ServerError as error:
-                reply = error_reply(error, self._dialects[scope["path"]])
+                reply = error_reply(error, self._error_formats[scope["path"]])
             except Exception as error:  # noqa: BLE001 - a bug of ours: the client still gets an answer
-                reply = error_reply(observed.bug(error), self._dialects[scope["path"]])
+                reply = error_reply(observed.bug(error), self._error_formats[scope["path"]])
             record.status, record.outcome = reply.status, reply.outcome
             if observed.trace is not None:
                 observed.trace.reason = reply.reason

@@ -1,4 +1,4 @@
-"""Every answer that is not 200, in each dialect.
+"""Every answer that is not 200, in the form of each API.
 
 TEI routes answer   {"error": message, "error_type": type}
 OpenAI routes       {"error": {"message", "type", "param", "code"}}
@@ -22,9 +22,9 @@ from embert.server.observability.request_record import CLIENT_ERROR, REFUSED
 
 __all__ = [
     "BadRequest",
-    "Dialect",
-    "Dialects",
     "EmptyInput",
+    "ErrorFormat",
+    "ErrorFormats",
     "HeadTooLarge",
     "InferenceFailed",
     "Invalid",
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 
-class Dialect(Enum):
+class ErrorFormat(Enum):
     """Whose API a route speaks: the form of its errors."""
 
     OPENAI = "OpenAI"
@@ -57,7 +57,7 @@ class Dialect(Enum):
     COHERE = "Cohere"
 
 
-Dialects = Mapping[str, Dialect]  # of every path that there can be
+ErrorFormats = Mapping[str, ErrorFormat]  # of every path that there can be
 
 
 @dataclass(eq=False)
@@ -202,19 +202,19 @@ class Unavailable(ServerError):
             self.outcome = REFUSED
 
 
-def error_body(error: ServerError, dialect: Dialect) -> bytes:
-    """The error in a dialect, as JSON."""
-    if dialect is Dialect.COHERE:
+def error_body(error: ServerError, error_format: ErrorFormat) -> bytes:
+    """The error in this form, as JSON."""
+    if error_format is ErrorFormat.COHERE:
         return orjson.dumps({"id": str(uuid.uuid4()), "message": error.message})
-    if dialect is Dialect.OPENAI:
+    if error_format is ErrorFormat.OPENAI:
         facts = {"message": error.message, "type": error.openai_type, "param": error.param, "code": error.openai_code}
         return orjson.dumps({"error": facts})
     return orjson.dumps({"error": error.message, "error_type": error.tei_type})
 
 
-def status_of(error: ServerError, dialect: Dialect) -> int:
-    """The status of an error in a dialect."""
-    return 400 if isinstance(error, TaskMissing) and dialect is not Dialect.TEI else error.status
+def status_of(error: ServerError, error_format: ErrorFormat) -> int:
+    """The status of an error in this form."""
+    return 400 if isinstance(error, TaskMissing) and error_format is not ErrorFormat.TEI else error.status
 
 
 class Reply(NamedTuple):
@@ -227,9 +227,9 @@ class Reply(NamedTuple):
     outcome: str = ""  # of an error, for metrics
 
 
-def error_reply(error: ServerError, dialect: Dialect) -> Reply:
+def error_reply(error: ServerError, error_format: ErrorFormat) -> Reply:
     """An error, as an answer."""
-    body = error_body(error, dialect)
+    body = error_body(error, error_format)
     head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
     if error.retry_after_s is not None:
         head += b"retry-after: %d\r\n" % error.retry_after_s
@@ -239,7 +239,7 @@ def error_reply(error: ServerError, dialect: Dialect) -> Reply:
         head += b"www-authenticate: Bearer\r\n"
     if error.status == 415:
         head += b"accept-encoding: identity\r\n"
-    return Reply(status_of(error, dialect), head, body, error.message, error.outcome)
+    return Reply(status_of(error, error_format), head, body, error.message, error.outcome)
 
 
 async def send_reply(send: Send, reply: Reply) -> None:
@@ -251,9 +251,9 @@ async def send_reply(send: Send, reply: Reply) -> None:
     await send({"type": "http.response.body", "body": reply.body})
 
 
-async def send_error(send: Send, error: ServerError, dialect: Dialect) -> None:
+async def send_error(send: Send, error: ServerError, error_format: ErrorFormat) -> None:
     """Answer with an error, by ASGI."""
-    await send_reply(send, error_reply(error, dialect))
+    await send_reply(send, error_reply(error, error_format))
 
 
 # --- values in messages: never a text ---

@@ -25,7 +25,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from embert.server.http.connections import Connections, Place
-from embert.server.http.errors import BadRequest, Dialects, HeadTooLarge, RequestTimeout, ServerError, error_body
+from embert.server.http.errors import BadRequest, ErrorFormats, HeadTooLarge, RequestTimeout, ServerError, error_body
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.lingering import LingeringClose
 from embert.server.http.request_cycle import BoundedCycle, HoldableFlow
@@ -45,7 +45,7 @@ def bounded_protocol(
     connections: Connections,
     held: HeldBytes,
     count: Count,
-    dialects: Dialects,
+    error_formats: ErrorFormats,
     direct: Direct = lambda _: None,
 ) -> type[asyncio.Protocol]:
     """The class that uvicorn instantiates for every connection.
@@ -53,7 +53,7 @@ def bounded_protocol(
     `count` is told route, status and client of answers that no app gives. `direct` gives what answers a request whose
     body came with its head, by `BoundedCycle.reply`; None where only the app can.
     """
-    bounds = _Bounds(header_limit, connections, held, count, dialects, direct, KnownHeads())
+    bounds = _Bounds(header_limit, connections, held, count, error_formats, direct, KnownHeads())
     return type("Protocol", (_BoundedProtocol,), {"bounds": bounds})
 
 
@@ -63,7 +63,7 @@ class _Bounds:
     connections: Connections
     held: HeldBytes
     count: Count
-    dialects: Dialects
+    error_formats: ErrorFormats
     direct: Direct
     known: KnownHeads
 
@@ -387,7 +387,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def _answer_refusal(self, error: ServerError) -> None:
         self.bounds.count("other", error.status, self.client)
-        body = error_body(error, self.bounds.dialects[self.url.partition(b"?")[0].decode("latin-1")])
+        body = error_body(error, self.bounds.error_formats[self.url.partition(b"?")[0].decode("latin-1")])
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
             % (error.status, http.HTTPStatus(error.status).phrase.encode(), len(body), body)

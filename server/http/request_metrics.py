@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from embert.server.http.errors import Dialects, ServerError, send_error
+from embert.server.http.errors import ErrorFormats, ServerError, send_error
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.request_head import PLAIN_KEY
 from embert.server.observability.access_log import AccessLog
@@ -43,7 +43,7 @@ class RequestMetricsMiddleware:
         app: ASGIApp,
         labels: Mapping[str, str],
         tasks: Collection[str],
-        dialects: Dialects,
+        error_formats: ErrorFormats,
         metrics: ApiMetrics,
         held: HeldBytes,
         access_log: AccessLog | None = None,
@@ -53,7 +53,7 @@ class RequestMetricsMiddleware:
 
         `tracer`: None without traces.
         """
-        self._app, self._labels, self._dialects, self._metrics = app, labels, dialects, metrics
+        self._app, self._labels, self._error_formats, self._metrics = app, labels, error_formats, metrics
         self._tasks, self._held, self._access_log, self._tracer = tasks, held, access_log, tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +83,7 @@ class RequestMetricsMiddleware:
         except Exception as error:  # noqa: BLE001 - a bug of ours: the client still gets an answer
             answer = observed.bug(error)
             if not record.status:
-                await send_error(send_noting, answer, self._dialects[scope["path"]])
+                await send_error(send_noting, answer, self._error_formats[scope["path"]])
         finally:
             self.end(observed)
 

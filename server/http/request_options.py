@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from embert.server.http.errors import Invalid, describe_name
-from embert.server.observability.request_record import BULK, INTERACTIVE
+from embert.server.observability.request_record import INTERACTIVE, LOW_PRIORITY
 
 __all__ = ["TIMEOUT_HEADER", "RequestOptions", "read_request_options"]
 
@@ -26,13 +26,13 @@ class RequestOptions:
     timeout_s: float
     set_by: str  # the option or the header that the timeout is from
     deadline: float  # on CLOCK_MONOTONIC
-    bulk: bool = False
+    low_priority: bool = False
     has_priority: bool = False  # whether a header says `bulk` or not
 
     @property
     def priority(self) -> str:
         """The label of metrics."""
-        return BULK if self.bulk else INTERACTIVE
+        return LOW_PRIORITY if self.low_priority else INTERACTIVE
 
 
 def read_request_options(headers: Iterable[tuple[bytes, bytes]], arrived: float, limit_s: float) -> RequestOptions:
@@ -49,7 +49,7 @@ def read_request_options(headers: Iterable[tuple[bytes, bytes]], arrived: float,
         elif name == b"x-priority":
             if value not in (b"interactive", b"bulk"):
                 raise _invalid("X-Priority", "`interactive` or `bulk`", value)
-            options.bulk, options.has_priority = value == b"bulk", True
+            options.low_priority, options.has_priority = value == b"bulk", True
     return options
 
 

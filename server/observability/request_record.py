@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 __all__ = [
-    "BULK",
     "CLIENT_ERROR",
     "CLIENT_LEFT",
     "DISCONNECTED",
     "EXPIRED",
     "INTERACTIVE",
+    "LOW_PRIORITY",
     "OUTCOMES",
     "PRIORITIES",
     "REFUSED",
@@ -25,8 +25,8 @@ __all__ = [
     "outcome_of",
 ]
 
-INTERACTIVE, BULK = "interactive", "bulk"
-PRIORITIES = (INTERACTIVE, BULK)
+INTERACTIVE, LOW_PRIORITY = "interactive", "bulk"
+PRIORITIES = (INTERACTIVE, LOW_PRIORITY)
 SCOPE_KEY = "embert"
 TRACE_KEY = "embert.trace"  # of a sampled request's RequestTrace in its ASGI scope
 # What became of a request. `expired`: its own deadline, shorter than the server's, passed.

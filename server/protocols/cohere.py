@@ -1,4 +1,4 @@
-"""Cohere's dialect: its embeddings, and the second version of its reranking."""
+"""Cohere's protocol: its embeddings, and the second version of its reranking."""
 
 from __future__ import annotations
 
@@ -184,25 +184,25 @@ class CohereEmbeddings(BaseModel):
 async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /v2/embed` and `/v1/embed`."""
     request = await context.parse(CohereEmbedRequest)
-    service = context.choose(request.model)
+    handle = context.choose(request.model)
     texts, param = _texts(request)
     default: list[EmbeddingType] = ["float"]
     types = list(dict.fromkeys(default if request.embedding_types is None else request.embedding_types))
     if not types:
         raise Invalid("`embedding_types` must name one type or more; it is empty", "embedding_types")
-    dimensions = service.served.check_dimensions(request.output_dimension, "output_dimension")
+    dimensions = handle.served.check_dimensions(request.output_dimension, "output_dimension")
     for kind in types:
         if kind == "binary" or kind == "ubinary":
-            check_number_type(kind, dimensions or service.model.width, "embedding_types")
+            check_number_type(kind, dimensions or handle.model.width, "embedding_types")
     if request.input_type == "image":
         raise Invalid("`input_type` must be of texts: models read nothing else; it is 'image'", "input_type")
     prompt_name, is_query = None, None
     if request.input_type is not None:
-        prompt_name, is_query = read_input_type(service, request.input_type, texts)
+        prompt_name, is_query = read_input_type(handle, request.input_type, texts)
     if request.priority is not None and request.priority > 0:
         context.give_way()
     truncate, side = _CUTS[request.truncate]
-    limit = service.check_limit(request.max_tokens, is_query=is_query, param="max_tokens")
+    limit = handle.check_limit(request.max_tokens, is_query=is_query, param="max_tokens")
     encoded = await context.tokenize(
         texts,
         param=param,
@@ -212,7 +212,7 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
         is_query=is_query,
         limit=limit,
     )
-    more = (len(types) - 1) * service.answer_bytes(encoded, Task.EMBED, dimensions)  # than `run` counts
+    more = (len(types) - 1) * handle.answer_bytes(encoded, Task.EMBED, dimensions)  # than `run` counts
     context.hold(more + _BYTES_A_CHARACTER * sum(map(len, texts)), "the answer")
     vectors = (await context.run(encoded, dimensions=dimensions)).vectors
     version = b"1" if context.scope["path"].endswith("/v1/embed") else b"2"

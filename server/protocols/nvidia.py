@@ -1,4 +1,4 @@
-"""NVIDIA's dialect of reranking; its embeddings are OpenAI's with more fields."""
+"""NVIDIA's protocol of reranking; its embeddings are OpenAI's with more fields."""
 
 from __future__ import annotations
 

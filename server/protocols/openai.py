@@ -1,4 +1,4 @@
-"""OpenAI's dialect."""
+"""OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -141,19 +141,19 @@ class OpenAIError(BaseModel):
 async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /v1/embeddings`, and Azure's path of it, which names the model."""
     request = await context.parse(EmbeddingsRequest)
-    wanted = _DENSE if request.embedding_types is None else Capability(_kinds(request.embedding_types))
+    capability = _DENSE if request.embedding_types is None else Capability(_kinds(request.embedding_types))
     path_model = context.path_model
-    service = context.choose(path_model, request.model, wanted=wanted)
-    check_foreign_ids(service, request.input, request.model or path_model)
+    handle = context.choose(path_model, request.model, capability=capability)
+    check_foreign_ids(handle, request.input, request.model or path_model)
     tasks, is_query = _tasks(request)
-    service.served.check_tasks(tasks)
+    handle.served.check_tasks(tasks)
     prompt_name = request.prompt_name
     if request.input_type is not None and is_query is None and request.task is None:
-        prompt_name, is_query = read_input_type(service, request.input_type, request.input, prompt_name)
+        prompt_name, is_query = read_input_type(handle, request.input_type, request.input, prompt_name)
     if request.priority is not None and request.priority > 0:
         context.give_way()
-    dimensions = service.served.check_dimensions(request.dimensions or None)  # 0 is the default of Infinity's client
-    number_type = _number_type(request, tasks, dimensions or service.model.width)
+    dimensions = handle.served.check_dimensions(request.dimensions or None)  # 0 is the default of Infinity's client
+    number_type = _number_type(request, tasks, dimensions or handle.model.width)
     limit = request.truncate_prompt_tokens
     encoded = await context.tokenize(
         request.input,
@@ -163,7 +163,7 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
         task=request.task,
         prompt_name=prompt_name,
         is_query=is_query,
-        limit=service.check_limit(limit, is_query=is_query),
+        limit=handle.check_limit(limit, is_query=is_query),
     )
     answer = await context.run(encoded, tasks, dimensions=dimensions, normalize=request.normalize)
     raw = context.wants_raw
@@ -174,11 +174,11 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     base64 = request.encoding_format == "base64"
     if number_type is not None:
         quantized = quantize(answer.vectors, number_type)
-        return JSON, await openai_json(quantized, service.served.name, encoded.tokens, base64=base64)
+        return JSON, await openai_json(quantized, handle.served.name, encoded.tokens, base64=base64)
     if tasks == Task.EMBED:
-        return JSON, await openai_json(answer.vectors, service.served.name, encoded.tokens, base64=base64)
+        return JSON, await openai_json(answer.vectors, handle.served.name, encoded.tokens, base64=base64)
     return JSON, await typed_openai_json(
-        answer.rows, service.served.name, encoded.tokens, base64=base64, token_ids=answer.token_ids
+        answer.rows, handle.served.name, encoded.tokens, base64=base64, token_ids=answer.token_ids
     )
 
 
@@ -223,21 +223,21 @@ def check_number_type(kind: NumberType, columns: int, param: str) -> None:
 
 
 def read_input_type(
-    service: ModelHandle, input_type: Any, given: TextOrIds, prompt_name: str | None = None
+    handle: ModelHandle, input_type: Any, given: TextOrIds, prompt_name: str | None = None
 ) -> tuple[str | None, bool | None]:
     """The name of a prompt, and whether texts are queries, to a model with adapters. Raises Invalid."""
-    if service.model.config.adapters is not None:
+    if handle.model.config.adapters is not None:
         return prompt_name, _role(input_type)
-    return _prompt_of(service, input_type, given) if prompt_name is None else prompt_name, None
+    return _prompt_of(handle, input_type, given) if prompt_name is None else prompt_name, None
 
 
-def _prompt_of(service: ModelHandle, input_type: Any, given: TextOrIds) -> str | None:
+def _prompt_of(handle: ModelHandle, input_type: Any, given: TextOrIds) -> str | None:
     """The name of the model's prompt for texts of this type, if there is one; ids are taken as they are."""
     if not isinstance(input_type, str):
         raise Invalid("`input_type` must be a string", "input_type")
     if not isinstance(given, str) and (not given or not isinstance(given[0], str)):
         return None
-    prompts = service.model.prompts
+    prompts = handle.model.prompts
     names = _QUERY_PROMPTS if input_type in _QUERY else _DOCUMENT_PROMPTS if input_type in _DOCUMENT else (input_type,)
     found = next((name for name in names if name in prompts), None)
     if found is None and prompts and input_type not in _QUERY | _DOCUMENT | _OTHER_TYPES:
@@ -256,18 +256,18 @@ def _role(input_type: Any) -> bool:
     raise Invalid("`input_type` must be query or document", "input_type")
 
 
-def check_foreign_ids(service: ModelHandle, given: TextOrIds, model: str | None) -> None:
+def check_foreign_ids(handle: ModelHandle, given: TextOrIds, model: str | None) -> None:
     """Raise Invalid for token ids that may be another tokenizer's, in a request that names this model.
 
     Clients of OpenAI's models tokenize for those models. Vectors of such ids are wrong, and nothing shows it.
     """
     if isinstance(given, str) or not given or isinstance(given[0], str) or given[0] == []:
         return
-    if service.config.accept_token_ids and service.served.is_named(model):
+    if handle.config.accept_token_ids and handle.served.is_named(model):
         return
     needed = (
         "or name the served model in `model`"
-        if service.config.accept_token_ids
+        if handle.config.accept_token_ids
         else "or start the server with --accept-token-ids and name the served model in `model`"
     )
     raise Invalid(

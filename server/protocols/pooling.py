@@ -31,7 +31,7 @@ __all__ = ["PoolingList", "PoolingRequest", "pooling"]
 
 Floats = npt.NDArray[np.float32]
 
-_WANTED = {
+_CAPABILITIES = {
     "embed": Capability(Task.EMBED),
     "token_embed": Capability(needs_one=Task.TOKENS | Task.MULTI),
     "classify": Capability(Task.CLASSIFY),
@@ -98,18 +98,18 @@ class PoolingList(BaseModel):
 async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /pooling`."""
     request = await context.parse(PoolingRequest)
-    service = context.choose(request.model, wanted=None if request.task is None else _WANTED[request.task])
-    check_foreign_ids(service, request.input, request.model or context.path_model)
-    task = _task(service, request)
-    is_query = service.served.is_query(request.input_type, task)
+    handle = context.choose(request.model, capability=None if request.task is None else _CAPABILITIES[request.task])
+    check_foreign_ids(handle, request.input, request.model or context.path_model)
+    task = _task(handle, request)
+    is_query = handle.served.is_query(request.input_type, task)
     _check_fields(request, task)
     prompt_name = None
     if request.input_type is not None and is_query is None and task == Task.EMBED:
-        prompt_name, _ = read_input_type(service, request.input_type, request.input)
+        prompt_name, _ = read_input_type(handle, request.input_type, request.input)
     if request.priority is not None and request.priority > 0:
         context.give_way()
     limit, activates = request.truncate_prompt_tokens, request.use_activation is not False
-    dimensions = service.served.check_dimensions(request.dimensions)
+    dimensions = handle.served.check_dimensions(request.dimensions)
     encoded = await context.tokenize(
         request.input,
         param="input",
@@ -117,26 +117,26 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
         direction=request.truncation_side,
         prompt_name=prompt_name,
         is_query=is_query,
-        limit=service.check_limit(limit, is_query=is_query),
+        limit=handle.check_limit(limit, is_query=is_query),
     )
     answer = await context.run(encoded, task, dimensions=dimensions, normalize=activates)
-    texts = _of_texts(service, task, answer.rows[task], activates=activates)
+    texts = _of_texts(handle, task, answer.rows[task], activates=activates)
     return await _written(context, request, texts, encoded.tokens)
 
 
-def _task(service: ModelHandle, request: PoolingRequest) -> Task:
+def _task(handle: ModelHandle, request: PoolingRequest) -> Task:
     """The task. Raises TaskMissing where the model does not have it."""
-    has = service.model.tasks
+    has = handle.model.tasks
     of_tokens = Task.MULTI if Task.MULTI in has or Task.TOKENS not in has else Task.TOKENS
     named = {"embed": Task.EMBED, "classify": Task.CLASSIFY, "token_embed": of_tokens}
     if request.task is not None:
-        service.served.check_tasks(named[request.task])
+        handle.served.check_tasks(named[request.task])
         return named[request.task]
     found = next((task for task in named.values() if task in has), None)
     if found is None:
-        names = ", ".join(service.served.task_names)
-        others = service.served.elsewhere(Capability(needs_one=_ANY))
-        raise TaskMissing(f"{service.served.name} has no task for /pooling; it has {names}{others}")
+        names = ", ".join(handle.served.task_names)
+        others = handle.served.elsewhere(Capability(needs_one=_ANY))
+        raise TaskMissing(f"{handle.served.name} has no task for /pooling; it has {names}{others}")
     return found
 
 
@@ -155,11 +155,11 @@ def _check_fields(request: PoolingRequest, task: Task) -> None:
         )
 
 
-def _of_texts(service: ModelHandle, task: Task, rows: TaskOutput, *, activates: bool) -> list[Floats]:
+def _of_texts(handle: ModelHandle, task: Task, rows: TaskOutput, *, activates: bool) -> list[Floats]:
     """The numbers of each text: [columns], or [tokens, columns]."""
     values = rows.values
     if task == Task.CLASSIFY:
-        values = scores(values, activation(service.served.classifier, raw=not activates))
+        values = scores(values, activation(handle.served.classifier, raw=not activates))
     if task in (Task.EMBED, Task.CLASSIFY):
         return list(values)
     if task == Task.TOKENS and activates:
@@ -173,7 +173,7 @@ def _of_texts(service: ModelHandle, task: Task, rows: TaskOutput, *, activates: 
 async def _written(
     context: RequestContext, request: PoolingRequest, texts: list[Floats], tokens: int
 ) -> tuple[bytes, bytes]:
-    model, usage = context.service.served.name, {"prompt_tokens": tokens, "total_tokens": tokens}
+    model, usage = context.handle.served.name, {"prompt_tokens": tokens, "total_tokens": tokens}
     facts = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
     if request.encoding_format.startswith("bytes"):
         pieces = [_bytes(each, request) for each in texts]

@@ -88,11 +88,11 @@ async def score_pairs(
 
     Raises EmptyInput, PayloadTooLarge for too many, and what tokenizing and inference raise.
     """
-    service = context.service
+    handle = context.handle
     for given, param in zip((firsts, seconds), params, strict=True):
         if not given:
             raise EmptyInput(f"`{param}` must not be an empty list", param)
-        service.limits.check_documents(len(given), param)
+        handle.limits.check_documents(len(given), param)
     encoded = await context.tokenize_pairs(
         TextPairs(firsts, seconds), params=params, truncate=truncate, direction=direction, limits=limits
     )
@@ -127,7 +127,7 @@ async def rank(
     )
     # Scores of logits far from 0 may be equal, so logits decide.
     order = np.argsort(-logits, kind="stable")[: top_n or None]
-    chosen = scores(logits[order][:, None], activation(context.service.served.classifier, raw=raw))[:, 0]
+    chosen = scores(logits[order][:, None], activation(context.handle.served.classifier, raw=raw))[:, 0]
     return Ranking(order.tolist(), json_numbers(chosen), encoded.tokens)
 
 

@@ -164,7 +164,7 @@ async def rerank_documents(
     context: RequestContext, request: RerankFields, documents: Documents, direction: Direction | None
 ) -> tuple[bytes, bytes]:
     """The answer to a request with these documents."""
-    service = context.choose(request.model)
+    handle = context.choose(request.model)
     texts = documents_texts(documents)
     ranking = await ranked(context, request, texts, "documents", direction)
     rows = await joined(result_rows(ranking, texts if request.return_documents else None))
@@ -176,7 +176,7 @@ async def rerank_documents(
         b'"tokens":{"input_tokens":%d,"output_tokens":0}}}'
     ) % (
         str(uuid.uuid4()).encode(),
-        orjson.dumps(service.served.name),
+        orjson.dumps(handle.served.name),
         rows,
         voyage,
         tokens,

@@ -1,4 +1,4 @@
-"""text-embeddings-inference's dialect."""
+"""text-embeddings-inference's protocol."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class SparseVectors(RootModel[list[list[SparseValue]]]):
 async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /embed`."""
     request = await context.parse(EmbedRequest)
-    dimensions = context.service.served.check_dimensions(request.dimensions)
+    dimensions = context.handle.served.check_dimensions(request.dimensions)
     encoded = await _tokenized(context, request)
     answer = await context.run(encoded, dimensions=dimensions, normalize=request.normalize)
     if context.wants_raw:
@@ -136,12 +136,12 @@ async def embed_sparse(context: RequestContext) -> tuple[bytes, bytes]:
 
 async def embed_all(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /embed_all`: the last hidden states, or what a model of late interaction has in their place."""
-    service = context.service
-    has = service.model.tasks
+    handle = context.handle
+    has = handle.model.tasks
     task = Task.MULTI if Task.MULTI in has and Task.TOKENS not in has else Task.TOKENS
-    service.served.check_tasks(task)
+    handle.served.check_tasks(task)
     request = await context.parse(EmbedAllRequest)
-    is_query = service.served.is_query(request.input_type, task)
+    is_query = handle.served.is_query(request.input_type, task)
     answer = await context.run(await _tokenized(context, request, is_query), task)
     rows = answer.rows[task]
     if context.wants_raw:

@@ -140,10 +140,10 @@ class Predictions(RootModel[list[Prediction] | list[list[Prediction]]]):
 
 async def predict(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /predict`."""
-    service = context.service
+    handle = context.handle
     request = await context.parse(PredictRequest)
     texts = _pairs(request.inputs)
-    service.limits.check_count(len(texts.seconds), "inputs")
+    handle.limits.check_count(len(texts.seconds), "inputs")
     encoded = await context.tokenize_pairs(
         texts,
         params=("inputs", "inputs"),
@@ -151,7 +151,7 @@ async def predict(context: RequestContext) -> tuple[bytes, bytes]:
         direction=request.truncation_direction,
     )
     logits = (await context.run(encoded, Task.CLASSIFY)).vectors
-    classifier, parameters = service.served.classifier, request.parameters
+    classifier, parameters = handle.served.classifier, request.parameters
     how = activation(classifier, raw=request.raw_scores)
     if parameters is not None and parameters.function_to_apply is not None:
         how = _FUNCTIONS[parameters.function_to_apply]

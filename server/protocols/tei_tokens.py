@@ -82,25 +82,25 @@ async def tokenize(context: RequestContext) -> tuple[bytes, bytes]:
         if request.prompt is None:
             raise Invalid("`inputs` is required, or `prompt` in its place; the request has neither", "inputs")
         return await _tokenize_prompt(context, request, request.prompt)
-    service = context.choose(None)  # TEI's routes do not read `model`
+    handle = context.choose(None)  # TEI's routes do not read `model`
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     if not texts:
         raise EmptyInput("`inputs` must not be an empty list", "inputs")
-    service.limits.check_count(len(texts), "inputs")
-    service.check_open()
+    handle.limits.check_count(len(texts), "inputs")
+    handle.check_open()
     return JSON, await _run(context, request, texts, "inputs", _written)
 
 
 async def _tokenize_prompt(context: RequestContext, request: TokenizeRequest, prompt: str) -> tuple[bytes, bytes]:
-    service = context.choose(request.model)
-    service.check_open()
+    handle = context.choose(request.model)
+    handle.check_open()
     tokens = await _run(context, request, [prompt], "prompt", _listed)
     ids = [token.id for token in tokens]
     facts = {
         "count": len(ids),
-        "max_model_len": service.model.max_input_length,
+        "max_model_len": handle.model.max_input_length,
         "tokens": ids,
-        "token_strs": service.tokenizer.words(ids) if request.return_token_strs else None,
+        "token_strs": handle.tokenizer.words(ids) if request.return_token_strs else None,
     }
     return JSON, orjson.dumps(facts)
 
@@ -113,24 +113,24 @@ async def _run(
     collected: Callable[[Iterator[Turn], int], Chunks[tuple[int, ResultT]]],
 ) -> ResultT:
     """The tokens of texts in the field `param`, as `collected` makes them."""
-    service = context.service
-    prompt = service.served.prompt(request.prompt_name) if request.prompt_name is not None else ""
-    turns = service.tokenizer.tokenize_chunks(
+    handle = context.handle
+    prompt = handle.served.prompt(request.prompt_name) if request.prompt_name is not None else ""
+    turns = handle.tokenizer.tokenize_chunks(
         texts,
         add_special_tokens=request.add_special_tokens,
         prompt=prompt,
-        most_unbroken=service.config.max_unbroken_characters,
+        most_unbroken=handle.config.max_unbroken_characters,
     )
     characters = context.breakdown.characters = sum(map(len, texts))
-    most = min(characters + (len(prompt) + 2) * len(texts), service.config.max_answer_tokens)
+    most = min(characters + (len(prompt) + 2) * len(texts), handle.config.max_answer_tokens)
     context.hold(most * _TOKEN_BYTES, "the answer")
     began = time.perf_counter()
-    check = service.checking(context.options, partial(service.limits.check_answer, param=param, more=True))
-    context.breakdown.tokens, result = await service.tokenizer_pool.run(
+    check = handle.checking(context.options, partial(handle.limits.check_answer, param=param, more=True))
+    context.breakdown.tokens, result = await handle.tokenizer_pool.run(
         collected(turns, len(texts)), characters, context.receive, check
     )
     context.breakdown.tokenize_s = time.perf_counter() - began
-    service.limits.check_answer(context.breakdown.tokens, param)
+    handle.limits.check_answer(context.breakdown.tokens, param)
     return result
 
 
@@ -206,15 +206,15 @@ async def detokenize(context: RequestContext) -> tuple[bytes, bytes]:
 
 async def _decoded(context: RequestContext, sequences: Sequence[list[int]], param: str, *, skips: bool) -> list[str]:
     """The texts of token ids in the field `param`; `skips`: without special tokens."""
-    service = context.service
-    service.limits.check_count(len(sequences), param)
-    service.check_open()
+    handle = context.handle
+    handle.limits.check_count(len(sequences), param)
+    handle.check_open()
     tokens = sum(map(len, sequences))
-    service.limits.check_answer(tokens, param)
+    handle.limits.check_answer(tokens, param)
     context.hold(tokens * _WORD_BYTES, "the answer")
-    turns = service.tokenizer.decode_chunks(sequences, skip_special_tokens=skips)
+    turns = handle.tokenizer.decode_chunks(sequences, skip_special_tokens=skips)
     began = time.perf_counter()
-    check = service.checking(context.options, lambda _: None)
-    texts = await service.tokenizer_pool.run(turns, tokens, context.receive, check)
+    check = handle.checking(context.options, lambda _: None)
+    texts = await handle.tokenizer_pool.run(turns, tokens, context.receive, check)
     context.breakdown.tokenize_s = time.perf_counter() - began
     return texts

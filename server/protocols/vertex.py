@@ -1,4 +1,4 @@
-"""Vertex AI's dialect: several requests of `POST /` in one."""
+"""Vertex AI's protocol: several requests of `POST /` in one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def answer_instances(context: RequestContext, handler: Handler) -> tuple[b
     if not instances:
         raise EmptyInput("`instances` must not be an empty list", "instances")
     texts = sum(map(_texts, instances))
-    limit = context.service.config.max_client_batch_size
+    limit = context.handle.config.max_client_batch_size
     if texts > limit:
         raise PayloadTooLarge(
             f"`instances` has {texts} texts; the limit is {limit} (--max-client-batch-size)", "instances"

@@ -114,7 +114,7 @@ class Classes(BaseModel):
 async def score(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /score`."""
     request = await context.parse(ScoreRequest)
-    service = context.choose(request.model)
+    handle = context.choose(request.model)
     params, firsts, seconds = _texts(request)
     if request.priority is not None and request.priority > 0:
         context.give_way()
@@ -127,10 +127,10 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
         direction=request.truncation_side,
         limits=request.limits,
     )
-    how = activation(service.served.classifier, raw=request.use_activation is False)
+    how = activation(handle.served.classifier, raw=request.use_activation is False)
     numbers = json_numbers(scores(logits[:, None], how)[:, 0])
     rows = await joined(b'{"index":%d,"object":"score","score":%b}' % row for row in enumerate(numbers))
-    return JSON, _list(b"score", service.served.name, rows, encoded.tokens)
+    return JSON, _list(b"score", handle.served.name, rows, encoded.tokens)
 
 
 def _texts(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]]:
@@ -155,7 +155,7 @@ def _texts(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]
 async def classify(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /classify`."""
     request = await context.parse(ClassifyRequest)
-    service = context.choose(request.model)
+    handle = context.choose(request.model)
     limit = request.truncate_prompt_tokens
     if request.priority is not None and request.priority > 0:
         context.give_way()
@@ -164,13 +164,13 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
         param="input",
         truncate=None if limit is None else True,
         direction=request.truncation_side,
-        limit=service.check_limit(limit),
+        limit=handle.check_limit(limit),
     )
     answer = await context.run(encoded, Task.CLASSIFY)
-    classifier = service.served.classifier
+    classifier = handle.served.classifier
     probabilities = scores(answer.vectors, activation(classifier, raw=request.use_activation is False))
     rows = await joined(_class_rows(answer.vectors, probabilities, classifier.labels))
-    return JSON, _list(b"classify", service.served.name, rows, encoded.tokens)
+    return JSON, _list(b"classify", handle.served.name, rows, encoded.tokens)
 
 
 def _class_rows(

@@ -35,20 +35,20 @@ class ModelRegistry:
     def __init__(
         self,
         config: ServeConfig,
-        services: Sequence[ModelHandle],
+        handles: Sequence[ModelHandle],
         router: Router,
         metrics: ApiMetrics,
         memory: MetricMemory,
         pool: TokenizerPool,
         broken: Mapping[str, str] | None = None,
     ) -> None:
-        """`services` are of the server's models, in their order, at least one.
+        """`handles` are of the server's models, in their order, at least one.
 
         `broken`: the names of others that cannot be served, each with the reason. Raises ConfigError for equal names.
         """
         self.config = config
         self.broken = broken or {}
-        self.all = tuple(services)
+        self.all = tuple(handles)
         self.first = self.all[0]
         self.several = len(self.all) + len(self.broken) > 1
         self.router = router
@@ -57,26 +57,26 @@ class ModelRegistry:
         self.held = HeldBytes(config.held_limit)
         self.bodies = BodyReader(config.payload_limit, self.held, config.client_timeout)
         self.parse_steps = CooperativeSteps()
-        self.bulk_turns = LowPriorityThrottle()
-        self.most_ids = max(service.most_ids for service in self.all)
+        self.low_priority_throttle = LowPriorityThrottle()
+        self.most_ids = max(handle.most_ids for handle in self.all)
         self._pool = pool
         self.by_name: dict[str, ModelHandle] = {}  # by served name and by model id, of which the former go first
-        for service in self.all:
-            if service.served.name in self.by_name:
+        for handle in self.all:
+            if handle.served.name in self.by_name:
                 raise ConfigError(
-                    f"2 models are named {service.served.name!r}; give each a name of its own, as in NAME=MODEL"
+                    f"2 models are named {handle.served.name!r}; give each a name of its own, as in NAME=MODEL"
                 )
-            self.by_name[service.served.name] = service
-            service.served.others = [other.served for other in self.all if other is not service]
-        for service in self.all:
-            self.by_name.setdefault(service.model.model_id, service)
+            self.by_name[handle.served.name] = handle
+            handle.served.others = [other.served for other in self.all if other is not handle]
+        for handle in self.all:
+            self.by_name.setdefault(handle.model.model_id, handle)
 
     # --- which model ---
 
     @property
     def names(self) -> list[str]:
         """The served names, in the models' order; those of broken ones are not among them."""
-        return [service.served.name for service in self.all]
+        return [handle.served.name for handle in self.all]
 
     def check_broken(self, name: str) -> None:
         """Raise Unavailable for the name of a model that cannot be served."""
@@ -101,21 +101,21 @@ class ModelRegistry:
             raise self.unknown(name, None, "the model in the path")
         return found
 
-    def able(self, wanted: Capability) -> ModelHandle:
+    def able(self, capability: Capability) -> ModelHandle:
         """The first model that can do this; the first of all where none can."""
-        return next((service for service in self.all if service.served.suits(wanted)), self.first)
+        return next((handle for handle in self.all if handle.served.suits(capability)), self.first)
 
     def most(self, option: str) -> int:
         """The largest value of a limit that models may have for themselves."""
-        return max(int(getattr(service.config, option)) for service in self.all)
+        return max(int(getattr(handle.config, option)) for handle in self.all)
 
     # --- the process ---
 
     def write_metrics(self) -> None:
         """Make everything that happened until now visible to scrapes."""
         self.metrics.held_bytes = self.held.total
-        for service in self.all:
-            self.metrics.queues[service.served.name] = service.admission.admitted_tokens, service.queue_limit
+        for handle in self.all:
+            self.metrics.queues[handle.served.name] = handle.admission.admitted_tokens, handle.queue_limit
         self.metrics.write()
 
     def close(self) -> None:
@@ -148,14 +148,14 @@ def load_registry(
         engines=len(start.engines),
     )
     pool = TokenizerPool(config.tokenization_threads, config.payload_limit)
-    services, broken = [], dict(start.broken)
+    handles, broken = [], dict(start.broken)
     for each in start.models:
         if each.name in broken:
             continue
         control.send(Progress("reading the tokenizer", each.number))
         try:
             model = load_model(each.folder, pooling=each.config.pooling, model_id=each.model_id)
-            services.append(ModelHandle(each.config, model, Tokenizer(model), router, metrics, pool, each.number))
+            handles.append(ModelHandle(each.config, model, Tokenizer(model), router, metrics, pool, each.number))
         except Exception as error:  # whatever is wrong with a model, the others are served
             reason = str(error)
             if not isinstance(error, EngineError):
@@ -166,69 +166,69 @@ def load_registry(
             log.error("%s", reason)  # noqa: TRY400 - users need the sentence, not the traceback
             broken[each.name] = reason
             control.send(ModelFailed(each.number, reason))
-    if not services:
+    if not handles:
         raise EngineError("; ".join(broken.values()))
-    return ModelRegistry(config, services, router, metrics, memory, pool, broken)
+    return ModelRegistry(config, handles, router, metrics, memory, pool, broken)
 
 
 class ModelSelector:
     """Of the requests of one path."""
 
-    __slots__ = ("_by_wanted", "_wanted", "by_body", "default", "is_open", "path_model", "services")
+    __slots__ = ("_by_capability", "_capability", "by_body", "default", "is_open", "path_model", "registry")
 
     def __init__(
         self,
-        services: ModelRegistry,
-        wanted: Capability,
+        registry: ModelRegistry,
+        capability: Capability,
         default: ModelHandle | None = None,
         path_model: str | None = None,
         *,
         has_field: bool = False,
     ) -> None:
-        """`wanted` is what the route needs. `default` answers requests that name no model; None: the first that can.
+        """`capability` is what the route needs. `default` answers requests without a name; None: the first able one.
 
         `path_model`: the name of `default` in the path, where it has one; no other model answers then. `has_field`:
         whether a body may name a model.
         """
-        self.services = services
-        self.default = default or services.able(wanted)
+        self.registry = registry
+        self.default = default or registry.able(capability)
         self.path_model = path_model
-        self.is_open = services.several and path_model is None  # whether another model may answer than the default
+        self.is_open = registry.several and path_model is None  # whether another model may answer than the default
         self.by_body = self.is_open and has_field  # whether that depends on the body
-        self._wanted = wanted
-        self._by_wanted: dict[Capability, ModelHandle] = {}
+        self._capability = capability
+        self._by_capability: dict[Capability, ModelHandle] = {}
 
     @property
     def can(self) -> bool:
         """Whether the default can do what the route needs whatever a request says."""
-        return self.default.served.suits(Capability(self._wanted.needs, reranks=self._wanted.reranks))
+        return self.default.served.suits(Capability(self._capability.needs, reranks=self._capability.reranks))
 
-    def check(self, service: ModelHandle) -> None:
+    def check(self, handle: ModelHandle) -> None:
         """Raise TaskMissing where a model cannot do what the route needs."""
-        service.served.check_tasks(self._wanted.needs, reranks=self._wanted.reranks)
+        handle.served.check_tasks(self._capability.needs, reranks=self._capability.reranks)
 
-    def find(self, names: tuple[str | None, ...], wanted: Capability | None = None) -> ModelHandle:
-        """The model that a request means by these names; `wanted`: what it asks for, where the route leaves that open.
+    def find(self, names: tuple[str | None, ...], capability: Capability | None = None) -> ModelHandle:
+        """The model that a request names; `capability`: what the request needs, where the route leaves that open.
 
         Raises ModelUnknown for a name that no model has, and for names of two models; Unavailable for a model that
         cannot be served, TaskMissing for one that cannot do what the route needs.
         """
-        services = self.services
+        registry = self.registry
         found = None if self.path_model is None else self.default
         for name in names:
             if name is None:
                 continue
-            known = services.by_name.get(name)
+            known = registry.by_name.get(name)
             if known is None:
-                services.check_broken(name)
-                if not services.is_any(name):
-                    raise services.unknown(name) if found is None or not services.several else self._other(found, name)
+                registry.check_broken(name)
+                if not registry.is_any(name):
+                    raise registry.unknown(name) if found is None or not registry.several else self._other(found, name)
             elif found is None:
                 found = known
             elif known is not found:
                 raise self._other(found, name)
         if found is None:
-            return self._able(wanted) if self.is_open and wanted is not None else self.default
+            return self._able(capability) if self.is_open and capability is not None else self.default
         if found is not self.default:
             self.check(found)
         return found
@@ -237,9 +237,9 @@ class ModelSelector:
         said = f"`model` must be {found.served.name}, which the path names; it is {describe_name(name)}"
         return ModelUnknown(said, "model")
 
-    def _able(self, wanted: Capability) -> ModelHandle:
+    def _able(self, capability: Capability) -> ModelHandle:
         """The first model that can do this, else the route's default."""
-        if wanted not in self._by_wanted:
-            able = (service for service in (self.default, *self.services.all) if service.served.suits(wanted))
-            self._by_wanted[wanted] = next(able, self.default)
-        return self._by_wanted[wanted]
+        if capability not in self._by_capability:
+            able = (handle for handle in (self.default, *self.registry.all) if handle.served.suits(capability))
+            self._by_capability[capability] = next(able, self.default)
+        return self._by_capability[capability]

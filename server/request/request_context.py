@@ -1,4 +1,4 @@
-"""One request on its way: its options, its body, and the steps that handlers of all dialects share."""
+"""One request: its options, its body, and the steps that the handlers of all protocols share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embert.server.http.errors import PayloadTooLarge, ServerError, UnsupportedE
 from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY
 from embert.server.http.request_options import read_request_options
-from embert.server.observability.request_record import BULK, SCOPE_KEY, TRACE_KEY, RequestRecord
+from embert.server.observability.request_record import LOW_PRIORITY, SCOPE_KEY, TRACE_KEY, RequestRecord
 from embert.server.request.known_fields import Respelled, header_value
 from embert.server.request.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
 from embert.server.request.latency_breakdown import LatencyBreakdown
@@ -58,26 +58,40 @@ class _Shared:
 class RequestContext:
     """What handlers need of a request and of the model that answers it.
 
-    `service` is the model. Where a body may name it, it is right from `choose` on.
+    `handle` is the model. Where a body may name it, it is right from `choose` on.
     """
 
     __slots__ = (
-        "_choice", "_given", "_is_query", "_names", "_param", "_says_model", "_shared", "_size",
-        "breakdown", "headers", "options", "receive", "scope", "service", "trace", "truncated",
+        "_given",
+        "_is_query",
+        "_names",
+        "_param",
+        "_says_model",
+        "_selector",
+        "_shared",
+        "_size",
+        "breakdown",
+        "handle",
+        "headers",
+        "options",
+        "receive",
+        "scope",
+        "trace",
+        "truncated",
     )  # fmt: skip
 
-    def __init__(self, choice: ModelSelector, scope: Scope, receive: Receive | None) -> None:
+    def __init__(self, selector: ModelSelector, scope: Scope, receive: Receive | None) -> None:
         """`receive` None: the body comes by `take_body`, and the request is cancelled when its client leaves.
 
         Raises Invalid for request options that cannot be read."""
-        self._choice, self.scope, self.receive = choice, scope, receive
+        self._selector, self.scope, self.receive = selector, scope, receive
         self.trace: RequestTrace | None = scope.get(TRACE_KEY)
         self.breakdown = LatencyBreakdown()
-        config = choice.services.config
+        config = selector.registry.config
         headers = () if PLAIN_KEY in scope else scope["headers"]
         self.options = read_request_options(headers, time.monotonic(), config.request_timeout)
-        self._answer_with(choice.default)
-        self._says_model = choice.is_open  # whether the answer says which model it is of
+        self._answer_with(selector.default)
+        self._says_model = selector.is_open  # whether the answer says which model it is of
         self._given: bytes | dict[str, Any] = b""  # the body, or one request of several in it
         self._size = 0  # of the body, in bytes
         self._param = ""  # the field with the texts
@@ -89,7 +103,7 @@ class RequestContext:
 
     def part(self, given: dict[str, Any], parts: int) -> RequestContext:
         """The context of one of the several requests in this body. It is answered in JSON."""
-        part = RequestContext(self._choice, {**self.scope, "headers": []}, self.receive)
+        part = RequestContext(self._selector, {**self.scope, "headers": []}, self.receive)
         part.options, part._given, part._size = self.options, given, self._size // parts
         part._shared = self._shared
         return part
@@ -100,14 +114,14 @@ class RequestContext:
         headers = self.scope["headers"]
         _check_encoding(headers)
         options = self.options
-        body = await self._choice.services.bodies.read(headers, self.receive, options.deadline, options.set_by)
+        body = await self._selector.registry.bodies.read(headers, self.receive, options.deadline, options.set_by)
         self._given, self._size = body, len(body)
         record: RequestRecord = self.scope[SCOPE_KEY]
         record.held = len(body)
 
     def hold(self, size: int, what: str) -> None:
         """Count so many more bytes until the request is answered; `what` they are. Raises as HeldBytes.check does."""
-        held = self._choice.services.held
+        held = self._selector.registry.held
         held.check(size, what, self._param or None)
         held.requests += size
         record: RequestRecord = self.scope[SCOPE_KEY]
@@ -117,9 +131,9 @@ class RequestContext:
         """In place of `read_body`, with a body that came with its head. Raises ServerError as it does."""
         if PLAIN_KEY not in self.scope:
             _check_encoding(self.scope["headers"])
-        self._choice.services.bodies.check(len(body))
+        self._selector.registry.bodies.check(len(body))
         self._given, self._size = body, len(body)
-        self._choice.services.held.requests += len(body)
+        self._selector.registry.held.requests += len(body)
         record: RequestRecord = self.scope[SCOPE_KEY]
         record.held = len(body)
 
@@ -141,7 +155,7 @@ class RequestContext:
         if self._size <= LARGE:
             note = self._note_respelled
             return parse(schema, given, None, note) if isinstance(given, bytes) else validate(schema, given, note)
-        services = self._choice.services
+        registry = self._selector.registry
         split: list[SplitIds | None] = []
         request: list[RequestT] = []
         steps: tuple[Callable[[], object], ...]
@@ -151,18 +165,18 @@ class RequestContext:
             steps = (
                 lambda: check_values(
                     given,
-                    services.most(schema.text_limit),
-                    services.most_ids,
+                    registry.most(schema.text_limit),
+                    registry.most_ids,
                     option=option_name(schema.text_limit),
                     strings_per_text=schema.strings_per_text,
                 ),
                 lambda: split.append(split_ids(given)),
                 lambda: request.append(parse(schema, given, split[0], self._note_respelled)),
             )
-        check_time = self.service.admission.check_time
+        check_time = self.handle.admission.check_time
         memory: list[int] = []
         steps += (lambda: memory.append(memory_of(request[0])),)
-        await services.parse_steps.run(steps, lambda: check_time(self.options))
+        await registry.parse_steps.run(steps, lambda: check_time(self.options))
         if memory[0] > self._size:
             self.hold(memory[0] - self._size, "the texts of the request body")
         return request[0]
@@ -171,7 +185,7 @@ class RequestContext:
         self._names = respelled.names
         if respelled.ignored:
             self._shared.ignored = (self._shared.ignored or {}) | dict.fromkeys(respelled.ignored)
-            self._choice.services.metrics.ignored_fields.inc(len(respelled.ignored))
+            self._selector.registry.metrics.ignored_fields.inc(len(respelled.ignored))
 
     @property
     def other_names(self) -> Collection[str]:
@@ -182,36 +196,36 @@ class RequestContext:
         """An error of the handler, about fields as the client named them."""
         return as_sent(error, self._names)
 
-    def choose(self, *names: str | None, wanted: Capability | None = None) -> ModelHandle:
+    def choose(self, *names: str | None, capability: Capability | None = None) -> ModelHandle:
         """Give the request to the model of these names, which are all of one model; see ModelSelector.find.
 
         The answer says which model it is of, unless the request has the model's own name.
         """
-        service = self._choice.find(names, wanted)
-        if service is not self.service:
-            self._answer_with(service)
+        handle = self._selector.find(names, capability)
+        if handle is not self.handle:
+            self._answer_with(handle)
         record: RequestRecord = self.scope[SCOPE_KEY]
-        record.model, record.priority = service.served.name, self.options.priority
+        record.model, record.priority = handle.served.name, self.options.priority
         given = [name for name in names if name is not None]
         if given:
-            self._says_model = not all(map(service.served.is_named, given))
-        return service
+            self._says_model = not all(map(handle.served.is_named, given))
+        return handle
 
     def give_way(self) -> None:
         """Let interactive requests go first: the body says that it is bulk."""
         record: RequestRecord = self.scope[SCOPE_KEY]
-        self.options.bulk, record.priority = True, BULK
+        self.options.low_priority, record.priority = True, LOW_PRIORITY
 
     @property
     def path_model(self) -> str | None:
         """The name of a model in the path."""
-        name: str | None = self._choice.path_model or self.scope.get("path_params", {}).get("name")  # Azure's
+        name: str | None = self._selector.path_model or self.scope.get("path_params", {}).get("name")  # Azure's
         return name
 
-    def _answer_with(self, service: ModelHandle) -> None:
-        self.service = service
+    def _answer_with(self, handle: ModelHandle) -> None:
+        self.handle = handle
         if not self.options.has_priority:
-            self.options.bulk = service.config.bulk
+            self.options.low_priority = handle.config.low_priority
 
     async def tokenize(
         self,
@@ -228,7 +242,7 @@ class RequestContext:
         """Texts or ids to packed ids; see ModelHandle.tokenize."""
         await self._wait_to_tokenize()
         self._param, self._is_query = param, bool(is_query)
-        encoded = await self.service.tokenize(
+        encoded = await self.handle.tokenize(
             given,
             self.receive,
             self.breakdown,
@@ -255,7 +269,7 @@ class RequestContext:
     ) -> Encoded:
         """Pairs of texts to packed ids; see ModelHandle.tokenize_pairs."""
         await self._wait_to_tokenize()
-        encoded = await self.service.tokenize_pairs(
+        encoded = await self.handle.tokenize_pairs(
             texts,
             self.receive,
             self.breakdown,
@@ -269,8 +283,8 @@ class RequestContext:
         return encoded
 
     async def _wait_to_tokenize(self) -> None:
-        if self.options.bulk:
-            await self._choice.services.bulk_turns.before_tokenizing(self._size)
+        if self.options.low_priority:
+            await self._selector.registry.low_priority_throttle.before_tokenizing(self._size)
 
     def _note_tokenized(self, encoded: Encoded) -> None:
         self.truncated += encoded.truncated
@@ -286,28 +300,28 @@ class RequestContext:
         Of multi-vectors they are those that a query or a document has, not one a token. Raises PayloadTooLarge for more
         tokens than may have a row each, and for more weights of sparse vectors than an answer may have.
         """
-        service = self.service
+        handle = self.handle
         only_one_each = tasks == Task.EMBED or tasks == Task.CLASSIFY  # the operators of flags cost ten times as much
-        size = service.answer_bytes(encoded, tasks, dimensions)
+        size = handle.answer_bytes(encoded, tasks, dimensions)
         if size > SMALL_BYTES and self.wants_raw:
             size //= 2
         self.hold(size, "the answer")
-        if tasks == Task.CLASSIFY and service.labels > 1:
-            self._count_weights(encoded.sequences * service.labels)
+        if tasks == Task.CLASSIFY and handle.labels > 1:
+            self._count_weights(encoded.sequences * handle.labels)
         if not only_one_each and tasks & _A_ROW_A_TOKEN:
-            service.admission.check_ready()  # an engine says what the limit is
-            limit = service.token_vector_limit
+            handle.admission.check_ready()  # an engine says what the limit is
+            limit = handle.token_vector_limit
             self._shared.token_vectors += encoded.tokens
             if (tokens := self._shared.token_vectors) > limit:
                 raise PayloadTooLarge(
                     f"`{self._param}` has {tokens} tokens; the limit for token vectors is {limit}", self._param
                 )
         try:
-            answer = await service.router.encode(
+            answer = await handle.router.encode(
                 encoded,
                 self.receive,
                 self.options,
-                model=service.number,
+                model=handle.number,
                 tasks=tasks,
                 dimensions=dimensions,
                 normalize=normalize,
@@ -317,9 +331,9 @@ class RequestContext:
         except TooManyWeights as error:
             self._count_weights(error.weights)
             raise
-        if self.options.bulk:
+        if self.options.low_priority:
             vector_bytes = sum(rows.values.nbytes for rows in answer.rows.values())
-            await self._choice.services.bulk_turns.before_answering(vector_bytes)
+            await self._selector.registry.low_priority_throttle.before_answering(vector_bytes)
         self.breakdown.note(answer)
         if only_one_each:
             return answer
@@ -327,7 +341,7 @@ class RequestContext:
             weights = len(answer.rows[Task.SPARSE].values)
             self._count_weights(weights)
             self.hold(weights * BYTES_A_WEIGHT, "the answer")
-        head = service.model.heads.multi_vector
+        head = handle.model.heads.multi_vector
         if Task.MULTI in tasks and head is not None:
             kept = kept_rows(encoded.ids, cumulative(encoded.lengths), head, is_query=self._is_query)
             answer.rows[Task.MULTI] = answer.rows[Task.MULTI].where(kept)
@@ -336,7 +350,7 @@ class RequestContext:
 
     def _count_weights(self, weights: int) -> None:
         self._shared.weights += weights
-        self.service.limits.check_weights(self._shared.weights, self._param)
+        self.handle.limits.check_weights(self._shared.weights, self._param)
 
     @property
     def wants_raw(self) -> bool:
@@ -355,14 +369,14 @@ class RequestContext:
         """The header lines of an answer with so many bytes, and what they say of the work."""
         head = b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, size)
         if self._says_model:
-            head += b"x-model: %b\r\n" % self.service.served.name.encode("latin-1", "replace")
+            head += b"x-model: %b\r\n" % self.handle.served.name.encode("latin-1", "replace")
         for header in self.headers:
             head += b"%b: %b\r\n" % header
         if self.truncated:
             head += b"x-truncated-texts: %d\r\n" % self.truncated
         if self._shared.ignored is not None:
             head += b"x-embert-ignored-fields: %b\r\n" % header_value(self._shared.ignored)
-        return head + self.breakdown.head(self.service.compute_type)
+        return head + self.breakdown.head(self.handle.compute_type)
 
 
 Handler = Callable[[RequestContext], Awaitable[tuple[bytes, bytes]]]  # → content type, body

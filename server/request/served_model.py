@@ -56,9 +56,9 @@ class ServedModel:
         """Whether it is a name of this model."""
         return name in (self.name, self._model.model_id)
 
-    def suits(self, wanted: Capability) -> bool:
+    def suits(self, capability: Capability) -> bool:
         """Whether the model can do all that."""
-        return wanted.suits(self._model)
+        return capability.suits(self._model)
 
     # --- tasks ---
 
@@ -97,11 +97,11 @@ class ServedModel:
                 f"{self.elsewhere(Capability(needed, reranks=reranks))}"
             )
 
-    def elsewhere(self, wanted: Capability) -> str:
+    def elsewhere(self, capability: Capability) -> str:
         """The end of a sentence about what this model cannot do: which other models of the server can."""
         if not self.others:
             return ""
-        able = [other.name for other in self.others if other.suits(wanted)]
+        able = [other.name for other in self.others if other.suits(capability)]
         return f"; name {' or '.join(able)} for it" if able else ", and no other model here can do it"
 
     def check_dimensions(self, dimensions: int | None, param: str = "dimensions") -> int:

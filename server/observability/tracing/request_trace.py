@@ -12,7 +12,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.types import Scope
 
 from embert.server.observability.logs import trace_id as logged_trace_id
-from embert.server.observability.request_record import BULK, CLIENT_LEFT, TRACE_KEY, RequestRecord
+from embert.server.observability.request_record import CLIENT_LEFT, LOW_PRIORITY, TRACE_KEY, RequestRecord
 from embert.server.observability.tracing.span_export import Clock
 
 __all__ = ["RequestTrace", "RequestTracer"]
@@ -126,7 +126,7 @@ class RequestTrace:
         attributes["embert.request_id"] = record.id.decode()
         if record.model:
             attributes["embert.model"] = record.model
-            attributes["embert.priority"] = "bulk" if record.priority == BULK else "interactive"
+            attributes["embert.priority"] = "bulk" if record.priority == LOW_PRIORITY else "interactive"
         if self.texts:
             attributes |= {"embert.texts": self.texts, "embert.tokens": self.tokens}
         if status == CLIENT_LEFT:

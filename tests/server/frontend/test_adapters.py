@@ -210,10 +210,10 @@ def test_a_default_prompt_of_an_adapters_name_chooses_it() -> None:
     )  # fmt: skip
     anything: Any = SimpleNamespace(admissions=[None])
     for config, expected_ in ((ModelConfig(default_prompt_name="b"), 1), (ModelConfig(default_prompt="b"), -1)):
-        service = ModelHandle(config, model, anything, anything, anything, anything)
-        assert service.served.chosen(None, None) == (None, expected_)
-        assert service.served.chosen("a", None) == ("a", 0)
-        assert service.served.chosen(None, None, is_query=True) == (None, expected_)  # no such adapter here
+        handle = ModelHandle(config, model, anything, anything, anything, anything)
+        assert handle.served.chosen(None, None) == (None, expected_)
+        assert handle.served.chosen("a", None) == ("a", 0)
+        assert handle.served.chosen(None, None, is_query=True) == (None, expected_)  # no such adapter here
 
 
 def test_command_line(jina: Jina, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,12 +43,12 @@ def test_tokens_have_a_limit_while_they_are_counted_too() -> None:
         config=SimpleNamespace(adapters=None),
     )
     anything: Any = SimpleNamespace(admissions=[None])
-    service = ModelHandle(ModelConfig(max_client_batch_tokens=5), model, anything, anything, anything, anything)
-    service.limits.check_tokens(5, "inputs")
+    handle = ModelHandle(ModelConfig(max_client_batch_tokens=5), model, anything, anything, anything, anything)
+    handle.limits.check_tokens(5, "inputs")
     for more, number in ((True, "at least 6"), (False, "6")):
         said = rf"`inputs` has {number} tokens; the limit is 5 \(--max-client-batch-tokens\)"
         with pytest.raises(PayloadTooLarge, match=said):
-            service.limits.check_tokens(6, "inputs", more=more)
+            handle.limits.check_tokens(6, "inputs", more=more)
 
 
 # --- a server ---

@@ -11,8 +11,8 @@ import openai
 import pytest
 from huggingface_hub import InferenceClient
 
-from embert.server.frontend.path_lookup import dialects_by_path, labels_by_path
-from embert.server.http.errors import Dialect
+from embert.server.frontend.path_lookup import error_formats_by_path, labels_by_path
+from embert.server.http.errors import ErrorFormat
 from tests.server.live import STAND_IN, Live, live
 from tests.server.stand_in import FAIL, expected
 
@@ -205,7 +205,7 @@ def test_the_deployment_is_the_model(http: httpx.Client) -> None:
 )  # fmt: skip
 def test_labels_of_paths_with_a_name(path: str, label: str) -> None:
     assert labels_by_path()[path] == label
-    assert dialects_by_path()[path] is Dialect.OPENAI
+    assert error_formats_by_path()[path] is ErrorFormat.OPENAI
 
 
 # --- names of models ---

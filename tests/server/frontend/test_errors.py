@@ -19,7 +19,7 @@ FORMS = {
     "input": "a string, a list of strings, a list of token ids, or a list of such lists",
     "inputs": "a string, a list of token ids, or a list of strings and of such lists",
 }
-DIALECTS = {"/v1/embeddings": "input", "/embed": "inputs"}
+ERROR_FORMATS = {"/v1/embeddings": "input", "/embed": "inputs"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Case:
     says: tuple[str, ...]  # the message holds all of these
     param: str | None = "INPUT"
     type: str = "Validation"  # TEI's
-    paths: tuple[str, ...] = tuple(DIALECTS)
+    paths: tuple[str, ...] = tuple(ERROR_FORMATS)
 
 
 def empty(name: str, value: Any, says: str) -> Case:
@@ -47,7 +47,7 @@ def bad_id(name: str, value: Any, given: str) -> Case:
     return Case(name, {"INPUT": value}, 422, ("`INPUT`", f"token id {given};", "0 to 30521"))
 
 
-def field(name: str, value: Any, *says: str, paths: tuple[str, ...] = tuple(DIALECTS)) -> Case:
+def field(name: str, value: Any, *says: str, paths: tuple[str, ...] = tuple(ERROR_FORMATS)) -> Case:
     shown = str(value)[:20]
     return Case(f"{name}={shown}", {"INPUT": CANARY, name: value}, 422, (f"`{name}`", *says), param=name, paths=paths)
 
@@ -222,7 +222,7 @@ def works(http: httpx.Client) -> bool:
     [pytest.param(path, case, id=f"{path}-{case.name}") for case in CASES for path in case.paths],
 )
 def test_refused(http: httpx.Client, path: str, case: Case) -> None:
-    field = DIALECTS[path]
+    field = ERROR_FORMATS[path]
     body = {"model": MODEL, **case.body} if path in OPENAI and isinstance(case.body, dict) else case.body
     answer = http.post(path, content=content(body, field))
     check(answer, path, case, field)
@@ -230,9 +230,9 @@ def test_refused(http: httpx.Client, path: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("name", "body"), NOT_WRONG, ids=[name for name, _ in NOT_WRONG])
-@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("path", ERROR_FORMATS)
 def test_not_refused(http: httpx.Client, path: str, name: str, body: bytes) -> None:
-    answer = http.post(path, content=content(body, DIALECTS[path]))
+    answer = http.post(path, content=content(body, ERROR_FORMATS[path]))
     assert answer.status_code == 200, answer.text
 
 
@@ -242,7 +242,7 @@ def pieces(total: int) -> Iterator[bytes]:
         yield CANARY.encode() + b"x" * 100_000
 
 
-@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("path", ERROR_FORMATS)
 def test_ten_megabytes(http: httpx.Client, path: str) -> None:
     said = Case("", {}, 413, ("10000000", "--payload-limit", "bytes"), param=None)
     body = b'{"INPUT": "' + CANARY.encode() * 1_000_000 + b'"}'
@@ -363,10 +363,10 @@ def test_bodies_that_are_not_json_on_other_routes(http: httpx.Client, path: str)
     check(http.post(path, content=b"[]"), path, not_object("", b"", "it is an empty list"), "")
 
 
-@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("path", ERROR_FORMATS)
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "gzip, identity", "ünïcode"])
 def test_compressed_bodies_are_refused(http: httpx.Client, path: str, encoding: str) -> None:
-    body = gzip.compress(content({"INPUT": CANARY}, DIALECTS[path]))
+    body = gzip.compress(content({"INPUT": CANARY}, ERROR_FORMATS[path]))
     answer = http.post(path, content=body, headers={b"content-encoding": encoding.encode("latin-1")})
     case = Case("", b"", 415, ("`Content-Encoding`", "`identity`", f"it is '{encoding}'"), param=None)
     check(answer, path, case, "")

@@ -12,15 +12,15 @@ import httpx
 import pytest
 
 from embert.engine import Task
-from embert.server.frontend.path_lookup import dialects_by_path
+from embert.server.frontend.path_lookup import error_formats_by_path
 from embert.server.frontend.routes import BY_MODEL, TASKS
-from embert.server.http.errors import Dialect
+from embert.server.http.errors import ErrorFormat
 from embert.server.request.served_model import TEI_NAME
 from tests.server.live import STAND_IN, Live, live
 from tests.server.models import build_classifier
 
-DIALECTS = dialects_by_path()
-ERRORS = {Dialect.OPENAI: "OpenAIError", Dialect.TEI: "TeiError", Dialect.COHERE: "CohereError"}
+ERROR_FORMATS = error_formats_by_path()
+ERRORS = {ErrorFormat.OPENAI: "OpenAIError", ErrorFormat.TEI: "TeiError", ErrorFormat.COHERE: "CohereError"}
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_every_operation_says_what_its_errors_are(document: dict[str, Any]) -> N
                 content = response.get("content", {})
                 assert content, (method, path, status)
                 if status[0] == "4":
-                    name = ERRORS[DIALECTS[path]]
+                    name = ERRORS[ERROR_FORMATS[path]]
                     assert content == {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
 
 
@@ -131,7 +131,7 @@ def test_examples_work(small: Live, small_reranker: Live, splade: Live, late_int
             operation = item["post"]
             example = operation["requestBody"]["content"]["application/json"]["example"]
             answer = server.post(path.replace("{name}", TEI_NAME), example)
-            missing = 424 if DIALECTS[path] is Dialect.TEI else 400
+            missing = 424 if ERROR_FORMATS[path] is ErrorFormat.TEI else 400
             assert answer.status_code == (missing if operation.get("x-task-missing") else 200), (path, answer.text)
             answered |= {path} if answer.status_code == 200 else set()
     assert answered == {path for row in TASKS for path in row.paths}

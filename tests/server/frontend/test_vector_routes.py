@@ -228,6 +228,6 @@ def test_a_default_prompt_of_the_servers_own_replaces_the_models() -> None:
         (ModelConfig(default_prompt="cat "), ["cat "] * 3),
         (ModelConfig(default_prompt_name="a"), ["a "] * 3),
     ):
-        service = ModelHandle(config, model, anything, anything, anything, anything)
-        assert [service.served.prompt(None, is_query=is_query) for is_query in (None, True, False)] == expected
-        assert service.served.prompt("a", is_query=True) == "a "
+        handle = ModelHandle(config, model, anything, anything, anything, anything)
+        assert [handle.served.prompt(None, is_query=is_query) for is_query in (None, True, False)] == expected
+        assert handle.served.prompt("a", is_query=True) == "a "

@@ -22,7 +22,7 @@ class Context:
 
     def __init__(self) -> None:
         self.breakdown, self.truncated = LatencyBreakdown(), 0
-        self.service = self
+        self.handle = self
         self.config = ModelConfig()
         self.instance: Instance = {}
 

@@ -17,9 +17,9 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from embert.server.frontend.path_lookup import dialects_by_path
+from embert.server.frontend.path_lookup import error_formats_by_path
 from embert.server.http.connections import ConnectionLimit, Connections
-from embert.server.http.errors import Dialect, ServerError, error_body
+from embert.server.http.errors import ErrorFormat, ServerError, error_body
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.protocol import bounded_protocol
 from embert.server.http.tls import with_tls
@@ -141,7 +141,7 @@ class Serving:
         try:
             status, body = 200, await self._body(scope, receive)
         except ServerError as error:
-            status, body = error.status, error_body(error, Dialect.TEI)
+            status, body = error.status, error_body(error, ErrorFormat.TEI)
         except asyncio.CancelledError:
             self.left += 1
             return
@@ -185,7 +185,7 @@ async def serving(
         serving.connections,
         serving.held,
         lambda route, status, _: serving.counted.append((route, status)),
-        dialects_by_path(),
+        error_formats_by_path(),
     )
     factory: Callable[..., asyncio.Protocol] = protocol
     if tls is not None:

@@ -21,7 +21,7 @@ from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.server.config import ConfigError, ServeConfig, read_api_keys
 from embert.server.config.options import KEY_FILE_LIMIT
-from embert.server.frontend.path_lookup import dialects_by_path, keyless_paths, labels_by_path
+from embert.server.frontend.path_lookup import error_formats_by_path, keyless_paths, labels_by_path
 from embert.server.http.auth import Keys
 from embert.server.http.errors import Unauthorized
 from embert.server.http.held_bytes import HeldBytes
@@ -345,7 +345,7 @@ def test_a_bug_of_ours_is_logged_without_its_words(caplog: pytest.LogCaptureFixt
         return {"type": "http.request", "body": b""}
 
     metrics = ApiMetrics(("other",), LatencyBuckets())
-    middleware = RequestMetricsMiddleware(app, labels_by_path(), (), dialects_by_path(), metrics, HeldBytes(1))
+    middleware = RequestMetricsMiddleware(app, labels_by_path(), (), error_formats_by_path(), metrics, HeldBytes(1))
     asyncio.run(middleware({"type": "http", "method": "POST", "path": "/x", "headers": []}, receive, send))
     assert sent[0]["status"] == 500
     assert json.loads(sent[1]["body"])["error"] == "internal error; the log has more"

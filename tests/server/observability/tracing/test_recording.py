@@ -13,7 +13,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embert.server.engine_worker.scheduling import Batch
-from embert.server.frontend.path_lookup import dialects_by_path, labels_by_path
+from embert.server.frontend.path_lookup import error_formats_by_path, labels_by_path
 from embert.server.http.errors import Unavailable, send_error
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.request_metrics import RequestMetricsMiddleware
@@ -200,7 +200,7 @@ def ask(app: ASGIApp, recorder: Recorder, *, sampled: bool = True, path: str = "
     metrics = ApiMetrics(["/embed", "other"], LatencyBuckets(), tasks=["/embed"])
     tracer = RequestTracer(recorder.tracer, "api-7", frozenset())
     middleware = RequestMetricsMiddleware(
-        app, labels_by_path(), ["/embed"], dialects_by_path(), metrics, HeldBytes(1), tracer=tracer
+        app, labels_by_path(), ["/embed"], error_formats_by_path(), metrics, HeldBytes(1), tracer=tracer
     )
     headers = [SAMPLED if sampled else UNSAMPLED]
     scope = {"type": "http", "method": "POST", "scheme": "http", "path": path, "headers": headers}
@@ -223,7 +223,9 @@ async def breaks(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def drains(scope: Scope, receive: Receive, send: Send) -> None:
     scope[TRACE_KEY].stage("tokenize", 1.0, 2.0, "x" * 10_000)
-    await send_error(send, Unavailable("the server is shutting down " + "!" * 10_000), dialects_by_path()["/embed"])
+    await send_error(
+        send, Unavailable("the server is shutting down " + "!" * 10_000), error_formats_by_path()["/embed"]
+    )
 
 
 def test_a_bug_is_an_error_with_the_exceptions_name() -> None:

@@ -126,21 +126,21 @@ def test_only_bulk_requests_take_turns(bulk: bool) -> None:
         return answer
 
     context = object.__new__(RequestContext)
-    context.options = cast("RequestOptions", SimpleNamespace(bulk=bulk))
+    context.options = cast("RequestOptions", SimpleNamespace(low_priority=bulk))
     context.breakdown, context.trace, context.receive, context.truncated = LatencyBreakdown(), None, receive, 0
-    services = SimpleNamespace(bulk_turns=turns, held=HeldBytes(1 << 20))
-    context._choice = cast("ModelSelector", SimpleNamespace(services=services))
+    registry = SimpleNamespace(low_priority_throttle=turns, held=HeldBytes(1 << 20))
+    context._selector = cast("ModelSelector", SimpleNamespace(registry=registry))
     context._size, context._param = 300, ""
     context.scope = {SCOPE_KEY: RequestRecord("", b"")}
     heads = SimpleNamespace(heads=SimpleNamespace(multi_vector=None))
-    service = SimpleNamespace(
+    handle = SimpleNamespace(
         tokenize=tokenize,
         router=SimpleNamespace(encode=encode),
         number=0,
         model=heads,
         answer_bytes=lambda *_: 32,
     )
-    context.service = cast("ModelHandle", service)
+    context.handle = cast("ModelHandle", handle)
 
     async def request() -> None:
         found = await context.tokenize(["a"], param="input", truncate=None)
