@@ -144,7 +144,7 @@ def random_model(folder: Path, shape: str) -> Path:
 
 
 def model(shape: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """Samples a second of float16 and of int8, which take turns: medians of five bursts and of two loads."""
+    """Samples a second of float16 and of int8, interleaved: medians of five bursts and of two loads."""
     work = batches()
     samples = sum(each.sequences for each in work)
     tokens = sum(len(each.ids) for each in work)
@@ -152,8 +152,8 @@ def model(shape: str, seconds: float) -> Iterator[dict[str, Any]]:
         loaded = engine.load_model(str(random_model(Path(folder), shape)))
         encoders = {dtype: CudaEncoder(loaded, dtype=dtype, max_batch_tokens=TOKENS) for dtype in ("float16", "int8")}
     vectors = {dtype: encoder.encode(work[0]) for dtype, encoder in encoders.items()}
-    bursts = _in_turns(encoders, 5, lambda encoder: _burst(encoder, work))
-    loads = _in_turns(encoders, 2 if seconds else 0, lambda encoder: _sustained(encoder, work, seconds))
+    bursts = _interleaved(encoders, 5, lambda encoder: _burst(encoder, work))
+    loads = _interleaved(encoders, 2 if seconds else 0, lambda encoder: _sustained(encoder, work, seconds))
     for dtype, encoder in encoders.items():
         encoder.close()
         yield {
@@ -166,12 +166,12 @@ def model(shape: str, seconds: float) -> Iterator[dict[str, Any]]:
         }
 
 
-def _in_turns(
-    encoders: Mapping[str, CudaEncoder], turns: int, run: Callable[[CudaEncoder], float]
+def _interleaved(
+    encoders: Mapping[str, CudaEncoder], rounds: int, run: Callable[[CudaEncoder], float]
 ) -> dict[str, list[float]]:
     """What each encoder's runs give, one of each in every turn: a GPU's speed changes in the meantime."""
     found: dict[str, list[float]] = {name: [] for name in encoders}
-    for _ in range(turns):
+    for _ in range(rounds):
         for name, encoder in encoders.items():
             found[name].append(run(encoder))
     return found

@@ -11,7 +11,7 @@ the packed one with max-autotune; of families with rotary positions the packed o
 transformers alone: varlen attention has no relative positions. Workloads of longer texts than a model reads are left
 out for it. Useful FLOPs are those of real tokens, and of the keys that a window shows.
 
-Everyone takes turns round by round, and figures are medians. Vectors are compared before anything is timed. Models
+Rounds are interleaved, and figures are medians. Vectors are compared before anything is timed. Models
 without a folder have random weights, stored in FP32 as most models are. Times are bursts after a rest (gpu_timing.py);
 workloads named by --sustained are timed under sustained load as well.
 """

@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measured(row: Row, rounds: int) -> dict[str, Any]:
-    """Time one row: milliseconds of each, in turns."""
+    """Time one row: milliseconds of each, interleaved."""
     ours, alone = CudaProcess(row.folder, row.pooling), CudaProcess(row.alone, "cls")
     batch = row.batch.wanting(row.tasks)
     times: dict[str, list[float]] = {"ours": [], "alone": [], "rival": []}

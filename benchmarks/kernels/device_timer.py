@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LAUNCHES", "Recorded", "Timing", "take_turns"]
+__all__ = ["LAUNCHES", "Recorded", "Timing", "time_interleaved"]
 
 LAUNCHES = 10  # of a graph
 BURST_S = 0.01
@@ -70,7 +70,7 @@ class Recorded:
         return float(statistics.median(times[len(times) // 2 :])) / LAUNCHES * 1e3
 
 
-def take_turns(recorded: Mapping[str, Recorded], timing: Timing) -> dict[str, float]:
+def time_interleaved(recorded: Mapping[str, Recorded], timing: Timing) -> dict[str, float]:
     """Return microseconds a launch of each, medians of rounds in which each has one turn."""
     rounds = [{name: each.round_us(timing) for name, each in recorded.items()} for _ in range(timing.rounds)]
     return {name: statistics.median(one[name] for one in rounds) for name in recorded}

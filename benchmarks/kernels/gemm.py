@@ -1,9 +1,9 @@
 """The encoder's matrix products (GEMMs) beside those of cuBLASLt and CUTLASS, on the GPU.
 
 y[tokens, out] = epilogue(x[tokens, in] · weight[out, in]ᵀ + bias), FP16. Each result is compared with torch's in FP32
-before anything is timed, and all take turns. cuBLASLt is called as the portable encoder calls it: a product with bias
-(and residual), then a kernel for the erf GELU. It can fuse only the tanh GELU, which is timed through torch. CUTLASS is
-the fastest of its schedules and swizzles.
+before anything is timed, with interleaved rounds. cuBLASLt is called as the portable encoder calls it: a product with
+bias (and residual), then a kernel for the erf GELU. It can fuse only the tanh GELU, which is timed through torch.
+CUTLASS is the fastest of its schedules and swizzles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels.device_timer import LAUNCHES, Recorded, Timing, take_turns
+from benchmarks.kernels.device_timer import LAUNCHES, Recorded, Timing, time_interleaved
 from benchmarks.rivals import cutlass
 from embert.engine.encoders.cuda import _cublaslt_library
 
@@ -116,7 +116,7 @@ def measure(shape: Shape, tokens: int, kernels: Sequence[cutlass.Kernel], timing
         if best is not None:
             name, recorded[who] = best
             fastest = fastest or name
-    us = take_turns(recorded, timing)
+    us = time_interleaved(recorded, timing)
     return Measured(shape, tokens, us, {who: each.kernels for who, each in recorded.items()}, fastest)
 
 

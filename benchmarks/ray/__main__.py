@@ -1,14 +1,16 @@
 """Does Ray Data on one machine embed as fast as `embert embed`?
 
-    python -m benchmarks.ray [--texts 40000] [--lengths query] [--turns 5] [--device cpu] [--actors 1] [--cores 1]
+    python -m benchmarks.ray [--texts 40000] [--lengths query] [--rounds 5] [--device cpu] [--actors 1] [--cores 1]
 
-Both embed the same texts in turns, each from files to files, with all cores or the GPU. Each runs one text too: what it
-takes less is that of the other texts, and the start is reported apart. Ray has a cluster of this machine alone, which
-is up and has run a pipeline before the clock starts. With `--cores` what embeds, on either side, has so many cores, and
-the others are Ray's: so it is on a machine with many cores, where Ray's own processes take a small part of them.
+Both embed the same texts in interleaved rounds, each from files to files, with all cores or the GPU. Each runs one text
+too: what it takes less is that of the other texts, and the start is reported apart. Ray has a cluster of this machine
+alone, which is up and has run a pipeline before the clock starts. With `--cores` what embeds, on either side, has so
+many cores, and the others are Ray's: so it is on a machine with many cores, where Ray's own processes take a small part
+of them.
 
 Rates are by wall clock. CPU seconds are of all processes, Ray's own among them: where other work keeps the machine
-busy, rates favour the one that has more processes, and CPU seconds tell more. The last lines have medians of the turns.
+busy, rates favour the one that has more processes, and CPU seconds tell more. The last lines have medians of the
+rounds.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.ray", description=__doc__)
     parser.add_argument("--texts", type=int, default=40_000)
     parser.add_argument("--lengths", choices=sorted(LENGTHS), default="query")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--actors", type=int, default=1, help="of Ray, which share the GPU")
     parser.add_argument("--cores", type=int, default=0, help="of what embeds; 0: all")
@@ -85,14 +87,21 @@ def main() -> None:
         tokenizer = load_model().transformer_folder / "tokenizer.json"
         made = texts(LENGTHS[arguments.lengths], arguments.texts, tokenizer)
         write(folder, [each.text for each in made])
-        turns = []
-        for turn in range(arguments.turns):
+        rounds = []
+        for number in range(arguments.rounds):
             # The one that begins alternates, so that what drifts is nobody's.
-            order = (embert_embed, ray_data) if turn % 2 == 0 else (ray_data, embert_embed)
+            order = (embert_embed, ray_data) if done % 2 == 0 else (ray_data, embert_embed)
             done = {run.__name__: run(folder, arguments) for run in order}
-            turns.append(done)
+            rounds.append(done)
             record.print_table(
-                (f"turn {turn + 1}", "texts/s", "CPU ms a text", "of it embedding", "other cores", "one text, s"),
+                (
+                    f"round {number + 1}",
+                    "texts/s",
+                    "CPU ms a text",
+                    "of it embedding",
+                    "other cores",
+                    "one text, s",
+                ),
                 [
                     (
                         kind,
@@ -105,8 +114,8 @@ def main() -> None:
                     for kind, run in sorted(done.items())
                 ],
             )
-    ratios = [turn["ray_data"].texts_per_s / turn["embert_embed"].texts_per_s for turn in turns]
-    cpu_ratios = [turn["embert_embed"].cpu_ms_per_text / turn["ray_data"].cpu_ms_per_text for turn in turns]
+    ratios = [done["ray_data"].texts_per_s / done["embert_embed"].texts_per_s for done in rounds]
+    cpu_ratios = [done["embert_embed"].cpu_ms_per_text / done["ray_data"].cpu_ms_per_text for done in rounds]
     ratio, cpu_ratio = statistics.median(ratios), statistics.median(cpu_ratios)
     print(
         f"Ray Data has {ratio:.1%} of the rate of `embert embed`, {cpu_ratio:.1%} by CPU seconds; asked: {TARGET:.0%}"
@@ -119,7 +128,7 @@ def main() -> None:
         "ratio": ratio,
         "cpu_ratio": cpu_ratio,
         "load_average": os.getloadavg(),
-        "turns": [{kind: asdict(run) for kind, run in turn.items()} for turn in turns],
+        "rounds": [{kind: asdict(run) for kind, run in done.items()} for done in rounds],
     }
     suffix = "" if arguments.lengths == "query" else f"-{arguments.lengths}"
     suffix += f"-of-{arguments.cores}-cores" if arguments.cores else ""

@@ -153,7 +153,7 @@ ENCODERS = {**FROM_TEXTS, **FROM_IDS}
 def serve(kind: type[Rival], folder: Path, dtype: str, workloads: Mapping[str, Any], pipe: Connection) -> None:
     """Load the rival, then run a workload whenever its name arrives on `pipe`; None ends.
 
-    The first time, a workload's answer is what `run` returns; later (seconds of a run, CPU seconds of the turn). The
+    The first time, a workload's answer is what `run` returns; later (seconds of a run, CPU seconds of it). The
     last answer is the peak memory in bytes.
     """
     rival = kind()

@@ -109,7 +109,7 @@ def _cpu(
 
 
 def _access_log(load: LoadGenerator, requests: tuple[Request, ...], options: argparse.Namespace) -> Figure:
-    """Return what --access-log adds, from two servers in turns, so that both see the same neighbors."""
+    """Return what --access-log adds, from two servers alternately, so that both see the same neighbors."""
     added = []
     with embert(*STUB, model=options.model) as off, embert(*STUB, "--access-log", "json", model=options.model) as on:
         for _ in range(options.rounds):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kernels import gemm, newer, roofline
-from benchmarks.kernels.device_timer import LAUNCHES, Recorded, Timing, take_turns
+from benchmarks.kernels import gemm, roofline
+from benchmarks.kernels.device_timer import LAUNCHES, Recorded, Timing, time_interleaved
 from benchmarks.kernels.gemm import Measured, Shape
 from benchmarks.lib import record
 from benchmarks.rivals import cutlass
@@ -45,7 +45,7 @@ def test_rounds() -> None:
     recorded = {name: Recorded(bench, bench.launch) for name, bench in benches.items()}
     assert benches["one"].launched == [0, 0, *range(LAUNCHES)]
     assert recorded["one"].kernels == 2
-    times = take_turns(recorded, Timing(rest_s=0, rounds=3, sustained=False))
+    times = time_interleaved(recorded, Timing(rest_s=0, rounds=3, sustained=False))
     assert times == pytest.approx({"one": 50, "two": 200})  # microseconds a launch
     assert recorded["one"].us(Timing(rest_s=0, rounds=1, sustained=False)) == pytest.approx(50)
 
@@ -65,18 +65,6 @@ def test_every_kernel_and_product_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
     _, capability, _ = importlib.import_module("embert.engine._cuda").device_info(0)
     wanted = {"embert", "cuBLASLt"} if capability == 90 else {"cuBLASLt"}
     assert all(wanted <= product["us"].keys() for product in figures["products"])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(cuda.unavailable_reason() is not None, reason=cuda.unavailable_reason() or "")
-def test_newer_kernels_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("embert.engine._cuda_testing", reason="needs a build with EMBERT_TESTING=ON")
-    if importlib.import_module("embert.engine._cuda").device_info(0)[1] != 90:
-        pytest.skip("needs compute capability 9.0")
-    written: dict[str, Any] = {}
-    monkeypatch.setattr(record, "write", lambda name, figures: written.update({name: figures}))
-    newer.main(["--tokens", "512", "--lengths", "512", "--rest", "0", "--rounds", "1"])  # exits if two ways differ
-    assert len(written["kernels-newer"]["kernels"]) == 2 + 3 + 2 + 2
 
 
 def test_ratios() -> None:

@@ -1,9 +1,10 @@
 """The CPU encoder beside its rivals, without HTTP: from token ids and from texts.
 
-    python -m benchmarks.encoder.cpu [--dtype float32 bfloat16] [--workloads query passage] [--scale 0.25] [--plot PNG]
+    python -m benchmarks.encoder.cpu [--dtype float32 bfloat16] [--workloads query passage] [--scale 0.25]
 
-Each encoder has its default settings. They take turns (turns.py); figures are medians over the rounds. A workload with
-too few rounds in which no other process ran is marked ~. All vectors are compared before anything is timed.
+Each encoder has its default settings. They run in interleaved rounds (interleaved.py); figures are medians over the
+rounds. A workload with too few rounds in which no other process ran is marked ~. All vectors are compared before
+anything is timed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.encoder.cpu import plot
-from benchmarks.encoder.cpu.turns import ask, measure, processes
+from benchmarks.encoder.cpu.interleaved import ask, measure, processes
 from benchmarks.encoder.cpu.workloads import WORKLOADS
 from benchmarks.lib import record
 from benchmarks.rivals.cpu_encoders import ENCODERS, FROM_IDS, FROM_TEXTS, MAX_LENGTH, Floats
@@ -71,9 +71,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.json:
         options.json.write_text(path.read_text())
     print(f"\nwritten: {path}")
-    if options.plot:
-        plot.draw(path, options.plot)
-        print(f"written: {options.plot}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,7 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scale", type=float, default=0.25, help="share of each workload's texts; 1 suits a GPU")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, help="a second copy of the JSON in results/")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="also draw the ratios")
     return parser
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.encoder.cpu.int8 [--workloads query passage 1x16] [--scale 0.25] [--rounds 9]
 
 From token ids, on a BERT model with its real weights. All sides have a thread for each core that this process may use
-(`taskset` limits them). Rivals have their default settings otherwise and take turns (turns.py);
+(`taskset` limits them). Rivals have their default settings otherwise and run in interleaved rounds (interleaved.py);
 figures are medians over the rounds. ~: too few rounds in which no other process ran. What int8 costs is measured
 first, against embert's float32, over English sentences: the worst cosine, the median, and nearest neighbors kept.
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.encoder.cpu.turns import ask, measure, processes
+from benchmarks.encoder.cpu.interleaved import ask, measure, processes
 from benchmarks.encoder.cpu.workloads import WORKLOADS, Workload
 from benchmarks.lib import record
 from benchmarks.lib.texts import Lengths, english

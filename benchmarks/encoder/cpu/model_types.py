@@ -3,9 +3,9 @@
     python -m benchmarks.encoder.cpu.model_types [--shapes nomic-v1.5 modernbert] [--layers 6] [--rounds 9]
 
 Models have the widths of those that people deploy, fewer layers and random weights. Passages are of mixed lengths.
-Rivals have their default settings and take turns (turns.py); figures are medians over the rounds. ~: too few rounds in
-which no other process ran. Vectors are compared before anything is timed. Windows: a model whose layers all have a
-window of 64 tokens on each side; one text of 8 192 tokens and texts of 512 tokens, as many in all.
+Rivals have their default settings and run in interleaved rounds (interleaved.py); figures are medians over the rounds.
+~: too few rounds in which no other process ran. Vectors are compared before anything is timed. Windows: a model whose
+layers all have a window of 64 tokens on each side; one text of 8 192 tokens and texts of 512 tokens, as many in all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.encoder.cpu.turns import ask, measure, processes
+from benchmarks.encoder.cpu.interleaved import ask, measure, processes
 from benchmarks.encoder.cpu.workloads import WORKLOADS
 from benchmarks.lib import record
 from benchmarks.lib.random_model import SHAPES, make_shape
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _windows(default: Path, layers: int, rounds: int) -> dict[str, float]:
-    """Seconds of one long text and of as many tokens in short ones, in turns, and their ratio."""
+    """Seconds of one long text and of as many tokens in short ones, interleaved, and their ratio."""
     from embert import engine
 
     with tempfile.TemporaryDirectory() as scratch:

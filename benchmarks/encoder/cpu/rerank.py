@@ -4,8 +4,8 @@
 
 The model has ms-marco-MiniLM-L6's shape and random weights. A query has about 11 tokens; it is scored with 32 passages,
 so that pairs have about 100 tokens, either of mixed lengths or all of nearly the same. Rivals have their default
-settings and take turns (turns.py); figures are medians over the rounds. ~: too few rounds in which no other process
-ran. Scores are compared before anything is timed.
+settings and run in interleaved rounds (interleaved.py); figures are medians over the rounds. ~: too few rounds in which
+no other process ran. Scores are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.encoder.cpu.turns import ask, measure, processes
+from benchmarks.encoder.cpu.interleaved import ask, measure, processes
 from benchmarks.lib import record
 from benchmarks.lib.random_model import make_reranker
 from benchmarks.lib.texts import Lengths, texts

@@ -23,7 +23,7 @@ from embert.server.request.request_body import RequestBody, parse
 
 texts = st.text(st.sampled_from('a,"\\[]{}:é\n'), max_size=12)
 values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), texts),
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63), st.floats(allow_nan=False), texts),
     lambda inner: st.one_of(st.lists(inner, max_size=5), st.dictionaries(texts, inner, max_size=3)),
     max_leaves=20,
 )

@@ -1,4 +1,4 @@
-"""Rivals take turns, so that a change in the machine's speed affects them alike.
+"""Interleaved rounds of rivals, so that a change in the machine's speed affects them alike.
 
 Each has a process of its own for the whole run. A round in which other processes use CPU time is repeated, a few times.
 """
@@ -19,7 +19,7 @@ from benchmarks.rivals.cpu_encoders import Rival, serve
 
 __all__ = ["ask", "measure", "processes"]
 
-QUIET_CORES = 0.15  # most cores that other processes may use during a turn
+QUIET_CORES = 0.15  # most cores that other processes may use during one measurement
 PATIENCE = 4  # at most so many times the rounds asked for
 
 
@@ -67,7 +67,7 @@ def measure(pipes: dict[str, Connection], workload: str, rounds: int) -> tuple[d
 
 
 def _round(pipes: dict[str, Connection], workload: str) -> tuple[dict[str, float], float]:
-    """Return seconds by encoder, and the cores that other processes used during the worst turn."""
+    """Return seconds by encoder, and the cores that other processes used during the worst measurement."""
     seconds, others = {}, 0.0
     for name, pipe in pipes.items():
         start, busy = time.perf_counter(), _busy_s()
