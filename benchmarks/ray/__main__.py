@@ -90,7 +90,7 @@ def main() -> None:
         rounds = []
         for number in range(arguments.rounds):
             # The one that begins alternates, so that what drifts is nobody's.
-            order = (embert_embed, ray_data) if done % 2 == 0 else (ray_data, embert_embed)
+            order = (embert_embed, ray_data) if number % 2 == 0 else (ray_data, embert_embed)
             done = {run.__name__: run(folder, arguments) for run in order}
             rounds.append(done)
             record.print_table(
