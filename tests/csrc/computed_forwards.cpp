@@ -31,8 +31,8 @@ int main(int count, char** arguments) {
   for (int* const each : {&model.hidden, &model.layers, &model.heads, &model.padded_head, &model.inner,
                           &model.vocabulary, &model.positions, &model.types, &model.embedding})
     *each = number();
-  for (bool* const each : {&model.position_table, &model.padding, &model.relative, &model.gated, &model.pre_norm,
-                           &model.first_norm})
+  for (bool* const each :
+       {&model.position_table, &model.padding, &model.relative, &model.gated, &model.pre_norm, &model.first_norm})
     *each = number() != 0;
   std::cin >> model.epsilon;
   model.activation = Activation(number());

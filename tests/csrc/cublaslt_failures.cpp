@@ -8,10 +8,10 @@
 #include <cstdlib>
 #include <string>
 
-#include "ops/elementwise.h"
-#include "gemm/int8/rescale.h"
 #include "gemm/gemm.h"
+#include "gemm/int8/rescale.h"
 #include "no_device.h"
+#include "ops/elementwise.h"
 
 namespace {
 int allocations = 0;

@@ -2,11 +2,11 @@
 // 1 with a residual, 2 for products that turn or gate, 3 and 4 for those of 8 bits without and with a residual: a line
 // of "from kernel rows columns" for each number of rows, 1 to 32 768, from which on the choice is another one, then an
 // empty line. For "narrowing" (tile_rows, across, clusters): lines of "whole_rows step".
+#include "gemm/heuristics.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-
-#include "gemm/heuristics.h"
 
 using namespace embert::hopper;
 

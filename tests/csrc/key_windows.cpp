@@ -1,5 +1,5 @@
-// Prints what a warp's 16 queries see within a window on Hopper (attention/sm90/tile.cuh): for every case (length, first
-// query, window) of the arguments a line of keys for each query, then an empty line.
+// Prints what a warp's 16 queries see within a window on Hopper (attention/sm90/tile.cuh): for every case (length,
+// first query, window) of the arguments a line of keys for each query, then an empty line.
 #include <cstdio>
 #include <cstdlib>
 

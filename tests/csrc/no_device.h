@@ -2,8 +2,8 @@
 // has its own cudaMalloc and cudaFree.
 #pragma once
 
-#include "ops/elementwise.h"
 #include "gemm/gemm.h"
+#include "ops/elementwise.h"
 
 extern "C" {
 cudaError_t cudaMallocHost(void** address, size_t bytes) {

@@ -8,8 +8,8 @@
 
 #include "kernels_on_host/warp.h"
 // After it.
-#include "gemm/int8/rescale.cu"
 #include "gemm/gemm.h"
+#include "gemm/int8/rescale.cu"
 #include "no_device.h"
 
 extern "C" {

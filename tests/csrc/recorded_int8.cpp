@@ -1,6 +1,6 @@
 // The encoder's host side with matrices in int8, before a device that only writes down what it is asked. The argument
-// is "forward" or "portable", which tell what a Hopper or an older GPU is asked from the start on and for a batch of the
-// lengths that follow; or what is refused, which is printed.
+// is "forward" or "portable", which tell what a Hopper or an older GPU is asked from the start on and for a batch of
+// the lengths that follow; or what is refused, which is printed.
 
 #include <cstring>
 

@@ -6,14 +6,14 @@
 
 #include "attention/attention.h"
 #include "common/tensor_maps.h"
-#include "ops/elementwise.h"
-#include "ops/embedding.h"
 #include "gemm/gemm.h"
 #include "gemm/text_maxima.h"
 #include "heads/dense.h"
 #include "heads/pooling.h"
 #include "heads/splade/splade.h"
 #include "heads/token_heads.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
 #include "ops/layernorm.h"
 
 int pairs_of_text = 2;

@@ -1,5 +1,5 @@
-// A cuBLASLt that multiplies integers alone, counts what it has made, and fails the call that it is told to. Integers it
-// takes as its documentation says: operands transposed and not, multiples of 4, INT32 throughout.
+// A cuBLASLt that multiplies integers alone, counts what it has made, and fails the call that it is told to. Integers
+// it takes as its documentation says: operands transposed and not, multiples of 4, INT32 throughout.
 #include "cublasLt.h"
 
 #include <cstdio>
