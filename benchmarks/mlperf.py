@@ -33,8 +33,8 @@ from benchmarks.encoder.gpu_timing import BURST_MS, REST_S, WAKE_UP_MS, device_b
 from benchmarks.kernels.device_timer import Recorded, Timing
 from benchmarks.lib import record
 from embert import engine
-from embert.engine.encoders.cuda import CudaEncoder
-from embert.engine.packing import PackedBatch
+from embert.engine.batch import PackedBatch
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 
 # Hidden size, heads, inner size, layers.
 SHAPES = {"large": (1024, 16, 4096, 24), "base": (768, 12, 3072, 12), "minilm": (384, 12, 1536, 6)}

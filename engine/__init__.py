@@ -6,9 +6,10 @@
 Importing this package imports nothing else: each name is imported from its module on first use. torch, transformers and
 huggingface_hub are imported only where they are needed.
 
-Rooms, each of which uses only those before it: `config` (what an encoder computes, described), `families`
-(config.json → config), `heads` (what follows the last layer), `quantization` (products in eight bits, defined),
-`tokenization` (texts → ids), `encoders` (ids → rows), `agreement` (what eight bits cost).
+Packages and modules, each of which imports only from those before it: `files` (hub, JSON, safetensors), `models`
+(config.json → EncoderConfig), `heads` (what follows the last layer), `model` (a model directory, described), `weights`
+(tensors and adapters), `quantization` (int8, defined in numpy), `tokenization` (texts → ids), `encoders` (ids → rows),
+`int8_accuracy` (what int8 costs), `engine`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from embert.engine import errors
 
 if TYPE_CHECKING:
+    from embert.engine.batch import PackedBatch, pack
     from embert.engine.encoders.base import Encoder
     from embert.engine.engine import Engine
     from embert.engine.heads.scores import LabelScore, Ranked
-    from embert.engine.int8_accuracy.load import load_encoder
+    from embert.engine.int8_accuracy import load_encoder
     from embert.engine.model import Model, load_model
-    from embert.engine.packing import PackedBatch, pack
     from embert.engine.task_output import SparseVector, TaskOutput
     from embert.engine.tasks import Task
     from embert.engine.tokenization.encoded import Encoded
@@ -54,15 +55,15 @@ _MODULES = {
     "Engine": "embert.engine.engine",
     "LabelScore": "embert.engine.heads.scores",
     "Model": "embert.engine.model",
-    "PackedBatch": "embert.engine.packing",
+    "PackedBatch": "embert.engine.batch",
     "Ranked": "embert.engine.heads.scores",
     "TaskOutput": "embert.engine.task_output",
     "SparseVector": "embert.engine.task_output",
     "Task": "embert.engine.tasks",
     "Tokenizer": "embert.engine.tokenization.tokenizer",
-    "load_encoder": "embert.engine.int8_accuracy.load",
+    "load_encoder": "embert.engine.int8_accuracy",
     "load_model": "embert.engine.model",
-    "pack": "embert.engine.packing",
+    "pack": "embert.engine.batch",
 }
 
 

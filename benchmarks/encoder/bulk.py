@@ -36,9 +36,9 @@ from benchmarks.lib import record
 from benchmarks.lib.stub_encoders import StubEncoder
 from benchmarks.lib.texts import QUERY_TOKENS, texts
 from embert.engine import Encoder, Model, Tokenizer, load_encoder, load_model
+from embert.engine.batch import PackedBatch, cumulative
 from embert.engine.encode_batches import by_length, gathered, packed, spans
 from embert.engine.engine import batch_budget
-from embert.engine.packing import PackedBatch, cumulative
 from embert.server.bulk.engine_stage import Answer, EngineStage
 from embert.server.bulk.input.line_blocks import LineBlocks
 from embert.server.bulk.input.read_rows import schema_of

@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.encoder.extension import use_build
 from benchmarks.encoder.gpu_timing import BURST_MS, REST_S, SUSTAINED_S, WAKE_UP_MS, calls_in
 from embert import engine
-from embert.engine.encoders.cuda import CudaEncoder
-from embert.engine.packing import PackedBatch
+from embert.engine.batch import PackedBatch
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 
 __all__ = ["MAX_TOKENS", "CudaProcess"]
 

@@ -29,8 +29,8 @@ from benchmarks.encoder.gpu_workloads import SHAPES
 from benchmarks.lib import random_model, record
 from benchmarks.lib.texts import PASSAGE_TOKENS, texts
 from embert import engine
-from embert.engine.encoders.cuda import CudaEncoder
-from embert.engine.packing import PackedBatch
+from embert.engine.batch import PackedBatch
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 
 MAX_TOKENS = 16384
 Vectors = npt.NDArray[np.float64]

@@ -38,8 +38,8 @@ from benchmarks.rivals.packed_rotary import PackedRotary
 from benchmarks.rivals.packed_torch import Packed, PackedBert
 from benchmarks.rivals.padded_transformers import padded_runner
 from embert import engine
+from embert.engine.batch import PackedBatch
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.packing import PackedBatch
 
 COSINE = 0.999  # below it a rival computes something else
 SORTED = 32  # sequences of a batch, as sentence-transformers forms them

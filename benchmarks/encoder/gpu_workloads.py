@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from benchmarks.lib import random_model
-from embert.engine.packing import PackedBatch
+from embert.engine.batch import PackedBatch
 
 __all__ = ["LATENCY", "SHAPES", "THROUGHPUT", "lengths_of", "model_folder", "random_batch"]
 

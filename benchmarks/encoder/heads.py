@@ -35,7 +35,7 @@ from benchmarks.encoder.gpu_workloads import lengths_of, random_batch
 from benchmarks.lib import record
 from benchmarks.lib.random_model import XLMR_LARGE
 from benchmarks.rivals.padded_transformers import padded_batches
-from embert.engine.packing import PackedBatch
+from embert.engine.batch import PackedBatch
 from embert.engine.tasks import Task
 
 PAIR_TOKENS = 12 + 150 + 4

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.kernels.device_timer import LAUNCHES, Recorded, Timing, time_interleaved
 from benchmarks.rivals import cutlass
-from embert.engine.encoders.cuda import _cublaslt_library
+from embert.engine.encoders.cuda.encoder import _cublaslt_library
 
 __all__ = ["BERT", "Measured", "Shape", "cutlass_kernels", "geometric_mean", "measure"]
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from embert.engine.packing import PackedBatch
+from embert.engine.batch import PackedBatch
 
 __all__ = ["Packed", "PackedBert", "attention"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embert.engine.packing import PackedBatch
+from embert.engine.batch import PackedBatch
 
 __all__ = ["padded_batches", "padded_runner"]
 

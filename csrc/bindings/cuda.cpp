@@ -185,7 +185,7 @@ nb::list wait(Encoder& encoder, int64_t ticket) {
 
 NB_MODULE(_cuda, m) {
   using namespace embert;
-  m.doc() = "The CUDA encoder. Used through embert.engine.encoders.cuda.";
+  m.doc() = "The CUDA encoder. Used through embert.engine.encoders.cuda.encoder.";
   bind_exceptions(m);
 
   m.def(

@@ -1,4 +1,4 @@
-"""What an encoder is: packed token ids in (packing.py), the rows of each task out (task_output.py)."""
+"""What an encoder is: packed token ids in (batch.py), the rows of each task out (task_output.py)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.batch import PackedBatch
 from embert.engine.errors import EncoderError
 from embert.engine.models.encoder_config import Adapters
-from embert.engine.packing import PackedBatch
 from embert.engine.quantization.accuracy import Int8Accuracy
 from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
@@ -81,7 +81,7 @@ class Encoder(Protocol):
     hidden_size: int  # columns of TOKENS' rows
     max_batch_tokens: int  # the largest T that submit takes
     choice: str  # why load_encoder chose this encoder, for the start-up log; set by load_encoder
-    agreement: Int8Accuracy | None = None  # with the usual dtype; measured for int8 by agreement.load
+    int8_accuracy: Int8Accuracy | None = None  # against the default dtype; set by load_encoder for int8
 
     @property
     def batch_tokens(self) -> int:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from embert.engine.encoders.cuda_shapes import refusal
+from embert.engine.encoders.cuda.shapes import refusal
 from embert.engine.model import Model
 
 __all__ = ["devices", "devices_of", "gpu_memory"]
@@ -16,7 +16,7 @@ __all__ = ["devices", "devices_of", "gpu_memory"]
 # CUDA's devices and their memory, a line each; 0 bytes where the driver does not say.
 _ASK = """
 import ctypes
-from embert.engine.encoders import cuda
+from embert.engine.encoders.cuda import encoder as cuda
 for index in range(0 if cuda.unavailable_reason() else cuda._extension().device_count()):
     size, device = ctypes.c_size_t(), ctypes.c_int()
     try:

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.checkpoint import Checkpoint
 from embert.engine.errors import BrokenModel
 from embert.engine.files.safetensors_file import Tensor
+from embert.engine.weights.checkpoint import Checkpoint
 
 __all__ = ["misfit", "unfit_for_float16"]
 

@@ -11,14 +11,14 @@ from embert.engine.encoders.base import Encoder
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 
-__all__ = ["load_encoder"]
+__all__ = ["create_encoder"]
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
 ENCODERS = ("auto", "torch", "torch-portable", "cuda", "cuda-portable")
 ON_CPU = ("torch", "torch-portable")
 
 
-def load_encoder(
+def create_encoder(
     model: Model,
     *,
     device: str = "auto",
@@ -27,19 +27,9 @@ def load_encoder(
     encoder: str = "auto",
     prepared: bool = True,
 ) -> Encoder:
-    """Load a model's weights into an encoder that is ready to run.
+    """Create the encoder that `int8_accuracy.load_encoder` returns, which documents the arguments and errors.
 
-    `device` is "auto" (a CUDA device if this build and this machine have one), "cpu", "cuda" or "cuda:N".
-    `dtype` is "auto" (float16 on CUDA, float32 on a CPU), "float32", "float16", "bfloat16" or "int8".
-    `max_batch_tokens` is the largest batch, in tokens, that the encoder takes; None is the encoder's own choice.
-    `encoder` is "auto", "cuda", "cuda-portable" (CUDA without Hopper's own kernels, as other GPUs run it, for
-    comparison), "torch" (the CPU), "torch-portable" (the CPU without our own kernels, as those without AVX-512 run
-    it), or "package.module:factory", called as `load_encoder` is, without `encoder`.
-    Without `prepared` kernels and graphs are made when they are first needed: for an encoder of a few batches.
-
-    The encoder's `choice` says in one sentence why it was chosen. Raises UnsupportedModel for a device or dtype that
-    is not available, for a model that the encoder cannot run and for a CPU without torch, BrokenModel for weights that
-    cannot be read.
+    Without `prepared`, kernels and graphs are made when they are first needed: for an encoder of a few batches.
     """
     if dtype not in DTYPES:
         raise UnsupportedModel(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
@@ -54,7 +44,7 @@ def load_encoder(
             factory = functools.partial(factory, portable=True)
         device = "cpu"
     elif kind in ("cuda", "cuda-portable"):
-        factory = importlib.import_module("embert.engine.encoders.cuda").CudaEncoder
+        factory = importlib.import_module("embert.engine.encoders.cuda.encoder").CudaEncoder
         if kind == "cuda-portable":
             factory = functools.partial(factory, gemm="cublaslt")
         device = "cuda:0" if device in ("auto", "cuda") else device
@@ -105,9 +95,9 @@ def _choose(device: str, encoder: str) -> tuple[str, str]:
 def _cuda_unavailable() -> str | None:
     """Why the CUDA encoder cannot run here; None if it can."""
     try:
-        cuda = importlib.import_module("embert.engine.encoders.cuda")
+        cuda = importlib.import_module("embert.engine.encoders.cuda.encoder")
     except ModuleNotFoundError as error:
-        if error.name != "embert.engine.encoders.cuda":
+        if error.name != "embert.engine.encoders.cuda.encoder":
             raise
         return "built without CUDA"
     return cast("str | None", cuda.unavailable_reason())

@@ -8,9 +8,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
-from embert.engine.encoders.rotary import rotations
+from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance, rotations
 from embert.engine.models.encoder_config import EncoderConfig, Rotary
 from embert.engine.models.tensor_names import (
     EMBEDDING_PROJECTION,
@@ -20,9 +18,9 @@ from embert.engine.models.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
 )
-from embert.engine.quantization.products import product
 from embert.engine.quantization.rows import quantized_rows
-from embert.engine.quantization.weights import quantized_weight
+from embert.engine.quantization.weights import product, quantized_weight
+from embert.engine.weights.checkpoint import Checkpoint
 
 __all__ = ["hidden_state", "normed_magnitudes"]
 

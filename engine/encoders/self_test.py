@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.checkpoint import Checkpoint
+from embert.engine.batch import pack
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.reference import hidden_state
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.packing import pack
 from embert.engine.tasks import NO_TASK, Task
+from embert.engine.weights.checkpoint import Checkpoint
 
 __all__ = ["mismatch", "self_test_ids", "tasks_never_finite", "vector_of"]
 

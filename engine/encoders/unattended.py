@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.packing import PackedBatch
+from embert.engine.batch import PackedBatch
 from embert.engine.tasks import Task
 
 __all__ = ["attended_tokens"]

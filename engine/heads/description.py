@@ -1,12 +1,17 @@
 """What a model's heads compute: frozen descriptions, read from its files. Encoders load their tensors and run them.
 
 Imports no numpy: the supervisor reads descriptions, and computes nothing.
+
+Which tokens' rows are the vectors of a text: the encoder answers a row for every token of a sequence.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from embert.engine.tasks import NO_TASK, Task
 
@@ -21,6 +26,7 @@ __all__ = [
     "Role",
     "Splade",
     "TokenWeights",
+    "kept_rows",
 ]
 
 
@@ -160,3 +166,18 @@ class Heads:
 
 
 NO_HEADS = Heads()
+
+
+Ints = npt.NDArray[np.int32]
+
+
+def kept_rows(ids: Ints, cu_seqlens: Ints, head: MultiVector, *, is_query: bool) -> npt.NDArray[np.bool_]:
+    """Whether each token's row is a vector of its query or document: bool [T].
+
+    `ids` are int32 [T], the tokens of sequences whose lengths have the prefix sums `cu_seqlens`, int32 [B + 1].
+    """
+    skipped = head.role(is_query).skipped
+    kept = ~np.isin(ids, skipped) if skipped else np.ones(len(ids), np.bool_)
+    if head.skips_first:
+        kept[cu_seqlens[:-1]] = False
+    return kept

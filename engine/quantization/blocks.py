@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.quantization.rotation import check_width, hadamard
-from embert.engine.quantization.rows import LEVELS, QuantizedRows
+from embert.engine.quantization.rows import LEVELS, QuantizedRows, check_width, hadamard
 from embert.engine.quantization.weights import QuantizedWeight, quantized
 
 __all__ = ["HEAD", "Blocks", "aligned_rows", "block_rows", "block_weight", "rounded_blocks", "stored_order"]

@@ -11,8 +11,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.quantization.rotation import check_width, hadamard
-from embert.engine.quantization.rows import LEVELS, QuantizedRows
+from embert.engine.quantization.rows import LEVELS, QuantizedRows, check_width, hadamard
 from embert.engine.quantization.weights import QuantizedWeight, quantized
 
 __all__ = ["by_quarters", "quarter_rows", "quarter_weight"]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from embert.engine import Encoder, Model
 from embert.engine.engine import kept_columns, require_task
-from embert.engine.host.cpus import usable_cpus
+from embert.engine.host import usable_cpus
 from embert.engine.int8_accuracy import MIN_ACCURACY
 from embert.server.bulk import pipeline
 from embert.server.bulk.child import Child, Ready, Start

@@ -85,7 +85,7 @@ def _encoder_facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any
             "device_name": encoder.device_name,
             "dtype": encoder.dtype,
             "choice": encoder.choice,
-            "agreement": encoder.agreement,
+            "agreement": encoder.int8_accuracy,
             "max_batch_tokens": encoder.max_batch_tokens,
             "load_seconds": round(time.monotonic() - began, 2),
         }

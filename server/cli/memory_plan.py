@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from embert.engine.encoders.devices import gpu_memory
-from embert.engine.host.memory import usable_memory
+from embert.engine.host import usable_memory
 from embert.engine.memory_estimate import Footprint, footprint, process_bytes
 from embert.server.config import ConfigError
 from embert.server.supervisor.planned_model import PlannedModel

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from embert.engine.host.cpus import usable_cpus
+from embert.engine.host import usable_cpus
 from embert.engine.int8_accuracy import MIN_ACCURACY
 
 __all__ = [

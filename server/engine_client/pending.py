@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine import Encoded, Task, TaskOutput
-from embert.engine.packing import cumulative
+from embert.engine.batch import cumulative
 from embert.engine.tasks import ALL_TASKS
 from embert.server.http.request_options import RequestOptions
 from embert.server.ipc.messages import EncodeRequest, Part, TaskRows

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from embert.engine import Encoder, Model, PackedBatch, Task
+from embert.engine.batch import cumulative
 from embert.engine.encoders.self_test import tasks_never_finite
 from embert.engine.errors import EncoderError
-from embert.engine.packing import cumulative
 from embert.engine.tasks import ALL_TASKS, task_names
 from embert.server.config import ModelConfig
 from embert.server.engine_worker.scheduling import BatchLimits, ThroughputEstimate

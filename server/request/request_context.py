@@ -13,8 +13,8 @@ import numpy.typing as npt
 from starlette.types import Receive, Scope
 
 from embert.engine import Encoded, Task
-from embert.engine.heads.multi_vector import kept_rows
-from embert.engine.packing import cumulative
+from embert.engine.batch import cumulative
+from embert.engine.heads.description import kept_rows
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.config import option_name
 from embert.server.engine_client.pending import Answer, TooManyWeights

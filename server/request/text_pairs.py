@@ -9,7 +9,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 
 from embert.engine import Encoded, Tokenizer
-from embert.engine.packing import cumulative
+from embert.engine.batch import cumulative
 from embert.engine.tokenization.pairs import PairLimits, PairOptions
 from embert.server.engine_client.pending import Receive
 from embert.server.request.tokenizer_pool import TokenizerPool, input_errors

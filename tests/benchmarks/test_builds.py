@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.encoder import builds
 from benchmarks.lib import record
-from embert.engine.encoders import cuda
+from embert.engine.encoders.cuda import encoder as cuda
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from benchmarks.kernels.device_timer import LAUNCHES, Recorded, Timing, time_int
 from benchmarks.kernels.gemm import Measured, Shape
 from benchmarks.lib import record
 from benchmarks.rivals import cutlass
-from embert.engine.encoders import cuda
+from embert.engine.encoders.cuda import encoder as cuda
 
 
 class Bench:

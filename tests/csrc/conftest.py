@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from embert.engine.encoders.cuda import unavailable_reason
+from embert.engine.encoders.cuda.encoder import unavailable_reason
 from tests.csrc.device import Device
 
 

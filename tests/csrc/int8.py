@@ -7,13 +7,13 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.cuda.balanced import column_factors
+from embert.engine.encoders.cuda.weights import column_factors
 from embert.engine.encoders.reference import _Reference
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.quantization.blocks import HEAD, block_rows, block_weight
-from embert.engine.quantization.products import product
 from embert.engine.quantization.quarters import quarter_rows, quarter_weight
+from embert.engine.quantization.weights import product
+from embert.engine.weights.checkpoint import Checkpoint
 
 __all__ = ["hidden_state", "quantized_rows"]
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from embert import engine
+from embert.engine.batch import PackedBatch
 from embert.engine.model import Model
-from embert.engine.packing import PackedBatch
 from tests.engine.jina import flash, peft
 from tests.engine.model_cases import MODEL_CASES, build, byte_level
 from tests.engine.models.exact import hidden_states

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from embert import engine
-from embert.engine.checkpoint import Checkpoint
+from embert.engine.batch import PackedBatch, cumulative
 from embert.engine.encoders.cpu.encoder import TorchEncoder
-from embert.engine.encoders.cuda.layers import layer_tensors
-from embert.engine.encoders.cuda_shapes import layer_shapes
+from embert.engine.encoders.cuda.shapes import layer_shapes
+from embert.engine.encoders.cuda.weights import layer_tensors
 from embert.engine.model import Model
-from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.tasks import Task
+from embert.engine.weights.checkpoint import Checkpoint
 from tests.csrc import int8
 from tests.csrc.encoder.random_models import random_bert
 from tests.csrc.host_program import COMPUTED, build

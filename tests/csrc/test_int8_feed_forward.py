@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from embert.engine.encoders.cuda import _cublaslt_library
+from embert.engine.encoders.cuda.encoder import _cublaslt_library
 from embert.engine.quantization.blocks import aligned_rows, block_rows, block_weight, rounded_blocks
 from embert.engine.quantization.quarters import quarter_weight
 from tests.csrc import int8

@@ -11,11 +11,11 @@ import pytest
 
 from benchmarks.lib.texts import english
 from embert import engine
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.engine import Engine
 from embert.engine.errors import UnsupportedModel
 from embert.engine.quantization.accuracy import accuracy_of_rows
+from embert.engine.weights.checkpoint import Checkpoint
 from tests.csrc import int8
 from tests.csrc.encoder.random_models import LARGE, NARROW, cosines, packed, part, random_bert, relative_error
 from tests.csrc.int8_device import PROVIDERS

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from embert import engine
-from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.batch import PackedBatch
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.memory_estimate import footprint
 from embert.engine.model import Model
-from embert.engine.packing import PackedBatch
 from embert.engine.tasks import Task
 from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, errors, model_checkpoint
 from tests.engine.conftest import random_sequences

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from embert.engine.batch import PackedBatch, cumulative
 from embert.engine.encoders.cpu.encoder import TorchEncoder
-from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
-from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.tasks import Task
 from tests.engine.described import ARCHITECTURES, described
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from embert.engine.encoders.cuda import _cublaslt_library
+from embert.engine.encoders.cuda.encoder import _cublaslt_library
 from tests.csrc import reference as ref
 from tests.csrc.device import Device
 

@@ -66,7 +66,7 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param != "AVX-512":
         without_own_kernels(monkeypatch)
     if request.param == "plain":
-        monkeypatch.setattr("embert.engine.encoders.cpu.products.choice.packed_works", lambda *_: False)
+        monkeypatch.setattr("embert.engine.encoders.cpu.linear.packed_works", lambda *_: False)
     return str(request.param)
 
 

@@ -14,20 +14,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
 from embert import engine
-from embert.engine.checkpoint import Checkpoint
 from embert.engine.encoders.cpu import kernels, threads
-from embert.engine.encoders.cpu.attention.distance_bias import DistanceBias
-from embert.engine.encoders.cpu.attention.positions import Positions
-from embert.engine.encoders.cpu.attention.rotation import Rotation, rotate
-from embert.engine.encoders.cpu.groups import Group
+from embert.engine.encoders.cpu.kernels import Activation
 from embert.engine.encoders.cpu.layer import Layer
-from embert.engine.encoders.cpu.products.linear import Activation
-from embert.engine.encoders.loader import load_encoder
+from embert.engine.encoders.cpu.positions import DistanceBias, Positions, Rotation, rotate
+from embert.engine.encoders.cpu.runs import Group
+from embert.engine.encoders.loader import create_encoder
 from embert.engine.models.encoder_config import Rotary
-from embert.engine.quantization.products import product
 from embert.engine.quantization.rows import quantized_rows
-from embert.engine.quantization.weights import quantized_weight
+from embert.engine.quantization.weights import product, quantized_weight
 from embert.engine.tasks import Task
+from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
 from tests.engine.model_cases import build
 
@@ -259,7 +256,7 @@ def test_other_families_have_the_same_bits_in_any_company(family: str, dtype: st
 
 
 def has_the_same_bits(model: engine.Model, dtype: str, sequences: list[Ids]) -> None:
-    encoder = load_encoder(model, device="cpu", dtype=dtype)
+    encoder = create_encoder(model, device="cpu", dtype=dtype)
     whole = encoder.wait(encoder.submit(engine.pack(sequences).wanting(Task.TOKENS)))[Task.TOKENS].values
     vectors = encoder.encode(engine.pack(sequences))
     starts = np.cumsum([0, *map(len, sequences)])

@@ -10,7 +10,7 @@ import torch
 
 from embert.engine import Model
 from embert.engine.encoders.cpu.encoder import TorchEncoder
-from embert.engine.host.cpus import usable_cpus
+from embert.engine.host import usable_cpus
 from embert.server.config import ServeConfig
 
 OVERLAY = "21 20 0:30 / / rw,relatime - overlay overlay rw,lowerdir=/a\n"

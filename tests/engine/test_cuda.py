@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders import cuda
-from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.batch import PackedBatch
+from embert.engine.encoders.cuda import encoder as cuda
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.model import Model
-from embert.engine.packing import PackedBatch
+from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, write_modules
 from tests.engine.model_cases import MODEL_CASES, build, byte_level
 from tests.engine.stand_in_gpu import StandInGpu

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.encoders import cuda
-from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.batch import PackedBatch
+from embert.engine.encoders.cuda import encoder as cuda
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Norm, Splade, TokenWeights
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
-from embert.engine.packing import PackedBatch
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, write_modules
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders import cuda
-from embert.engine.encoders.cuda import CudaEncoder
-from embert.engine.encoders.cuda.balanced import column_factors
+from embert.engine.encoders.cuda import encoder as cuda
+from embert.engine.encoders.cuda.encoder import CudaEncoder
+from embert.engine.encoders.cuda.weights import column_factors
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.quantization.blocks import HEAD, block_weight
 from embert.engine.quantization.quarters import quarter_weight
+from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.model_cases import build
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 

@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 
 from embert import engine
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders import cuda
-from embert.engine.encoders.cuda import CudaEncoder
-from embert.engine.encoders.cuda.layers import PADDED
-from embert.engine.encoders.cuda_shapes import layer_shapes, padded_head
+from embert.engine.encoders.cuda import encoder as cuda
+from embert.engine.encoders.cuda.encoder import CudaEncoder
+from embert.engine.encoders.cuda.shapes import layer_shapes, padded_head
+from embert.engine.encoders.cuda.weights import PADDED
 from embert.engine.encoders.devices import devices
-from embert.engine.encoders.relative_positions import alibi_by_distance
-from embert.engine.encoders.rotary import rotations
+from embert.engine.encoders.positions import alibi_by_distance, rotations
 from embert.engine.encoders.self_test import self_test_ids
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import Attention, DynamicNtk, EncoderConfig, Rotary
+from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.described import ARCHITECTURES, GLOBAL, LAYERS, LOCAL, described
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embert import engine
+from embert.engine.batch import PackedBatch
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.cpu.attention.packed import attention
-from embert.engine.encoders.cpu.groups import Group
+from embert.engine.encoders.cpu.attention import attention
 from embert.engine.encoders.cpu.kernels import has_avx512
+from embert.engine.encoders.cpu.runs import Group
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
-from embert.engine.packing import PackedBatch
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, random_sequences, unit, write_modules
 
@@ -123,7 +123,7 @@ def test_the_last_layer_on_pooled_rows_only(build_bert: BuildBert, pooling: str,
 
 @pytest.mark.parametrize("chunk", [1, 1 << 14, 1 << 30])
 def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embert.engine.encoders.cpu.attention.packed.MAX_SCORE_BYTES", chunk)
+    monkeypatch.setattr("embert.engine.encoders.cpu.attention.MAX_SCORE_BYTES", chunk)
     folder = build_bert()
     model = engine.load_model(str(folder))
     sequences = random_sequences([40, 40, 40, 33], model.config.vocab_size)

@@ -16,11 +16,11 @@ from hypothesis.extra import numpy as arrays
 
 from embert import engine
 from embert.engine import encoders
+from embert.engine.batch import PackedBatch, cumulative
 from embert.engine.encoders.base import Encoder
 from embert.engine.errors import EncoderError, InputError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
-from embert.engine.packing import PackedBatch, cumulative
 from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from tests.engine.conftest import unit
@@ -288,10 +288,10 @@ def test_choosing_an_encoder(default_model: Model, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_cuda_device_is_preferred(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = types.ModuleType("embert.engine.encoders.cuda")
+    stand_in = types.ModuleType("embert.engine.encoders.cuda.encoder")
     stand_in.unavailable_reason = lambda: None  # type: ignore[attr-defined]
     stand_in.CudaEncoder = Lengths  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "embert.engine.encoders.cuda", stand_in)
+    monkeypatch.setitem(sys.modules, "embert.engine.encoders.cuda.encoder", stand_in)
     chosen: Any = engine.load_encoder(default_model)
     assert (chosen.asked, chosen.choice) == (("cuda:0", "auto"), "a CUDA device was found")
     chosen = engine.load_encoder(default_model, device="cuda:1")
@@ -307,9 +307,9 @@ def test_the_portable_cuda_path_is_asked_for_by_name(default_model: Model, monke
             super().__init__(model, **options)
             self.gemm, self.choice = gemm, f"{gemm} matrix products"
 
-    stand_in = types.ModuleType("embert.engine.encoders.cuda")
+    stand_in = types.ModuleType("embert.engine.encoders.cuda.encoder")
     stand_in.__dict__.update(unavailable_reason=lambda: None, CudaEncoder=Cuda)
-    monkeypatch.setitem(sys.modules, "embert.engine.encoders.cuda", stand_in)
+    monkeypatch.setitem(sys.modules, "embert.engine.encoders.cuda.encoder", stand_in)
     chosen: Any = engine.load_encoder(default_model, encoder="cuda-portable", device="cuda:1", dtype="bfloat16")
     assert (chosen.gemm, chosen.asked) == ("cublaslt", ("cuda:1", "bfloat16"))
     assert chosen.choice == "the portable CUDA kernels were asked for; cublaslt matrix products"
@@ -393,9 +393,9 @@ def test_a_model_that_cuda_cannot_run_goes_to_the_cpu_unless_cuda_was_asked_for(
     def refuse(*_: object, **__: object) -> engine.Encoder:
         raise UnsupportedModel("head size 24 is not supported on CUDA")
 
-    stand_in = types.ModuleType("embert.engine.encoders.cuda")
+    stand_in = types.ModuleType("embert.engine.encoders.cuda.encoder")
     stand_in.__dict__.update(unavailable_reason=lambda: None, CudaEncoder=refuse)
-    monkeypatch.setitem(sys.modules, "embert.engine.encoders.cuda", stand_in)
+    monkeypatch.setitem(sys.modules, "embert.engine.encoders.cuda.encoder", stand_in)
     encoder = engine.load_encoder(default_model)
     assert encoder.name == "torch"
     assert encoder.choice.startswith("the GPU is not used: head size 24 is not supported on CUDA; ")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embert.engine import load_model
-from embert.engine.host.memory import usable_memory
+from embert.engine.host import usable_memory
 from embert.engine.memory_estimate import MIB, footprint, process_bytes
 from tests.engine.test_cpus import OVERLAY, V2, files
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Backend
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from embert import engine
-from embert.engine.encoders import cuda
-from embert.engine.encoders.relative_positions import buckets
+from embert.engine.encoders.cuda import encoder as cuda
+from embert.engine.encoders.positions import buckets
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.models import MODEL_TYPES as READERS
 from embert.engine.tasks import Task

@@ -12,9 +12,9 @@ import torch
 
 from embert.engine import Model, pack
 from embert.engine.encoders.cpu import threads
+from embert.engine.encoders.cpu.adapters import AdaptedLinear
 from embert.engine.encoders.cpu.encoder import TorchEncoder
-from embert.engine.encoders.cpu.products.adapters import AdaptedLinear
-from embert.engine.encoders.cpu.products.linear import kernel_rows, row_counts
+from embert.engine.encoders.cpu.linear import kernel_rows, row_counts
 from tests.engine.onednn import check_no_kernel_is_made_after_loading
 
 ENCODE = """
@@ -22,9 +22,9 @@ import dataclasses, os, sys
 import numpy as np
 import torch
 from embert import engine
-from embert.engine.checkpoint import Checkpoint
+from embert.engine.weights.checkpoint import Checkpoint
 from embert.engine.encoders.cpu import threads
-from embert.engine.encoders.cpu.products.adapters import AdaptedLinear
+from embert.engine.encoders.cpu.adapters import AdaptedLinear
 from embert.engine.encoders.cpu.encoder import TorchEncoder
 dtype, pooling, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.sched_getaffinity = lambda pid: set(range(threads))

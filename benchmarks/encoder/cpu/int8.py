@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args(argv)
     from embert import engine
-    from embert.engine.host.cpus import usable_cpus
+    from embert.engine.host import usable_cpus
     from embert.engine.quantization.accuracy import accuracy_of_rows
 
     model = engine.load_model(options.model)

@@ -34,7 +34,7 @@ class OnnxRuntime(Rival):
         import onnxruntime
 
         from embert import engine
-        from embert.engine.host.cpus import usable_cpus
+        from embert.engine.host import usable_cpus
 
         self.tokenizer = engine.Tokenizer(engine.load_model(str(folder)))
         with tempfile.TemporaryDirectory() as scratch:

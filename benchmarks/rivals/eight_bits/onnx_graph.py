@@ -24,7 +24,7 @@ def write_fused(folder: Path, path: Path) -> None:
     from onnx import TensorProto, helper, numpy_helper
 
     from embert import engine
-    from embert.engine.checkpoint import Checkpoint
+    from embert.engine.weights.checkpoint import Checkpoint
 
     model = engine.load_model(str(folder))
     config, checkpoint = model.config, Checkpoint.open(model)

@@ -12,19 +12,19 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.cpu.groups import Group
+from embert.engine.batch import cumulative
+from embert.engine.encoders.cpu.kernels import Activation
 from embert.engine.encoders.cpu.layer import as_torch
+from embert.engine.encoders.cpu.linear import Linear, Products, kernel_rows, make_linear
 from embert.engine.encoders.cpu.pooling import pooled
-from embert.engine.encoders.cpu.products.choice import Products, make_linear
-from embert.engine.encoders.cpu.products.linear import Activation, Linear, kernel_rows
+from embert.engine.encoders.cpu.runs import Group
 from embert.engine.heads import description
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.packing import cumulative
 from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
+from embert.engine.weights.checkpoint import Checkpoint
 
 __all__ = ["Head", "Hidden", "kernels_of", "load_heads"]
 

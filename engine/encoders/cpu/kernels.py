@@ -10,17 +10,18 @@ import importlib
 import logging
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Literal
 
 import numpy as np
 import torch
 
-from embert.engine.encoders.cpu.attention.positions import Positions
-from embert.engine.encoders.cpu.groups import Group
-from embert.engine.encoders.cpu.products.linear import Activation
+from embert.engine.encoders.cpu.positions import Positions
+from embert.engine.encoders.cpu.runs import Group
 from embert.engine.encoders.cpu.threads import allowed_threads
 from embert.engine.quantization.weights import QuantizedWeight
 
 __all__ = [
+    "Activation",
     "EmbeddingsAvx512",
     "LayerAvx512",
     "LinearAvx512",
@@ -32,6 +33,8 @@ __all__ = [
     "means",
     "normalized",
 ]
+
+Activation = Literal["none", "gelu", "gelu_tanh", "relu", "silu"]
 
 log = logging.getLogger(__name__)
 

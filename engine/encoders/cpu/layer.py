@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.cpu.attention.packed import attention
-from embert.engine.encoders.cpu.attention.positions import Positions
-from embert.engine.encoders.cpu.groups import Group
+from embert.engine.encoders.cpu.adapters import AdaptedLinear, Additions
+from embert.engine.encoders.cpu.attention import attention
+from embert.engine.encoders.cpu.int8_linear import Int8Linear
 from embert.engine.encoders.cpu.kernels import (
+    Activation,
     LayerAvx512,
     LinearAvx512,
     NormOf,
@@ -22,14 +22,14 @@ from embert.engine.encoders.cpu.kernels import (
     int8_linear_avx512,
     normalized,
 )
-from embert.engine.encoders.cpu.products.adapters import AdaptedLinear, Additions
-from embert.engine.encoders.cpu.products.choice import Products, make_linear
-from embert.engine.encoders.cpu.products.int8 import Int8Linear
-from embert.engine.encoders.cpu.products.linear import Activation, Linear
+from embert.engine.encoders.cpu.linear import Linear, Products, make_linear
+from embert.engine.encoders.cpu.positions import Positions
+from embert.engine.encoders.cpu.runs import Group
 from embert.engine.encoders.cpu.threads import threads_for_elements
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.quantization.weights import QuantizedWeight, quantized_weight
+from embert.engine.weights.checkpoint import Checkpoint
 
 __all__ = ["Layer", "Norm", "as_torch", "products_of", "stored"]
 

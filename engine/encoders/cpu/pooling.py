@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from embert.engine.batch import cumulative
 from embert.engine.encoders.cpu import kernels
-from embert.engine.encoders.cpu.groups import Group
-from embert.engine.heads.pooled_rows import pooled_rows
-from embert.engine.heads.pooling import POOLINGS
-from embert.engine.packing import cumulative
+from embert.engine.encoders.cpu.runs import Group
+from embert.engine.heads.pooling import POOLINGS, pooled_rows
 
 __all__ = ["ONE_ROW", "one_row_each", "pooled"]
 

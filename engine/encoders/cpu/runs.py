@@ -1,17 +1,29 @@
-"""Cuts a batch, between sequences, into runs that threads take through all layers independently."""
+"""Sequences of equal length that lie side by side in a run.
+
+Cuts a batch, between sequences, into runs that threads take through all layers independently.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.encoders.cpu.groups import Group
+__all__ = ["MAX_RUN_TOKENS", "MIN_RUN_TOKENS", "Group", "Run", "cut_into_runs", "run_count"]
 
-__all__ = ["MAX_RUN_TOKENS", "MIN_RUN_TOKENS", "Run", "cut_into_runs", "run_count"]
+
+class Group(NamedTuple):
+    """Neighbors among sequences, which are of equal length."""
+
+    start: int  # the first token
+    sequences: int
+    length: int  # tokens of each
+    keys: int = 0  # its first tokens are attended to, so many of them; 0: all
+
 
 Ints = npt.NDArray[np.int64]
 

@@ -15,19 +15,15 @@ from typing import cast
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
-from embert.engine.encoders.cpu.attention.distance_bias import DistanceBias
-from embert.engine.encoders.cpu.attention.packed import LENGTH_STEP, SHORT_LENGTH, attention
-from embert.engine.encoders.cpu.attention.positions import Positions
-from embert.engine.encoders.cpu.attention.rotation import Rotation
-from embert.engine.encoders.cpu.groups import Group
-from embert.engine.encoders.cpu.kernels import EmbeddingsAvx512
+from embert.engine.encoders.cpu.adapters import Additions, chosen_adapters
+from embert.engine.encoders.cpu.attention import LENGTH_STEP, SHORT_LENGTH, attention
+from embert.engine.encoders.cpu.kernels import Activation, EmbeddingsAvx512
 from embert.engine.encoders.cpu.layer import Layer, Norm, stored
-from embert.engine.encoders.cpu.products.adapters import Additions, chosen_adapters
-from embert.engine.encoders.cpu.products.choice import Products, choose_products, make_linear
-from embert.engine.encoders.cpu.products.linear import Activation, Linear, kernel_rows
+from embert.engine.encoders.cpu.linear import Linear, Products, choose_products, kernel_rows, make_linear
+from embert.engine.encoders.cpu.positions import DistanceBias, Positions, Rotation
+from embert.engine.encoders.cpu.runs import Group
 from embert.engine.encoders.cpu.threads import all_threads, threads_for_elements
-from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
+from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import (
     EMBEDDING_PROJECTION,
@@ -37,6 +33,7 @@ from embert.engine.models.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
 )
+from embert.engine.weights.checkpoint import PADDING_POSITION, Checkpoint
 
 __all__ = ["Transformer"]
 

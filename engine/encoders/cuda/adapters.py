@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.cuda.layers import layer_tensors
+from embert.engine.batch import PackedBatch
+from embert.engine.encoders.cuda.weights import layer_tensors
 from embert.engine.encoders.float16_range import misfit
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.packing import PackedBatch
 from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import ALL_TASKS, Task
+from embert.engine.weights.checkpoint import Checkpoint
 
 __all__ = ["Misfit", "Part", "adapted_tensors", "encoders_of", "joined", "named", "parts_of"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from embert import engine
-from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from tests.csrc.encoder.random_models import MAX_TOKENS, random_bert
 
 

@@ -13,9 +13,9 @@ import torch
 import transformers
 
 from embert import engine
-from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.batch import PackedBatch
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import UnsupportedModel
-from embert.engine.packing import PackedBatch
 
 MAX_TOKENS = 16384
 # Hidden size 384 has a kernel of its own for the feed-forward layer where rows are many.

@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from embert import engine
-from embert.engine.encoders.cuda import CudaEncoder
-from embert.engine.packing import PackedBatch
+from embert.engine.batch import PackedBatch
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.tasks import Task
 from tests.csrc.encoder.random_models import (
     LARGE,

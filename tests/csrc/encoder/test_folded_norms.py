@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from embert import engine
-from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from tests.csrc.encoder.random_models import (
     MAX_TOKENS,
     cosines,

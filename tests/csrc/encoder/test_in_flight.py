@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.batch import PackedBatch
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import EncoderError
-from embert.engine.packing import PackedBatch
 from embert.engine.tasks import Task
 from tests.csrc.encoder.random_models import (
     MAX_TOKENS,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embert import engine
-from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from tests.csrc.encoder.random_models import (
     MAX_TOKENS,
     NARROW,

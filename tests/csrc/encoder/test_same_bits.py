@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embert import engine
-from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from tests.csrc.encoder.random_models import (
     NARROW,
     packed,

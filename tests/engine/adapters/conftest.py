@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from embert import engine
-from embert.engine.encoders import cuda
-from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.encoders.cuda import encoder as cuda
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.model import Model
 from tests.engine.adapters.on_gpu import TOKENS, Make
 from tests.engine.jina import Jina, flash

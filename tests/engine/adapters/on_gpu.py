@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from embert import engine
-from embert.engine.encoders.cuda import CudaEncoder
-from embert.engine.packing import PackedBatch
+from embert.engine.batch import PackedBatch
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from tests.engine.conftest import random_sequences
 from tests.engine.jina import VOCABULARY
 from tests.engine.stand_in_gpu import StandInGpu

@@ -12,10 +12,10 @@ import pytest
 
 from embert import engine
 from embert.engine import Task
+from embert.engine.batch import PackedBatch, cumulative
 from embert.engine.encoders.cuda.adapters import parts_of
 from embert.engine.errors import EncoderError, EncoderLost
 from embert.engine.model import Model
-from embert.engine.packing import PackedBatch, cumulative
 from tests.engine.adapters.on_gpu import ADAPTERS, LENGTHS, Make, packed
 from tests.engine.conftest import unit
 from tests.engine.jina import TASKS, Jina, flash, peft

@@ -16,15 +16,15 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine import Task
-from embert.engine.adapters import MERGED_ELEMENTS, LowRank
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.cuda_shapes import refusal
+from embert.engine.encoders.cuda.shapes import refusal
 from embert.engine.encoders.devices import devices
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.heads.description import Heads, Layer, Norm, Splade
 from embert.engine.memory_estimate import footprint
 from embert.engine.model import Model
+from embert.engine.weights.adapters import MERGED_ELEMENTS, LowRank
+from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.adapters.on_gpu import Make, packed
 from tests.engine.jina import RANK, TASKS, VOCABULARY, Jina, flash
 from tests.engine.stand_in_gpu import StandInEncoder

@@ -17,8 +17,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.encoders import cuda
-from embert.engine.encoders.cuda import CudaEncoder
+from embert.engine.encoders.cuda import encoder as cuda
+from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import BrokenModel, ModelError, UnsupportedModel
 from embert.engine.files.key_tables import ADAPTER_CONFIG
 from embert.engine.files.keys import Verdict

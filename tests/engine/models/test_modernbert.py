@@ -13,12 +13,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.encoders import cuda
-from embert.engine.encoders.cuda_shapes import head_shapes
+from embert.engine.batch import pack
+from embert.engine.encoders.cuda import encoder as cuda
+from embert.engine.encoders.cuda.shapes import head_shapes
 from embert.engine.errors import BrokenModel, EncoderError, ModelError, UnsupportedModel
 from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
-from embert.engine.packing import pack
 from embert.engine.tasks import Task
 from tests.engine.conftest import random_sequences
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits

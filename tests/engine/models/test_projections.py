@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from embert import engine
-from embert.engine.encoders.cuda_shapes import head_shapes
+from embert.engine.encoders.cuda.shapes import head_shapes
 from embert.engine.errors import BrokenModel, ModelError, UnsupportedModel
 from embert.engine.models import read_config
 from tests.engine.conftest import random_sequences

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers.models.modernbert.modeling_modernbert import ModernBertRotaryEmbedding
 
-from embert.engine.encoders.rotary import inverse_frequencies
+from embert.engine.encoders.positions import inverse_frequencies
 from embert.engine.models.encoder_config import Rotary
 
 

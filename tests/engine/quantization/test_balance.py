@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.cuda.balanced import column_factors
+from embert.engine.encoders.cuda.weights import column_factors
 from embert.engine.encoders.reference import hidden_state, normed_magnitudes
 from embert.engine.encoders.self_test import spread_ids
 from embert.engine.model import Model
 from embert.engine.quantization.balance import MOST, balance
-from embert.engine.quantization.products import product
 from embert.engine.quantization.quarters import quarter_rows, quarter_weight
+from embert.engine.quantization.weights import product
+from embert.engine.weights.checkpoint import Checkpoint
 
 
 def test_a_factor_is_the_root_of_the_columns_magnitude_over_its_weights() -> None:

@@ -18,10 +18,8 @@ from embert.engine.quantization.blocks import (
     rounded_blocks,
     stored_order,
 )
-from embert.engine.quantization.products import product
-from embert.engine.quantization.rotation import hadamard
-from embert.engine.quantization.rows import LEVELS, quantized_rows
-from embert.engine.quantization.weights import quantized_weight
+from embert.engine.quantization.rows import LEVELS, hadamard, quantized_rows
+from embert.engine.quantization.weights import product, quantized_weight
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -13,22 +13,21 @@ import torch
 
 from benchmarks.lib.texts import english
 from embert import engine
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.cpu.groups import Group
-from embert.engine.encoders.cpu.products import int8
+from embert.engine.batch import pack
+from embert.engine.encoders.cpu import int8_linear as int8
+from embert.engine.encoders.cpu.runs import Group
 from embert.engine.encoders.cpu.transformer import Transformer
-from embert.engine.encoders.loader import load_encoder
+from embert.engine.encoders.loader import create_encoder
 from embert.engine.encoders.reference import hidden_state
 from embert.engine.engine import Engine
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model, load_model
-from embert.engine.packing import pack
 from embert.engine.quantization.accuracy import accuracy_of_rows
-from embert.engine.quantization.products import product, sums
 from embert.engine.quantization.rows import quantized_rows
-from embert.engine.quantization.weights import quantized_weight
+from embert.engine.quantization.weights import product, quantized_weight, sums
 from embert.engine.tasks import Task
 from embert.engine.tokenization.tokenizer import Tokenizer
+from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import (
     BuildBert,
     Floats,
@@ -131,7 +130,7 @@ def test_other_families(family: str, encoder: str, tmp_path: Path) -> None:
     model = load_model(str(folder))
     # Without the padding token, whose position is not the next one.
     sequences = [np.maximum(ids, 4) for ids in random_sequences([3, 17, 60, 17], 64)]
-    loaded = load_encoder(model, device="cpu", dtype="int8", encoder=encoder)
+    loaded = create_encoder(model, device="cpu", dtype="int8", encoder=encoder)
     found = tokens_of(loaded, sequences)
     loaded.close()
     is_the_numpy_models(found, sequences, model)

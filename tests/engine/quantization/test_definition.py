@@ -9,10 +9,17 @@ from hypothesis import strategies as st
 from scipy.linalg import hadamard as scipys
 
 from embert.engine.errors import UnsupportedModel
-from embert.engine.quantization.products import product, sums
-from embert.engine.quantization.rotation import BLOCK, hadamard, rotated
-from embert.engine.quantization.rows import LEVELS, QuantizedRows, quantized, quantized_blocks, quantized_rows
-from embert.engine.quantization.weights import QuantizedWeight, quantized_weight
+from embert.engine.quantization.rows import (
+    BLOCK,
+    LEVELS,
+    QuantizedRows,
+    hadamard,
+    quantized,
+    quantized_blocks,
+    quantized_rows,
+    rotated,
+)
+from embert.engine.quantization.weights import QuantizedWeight, product, quantized_weight, sums
 from tests.engine.conftest import Floats
 
 seeds = st.integers(0, 2**32 - 1)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from embert import engine
 from embert.engine.engine import Engine
 from embert.engine.errors import UnsupportedModel
-from embert.engine.int8_accuracy.corpus import affordable, sentences
+from embert.engine.int8_accuracy import affordable, sentences
 from embert.engine.model import Model, load_model
 from embert.engine.quantization.accuracy import accuracy_of_labels, accuracy_of_rows, kept_neighbors
 from tests.engine.conftest import small_tokenizer
@@ -41,11 +41,11 @@ def test_a_large_model_on_a_cpu_reads_fewer(default_model: Model) -> None:
 @needs_exact_sums
 def test_an_encoder_says_how_well_it_agrees(default_model: Model) -> None:
     with Engine.load(default_model, device="cpu", dtype="int8") as loaded:
-        found = loaded.encoder.agreement
+        found = loaded.encoder.int8_accuracy
         assert loaded.encoder.dtype == "int8"
         assert found is not None
         with Engine.load(default_model, device="cpu") as exact:
-            assert exact.encoder.agreement is None
+            assert exact.encoder.int8_accuracy is None
             again = accuracy_of_rows(loaded.embed(sentences()), exact.embed(sentences()), dtype="float32")
         assert found.worst == pytest.approx(again.worst, abs=2e-4)
         assert found.neighbors == pytest.approx(again.neighbors, abs=0.02)
@@ -71,7 +71,7 @@ def test_a_reranker_and_a_classifier_are_compared_by_logits(tmp_path: Path) -> N
     for labels in (1, 3):
         folder = build_classifier(tmp_path / str(labels), labels=labels, **WIDE)
         with Engine.load(str(folder), device="cpu", dtype="int8", min_agreement=0.5) as loaded:
-            found = loaded.encoder.agreement
+            found = loaded.encoder.int8_accuracy
             assert found is not None
             assert (found.measure, found.neighbors) == ("correlation", None)
             assert 0.9 < found.worst < 1
@@ -91,7 +91,7 @@ def test_splade_and_late_interaction_are_compared_by_their_rows(
         load_model(str(late_interaction(tmp_path / "late", monkeypatch))),
     ):
         with Engine.load(model, device="cpu", dtype="int8", min_agreement=0.5) as loaded:
-            found = loaded.encoder.agreement
+            found = loaded.encoder.int8_accuracy
             assert found is not None
             assert found.measure == "cosine"
             assert 0.5 < found.worst < found.median < 1

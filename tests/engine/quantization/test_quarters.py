@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.engine.errors import UnsupportedModel
-from embert.engine.quantization.products import product
 from embert.engine.quantization.quarters import SET, by_quarters, quarter_rows, quarter_weight
-from embert.engine.quantization.rotation import hadamard
-from embert.engine.quantization.rows import LEVELS, quantized_rows
-from embert.engine.quantization.weights import quantized_weight
+from embert.engine.quantization.rows import LEVELS, hadamard, quantized_rows
+from embert.engine.quantization.weights import product, quantized_weight
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine import Encoder, Model, PackedBatch, Task, TaskOutput
+from embert.engine.batch import cumulative
 from embert.engine.errors import EncoderError, EncoderLost
-from embert.engine.packing import cumulative
 from embert.server.config import ModelConfig, ServeConfig
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.loop import EngineLoop

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.lib.random_model import make_reranker
 from embert.engine import Engine, load_model
-from embert.engine.encoders import cuda
+from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.devices import devices
 from embert.engine.errors import UnsupportedModel
 from tests.server.live import Live, live, until

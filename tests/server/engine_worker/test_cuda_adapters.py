@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embert.engine.encoders import cuda
+from embert.engine.encoders.cuda import encoder as cuda
 from tests.engine.jina import INSTRUCTIONS, TASKS, VOCABULARY, flash
 from tests.engine.model_cases import byte_level
 from tests.server.live import live

@@ -4,6 +4,8 @@ oneDNN's packed weights are used where they work. On Zen 5 they run float32 2.3 
 uses only AVX2 on AMD, and exact GELU costs 5 % instead of a pass of its own. torch reaches them through operators of
 its compiler, which it does not document. So they are tried on real weights when a model is loaded, and `F.linear`
 replaces them wherever they are absent, refuse, or answer differently.
+
+Which kernels multiply a CPU's matrices.
 """
 
 from __future__ import annotations
@@ -15,20 +17,23 @@ from typing import Literal, Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
+from embert.engine.encoders.cpu.kernels import Activation, has_avx512, linear_avx512
 from embert.engine.encoders.cpu.threads import threads_for_products
 
 __all__ = [
-    "Activation",
     "Linear",
     "LinearOneDnn",
     "LinearPlain",
+    "Products",
     "activated",
+    "choose_products",
     "kernel_rows",
     "limit_kernel_caches",
+    "make_linear",
+    "packed_works",
     "row_counts",
 ]
 
-Activation = Literal["none", "gelu", "gelu_tanh", "relu", "silu"]
 
 # Our name → oneDNN's operation and algorithm. The algorithm "none" of gelu is the erf form.
 FUSED = {
@@ -137,3 +142,41 @@ def activated(y: torch.Tensor, activation: Activation) -> torch.Tensor:
     if activation == "silu":
         return F.silu(y, inplace=True)
     return y.relu_() if activation == "relu" else y
+
+
+# Our own kernels; oneDNN's, with a weight in its layout; torch's own operators.
+Products = Literal["avx512", "packed", "plain"]
+
+
+def choose_products(weight: torch.Tensor, bias: torch.Tensor, activation: Activation, *, portable: bool) -> Products:
+    """The fastest that run here, judged by one linear layer. With `portable` our own are left out."""
+    if weight.dtype == torch.float32 and has_avx512() and not portable:
+        return "avx512"
+    return "packed" if packed_works(weight, bias, activation) else "plain"
+
+
+def make_linear(
+    weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none", *, products: Products
+) -> Linear:
+    """`weight` is [out, in] and `bias` [out], both in the dtype to compute in."""
+    if products == "avx512":
+        return linear_avx512(weight, bias, activation)
+    return (LinearOneDnn if products == "packed" else LinearPlain)(weight, bias, activation)
+
+
+def packed_works(weight: torch.Tensor, bias: torch.Tensor, activation: Activation) -> bool:
+    """Whether oneDNN's operators run these weights here and agree with torch's own."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    x = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1).to(weight.dtype)
+    other = torch.linspace(-1, 1, 3 * weight.shape[0]).reshape(3, -1).to(weight.dtype)
+    tolerance = 1e-4 if weight.dtype == torch.float32 else 0.05
+    try:
+        packed = LinearOneDnn(weight, bias, activation)
+        plain = LinearPlain(weight, bias, activation)
+        return all(
+            torch.allclose(packed(x, *more).float(), plain(x, *more).float(), rtol=tolerance, atol=tolerance)
+            for more in ((), (other,), (None, other))
+        )
+    except (AttributeError, RuntimeError):  # no such operator in this torch; it does not run here
+        return False

@@ -1,4 +1,9 @@
-"""A model's embeddings and layers for the CUDA extension: their tensors for `load`."""
+"""A model's embeddings and layers for the CUDA extension: their tensors for `load`.
+
+What balances the products of eight bits whose rows come out of a LayerNorm: QKV and the feed-forward part's first.
+
+Dividing by a column's factor then costs nothing: the LayerNorm's weight and bias are divided when a model is loaded.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.checkpoint import PADDING_POSITION, Checkpoint
-from embert.engine.encoders.cuda.balanced import column_factors
-from embert.engine.encoders.cuda_shapes import padded_head, rotary_tables
-from embert.engine.encoders.relative_positions import alibi_by_distance, bias_by_distance
-from embert.engine.encoders.rotary import rotations
+from embert.engine.encoders.cuda.shapes import padded_head, rotary_tables
+from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance, rotations
+from embert.engine.encoders.reference import normed_magnitudes
+from embert.engine.encoders.self_test import spread_ids
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import (
     EMBEDDING_PROJECTION,
@@ -23,11 +27,13 @@ from embert.engine.models.tensor_names import (
     WORD_EMBEDDINGS,
 )
 from embert.engine.models.tensor_shapes import tensor_shapes
+from embert.engine.quantization.balance import balance
 from embert.engine.quantization.blocks import HEAD, block_weight
 from embert.engine.quantization.quarters import quarter_weight
 from embert.engine.quantization.weights import QuantizedWeight
+from embert.engine.weights.checkpoint import PADDING_POSITION, Checkpoint
 
-__all__ = ["layer_tensors"]
+__all__ = ["column_factors", "layer_tensors"]
 
 # The extension's name of a layer's weights → BERT's. In pre-norm models the norms come before what they are named for.
 LAYER_LINEAR = {
@@ -133,3 +139,25 @@ def layer_tensors(
         bias = alibi_by_distance(config.heads, config.max_positions)
     if bias is not None:
         yield "relative", -1, bias, "float32"
+
+
+Floats = npt.NDArray[np.float32]
+
+# Tokens that the magnitudes of columns are taken from. Large columns are large in every token, so a few suffice.
+TOKENS = 32
+TOGETHER = {
+    "attention.self.query": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "intermediate.dense": ("intermediate.dense",),
+}
+
+
+def column_factors(config: EncoderConfig, checkpoint: Checkpoint) -> dict[str, Floats]:
+    """The factors of each such matrix's columns, by its name without ".weight": float32 [hidden]."""
+    factors: dict[str, Floats] = {}
+    found = normed_magnitudes(spread_ids(config, TOKENS), config, checkpoint)
+    for name, magnitudes in found.items():
+        layer, part = next((name.removesuffix(part), part) for part in TOGETHER if name.endswith(part))
+        names = [f"{layer}{each}" for each in TOGETHER[part]]
+        weight = np.concatenate([checkpoint.float32(f"{each}.weight") for each in names])
+        factors |= dict.fromkeys(names, balance(magnitudes, weight))
+    return factors

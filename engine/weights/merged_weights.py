@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 import numpy as np
 
-from embert.engine.adapters import LowRank
 from embert.engine.errors import BrokenModel
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
 from embert.engine.lora import BIAS, LINEAR_A, LINEAR_B, PEFT_PREFIX, TABLE_A, TABLE_B, Lora, placed
 from embert.engine.models.tensor_names import TensorNames
+from embert.engine.weights.adapters import LowRank
 
 __all__ = ["MergedWeights"]
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from embert.engine.encoders.cpu.products.linear import Activation, activated
+from embert.engine.encoders.cpu.kernels import Activation
+from embert.engine.encoders.cpu.linear import activated
 from embert.engine.encoders.cpu.threads import threads_for_elements, threads_for_products
 from embert.engine.errors import UnsupportedModel
-from embert.engine.quantization.rotation import BLOCK, hadamard
-from embert.engine.quantization.rows import LEVELS
+from embert.engine.quantization.rows import BLOCK, LEVELS, hadamard
 from embert.engine.quantization.weights import QuantizedWeight
 
 __all__ = ["Int8Linear", "check_exact", "exact_sums", "quantized"]

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.adapters import LowRank, PeftFiles, beside_weight
 from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import read_object
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
 from embert.engine.heads.checkpoints.stored import stored_tensors
 from embert.engine.heads.description import Layer, Norm
-from embert.engine.merged_weights import MergedWeights
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import POSITION_EMBEDDINGS, WORD_EMBEDDINGS, StoredName, stored_names_of
 from embert.engine.models.tensor_shapes import tensor_shapes
+from embert.engine.weights.adapters import LowRank, PeftFiles, beside_weight
+from embert.engine.weights.merged_weights import MergedWeights
 
 __all__ = ["PADDING_POSITION", "Checkpoint"]
 

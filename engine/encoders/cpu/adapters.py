@@ -12,10 +12,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from embert.engine.adapters import LowRank
-from embert.engine.checkpoint import Checkpoint
-from embert.engine.encoders.cpu.products.linear import Activation, Linear, activated
+from embert.engine.encoders.cpu.kernels import Activation
+from embert.engine.encoders.cpu.linear import Linear, activated
 from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.weights.adapters import LowRank
+from embert.engine.weights.checkpoint import Checkpoint
 
 __all__ = ["AdaptedLinear", "Additions", "chosen_adapters"]
 

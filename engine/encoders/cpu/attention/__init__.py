@@ -1,1 +1,0 @@
-"""Attention of packed sequences, and how it knows positions: biases by distance, rotations, windows."""

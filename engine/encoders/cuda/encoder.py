@@ -1,0 +1,424 @@
+"""The CUDA encoder: numpy in, numpy out; the extension `embert.engine._cuda` (csrc/) does the work. Needs no torch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine.batch import PackedBatch, cumulative
+from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
+from embert.engine.encoders.cuda.adapters import Misfit, Part, adapted_tensors, encoders_of, joined, named, parts_of
+from embert.engine.encoders.cuda.heads import HostClassifier, HostEmbedding, Layout, captured_tasks, head_tensors
+from embert.engine.encoders.cuda.shapes import (
+    classifies_on_the_host,
+    device_pooling,
+    embeds_on_the_host,
+    head_shapes,
+    layer_shapes,
+    on_the_host,
+)
+from embert.engine.encoders.float16_range import unfit_for_float16
+from embert.engine.encoders.positions import padding_positions
+from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
+from embert.engine.errors import EncoderError, EncoderLost, UnsupportedModel
+from embert.engine.heads.description import Splade
+from embert.engine.heads.embedding import EmbeddingHead
+from embert.engine.model import Model
+from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.models.tensor_names import RELATIVE_ATTENTION_BIAS
+from embert.engine.models.tensor_shapes import tensor_shapes
+from embert.engine.task_output import TaskOutput
+from embert.engine.tasks import Task
+from embert.engine.weights.checkpoint import Checkpoint
+
+__all__ = ["CudaEncoder", "unavailable_reason"]
+
+DEFAULT_MAX_BATCH_TOKENS = 16384
+
+LEAST_CAPABILITY = 80  # 8.0, Ampere
+
+
+def unavailable_reason() -> str | None:
+    """Why no CUDA encoder can run here, in half a sentence; None if one can."""
+    try:
+        cuda = _extension()
+    except ImportError as error:
+        if getattr(error, "name", None) == "embert.engine._cuda":
+            return "built without CUDA"
+        return f"the CUDA extension cannot be loaded: {error}"
+    try:
+        devices = cuda.device_count()
+    except cuda.Refused as error:
+        return f"CUDA cannot be used: {error}"
+    if devices == 0:
+        return "no NVIDIA GPU was found"
+    reasons = [_incapable(*cuda.device_info(index)[:2]) for index in range(devices)]
+    return reasons[0] if all(reasons) else None
+
+
+def _incapable(name: str, capability: int) -> str | None:
+    """Why this GPU cannot run the CUDA encoder; None if it can."""
+    if capability >= LEAST_CAPABILITY:
+        return None
+    has, needs = (f"{each // 10}.{each % 10}" for each in (capability, LEAST_CAPABILITY))
+    return f"{name} has compute capability {has}; the CUDA encoder needs {needs} or newer"
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A batch in flight on one encoder of the extension, or a part of one, and how its answers are read."""
+
+    number: int
+    part: Part
+    layout: Layout
+    kept: PackedBatch | None = None  # of a batch whose embeddings the host computes
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A batch in flight: of one adapter, or a part for each."""
+
+    flights: tuple[Flight, ...]
+
+
+class CudaEncoder(Encoder):
+    """An encoder on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `encoders.base.Encoder`.
+
+    `dtype` is "auto" (float16, or bfloat16 where float16 does not hold the weights), "float16", "bfloat16" or "float32"
+    (no TF32), or "int8": the layers' products of rotated integers, all else in float16 (csrc/EPILOGUES.md); for models
+    like BERT, and for compute capability 9.0 unless `gemm` is "cublaslt". `gemm` is "auto", "hopper" (our own kernels,
+    for compute capability 9.0) or "cublaslt": the portable path for any GPU, whose attention does without Hopper's
+    instructions and whose LayerNorms are kernels of their own, but in int8.
+    `fold` lets the matrix products compute LayerNorms where they can; `fold_refusal` says why a model's weights do not
+    allow it, else it is empty. `graphs` captures the forwards of small batches at start.
+
+    A model with adapters has its weights on the GPU once for each and once without (adapters.py), and a batch is as
+    many forwards as there are adapters in it. Each encoder of the extension runs at most one part of a batch, so two
+    batches in flight are never more than it takes.
+
+    A new encoder must first compute a known vector (self_test.py). Raises UnsupportedModel if the device or the model
+    cannot run, BrokenModel for weights that cannot be read, EncoderLost if the device fails.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        device: str = "cuda:0",
+        dtype: str = "auto",
+        max_batch_tokens: int | None = None,
+        gemm: str = "auto",
+        fold: bool = True,
+        graphs: bool = True,
+    ) -> None:
+        reason = unavailable_reason()
+        if reason is not None:
+            raise UnsupportedModel(f"device {device} cannot be used: {reason}")
+        self._cuda = _extension()
+        index = _device_index(device, self._cuda.device_count())
+        config = model.config
+        self.device = f"cuda:{index}"
+        self.device_name, self.compute_capability, _ = self._cuda.device_info(index)
+        reason = _incapable(self.device_name, self.compute_capability)
+        if reason is not None:
+            raise UnsupportedModel(f"device {device} cannot be used: {reason}")
+        shapes = layer_shapes(model) | head_shapes(model)
+        self.hidden_size = config.hidden_size
+        self._model = model
+        self._has = model.tasks
+        self.width = model.width
+        self.max_batch_tokens = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
+        checkpoint = Checkpoint.open(model)
+        self._config = config
+        self.dtype, dtype_reason = _dtype(dtype, model, checkpoint)
+        self._host_classifier = HostClassifier(model, checkpoint) if classifies_on_the_host(model) else None
+
+        self._host_embedding = HostEmbedding(model) if embeds_on_the_host(model) else None
+
+        self._encoders: list[Any] = []  # the extension's: without an adapter, then with each
+
+        def made(fold: bool, adapter: int) -> tuple[Any, str]:
+            encoder = self._cuda.make_encoder(
+                pooling=device_pooling(model),
+                dtype=self.dtype,
+                device=index,
+                max_tokens=self.max_batch_tokens,
+                gemm=gemm,
+                cublaslt_library=_cublaslt_library(),
+                fold=fold,
+                graphs=int(captured_tasks(model)) if graphs else 0,
+                **shapes,
+            )
+            return encoder, _load(encoder, checkpoint, model, adapter, self.dtype)
+
+        def start() -> str | None:
+            self._encoders, self.fold_refusal = [], ""
+            for adapter in encoders_of(config):
+                encoder, refusal = made(fold, adapter)
+                if refusal and self.dtype == "int8":
+                    raise UnsupportedModel(f"{model.model_id} on {self.device} in int8: {refusal}")
+                if refusal:
+                    self.fold_refusal = self.fold_refusal or refusal
+                    encoder = None  # gives its memory back before the next one asks for it
+                    encoder, _ = made(False, adapter)
+                self._encoders.append(encoder)
+                wrong = self._self_test(encoder, model, checkpoint, adapter)
+                if wrong is not None:
+                    return f"{named(config, adapter)} {wrong}".lstrip()
+            return None
+
+        try:
+            try:
+                wrong = start()
+                does_not_hold = wrong is not None and config.pre_norm  # rows are sums over all layers
+            except Misfit as misfit:
+                wrong, does_not_hold = str(misfit), True
+            if does_not_hold and dtype == "auto" and self.dtype == "float16":
+                self.dtype, dtype_reason = "bfloat16", f"in float16 {wrong}"
+                wrong = start()
+            if wrong is not None:
+                raise UnsupportedModel(
+                    f"{model.model_id} on {self.device} in {self.dtype}: {wrong}; this build's kernels do not fit this "
+                    f"GPU, or {self.dtype} does not hold this model"
+                )
+        except self._cuda.Refused as error:
+            raise UnsupportedModel(f"{model.model_id} on {self.device}: {error}") from error
+        except self._cuda.Lost as error:
+            raise EncoderLost(f"{model.model_id} on {self.device}: {error}") from error
+        self.choice = f"{self.gemm} matrix products, LayerNorm {self.layernorm}"
+        if self.dtype == "int8":
+            self.choice = f"{self.gemm} matrix products in int8, the rest in float16"
+        if self.fold_refusal:
+            self.choice += f" ({self.fold_refusal})"
+        if self.gemm != "hopper" and (self.dtype != "int8" or _multiplies(model)):  # sums of integers are exact
+            self.choice += ", a text's last bits may depend on its batch"
+        if dtype_reason:
+            self.choice += f"; {self.dtype} because {dtype_reason}"
+        if self._host_embedding is not None:
+            self.choice += f"; computed on the host, after the GPU: {on_the_host(model)}"
+
+    @property
+    def gemm(self) -> str:
+        """What runs the matrix products: "hopper" or "cublaslt"."""
+        return str(self._encoders[0].gemm)
+
+    @property
+    def layernorm(self) -> str:
+        """Where LayerNorm is computed: "folded" into the matrix products, or "separate" (see `fold_refusal`).
+
+        "partly folded" where the weights with some adapter do not allow it.
+        """
+        folds = {bool(each.folds) for each in self._encoders}
+        return "partly folded" if len(folds) > 1 else "folded" if folds == {True} else "separate"
+
+    @property
+    def memory(self) -> tuple[int, int, int]:
+        """Bytes of weights, bytes of activations and staging, bytes taken from the device in all."""
+        uses = [each.memory for each in self._encoders]
+        weights, activations = (sum(int(use[i]) for use in uses) for i in range(2))
+        return weights, activations, int(uses[0][2])  # the first one's begins before all others
+
+    def submit(self, batch: PackedBatch) -> Ticket:
+        """Start a forward and return a ticket for `wait`. The arrays may be reused as soon as it returns.
+
+        Raises EncoderError for a batch that the extension refuses, EncoderLost if the device has failed.
+        """
+        check_tasks(batch, self._has)
+        check_dimensions(batch, self.width)
+        check_adapters(batch, self._config.adapters)
+        flights: list[Flight] = []
+        try:
+            for part in parts_of(batch):
+                asked, kept, host = part.batch, None, self._host_embedding
+                if host is not None:
+                    asked, kept = host.asked(asked), host.kept(asked)
+                layout = Layout.of(asked, self._model)
+                flights.append(Flight(self._start(part, asked), part, layout, kept))
+        except EncoderError:
+            _, failure = self._collected(flights)  # their places are wanted again
+            if isinstance(failure, EncoderLost):
+                raise failure from None
+            raise
+        return Ticket(tuple(flights))
+
+    def _start(self, part: Part, batch: PackedBatch) -> int:
+        """Hand the batch of a part to the extension, and return the extension's number for it."""
+        config = self._config
+        tasks, normalize = batch.tasks, batch.normalize
+        if self._host_classifier is not None:
+            tasks, normalize = self._host_classifier.asked(tasks), np.zeros(batch.sequences, np.bool_)
+        try:
+            return int(
+                self._opened(part).submit(
+                    _contiguous(batch.ids, np.int32),
+                    _contiguous(batch.cu_seqlens, np.int32),
+                    _contiguous(batch.token_types, np.int32),
+                    _padding_positions(batch, config),
+                    _contiguous(batch.dimensions, np.int32),
+                    _contiguous(normalize, np.bool_),
+                    _contiguous(tasks, np.uint8),
+                )
+            )
+        except (self._cuda.Refused, self._cuda.Lost) as error:
+            raise self._translated(error) from error
+
+    def wait(self, ticket: Ticket) -> dict[Task, TaskOutput]:
+        """Return the rows of each task that a sequence of the batch wants.
+
+        Raises EncoderError if this forward failed, EncoderLost if no later one can work either.
+        """
+        answers, failure = self._collected(ticket.flights)
+        if failure is not None:
+            raise failure
+        return joined([flight.part for flight in ticket.flights], answers)
+
+    def _collected(self, flights: Sequence[Flight]) -> tuple[list[dict[Task, TaskOutput]], EncoderError | None]:
+        """Wait for all of these, whatever fails: their answers, and the worst failure."""
+        answers: list[dict[Task, TaskOutput]] = []
+        failure: EncoderError | None = None
+        for flight in flights:
+            try:
+                found = self._opened(flight.part).wait(flight.number)
+            except (self._cuda.Refused, self._cuda.Lost) as error:
+                translated = self._translated(error)
+                translated.__cause__ = error
+                if failure is None or isinstance(translated, EncoderLost):
+                    failure = translated
+                continue
+            rows = {Task(bit): flight.layout.rows(Task(bit), *answer) for bit, *answer in found}
+            if self._host_classifier is not None:
+                rows = self._host_classifier.answered(rows)
+            if self._host_embedding is not None and flight.kept is not None:
+                rows = self._host_embedding.answered(rows, flight.kept)
+            answers.append(rows)
+        return answers, failure
+
+    def close(self) -> None:
+        """Release the device's memory. The encoder cannot be used afterwards."""
+        self._encoders = []
+
+    def _opened(self, part: Part) -> Any:
+        if not self._encoders:
+            raise EncoderError(f"{self.device} ({self.device_name}): the encoder is closed")
+        return self._encoders[part.adapter + 1]
+
+    def _self_test(self, encoder: Any, model: Model, checkpoint: Checkpoint, adapter: int) -> str | None:
+        """What is wrong with a known text's vector: alone, or first and last of a full batch; None if nothing is.
+
+        Both batches are needed, because few rows and many rows take different kernels.
+        """
+        ids = self_test_ids(model.config)[: self.max_batch_tokens]
+        pooled = vector_of(ids, model.config, checkpoint, device_pooling(model), adapter)
+        modules = () if embeds_on_the_host(model) else model.after_pooling
+        expected = EmbeddingHead(model.folder, modules)(pooled[None], None, np.zeros(1, np.bool_))[0]
+        for lengths in _known_batches(len(ids), model.config.max_positions, self.max_batch_tokens):
+            cu_seqlens = cumulative(np.array(lengths, np.int32))
+            filled = np.arange(cu_seqlens[-1], dtype=np.int64) * 7919 % model.config.vocab_size
+            batch = PackedBatch(filled.astype(np.int32), cu_seqlens)
+            batch.ids[: len(ids)] = batch.ids[-len(ids) :] = ids
+            as_they_are = np.zeros(len(lengths), np.bool_)
+            ticket = encoder.submit(batch.ids, cu_seqlens, None, None, None, as_they_are, None)
+            ((_, vectors, _, _),) = encoder.wait(ticket)
+            for vector in vectors[[0, -1]]:
+                wrong = mismatch(vector, expected, self.dtype)
+                if wrong is not None:
+                    return f"a known text in a batch of {cu_seqlens[-1]} tokens does not come out as it must: {wrong}"
+            if model.config.pre_norm and not np.isfinite(vectors).all():
+                return f"a text of a batch of {cu_seqlens[-1]} tokens has a vector that is not finite"
+        return None
+
+    def _translated(self, error: Exception) -> EncoderError:
+        kind = EncoderLost if isinstance(error, self._cuda.Lost) else EncoderError
+        return kind(f"{self.device} ({self.device_name}): {error}")
+
+
+def _load(encoder: Any, checkpoint: Checkpoint, model: Model, adapter: int, dtype: str) -> str:
+    """Upload all weights as they are stored (the device converts), and start. Returns why LayerNorms are not folded.
+
+    Weights to which an adapter adds are added up in float32.
+    """
+    alive = []  # the arrays that the extension reads until it has started
+    for ours, layer, array, stored in adapted_tensors(model.config, checkpoint, adapter, dtype):
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        alive.append(data)
+        encoder.load(ours, layer, data, list(array.shape), stored)
+    for ours, index, values in head_tensors(model, checkpoint, dtype):
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        alive.append(data)
+        encoder.load(ours, index, data, list(values.shape), "float32")
+    return str(encoder.start())
+
+
+def _dtype(asked: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
+    """What to compute in, and the reason if "auto" is not float16. Raises UnsupportedModel if float16 does not fit."""
+    if asked not in ("auto", "float16", "int8"):
+        return asked, ""
+    matrices = [
+        name
+        for name, shape in tensor_shapes(model.config).items()
+        if len(shape) == 2 and name != RELATIVE_ATTENTION_BIAS
+    ]
+    if asked == "int8":  # only the tables are kept in float16
+        matrices = [name for name in matrices if name.startswith("embeddings.")]
+    unfit = unfit_for_float16(checkpoint, matrices)
+    if unfit is None:
+        return ("int8" if asked == "int8" else "float16"), ""
+    if asked == "auto":
+        return "bfloat16", unfit
+    raise UnsupportedModel(f"{model.model_id} cannot be run in {asked}: {unfit}; choose bfloat16 or float32")
+
+
+def _multiplies(model: Model) -> bool:
+    """Whether heads have matrix products of the layers' kind. They are in float16 where the layers' are in int8."""
+    return model.heads.multi_vector is not None or isinstance(model.heads.sparse, Splade)
+
+
+def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:
+    """Lengths of the texts of two batches: one known text, and two of them around as many long ones as fit."""
+    fillers = (tokens - 2 * length) // longest
+    return [[length], [length, *[longest] * fillers, length]] if tokens >= 2 * length else [[length]]
+
+
+def _padding_positions(batch: PackedBatch, config: EncoderConfig) -> npt.NDArray[np.int32] | None:
+    cu_seqlens = batch.cu_seqlens
+    if config.padding_id is None or len(batch.ids) != cu_seqlens[-1] or (np.diff(cu_seqlens) < 1).any():
+        return None  # the extension says what is wrong with the batch
+    return padding_positions(batch.ids, cu_seqlens, config.padding_id, config.max_positions)
+
+
+def _extension() -> Any:
+    return importlib.import_module("embert.engine._cuda")
+
+
+def _device_index(device: str, count: int) -> int:
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or (number and not number.isdigit()):
+        raise UnsupportedModel(f"device {device!r} is not a CUDA device; write cuda or cuda:N")
+    index = int(number or 0)
+    if index >= count:
+        raise UnsupportedModel(
+            f"device {device} cannot be used: this machine has {count} NVIDIA GPU{'s' * (count != 1)}"
+        )
+    return index
+
+
+def _contiguous(array: npt.NDArray[Any] | None, dtype: type[np.generic]) -> npt.NDArray[Any] | None:
+    return None if array is None else np.ascontiguousarray(array, dtype=dtype)
+
+
+def _cublaslt_library() -> str:
+    """The path of the nvidia-cublas wheel's cuBLASLt; empty, for the loader's own search, if it is not installed."""
+    try:
+        roots = importlib.import_module("nvidia").__path__
+    except ImportError:
+        return ""
+    found = [path for root in roots for path in sorted(Path(root).glob("*/lib/libcublasLt.so.*"))]
+    return str(found[-1]) if found else ""

@@ -1,0 +1,117 @@
+"""Rotary positions: the angles by which queries and keys are turned.
+
+Columns c and c + n/2 of the n turned columns of a head are a pair. At position p pair c is turned by p · θ^(-2c/n). The
+formulas and their float32 steps are those of transformers (`modeling_rope_utils.py`); scaling by `Ntk` is that of the
+remote code that GTE's checkpoints name: Alibaba-NLP/new-impl, `NTKScalingRotaryEmbedding`.
+
+A bias on every attention score, by the head and by how far the key is from the query.
+
+Relative positions learn it. Distances share biases in buckets, as in T5 and MPNet: each of the nearest distances has a
+bucket of its own, farther ones share buckets by their logarithm. The formula is
+`MPNetEncoder.relative_position_bucket` of transformers.
+
+ALiBi (Press et al., 2022) fixes it: scores fall with the distance, in each head by a slope of its own.
+
+Positions where padding tokens stand inside a text, for architectures with a `padding_id`.
+
+The rule is `create_position_ids_from_input_ids` of transformers, for RoBERTa and the models made after it: every token
+whose id is `pad_token_id` takes the padding's own row of the position table, and positions count only the other tokens.
+A text that spells out `<pad>`, or a list of token ids that holds it, is valid input.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine.models.encoder_config import DynamicNtk, Ntk, Rotary
+
+__all__ = ["alibi_by_distance", "bias_by_distance", "buckets", "inverse_frequencies", "padding_positions", "rotations"]
+
+Floats = npt.NDArray[np.float32]
+
+
+def inverse_frequencies(rotary: Rotary, length: int) -> Floats:
+    """The angle of each pair for one position further, in a text of `length` tokens: float32 [columns / 2]."""
+    columns, theta, divisor = rotary.columns, rotary.theta, np.float32(1)
+    match rotary.scaling:
+        case Ntk(factor):
+            theta, divisor = theta * factor, np.float32(factor ** (2 / columns))
+        case DynamicNtk(factor, trained) if length > trained:
+            theta *= (factor * length / trained - (factor - 1)) ** (columns / (columns - 2))
+    # Every step is rounded to float32, as transformers' are: at the end of a long text one bit of a frequency is an
+    # angle of 5e-4. The power itself is computed in float64, because numpy's float32 one differs between CPUs.
+    exponents = np.arange(0, columns, 2, dtype=np.float32) / np.float32(columns)
+    powers = (theta ** exponents.astype(np.float64)).astype(np.float32)
+    return np.float32(1) / powers / divisor
+
+
+def rotations(rotary: Rotary, length: int) -> tuple[Floats, Floats]:
+    """Cosines and sines of the angles at each position of a text of `length` tokens: float32 [length, columns / 2]."""
+    # The angles are rounded to float32, as where models were trained.
+    angles = np.arange(length, dtype=np.float32)[:, None] * inverse_frequencies(rotary, length)
+    exact = angles.astype(np.float64)
+    return np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32)
+
+
+FARTHEST = 128  # distances from here on share a bucket
+
+
+def bias_by_distance(weight: npt.NDArray[np.float32], longest: int) -> npt.NDArray[np.float32]:
+    """[buckets, heads] → [heads, 2 · longest - 1]: column c holds the bias of distance c - (longest - 1).
+
+    A distance is the key's position minus the query's.
+    """
+    distances = np.arange(1 - longest, longest)
+    return np.ascontiguousarray(weight[buckets(distances, len(weight))].T)
+
+
+def alibi_by_distance(heads: int, longest: int) -> npt.NDArray[np.float32]:
+    """As `bias_by_distance`: [heads, 2 · longest - 1]. A distance counts alike before and after the query."""
+    distances = np.abs(np.arange(1 - longest, longest, dtype=np.float64))
+    return (-_slopes(heads)[:, None] * distances).astype(np.float32)
+
+
+def _slopes(heads: int) -> npt.NDArray[np.float64]:
+    """2^(-8/n), 2^(-16/n), … for n heads, a power of two. Of other numbers the paper's code takes the rest from 2n."""
+    power = 1 << heads.bit_length() - 1
+    first = 2.0 ** (-8 / power * np.arange(1, power + 1))
+    more = 2.0 ** (-4 / power * np.arange(1, 2 * power + 1, 2))
+    slopes: npt.NDArray[np.float64] = np.concatenate([first, more[: heads - power]])
+    return slopes
+
+
+def buckets(distances: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """Distance → bucket of `count`: the first half for keys before the query, the second half for keys after it."""
+    half = count // 2
+    near = half // 2  # distances with a bucket of their own
+    far = np.abs(distances)
+    # The model was trained with float32 logarithms, and the borders of buckets depend on their rounding. numpy's own
+    # float32 logarithm differs between CPUs; its float64 one, rounded to float32, does not.
+    logarithms = np.log(np.maximum(far, 1) / near).astype(np.float32)
+    steps = logarithms / np.float32(math.log(FARTHEST / near)) * np.float32(half - near)
+    bucket: npt.NDArray[np.int64] = np.where(far < near, far, np.minimum(near + steps.astype(np.int64), half - 1))
+    bucket[distances > 0] += half
+    return bucket
+
+
+def padding_positions(
+    ids: npt.NDArray[np.int32], cu_seqlens: npt.NDArray[np.int32], padding_id: int | None, padding_row: int
+) -> npt.NDArray[np.int32] | None:
+    """Each token's row of the position table, int32 [T]; None if no token is padding, as in nearly every batch.
+
+    `ids` is [T] and `cu_seqlens` [B + 1]. Padding tokens take the row `padding_row`. Sequences start at row 0.
+    """
+    if padding_id is None:
+        return None
+    is_padding = ids == padding_id
+    if not is_padding.any():
+        return None
+    counted = np.zeros(len(ids) + 1, np.int64)
+    np.cumsum(~is_padding, out=counted[1:])  # tokens before each that are not padding
+    lengths = np.diff(cu_seqlens)
+    positions = counted[:-1] - np.repeat(counted[cu_seqlens[:-1]], lengths)
+    positions[is_padding] = padding_row
+    return positions.astype(np.int32)

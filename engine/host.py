@@ -1,0 +1,115 @@
+"""The control groups of this process, of either version, and of the groups that those are in.
+
+How many CPUs this process may keep busy: those it is bound to, and no more than its cgroups' quota pays for.
+
+A container limited to 2 CPUs on a host of 64 is bound to all 64. With a thread for each of them it uses up its quota
+early in every period and then stands still until the next.
+
+How much memory this process and its children may take together: the machine's, or its cgroups' limit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+__all__ = ["group_folders", "lines", "usable_cpus", "usable_memory"]
+
+
+def group_folders(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
+    """Version and folder of every group that may limit this process by `controller`, such as "cpu" or "memory".
+
+    `root` is where /proc and /sys are.
+    """
+    groups = _groups(root, controller)
+    for version, mounted, mount in _mounts(root, controller):
+        try:
+            inside = PurePosixPath(groups[version]).relative_to(mounted)
+        except (KeyError, ValueError):  # of another namespace: what is mounted is then the container's own
+            inside = PurePosixPath()
+        for part in (inside, *inside.parents):
+            yield version, root / mount.lstrip("/") / part
+
+
+def lines(path: Path) -> list[str]:
+    """Lines of a file; none where there is no such file or it may not be read."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _groups(root: Path, controller: str) -> dict[int, str]:
+    """The cgroup of this process, by cgroup version."""
+    found = {}
+    for line in lines(root / "proc/self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            found[2] = path
+        elif controller in controllers.split(","):
+            found[1] = path
+    return found
+
+
+def _mounts(root: Path, controller: str) -> Iterator[tuple[int, str, str]]:
+    """Where cgroups of the controller are mounted: the version, which cgroup, and the folder."""
+    for line in lines(root / "proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        if not after.startswith("cgroup"):
+            continue
+        mounted, mount = before.split()[3:5]
+        kind, *_, options = after.split()
+        if kind == "cgroup2":
+            yield 2, mounted, mount
+        elif controller in options.split(","):
+            yield 1, mounted, mount
+
+
+def usable_cpus(root: Path = Path("/")) -> int:
+    """CPUs that this process may use, at least 1; `root` is where /proc and /sys are.
+
+    A quota of 2.5 CPUs counts as 2: the threads of a batch wait for the slowest, so a third one that is throttled costs
+    more than it computes.
+    """
+    quota = min(_quotas(root), default=float("inf"))
+    return max(1, int(min(len(os.sched_getaffinity(0)), quota)))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """The limits, in CPUs, of this process's cgroups and of the cgroups that those are in."""
+    for version, folder in group_folders(root, "cpu"):
+        quota = _quota_2(folder) if version == 2 else _quota_1(folder)
+        if quota is not None:
+            yield quota
+
+
+def _quota_2(folder: Path) -> float | None:
+    """cpu.max: microseconds of CPU time and of the period, or `max`."""
+    words = " ".join(lines(folder / "cpu.max")).split()
+    return None if len(words) != 2 or words[0] == "max" else int(words[0]) / int(words[1])
+
+
+def _quota_1(folder: Path) -> float | None:
+    """The same in two files; a quota of -1 is none."""
+    quota, period = (" ".join(lines(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+    return None if not quota or not period or int(quota) <= 0 else int(quota) / int(period)
+
+
+_LIMITS = {1: "memory.limit_in_bytes", 2: "memory.max"}  # by cgroup version
+
+
+def usable_memory(root: Path = Path("/")) -> int | None:
+    """In bytes, swap aside; None where the machine does not say. `root` is where /proc and /sys are."""
+    return min(_limits(root), default=None)
+
+
+def _limits(root: Path) -> Iterator[int]:
+    for line in lines(root / "proc/meminfo"):
+        name, _, value = line.partition(":")
+        if name == "MemTotal":
+            yield 1024 * int(value.split()[0])
+    for version, folder in group_folders(root, "memory"):
+        limit = " ".join(lines(folder / _LIMITS[version]))
+        if limit.isdecimal():  # not `max`
+            yield int(limit)

@@ -1,1 +1,0 @@
-"""The machine that this process runs on, as the kernel shows it."""
