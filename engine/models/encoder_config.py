@@ -26,7 +26,7 @@ class DynamicNtk:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Queries and keys are turned by angles that grow with the position: see ../encoders/rotary.py."""
+    """RoPE: queries and keys are rotated by angles that grow with the position: see ../encoders/positions.py."""
 
     theta: float  # the base of the angles' frequencies
     columns: int  # of each head that are turned, the first ones

@@ -95,12 +95,12 @@ def test_a_text_has_the_same_bits_in_any_company(
 
 
 @pytest.mark.parametrize("gemm", PROVIDERS)
-@pytest.mark.parametrize("architecture", ["xlm-roberta", "roberta, padded with 5", "distilbert", "mpnet"])
-def test_other_architectures(tmp_path: Path, random: np.random.Generator, encoder_config: str, gemm: str) -> None:
+@pytest.mark.parametrize("case", ["xlm-roberta", "roberta, padded with 5", "distilbert", "mpnet"])
+def test_other_architectures(tmp_path: Path, random: np.random.Generator, case: str, gemm: str) -> None:
     sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 512}
     if encoder_config == "distilbert":
         sizes = {"dim": 256, "n_heads": 8, "hidden_dim": 512}
-    folder = model_cases.build(tmp_path, encoder_config, vocab_size=30522, **sizes)
+    folder = model_cases.build(tmp_path, case, vocab_size=30522, **sizes)
     (folder / "tokenizer.json").write_text("{}")
     ours = encoder_of(folder, "int8", gemm=gemm)
     batch = packed(random, np.array([1, 17, 64, 65, 128]))

@@ -58,9 +58,9 @@ def test_other_types(base: Path, random: np.random.Generator, dtype: str, limit:
     ours.close()
 
 
-@pytest.mark.parametrize("architecture", ["xlm-roberta", "distilbert", "mpnet"])
-def test_other_architectures(tmp_path: Path, random: np.random.Generator, encoder_config: str) -> None:
-    folder = model_cases.build(tmp_path, encoder_config, vocab_size=30522)
+@pytest.mark.parametrize("case", ["xlm-roberta", "distilbert", "mpnet"])
+def test_other_architectures(tmp_path: Path, random: np.random.Generator, case: str) -> None:
+    folder = model_cases.build(tmp_path, case, vocab_size=30522)
     (folder / "tokenizer.json").write_text("{}")
     model = engine.load_model(str(folder))
     ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS)
@@ -70,10 +70,10 @@ def test_other_architectures(tmp_path: Path, random: np.random.Generator, encode
     ours.close()
 
 
-@pytest.mark.parametrize("architecture", ["roberta, padded with 5", "xlm-roberta", "mpnet"])
+@pytest.mark.parametrize("case", ["roberta, padded with 5", "xlm-roberta", "mpnet"])
 @pytest.mark.parametrize("graphs", [True, False])
-def test_padding_tokens_inside_texts(tmp_path: Path, encoder_config: str, graphs: bool) -> None:
-    folder = model_cases.build(tmp_path, encoder_config, vocab_size=30522)
+def test_padding_tokens_inside_texts(tmp_path: Path, case: str, graphs: bool) -> None:
+    folder = model_cases.build(tmp_path, case, vocab_size=30522)
     (folder / "tokenizer.json").write_text("{}")
     model = engine.load_model(str(folder))
     ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS, graphs=graphs)
