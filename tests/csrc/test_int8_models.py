@@ -98,7 +98,7 @@ def test_a_text_has_the_same_bits_in_any_company(
 @pytest.mark.parametrize("case", ["xlm-roberta", "roberta, padded with 5", "distilbert", "mpnet"])
 def test_other_architectures(tmp_path: Path, random: np.random.Generator, case: str, gemm: str) -> None:
     sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 512}
-    if encoder_config == "distilbert":
+    if case == "distilbert":
         sizes = {"dim": 256, "n_heads": 8, "hidden_dim": 512}
     folder = model_cases.build(tmp_path, case, vocab_size=30522, **sizes)
     (folder / "tokenizer.json").write_text("{}")
