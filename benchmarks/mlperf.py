@@ -252,7 +252,7 @@ def feed_forwards(rows: int, shapes: Sequence[str], bursts: bool) -> Iterator[di
         norm = torch.ones(hidden, device=device), torch.zeros(hidden, device=device)
         data = torch.empty(rows, inner, dtype=torch.int8, device=device)
         scales, between = torch.empty(rows, device=device), torch.empty(rows, inner, dtype=torch.float16, device=device)
-        y, y_sums = torch.empty_like(x), torch.empty(rows, 16, device=device)
+        y, y_stats = torch.empty_like(x), torch.empty(rows, 16, device=device)
         torch.cuda.synchronize()
         bench = testing.Bench()
         bench.dependent_launch(True)
@@ -260,7 +260,7 @@ def feed_forwards(rows: int, shapes: Sequence[str], bursts: bool) -> Iterator[di
             *[[each.data_ptr() for each in (matrix, *its)] for matrix, its in zip(matrices, vectors, strict=True)],
             hidden, inner, GELU, [each.data_ptr() for each in norm * 2], EPSILON, data.data_ptr(), scales.data_ptr(),
         )  # fmt: skip
-        pointers = [each.data_ptr() for each in (between, y, y_sums)]
+        pointers = [each.data_ptr() for each in (between, y, y_stats)]
         recorded = Recorded(bench, _launching(both, bench, x.data_ptr(), sums.data_ptr(), 1, rows, *pointers))
         yield {
             "rows": rows,

@@ -38,7 +38,7 @@ bool attention_leaves_blocks(DType dtype, const WindowedWork& work, int head_siz
 }
 
 Status attention_in_blocks(const void* qkv, int rows, const WindowedWork& work, int heads,
-                           const RelativeScores& relative, const QuantisedBlocks& context, TensorMaps& maps,
+                           const RelativeScores& relative, const QuantizedBlocks& context, TensorMaps& maps,
                            const Stream& stream) {
   EMBERT_TRY(check_attention_work(work.tile_count, work.short_count));
   if (!attention_leaves_blocks(DType::kFloat16, work, kHeadBlock, &maps))

@@ -19,7 +19,7 @@ bool attention_takes(DType dtype, int head_size);
 // block.
 bool attention_leaves_blocks(DType dtype, const WindowedWork& work, int head_size, const TensorMaps* maps);
 Status attention_in_blocks(const void* qkv, int rows, const WindowedWork& work, int heads,
-                           const RelativeScores& relative, const QuantisedBlocks& context, TensorMaps& maps,
+                           const RelativeScores& relative, const QuantizedBlocks& context, TensorMaps& maps,
                            const Stream& stream);
 
 // What `attention` chooses from. attention_takes is true for what they get.
@@ -31,9 +31,10 @@ bool attention_sm90_takes(DType dtype, int head_size, int window);
 Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, TensorMaps& maps, const Stream& stream);
 Status attention_sm90_in_blocks(const void* qkv, int rows, const AttentionWork& work, int heads,
-                                const RelativeScores& relative, const QuantisedBlocks& context, TensorMaps& maps,
+                                const RelativeScores& relative, const QuantizedBlocks& context, TensorMaps& maps,
                                 const Stream& stream);
-// The same bits where no text has a window or relative scores. Tiles alone; texts of up to 32 tokens are not touched.
+// The same bits where no text has a window or relative scores. TileScheduler alone; texts of up to 32 tokens are not
+// touched.
 bool attention_sm90_takes_long(DType dtype, int head_size);
 Status attention_sm90_long(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, void* context,
                            TensorMaps& maps, const Stream& stream);

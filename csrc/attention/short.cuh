@@ -25,7 +25,7 @@ __device__ __forceinline__ void sync_pair(int pair) {
     asm volatile("bar.sync %0, 64;" ::"n"(kPairBarrier + 1) : "memory");
 }
 
-// Context: T*, or QuantisedBlocks where kDim is dim. For the two warps of `pair`; `thread`: 0 … 63 of them; `raw`:
+// Context: T*, or QuantizedBlocks where kDim is dim. For the two warps of `pair`; `thread`: 0 … 63 of them; `raw`:
 // short_shared_bytes of the block.
 template <typename T, int kDim, bool kRelative, bool kWindow = false, typename Context>
 __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& tile, int head, int heads, int dim,
@@ -59,7 +59,7 @@ __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& 
   }
   const size_t row = size_t(tile.first_row) + query;
   const int rows = min(16, tile.length - query);
-  if constexpr (std::is_same_v<Context, QuantisedBlocks>) {
+  if constexpr (std::is_same_v<Context, QuantizedBlocks>) {
     work.finish(context, int(row), rows, head, heads, lane);
   } else {
     work.finish(context + row * heads * dim + head * dim, size_t(heads) * dim, rows, dim, lane);

@@ -45,7 +45,7 @@ struct HeadBlocks {
   }
 
   // Rows past `rows` are not stored.
-  __device__ __forceinline__ void store_maxima(const QuantisedBlocks& to, int first_row, int rows, int head, int heads,
+  __device__ __forceinline__ void store_maxima(const QuantizedBlocks& to, int first_row, int rows, int head, int heads,
                                                int lane) const {
     const int row = lane / 4 + lane % 4 * 8;
     if (lane % 4 >= 2 || row >= rows) return;
@@ -162,7 +162,7 @@ struct AttentionWarp {
   }
 
   // The same rows in 8 bits, with the head as a block of kDim columns.
-  __device__ void finish(const QuantisedBlocks& context, int first_row, int rows, int head, int heads, int lane) {
+  __device__ void finish(const QuantizedBlocks& context, int first_row, int rows, int head, int heads, int lane) {
     const HeadBlocks<kDim> blocks([&](int n, int i) { return out[n][i]; }, sum);
     blocks.store_maxima(context, first_row, rows, head, heads, lane);
 #pragma unroll

@@ -106,14 +106,14 @@ NB_MODULE(_cpu, module) {
       .def("__call__", &apply, "x"_a, "rows"_a, "y"_a, "activation"_a, "residual"_a, "gate"_a, "threads"_a,
            nb::call_guard<nb::gil_scoped_release>());
 
-  nb::class_<Int8Linear, LinearLayer>(module, "Int8Linear")
+  nb::class_<Int8LinearAvx512, LinearLayer>(module, "Int8LinearAvx512")
       .def(
           "__init__",
-          [](Int8Linear* self, const Array<std::int8_t, 2>& weight, const Array<float, 1>& scales,
+          [](Int8LinearAvx512* self, const Array<std::int8_t, 2>& weight, const Array<float, 1>& scales,
              const Array<float, 1>& bias) {
             check_widths(weight.shape(0), bias.shape(0), scales.shape(0));
             new (self)
-                Int8Linear(weight.data(), scales.data(), bias.data(), int(weight.shape(0)), int(weight.shape(1)));
+                Int8LinearAvx512(weight.data(), scales.data(), bias.data(), int(weight.shape(0)), int(weight.shape(1)));
           },
           "weight"_a.noconvert(), "scales"_a.noconvert(), "bias"_a.noconvert())
       .def("__call__", &apply, "x"_a, "rows"_a, "y"_a, "activation"_a, "residual"_a, "gate"_a, "threads"_a,
@@ -155,10 +155,10 @@ NB_MODULE(_cpu, module) {
           "x"_a, "rows"_a, "groups"_a, "bias"_a, "longest"_a, "window"_a, "y"_a, "threads"_a);
 
   module.def(
-      "normalise",
+      "normalize",
       [](std::uintptr_t x, int rows, int columns, std::uintptr_t gamma, std::uintptr_t beta, float epsilon,
          std::uintptr_t y, int threads) {
-        normalise(at<const float>(x), rows, columns, at<const float>(gamma), at<const float>(beta), epsilon,
+        normalize(at<const float>(x), rows, columns, at<const float>(gamma), at<const float>(beta), epsilon,
                   at<float>(y), threads);
       },
       "x"_a, "rows"_a, "columns"_a, "gamma"_a, "beta"_a, "epsilon"_a, "y"_a, "threads"_a,
@@ -188,13 +188,13 @@ NB_MODULE(_cpu, module) {
   module.def(
       "attend",
       [](std::uintptr_t qkv, int start, int sequences, int length, int keys, int heads, int size,
-         std::uintptr_t context, std::uintptr_t cosines, std::uintptr_t sines, int turned, std::uintptr_t bias,
+         std::uintptr_t context, std::uintptr_t cosines, std::uintptr_t sines, int rotary_dim, std::uintptr_t bias,
          int longest, int window, int threads) {
         const Positions positions{
-            at<const float>(cosines), at<const float>(sines), turned, at<const float>(bias), longest, window};
+            at<const float>(cosines), at<const float>(sines), rotary_dim, at<const float>(bias), longest, window};
         attend(at<const float>(qkv), {start, sequences, length, keys}, positions, heads, size, at<float>(context),
                threads);
       },
       "qkv"_a, "start"_a, "sequences"_a, "length"_a, "keys"_a, "heads"_a, "size"_a, "context"_a, "cosines"_a, "sines"_a,
-      "turned"_a, "bias"_a, "longest"_a, "window"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
+      "rotary_dim"_a, "bias"_a, "longest"_a, "window"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -30,7 +30,7 @@ using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using LinearLayer = std::tuple<int, int, std::string>;
 // Activation and epsilon of the transform, how often log1p is taken, whether the decoder is the word table.
 using SpladeHeadOf = std::tuple<std::string, float, int, bool>;
-// Of a layer: window, turned columns, table of angles.
+// Of a layer: window, RoPE columns, table of angles.
 using AttentionOf = std::tuple<int, int, int>;
 
 DType dtype_of(const std::string& name) {
@@ -83,7 +83,7 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int pad
   model.padding = padding;
   model.relative = relative;
   model.embedding = embedding;
-  for (const auto& [window, turned, table] : attention) model.attention.push_back({window, turned, table});
+  for (const auto& [window, rotary_dim, table] : attention) model.attention.push_back({window, rotary_dim, table});
   model.gated = gated;
   model.pre_norm = pre_norm;
   model.first_norm = first_norm;
@@ -257,7 +257,7 @@ NB_MODULE(_cuda, m) {
       "attention"_a, "gated"_a, "pre_norm"_a, "first_norm"_a, "shared"_a, "epsilon"_a, "activation"_a, "pooling"_a,
       "dtype"_a, "device"_a, "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a,
       "classifier"_a, "multi"_a, "token_weights"_a, "splade"_a.none() = nb::none(),
-      "As encoder/encoder_config.h. attention: window, turned columns and table of angles of each layer, or nothing. "
+      "As encoder/encoder_config.h. attention: window, RoPE columns and table of angles of each layer, or nothing. "
       "graphs: bits of the tasks whose small batches are captured, EMBED and CLASSIFY. dense, classifier, multi: "
       "linear layers (columns in, columns out, activation). splade: activation and epsilon of its transform, how often "
       "log1p is taken, whether the decoder is the word table. dtype int8: rows, tables and heads are in float16.");

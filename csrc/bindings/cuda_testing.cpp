@@ -33,14 +33,14 @@ namespace {
 struct Product {
   std::unique_ptr<GemmProvider> provider;
   std::unique_ptr<Linear> linear;
-  int parts = 1;  // of the sums that the last run left
+  int splits = 1;  // of the sums that the last run left
 };
 
 // Both products of a feed-forward layer.
 struct BothProducts {
   std::unique_ptr<GemmProvider> provider;
   std::unique_ptr<FeedForward> joined;
-  int parts = 1;  // of the sums that the last run left
+  int splits = 1;  // of the sums that the last run left
 };
 
 }  // namespace
@@ -54,30 +54,30 @@ NB_MODULE(_cuda_testing, m) {
       .def(
           "run",
           [](Product& self, Bench& bench, Address x, Address residual, int rows, Address y, Address sums, int parts,
-             Address y_sums) {
+             Address y_stats) {
             const float2* const of_x = residual == 0 ? at<float2>(sums) : nullptr;
             const float2* const of_residual = residual == 0 ? nullptr : at<float2>(sums);
             bench.check(self.linear->run({at(x), of_x, parts}, {at(residual), of_residual, parts}, rows, at(y),
-                                         at<float2>(y_sums), self.parts, bench.stream()));
+                                         at<float2>(y_stats), self.splits, bench.stream()));
           },
-          "bench"_a, "x"_a, "residual"_a, "rows"_a, "y"_a, "sums"_a = 0, "parts"_a = 1, "y_sums"_a = 0,
+          "bench"_a, "x"_a, "residual"_a, "rows"_a, "y"_a, "sums"_a = 0, "parts"_a = 1, "y_stats"_a = 0,
           "`sums` (with `parts` a group): of the residual's rows if there is one, else of x's.")
-      .def_ro("parts", &Product::parts)
+      .def_ro("splits", &Product::splits)
       .def("check_folds", [](const Product& self) { raise(self.provider->check_folds()); });
 
   nb::class_<BothProducts>(m, "BothProducts")
       .def(
           "run",
           [](BothProducts& self, Bench& bench, Address x, int rows, Address inner, Address y, Address sums, int parts,
-             Address y_sums, bool backwards) {
+             Address y_stats, bool backwards) {
             Stream along = bench.stream();
             along.backwards = !backwards;
-            bench.check(self.joined->run({at(x), at<float2>(sums), parts}, rows, at(inner), at(y), at<float2>(y_sums),
-                                         self.parts, along));
+            bench.check(self.joined->run({at(x), at<float2>(sums), parts}, rows, at(inner), at(y), at<float2>(y_stats),
+                                         self.splits, along));
           },
-          "bench"_a, "x"_a, "rows"_a, "inner"_a, "y"_a, "sums"_a = 0, "parts"_a = 1, "y_sums"_a = 0,
+          "bench"_a, "x"_a, "rows"_a, "inner"_a, "y"_a, "sums"_a = 0, "parts"_a = 1, "y_stats"_a = 0,
           "backwards"_a = false)
-      .def_ro("parts", &BothProducts::parts);
+      .def_ro("splits", &BothProducts::splits);
 
   nb::class_<Bench> bench(m, "Bench");
   bench.def(nb::init<>())
@@ -100,8 +100,8 @@ NB_MODULE(_cuda_testing, m) {
           "product",
           [](Bench& bench, const std::string& provider, const std::string& library, int type, Address weight,
              Address bias, int out, int in, int activation, Address gamma, Address beta, bool of_residual,
-             float epsilon, Address exact, bool gamma_in_rows, Address next_gamma, bool gated, int head_size,
-             int turned, int turned_columns, Address table, Address positions) {
+             float epsilon, Address exact, bool prescaled_rows, Address next_gamma, bool gated, int head_size,
+             int rotary_dim, int rope_columns, Address table, Address positions) {
             auto made = std::make_unique<Product>();
             bench.check(provider == "hopper" ? make_hopper(dtype(type), made->provider)
                                              : make_cublaslt(dtype(type), library, made->provider));
@@ -109,27 +109,27 @@ NB_MODULE(_cuda_testing, m) {
             LinearWeights weights{at(weight), at<float>(bias), out, in, Activation(activation), {}, {}, epsilon};
             (of_residual ? weights.residual_norm : weights.input_norm) = norm;
             weights.exact = at<float>(exact);
-            weights.gamma_in_rows = gamma_in_rows;
+            weights.prescaled_rows = prescaled_rows;
             weights.next_gamma = at<float>(next_gamma);
             weights.gated = gated;
-            const RotaryColumns rotary{head_size, turned, turned_columns, at<float2>(table), at<int>(positions)};
-            if (table != 0) weights.rotary = &rotary;
+            const RopeColumns rope{head_size, rotary_dim, rope_columns, at<float2>(table), at<int>(positions)};
+            if (table != 0) weights.rope = &rope;
             bench.check(made->provider->prepare(weights, bench.stream(), made->linear));
             bench.synchronize();  // check_folds wants it done
             return made;
           },
           "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a = 0,
-          "beta"_a = 0, "of_residual"_a = false, "epsilon"_a = 0.0f, "exact"_a = 0, "gamma_in_rows"_a = false,
-          "next_gamma"_a = 0, "gated"_a = false, "head_size"_a = 0, "turned"_a = 0, "turned_columns"_a = 0,
+          "beta"_a = 0, "of_residual"_a = false, "epsilon"_a = 0.0f, "exact"_a = 0, "prescaled_rows"_a = false,
+          "next_gamma"_a = 0, "gated"_a = false, "head_size"_a = 0, "rotary_dim"_a = 0, "rope_columns"_a = 0,
           "table"_a = 0, "positions"_a = 0,
           "The Norm (gamma, beta) is of the residual or of x, whose weights are then rewritten in place from `exact`, "
           "the same in FP32, unless gamma is in the rows. `gated`: `out` is half of W's rows. With a table columns are "
-          "turned (RotaryColumns).")
+          "turned (RopeColumns).")
       .def(
           "feed_forward",
           [](Bench& bench, int type, Address in_weight, Address in_bias, Address out_weight, Address out_bias,
              int hidden, int inner, int activation, Address gamma, Address beta, float epsilon, Address exact,
-             bool gamma_in_rows, Address next_gamma) {
+             bool prescaled_rows, Address next_gamma) {
             auto made = std::make_unique<BothProducts>();
             bench.check(make_hopper(dtype(type), made->provider));
             const Norm norm{at<float>(gamma), at<float>(beta)};
@@ -137,7 +137,7 @@ NB_MODULE(_cuda_testing, m) {
                              epsilon};
             LinearWeights out{at(out_weight), at<float>(out_bias), hidden, inner, Activation::kNone, {}, norm, epsilon};
             in.exact = at<float>(exact);
-            in.gamma_in_rows = out.gamma_in_rows = gamma_in_rows;
+            in.prescaled_rows = out.prescaled_rows = prescaled_rows;
             out.next_gamma = at<float>(next_gamma);
             std::unique_ptr<Linear> first, second;
             bench.check(made->provider->prepare(in, bench.stream(), first));
@@ -146,7 +146,8 @@ NB_MODULE(_cuda_testing, m) {
             return made;
           },
           "dtype"_a, "in_weight"_a, "in_bias"_a, "out_weight"_a, "out_bias"_a, "hidden"_a, "inner"_a, "activation"_a,
-          "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "exact"_a = 0, "gamma_in_rows"_a = false, "next_gamma"_a = 0,
+          "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "exact"_a = 0, "prescaled_rows"_a = false,
+          "next_gamma"_a = 0,
           "The Norm (gamma, beta) is of x; the rest as in `product`, of the first product's weights.")
       .def("offsets",
            [](Bench& bench, Address header, Address lengths, Address ids, Address types, Address cuts, Address out_ids,
@@ -179,9 +180,9 @@ NB_MODULE(_cuda_testing, m) {
       .def("embed",
            [](Bench& bench, int type, Address word, Address position, Address kinds, Address gamma, Address beta,
               Address ids, Address types, Address positions, int rows, int hidden, float epsilon, Address y,
-              Address sums, bool gamma_in_rows) {
+              Address sums, bool prescaled_rows) {
              bench.check(embed(dtype(type),
-                               {at(word), at(position), at(kinds), {at<float>(gamma), at<float>(beta)}, gamma_in_rows},
+                               {at(word), at(position), at(kinds), {at<float>(gamma), at<float>(beta)}, prescaled_rows},
                                at<int>(ids), at<int>(types), at<int>(positions), rows, hidden, epsilon, at(y),
                                at<float2>(sums), bench.stream()));
            })
@@ -199,11 +200,11 @@ NB_MODULE(_cuda_testing, m) {
            [](Bench& bench, int type, int activation, Address x, int rows, int columns, Address y) {
              bench.check(gate_rows(dtype(type), Activation(activation), at(x), rows, columns, at(y), bench.stream()));
            })
-      .def("turn",
-           [](Bench& bench, int type, Address x, int rows, int pitch, int head_size, int turned, int columns,
+      .def("rope",
+           [](Bench& bench, int type, Address x, int rows, int pitch, int head_size, int rotary_dim, int columns,
               Address table, Address positions) {
-             const RotaryColumns of{head_size, turned, columns, at<float2>(table), at<int>(positions)};
-             bench.check(turn_rows(dtype(type), at(x), rows, pitch, of, bench.stream()));
+             const RopeColumns of{head_size, rotary_dim, columns, at<float2>(table), at<int>(positions)};
+             bench.check(rope_rows(dtype(type), at(x), rows, pitch, of, bench.stream()));
            })
       .def(
           "attention",

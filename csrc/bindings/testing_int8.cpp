@@ -1,4 +1,4 @@
-// Quantised rows and products of them, on device memory: for tests and benchmarks.
+// Quantized rows and products of them, on device memory: for tests and benchmarks.
 
 #include "bindings/testing_int8.h"
 
@@ -18,14 +18,14 @@ namespace {
 struct Int8Product {
   std::unique_ptr<GemmProvider> provider;
   std::unique_ptr<Linear> linear;
-  int parts = 1;  // of the sums that the last run left
+  int splits = 1;  // of the sums that the last run left
 };
 
 // Both products of a feed-forward part.
-struct Int8FeedForward {
+struct Int8FeedForwardSm90 {
   std::unique_ptr<GemmProvider> provider;
   std::unique_ptr<FeedForward> both;
-  int parts = 1;  // of the sums that the last run left
+  int splits = 1;  // of the sums that the last run left
 };
 
 std::unique_ptr<GemmProvider> open_provider(Bench& bench, const std::string& name, const std::string& library) {
@@ -41,22 +41,22 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
       .def(
           "run",
           [](Int8Product& self, Bench& bench, Address x, Address sums, Address residual, Address residual_sums,
-             int parts, int rows, Address y, Address y_sums) {
+             int parts, int rows, Address y, Address y_stats) {
             bench.check(self.linear->run({at(x), at<float2>(sums), parts},
                                          {at(residual), at<float2>(residual_sums), parts}, rows, at(y),
-                                         at<float2>(y_sums), self.parts, bench.stream()));
+                                         at<float2>(y_stats), self.splits, bench.stream()));
           },
-          "bench"_a, "x"_a, "sums"_a, "residual"_a, "residual_sums"_a, "parts"_a, "rows"_a, "y"_a, "y_sums"_a = 0)
-      .def_ro("parts", &Int8Product::parts);
-  nb::class_<Int8FeedForward>(m, "Int8FeedForward")
+          "bench"_a, "x"_a, "sums"_a, "residual"_a, "residual_sums"_a, "parts"_a, "rows"_a, "y"_a, "y_stats"_a = 0)
+      .def_ro("splits", &Int8Product::splits);
+  nb::class_<Int8FeedForwardSm90>(m, "Int8FeedForwardSm90")
       .def("run",
-           [](Int8FeedForward& self, Bench& bench, Address x, Address sums, int parts, int rows, Address inner,
-              Address y, Address y_sums) {
+           [](Int8FeedForwardSm90& self, Bench& bench, Address x, Address sums, int parts, int rows, Address inner,
+              Address y, Address y_stats) {
              Stream along = bench.stream();
-             bench.check(self.both->run({at(x), at<float2>(sums), parts}, rows, at(inner), at(y), at<float2>(y_sums),
-                                        self.parts, along));
+             bench.check(self.both->run({at(x), at<float2>(sums), parts}, rows, at(inner), at(y), at<float2>(y_stats),
+                                        self.splits, along));
            })
-      .def_ro("parts", &Int8FeedForward::parts);
+      .def_ro("splits", &Int8FeedForwardSm90::splits);
   bench
       .def("attention_in_blocks",
            [](Bench& bench, Address qkv, int rows, Address tiles, int tile_count, Address shorts, int short_count,
@@ -66,9 +66,9 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
                                              {at<int8_t>(context), at(maxima)}, *bench.maps(DType::kFloat16),
                                              bench.stream()));
            })
-      .def("quantise_blocks",
+      .def("quantize_blocks",
            [](Bench& bench, Address x, int rows, int columns, int block, Address data, Address scales) {
-             bench.check(quantise_block_rows(DType::kFloat16, at(x), rows, columns, block,
+             bench.check(quantize_block_rows(DType::kFloat16, at(x), rows, columns, block,
                                              {at<int8_t>(data), at<float>(scales)}, bench.stream()));
            })
       .def(
@@ -76,7 +76,7 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
           [](Bench& bench, std::array<Address, 3> in, std::array<Address, 3> out, int hidden, int inner, int activation,
              std::array<Address, 4> norms, float epsilon, Address data, Address row_scales, const std::string& provider,
              const std::string& library) {
-            auto made = std::make_unique<Int8FeedForward>();
+            auto made = std::make_unique<Int8FeedForwardSm90>();
             made->provider = open_provider(bench, provider, library);
             LinearWeights first{at(in[0]), at<float>(in[2]), inner, hidden, Activation(activation)};
             LinearWeights second{at(out[0]), at<float>(out[2]), hidden, inner};
@@ -84,7 +84,7 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
             second.residual_norm = {at<float>(norms[2]), at<float>(norms[3])};
             first.scales = at<float>(in[1]), second.scales = at<float>(out[1]);
             first.epsilon = second.epsilon = epsilon;
-            first.quantised = second.quantised = {at<int8_t>(data), at<float>(row_scales)};
+            first.quantized = second.quantized = {at<int8_t>(data), at<float>(row_scales)};
             second.block = kInnerBlock;
             std::unique_ptr<Linear> one, other;
             bench.check(made->provider->prepare(first, bench.stream(), one));
@@ -96,10 +96,10 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
           "in_"_a, "out"_a, "hidden"_a, "inner"_a, "activation"_a, "norms"_a, "epsilon"_a, "data"_a, "row_scales"_a,
           "provider"_a = "hopper", "library"_a = "",
           "in_, out: weight, scales and bias; norms: gamma and beta of x, then of the residual, which is x too.")
-      .def("quantise",
+      .def("quantize",
            [](Bench& bench, Address x, Address sums, int parts, Address gamma, Address beta, int rows, int columns,
               float epsilon, Address data, Address scales) {
-             bench.check(quantise_rows(DType::kFloat16, {at(x), at<float2>(sums), parts},
+             bench.check(quantize_rows(DType::kFloat16, {at(x), at<float2>(sums), parts},
                                        {at<float>(gamma), at<float>(beta)}, rows, columns, epsilon,
                                        {at<int8_t>(data), at<float>(scales)}, bench.stream()));
            })
@@ -115,14 +115,14 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
             of.epsilon = epsilon;
             of.scales = at<float>(scales);
             of.block = block;
-            of.quantised = {at<int8_t>(data), at<float>(row_scales)};
+            of.quantized = {at<int8_t>(data), at<float>(row_scales)};
             bench.check(made->provider->prepare(of, bench.stream(), made->linear));
             bench.synchronize();
             return made;
           },
           "weight"_a, "scales"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a, "beta"_a, "of_residual"_a,
           "epsilon"_a, "data"_a, "row_scales"_a, "provider"_a = "hopper", "library"_a = "", "block"_a = 0,
-          "The Norm (gamma, beta) is of the residual or of x. data, row_scales: where x is quantised to, for rows in "
+          "The Norm (gamma, beta) is of the residual or of x. data, row_scales: where x is quantized to, for rows in "
           "whole groups of 32.");
 }
 

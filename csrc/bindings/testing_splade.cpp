@@ -157,7 +157,7 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
       .def("write_pairs", [](Bench& bench, Address maxima, int columns, int pitch, int first, int count, Address totals,
                              Address pieces, Address before, Address after, Address counts, Address indices,
                              Address values, int64_t capacity, int logs) {
-        const PairPlaces to{at<int>(counts), at<int>(indices), at<float>(values), capacity, logs};
+        const PairBuffers to{at<int>(counts), at<int>(indices), at<float>(values), capacity, logs};
         bench.check(write_pairs(at<float>(maxima), columns, pitch, first, count, at<int>(totals), at<int>(pieces),
                                 at<int64_t>(before), at<int64_t>(after), to, bench.stream()));
       });

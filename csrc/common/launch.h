@@ -16,7 +16,7 @@ struct Stream {
   // A kernel for many rows starts with the rows that the kernel before it wrote last: they are still in the L2 cache.
   // So the direction alternates from kernel to kernel.
   bool backwards = false;
-  const Stream& turned() {
+  const Stream& alternate_direction() {
     backwards = !backwards;
     return *this;
   }

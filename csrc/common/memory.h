@@ -12,12 +12,12 @@ namespace embert {
 
 // kPinned: host memory that the device can read and write in place; else device memory.
 template <bool kPinned>
-class Buffer {
+class Allocation {
  public:
-  Buffer() = default;
-  ~Buffer() { release(); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
+  Allocation() = default;
+  ~Allocation() { release(); }
+  Allocation(const Allocation&) = delete;
+  Allocation& operator=(const Allocation&) = delete;
 
   // Frees what it held first; the contents are not kept.
   Status allocate(size_t bytes) {
@@ -60,13 +60,13 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-using DeviceBuffer = Buffer<false>;
-using HostBuffer = Buffer<true>;
+using DeviceBuffer = Allocation<false>;
+using HostBuffer = Allocation<true>;
 
 // Cuts one allocation into aligned pieces. A first pass without a base finds the size.
-class Carver {
+class Arena {
  public:
-  explicit Carver(uint8_t* base) : base_(base) {}
+  explicit Arena(uint8_t* base) : base_(base) {}
   uint8_t* take(size_t bytes) {
     uint8_t* const piece = base_ + used_;
     used_ += (bytes + 255) / 256 * 256;

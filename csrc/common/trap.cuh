@@ -2,5 +2,5 @@
 #pragma once
 
 // A trap fails the launch, which the host sees. A body that returned would leave rows that nobody wrote, and they pool
-// and normalise like vectors. The kernel's name stands in the PTX.
+// and normalize like vectors. The kernel's name stands in the PTX.
 #define EMBERT_TRAP(kernel) asm volatile("// " kernel ": not compiled for sm_90a\n\ttrap;")

@@ -27,7 +27,7 @@ int rounded_up(int count) {
 }
 
 // Rows of one head, `stride` apart.
-struct Rows {
+struct HeadRows {
   const float* first;
   std::ptrdiff_t stride;
 
@@ -35,9 +35,9 @@ struct Rows {
 };
 
 // A row [size] of queries or keys, turned by its position: in `to`, or where it lies if nothing is turned.
-const float* turned(const float* row, int position, const Positions& positions, int size, float* to) {
+const float* rotated(const float* row, int position, const Positions& positions, int size, float* to) {
   if (!positions.cosines) return row;
-  const int half = positions.turned;
+  const int half = positions.rotary_dim;
   const float* const cosines = positions.cosines + std::ptrdiff_t(position) * half;
   const float* const sines = positions.sines + std::ptrdiff_t(position) * half;
   for (int i = 0; i < half; ++i) {
@@ -83,14 +83,15 @@ void transpose_square(const float* from, std::ptrdiff_t stride, int real, float*
 
 // Turned keys first … first + count - 1 → panels [size, 64] side by side, the last one as wide as whole registers need,
 // with zeros after the last key. `rows` [16, size] is scratch memory.
-void transpose(const Rows& keys, int first, int count, const Positions& positions, int size, float* rows, float* to) {
+void transpose(const HeadRows& keys, int first, int count, const Positions& positions, int size, float* rows,
+               float* to) {
   for (; count > 0; first += kTileColumns, count -= kTileColumns) {
     const int some = std::min(kTileColumns, count), wide = rounded_up(some);
     for (int key = 0; key < wide; key += kLanes) {
       const int real = std::min(kLanes, some - key), number = first + key;
-      Rows from{keys(number), keys.stride};
+      HeadRows from{keys(number), keys.stride};
       if (positions.cosines) {
-        for (int i = 0; i < real; ++i) turned(keys(number + i), number + i, positions, size, rows + i * size);
+        for (int i = 0; i < real; ++i) rotated(keys(number + i), number + i, positions, size, rows + i * size);
         from = {rows, size};
       }
       for (int k = 0; k < size; k += kLanes)
@@ -138,14 +139,14 @@ struct Head {
   const float* bias;  // of this head and query 0: of key j at j
   int size;
   const float* keys;  // transposed
-  Rows values;
+  HeadRows values;
   int first, count;  // the keys
 };
 
 // Of up to 6 queries, the first of which is number `query`: turned q [kRows, size] against the keys, and their shares
 // of the values. `scores` [kRows, count rounded up] is room.
 template <int kRows>
-void attend_rows(const Head& head, const Rows& q, int query, float* scores, float* context, std::ptrdiff_t stride) {
+void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, float* context, std::ptrdiff_t stride) {
   const int padded = rounded_up(head.count);
   for (int at = 0; at < padded; at += kTileColumns) {
     with_constant<kTileLanes>(std::min(kTileColumns, padded - at) / kLanes, [&](auto lanes) {
@@ -185,8 +186,9 @@ void attend_rows(const Head& head, const Rows& q, int query, float* scores, floa
 
 // Queries first … first + count - 1 of a head. A window's keys begin at a whole register, so that each key is in the
 // same lane whatever the queries are: a query has the same bits in any company.
-void attend_block(const Rows& q, const Rows& k, const Rows& v, const Group& group, const Positions& positions,
-                  const float* bias, int size, int first, int count, float* context, std::ptrdiff_t stride) {
+void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const Group& group,
+                  const Positions& positions, const float* bias, int size, int first, int count, float* context,
+                  std::ptrdiff_t stride) {
   int from = 0, to = group.keys;
   if (positions.window >= 0) {
     from = std::min(to, std::max(0, first - positions.window) / kLanes * kLanes);
@@ -199,7 +201,7 @@ void attend_block(const Rows& q, const Rows& k, const Rows& v, const Group& grou
   float* const queries = turned_rows + kLanes * wide;
   float* const copied = queries + kTileRows * wide;
   transpose(k, from, int(keys), positions, size, turned_rows, transposed);
-  Rows values{v(from), v.stride};
+  HeadRows values{v(from), v.stride};
   if (keys > kFewKeys) {
     for (std::size_t key = 0; key < keys; ++key) std::copy_n(values(int(key)), size, copied + key * wide);
     values = {copied, size};
@@ -209,9 +211,9 @@ void attend_block(const Rows& q, const Rows& k, const Rows& v, const Group& grou
   for (int tile = 0; tile < tiles; ++tile) {
     const TileRows rows = tile_rows(count, tiles, tile);
     const int query = first + rows.first;
-    Rows own{q(query), q.stride};
+    HeadRows own{q(query), q.stride};
     if (positions.cosines) {
-      for (int i = 0; i < rows.count; ++i) turned(q(query + i), query + i, positions, size, queries + i * size);
+      for (int i = 0; i < rows.count; ++i) rotated(q(query + i), query + i, positions, size, queries + i * size);
       own = {queries, size};
     }
     with_constant<kTileRows>(
@@ -228,7 +230,7 @@ void attend(const float* qkv, const Group& group, const Positions& positions, in
   const int least = (group.length + queries_of_task - 1) / queries_of_task;
   if (std::int64_t{group.sequences} * group.length * group.length * hidden <= kAlone) threads = 1;
   const int blocks = balanced_blocks(least, 2 * least, group.sequences * heads, threads);
-  Team::shared().run(threads, group.sequences * heads * blocks, [&](int task) {
+  ThreadPool::shared().run(threads, group.sequences * heads * blocks, [&](int task) {
     const int block = task % blocks, head = task / blocks % heads, sequence = task / blocks / heads;
     const std::ptrdiff_t first = group.start + std::ptrdiff_t(sequence) * group.length, column = head * size;
     const float* const q = qkv + first * stride + column;

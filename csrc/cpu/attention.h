@@ -15,7 +15,7 @@ struct Group {
 struct Positions {
   const float* cosines = nullptr;  // [length, turned]: column i < turned of queries and keys is turned with i + turned
   const float* sines = nullptr;    // likewise; null: none is
-  int turned = 0;
+  int rotary_dim = 0;
   const float* bias = nullptr;  // [heads, 2 · longest - 1]: of key j and query i at j - i + longest - 1; null: none
   int longest = 0;
   int window = -1;  // a query sees keys that are at most so many tokens away; -1: all

@@ -36,10 +36,10 @@ void Layer::operator()(const float* x, int rows, const std::vector<Group>& group
   qkv_(x, rows, {}, first, threads);
   for (const Group& group : groups) attend(first, group, positions, heads_, hidden / heads_, context, threads);
   projection_(context, rows, {Activation::kNone, x, nullptr}, attended, threads);
-  normalise(attended, rows, hidden, norms, norms + hidden, attention_epsilon_, attended, threads);
+  normalize(attended, rows, hidden, norms, norms + hidden, attention_epsilon_, attended, threads);
   inner_(attended, rows, {activation_, nullptr, nullptr}, first, threads);
   outer_(first, rows, {Activation::kNone, attended, nullptr}, y, threads);
-  normalise(y, rows, hidden, norms + 2 * hidden, norms + 3 * hidden, epsilon_, y, threads);
+  normalize(y, rows, hidden, norms + 2 * hidden, norms + 3 * hidden, epsilon_, y, threads);
 }
 
 }  // namespace embert::cpu

@@ -14,7 +14,7 @@ struct Norm {
   float epsilon;
 };
 
-// Attention and the feed-forward network, each added to the row that it was given, and then normalised. One short text
+// Attention and the feed-forward network, each added to the row that it was given, and then normalized. One short text
 // spends a tenth of its time between these kernels if each is called from Python.
 class Layer {
  public:

@@ -10,7 +10,7 @@
 namespace embert::cpu {
 namespace {
 
-constexpr int kAlone = 1 << 15;  // elements that one thread normalises: 8 µs on Zen 4
+constexpr int kAlone = 1 << 15;  // elements that one thread normalizes: 8 µs on Zen 4
 
 template <typename Function>
 inline float sum_of(int columns, const Function& function) {
@@ -22,7 +22,7 @@ inline float sum_of(int columns, const Function& function) {
   return _mm512_reduce_add_ps(sums);
 }
 
-void normalise_row(const float* x, int columns, const float* gamma, const float* beta, float epsilon, float* y) {
+void normalize_row(const float* x, int columns, const float* gamma, const float* beta, float epsilon, float* y) {
   const auto loaded = [&](int at, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, x + at); };
   const float mean = beta ? sum_of(columns, loaded) / columns : 0.0f;
   const Floats means = _mm512_set1_ps(mean);
@@ -42,15 +42,15 @@ void normalise_row(const float* x, int columns, const float* gamma, const float*
 
 }  // namespace
 
-void normalise(const float* x, int rows, int columns, const float* gamma, const float* beta, float epsilon, float* y,
+void normalize(const float* x, int rows, int columns, const float* gamma, const float* beta, float epsilon, float* y,
                int threads) {
   const long elements = long(rows) * columns;
   const int pieces = static_cast<int>(std::max(1l, std::min(long(rows), elements / kAlone)));
-  Team::shared().run(threads, pieces, [&](int piece) {
+  ThreadPool::shared().run(threads, pieces, [&](int piece) {
     const TileRows some = tile_rows(rows, pieces, piece);
     for (int row = some.first; row < some.first + some.count; ++row) {
       const std::ptrdiff_t at = std::ptrdiff_t(row) * columns;
-      normalise_row(x + at, columns, gamma, beta, epsilon, y + at);
+      normalize_row(x + at, columns, gamma, beta, epsilon, y + at);
     }
   });
 }

@@ -25,7 +25,7 @@ bool embed(const std::int64_t* ids, const std::int64_t* places, int tokens, cons
   }
   const std::int64_t elements = std::int64_t{tokens} * columns;
   const int pieces = static_cast<int>(std::clamp<std::int64_t>(elements / kAlone, 1, std::max(tokens, 1)));
-  Team::shared().run(threads, pieces, [&](int piece) {
+  ThreadPool::shared().run(threads, pieces, [&](int piece) {
     const TileRows some = tile_rows(tokens, pieces, piece);
     for (int token = some.first; token < some.first + some.count; ++token) {
       const float* const word = words.first + ids[token] * columns;
@@ -37,7 +37,7 @@ bool embed(const std::int64_t* ids, const std::int64_t* places, int tokens, cons
             _mm512_add_ps(_mm512_maskz_loadu_ps(mask, word + at), _mm512_maskz_loadu_ps(mask, place + at));
         _mm512_mask_storeu_ps(row + at, mask, sum);
       }
-      normalise(row, 1, columns, gamma, beta, epsilon, row, 1);
+      normalize(row, 1, columns, gamma, beta, epsilon, row, 1);
     }
   });
   return true;
@@ -46,7 +46,7 @@ bool embed(const std::int64_t* ids, const std::int64_t* places, int tokens, cons
 void mean(const float* x, int sequences, int length, int columns, float* y, int threads) {
   const std::int64_t elements = std::int64_t{sequences} * length * columns;
   if (elements <= kAlone) threads = 1;
-  Team::shared().run(threads, sequences, [&](int sequence) {
+  ThreadPool::shared().run(threads, sequences, [&](int sequence) {
     const float* const rows = x + std::ptrdiff_t(sequence) * length * columns;
     for (int at = 0; at < columns; at += kLanes) {
       const __mmask16 mask = first_lanes(columns - at);

@@ -11,7 +11,7 @@ struct Table {
   std::int64_t rows;
 };
 
-// words[ids[i]] + positions[places[i]], normalised as norm.h does → y [tokens, columns]. Returns whether all ids and
+// words[ids[i]] + positions[places[i]], normalized as norm.h does → y [tokens, columns]. Returns whether all ids and
 // places are rows of their tables; if not, y is not complete.
 bool embed(const std::int64_t* ids, const std::int64_t* places, int tokens, const Table& words, const Table& positions,
            int columns, const float* gamma, const float* beta, float epsilon, float* y, int threads);

@@ -24,12 +24,12 @@ inline void pause() {
 
 }  // namespace
 
-Team& Team::shared() {
-  static Team* const team = new Team;  // never destroyed: its threads may outlive static objects
+ThreadPool& ThreadPool::shared() {
+  static ThreadPool* const team = new ThreadPool;  // never destroyed: its threads may outlive static objects
   return *team;
 }
 
-void Team::run_all(int threads, int tasks, Call call, const void* context) {
+void ThreadPool::run_all(int threads, int tasks, Call call, const void* context) {
   std::unique_lock<std::mutex> caller(caller_, std::defer_lock);
   if (threads < 2 || tasks < 2 || !caller.try_lock()) {
     for (int task = 0; task < tasks; ++task) call(context, task);
@@ -38,7 +38,7 @@ void Team::run_all(int threads, int tasks, Call call, const void* context) {
   const std::size_t helpers = std::min(threads, tasks) - 1;
   while (helpers_.size() < helpers) {
     helpers_.push_back(std::make_unique<Helper>());
-    std::thread(&Team::help, this, std::ref(*helpers_.back())).detach();
+    std::thread(&ThreadPool::help, this, std::ref(*helpers_.back())).detach();
   }
   if (++job_ == 0) ++job_;  // 0 is the number before the first
   // Whoever still looks at the last job's number finds no task, and that before it can read what follows.
@@ -58,7 +58,7 @@ void Team::run_all(int threads, int tasks, Call call, const void* context) {
 }
 
 // Runs one task of a job, unless none is left.
-bool Team::run_next(std::uint32_t job) {
+bool ThreadPool::run_next(std::uint32_t job) {
   std::uint64_t next = next_.load(std::memory_order_acquire);
   for (;;) {
     const std::uint64_t task = next & kNoTask;
@@ -73,7 +73,7 @@ bool Team::run_next(std::uint32_t job) {
   }
 }
 
-void Team::help(Helper& helper) {
+void ThreadPool::help(Helper& helper) {
   for (std::uint32_t seen = 0;;) {
     std::uint32_t job = helper.job.load(std::memory_order_acquire);
     for (const auto until = Clock::now() + kSearch; job == seen && Clock::now() < until;) {

@@ -11,10 +11,10 @@ namespace embert::cpu {
 
 // The caller works too, and takes whatever is left. So it waits only for tasks that another thread has begun, never for
 // one that has not woken up.
-class Team {
+class ThreadPool {
  public:
   // Threads are made when they are first needed, and end with the process.
-  static Team& shared();
+  static ThreadPool& shared();
 
   // Runs function(0) … function(tasks - 1) on up to `threads` threads, of which the caller is one. Another caller of
   // the same time runs its tasks alone.

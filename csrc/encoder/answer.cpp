@@ -54,18 +54,19 @@ Status append_pairs(const SpladeAnswer& from, int sequences, int first, Answer& 
   return {};
 }
 
-void Parts::place(Task task, int columns) {
-  Part& part = of(task);
+void TaskOutputs::place(Task task, int columns) {
+  TaskOutput& part = of(task);
   part.columns = columns;
   part.first = (floats_ + kAligned - 1) / kAligned * kAligned;
   if (part.rows > 0) floats_ = part.first + size_t(part.rows) * columns;
 }
 
-Parts::Parts(const BatchView& batch, const EncoderConfig& model) : by_sequence_(model.task_heads.by_sequence()) {
+TaskOutputs::TaskOutputs(const BatchView& batch, const EncoderConfig& model)
+    : by_sequence_(model.task_heads.by_sequence()) {
   if (batch.tasks == nullptr) wanted_ = bit(Task::kEmbed);
   for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) wanted_ |= batch.tasks[i];
   for (const Task task : kEach) {
-    Part& part = of(task);
+    TaskOutput& part = of(task);
     for (int i = 0; wants(bit(task)) && i < batch.sequences; ++i) {
       if (!embert::wants(batch, i, task)) continue;
       ++part.sequences;
@@ -80,15 +81,15 @@ Parts::Parts(const BatchView& batch, const EncoderConfig& model) : by_sequence_(
   place(Task::kTokens, columns_of(Task::kTokens, model));
 }
 
-Parts::Parts(Task task, int sequences, const EncoderConfig& model, float* out) : wanted_(bit(task)) {
-  Part& part = of(task);
+TaskOutputs::TaskOutputs(Task task, int sequences, const EncoderConfig& model, float* out) : wanted_(bit(task)) {
+  TaskOutput& part = of(task);
   part.sequences = part.rows = sequences;
   part.is_all = true;
   part.out = out;
   place(task, columns_of(task, model));
 }
 
-size_t Parts::listed() const {
+size_t TaskOutputs::listed() const {
   size_t count = 0;
   for (const Task task : kEach) {
     if (wants(bit(task)) && !of(task).is_all) count += of(task).rows;
@@ -96,7 +97,7 @@ size_t Parts::listed() const {
   return count;
 }
 
-void Parts::write_lists(const BatchView& batch, int* host, const int* device) {
+void TaskOutputs::write_lists(const BatchView& batch, int* host, const int* device) {
   int* next = host;
   for (const Task task : kEach) {
     if (!wants(bit(task)) || of(task).is_all) continue;

@@ -30,7 +30,7 @@ struct Answer {
 Status append_pairs(const SpladeAnswer& from, int sequences, int first, Answer& answer);
 
 // A task's part of a batch.
-struct Part {
+struct TaskOutput {
   int sequences = 0;                    // that want it
   int rows = 0, columns = 0;            // of the answer
   size_t first = 0;                     // its place in the answers' memory, in floats; pairs have none there: 0 columns
@@ -42,17 +42,17 @@ struct Part {
 
 // All parts of a batch. Their places: first those that the heads write straight to a batch's own memory, then TOKENS,
 // which pass through the memory of the wide activations.
-class Parts {
+class TaskOutputs {
  public:
-  Parts() = default;
-  Parts(const BatchView& batch, const EncoderConfig& model);
+  TaskOutputs() = default;
+  TaskOutputs(const BatchView& batch, const EncoderConfig& model);
   // One task, which all sequences want.
-  Parts(Task task, int sequences, const EncoderConfig& model, float* out);
+  TaskOutputs(Task task, int sequences, const EncoderConfig& model, float* out);
 
   Tasks wanted() const { return wanted_; }
   bool wants(Tasks any_of) const { return (wanted_ & any_of) != 0; }
-  Part& of(Task task) { return parts_[int(task)]; }
-  const Part& of(Task task) const { return parts_[int(task)]; }
+  TaskOutput& of(Task task) { return parts_[int(task)]; }
+  const TaskOutput& of(Task task) const { return parts_[int(task)]; }
 
   size_t own_floats() const { return own_floats_; }  // without TOKENS
   size_t floats() const { return floats_; }
@@ -67,7 +67,7 @@ class Parts {
 
   Tasks wanted_ = 0;
   Tasks by_sequence_ = kRowTasks;  // whose lists are of sequences
-  std::array<Part, kTaskCount> parts_{};
+  std::array<TaskOutput, kTaskCount> parts_{};
   size_t own_floats_ = 0, floats_ = 0;
 };
 

@@ -54,11 +54,11 @@ Status Encoder::choose_kernels(bool is_hopper, const Build& build) {
   }
   // Layers that share weights cannot fold different LayerNorms into them.
   const bool can_fold = model_.int8 ? gemm_->has_int8() : gemm_->folds();  // products of 8 bits always do
-  folds_ = options_.fold && can_fold && model_.hidden <= kMaxSumColumns && model_.shared.empty();
+  folds_ = options_.fold && can_fold && model_.hidden <= kMaxStatColumns && model_.shared.empty();
   if (model_.int8 && !folds_)
     return Status::refused(std::string("matrices in int8 need LayerNorms in their products, and ") + gemm_->name() +
                            (can_fold ? " was asked for without" : " has no products in int8"));
-  program_ = compile(model_, {folds_, gemm_->fuses_rotary(), gemm_->fuses_gate()});
+  program_ = compile(model_, {folds_, gemm_->fuses_rope(), gemm_->fuses_gate()});
   if (folds_ && !model_.int8) weights_.keep_exact();
   return {};
 }
@@ -87,28 +87,28 @@ Status Encoder::allocate_activations() {
   const size_t wide = std::max(program_.wide, model_.task_heads.multi_room());
   const size_t of_heads = size_t(sequence_capacity_) * model_.task_heads.widest(model_.hidden) * sizeof(float);
   for (int pass = 0; pass < 2; ++pass) {
-    Carver carver(arena_.as());
-    at_.x = carver.take(rows * hidden * element);
-    at_.sum = carver.take(rows * hidden * element);
-    at_.wide = carver.take(std::max(rows * wide * element, 2 * of_heads));
+    Arena arena(arena_.as());
+    at_.x = arena.take(rows * hidden * element);
+    at_.sum = arena.take(rows * hidden * element);
+    at_.wide = arena.take(std::max(rows * wide * element, 2 * of_heads));
     if (folds_) {
-      at_.x_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, model_.hidden)));
-      at_.sum_sums = reinterpret_cast<float2*>(carver.take(sums_bytes(row_capacity_, model_.hidden)));
+      at_.x_stats = reinterpret_cast<float2*>(arena.take(stats_bytes(row_capacity_, model_.hidden)));
+      at_.sum_stats = reinterpret_cast<float2*>(arena.take(stats_bytes(row_capacity_, model_.hidden)));
     }
     if (model_.int8) {
-      at_.quantised.data = reinterpret_cast<int8_t*>(carver.take(rows * std::max(hidden, size_t(model_.inner))));
-      at_.quantised.scales = reinterpret_cast<float*>(carver.take(rows * sizeof(float)));
+      at_.quantized.data = reinterpret_cast<int8_t*>(arena.take(rows * std::max(hidden, size_t(model_.inner))));
+      at_.quantized.scales = reinterpret_cast<float*>(arena.take(rows * sizeof(float)));
     }
-    if (!model_.position_table) at_.zeros = reinterpret_cast<int*>(carver.take(rows * 4));
-    at_.offsets.ids = reinterpret_cast<int*>(carver.take(rows * 4));
-    at_.offsets.types = reinterpret_cast<int*>(carver.take(rows * 4));
-    at_.offsets.positions = reinterpret_cast<int*>(carver.take(rows * 4));
-    at_.offsets.cuts = reinterpret_cast<uint32_t*>(carver.take(size_t(sequence_capacity_) * 4));
-    at_.offsets.cu_seqlens = reinterpret_cast<int*>(carver.take((size_t(sequence_capacity_) + 1) * 4));
-    at_.offsets.tiles = reinterpret_cast<AttentionTile*>(carver.take(size_t(tile_capacity_) * sizeof(AttentionTile)));
+    if (!model_.position_table) at_.zeros = reinterpret_cast<int*>(arena.take(rows * 4));
+    at_.offsets.ids = reinterpret_cast<int*>(arena.take(rows * 4));
+    at_.offsets.types = reinterpret_cast<int*>(arena.take(rows * 4));
+    at_.offsets.positions = reinterpret_cast<int*>(arena.take(rows * 4));
+    at_.offsets.cuts = reinterpret_cast<uint32_t*>(arena.take(size_t(sequence_capacity_) * 4));
+    at_.offsets.cu_seqlens = reinterpret_cast<int*>(arena.take((size_t(sequence_capacity_) + 1) * 4));
+    at_.offsets.tiles = reinterpret_cast<AttentionTile*>(arena.take(size_t(tile_capacity_) * sizeof(AttentionTile)));
     at_.offsets.shorts =
-        reinterpret_cast<AttentionTile*>(carver.take(size_t(sequence_capacity_) * sizeof(AttentionTile)));
-    if (pass == 0) EMBERT_TRY(arena_.allocate(carver.used()));
+        reinterpret_cast<AttentionTile*>(arena.take(size_t(sequence_capacity_) * sizeof(AttentionTile)));
+    if (pass == 0) EMBERT_TRY(arena_.allocate(arena.used()));
   }
   // Batches that are rounded up compute rows that nobody reads. Zeros keep them finite.
   EMBERT_CUDA(cudaMemsetAsync(arena_.as(), 0, arena_.bytes(), stream_.handle));

@@ -80,7 +80,7 @@ class Encoder {
     int tiles, shorts;
     int longest;                          // at least the tokens of the longest sequence
     const uint8_t* input;                 // in InputLayout(rows, sequences)
-    Parts parts;                          // what is wanted, and where it goes
+    TaskOutputs parts;                    // what is wanted, and where it goes
     bool on_host = false;                 // `input` is host memory
     const int* positions = nullptr;       // [rows] in host memory, in place of those of offsets.cu
     const int* cu_seqlens = nullptr;      // in host memory, where they are known
@@ -100,7 +100,7 @@ class Encoder {
     int64_t ticket = 0;
     int tokens = 0, sequences = 0;
     bool has_positions = false;
-    Parts parts;
+    TaskOutputs parts;
   };
 
   Encoder(const EncoderConfig& model, const EncoderOptions& options)
@@ -131,23 +131,23 @@ class Encoder {
     const Plan& plan;
     AttentionWork work;
     Stream along;
-    int count;                         // of rows
-    std::array<Rows, kPlaces> rows;    // as they were left
-    int gathers_after = -1;            // the layer after whose attention only the rows that heads read go on
-    Pooling gathered = Pooling::kCls;  // which those are
+    int count;                           // of rows
+    std::array<RowView, kBuffers> rows;  // as they were left
+    int gathers_after = -1;              // the layer after whose attention only the rows that heads read go on
+    Pooling gathered = Pooling::kCls;    // which those are
   };
-  Status run_step(const Step& step, Replay& replay);
-  Status embed_batch(const Step& step, Replay& replay);
-  Status attend(const Step& step, Replay& replay);
-  uint8_t* memory_of(Place place) const;
-  float2* sums_of(Place place) const { return place == Place::kX ? at_.x_sums : at_.sum_sums; }
-  RotaryColumns rotary_columns(int layer) const;
+  Status run_op(const Op& step, Replay& replay);
+  Status embed_batch(const Op& step, Replay& replay);
+  Status attend(const Op& step, Replay& replay);
+  uint8_t* memory_of(Buffer place) const;
+  float2* stats_of(Buffer place) const { return place == Buffer::kX ? at_.x_stats : at_.sum_stats; }
+  RopeColumns rope_columns(int layer) const;
   // Whether all that is wanted reads the same one row of a sequence, and which: as pooling by it would.
-  bool reads_one_row(const Parts& parts, Pooling& which) const;
+  bool reads_one_row(const TaskOutputs& parts, Pooling& which) const;
   // heads.cpp. gathered: x has a row a sequence.
-  Status run_heads(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
-  Status embed_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
-  Status classification_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream);
+  Status run_heads(const Plan& plan, const RowView& x, bool gathered, const Stream& stream);
+  Status embed_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream);
+  Status classification_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream);
   Status multi_vector_head(const Plan& plan, const Stream& stream);
   Status splade_head(const Plan& plan, const Stream& stream);
   float* between_layers(int half) const;
@@ -157,7 +157,7 @@ class Encoder {
   // What is still to be applied to the last layer's rows.
   Norm last_norm() const { return weights_.norm(program_.last); }
   // While the first batch is inspected, keeps the largest |μ|/σ of its rows before a LayerNorm.
-  Status inspect(const Rows& rows, int count, const Stream& stream);
+  Status inspect(const RowView& rows, int count, const Stream& stream);
   Status submit_small(Slot& slot, const BatchView& batch, const GraphKey& key);
   Status submit_large(Slot& slot, const BatchView& batch, const Plan& plan);
   // Queues the copies of a batch's answers to the host.
@@ -165,7 +165,7 @@ class Encoder {
   // Plans a batch that is not small: everything that may be refused comes here, before anything is queued.
   Status plan_large(Slot& slot, const BatchView& batch, Plan& plan);
   // After a failure with work queued. When this returns, no kernel or copy reads or writes a slot any more.
-  Status come_to_rest(Status failed);
+  Status drain(Status failed);
   const Slot* find_slot(int64_t ticket) const;
   // Whether a batch may be a graph, and which.
   static bool key_of(const BatchView& batch, Tasks wanted, GraphKey& key);
@@ -190,8 +190,8 @@ class Encoder {
   struct {
     uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, program_.wide] or what heads need
     int* zeros;               // [rows]; null: the model has a table of positions
-    float2 *x_sums, *sum_sums;
-    QuantisedRows quantised;  // [rows, the widest rows that a layer's products read]; with int8
+    float2 *x_stats, *sum_stats;
+    QuantizedRows quantized;  // [rows, the widest rows that a layer's products read]; with int8
     OffsetsOutput offsets;
   } at_{};
   std::array<Slot, kSlots> slots_;
@@ -199,7 +199,7 @@ class Encoder {
   Stream stream_;
   cudaStream_t uploads_ = nullptr, downloads_ = nullptr;
   bool folds_ = false;
-  bool gamma_in_rows_ = false;   // where a folded LayerNorm's gamma goes: gemm/gemm.h
+  bool prescaled_rows_ = false;  // where a folded LayerNorm's gamma goes: gemm/gemm.h
   DeviceBuffer largest_offset_;  // the largest |μ|/σ of a row; empty but while the first batch is inspected
   int row_capacity_ = 0, sequence_capacity_ = 0, tile_capacity_ = 0;
   size_t free_before_ = 0;

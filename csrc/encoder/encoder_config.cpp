@@ -26,9 +26,9 @@ int EncoderConfig::stored_layers() const {
 std::vector<int> EncoderConfig::angle_tables() const {
   std::vector<int> columns;
   for (const LayerAttention& each : attention) {
-    if (each.turned == 0) continue;
+    if (each.rotary_dim == 0) continue;
     columns.resize(std::max(columns.size(), size_t(each.table) + 1));
-    columns[each.table] = each.turned / 2;
+    columns[each.table] = each.rotary_dim / 2;
   }
   return columns;
 }
@@ -59,10 +59,10 @@ Status EncoderConfig::check_int8() const {
   if (gated || pre_norm || embedding > 0 || !shared.empty() || !angle_tables().empty())
     return refuse(
         "gates, rotary positions, LayerNorms before a layer's parts, narrower embeddings or shared layers in int8");
-  if (quantise_takes(hidden, true) && quantise_takes(inner, false)) return {};
+  if (quantize_takes(hidden, true) && quantize_takes(inner, false)) return {};
   return refuse("hidden size " + std::to_string(hidden) + " and intermediate size " + std::to_string(inner) +
-                " in int8: they must be multiples of " + std::to_string(kQuantisedStep) + " of at most " +
-                std::to_string(kMaxSumColumns) + " and " + std::to_string(kMostQuantised));
+                " in int8: they must be multiples of " + std::to_string(kQuantizedStep) + " of at most " +
+                std::to_string(kMaxStatColumns) + " and " + std::to_string(kMaxQuantized));
 }
 
 Status EncoderConfig::check_layers() const {
@@ -85,13 +85,14 @@ Status EncoderConfig::check_layers() const {
     const LayerAttention of = attention_of(i);
     if (of.window < 0 || (of.window > 0 && relative))
       return refuse("a window of " + std::to_string(of.window) + " tokens together with scores by relative position");
-    if (of.turned < 0 || of.turned % 2 != 0 || of.turned > head_size() || of.table < 0 || of.table >= layers)
-      return refuse(std::to_string(of.turned) + " turned columns of heads of " + std::to_string(head_size()));
-    if (of.turned > 0 && angle_tables()[of.table] != of.turned / 2)
-      return refuse("one table of angles for different numbers of turned columns");
+    if (of.rotary_dim < 0 || of.rotary_dim % 2 != 0 || of.rotary_dim > head_size() || of.table < 0 ||
+        of.table >= layers)
+      return refuse(std::to_string(of.rotary_dim) + " RoPE columns of heads of " + std::to_string(head_size()));
+    if (of.rotary_dim > 0 && angle_tables()[of.table] != of.rotary_dim / 2)
+      return refuse("one table of angles for different numbers of RoPE columns");
     if (stored(i) < 0 || stored(i) >= layers) return refuse("weights of layer " + std::to_string(stored(i)));
     for (int other = 0; other < i; ++other) {
-      if (stored(other) == stored(i) && attention_of(other).turned != of.turned)
+      if (stored(other) == stored(i) && attention_of(other).rotary_dim != of.rotary_dim)
         return refuse("layers that share weights and turn different columns");
     }
   }

@@ -15,7 +15,7 @@ namespace embert {
 // How the attention of one layer knows positions, and how far it sees.
 struct LayerAttention {
   int window = 0;  // a token sees so many tokens on each side of itself; 0: all
-  int turned =
+  int rotary_dim =
       0;  // columns of each head of queries and keys that are turned by their positions, the first ones; 0: none
   int table = 0;  // the table of angles by which they are
 };

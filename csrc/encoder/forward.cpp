@@ -18,30 +18,30 @@ constexpr int kGatherRows = 128;
 
 }  // namespace
 
-Status Encoder::inspect(const Rows& rows, int count, const Stream& stream) {
+Status Encoder::inspect(const RowView& rows, int count, const Stream& stream) {
   if (largest_offset_.bytes() == 0) return {};
   return row_offsets(rows, count, model_.hidden, model_.epsilon, largest_offset_.as<float>(), stream);
 }
 
-uint8_t* Encoder::memory_of(Place place) const {
+uint8_t* Encoder::memory_of(Buffer place) const {
   const size_t column = size_t(row_capacity_) * bytes_of(model_.dtype);
   switch (place) {
-    case Place::kX:
+    case Buffer::kX:
       return at_.x;
-    case Place::kSum:
+    case Buffer::kSum:
       return at_.sum;
-    case Place::kContext:
+    case Buffer::kContext:
       return at_.wide + 3 * model_.attention_columns() * column;
-    case Place::kInner:
+    case Buffer::kInner:
       return at_.wide + program_.inner_from * column;
     default:
       return at_.wide;
   }
 }
 
-RotaryColumns Encoder::rotary_columns(int layer) const {
+RopeColumns Encoder::rope_columns(int layer) const {
   const LayerAttention of = model_.attention_of(layer);
-  return {model_.head_size(), of.turned, 2 * model_.attention_columns(), weights_.angles(of.table),
+  return {model_.head_size(), of.rotary_dim, 2 * model_.attention_columns(), weights_.angles(of.table),
           at_.offsets.positions};
 }
 
@@ -53,51 +53,52 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const bool gathers = reads_one_row(plan.parts, replay.gathered) && plan.rows >= kGatherRows &&
                        2 * plan.sequences <= plan.rows && largest_offset_.bytes() == 0 && model_.padded_head == 0;
   if (gathers) replay.gathers_after = model_.layers - 1;
-  for (const Step& step : program_.steps) EMBERT_TRY(run_step(step, replay));
-  return run_heads(plan, replay.rows[int(Place::kX)], gathers, stream);
+  for (const Op& step : program_.steps) EMBERT_TRY(run_op(step, replay));
+  return run_heads(plan, replay.rows[int(Buffer::kX)], gathers, stream);
 }
 
-Status Encoder::run_step(const Step& step, Replay& replay) {
+Status Encoder::run_op(const Op& step, Replay& replay) {
   const DType dtype = model_.dtype;
   const int count = replay.count;
   Stream& along = replay.along;
-  const Rows x = replay.rows[int(step.x)];
+  const RowView x = replay.rows[int(step.x)];
   uint8_t* const to = memory_of(step.y);
-  float2* const sums = step.leaves_sums ? sums_of(step.y) : nullptr;
-  Rows y{to, sums};
+  float2* const sums = step.leaves_stats ? stats_of(step.y) : nullptr;
+  RowView y{to, sums};
   switch (step.action) {
-    case Action::kEmbed:
+    case OpKind::kEmbed:
       EMBERT_TRY(embed_batch(step, replay));
       break;
-    case Action::kProduct: {
+    case OpKind::kProduct: {
       // A product that applies no LayerNorm takes rows as they are.
       const ProductPlan& plan = program_.products[step.product];
-      Rows from = x, residual = replay.rows[int(step.residual)];
-      if (!plan.input.exists()) from.sums = nullptr;
-      if (!plan.residual.exists()) residual.sums = nullptr;
-      EMBERT_TRY(products_[step.product].alone->run(from, residual, count, to, sums, y.parts, along.turned()));
+      RowView from = x, residual = replay.rows[int(step.residual)];
+      if (!plan.input.exists()) from.stats = nullptr;
+      if (!plan.residual.exists()) residual.stats = nullptr;
+      EMBERT_TRY(
+          products_[step.product].alone->run(from, residual, count, to, sums, y.splits, along.alternate_direction()));
       break;
     }
-    case Action::kFeedForward:
-      EMBERT_TRY(products_[step.product].joined->run(x, count, memory_of(Place::kInner), to, sums, y.parts, along));
+    case OpKind::kFeedForward:
+      EMBERT_TRY(products_[step.product].joined->run(x, count, memory_of(Buffer::kInner), to, sums, y.splits, along));
       break;
-    case Action::kTurn:
-      EMBERT_TRY(turn_rows(dtype, to, count, 3 * model_.attention_columns(), rotary_columns(step.layer), along));
+    case OpKind::kRope:
+      EMBERT_TRY(rope_rows(dtype, to, count, 3 * model_.attention_columns(), rope_columns(step.layer), along));
       break;
-    case Action::kAttend:
+    case OpKind::kAttend:
       return attend(step, replay);
-    case Action::kGate:
+    case OpKind::kGate:
       EMBERT_TRY(gate_rows(dtype, model_.activation, x.data, count, model_.inner, to, along));
       break;
-    case Action::kNormalise:
+    case OpKind::kNormalize:
       EMBERT_TRY(layernorm(dtype, x.data, weights_.norm(step.norm), count, model_.hidden, model_.epsilon, to, along));
       break;
   }
   replay.rows[int(step.y)] = y;
-  return step.leaves_sums ? inspect(y, count, along) : Status();
+  return step.leaves_stats ? inspect(y, count, along) : Status();
 }
 
-Status Encoder::embed_batch(const Step& step, Replay& replay) {
+Status Encoder::embed_batch(const Op& step, Replay& replay) {
   const Plan& plan = replay.plan;
   const Stream& stream = replay.along;
   const InputLayout layout(plan.rows, plan.sequences);
@@ -109,11 +110,11 @@ Status Encoder::embed_batch(const Step& step, Replay& replay) {
   const int columns = model_.embedding_columns();
   uint8_t* const to = memory_of(step.y);
   EmbeddingTables tables = weights_.tables();
-  tables.gamma_in_rows = gamma_in_rows_;
+  tables.prescaled_rows = prescaled_rows_;
   // One launch for few rows, where the device has clusters; it leaves sums, and no positions behind.
-  const bool small = plan.on_host && step.leaves_sums && plan.rows <= kSmallRows && stream.dependent_launch;
+  const bool small = plan.on_host && step.leaves_stats && plan.rows <= kSmallRows && stream.dependent_launch;
   if (small && model_.angle_tables().empty())
-    return embed_small(model_.dtype, tables, input, layout.bytes, offsets, capacity, columns, to, sums_of(step.y),
+    return embed_small(model_.dtype, tables, input, layout.bytes, offsets, capacity, columns, to, stats_of(step.y),
                        stream);
   EMBERT_TRY(compute_offsets(input, offsets, capacity, stream));
   if (plan.positions != nullptr) {
@@ -123,45 +124,45 @@ Status Encoder::embed_batch(const Step& step, Replay& replay) {
   // Without a table of positions every row is given the same one, of zeros.
   const int* const positions = model_.position_table ? offsets.positions : at_.zeros;
   return embed(model_.dtype, tables, offsets.ids, offsets.types, positions, plan.rows, columns, model_.epsilon, to,
-               step.leaves_sums ? sums_of(step.y) : nullptr, stream);
+               step.leaves_stats ? stats_of(step.y) : nullptr, stream);
 }
 
-Status Encoder::attend(const Step& step, Replay& replay) {
+Status Encoder::attend(const Op& step, Replay& replay) {
   const bool gathers = step.layer == replay.gathers_after;
   const Pooling row = replay.gathered;
   uint8_t* const qkv = memory_of(step.x);
   uint8_t* const context = memory_of(step.y);
-  // Tiles for long texts are for models that never ran without them: they are not measured yet.
+  // TileScheduler for long texts are for models that never ran without them: they are not measured yet.
   const int longest = model_.angle_tables().empty() ? 0 : replay.plan.longest;
   WindowedWork work(replay.work, model_.attention_of(step.layer).window, longest);
   if (gathers) work.queries = row == Pooling::kCls ? Queries::kFirst : Queries::kLast;
   const int head_size = model_.head_size();
   if (!gathers && products_[step.product].alone->takes_blocks(replay.count) &&
       attention_leaves_blocks(model_.dtype, work, head_size, maps_.get())) {
-    const QuantisedBlocks blocks = QuantisedBlocks::in(context, replay.count, model_.hidden);
+    const QuantizedBlocks blocks = QuantizedBlocks::in(context, replay.count, model_.hidden);
     EMBERT_TRY(attention_in_blocks(qkv, replay.count, work, model_.heads, weights_.relative(), blocks, *maps_,
-                                   replay.along.turned()));
+                                   replay.along.alternate_direction()));
     replay.rows[int(step.y)] = {context, nullptr, 1, blocks.maxima};
     return {};
   }
   EMBERT_TRY(attention(model_.dtype, qkv, replay.count, work, model_.heads, head_size, weights_.relative(), context,
-                       maps_.get(), replay.along.turned()));
+                       maps_.get(), replay.along.alternate_direction()));
   replay.rows[int(step.y)] = {context};
   if (!gathers) return {};
   // The rows that heads read are copied to QKV's memory, and only they go on. They have been read when the inner
   // activations are written there.
-  Rows& x = replay.rows[int(Place::kX)];
+  RowView& x = replay.rows[int(Buffer::kX)];
   const size_t room = size_t(row_capacity_) * model_.hidden * bytes_of(model_.dtype);
   auto* const sums = folds_ ? reinterpret_cast<float2*>(qkv + 2 * room) : nullptr;
   EMBERT_TRY(gather(model_.dtype, context, x, at_.offsets.cu_seqlens, row, replay.plan.sequences, model_.hidden, qkv,
                     qkv + room, sums, replay.along));
   replay.rows[int(step.y)] = {qkv};
-  x = {qkv + room, x.sums == nullptr ? nullptr : sums, x.parts};
+  x = {qkv + room, x.stats == nullptr ? nullptr : sums, x.splits};
   replay.count = replay.plan.sequences;
   return {};
 }
 
-bool Encoder::reads_one_row(const Parts& parts, Pooling& which) const {
+bool Encoder::reads_one_row(const TaskOutputs& parts, Pooling& which) const {
   if (parts.wants(Tasks(~kRowTasks))) return false;
   const bool embeds = parts.wants(bit(Task::kEmbed)), classifies = parts.wants(bit(Task::kClassify));
   if (embeds && classifies && model_.pooling != Pooling::kCls) return false;

@@ -50,7 +50,7 @@ Status Encoder::capture(Slot& slot, const GraphKey& key) {
             sequences,
             std::min(tokens, model_.max_length()),
             slot.input.as(),
-            Parts(task, sequences, model_, slot.direct_output.as<float>()),
+            TaskOutputs(task, sequences, model_, slot.direct_output.as<float>()),
             true};
   if (sequences == 1) {  // the bucket tells whether the one sequence is short or long
     plan.shorts = tokens <= kAttentionShort ? 1 : 0;

@@ -5,11 +5,11 @@
 
 namespace embert {
 
-void HeadWeights::carve(Carver& carver, const TaskHeads& heads, int hidden, DType dtype) {
+void HeadWeights::lay_out(Arena& arena, const TaskHeads& heads, int hidden, DType dtype) {
   heads_ = heads;
   hidden_ = hidden;
   dtype_ = dtype;
-  const auto vector = [&](size_t count) { return reinterpret_cast<float*>(carver.take(count * sizeof(float))); };
+  const auto vector = [&](size_t count) { return reinterpret_cast<float*>(arena.take(count * sizeof(float))); };
   const auto layers = [&](const std::vector<DenseShape>& shapes, std::vector<DenseLayer>& made) {
     made.clear();
     for (const DenseShape& shape : shapes) {
@@ -21,7 +21,7 @@ void HeadWeights::carve(Carver& carver, const TaskHeads& heads, int hidden, DTyp
   layers(heads.classifier, classifier_);
   multi_.clear();
   for (const DenseShape& shape : heads.multi) {
-    uint8_t* const weight = carver.take(size_t(shape.out) * shape.in * bytes_of(dtype));
+    uint8_t* const weight = arena.take(size_t(shape.out) * shape.in * bytes_of(dtype));
     multi_.push_back({shape, weight, vector(shape.out)});
   }
   if (heads.token_weights) {
@@ -30,7 +30,7 @@ void HeadWeights::carve(Carver& carver, const TaskHeads& heads, int hidden, DTyp
   }
 }
 
-bool HeadWeights::find(const std::string& name, int index, WeightPlace& place) const {
+bool HeadWeights::find(const std::string& name, int index, WeightView& place) const {
   const auto in_layers = [&](const std::string& head, const auto& layers) {
     if (index < 0 || index >= int(layers.size())) return false;
     const auto& layer = layers[index];

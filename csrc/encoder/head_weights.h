@@ -15,7 +15,7 @@ namespace embert {
 using TensorShape = std::vector<size_t>;  // [rows, columns] or [elements]
 
 // Where a tensor goes, and its shape and type there.
-struct WeightPlace {
+struct WeightView {
   void* to = nullptr;
   TensorShape shape;
   DType dtype = DType::kFloat32;
@@ -35,8 +35,8 @@ struct ProductWeights {
 class HeadWeights {
  public:
   // Takes the places of what `heads` needs. The same calls each time: without a base they only find the size.
-  void carve(Carver& carver, const TaskHeads& heads, int hidden, DType dtype);
-  bool find(const std::string& name, int index, WeightPlace& place) const;
+  void lay_out(Arena& arena, const TaskHeads& heads, int hidden, DType dtype);
+  bool find(const std::string& name, int index, WeightView& place) const;
   std::vector<std::pair<int, std::string>> names() const;  // of all that must be loaded
   size_t largest() const;                                  // elements of the largest one
 

@@ -1,5 +1,5 @@
 // The end of a forward: from the last layer's rows to what the sequences want of them, each head for those that want
-// it. Heads that read rows before their LayerNorm come first, because the others normalise the rows in place.
+// it. Heads that read rows before their LayerNorm come first, because the others normalize the rows in place.
 
 #include <cstdint>
 #include <utility>
@@ -19,13 +19,13 @@ float* Encoder::between_layers(int half) const {
          half * size_t(sequence_capacity_) * model_.task_heads.widest(model_.hidden);
 }
 
-Status Encoder::run_heads(const Plan& plan, const Rows& x, bool gathered, const Stream& stream) {
-  const Parts& parts = plan.parts;
+Status Encoder::run_heads(const Plan& plan, const RowView& x, bool gathered, const Stream& stream) {
+  const TaskOutputs& parts = plan.parts;
   if (parts.wants(bit(Task::kEmbed))) EMBERT_TRY(embed_head(plan, x, gathered, stream));
   if (parts.wants(bit(Task::kClassify))) EMBERT_TRY(classification_head(plan, x, gathered, stream));
   const bool pairs = splade_ != nullptr && parts.wants(bit(Task::kSparse));
   if (parts.wants(bit(Task::kSparse)) && !pairs) {
-    const Part& part = parts.of(Task::kSparse);
+    const TaskOutput& part = parts.of(Task::kSparse);
     const HeadWeights& weights = weights_.heads();
     EMBERT_TRY(token_weights(model_.dtype, x, last_norm(), model_.epsilon, part.chosen, part.rows, model_.hidden,
                              weights.token_weight(), weights.token_bias(), part.out, stream));
@@ -37,12 +37,12 @@ Status Encoder::run_heads(const Plan& plan, const Rows& x, bool gathered, const 
   if (pairs) EMBERT_TRY(splade_head(plan, stream));
   if (parts.wants(bit(Task::kMulti))) EMBERT_TRY(multi_vector_head(plan, stream));
   if (!parts.wants(bit(Task::kTokens))) return {};
-  const Part& part = parts.of(Task::kTokens);
+  const TaskOutput& part = parts.of(Task::kTokens);
   return token_rows(model_.dtype, at_.x, part.chosen, part.rows, part.columns, false, part.out, stream);
 }
 
-Status Encoder::embed_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream) {
-  const Part& part = plan.parts.of(Task::kEmbed);
+Status Encoder::embed_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream) {
+  const TaskOutput& part = plan.parts.of(Task::kEmbed);
   const OffsetsOutput& offsets = at_.offsets;
   const std::vector<DenseLayer>& layers = weights_.heads().dense();
   const auto pooled = [&](const uint32_t* cuts, float* to) {
@@ -62,7 +62,7 @@ Status Encoder::embed_head(const Plan& plan, const Rows& x, bool gathered, const
 
 // Its products run on all rows, in memory that is free then; the wanted rows are brought together at the end.
 Status Encoder::multi_vector_head(const Plan& plan, const Stream& stream) {
-  const Part& part = plan.parts.of(Task::kMulti);
+  const TaskOutput& part = plan.parts.of(Task::kMulti);
   const size_t half = size_t(row_capacity_) * model_.task_heads.multi_room() / 2 * bytes_of(model_.dtype);
   const uint8_t* x = at_.x;
   for (size_t i = 0; i < multi_.size(); ++i) {
@@ -74,8 +74,8 @@ Status Encoder::multi_vector_head(const Plan& plan, const Stream& stream) {
   return token_rows(model_.dtype, x, part.chosen, part.rows, part.columns, true, part.out, stream);
 }
 
-Status Encoder::classification_head(const Plan& plan, const Rows& x, bool gathered, const Stream& stream) {
-  const Part& part = plan.parts.of(Task::kClassify);
+Status Encoder::classification_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream) {
+  const TaskOutput& part = plan.parts.of(Task::kClassify);
   const std::vector<DenseLayer>& layers = weights_.heads().classifier();
   float *from = between_layers(0), *to = between_layers(1);
   EMBERT_TRY(pool(model_.dtype, Pooling::kCls, x, gathered, last_norm(), model_.epsilon, at_.offsets.cu_seqlens,
@@ -91,7 +91,7 @@ Status Encoder::classification_head(const Plan& plan, const Rows& x, bool gather
 
 // Its rows are transformed in at_.sum, which is free after the last layer.
 Status Encoder::splade_head(const Plan& plan, const Stream& stream) {
-  const Part& part = plan.parts.of(Task::kSparse);
+  const TaskOutput& part = plan.parts.of(Task::kSparse);
   const SpladeBatch batch{at_.x,       at_.sum,         plan.rows,          part.sequences, at_.offsets.cu_seqlens,
                           part.chosen, plan.cu_seqlens, part.chosen_on_host};
   return splade_->run(batch, *plan.pairs, stream);
@@ -150,7 +150,7 @@ class Again {
 }  // namespace
 
 Status Encoder::collect_pairs(Slot& slot, Answer& answer) {
-  const Part& part = slot.parts.of(Task::kSparse);
+  const TaskOutput& part = slot.parts.of(Task::kSparse);
   std::vector<int> sequences, counts(slot.pairs.counts(), slot.pairs.counts() + part.sequences);
   for (int i = 0; i < part.sequences; ++i)
     sequences.push_back(part.chosen_on_host == nullptr ? i : part.chosen_on_host[i]);

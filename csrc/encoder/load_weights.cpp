@@ -64,7 +64,7 @@ Status Weights::upload(const void* host, size_t count, DType stored, void* to, D
   return stored == dtype ? Status() : convert(stored, from, dtype, to, count, stream);
 }
 
-Status Weights::upload_rows(const void* host, DType stored, const WeightPlace& place, const Stream& stream) {
+Status Weights::upload_rows(const void* host, DType stored, const WeightView& place, const Stream& stream) {
   const size_t rows = place.shape[0], columns = place.shape[1], pitch = place.pitch * bytes_of(place.dtype);
   EMBERT_CUDA(cudaMemsetAsync(place.to, 0, rows * pitch, stream.handle));
   for (size_t row = 0; row < rows; ++row) {
@@ -74,14 +74,14 @@ Status Weights::upload_rows(const void* host, DType stored, const WeightPlace& p
   return {};
 }
 
-Status Weights::copy_apart(const void* from, const WeightPlace& place, void* to, DType dtype, const Stream& stream) {
+Status Weights::copy_apart(const void* from, const WeightView& place, void* to, DType dtype, const Stream& stream) {
   const size_t rows = place.shape[0], width = (place.shape.size() > 1 ? place.shape[1] : 1) * bytes_of(dtype);
   EMBERT_CUDA(cudaMemcpy2DAsync(to, place.pitch * bytes_of(dtype), from, width, width, rows, cudaMemcpyDeviceToDevice,
                                 stream.handle));
   return {};
 }
 
-Status Weights::upload_apart(const void* host, DType stored, const WeightPlace& place, float* exact,
+Status Weights::upload_apart(const void* host, DType stored, const WeightView& place, float* exact,
                              const Stream& stream) {
   const size_t count = elements_of(place.shape);
   if (exact == nullptr) {
@@ -100,11 +100,11 @@ const void* Weights::ordered(const std::string& name, int layer, const void* hos
   if (layer < 0 || std::find(std::begin(names), std::end(names), name) == std::end(names)) return host;
   int user = 0;  // a layer with these weights; all that share them turn as many columns
   while (model_.stored(user) != layer) ++user;
-  const int turned = model_.attention_of(user).turned;
-  if (turned == 0) return host;
+  const int rotary_dim = model_.attention_of(user).rotary_dim;
+  if (rotary_dim == 0) return host;
   memory.resize(model_.attention_columns() * row_bytes);
   for (int i = 0; i < model_.attention_columns(); ++i) {
-    const size_t from = rotary_row(i, model_.head_size(), turned);
+    const size_t from = rope_row(i, model_.head_size(), rotary_dim);
     std::memcpy(memory.data() + i * row_bytes, static_cast<const uint8_t*>(host) + from * row_bytes, row_bytes);
   }
   return memory.data();
@@ -119,7 +119,7 @@ Status Weights::load(const std::string& name, int layer, const void* host, const
   } else if (name == "angles" && layer >= 0 && size_t(layer) < angles_.size()) {
     EMBERT_TRY(load_angles(layer, host, shape, stored, stream));
   } else {
-    WeightPlace place;
+    WeightView place;
     EMBERT_TRY(find(name, layer, place));
     if (shape != place.shape) {
       return Status::refused(called(name, layer) + " has shape " + written(shape) + ", expected " +
@@ -133,7 +133,7 @@ Status Weights::load(const std::string& name, int layer, const void* host, const
   return {};
 }
 
-Status Weights::load_into(const WeightPlace& place, const std::string& name, int layer, const void* host, DType stored,
+Status Weights::load_into(const WeightView& place, const std::string& name, int layer, const void* host, DType stored,
                           const Stream& stream) {
   const size_t count = elements_of(place.shape);
   if (!place.apart && place.pitch > 0 && place.pitch != place.shape[1]) return upload_rows(host, stored, place, stream);
@@ -194,7 +194,7 @@ Status Weights::complete() {
   if (model_.embedding > 0) expected.insert(expected.end(), {{-1, "projection.weight"}, {-1, "projection.bias"}});
   if (model_.pre_norm) expected.insert(expected.end(), {{-1, "last.gamma"}, {-1, "last.beta"}});
   for (size_t table = 0; table < angles_.size(); ++table) expected.emplace_back(int(table), "angles");
-  WeightPlace place;
+  WeightView place;
   for (int layer = 0; layer < model_.stored_layers(); ++layer) {
     for (const char* const name : kLayerNames) {
       if (find_layer(name, layer, place)) expected.emplace_back(layer, name);

@@ -7,7 +7,7 @@ namespace {
 
 class Compiler {
  public:
-  Compiler(const EncoderConfig& model, const Abilities& able) : model_(model), able_(able) {}
+  Compiler(const EncoderConfig& model, const GemmCaps& able) : model_(model), caps_(able) {}
 
   Program compile() {
     embed();
@@ -17,12 +17,12 @@ class Compiler {
     }
     if (!model_.pre_norm) {
       made_.last = waiting_;
-    } else if (able_.folds) {
+    } else if (caps_.folds) {
       made_.last = {NormOf::kLast};
     } else {
-      normalise(Place::kX, Place::kX, {NormOf::kLast});
+      normalize(Buffer::kX, Buffer::kX, {NormOf::kLast});
     }
-    const bool apart = model_.gated && !able_.gates;  // gates and what they make
+    const bool apart = model_.gated && !caps_.gates;  // gates and what they make
     made_.inner_from = apart ? 2 * model_.inner : 0;
     made_.wide = std::max({4 * model_.attention_columns(), (apart ? 3 : 1) * model_.inner, model_.embedding_columns()});
     return made_;
@@ -30,103 +30,104 @@ class Compiler {
 
  private:
   // The embedding's LayerNorm is left to its readers where these apply it: not before a projection, which would have to
-  // fold it, and not where the normalised row is itself the residual.
+  // fold it, and not where the normalized row is itself the residual.
   void embed() {
-    const bool projects = model_.embedding > 0, leaves = able_.folds && !projects && !model_.pre_norm;
-    Step step{Action::kEmbed};
-    step.y = projects ? Place::kEmbedded : Place::kX;
-    step.leaves_sums = leaves;
+    const bool projects = model_.embedding > 0, leaves = caps_.folds && !projects && !model_.pre_norm;
+    Op step{OpKind::kEmbed};
+    step.y = projects ? Buffer::kEmbedded : Buffer::kX;
+    step.leaves_stats = leaves;
     made_.steps.push_back(step);
     if (leaves) waiting_ = {NormOf::kEmbedding};
-    if (projects) product({Matrix::kProjection}, Place::kEmbedded, Place::kX);
+    if (projects) product({Matrix::kProjection}, Buffer::kEmbedded, Buffer::kX);
   }
 
   void attention(int i) {
     const LayerAttention of = model_.attention_of(i);
-    Place x = Place::kX;
+    Buffer x = Buffer::kX;
     ProductPlan qkv{Matrix::kQkv, i, waiting_};
     if (model_.pre_norm && model_.has_attention_norm(i)) {
       if (x_has_sums_) {
         qkv.input = {NormOf::kAttention, i};
       } else {
-        x = Place::kSum;
-        normalise(Place::kX, x, {NormOf::kAttention, i});
+        x = Buffer::kSum;
+        normalize(Buffer::kX, x, {NormOf::kAttention, i});
       }
     }
-    qkv.turns = of.turned > 0 && able_.turns;
-    product(qkv, x, Place::kQkv);
-    Step step{Action::kTurn, Place::kQkv, Place::kQkv};
+    qkv.rope = of.rotary_dim > 0 && caps_.rope;
+    product(qkv, x, Buffer::kQkv);
+    Op step{OpKind::kRope, Buffer::kQkv, Buffer::kQkv};
     step.layer = i;
-    if (of.turned > 0 && !able_.turns) made_.steps.push_back(step);
-    step.action = Action::kAttend;
-    step.y = Place::kContext;
+    if (of.rotary_dim > 0 && !caps_.rope) made_.steps.push_back(step);
+    step.action = OpKind::kAttend;
+    step.y = Buffer::kContext;
     step.product = int(made_.products.size());
     made_.steps.push_back(step);
 
     ProductPlan out{Matrix::kAttentionOut, i};
     out.residual = waiting_;
     out.next = inside(i);
-    if (able_.folds || !model_.pre_norm) {
-      product(out, Place::kContext, Place::kSum, Place::kX, able_.folds);
-      if (!able_.folds) normalise(Place::kSum, Place::kX, inside(i));
+    if (caps_.folds || !model_.pre_norm) {
+      product(out, Buffer::kContext, Buffer::kSum, Buffer::kX, caps_.folds);
+      if (!caps_.folds) normalize(Buffer::kSum, Buffer::kX, inside(i));
     } else {
-      product(out, Place::kContext, Place::kX, Place::kX);
+      product(out, Buffer::kContext, Buffer::kX, Buffer::kX);
     }
   }
 
   void feed_forward(int i) {
-    // Its rows: those of kSum, whose LayerNorm the products apply; or normalised ones.
-    const Place rows = able_.folds ? Place::kSum : Place::kX;
-    Place x = rows, y = able_.folds || model_.pre_norm ? Place::kX : Place::kSum;
+    // Its rows: those of kSum, whose LayerNorm the products apply; or normalized ones.
+    const Buffer rows = caps_.folds ? Buffer::kSum : Buffer::kX;
+    Buffer x = rows, y = caps_.folds || model_.pre_norm ? Buffer::kX : Buffer::kSum;
     ProductPlan in{Matrix::kInner, i}, out{Matrix::kOut, i};
-    if (able_.folds) in.input = inside(i);
-    if (able_.folds && !model_.pre_norm) {
+    if (caps_.folds) in.input = inside(i);
+    if (caps_.folds && !model_.pre_norm) {
       out.residual = inside(i);
       out.next = i + 1 < model_.layers ? NormName{NormOf::kOut, i} : NormName{};  // no product reads the last rows
     }
-    if (!able_.folds && model_.pre_norm) {
-      x = Place::kSum;
-      normalise(Place::kX, x, inside(i));
+    if (!caps_.folds && model_.pre_norm) {
+      x = Buffer::kSum;
+      normalize(Buffer::kX, x, inside(i));
     }
-    in.gates = model_.gated && able_.gates;
+    in.gates = model_.gated && caps_.gates;
     if (!model_.gated && !model_.pre_norm) {  // the rows are the residual, too
       in.joins = true;
       made_.products.push_back(in);
       made_.products.push_back(out);
-      Step step{Action::kFeedForward, x, y};
+      Op step{OpKind::kFeedForward, x, y};
       step.product = int(made_.products.size()) - 2;
-      step.leaves_sums = able_.folds;
+      step.leaves_stats = caps_.folds;
       made_.steps.push_back(step);
     } else {
-      const bool apart = model_.gated && !able_.gates;
-      product(in, x, apart ? Place::kGates : Place::kInner);
-      if (apart) made_.steps.push_back({Action::kGate, Place::kGates, Place::kInner});
-      product(out, Place::kInner, y, rows, able_.folds);
+      const bool apart = model_.gated && !caps_.gates;
+      product(in, x, apart ? Buffer::kGates : Buffer::kInner);
+      if (apart) made_.steps.push_back({OpKind::kGate, Buffer::kGates, Buffer::kInner});
+      product(out, Buffer::kInner, y, rows, caps_.folds);
     }
-    x_has_sums_ = able_.folds;
+    x_has_sums_ = caps_.folds;
     if (model_.pre_norm) return;
-    waiting_ = able_.folds ? NormName{NormOf::kOut, i} : NormName{};
-    if (!able_.folds) normalise(Place::kSum, Place::kX, {NormOf::kOut, i});
+    waiting_ = caps_.folds ? NormName{NormOf::kOut, i} : NormName{};
+    if (!caps_.folds) normalize(Buffer::kSum, Buffer::kX, {NormOf::kOut, i});
   }
 
   // The LayerNorm between attention and the feed-forward part.
   NormName inside(int i) const { return {model_.pre_norm ? NormOf::kOut : NormOf::kAttention, i}; }
 
-  void product(const ProductPlan& plan, Place x, Place y, Place residual = Place::kNothing, bool leaves_sums = false) {
-    Step step{Action::kProduct, x, y, residual, leaves_sums};
+  void product(const ProductPlan& plan, Buffer x, Buffer y, Buffer residual = Buffer::kNothing,
+               bool leaves_stats = false) {
+    Op step{OpKind::kProduct, x, y, residual, leaves_stats};
     step.product = int(made_.products.size());
     made_.products.push_back(plan);
     made_.steps.push_back(step);
   }
 
-  void normalise(Place x, Place y, const NormName& norm) {
-    Step step{Action::kNormalise, x, y};
+  void normalize(Buffer x, Buffer y, const NormName& norm) {
+    Op step{OpKind::kNormalize, x, y};
     step.norm = norm;
     made_.steps.push_back(step);
   }
 
   const EncoderConfig& model_;
-  const Abilities able_;
+  const GemmCaps caps_;
   Program made_;
   NormName waiting_;         // the LayerNorm after the rows of kX that is left to their readers
   bool x_has_sums_ = false;  // the rows of kX have sums
@@ -134,7 +135,7 @@ class Compiler {
 
 }  // namespace
 
-Program compile(const EncoderConfig& model, const Abilities& able) {
+Program compile(const EncoderConfig& model, const GemmCaps& able) {
   return Compiler(model, able).compile();
 }
 

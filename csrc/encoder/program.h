@@ -9,9 +9,9 @@
 namespace embert {
 
 // What the matrix products do beside multiplying (gemm/gemm.h).
-struct Abilities {
+struct GemmCaps {
   bool folds = false;  // they apply LayerNorms: rows are stored before their LayerNorm, with sums
-  bool turns = false;  // columns of queries and keys
+  bool rope = false;   // columns of queries and keys
   bool gates = false;
 };
 
@@ -30,12 +30,12 @@ struct ProductPlan {
   int layer = 0;
   NormName input = {}, residual = {};  // what it applies to its rows, and to the residual's
   NormName next = {};                  // that the readers of its rows apply, with whose gamma these may be multiplied
-  bool turns = false, gates = false;
+  bool rope = false, gates = false;
   bool joins = false;  // it is one feed-forward part with the product after it
 };
 
-// Memory for rows of activations. Rows that are not normalised yet have sums.
-enum class Place : int {
+// Memory for rows of activations. Rows that are not normalized yet have sums.
+enum class Buffer : int {
   kNothing,
   kX,         // [rows, hidden]: what a layer is given, and leaves
   kSum,       // [rows, hidden]: between the parts of a layer
@@ -45,28 +45,28 @@ enum class Place : int {
   kGates,     // [rows, 2·inner]: gate, value, gate, value, …
   kEmbedded,  // [rows, embedding]
 };
-constexpr int kPlaces = 8;
+constexpr int kBuffers = 8;
 
-enum class Action : int { kEmbed, kProduct, kFeedForward, kTurn, kAttend, kGate, kNormalise };
+enum class OpKind : int { kEmbed, kProduct, kFeedForward, kRope, kAttend, kGate, kNormalize };
 
-struct Step {
-  Action action;
-  Place x = Place::kNothing, y = Place::kNothing;
-  Place residual = Place::kNothing;  // kProduct
-  bool leaves_sums = false;          // y is not normalised
-  int product = 0;                   // kProduct; kAttend: of the context; kFeedForward: the first of two
-  int layer = 0;                     // kTurn, kAttend
-  NormName norm = {};                // kNormalise
+struct Op {
+  OpKind action;
+  Buffer x = Buffer::kNothing, y = Buffer::kNothing;
+  Buffer residual = Buffer::kNothing;  // kProduct
+  bool leaves_stats = false;           // y is not normalized
+  int product = 0;                     // kProduct; kAttend: of the context; kFeedForward: the first of two
+  int layer = 0;                       // kRope, kAttend
+  NormName norm = {};                  // kNormalize
 };
 
 struct Program {
   std::vector<ProductPlan> products;  // in the order in which they run
-  std::vector<Step> steps;
+  std::vector<Op> steps;
   NormName last;       // what is still to be applied to the rows that the last step leaves
   int wide = 0;        // columns of the widest rows that lie in one piece of memory: Q, K, V and context; and so on
   int inner_from = 0;  // the column of that piece at which kInner begins, after kGates
 };
 
-Program compile(const EncoderConfig& model, const Abilities& able);
+Program compile(const EncoderConfig& model, const GemmCaps& able);
 
 }  // namespace embert

@@ -31,8 +31,8 @@ Status Encoder::start(std::string& fold_refusal) {
 }
 
 Status Encoder::prepare_products() {
-  // Not in pre-norm models: their rows are the residual, too. Nor where rows are quantised, which applies LayerNorms.
-  gamma_in_rows_ = folds_ && !model_.pre_norm && !model_.int8 && weights_.has_what_is_stored();
+  // Not in pre-norm models: their rows are the residual, too. Nor where rows are quantized, which applies LayerNorms.
+  prescaled_rows_ = folds_ && !model_.pre_norm && !model_.int8 && weights_.has_what_is_stored();
   products_.resize(program_.products.size());
   for (size_t i = 0; i < products_.size(); ++i) {
     std::unique_ptr<Linear> made;
@@ -57,32 +57,32 @@ Status Encoder::prepare_product(size_t i, std::unique_ptr<Linear>& made) {
   LinearWeights weights;
   weights.weight = of.weight;
   weights.bias = of.bias;
-  weights.out = of.out;
-  weights.in = of.in;
+  weights.n = of.out;
+  weights.k = of.in;
   if (plan.matrix == Matrix::kInner && (plan.gates || !model_.gated)) weights.activation = model_.activation;
   if (plan.gates) {
     weights.gated = true;
-    weights.out = of.out / 2;
+    weights.n = of.out / 2;
   }
   weights.input_norm = weights_.input_norm(plan);
   weights.residual_norm = weights_.norm(plan.residual);
   weights.epsilon = model_.epsilon;
-  weights.gamma_in_rows = gamma_in_rows_;
-  if (gamma_in_rows_) {
+  weights.prescaled_rows = prescaled_rows_;
+  if (prescaled_rows_) {
     weights.next_gamma = weights_.norm(plan.next).gamma;
   } else if (plan.input.exists()) {
     weights.exact = of.exact;
   }
   if (of.scales != nullptr) {
     weights.scales = of.scales;
-    weights.quantised = at_.quantised;
+    weights.quantized = at_.quantized;
     if (plan.matrix == Matrix::kOut) weights.block = kInnerBlock;
     if (plan.matrix == Matrix::kAttentionOut && model_.head_size() == kHeadBlock) weights.block = kHeadBlock;
   }
-  RotaryColumns rotary;
-  if (plan.turns) {
-    rotary = rotary_columns(plan.layer);
-    weights.rotary = &rotary;
+  RopeColumns rope;
+  if (plan.rope) {
+    rope = rope_columns(plan.layer);
+    weights.rope = &rope;
   }
   // Each product of the layers fetches the weights of the product after the next. The next batch's first ones follow
   // the last layer's.
@@ -101,8 +101,8 @@ Status Encoder::prepare_multi_vectors() {
     LinearWeights product;
     product.weight = layer.weight;
     product.bias = layer.bias;
-    product.out = layer.shape.out;
-    product.in = layer.shape.in;
+    product.n = layer.shape.out;
+    product.k = layer.shape.in;
     product.activation = layer.shape.activation == HeadActivation::kRelu       ? Activation::kRelu
                          : layer.shape.activation == HeadActivation::kGelu     ? Activation::kGeluErf
                          : layer.shape.activation == HeadActivation::kGeluTanh ? Activation::kGeluTanh

@@ -22,7 +22,7 @@ Status Encoder::reserve(Slot& slot, size_t own_floats, size_t floats, size_t lis
   EMBERT_TRY(grow(slot.output, floats));
   if (slot.vectors.bytes() < own_floats * 4) {
     EMBERT_TRY(slot.vectors.allocate(own_floats * 4));
-    // Parts begin at whole cache lines, and what lies between them is copied, too.
+    // TaskOutputs begin at whole cache lines, and what lies between them is copied, too.
     EMBERT_CUDA(cudaMemsetAsync(slot.vectors.as(), 0, slot.vectors.bytes(), stream_.handle));
   }
   EMBERT_TRY(grow(slot.lists, listed));
@@ -36,7 +36,7 @@ const Encoder::Slot* Encoder::find_slot(int64_t ticket) const {
   return nullptr;
 }
 
-Status Encoder::come_to_rest(Status failed) {
+Status Encoder::drain(Status failed) {
   if (failed.is_lost()) return remember(failed);
   cudaGetLastError();  // else a later launch reports it
   for (const cudaStream_t stream : {uploads_, stream_.handle, downloads_}) {
@@ -58,14 +58,14 @@ Status Encoder::submit(const BatchView& batch, int64_t& ticket) {
   slot->tokens = batch.tokens;
   slot->sequences = batch.sequences;
   slot->has_positions = batch.positions != nullptr;
-  slot->parts = Parts(batch, model_);
+  slot->parts = TaskOutputs(batch, model_);
   if (batch.tokens > 0) {
     GraphKey key;
     const bool small = key_of(batch, slot->parts.wanted(), key) && slot->graphs.count(key) > 0;
     Plan plan{};
     if (!small) EMBERT_TRY(plan_large(*slot, batch, plan));
     const Status queued = small ? submit_small(*slot, batch, key) : submit_large(*slot, batch, plan);
-    if (!queued.ok()) return come_to_rest(queued);
+    if (!queued.ok()) return drain(queued);
   }
   slot->in_flight = true;
   slot->ticket = ticket = ++last_ticket;
@@ -92,12 +92,12 @@ Status Encoder::plan_large(Slot& slot, const BatchView& batch, Plan& plan) {
     }
   }
   EMBERT_TRY(check_attention_work(plan.tiles, plan.shorts));
-  Parts& parts = slot.parts;
+  TaskOutputs& parts = slot.parts;
   const size_t listed = parts.listed();
   slot.direct = !parts.wants(Tasks(~model_.task_heads.by_sequence())) && batch.sequences <= kDirectSequences;
   const Status reserved =
       slot.direct ? reserve(slot, 0, 0, listed) : reserve(slot, parts.own_floats(), parts.floats(), listed);
-  if (!reserved.ok()) return come_to_rest(reserved);
+  if (!reserved.ok()) return drain(reserved);
   float* const memory = (slot.direct ? slot.direct_output.as<float>() : slot.vectors.as<float>());
   for (int i = 0; i < kTaskCount; ++i) parts.of(Task(i)).out = memory + parts.of(Task(i)).first;
   // TOKENS pass through the memory of the wide activations.
@@ -127,10 +127,10 @@ Status Encoder::submit_large(Slot& slot, const BatchView& batch, const Plan& pla
 }
 
 Status Encoder::download(Slot& slot) {
-  const Parts& parts = slot.parts;
+  const TaskOutputs& parts = slot.parts;
   float* const host = slot.output.as<float>();
   cudaStream_t last = stream_.handle;
-  if (const Part& part = parts.of(Task::kTokens); part.rows > 0) {
+  if (const TaskOutput& part = parts.of(Task::kTokens); part.rows > 0) {
     // The next forward uses this memory too, so the copy is on its stream.
     EMBERT_CUDA(cudaMemcpyAsync(host + part.first, part.out, size_t(part.rows) * part.columns * sizeof(float),
                                 cudaMemcpyDeviceToHost, last));
@@ -162,7 +162,7 @@ Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
   const float* const host = (slot.direct ? slot.direct_output : slot.output).as<float>();
   for (int i = 0; i < kTaskCount; ++i) {
     if (!slot.parts.wants(bit(Task(i))) || (Task(i) == Task::kSparse && splade_ != nullptr)) continue;
-    const Part& part = slot.parts.of(Task(i));
+    const TaskOutput& part = slot.parts.of(Task(i));
     const size_t count = size_t(part.rows) * part.columns;
     Answer answer{Task(i), part.sequences, part.rows, part.columns, blocks_->take(count), nullptr, nullptr};
     if (count > 0) std::memcpy(answer.values.get(), host + part.first, count * sizeof(float));
@@ -178,11 +178,11 @@ Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
 Status Encoder::run_again(Slot& slot, const BatchView& batch) {
   slot.tokens = batch.tokens;
   slot.sequences = batch.sequences;
-  slot.parts = Parts(batch, model_);
+  slot.parts = TaskOutputs(batch, model_);
   Plan plan{};
   EMBERT_TRY(plan_large(slot, batch, plan));
   const Status queued = submit_large(slot, batch, plan);
-  if (!queued.ok()) return come_to_rest(queued);
+  if (!queued.ok()) return drain(queued);
   return remember(
       Status::cuda(cudaEventSynchronize(slot.done), ("forward of " + std::to_string(slot.tokens) + " tokens").c_str()));
 }

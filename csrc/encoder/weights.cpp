@@ -13,13 +13,13 @@ std::string called(const std::string& name, int layer) {
 
 }  // namespace
 
-void Weights::carve(uint8_t* base, size_t& bytes) {
-  Carver carver(base);
+void Weights::lay_out(uint8_t* base, size_t& bytes) {
+  Arena arena(base);
   const size_t size = bytes_of(model_.dtype);
   const size_t hidden = model_.hidden, inner = model_.inner, embedding = model_.embedding_columns();
   const size_t attention = model_.attention_columns();
-  const auto matrix = [&](size_t rows, size_t columns) { return carver.take(rows * columns * size); };
-  const auto vector = [&](size_t count) { return reinterpret_cast<float*>(carver.take(count * sizeof(float))); };
+  const auto matrix = [&](size_t rows, size_t columns) { return arena.take(rows * columns * size); };
+  const auto vector = [&](size_t count) { return reinterpret_cast<float*>(arena.take(count * sizeof(float))); };
   const auto norm = [&](size_t columns) {
     const float* const gamma = vector(columns);
     return Norm{gamma, vector(columns)};
@@ -32,7 +32,7 @@ void Weights::carve(uint8_t* base, size_t& bytes) {
   if (model_.types == 0) tables_.type = nullptr;
   layers_.resize(model_.stored_layers());
   const size_t layer_size = bytes_of(matrix_dtype());
-  const auto of_layer = [&](size_t rows, size_t columns) { return carver.take(rows * columns * layer_size); };
+  const auto of_layer = [&](size_t rows, size_t columns) { return arena.take(rows * columns * layer_size); };
   const auto scales = [&](size_t rows) { return model_.int8 ? vector(rows) : nullptr; };
   for (LayerWeights& layer : layers_) {
     layer.qkv_weight = of_layer(3 * attention, hidden);
@@ -59,17 +59,17 @@ void Weights::carve(uint8_t* base, size_t& bytes) {
   if (model_.pre_norm) last_norm_ = norm(hidden);
   angles_.clear();
   for (const int columns : model_.angle_tables())
-    angles_.push_back(reinterpret_cast<float2*>(carver.take(size_t(model_.positions) * columns * sizeof(float2))));
-  if (model_.relative) relative_ = reinterpret_cast<float*>(carver.take(size_t(model_.heads) * 2 * model_.reach() * 4));
-  heads_.carve(carver, model_.task_heads, model_.hidden, model_.dtype);
-  bytes = carver.used();
+    angles_.push_back(reinterpret_cast<float2*>(arena.take(size_t(model_.positions) * columns * sizeof(float2))));
+  if (model_.relative) relative_ = reinterpret_cast<float*>(arena.take(size_t(model_.heads) * 2 * model_.reach() * 4));
+  heads_.lay_out(arena, model_.task_heads, model_.hidden, model_.dtype);
+  bytes = arena.used();
 }
 
 Status Weights::allocate() {
   size_t bytes = 0;
-  carve(nullptr, bytes);
+  lay_out(nullptr, bytes);
   EMBERT_TRY(storage_.allocate(bytes));
-  carve(storage_.as(), bytes);
+  lay_out(storage_.as(), bytes);
   if (!model_.position_table) EMBERT_TRY(storage_.zero());
   const size_t hidden = model_.hidden, inner = model_.inner, attention = model_.attention_columns();
   const size_t largest = std::max({size_t(model_.vocabulary), size_t(model_.positions), inner, attention}) * hidden;
@@ -77,7 +77,7 @@ Status Weights::allocate() {
   return model_.gated ? apart_.allocate(inner * hidden * 4) : Status();
 }
 
-Status Weights::find(const std::string& name, int layer, WeightPlace& place) const {
+Status Weights::find(const std::string& name, int layer, WeightView& place) const {
   if (heads_.find(name, layer, place)) return {};
   const size_t hidden = model_.hidden, embedding = model_.embedding_columns();
   const auto matrix = [&](const char* of_name, const void* base, size_t rows, size_t columns, size_t before = 0) {
@@ -108,7 +108,7 @@ Status Weights::find(const std::string& name, int layer, WeightPlace& place) con
   return Status::refused("this model has no weight " + called(name, layer));
 }
 
-bool Weights::find_layer(const std::string& name, int number, WeightPlace& place) const {
+bool Weights::find_layer(const std::string& name, int number, WeightView& place) const {
   const LayerWeights& w = layers_[number];
   const size_t hidden = model_.hidden, inner = model_.inner, attention = model_.attention_columns();
   const auto matrix = [&](const char* of_name, uint8_t* base, size_t rows, size_t columns, size_t before = 0) {

@@ -81,21 +81,21 @@ class Weights {
   size_t bytes() const { return storage_.bytes(); }
 
  private:
-  void carve(uint8_t* base, size_t& bytes);
+  void lay_out(uint8_t* base, size_t& bytes);
   Status load_relative(const void* host, const TensorShape& shape, DType stored, const Stream& stream);
   Status load_angles(int table, const void* host, const TensorShape& shape, DType stored, const Stream& stream);
-  bool find_layer(const std::string& name, int number, WeightPlace& place) const;
-  Status load_into(const WeightPlace& place, const std::string& name, int layer, const void* host, DType stored,
+  bool find_layer(const std::string& name, int number, WeightView& place) const;
+  Status load_into(const WeightView& place, const std::string& name, int layer, const void* host, DType stored,
                    const Stream& stream);
   // `host` in the order in which products want the rows of a layer's query or key; else `host` itself.
   const void* ordered(const std::string& name, int layer, const void* host, size_t row_bytes,
                       std::vector<uint8_t>& memory) const;
-  Status find(const std::string& name, int layer, WeightPlace& place) const;
+  Status find(const std::string& name, int layer, WeightView& place) const;
   // Rows that have others between them, by way of apart_: conversions take elements that lie end to end.
-  Status upload_apart(const void* host, DType stored, const WeightPlace& place, float* exact, const Stream& stream);
-  Status copy_apart(const void* from, const WeightPlace& place, void* to, DType dtype, const Stream& stream);
+  Status upload_apart(const void* host, DType stored, const WeightView& place, float* exact, const Stream& stream);
+  Status copy_apart(const void* from, const WeightView& place, void* to, DType dtype, const Stream& stream);
   // Row by row, where the rows are padded.
-  Status upload_rows(const void* host, DType stored, const WeightPlace& place, const Stream& stream);
+  Status upload_rows(const void* host, DType stored, const WeightView& place, const Stream& stream);
   Status upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream);
   // Where a matrix is kept in FP32, if it is. Counts what is rounded.
   Status exact_place(const std::string& name, int layer, DType stored, float*& to);

@@ -279,21 +279,21 @@ class CublasLtLinear final : public Linear {
                                                                ? CUBLASLT_EPILOGUE_RELU_BIAS
                                                                : CUBLASLT_EPILOGUE_BIAS));
     // The library adds the bias in y's type.
-    EMBERT_TRY(bias_.allocate(size_t(weights_.out) * bytes_of(owner_.dtype_)));
-    EMBERT_TRY(convert(DType::kFloat32, weights_.bias, owner_.dtype_, bias_.as(), weights_.out, stream));
+    EMBERT_TRY(bias_.allocate(size_t(weights_.n) * bytes_of(owner_.dtype_)));
+    EMBERT_TRY(convert(DType::kFloat32, weights_.bias, owner_.dtype_, bias_.as(), weights_.n, stream));
     EMBERT_TRY(product_.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_.as()));
     return product_.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(owner_.dtype_));
   }
 
-  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int&,
+  Status run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int&,
              const Stream& stream) override {
     if (rows == 0) return {};
-    EMBERT_TRY(check_places(x, residual, y, y_sums));
-    if (x.sums != nullptr || residual.sums != nullptr || y_sums != nullptr)
+    EMBERT_TRY(check_operands(x, residual, y, y_stats));
+    if (x.stats != nullptr || residual.stats != nullptr || y_stats != nullptr)
       return Status::refused("cuBLASLt folds no LayerNorm");
     EMBERT_TRY(product_.run(weights_.weight, x.data, residual.data, rows, y, stream));
     if (weights_.activation == Activation::kGeluErf || weights_.activation == Activation::kGeluTanh) {
-      return activate_rows(owner_.dtype_, weights_.activation, rows, weights_.out, y, stream);
+      return activate_rows(owner_.dtype_, weights_.activation, rows, weights_.n, y, stream);
     }
     return {};
   }
@@ -301,9 +301,9 @@ class CublasLtLinear final : public Linear {
  private:
   static Multiplied of(DType dtype, const LinearWeights& weights) {
     const cudaDataType_t type = data_type(dtype);
-    const int pitch = weights.pitch == 0 ? weights.out : weights.pitch;
+    const int pitch = weights.pitch == 0 ? weights.n : weights.pitch;
     const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
-    return {type, type, CUDA_R_32F, CUBLAS_COMPUTE_32F, no_split, weights.out, weights.in, pitch};
+    return {type, type, CUDA_R_32F, CUBLAS_COMPUTE_32F, no_split, weights.n, weights.k, pitch};
   }
 
   CublasLt& owner_;
@@ -318,7 +318,7 @@ class CublasLtIntegers final : public IntegerProduct {
   CublasLtIntegers(CublasLt& owner, const LinearWeights& weights)
       : weight_(weights.weight),
         product_(owner, {CUDA_R_8I, CUDA_R_32I, CUDA_R_32I, CUBLAS_COMPUTE_32I, CUBLASLT_REDUCTION_SCHEME_MASK,
-                         weights.out, weights.in, weights.out}) {}
+                         weights.n, weights.k, weights.n}) {}
   Status init() { return product_.init(); }
   Status run(const int8_t* x, int rows, int32_t* sums, const Stream& stream) override {
     return product_.run(weight_, x, nullptr, rows, sums, stream);

@@ -25,15 +25,15 @@ namespace embert {
 struct LinearWeights {
   void* weight = nullptr;       // [out, in]; rewritten where input_norm's gamma is folded into it
   const float* bias = nullptr;  // [out]
-  int out = 0, in = 0;
+  int n = 0, k = 0;
   Activation activation = Activation::kNone;
   Norm input_norm, residual_norm;  // only where the provider folds
   float epsilon = 0.0f;            // of both
   // Where a LayerNorm's gamma goes (EPILOGUES.md). False: into the weights of the product after it, which are then
   // rounded from `exact`. True: into its rows, which are stored multiplied with it; no weight changes.
-  bool gamma_in_rows = false;
+  bool prescaled_rows = false;
   const float* exact = nullptr;       // [out, in]: `weight` in FP32. Only while it is prepared.
-  const float* next_gamma = nullptr;  // [out]: with gamma_in_rows and a residual, what y is multiplied with; null: 1
+  const float* next_gamma = nullptr;  // [out]: with prescaled_rows and a residual, what y is multiplied with; null: 1
   // The weights of a later product, which a provider may bring to the L2 cache while this product runs.
   const void* ahead = nullptr;
   size_t ahead_bytes = 0;
@@ -42,52 +42,52 @@ struct LinearWeights {
   // counts the columns of y. Only where the provider fuses_gate; never with a residual.
   bool gated = false;
   // Columns of y that are turned before they are rounded, after the bias; null: none. Only where the provider
-  // fuses_rotary; read while the product is prepared, and copied.
-  const RotaryColumns* rotary = nullptr;
+  // fuses_rope; read while the product is prepared, and copied.
+  const RopeColumns* rope = nullptr;
   // Not null: W is int8, rotated and rounded (ops/quantize.h), with a scale for each of its rows. Rows of x are
-  // quantised on the way, after their LayerNorm, into `quantised`; without x, what is there is multiplied. With an
+  // quantized on the way, after their LayerNorm, into `quantized`; without x, what is there is multiplied. With an
   // activation y is a quarter of it (ops/activation_pair.cuh). Only where the provider has_int8.
   const float* scales = nullptr;  // [out]
   // Not 0: x is rounded in blocks of so many columns, and W is rotated for these (ops/quantize.h).
   int block = 0;
   // Memory that products one after another share: the most rows, in whole groups of 32, and the widest `in`.
-  QuantisedRows quantised = {};
+  QuantizedRows quantized = {};
 };
 
 // A tile writes its part of y and of y's sums while other tiles still read x, the residual and their sums.
-inline Status check_places(const Rows& x, const Rows& residual, const void* y, const float2* y_sums) {
+inline Status check_operands(const RowView& x, const RowView& residual, const void* y, const float2* y_stats) {
   if (y == x.data) return Status::refused("a product cannot write over its own input");
-  if (y_sums == nullptr) return {};
-  if (y == residual.data || y_sums == x.sums || y_sums == residual.sums)
+  if (y_stats == nullptr) return {};
+  if (y == residual.data || y_stats == x.stats || y_stats == residual.stats)
     return Status::refused("a product that leaves sums cannot write over rows or sums that it reads");
   return {};
 }
 
 // In 8 bits a residual comes with its LayerNorm and its sums, and y leaves sums; or there is none of these.
-inline Status check_residual_int8(const LinearWeights& of, const Rows& residual, const float2* y_sums) {
+inline Status check_residual_int8(const LinearWeights& of, const RowView& residual, const float2* y_stats) {
   const bool adds = of.residual_norm.gamma != nullptr;
-  if (adds == (residual.data != nullptr) && adds == (residual.sums != nullptr) && adds == (y_sums != nullptr))
+  if (adds == (residual.data != nullptr) && adds == (residual.stats != nullptr) && adds == (y_stats != nullptr))
     return {};
   return Status::refused("int8: a residual comes with its LayerNorm and leaves sums, or there is none");
 }
 
 // Its columns are balanced with the LayerNorm's, so rows that come without their sums are not what W expects.
-inline Status check_input_int8(const LinearWeights& of, const Rows& x) {
-  if (x.data == nullptr || of.input_norm.gamma == nullptr || x.sums != nullptr) return {};
+inline Status check_input_int8(const LinearWeights& of, const RowView& x) {
+  if (x.data == nullptr || of.input_norm.gamma == nullptr || x.stats != nullptr) return {};
   return Status::refused("int8: x comes without sums, but has a LayerNorm");
 }
 
 class Linear {
  public:
   virtual ~Linear() = default;
-  // residual: [rows, out] or none, added before rounding; never with an activation. y_sums: null, or where the sums of
-  // y's rows go; `y_parts` is then set. y may be the residual where y_sums is null, but never x (check_places).
+  // residual: [rows, out] or none, added before rounding; never with an activation. y_stats: null, or where the sums of
+  // y's rows go; `y_splits` is then set. y may be the residual where y_stats is null, but never x (check_operands).
   //
   // A residual without sums is added as it is; residual_norm is then absent, and y's sums are written as ever. So it is
-  // in models whose norms come before (pre-norm), where gamma_in_rows is never set, because the rows are the residual.
-  virtual Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+  // in models whose norms come before (pre-norm), where prescaled_rows is never set, because the rows are the residual.
+  virtual Status run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int& y_splits,
                      const Stream& stream) = 0;
-  // Whether x may come in blocks (Rows::maxima), where there are so many rows.
+  // Whether x may come in blocks (RowView::maxima), where there are so many rows.
   virtual bool takes_blocks(int /* rows */) const { return false; }
 };
 
@@ -97,7 +97,8 @@ class FeedForward {
   virtual ~FeedForward() = default;
   // inner: memory for the activations between the two products, [rows, inner]. y may not be x. The direction of `along`
   // alternates from kernel to kernel.
-  virtual Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) = 0;
+  virtual Status run(const RowView& x, int rows, void* inner, void* y, float2* y_stats, int& y_splits,
+                     Stream& along) = 0;
 };
 
 class GemmProvider {
@@ -118,9 +119,9 @@ class GemmProvider {
   virtual bool dependent_launch() const = 0;
   // Whether it applies LayerNorms: Norms in LinearWeights, sums in Rows.
   virtual bool folds() const = 0;
-  // What its products do themselves: LinearWeights::rotary, LinearWeights::gated. Where they do not,
+  // What its products do themselves: LinearWeights::rope, LinearWeights::gated. Where they do not,
   // encoder/program.cpp adds a kernel after the product (ops/rope.cu, ops/gate.cu), and neither is set.
-  virtual bool fuses_rotary() const { return false; }
+  virtual bool fuses_rope() const { return false; }
   virtual bool fuses_gate() const { return false; }
   // Whether it takes weights of 8 bits: LinearWeights::scales. Such products apply LayerNorms, whatever `folds` says.
   virtual bool has_int8() const { return false; }
@@ -132,10 +133,10 @@ class GemmProvider {
 class TwoProducts final : public FeedForward {
  public:
   TwoProducts(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out) : in_(std::move(in)), out_(std::move(out)) {}
-  Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {
+  Status run(const RowView& x, int rows, void* inner, void* y, float2* y_stats, int& y_splits, Stream& along) override {
     int none = 0;
-    EMBERT_TRY(in_->run(x, {}, rows, inner, nullptr, none, along.turned()));
-    return out_->run({inner}, x, rows, y, y_sums, y_parts, along.turned());
+    EMBERT_TRY(in_->run(x, {}, rows, inner, nullptr, none, along.alternate_direction()));
+    return out_->run({inner}, x, rows, y, y_stats, y_splits, along.alternate_direction());
   }
 
  private:

@@ -1,6 +1,6 @@
 // Which kernel and which tile a product gets on Hopper, and all other numbers that were tuned by measuring. Host code
-// that sees sizes alone. Tiles change no bits, so every choice is correct, and only time depends on it. Measurements:
-// H100, 132 multiprocessors.
+// that sees sizes alone. TileScheduler change no bits, so every choice is correct, and only time depends on it.
+// Measurements: H100, 132 multiprocessors.
 #pragma once
 
 #include <cstddef>
@@ -13,34 +13,35 @@ constexpr int tiles_of(int size, int tile) {
   return (size + tile - 1) / tile;
 }
 
-enum class TileKernel : int {
-  kFewRows = 0,   // small_m.cuh
-  kPingPong = 1,  // store.cuh, consumers in turn
-  kShared = 2,    // store.cuh, both consumers on each tile
-  kWide256 = 3,   // cooperative.cuh, 128 × 256
-  kWide128 = 4,   // cooperative.cuh, 128 × 128
-  kTall128 = 5,   // cooperative.cuh, 192 × 128: what fits the multiprocessors in one round may not with the other two
-  kTurns256 = 6,  // residual_pingpong.cuh, 64 × 256, consumers in turn; 8 bits only
+enum class GemmKernel : int {
+  kSmallM = 0,          // small_m.cuh
+  kPingPong = 1,        // store.cuh, consumers in turn
+  kShared = 2,          // store.cuh, both consumers on each tile
+  kCooperative256 = 3,  // cooperative.cuh, 128 × 256
+  kCooperative128 = 4,  // cooperative.cuh, 128 × 128
+  kCooperative192x128 =
+      5,  // cooperative.cuh, 192 × 128: what fits the multiprocessors in one round may not with the other two
+  kPingPong256 = 6,  // residual_pingpong.cuh, 64 × 256, consumers in turn; 8 bits only
 };
 
-struct TileChoice {
-  TileKernel kernel;
+struct GemmConfig {
+  GemmKernel kernel;
   int rows, columns;  // of a block's tile
 };
 
-struct ProductSize {
-  int rows, out, in;  // out: W's rows; with gates two for each column of y
+struct GemmShape {
+  int m, n, k;  // n: W's rows; with gates two for each column of y
   bool residual;
-  bool turns_or_gates = false;  // such a product is run by kFewRows, kPingPong and kShared alone
+  bool rope_or_gated = false;  // such a product is run by kSmallM, kPingPong and kShared alone
 };
 
-TileChoice choose_tile(const ProductSize& product, int processors);
+GemmConfig choose_config(const GemmShape& shape, int num_sms);
 
 // The same with operands of 8 bits, whose steps are 128 columns of K.
-TileChoice choose_int8_tile(const ProductSize& product, int processors);
+GemmConfig choose_int8_config(const GemmShape& shape, int num_sms);
 
-// How many rows of kWide256's tiles are whole, the others being narrow (NarrowingTiles), and the cycles that follow for
-// a step.
+// How many rows of kCooperative256's tiles are whole, the others being narrow (NarrowingTileScheduler), and the cycles
+// that follow for a step.
 struct Narrowing {
   int whole_rows, step;
 };
@@ -48,10 +49,10 @@ Narrowing narrowing_of(int tile_rows, int across, int clusters);
 
 // Shared memory of a block for few rows: half of a multiprocessor's 227 KB, so that the next kernel's blocks fit beside
 // it.
-constexpr int kFewBytes = 113 * 1024;
+constexpr int kSmallMBytes = 113 * 1024;
 // The same where a launch has at most a block a multiprocessor and over 64 rows: the ring has to cover the memory's
 // latency.
-constexpr int kAloneBytes = 227 * 1024;
+constexpr int kSmallMMaxBytes = 227 * 1024;
 
 // Up to so many rows a launch brings weights to the L2 cache, for the second product after it: the memory is idle then.
 // BERT-base, µs a layer without and with it: 16 rows 15.4 and 14.4, 64 rows 18.2 and 17.4, but 128 rows 20.8 and 21.1.

@@ -113,7 +113,7 @@ class PortableMaxima final : public TextMaxima {
 
 Status make_portable_maxima(GemmProvider& gemm, DType dtype, const LinearWeights& weights, const Stream& stream,
                             std::unique_ptr<TextMaxima>& made) {
-  auto portable = std::make_unique<PortableMaxima>(dtype, weights.out, weights.in);
+  auto portable = std::make_unique<PortableMaxima>(dtype, weights.n, weights.k);
   EMBERT_TRY(portable->init(gemm, weights, stream));
   made = std::move(portable);
   return {};

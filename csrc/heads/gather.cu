@@ -14,7 +14,7 @@ constexpr int kWarps = 4;
 
 template <typename T>
 __global__ void __launch_bounds__(kWarps * 32)
-    gather_kernel(const T* context, const Rows x, const int* cu_seqlens, bool last, int sequences, int hidden,
+    gather_kernel(const T* context, const RowView x, const int* cu_seqlens, bool last, int sequences, int hidden,
                   T* context_to, T* x_to, float2* sums_to) {
   const int lane = threadIdx.x % 32, sequence = blockIdx.x * kWarps + threadIdx.x / 32;
   wait_for_earlier_kernels();
@@ -29,13 +29,13 @@ __global__ void __launch_bounds__(kWarps * 32)
   };
   copy(context, context_to);
   copy(static_cast<const T*>(x.data), x_to);
-  if (x.sums == nullptr) return;
-  const int sums = (hidden + kSumColumns - 1) / kSumColumns * x.parts;
-  for (int i = lane; i < sums; i += 32) sums_to[size_t(sequence) * sums + i] = x.sums[row * sums + i];
+  if (x.stats == nullptr) return;
+  const int sums = (hidden + kStatColumns - 1) / kStatColumns * x.splits;
+  for (int i = lane; i < sums; i += 32) sums_to[size_t(sequence) * sums + i] = x.stats[row * sums + i];
 }
 
 template <typename T>
-Status launch_gather(const void* context, const Rows& x, const int* cu_seqlens, bool last, int sequences, int hidden,
+Status launch_gather(const void* context, const RowView& x, const int* cu_seqlens, bool last, int sequences, int hidden,
                      void* context_to, void* x_to, float2* sums_to, const Stream& stream) {
   return launch("gather", gather_kernel<T>, (sequences + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
                 static_cast<const T*>(context), x, cu_seqlens, last, sequences, hidden, static_cast<T*>(context_to),
@@ -44,7 +44,7 @@ Status launch_gather(const void* context, const Rows& x, const int* cu_seqlens, 
 
 }  // namespace
 
-Status gather(DType dtype, const void* context, const Rows& x, const int* cu_seqlens, Pooling pooling, int sequences,
+Status gather(DType dtype, const void* context, const RowView& x, const int* cu_seqlens, Pooling pooling, int sequences,
               int hidden, void* context_to, void* x_to, float2* sums_to, const Stream& stream) {
   if (pooling != Pooling::kCls && pooling != Pooling::kLast)
     return Status::refused("gather: this pooling reads every row");

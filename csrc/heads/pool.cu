@@ -48,12 +48,12 @@ __device__ __forceinline__ float joined(float a, float b) {
 
 // Stores the LayerNorm's scales of `count` rows; for all threads of the block. `row_of(i)`: the i-th row.
 template <typename RowOf>
-__device__ __forceinline__ void leave_scales(const Rows& rows, int count, RowOf row_of, int width, float epsilon,
+__device__ __forceinline__ void leave_scales(const RowView& rows, int count, RowOf row_of, int width, float epsilon,
                                              float2* scales) {
-  if (rows.sums == nullptr || rows.parts == 1) {
+  if (rows.stats == nullptr || rows.splits == 1) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < count; i += kThreads)
-      scales[i] = rows.sums == nullptr ? float2{1.0f, 0.0f} : row_scale(rows, row_of(i), width, epsilon);
+      scales[i] = rows.stats == nullptr ? float2{1.0f, 0.0f} : row_scale(rows, row_of(i), width, epsilon);
     return;
   }
 #pragma unroll 1
@@ -64,15 +64,16 @@ __device__ __forceinline__ void leave_scales(const Rows& rows, int count, RowOf 
   }
 }
 
-constexpr int kStaticShared = kScaledRows * 8 + kMaxSumColumns * 8 + kThreads / 32 * 4;  // bytes
-constexpr int kRing = kRowsAhead * kThreads * 16, kMostSums = kThreads * 8 * 4;          // bytes
-static_assert(kStaticShared + kMostSums + kRing <= 99 << 10, "what a block may have on the devices that have least");
+constexpr int kStaticShared = kScaledRows * 8 + kMaxStatColumns * 8 + kThreads / 32 * 4;  // bytes
+constexpr int kPipeline = kRowsAhead * kThreads * 16, kMostSums = kThreads * 8 * 4;       // bytes
+static_assert(kStaticShared + kMostSums + kPipeline <= 99 << 10,
+              "what a block may have on the devices that have least");
 
 // kShared: a cluster of two blocks has the sequence. kChosen: not all sequences are pooled. As an argument it would
 // cost the others registers, of which none is left.
 template <typename T, Pooling kPooling, bool kShared, bool kChosen>
 __global__ void __launch_bounds__(kThreads, 2)
-    pool_kernel(const Rows rows, bool gathered, const Norm norm, float epsilon, const int* cu_seqlens,
+    pool_kernel(const RowView rows, bool gathered, const Norm norm, float epsilon, const int* cu_seqlens,
                 const uint32_t* cuts, const int* chosen, int hidden, float* vectors) {
   constexpr int kWidth = Pack<T>::kSize;
   constexpr bool kWalks = kPooling == Pooling::kMean || kPooling == Pooling::kMax;
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(16) float shared[];         // [groups][hidden], then Pack<T> [kRowsAhead][kThreads]
   __shared__ float squares[kThreads / 32];
   __shared__ float2 scales[kWalks ? kScaledRows : 1];
-  __shared__ float2 last_norm[kNormsLast ? kMaxSumColumns : 1];  // gamma and beta; a thread reads what it wrote
+  __shared__ float2 last_norm[kNormsLast ? kMaxStatColumns : 1];  // gamma and beta; a thread reads what it wrote
   // Written by offsets.cu or embedding_small.cu, early enough for a read here (early_tile in
   // ops/attention_work_list.cuh). `chosen` was there before the batch's first kernel.
   const int rank = kShared ? cluster_rank() : 0;
@@ -227,7 +228,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 template <typename T>
-Status launch_pool(Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
+Status launch_pool(Pooling pooling, const RowView& rows, bool gathered, const Norm& norm, float epsilon,
                    const int* cu_seqlens, const uint32_t* cuts, const int* chosen, int sequences, int longest,
                    int hidden, float* vectors, const Stream& stream) {
   const int packs = hidden / Pack<T>::kSize;
@@ -246,7 +247,7 @@ Status launch_pool(Pooling pooling, const Rows& rows, bool gathered, const Norm&
     return chosen == nullptr ? run(pool_kernel<T, kPooling, false, false>, bytes)
                              : run(pool_kernel<T, kPooling, false, true>, bytes);
   };
-  const int one = hidden * int(sizeof(float)), walking = groups * one + kRing;  // bytes of shared memory
+  const int one = hidden * int(sizeof(float)), walking = groups * one + kPipeline;  // bytes of shared memory
   switch (pooling) {
     case Pooling::kCls:
       return run_one_block(std::integral_constant<Pooling, Pooling::kCls>(), one);
@@ -263,10 +264,10 @@ Status launch_pool(Pooling pooling, const Rows& rows, bool gathered, const Norm&
 
 }  // namespace
 
-Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
+Status pool(DType dtype, Pooling pooling, const RowView& rows, bool gathered, const Norm& norm, float epsilon,
             const int* cu_seqlens, const uint32_t* cuts, const int* chosen, int sequences, int longest, int hidden,
             float* vectors, const Stream& stream) {
-  if ((rows.sums != nullptr || norm.gamma != nullptr) && hidden > kMaxSumColumns)
+  if ((rows.stats != nullptr || norm.gamma != nullptr) && hidden > kMaxStatColumns)
     return Status::refused("pool: hidden size " + std::to_string(hidden) + " is too large for a LayerNorm");
   if (hidden % (16 / bytes_of(dtype)) != 0)
     return Status::refused("pool: hidden size " + std::to_string(hidden) + " is not supported");

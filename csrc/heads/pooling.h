@@ -17,7 +17,7 @@ constexpr uint32_t kCutKeepsLength = 1u << 31;
 
 // gather.cu: copies each sequence's row that `pooling` (cls or last token) reads, of `context` and of x with its sums.
 // context_to, x_to: [B, H]; sums_to: like x's sums, for B rows.
-Status gather(DType dtype, const void* context, const Rows& x, const int* cu_seqlens, Pooling pooling, int sequences,
+Status gather(DType dtype, const void* context, const RowView& x, const int* cu_seqlens, Pooling pooling, int sequences,
               int hidden, void* context_to, void* x_to, float2* sums_to, const Stream& stream);
 
 // pool.cu: one FP32 vector a sequence, cut to its dimensions and, where asked, scaled to length 1. rows: [T, H], or
@@ -25,7 +25,7 @@ Status gather(DType dtype, const void* context, const Rows& x, const int* cu_seq
 // length. chosen: [sequences], in device memory before the batch's first kernel: the sequences that are pooled; null:
 // the first ones. vectors: [sequences, H]. longest: at least the rows of the longest sequence; it decides how many
 // blocks share a sequence, which changes no bits.
-Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
+Status pool(DType dtype, Pooling pooling, const RowView& rows, bool gathered, const Norm& norm, float epsilon,
             const int* cu_seqlens, const uint32_t* cuts, const int* chosen, int sequences, int longest, int hidden,
             float* vectors, const Stream& stream);
 

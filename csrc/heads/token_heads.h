@@ -14,7 +14,7 @@ Status token_rows(DType dtype, const void* x, const int* chosen, int rows, int c
 
 // token_weights.cu: y[rows] = relu(weight · h + bias), h a row of x after `norm`, which is applied to rows with sums.
 // weight: [hidden]; bias: [1], on the device.
-Status token_weights(DType dtype, const Rows& x, const Norm& norm, float epsilon, const int* chosen, int rows,
+Status token_weights(DType dtype, const RowView& x, const Norm& norm, float epsilon, const int* chosen, int rows,
                      int hidden, const float* weight, const float* bias, float* y, const Stream& stream);
 
 }  // namespace embert

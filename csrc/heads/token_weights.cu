@@ -16,7 +16,7 @@ constexpr int kScaleLanes = 8;  // lanes that add a row's sums: row_stats.cuh
 
 template <typename T>
 __global__ void __launch_bounds__(kWarps * 32)
-    token_weights_kernel(const Rows x, const Norm norm, float epsilon, const int* chosen, int rows, int hidden,
+    token_weights_kernel(const RowView x, const Norm norm, float epsilon, const int* chosen, int rows, int hidden,
                          const float* weight, const float* bias, float* y) {
   constexpr int kWidth = Pack<T>::kSize;
   const int lane = threadIdx.x % 32, row = blockIdx.x * kWarps + threadIdx.x / 32;
@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(kWarps * 32)
   dependents_may_launch();
   if (row >= rows) return;  // a whole warp
   const int from = chosen == nullptr ? row : chosen[row];
-  const float2 scale = x.sums == nullptr ? float2{1.0f, 0.0f} : row_scale(x, from, hidden, epsilon, lane % kScaleLanes);
+  const float2 scale =
+      x.stats == nullptr ? float2{1.0f, 0.0f} : row_scale(x, from, hidden, epsilon, lane % kScaleLanes);
   const T* const data = static_cast<const T*>(x.data) + size_t(from) * hidden;
   float sum = 0.0f;
   for (int at = lane * kWidth; at < hidden; at += 32 * kWidth) {
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 }
 
 template <typename T>
-Status launch_token_weights(const Rows& x, const Norm& norm, float epsilon, const int* chosen, int rows, int hidden,
+Status launch_token_weights(const RowView& x, const Norm& norm, float epsilon, const int* chosen, int rows, int hidden,
                             const float* weight, const float* bias, float* y, const Stream& stream) {
   return launch("token_weights", token_weights_kernel<T>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream, x, norm,
                 epsilon, chosen, rows, hidden, weight, bias, y);
@@ -58,9 +59,9 @@ Status launch_token_weights(const Rows& x, const Norm& norm, float epsilon, cons
 
 }  // namespace
 
-Status token_weights(DType dtype, const Rows& x, const Norm& norm, float epsilon, const int* chosen, int rows,
+Status token_weights(DType dtype, const RowView& x, const Norm& norm, float epsilon, const int* chosen, int rows,
                      int hidden, const float* weight, const float* bias, float* y, const Stream& stream) {
-  if (hidden % 8 != 0 || ((x.sums != nullptr || norm.gamma != nullptr) && hidden > kMaxSumColumns))
+  if (hidden % 8 != 0 || ((x.stats != nullptr || norm.gamma != nullptr) && hidden > kMaxStatColumns))
     return Status::refused("token_weights: hidden size " + std::to_string(hidden) + " is not supported");
   switch (dtype) {
     case DType::kFloat16:

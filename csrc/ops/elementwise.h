@@ -18,8 +18,8 @@ Status activate_rows(DType dtype, Activation activation, int rows, int columns, 
 Status gate_rows(DType dtype, Activation activation, const void* x, int rows, int columns, void* y,
                  const Stream& stream);
 
-// Turns queries and keys of x[rows, pitch], in place.
-Status turn_rows(DType dtype, void* x, int rows, int pitch, const RotaryColumns& of, const Stream& stream);
+// CosSin queries and keys of x[rows, pitch], in place.
+Status rope_rows(DType dtype, void* x, int rows, int pitch, const RopeColumns& of, const Stream& stream);
 
 // y[count] = x[count], between storage types.
 Status convert(DType from, const void* x, DType to, void* y, size_t count, const Stream& stream);

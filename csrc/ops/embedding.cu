@@ -1,4 +1,4 @@
-// y = LayerNorm(word[id] + position[p] + type[t]): gather and normalisation in one pass, a warp a token. With `sums`: y
+// y = LayerNorm(word[id] + position[p] + type[t]): gather and normalization in one pass, a warp a token. With `sums`: y
 // is the sum itself, or gamma times it, and `sums` has what its LayerNorm needs (norm.h).
 //
 // Floor for 26 692 rows of 768, FP16: a word's row read (for common words mostly from L2) and one row written a token,
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   values.add(words, lane, hidden);
   values.add(places, lane, hidden);
   if constexpr (!kLeavesSums) {
-    values.normalise_into(y + size_t(row) * hidden, gamma, beta, lane, hidden, epsilon);
+    values.normalize_into(y + size_t(row) * hidden, gamma, beta, lane, hidden, epsilon);
   } else {
     leave_row(values, tables, y, sums, row, lane, hidden);
   }

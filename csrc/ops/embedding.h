@@ -37,13 +37,13 @@ Status compute_offsets(const OffsetsInput& in, const OffsetsOutput& out, const O
                        const Stream& stream);
 
 // --- embedding.cu: y[T, H] = LayerNorm(word[ids] + position[positions] + type[types]) --------------------------------
-// With `sums` (norm.h; one part a group) y is not normalised.
+// With `sums` (norm.h; one part a group) y is not normalized.
 struct EmbeddingTables {
   const void* word;      // [vocabulary, H]
   const void* position;  // [positions, H]
   const void* type;      // [types, H] or null
   Norm norm;
-  bool gamma_in_rows = false;  // multiply rows that are not normalised with norm.gamma
+  bool prescaled_rows = false;  // multiply rows that are not normalized with norm.gamma
 };
 Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
              int rows, int hidden, float epsilon, void* y, float2* sums, const Stream& stream);

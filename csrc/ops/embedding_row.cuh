@@ -21,9 +21,9 @@ template <typename T, int kPacks>
 __device__ __forceinline__ void leave_row(WarpRow<T, kPacks>& values, const EmbeddingTables& of, T* y, float2* sums,
                                           int row, int lane, int hidden) {
   const float2 total = values.sums();
-  if (of.gamma_in_rows) values.multiply(of.norm.gamma, lane, hidden);
+  if (of.prescaled_rows) values.multiply(of.norm.gamma, lane, hidden);
   values.store_into(y + size_t(row) * hidden, lane, hidden);
-  const int groups = (hidden + kSumColumns - 1) / kSumColumns;
+  const int groups = (hidden + kStatColumns - 1) / kStatColumns;
   for (int group = lane; group < groups; group += 32)
     sums[size_t(row) * groups + group] = group == 0 ? total : float2{0.0f, 0.0f};
 }

@@ -124,7 +124,7 @@ template <typename T>
 Status launch_small(const EmbeddingTables& tables, const OffsetsInput& in, size_t bytes, const OffsetsOutput& out,
                     const OffsetsCapacity& capacity, int hidden, void* y, float2* sums, const Stream& stream) {
   return with_row_packs<T>("embedding_small", hidden, [&](auto packs) {
-    if constexpr (packs * 32 * Pack<T>::kSize > kMaxSumColumns) {
+    if constexpr (packs * 32 * Pack<T>::kSize > kMaxStatColumns) {
       return Status::refused("embedding_small: hidden size " + std::to_string(hidden) + " is too large");
     } else {
       const int blocks = (capacity.tokens + kWarps - 1) / kWarps;

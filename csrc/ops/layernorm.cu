@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   Pack<T> packs[kPacks];
   load_row(packs, x + start, lane, hidden);
   values.add(packs, lane, hidden);
-  values.normalise_into(y + start, gamma, beta, lane, hidden, epsilon);
+  values.normalize_into(y + start, gamma, beta, lane, hidden, epsilon);
 }
 
 template <typename T>

@@ -13,6 +13,6 @@ Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hid
 bool layernorm_takes(DType dtype, int hidden);
 
 // Raises `largest` (device memory, ≥ 0) to the largest |μ|/σ of `count` rows that have sums.
-Status row_offsets(const Rows& rows, int count, int width, float epsilon, float* largest, const Stream& stream);
+Status row_offsets(const RowView& rows, int count, int width, float epsilon, float* largest, const Stream& stream);
 
 }  // namespace embert

@@ -14,7 +14,7 @@ namespace embert {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kMostThreads = kMostQuantised / kRotated;  // of a row
+constexpr int kMostThreads = kMaxQuantized / kRotated;  // of a row
 
 // The larger one; NaN where one of them is.
 __device__ __forceinline__ float larger(float a, float b) {
@@ -63,7 +63,7 @@ struct QuarterSet {
   }
 
   // (x · by.x + by.y) · γ + β for the four columns that begin with pair `first`.
-  __device__ __forceinline__ void normalise(int first, float2 by, const float4& gamma, const float4& beta) {
+  __device__ __forceinline__ void normalize(int first, float2 by, const float4& gamma, const float4& beta) {
     const float2 low = __half22float2(y[first]), high = __half22float2(y[first + 1]);
     y[first] = __floats2half2_rn(fmaf(fmaf(low.x, by.x, by.y), gamma.x, beta.x),
                                  fmaf(fmaf(low.y, by.x, by.y), gamma.y, beta.y));
@@ -113,8 +113,8 @@ struct QuarterSet {
 
 // Up to 1 024 columns: kLanes have a row, and kRows rows one after another, so that a gamma is loaded once for them.
 template <int kLanes, int kRows, bool kNormed>
-__global__ void __launch_bounds__(kWarps * 32) quantise_kernel(const Rows x, const Norm norm, int rows, int columns,
-                                                               float epsilon, const QuantisedRows to, bool backwards) {
+__global__ void __launch_bounds__(kWarps * 32) quantize_kernel(const RowView x, const Norm norm, int rows, int columns,
+                                                               float epsilon, const QuantizedRows to, bool backwards) {
   const int lane = threadIdx.x % kLanes, sets = columns / kRotated, set = min(lane, sets - 1);
   const int first = (blockIdx.x * kWarps * 32 + threadIdx.x) / kLanes * kRows;
   const auto row_of = [&](int i) { return backwards ? rows - 1 - min(first + i, rows - 1) : min(first + i, rows - 1); };
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kWarps * 32) quantise_kernel(const Rows x, con
         const int column = j * (columns / 4) + 8 * set + 4 * half;
         const float4 gamma = load_cached(norm.gamma + column), beta = load_cached(norm.beta + column);
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) of[i].normalise(4 * j + 2 * half, by[i], gamma, beta);
+        for (int i = 0; i < kRows; ++i) of[i].normalize(4 * j + 2 * half, by[i], gamma, beta);
       }
     }
   }
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kWarps * 32) quantise_kernel(const Rows x, con
 
 // More columns: a block has a row.
 __global__ void __launch_bounds__(kMostThreads)
-    quantise_wide_kernel(const half_t* x, int columns, const QuantisedRows to, bool backwards) {
+    quantize_wide_kernel(const half_t* x, int columns, const QuantizedRows to, bool backwards) {
   __shared__ float most_of_warp[kMostThreads / 32];
   const int sets = columns / kRotated, set = min(int(threadIdx.x), sets - 1);
   const int row = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
@@ -176,37 +176,37 @@ __global__ void __launch_bounds__(kMostThreads)
 }
 
 template <int kLanes, bool kNormed>
-Status launch_quantise(const Rows& x, const Norm& norm, int rows, int columns, float epsilon, const QuantisedRows& to,
-                       const Stream& stream) {
+Status launch_quantize(const RowView& x, const Norm& norm, int rows, int columns, float epsilon,
+                       const QuantizedRows& to, const Stream& stream) {
   constexpr int kRows = kNormed ? 2 : 1, kOfBlock = kWarps * 32 / kLanes * kRows;
-  return launch("quantise", quantise_kernel<kLanes, kRows, kNormed>, (rows + kOfBlock - 1) / kOfBlock, kWarps * 32, 0,
+  return launch("quantize", quantize_kernel<kLanes, kRows, kNormed>, (rows + kOfBlock - 1) / kOfBlock, kWarps * 32, 0,
                 stream, x, norm, rows, columns, epsilon, to, stream.backwards);
 }
 
 template <bool kNormed>
-Status quantise(const Rows& x, const Norm& norm, int rows, int columns, float epsilon, const QuantisedRows& to,
+Status quantize(const RowView& x, const Norm& norm, int rows, int columns, float epsilon, const QuantizedRows& to,
                 const Stream& stream) {
   const int sets = columns / kRotated;
   const auto go = [&](auto run) { return run(x, norm, rows, columns, epsilon, to, stream); };
-  if (sets <= 8) return go(launch_quantise<8, kNormed>);
-  if (sets <= 16) return go(launch_quantise<16, kNormed>);
-  if (sets <= 32) return go(launch_quantise<32, kNormed>);
-  return launch("quantise_wide", quantise_wide_kernel, rows, (sets + 31) / 32 * 32, 0, stream,
+  if (sets <= 8) return go(launch_quantize<8, kNormed>);
+  if (sets <= 16) return go(launch_quantize<16, kNormed>);
+  if (sets <= 32) return go(launch_quantize<32, kNormed>);
+  return launch("quantize_wide", quantize_wide_kernel, rows, (sets + 31) / 32 * 32, 0, stream,
                 static_cast<const half_t*>(x.data), columns, to, stream.backwards);
 }
 
 }  // namespace
 
-Status quantise_rows(DType dtype, const Rows& x, const Norm& norm, int rows, int columns, float epsilon,
-                     const QuantisedRows& to, const Stream& stream) {
-  const bool normed = x.sums != nullptr;
-  if (dtype != DType::kFloat16) return Status::refused("quantise: rows must be in float16");
-  if (!quantise_takes(columns, normed))
-    return Status::refused("quantise: rows of " + std::to_string(columns) + " columns; they must be a multiple of " +
-                           std::to_string(kQuantisedStep) + (normed ? " of at most 1024" : " of at most 8192"));
+Status quantize_rows(DType dtype, const RowView& x, const Norm& norm, int rows, int columns, float epsilon,
+                     const QuantizedRows& to, const Stream& stream) {
+  const bool normed = x.stats != nullptr;
+  if (dtype != DType::kFloat16) return Status::refused("quantize: rows must be in float16");
+  if (!quantize_takes(columns, normed))
+    return Status::refused("quantize: rows of " + std::to_string(columns) + " columns; they must be a multiple of " +
+                           std::to_string(kQuantizedStep) + (normed ? " of at most 1024" : " of at most 8192"));
   if (rows == 0) return {};
-  return normed ? quantise<true>(x, norm, rows, columns, epsilon, to, stream)
-                : quantise<false>(x, norm, rows, columns, epsilon, to, stream);
+  return normed ? quantize<true>(x, norm, rows, columns, epsilon, to, stream)
+                : quantize<false>(x, norm, rows, columns, epsilon, to, stream);
 }
 
 }  // namespace embert

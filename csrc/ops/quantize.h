@@ -14,23 +14,23 @@
 
 namespace embert {
 
-constexpr int kRotated = 32;          // columns of a set
-constexpr int kQuantisedStep = 128;   // columns of a row are a multiple of them
-constexpr int kMostQuantised = 8192;  // columns of a row; kMaxSumColumns with a LayerNorm
+constexpr int kRotated = 32;         // columns of a set
+constexpr int kQuantizedStep = 128;  // columns of a row are a multiple of them
+constexpr int kMaxQuantized = 8192;  // columns of a row; kMaxStatColumns with a LayerNorm
 
 // Memory for them.
-struct QuantisedRows {
+struct QuantizedRows {
   int8_t* data = nullptr;   // [rows, columns]
   float* scales = nullptr;  // [rows]
 };
 
 // Memory for rows whose blocks of columns are rounded by their own maxima (blocks.cuh).
-struct QuantisedBlocks {
+struct QuantizedBlocks {
   int8_t* data = nullptr;  // [rows, columns]
   void* maxima = nullptr;  // FP16 [rows, columns / block]
 
   // In the memory that has such rows in FP16 otherwise.
-  static QuantisedBlocks in(void* memory, int rows, int columns) {
+  static QuantizedBlocks in(void* memory, int rows, int columns) {
     auto* const data = static_cast<int8_t*>(memory);
     return {data, data + size_t(rows) * columns};
   }
@@ -40,22 +40,22 @@ struct QuantisedBlocks {
 // smaller head is too short: with heads of 32 all-MiniLM-L6-v2 keeps fewer neighbours, and is no faster.
 constexpr int kInnerBlock = 128, kHeadBlock = 64;
 
-// Whether rows of so many columns can be quantised, with or without a LayerNorm before.
-constexpr bool quantise_takes(int columns, bool normed) {
-  return columns > 0 && columns % kQuantisedStep == 0 && columns <= (normed ? kMaxSumColumns : kMostQuantised);
+// Whether rows of so many columns can be quantized, with or without a LayerNorm before.
+constexpr bool quantize_takes(int columns, bool normed) {
+  return columns > 0 && columns % kQuantizedStep == 0 && columns <= (normed ? kMaxStatColumns : kMaxQuantized);
 }
 
 // The rotation is in FP16: times 2⁻⁵, then butterflies of strides 2, 4, 8, 16 and 1. With m the largest magnitude of a
 // row's rotated elements y, k = clip(-⌊log₂ m⌋, -15, 15) and t = half(127 / (m · 2ᵏ)): q = rint(y · 2ᵏ · t), half to
 // even, and a scale of √32 · 2⁻ᵏ / t. A row of zeros has scale 0; a row that is not finite has a scale that is not. x
 // with sums: its LayerNorm is applied first, in FP32, and rounded to FP16.
-Status quantise_rows(DType dtype, const Rows& x, const Norm& norm, int rows, int columns, float epsilon,
-                     const QuantisedRows& to, const Stream& stream);
+Status quantize_rows(DType dtype, const RowView& x, const Norm& norm, int rows, int columns, float epsilon,
+                     const QuantizedRows& to, const Stream& stream);
 
 // The same for rows in blocks of 128 or 64 columns: each block is rotated and rounded by itself first, as the kernels
 // that leave rows in blocks do it. x, in FP16, is a quarter of inner activations (ops/activation_pair.cuh), or
 // attention's context.
-Status quantise_block_rows(DType dtype, const void* x, int rows, int columns, int block, const QuantisedRows& to,
+Status quantize_block_rows(DType dtype, const void* x, int rows, int columns, int block, const QuantizedRows& to,
                            const Stream& stream);
 
 }  // namespace embert

@@ -17,7 +17,7 @@ constexpr int kWarps = 16;
 
 template <int kBlock, int kOfWarp>
 __global__ void __launch_bounds__(kWarps * 32)
-    quantise_blocks_kernel(const half_t* x, int rows, int columns, const QuantisedRows to, bool backwards) {
+    quantize_blocks_kernel(const half_t* x, int rows, int columns, const QuantizedRows to, bool backwards) {
   constexpr int kParts = kInnerBlock / kBlock, kTiles = kBlock / 8;  // blocks of a warp's 128 columns; m16n8 of a block
   __shared__ __half2 maxima[kOfWarp * kWarps * kParts][kRows / 2];   // of rows r and r + 8
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, blocks = columns / kBlock;
@@ -74,27 +74,27 @@ __global__ void __launch_bounds__(kWarps * 32)
 }
 
 template <int kBlock>
-Status launch_blocks(const void* x, int rows, int columns, const QuantisedRows& to, const Stream& stream) {
+Status launch_blocks(const void* x, int rows, int columns, const QuantizedRows& to, const Stream& stream) {
   const int warps = columns / kInnerBlock;
-  const auto kernel = warps <= kWarps       ? quantise_blocks_kernel<kBlock, 1>
-                      : warps <= 2 * kWarps ? quantise_blocks_kernel<kBlock, 2>
-                                            : quantise_blocks_kernel<kBlock, 4>;
-  return launch("quantise_blocks", kernel, (rows + kRows - 1) / kRows, kWarps * 32, 0, stream,
+  const auto kernel = warps <= kWarps       ? quantize_blocks_kernel<kBlock, 1>
+                      : warps <= 2 * kWarps ? quantize_blocks_kernel<kBlock, 2>
+                                            : quantize_blocks_kernel<kBlock, 4>;
+  return launch("quantize_blocks", kernel, (rows + kRows - 1) / kRows, kWarps * 32, 0, stream,
                 static_cast<const half_t*>(x), rows, columns, to, stream.backwards);
 }
 
 }  // namespace
 
-Status quantise_block_rows(DType dtype, const void* x, int rows, int columns, int block, const QuantisedRows& to,
+Status quantize_block_rows(DType dtype, const void* x, int rows, int columns, int block, const QuantizedRows& to,
                            const Stream& stream) {
-  if (dtype != DType::kFloat16) return Status::refused("quantise: rows must be in float16");
-  if (!quantise_takes(columns, false))
-    return Status::refused("quantise: rows of " + std::to_string(columns) + " columns; they must be a multiple of " +
-                           std::to_string(kQuantisedStep) + " of at most " + std::to_string(kMostQuantised));
+  if (dtype != DType::kFloat16) return Status::refused("quantize: rows must be in float16");
+  if (!quantize_takes(columns, false))
+    return Status::refused("quantize: rows of " + std::to_string(columns) + " columns; they must be a multiple of " +
+                           std::to_string(kQuantizedStep) + " of at most " + std::to_string(kMaxQuantized));
   if (rows == 0) return {};
   if (block == kInnerBlock) return launch_blocks<kInnerBlock>(x, rows, columns, to, stream);
   if (block == kHeadBlock) return launch_blocks<kHeadBlock>(x, rows, columns, to, stream);
-  return Status::refused("quantise: blocks of " + std::to_string(block) + " columns");
+  return Status::refused("quantize: blocks of " + std::to_string(block) + " columns");
 }
 
 }  // namespace embert

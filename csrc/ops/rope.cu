@@ -1,4 +1,4 @@
-// Turns queries and keys by their positions, in place: for GEMM providers whose epilogue cannot do it.
+// CosSin queries and keys by their positions, in place: for GEMM providers whose epilogue cannot do it.
 //
 // A thread has 16 bytes of a row: pairs of one head. Floor for 26 692 rows of 2 · 768, FP16: 82 MB read and as many
 // written, 55 µs at 3 TB/s; the angles of neighbouring rows come from the caches.
@@ -15,15 +15,15 @@ namespace {
 constexpr int kThreads = 256;
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) turn_kernel(T* x, int packs, int pitch, const RotaryColumns of) {
+__global__ void __launch_bounds__(kThreads) rope_kernel(T* x, int packs, int pitch, const RopeColumns of) {
   constexpr int kWidth = Pack<T>::kSize;
   dependents_may_launch();
   wait_for_earlier_kernels();
   const int packs_of_row = of.columns / kWidth;
   for (int p = blockIdx.x * kThreads + threadIdx.x; p < packs; p += gridDim.x * kThreads) {
     const int row = p / packs_of_row, column = p % packs_of_row * kWidth, in_head = column % of.head_size;
-    if (in_head >= of.turned) continue;
-    const int half = of.turned / 2;
+    if (in_head >= of.rotary_dim) continue;
+    const int half = of.rotary_dim / 2;
     // Written by this batch's first kernel: not through the read-only path.
     const float2* const angles = of.table + size_t(*(of.positions + row)) * half;
     T* const place = x + size_t(row) * pitch + column;
@@ -42,20 +42,20 @@ __global__ void __launch_bounds__(kThreads) turn_kernel(T* x, int packs, int pit
 }
 
 template <typename T>
-Status launch_turn(void* x, int rows, int pitch, const RotaryColumns& of, const Stream& stream) {
+Status launch_turn(void* x, int rows, int pitch, const RopeColumns& of, const Stream& stream) {
   const size_t packs = size_t(rows) * (of.columns / Pack<T>::kSize);
-  if (packs > size_t(INT32_MAX) / 2) return Status::refused("turn: " + std::to_string(rows) + " rows are too many");
+  if (packs > size_t(INT32_MAX) / 2) return Status::refused("rope: " + std::to_string(rows) + " rows are too many");
   const int blocks = int(std::min<size_t>((packs + kThreads - 1) / kThreads, 132 * 32));  // 32 waves
-  return launch("turn", turn_kernel<T>, blocks, kThreads, 0, stream, static_cast<T*>(x), int(packs), pitch, of);
+  return launch("rope", rope_kernel<T>, blocks, kThreads, 0, stream, static_cast<T*>(x), int(packs), pitch, of);
 }
 
 }  // namespace
 
-Status turn_rows(DType dtype, void* x, int rows, int pitch, const RotaryColumns& of, const Stream& stream) {
+Status rope_rows(DType dtype, void* x, int rows, int pitch, const RopeColumns& of, const Stream& stream) {
   const int pack = 16 / bytes_of(dtype);
   if (of.head_size % pack != 0 || of.columns % of.head_size != 0 || pitch % pack != 0 || of.columns > pitch ||
-      of.turned % 2 != 0 || of.turned > of.head_size)
-    return Status::refused("turn: " + std::to_string(of.turned) + " columns of heads of " +
+      of.rotary_dim % 2 != 0 || of.rotary_dim > of.head_size)
+    return Status::refused("rope: " + std::to_string(of.rotary_dim) + " columns of heads of " +
                            std::to_string(of.head_size) + " in rows of " + std::to_string(pitch));
   switch (dtype) {
     case DType::kFloat16:

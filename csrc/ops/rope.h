@@ -13,9 +13,9 @@ namespace embert {
 // Table and positions keep their addresses for as long as the encoder lives, so a product is given them once, with its
 // weights, and no call of Linear::run knows of them. Each batch's first kernel writes `positions`, which may only be
 // read after wait_for_earlier_kernels; the table is a weight. Rows past a batch's end have position 0.
-struct RotaryColumns {
+struct RopeColumns {
   int head_size = 0;
-  int turned = 0;                  // even, at most head_size
+  int rotary_dim = 0;              // even, at most head_size
   int columns = 0;                 // 2·hidden
   const float2* table = nullptr;   // [positions, turned / 2] cos, sin
   const int* positions = nullptr;  // [rows], counted from each text's start

@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 128, kLanes = 8;  // of a block, of a row
 
 __global__ void __launch_bounds__(kThreads)
-    row_offsets_kernel(const Rows rows, int count, int width, float epsilon, float* largest) {
+    row_offsets_kernel(const RowView rows, int count, int width, float epsilon, float* largest) {
   wait_for_earlier_kernels();
   const int row = (blockIdx.x * kThreads + threadIdx.x) / kLanes;
   const float offset = fabsf(row_scale(rows, min(row, count - 1), width, epsilon, threadIdx.x % kLanes).y);
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-Status row_offsets(const Rows& rows, int count, int width, float epsilon, float* largest, const Stream& stream) {
+Status row_offsets(const RowView& rows, int count, int width, float epsilon, float* largest, const Stream& stream) {
   return launch("row_offsets", row_offsets_kernel, (count * kLanes + kThreads - 1) / kThreads, kThreads, 0, stream,
                 rows, count, width, epsilon, largest);
 }

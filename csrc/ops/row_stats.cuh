@@ -42,7 +42,7 @@ __device__ __forceinline__ float2 group_sum(const float2* parts, int count, int 
   float2 two = {}, four = {}, sum = parts[0];  // two, four: sums of parts whose neighbours come later
 #pragma unroll 1
   for (int part = 0; part + 1 < count; part += 2) {
-    const int width = kSumColumns / count;
+    const int width = kStatColumns / count;
     sum = (part * width < columns ? parts[part] : float2{0.0f, 0.0f}) +
           ((part + 1) * width < columns ? parts[part + 1] : float2{0.0f, 0.0f});
     if ((part & 2) == 0) {
@@ -67,9 +67,9 @@ __device__ __forceinline__ float2 row_scale(float2 sums, float inverse_width, fl
 }
 
 // The same of a row for one thread, where the row's sums have one part a group.
-__device__ __forceinline__ float2 row_scale(const Rows& rows, int row, int width, float epsilon) {
-  const int groups = (width + kSumColumns - 1) / kSumColumns;
-  const float2* const from = rows.sums + size_t(row) * groups;
+__device__ __forceinline__ float2 row_scale(const RowView& rows, int row, int width, float epsilon) {
+  const int groups = (width + kStatColumns - 1) / kStatColumns;
+  const float2* const from = rows.stats + size_t(row) * groups;
   float2 of[8];
 #pragma unroll
   for (int group = 0; group < 8; ++group) of[group] = group < groups ? from[group] : float2{0.0f, 0.0f};
@@ -79,21 +79,21 @@ __device__ __forceinline__ float2 row_scale(const Rows& rows, int row, int width
 
 // The same of a row for eight neighbouring lanes with a group each. All of them get it, and all loads are in flight
 // before the first is used. `of`: 0 … 7, the lane's place among them.
-__device__ __forceinline__ float2 row_scale(const Rows& rows, int row, int width, float epsilon, int of) {
-  const int groups = (width + kSumColumns - 1) / kSumColumns, part_columns = kSumColumns / rows.parts;
-  const float2* const from = rows.sums + (size_t(row) * groups + of) * rows.parts;
+__device__ __forceinline__ float2 row_scale(const RowView& rows, int row, int width, float epsilon, int of) {
+  const int groups = (width + kStatColumns - 1) / kStatColumns, split_columns = kStatColumns / rows.splits;
+  const float2* const from = rows.stats + (size_t(row) * groups + of) * rows.splits;
   const auto four = [&](int begin) {  // a row's last group may be narrower; parts past its end are not written
     float2 parts[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int part = begin + i;
-      const bool written = part < rows.parts && of * kSumColumns + part * part_columns < width;
+      const bool written = part < rows.splits && of * kStatColumns + part * split_columns < width;
       parts[i] = written ? from[part] : float2{0.0f, 0.0f};
     }
     return tree(parts);
   };
   float2 sum = four(0);
-  if (rows.parts > 4) sum = sum + four(4);
+  if (rows.splits > 4) sum = sum + four(4);
   for (const int step : {4, 1, 2})
     sum = sum + float2{__shfl_xor_sync(~0u, sum.x, step), __shfl_xor_sync(~0u, sum.y, step)};
   return row_scale(sum, 1.0f / width, epsilon, 1.0f);

@@ -82,7 +82,7 @@ struct WarpRow {
   }
 
   // Two passes over registers: the mean, then the variance about it. So outlier channels cost no digits.
-  __device__ void normalise_into(T* y, const WarpRow& gamma, const WarpRow& beta, int lane, int hidden,
+  __device__ void normalize_into(T* y, const WarpRow& gamma, const WarpRow& beta, int lane, int hidden,
                                  float epsilon) const {
     float sum = 0.0f;
 #pragma unroll

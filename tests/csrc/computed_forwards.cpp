@@ -41,8 +41,8 @@ int main(int count, char** arguments) {
   model.int8 = model.dtype == DType::kInt8;
   if (model.int8) model.dtype = DType::kFloat16;
   for (int left = number(); left > 0; --left) {
-    const int window = number(), turned = number();
-    model.attention.push_back({window, turned, number()});
+    const int window = number(), rotary_dim = number();
+    model.attention.push_back({window, rotary_dim, number()});
   }
   for (int left = number(); left > 0; --left) model.shared.push_back(number());
   EncoderOptions options;

@@ -50,7 +50,7 @@ void put_row(DType dtype, void* to, size_t row, const Row& values) {
 }
 
 int groups_of(int columns) {
-  return (columns + kSumColumns - 1) / kSumColumns;
+  return (columns + kStatColumns - 1) / kStatColumns;
 }
 void put_sums(float2* sums, size_t row, const Row& values) {
   double sum = 0, squares = 0;
@@ -60,7 +60,7 @@ void put_sums(float2* sums, size_t row, const Row& values) {
   at[0] = {float(sum), float(squares)};
 }
 // LayerNorm of a row, by its own sums or by those that were left with it; without a Norm the row itself.
-void normalise(Row& row, const Norm& norm, double epsilon, const float2* sums, bool gamma_in_row) {
+void normalize(Row& row, const Norm& norm, double epsilon, const float2* sums, bool gamma_in_row) {
   if (norm.gamma == nullptr) return;
   const int n = int(row.size());
   double sum = 0, squares = 0;
@@ -91,10 +91,10 @@ double activated(Activation activation, double x) {
   }
 }
 
-void turn_row(Row& row, const RotaryColumns& of, int position) {
+void turn_row(Row& row, const RopeColumns& of, int position) {
   for (int column = 0; column + 1 < of.columns; column += 2) {
-    if (column % of.head_size >= of.turned) continue;
-    const float2 by = of.table[size_t(position) * (of.turned / 2) + column % of.head_size / 2];
+    if (column % of.head_size >= of.rotary_dim) continue;
+    const float2 by = of.table[size_t(position) * (of.rotary_dim / 2) + column % of.head_size / 2];
     const double a = row[column], b = row[column + 1];
     row[column] = a * by.x - b * by.y;
     row[column + 1] = b * by.x + a * by.y;
@@ -102,7 +102,7 @@ void turn_row(Row& row, const RotaryColumns& of, int position) {
 }
 
 // A row in 8 bits, as ops/quantize.h has it, and its scale.
-double quantise(Row& row) {
+double quantize(Row& row) {
   double largest = 0;
   const size_t quarter = row.size() / 4;
   for (size_t first = 0; first < quarter; first += 8) {
@@ -122,7 +122,7 @@ double quantise(Row& row) {
 }
 
 // Rows in blocks of 8 bits, as ops/blocks.cuh has them, in the order of the weights' columns.
-double quantise_blocks(Row& row, int block) {
+double quantize_blocks(Row& row, int block) {
   std::vector<double> maxima;
   for (size_t first = 0; first < row.size(); first += block) {
     for (int stride = 8; stride < block; stride *= 2) {
@@ -150,55 +150,55 @@ double quantise_blocks(Row& row, int block) {
 class ComputingLinear final : public Linear {
  public:
   ComputingLinear(const LinearWeights& weights, DType dtype) : weights_(weights), dtype_(dtype) {
-    if (weights.rotary != nullptr) rotary_ = *weights.rotary;
-    weights_.rotary = nullptr;
+    if (weights.rope != nullptr) rope_ = *weights.rope;
+    weights_.rope = nullptr;
     const DType stored = weights.scales != nullptr ? DType::kInt8 : dtype;
-    matrix_ = row_of(stored, weights.weight, 0, (weights.gated ? 2 : 1) * weights.out * weights.in);
+    matrix_ = row_of(stored, weights.weight, 0, (weights.gated ? 2 : 1) * weights.n * weights.k);
   }
 
-  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+  Status run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int& y_splits,
              const Stream&) override {
-    EMBERT_TRY(check_places(x, residual, y, y_sums));
+    EMBERT_TRY(check_operands(x, residual, y, y_stats));
     const LinearWeights& w = weights_;
     const bool norms_x = w.input_norm.gamma != nullptr, norms_residual = w.residual_norm.gamma != nullptr;
-    if (norms_x != (x.sums != nullptr) || norms_residual != (residual.sums != nullptr))
+    if (norms_x != (x.stats != nullptr) || norms_residual != (residual.stats != nullptr))
       return Status::refused("a product is given sums where it has a LayerNorm, and nowhere else");
-    const int sums = groups_of(w.in), residual_sums = groups_of(w.out);
+    const int sums = groups_of(w.k), residual_sums = groups_of(w.n);
     for (int row = 0; row < rows; ++row) {
-      Row in = row_of(dtype_, x.data, row, w.in);
-      normalise(in, w.input_norm, w.epsilon, norms_x ? x.sums + size_t(row) * sums : nullptr, w.gamma_in_rows);
-      if (w.scales != nullptr) scale_ = w.block > 0 ? quantise_blocks(in, w.block) : quantise(in);
-      Row out(w.out);
-      for (int n = 0; n < w.out; ++n)
+      Row in = row_of(dtype_, x.data, row, w.k);
+      normalize(in, w.input_norm, w.epsilon, norms_x ? x.stats + size_t(row) * sums : nullptr, w.prescaled_rows);
+      if (w.scales != nullptr) scale_ = w.block > 0 ? quantize_blocks(in, w.block) : quantize(in);
+      Row out(w.n);
+      for (int n = 0; n < w.n; ++n)
         out[n] = w.gated ? activated(w.activation, product(in, 2 * n)) * product(in, 2 * n + 1)
                          : activated(w.activation, product(in, n));
       for (double& each : out)
         if (w.scales != nullptr && w.activation != Activation::kNone) each /= 4;  // ops/activation_pair.cuh
-      if (rotary_.table != nullptr) turn_row(out, rotary_, rotary_.positions[row]);
+      if (rope_.table != nullptr) turn_row(out, rope_, rope_.positions[row]);
       if (residual.data != nullptr) {
-        Row rest = row_of(dtype_, residual.data, row, w.out);
-        normalise(rest, w.residual_norm, w.epsilon,
-                  norms_residual ? residual.sums + size_t(row) * residual_sums : nullptr, w.gamma_in_rows);
-        for (int n = 0; n < w.out; ++n) out[n] += rest[n];
+        Row rest = row_of(dtype_, residual.data, row, w.n);
+        normalize(rest, w.residual_norm, w.epsilon,
+                  norms_residual ? residual.stats + size_t(row) * residual_sums : nullptr, w.prescaled_rows);
+        for (int n = 0; n < w.n; ++n) out[n] += rest[n];
       }
-      if (y_sums != nullptr) put_sums(y_sums, row, out);
-      for (int n = 0; n < w.out && w.next_gamma != nullptr; ++n) out[n] *= w.next_gamma[n];
+      if (y_stats != nullptr) put_sums(y_stats, row, out);
+      for (int n = 0; n < w.n && w.next_gamma != nullptr; ++n) out[n] *= w.next_gamma[n];
       put_row(dtype_, y, row, out);
     }
-    y_parts = 1;
+    y_splits = 1;
     return {};
   }
 
  private:
   double product(const Row& in, int n) const {
     double sum = 0;
-    const double* const row = matrix_.data() + size_t(n) * weights_.in;
-    for (int k = 0; k < weights_.in; ++k) sum += in[k] * row[k];
+    const double* const row = matrix_.data() + size_t(n) * weights_.k;
+    for (int k = 0; k < weights_.k; ++k) sum += in[k] * row[k];
     return (weights_.scales == nullptr ? sum : sum * scale_ * weights_.scales[n]) + weights_.bias[n];
   }
 
   LinearWeights weights_;
-  RotaryColumns rotary_;
+  RopeColumns rope_;
   DType dtype_;
   Row matrix_;
   double scale_ = 1;  // of the row at work, in 8 bits
@@ -215,7 +215,7 @@ class ComputingGemm final : public GemmProvider {
   size_t workspace_bytes() const override { return 0; }
   bool dependent_launch() const override { return hopper_; }
   bool folds() const override { return hopper_; }
-  bool fuses_rotary() const override { return hopper_; }
+  bool fuses_rope() const override { return hopper_; }
   bool fuses_gate() const override { return hopper_; }
   bool has_int8() const override { return dtype_ == DType::kFloat16; }
 
@@ -262,9 +262,9 @@ Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const i
     for (int i = 0; i < hidden; ++i) x[i] += place[i] + kind[i];
     if (sums != nullptr) {
       put_sums(sums, row, x);
-      for (int i = 0; i < hidden && tables.gamma_in_rows; ++i) x[i] *= tables.norm.gamma[i];
+      for (int i = 0; i < hidden && tables.prescaled_rows; ++i) x[i] *= tables.norm.gamma[i];
     } else {
-      normalise(x, tables.norm, epsilon, nullptr, false);
+      normalize(x, tables.norm, epsilon, nullptr, false);
     }
     put_row(dtype, y, row, x);
   }
@@ -274,7 +274,7 @@ Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hid
                  const Stream&) {
   for (int row = 0; row < rows; ++row) {
     Row values = row_of(dtype, x, row, hidden);
-    normalise(values, norm, epsilon, nullptr, false);
+    normalize(values, norm, epsilon, nullptr, false);
     put_row(dtype, y, row, values);
   }
   return {};
@@ -282,7 +282,7 @@ Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hid
 bool attention_leaves_blocks(DType, const WindowedWork&, int, const TensorMaps*) {
   return false;
 }
-Status attention_in_blocks(const void*, int, const WindowedWork&, int, const RelativeScores&, const QuantisedBlocks&,
+Status attention_in_blocks(const void*, int, const WindowedWork&, int, const RelativeScores&, const QuantizedBlocks&,
                            TensorMaps&, const Stream&) {
   return Status::refused("attention: no blocks");
 }
@@ -322,7 +322,7 @@ Status attention(DType dtype, const void* qkv, int, const WindowedWork& work, in
   walk(work.shorts, work.short_count);
   return {};
 }
-Status turn_rows(DType dtype, void* x, int rows, int pitch, const RotaryColumns& of, const Stream&) {
+Status rope_rows(DType dtype, void* x, int rows, int pitch, const RopeColumns& of, const Stream&) {
   for (int row = 0; row < rows; ++row) {
     Row values = row_of(dtype, x, row, pitch);
     turn_row(values, of, of.positions[row]);
@@ -335,19 +335,19 @@ Status gate_rows(DType dtype, Activation activation, const void* x, int rows, in
     put(dtype, y, i, activated(activation, get(dtype, x, 2 * i)) * get(dtype, x, 2 * i + 1));
   return {};
 }
-Status gather(DType dtype, const void* context, const Rows& x, const int* cu_seqlens, Pooling pooling, int sequences,
+Status gather(DType dtype, const void* context, const RowView& x, const int* cu_seqlens, Pooling pooling, int sequences,
               int hidden, void* context_to, void* x_to, float2* sums_to, const Stream&) {
   for (int i = 0; i < sequences; ++i) {
     const size_t row = pooling == Pooling::kLast ? cu_seqlens[i + 1] - 1 : cu_seqlens[i];
     put_row(dtype, context_to, i, row_of(dtype, context, row, hidden));
     put_row(dtype, x_to, i, row_of(dtype, x.data, row, hidden));
-    for (int group = 0; x.sums != nullptr && group < groups_of(hidden); ++group)
-      sums_to[size_t(i) * groups_of(hidden) + group] = x.sums[row * groups_of(hidden) + group];
+    for (int group = 0; x.stats != nullptr && group < groups_of(hidden); ++group)
+      sums_to[size_t(i) * groups_of(hidden) + group] = x.stats[row * groups_of(hidden) + group];
   }
   return {};
 }
 // Vectors as they are: cls, mean or last token.
-Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float epsilon,
+Status pool(DType dtype, Pooling pooling, const RowView& rows, bool gathered, const Norm& norm, float epsilon,
             const int* cu_seqlens, const uint32_t*, const int*, int sequences, int, int hidden, float* vectors,
             const Stream&) {
   for (int i = 0; i < sequences; ++i) {
@@ -357,7 +357,8 @@ Status pool(DType dtype, Pooling pooling, const Rows& rows, bool gathered, const
     Row all(hidden);
     for (int row = first; row < end; ++row) {
       Row x = row_of(dtype, rows.data, row, hidden);
-      normalise(x, norm, epsilon, rows.sums == nullptr ? nullptr : rows.sums + size_t(row) * groups_of(hidden), false);
+      normalize(x, norm, epsilon, rows.stats == nullptr ? nullptr : rows.stats + size_t(row) * groups_of(hidden),
+                false);
       for (int c = 0; c < hidden; ++c) all[c] += x[c] / (end - first);
     }
     for (int c = 0; c < hidden; ++c) vectors[size_t(i) * hidden + c] = float(all[c]);
@@ -383,7 +384,7 @@ Status read_build(Build& build, const Stream&) {
   build = {900, true};
   return {};
 }
-Status row_offsets(const Rows&, int, int, float, float*, const Stream&) {
+Status row_offsets(const RowView&, int, int, float, float*, const Stream&) {
   return {};
 }
 Status TensorMaps::open() {
@@ -406,8 +407,8 @@ Status dense(const float*, int, const DenseLayer&, float*, int, const Stream&) {
 Status cut_rows(const float*, const uint32_t*, const int*, int, int, float*, const Stream&) {
   return never();
 }
-Status token_weights(DType, const Rows&, const Norm&, float, const int*, int, int, const float*, const float*, float*,
-                     const Stream&) {
+Status token_weights(DType, const RowView&, const Norm&, float, const int*, int, int, const float*, const float*,
+                     float*, const Stream&) {
   return never();
 }
 Status make_portable_maxima(GemmProvider&, DType, const LinearWeights&, const Stream&, std::unique_ptr<TextMaxima>&) {
@@ -420,7 +421,7 @@ Status count_pairs(const float*, int, int, int, int*, int*, const Stream&) {
   return never();
 }
 Status write_pairs(const float*, int, int, int, int, const int*, const int*, const int64_t*, int64_t*,
-                   const PairPlaces&, const Stream&) {
+                   const PairBuffers&, const Stream&) {
   return never();
 }
 

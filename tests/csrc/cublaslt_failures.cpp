@@ -31,16 +31,16 @@ cudaError_t cudaFree(void* address) {
 }
 
 namespace embert {
-Status quantise_rows(DType, const Rows&, const Norm&, int, int, float, const QuantisedRows&, const Stream&) {
+Status quantize_rows(DType, const RowView&, const Norm&, int, int, float, const QuantizedRows&, const Stream&) {
   return {};
 }
-Status quantise_block_rows(DType, const void*, int, int, int, const QuantisedRows&, const Stream&) {
+Status quantize_block_rows(DType, const void*, int, int, int, const QuantizedRows&, const Stream&) {
   return {};
 }
 Status rescale_rows(const IntegerSums&, Activation, void*, const Stream&) {
   return {};
 }
-Status rescale_onto_residual(const IntegerSums&, const Rows&, const Norm&, float, void*, float2*, const Stream&) {
+Status rescale_onto_residual(const IntegerSums&, const RowView&, const Norm&, float, void*, float2*, const Stream&) {
   return {};
 }
 }  // namespace embert
@@ -56,7 +56,7 @@ int main(int count, char** arguments) {
   *static_cast<int*>(dlsym(library, "stand_in_failure")) = std::atoi(arguments[2]);
   const bool int8 = count > 3 && std::string(arguments[3]) == "int8";
   float x[64], residual[64], y[64], bias[8], scales[8];
-  int8_t weight[8 * 128] = {}, quantised[32 * 128] = {};
+  int8_t weight[8 * 128] = {}, quantized[32 * 128] = {};
   for (int call = 0;; ++call) {
     Status status;
     {
@@ -64,13 +64,13 @@ int main(int count, char** arguments) {
       std::unique_ptr<Linear> linear;
       LinearWeights weights;
       weights.weight = weight, weights.bias = bias;
-      weights.out = weights.in = 8;
-      if (int8) weights.in = 128, weights.scales = scales, weights.quantised = {quantised, scales};
+      weights.n = weights.k = 8;
+      if (int8) weights.k = 128, weights.scales = scales, weights.quantized = {quantized, scales};
       int parts = 0;
       calls_left = call;
       status = make_cublaslt(int8 ? DType::kFloat16 : DType::kFloat32, arguments[1], provider);
       if (status.ok()) status = provider->prepare(weights, {}, linear);
-      if (status.ok()) status = linear->run({x}, int8 ? Rows{} : Rows{residual}, 5, y, nullptr, parts, {});
+      if (status.ok()) status = linear->run({x}, int8 ? RowView{} : RowView{residual}, 5, y, nullptr, parts, {});
       const int left = calls_left;
       calls_left = -1;
       if (status.ok() && left > 0) {  // it took fewer calls than that

@@ -1,4 +1,4 @@
-// Prints what Hopper's products refuse of turned columns and gates: a line for each case, "fine" or why not.
+// Prints what Hopper's products refuse of RoPE columns and gates: a line for each case, "fine" or why not.
 #include <cstdio>
 
 #include "gemm/kernels/check_fused.h"
@@ -7,9 +7,9 @@ using namespace embert;
 
 namespace {
 
-void tell(const LinearWeights& weights, const RotaryColumns* rotary = nullptr) {
+void tell(const LinearWeights& weights, const RopeColumns* rope = nullptr) {
   LinearWeights asked = weights;
-  asked.rotary = rotary;
+  asked.rope = rope;
   const Status found = hopper::check_fused(asked);
   std::printf("%s\n", found.ok() ? "fine" : found.message().c_str());
 }
@@ -21,10 +21,10 @@ int main() {
   const int positions[1] = {};
   const float gamma[1] = {};
   LinearWeights plain;
-  plain.out = 2304, plain.in = 768;
+  plain.n = 2304, plain.k = 768;
   LinearWeights gated = plain;
   gated.gated = true, gated.activation = Activation::kSilu;
-  const RotaryColumns whole{64, 64, 1536, table, positions};
+  const RopeColumns whole{64, 64, 1536, table, positions};
   tell(plain);
   tell(gated);
   tell(plain, &whole);
@@ -43,11 +43,11 @@ int main() {
   gelu.activation = Activation::kGeluErf;
   tell(gelu, &whole);
 
-  for (const RotaryColumns& of :
-       {RotaryColumns{64, 32, 1536, table, positions}, RotaryColumns{24, 24, 1536, table, positions},
-        RotaryColumns{20, 20, 1520, table, positions}, RotaryColumns{64, 33, 1536, table, positions},
-        RotaryColumns{64, 66, 1536, table, positions}, RotaryColumns{64, 64, 1500, table, positions},
-        RotaryColumns{64, 64, 2368, table, positions}, RotaryColumns{64, 64, 1536, nullptr, positions}})
+  for (const RopeColumns& of :
+       {RopeColumns{64, 32, 1536, table, positions}, RopeColumns{24, 24, 1536, table, positions},
+        RopeColumns{20, 20, 1520, table, positions}, RopeColumns{64, 33, 1536, table, positions},
+        RopeColumns{64, 66, 1536, table, positions}, RopeColumns{64, 64, 1500, table, positions},
+        RopeColumns{64, 64, 2368, table, positions}, RopeColumns{64, 64, 1536, nullptr, positions}})
     tell(plain, &of);
   return 0;
 }

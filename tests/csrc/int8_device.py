@@ -58,21 +58,21 @@ class Product:
             pytest.skip(str(error))
 
     def run(self, x: npt.NDArray[np.float16], residual: npt.NDArray[np.float16] | None = None) -> Floats:
-        """y, and what it leaves in `self.y_sums`."""
+        """y, and what it leaves in `self.y_stats`."""
         rows, out, device = len(x), len(self.bias), self.device
-        y, y_sums = device.new(rows * out * 2), device.new(rows * out // 2)
+        y, y_stats = device.new(rows * out * 2), device.new(rows * out // 2)
         normed = self.norm is not None and not self.of_residual
         self.product.run(
             device.launch, device.put(x), device.put(sums_of(x)) if normed else 0,
             0 if residual is None else device.put(residual),
-            0 if residual is None else device.put(sums_of(residual)), 1, rows, y, 0 if residual is None else y_sums,
+            0 if residual is None else device.put(sums_of(residual)), 1, rows, y, 0 if residual is None else y_stats,
         )  # fmt: skip
         found = device.get(y, (rows, out), np.float16)
         if residual is not None:
-            found_sums = device.get(y_sums, (rows, out // 128, self.product.parts, 2), np.float32)
+            found_sums = device.get(y_stats, (rows, out // 128, self.product.splits, 2), np.float32)
             while found_sums.shape[2] > 1:  # ops/row_stats.cuh
                 found_sums = found_sums[:, :, ::2] + found_sums[:, :, 1::2]
-            self.y_sums = found_sums[:, :, 0]
+            self.y_stats = found_sums[:, :, 0]
         return found
 
     def sums(self, rows: int) -> tuple[npt.NDArray[np.int64], Floats]:

@@ -27,14 +27,14 @@ cudaError_t cudaFree(void* address) {
 namespace embert {
 
 // Rows are there already.
-Status quantise_rows(DType, const Rows& x, const Norm& norm, int rows, int columns, float epsilon, const QuantisedRows&,
-                     const Stream&) {
-  std::fprintf(stderr, "quantise rows=%d columns=%d sums=%d normed=%d epsilon=%g\n", rows, columns, x.sums != nullptr,
+Status quantize_rows(DType, const RowView& x, const Norm& norm, int rows, int columns, float epsilon,
+                     const QuantizedRows&, const Stream&) {
+  std::fprintf(stderr, "quantize rows=%d columns=%d sums=%d normed=%d epsilon=%g\n", rows, columns, x.stats != nullptr,
                norm.gamma != nullptr, epsilon);
   return {};
 }
-Status quantise_block_rows(DType, const void*, int rows, int columns, int block, const QuantisedRows&, const Stream&) {
-  std::fprintf(stderr, "quantise blocks rows=%d columns=%d block=%d\n", rows, columns, block);
+Status quantize_block_rows(DType, const void*, int rows, int columns, int block, const QuantizedRows&, const Stream&) {
+  std::fprintf(stderr, "quantize blocks rows=%d columns=%d block=%d\n", rows, columns, block);
   return {};
 }
 
@@ -81,20 +81,20 @@ int main(int count, char** arguments) {
   check(make_cublaslt(DType(header[7]), arguments[1], provider));
   LinearWeights of;
   of.weight = weight.data(), of.scales = scales.data(), of.bias = bias.data();
-  of.out = out, of.in = in, of.activation = Activation(header[3]), of.epsilon = 1e-5f;
+  of.n = out, of.k = in, of.activation = Activation(header[3]), of.epsilon = 1e-5f;
   if ((adds & 1) != 0) of.residual_norm = {gamma.data(), beta.data()};
   if (normed) of.input_norm = {gamma.data(), beta.data()};
-  of.quantised = {x.data(), row_scales.data()};
+  of.quantized = {x.data(), row_scales.data()};
   std::unique_ptr<Linear> linear;
   check(provider->prepare(of, {}, linear));
 
   std::vector<uint16_t> y(size_t(rows + 1) * out, 0xffff);  // a row that must stay as it is
-  std::vector<float2> y_sums((rows + 1) * groups, float2{-1.0f, -1.0f});
-  int y_parts = 0;
-  const Rows from{weight.data(), reinterpret_cast<const float2*>(gamma.data()), 1};  // any rows: nobody reads them
-  const Rows added{(adds & 2) != 0 ? residual.data() : nullptr, (adds & 4) != 0 ? sums.data() : nullptr, parts};
-  check(linear->run(from, added, rows, y.data(), (adds & 8) != 0 ? y_sums.data() : nullptr, y_parts, {}));
-  std::fprintf(stderr, "parts=%d workspace=%zu\n", y_parts, provider->workspace_bytes());
+  std::vector<float2> y_stats((rows + 1) * groups, float2{-1.0f, -1.0f});
+  int y_splits = 0;
+  const RowView from{weight.data(), reinterpret_cast<const float2*>(gamma.data()), 1};  // any rows: nobody reads them
+  const RowView added{(adds & 2) != 0 ? residual.data() : nullptr, (adds & 4) != 0 ? sums.data() : nullptr, parts};
+  check(linear->run(from, added, rows, y.data(), (adds & 8) != 0 ? y_stats.data() : nullptr, y_splits, {}));
+  std::fprintf(stderr, "parts=%d workspace=%zu\n", y_splits, provider->workspace_bytes());
   write(y, y.size());
-  write(y_sums, y_sums.size());
+  write(y_stats, y_stats.size());
 }

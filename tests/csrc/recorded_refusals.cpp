@@ -229,8 +229,8 @@ int main(int count, char** arguments) {
       changed(Kind::kNomic, [](EncoderConfig& of) { of.gated = false; });
       changed(Kind::kModern, [](EncoderConfig& of) { of.attention.pop_back(); });
       changed(Kind::kModern, [](EncoderConfig& of) { of.relative = true; });
-      changed(Kind::kGte, [](EncoderConfig& of) { of.attention[1].turned = kHidden / kHeads + 2; });
-      changed(Kind::kGte, [](EncoderConfig& of) { of.attention[1].turned = 32; });
+      changed(Kind::kGte, [](EncoderConfig& of) { of.attention[1].rotary_dim = kHidden / kHeads + 2; });
+      changed(Kind::kGte, [](EncoderConfig& of) { of.attention[1].rotary_dim = 32; });
       changed(Kind::kAlbert, [](EncoderConfig& of) { of.shared = {0, 2, 2}; });
       changed(Kind::kElectra, [](EncoderConfig& of) { of.embedding = 100; });
       changed(Kind::kElectra, [](EncoderConfig& of) { of.task_heads.splade = SpladeKind{}; });
@@ -271,12 +271,12 @@ int main(int count, char** arguments) {
     } else if (is("places")) {
       float rows[4] = {};
       float2 sums[4] = {};
-      const Rows x{rows, nullptr}, residual{rows + 1, sums};
-      say("apart", check_places(x, residual, rows + 2, sums + 1));
-      say("in place", check_places(x, {rows + 1}, rows + 1, nullptr));
-      say("over x", check_places(x, residual, rows, nullptr));
-      say("in place with sums", check_places(x, residual, rows + 1, sums + 1));
-      say("over sums", check_places(x, residual, rows + 2, sums));
+      const RowView x{rows, nullptr}, residual{rows + 1, sums};
+      say("apart", check_operands(x, residual, rows + 2, sums + 1));
+      say("in place", check_operands(x, {rows + 1}, rows + 1, nullptr));
+      say("over x", check_operands(x, residual, rows, nullptr));
+      say("in place with sums", check_operands(x, residual, rows + 1, sums + 1));
+      say("over sums", check_operands(x, residual, rows + 2, sums));
     } else {
       return 2;
     }

@@ -45,15 +45,15 @@ Status compute_offsets(const OffsetsInput&, const OffsetsOutput&, const OffsetsC
 }
 Status embed(DType, const EmbeddingTables& tables, const int*, const int*, const int* positions, int rows, int columns,
              float, void* y, float2* sums, const Stream& stream) {
-  tell("embedding rows=%d columns=%d positions=%ld y=%ld y_sums=%ld gamma_in_rows=%d backwards=%d\n", rows, columns,
-       at(positions), at(y), at(sums), tables.gamma_in_rows, stream.backwards);
+  tell("embedding rows=%d columns=%d positions=%ld y=%ld y_stats=%ld prescaled_rows=%d backwards=%d\n", rows, columns,
+       at(positions), at(y), at(sums), tables.prescaled_rows, stream.backwards);
   return {};
 }
 Status embed_small(DType, const EmbeddingTables& tables, const OffsetsInput&, size_t bytes, const OffsetsOutput&,
                    const OffsetsCapacity& capacity, int, void* y, float2* sums, const Stream&) {
-  tell("embedding_small rows=%d sequences=%d tiles=%d shorts=%d bytes=%zu y=%ld y_sums=%ld gamma_in_rows=%d\n",
+  tell("embedding_small rows=%d sequences=%d tiles=%d shorts=%d bytes=%zu y=%ld y_stats=%ld prescaled_rows=%d\n",
        capacity.tokens, capacity.sequences, capacity.tiles, capacity.shorts, bytes, at(y), at(sums),
-       tables.gamma_in_rows);
+       tables.prescaled_rows);
   return {};
 }
 Status layernorm(DType, const void* x, const Norm& norm, int rows, int, float, void* y, const Stream&) {
@@ -69,7 +69,7 @@ bool attention_takes(DType, int) {
 bool attention_leaves_blocks(DType, const WindowedWork&, int, const TensorMaps*) {
   return false;
 }
-Status attention_in_blocks(const void*, int, const WindowedWork&, int, const RelativeScores&, const QuantisedBlocks&,
+Status attention_in_blocks(const void*, int, const WindowedWork&, int, const RelativeScores&, const QuantizedBlocks&,
                            TensorMaps&, const Stream&) {
   return Status::refused("attention: no blocks");
 }
@@ -88,16 +88,17 @@ Status attention(DType, const void* qkv, int rows, const WindowedWork& work, int
        stream.backwards);
   return {};
 }
-Status gather(DType, const void* context, const Rows& x, const int*, Pooling pooling, int sequences, int,
+Status gather(DType, const void* context, const RowView& x, const int*, Pooling pooling, int sequences, int,
               void* context_to, void* x_to, float2* sums_to, const Stream&) {
-  tell("gather x=%ld residual=%ld sums=%ld pooling=%d rows=%d y=%ld y_residual=%ld y_sums=%ld\n", at(context),
-       at(x.data), at(x.sums), int(pooling), sequences, at(context_to), at(x_to), at(sums_to));
+  tell("gather x=%ld residual=%ld sums=%ld pooling=%d rows=%d y=%ld y_residual=%ld y_stats=%ld\n", at(context),
+       at(x.data), at(x.stats), int(pooling), sequences, at(context_to), at(x_to), at(sums_to));
   return {};
 }
-Status pool(DType, Pooling pooling, const Rows& rows, bool gathered, const Norm& norm, float, const int*,
+Status pool(DType, Pooling pooling, const RowView& rows, bool gathered, const Norm& norm, float, const int*,
             const uint32_t* cuts, const int* chosen, int sequences, int longest, int, float* vectors, const Stream&) {
   tell("pool pooling=%d x=%ld sums=%ld gathered=%d normed=%d cut=%d rows=%d longest=%d y=%ld ", int(pooling),
-       at(rows.data), at(rows.sums), gathered, norm.gamma != nullptr, cuts != nullptr, sequences, longest, at(vectors));
+       at(rows.data), at(rows.stats), gathered, norm.gamma != nullptr, cuts != nullptr, sequences, longest,
+       at(vectors));
   tell_chosen(chosen, sequences);
   return {};
 }
@@ -117,14 +118,14 @@ Status token_rows(DType, const void* x, const int* chosen, int rows, int columns
   tell_chosen(chosen, rows);
   return {};
 }
-Status token_weights(DType, const Rows& x, const Norm& norm, float, const int* chosen, int rows, int,
+Status token_weights(DType, const RowView& x, const Norm& norm, float, const int* chosen, int rows, int,
                      const float* weight, const float* bias, float* y, const Stream&) {
-  tell("token_weights x=%ld sums=%ld normed=%d rows=%d weight=%ld bias=%ld y=%ld ", at(x.data), at(x.sums),
+  tell("token_weights x=%ld sums=%ld normed=%d rows=%d weight=%ld bias=%ld y=%ld ", at(x.data), at(x.stats),
        norm.gamma != nullptr, rows, at(weight), at(bias), at(y));
   tell_chosen(chosen, rows);
   return {};
 }
-Status row_offsets(const Rows&, int count, int, float, float*, const Stream&) {
+Status row_offsets(const RowView&, int count, int, float, float*, const Stream&) {
   tell("row_offsets rows=%d\n", count);
   return {};
 }
@@ -132,9 +133,9 @@ Status gate_rows(DType, Activation activation, const void* x, int rows, int colu
   tell("gate activation=%d x=%ld rows=%d columns=%d y=%ld\n", int(activation), at(x), rows, columns, at(y));
   return {};
 }
-Status turn_rows(DType, void* x, int rows, int pitch, const RotaryColumns& of, const Stream&) {
-  tell("turn x=%ld rows=%d pitch=%d head_size=%d turned=%d columns=%d table=%ld positions=%ld y=%ld\n", at(x), rows,
-       pitch, of.head_size, of.turned, of.columns, at(of.table), at(of.positions), at(x));
+Status rope_rows(DType, void* x, int rows, int pitch, const RopeColumns& of, const Stream&) {
+  tell("rope x=%ld rows=%d pitch=%d head_size=%d rotary_dim=%d columns=%d table=%ld positions=%ld y=%ld\n", at(x), rows,
+       pitch, of.head_size, of.rotary_dim, of.columns, at(of.table), at(of.positions), at(x));
   return {};
 }
 Status convert(DType, const void*, DType, void*, size_t count, const Stream&) {
@@ -149,15 +150,15 @@ namespace {
 
 class RecordingLinear final : public Linear {
  public:
-  explicit RecordingLinear(const LinearWeights& weights) : weights_(weights) { weights_.rotary = nullptr; }
-  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+  explicit RecordingLinear(const LinearWeights& weights) : weights_(weights) { weights_.rope = nullptr; }
+  Status run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int& y_splits,
              const Stream& stream) override {
-    EMBERT_TRY(check_places(x, residual, y, y_sums));
-    tell("linear in=%d out=%d rows=%d x=%ld sums=%ld parts=%d residual=%ld residual_sums=%ld y=%ld y_sums=%ld ",
-         weights_.in, weights_.out, rows, at(x.data), at(x.sums), x.sums == nullptr ? 0 : x.parts, at(residual.data),
-         at(residual.sums), at(y), at(y_sums));
+    EMBERT_TRY(check_operands(x, residual, y, y_stats));
+    tell("linear in=%d out=%d rows=%d x=%ld sums=%ld parts=%d residual=%ld residual_sums=%ld y=%ld y_stats=%ld ",
+         weights_.k, weights_.n, rows, at(x.data), at(x.stats), x.stats == nullptr ? 0 : x.splits, at(residual.data),
+         at(residual.stats), at(y), at(y_stats));
     tell("backwards=%d\n", stream.backwards);
-    y_parts = rows <= 100 ? 4 : 1;
+    y_splits = rows <= 100 ? 4 : 1;
     return {};
   }
 
@@ -170,22 +171,22 @@ class RecordingGemm final : public GemmProvider {
   RecordingGemm(bool folds, DType dtype) : folds_(folds), dtype_(dtype) {}
   const char* name() const override { return folds_ ? "hopper" : "cublaslt"; }
   Status prepare(const LinearWeights& weights, const Stream&, std::unique_ptr<Linear>& linear) override {
-    tell("prepare in=%d out=%d exact=%ld gamma_in_rows=%d normed=%ld residual_normed=%ld next_gamma=%ld ", weights.in,
-         weights.out, at(weights.exact), weights.gamma_in_rows, at(weights.input_norm.gamma),
+    tell("prepare in=%d out=%d exact=%ld prescaled_rows=%d normed=%ld residual_normed=%ld next_gamma=%ld ", weights.k,
+         weights.n, at(weights.exact), weights.prescaled_rows, at(weights.input_norm.gamma),
          at(weights.residual_norm.gamma), at(weights.next_gamma));
     tell("weight=%ld activation=%d gated=%d ahead=%ld ahead_bytes=%zu ", at(weights.weight), int(weights.activation),
          weights.gated, at(weights.ahead), weights.ahead_bytes);
-    tell("scales=%ld quantised=%ld quantised_scales=%ld ", at(weights.scales), at(weights.quantised.data),
-         at(weights.quantised.scales));
-    if (const RotaryColumns* const of = weights.rotary)
-      tell("head_size=%d turned=%d columns=%d table=%ld positions=%ld ", of->head_size, of->turned, of->columns,
+    tell("scales=%ld quantized=%ld quantized_scales=%ld ", at(weights.scales), at(weights.quantized.data),
+         at(weights.quantized.scales));
+    if (const RopeColumns* const of = weights.rope)
+      tell("head_size=%d rotary_dim=%d columns=%d table=%ld positions=%ld ", of->head_size, of->rotary_dim, of->columns,
            at(of->table), at(of->positions));
-    const int rows = (weights.gated ? 2 : 1) * weights.out;
+    const int rows = (weights.gated ? 2 : 1) * weights.n;
     const auto* const matrix = dtype_ == DType::kFloat32 ? static_cast<const float*>(weights.weight) : weights.exact;
     for (int row = 0; stored_as == Stored::kRows && matrix != nullptr && row < rows; ++row)
-      tell("row%d=%d bias%d=%d ", row, int(matrix[size_t(row + 1) * weights.in - 1]), row, int(weights.bias[row]));
+      tell("row%d=%d bias%d=%d ", row, int(matrix[size_t(row + 1) * weights.k - 1]), row, int(weights.bias[row]));
     if (weights.exact != nullptr) {  // its first row, those a third and two thirds on, and its last element
-      const size_t all = size_t(weights.in) * rows;
+      const size_t all = size_t(weights.k) * rows;
       tell("first=%d second=%d third=%d last=%d", int(weights.exact[0]), int(weights.exact[all / 3]),
            int(weights.exact[2 * (all / 3)]), int(weights.exact[all - 1]));
     }
@@ -196,7 +197,7 @@ class RecordingGemm final : public GemmProvider {
   size_t workspace_bytes() const override { return 0; }
   bool dependent_launch() const override { return folds_; }
   bool folds() const override { return folds_; }
-  bool fuses_rotary() const override { return folds_; }
+  bool fuses_rope() const override { return folds_; }
   bool fuses_gate() const override { return folds_; }
   bool has_int8() const override { return dtype_ == DType::kFloat16; }
 
@@ -222,7 +223,7 @@ class RecordingMaxima final : public TextMaxima {
 
 Status make_portable_maxima(GemmProvider&, DType, const LinearWeights& weights, const Stream&,
                             std::unique_ptr<TextMaxima>& made) {
-  tell("prepare_maxima in=%d out=%d weight=%ld\n", weights.in, weights.out, at(weights.weight));
+  tell("prepare_maxima in=%d out=%d weight=%ld\n", weights.k, weights.n, at(weights.weight));
   made = std::make_unique<RecordingMaxima>();
   return {};
 }
@@ -237,7 +238,7 @@ Status count_pairs(const float* maxima, int, int, int count, int*, int*, const S
 }
 // Text i has `pairs_of_text` pairs: (i, 1), (i + 1, 1), … What does not fit is left out.
 Status write_pairs(const float* maxima, int, int, int first, int count, const int*, const int*, const int64_t* before,
-                   int64_t*, const PairPlaces& to, const Stream&) {
+                   int64_t*, const PairBuffers& to, const Stream&) {
   tell("write_pairs x=%ld text=%d texts=%d goes_on=%d logs=%d\n", at(maxima), first, count, before != nullptr, to.logs);
   for (int text = first; text < first + count; ++text) {
     to.counts[text] = pairs_of_text;

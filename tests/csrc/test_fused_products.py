@@ -62,7 +62,7 @@ class Normed:
         found: dict[str, Any] = {"gamma": device.put(self.gamma.astype(np.float32)), "epsilon": EPSILON}
         found["beta"] = device.put(self.beta.astype(np.float32))
         if self.gamma_in == "rows":
-            return found | {"gamma_in_rows": True}
+            return found | {"prescaled_rows": True}
         return found | {"exact": device.put(exact_weight.astype(np.float32))}
 
 
@@ -146,7 +146,7 @@ def turned_product(
     table = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
     positions = random.integers(0, POSITIONS, MOST_ROWS).astype(np.int32)
     fused.prepare(
-        3 * hidden, head_size=size, turned=turned, turned_columns=2 * hidden, table=device.put(table),
+        3 * hidden, head_size=size, rotary_dim=turned, rope_columns=2 * hidden, table=device.put(table),
         positions=device.put(positions),
     )  # fmt: skip
     return fused, table.astype(np.float64), positions
@@ -184,7 +184,7 @@ def test_position_0_turns_nothing(device: Device, random: np.random.Generator) -
     table = np.zeros((1, 32, 2), np.float32)
     table[..., 0] = 1
     fused.prepare(
-        2304, head_size=64, turned=64, turned_columns=1536, table=device.put(table),
+        2304, head_size=64, rotary_dim=64, rope_columns=1536, table=device.put(table),
         positions=device.put(np.zeros(1000, np.int32)),
     )  # fmt: skip
     assert (fused.run(x) == plain).all()  # zeros may differ in sign
@@ -223,15 +223,15 @@ def test_a_residual_without_a_norm_is_added_as_it_is(
     fused.prepare(out)
     for rows in (1, 40, 200, 3000):
         x, residual = (ref.stored(random.standard_normal((rows, n)), dtype) for n in (width, out))
-        y, y_sums = device.new(rows * out * 2), device.new(rows * 8 * 8 * 8)
+        y, y_stats = device.new(rows * out * 2), device.new(rows * 8 * 8 * 8)
         wrong = device.put(np.full((rows, 8, 2), np.nan, np.float32))
         fused.product.run(
-            device.launch, device.put(x), device.put(residual), rows, y, wrong, fused.product.parts, y_sums
+            device.launch, device.put(x), device.put(residual), rows, y, wrong, fused.product.splits, y_stats
         )
         wanted = fused.products(ref.exact(x)) + ref.exact(residual)
         got = device.get(y, (rows, out), numpy_type(dtype))
         assert ref.error(got, wanted) <= 1.2 * ref.rounding(wanted, dtype), rows
-        parts = device.get(y_sums, (rows, out // 128, fused.product.parts, 2), np.float32).astype(np.float64)
+        parts = device.get(y_stats, (rows, out // 128, fused.product.splits, 2), np.float32).astype(np.float64)
         groups = wanted.reshape(rows, out // 128, 128)
         of_groups = np.stack([groups.sum(axis=2), (groups * groups).sum(axis=2)], axis=2)
         assert ref.error(parts.sum(axis=2), of_groups) <= 1e-4, rows

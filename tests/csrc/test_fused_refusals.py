@@ -11,7 +11,7 @@ from tests.csrc.host_program import build
 def test_what_cannot_be_fused_is_refused_by_name(tmp_path: Path) -> None:
     program = build(tmp_path, Path(__file__).with_name("fused_refusals.cpp"))
     told = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
-    turned = "hopper gemm: {} turned columns of heads of {}, in {} of 2304"
+    message = "hopper gemm: {} RoPE columns of heads of {}, in {} of 2304"
     assert told == [
         "fine",
         "fine",
@@ -19,14 +19,14 @@ def test_what_cannot_be_fused_is_refused_by_name(tmp_path: Path) -> None:
         "hopper gemm: gates and a residual",
         "hopper gemm: gates without an activation",
         "hopper gemm: SiLU without gates",
-        "hopper gemm: turned columns and an activation, gates or a residual",
-        "hopper gemm: turned columns and an activation, gates or a residual",
+        "hopper gemm: RoPE columns and an activation, gates or a residual",
+        "hopper gemm: RoPE columns and an activation, gates or a residual",
         "fine",
         "fine",
-        turned.format(20, 20, 1520),
-        turned.format(33, 64, 1536),
-        turned.format(66, 64, 1536),
-        turned.format(64, 64, 1500),
-        turned.format(64, 64, 2368),
-        turned.format(64, 64, 1536),
+        message.format(20, 20, 1520),
+        message.format(33, 64, 1536),
+        message.format(66, 64, 1536),
+        message.format(64, 64, 1500),
+        message.format(64, 64, 2368),
+        message.format(64, 64, 1536),
     ]

@@ -114,10 +114,10 @@ def test_last_rows_in_narrow_tiles(device: Device, random: np.random.Generator) 
     rows, out, width = 6100, 768, 1536
     weights = Weights(device, random, "hopper", ref.FLOAT16, out, width, ref.NONE)
     x, residual = (ref.stored(random.standard_normal((rows, n)), ref.FLOAT16) for n in (width, out))
-    y, y_sums = device.new(rows * out * 2), device.new(rows * 48)
-    weights.product.run(device.launch, device.put(x), device.put(residual), rows, y, y_sums=y_sums)
-    assert weights.product.parts == 1
-    found, sums = device.get(y, (rows, out), np.float16), device.get(y_sums, (rows, 6, 2), np.float32)
+    y, y_stats = device.new(rows * out * 2), device.new(rows * 48)
+    weights.product.run(device.launch, device.put(x), device.put(residual), rows, y, y_stats=y_stats)
+    assert weights.product.splits == 1
+    found, sums = device.get(y, (rows, out), np.float16), device.get(y_stats, (rows, 6, 2), np.float32)
     wanted = weights.exact(x, residual)
     assert ref.error(found, wanted) <= 1.2 * ref.rounding(wanted, ref.FLOAT16)
     groups = wanted.reshape(rows, 6, 128)
@@ -143,7 +143,7 @@ class Folded:
         # What r and the third's result are stored times.
         self.of_r = ref.exact(self.gamma) if in_rows else np.ones(hidden)
         self.of_third = ref.exact(next_gamma) if in_rows else np.ones(hidden)
-        rows = {"gamma_in_rows": in_rows}
+        rows = {"prescaled_rows": in_rows}
         self.first = Weights(device, random, "hopper", dtype, hidden, hidden, ref.NONE, **rows, next_gamma=gamma)
         weight = random.standard_normal((inner, hidden)) / np.sqrt(hidden)
         self.weight, self.bias = ref.stored(weight, dtype), random.standard_normal(inner).astype(np.float32)
@@ -168,8 +168,8 @@ class Folded:
         r, second, third = (device.new(rows * n * size) for n in (self.hidden, self.inner, self.hidden))
         sums = device.new(rows * (self.hidden // 128 + 1) * 8 * 8)
         last_sums = device.new(rows * (self.hidden // 128 + 1) * 8 * 8)
-        self.first.product.run(launch, device.put(context), device.put(residual), rows, r, y_sums=sums)
-        parts = self.first.product.parts
+        self.first.product.run(launch, device.put(context), device.put(residual), rows, r, y_stats=sums)
+        parts = self.first.product.splits
         self.second.run(launch, r, 0, rows, second, sums, parts)
         self.third.product.run(launch, second, r, rows, third, sums, parts, last_sums)
         shapes = [(rows, self.hidden), (rows, self.inner), (rows, self.hidden)]
@@ -242,7 +242,7 @@ def test_folded_rows_have_the_same_bits_in_any_company(
         (ref.FLOAT16, ref.NONE, 960, "weights"),
         (ref.FLOAT16, ref.GELU, 128, "weights"),
     ],
-    ids=["GELU", "gamma_in_rows", "unfolded", "bfloat16", "one_chunk", "no_activation", "two_chunks"],
+    ids=["GELU", "prescaled_rows", "unfolded", "bfloat16", "one_chunk", "no_activation", "two_chunks"],
 )
 def test_both_products_in_one_kernel_have_the_bits_of_two(
     device: Device, random: np.random.Generator, rows: int, dtype: int, kind: int, inner: int, gamma_in: str
@@ -257,7 +257,7 @@ def test_both_products_in_one_kernel_have_the_bits_of_two(
     if gamma_in == "weights":
         norm["exact"] = device.put(ref.exact(in_weight).astype(np.float32))
     elif gamma_in == "rows":
-        norm |= {"gamma_in_rows": True, "next_gamma": device.put(next_gamma)}
+        norm |= {"prescaled_rows": True, "next_gamma": device.put(next_gamma)}
     both = device.launch.feed_forward(
         dtype, device.put(in_weight), device.put(in_bias), device.put(out_weight), device.put(out_bias), hidden, inner,
         kind, **norm,
@@ -267,12 +267,12 @@ def test_both_products_in_one_kernel_have_the_bits_of_two(
     groups = r.reshape(rows, 3, 128)
     sums = np.stack([groups.sum(axis=2), (groups * groups).sum(axis=2)], axis=2).astype(np.float32)
     x, x_sums = device.put(stored), device.put(sums)
-    room, y, y_sums = device.new(rows * inner * 2), device.new(rows * hidden * 2), device.new(rows * 3 * 8 * 8)
+    room, y, y_stats = device.new(rows * inner * 2), device.new(rows * hidden * 2), device.new(rows * 3 * 8 * 8)
 
     def run(first: int, count: int, backwards: bool) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         of_x = x_sums + first * 24 if gamma_in else 0
-        both.run(device.launch, x + first * hidden * 2, count, room, y, of_x, 1, y_sums, backwards)
-        parts = device.get(y_sums, (count, 3, both.parts, 2), np.float32)
+        both.run(device.launch, x + first * hidden * 2, count, room, y, of_x, 1, y_stats, backwards)
+        parts = device.get(y_stats, (count, 3, both.parts, 2), np.float32)
         while parts.shape[2] > 1:  # a balanced tree
             parts = parts[:, :, ::2] + parts[:, :, 1::2]
         return device.get(y, (count, hidden), numpy_type(dtype)).view(np.uint16), parts[:, :, 0]
@@ -298,7 +298,7 @@ def test_what_cannot_be_folded_is_told(device: Device, random: np.random.Generat
         vector, exact = device.put(np.full(64, gamma, np.float32)), device.put(weight.astype(np.float32))
         return device.launch.product(
             "hopper", "", ref.FLOAT16, device.put(weight), vector, 64, 64, ref.NONE, gamma=vector, beta=vector,
-            exact=exact, gamma_in_rows=in_rows,
+            exact=exact, prescaled_rows=in_rows,
         )  # fmt: skip
 
     product(1.0).check_folds()

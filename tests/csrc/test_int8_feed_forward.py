@@ -51,9 +51,9 @@ class FeedForward:
 
     def run(self, made: Any, x: npt.NDArray[np.float16]) -> Floats:
         rows = len(x)
-        y, y_sums = self.device.new(x.size * 2), self.device.new(x.size // 2)
+        y, y_stats = self.device.new(x.size * 2), self.device.new(x.size // 2)
         made.run(
-            self.device.launch, self.device.put(x), self.device.put(sums_of(x)), 1, rows, self.rows_between, y, y_sums
+            self.device.launch, self.device.put(x), self.device.put(sums_of(x)), 1, rows, self.rows_between, y, y_stats
         )
         return self.device.get(y, x.shape, np.float16)
 

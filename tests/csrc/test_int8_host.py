@@ -44,7 +44,7 @@ def test_a_layer_is_asked_for_what_it_is_in_16_bits(program: Path, what: str) ->
     assert names(found)[names(found).index("embedding", names(found).index("started")) + 1 :][: 5 * LAYERS] == (
         layer * LAYERS
     )
-    assert only(found, "embedding")[0]["gamma_in_rows"] == 0
+    assert only(found, "embedding")[0]["prescaled_rows"] == 0
 
 
 def test_older_gpus_need_no_clusters(program: Path) -> None:
@@ -52,7 +52,7 @@ def test_older_gpus_need_no_clusters(program: Path) -> None:
     found = forward(program, "portable")
     assert len(only(found, "embedding")) > 100  # graphs
     assert not only(found, "embedding_small")
-    assert all(each["y_sums"] >= 0 for each in only(found, "embedding"))
+    assert all(each["y_stats"] >= 0 for each in only(found, "embedding"))
 
 
 @pytest.mark.parametrize("what", PATHS)
@@ -62,9 +62,9 @@ def test_products_of_layers_have_scales_and_share_memory_for_rows(program: Path,
     sizes = [(HIDDEN, 3 * HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, INNER), (INNER, HIDDEN)]
     assert [(each["in"], each["out"]) for each in layers] == sizes * LAYERS
     assert len({each["scales"] for each in layers} - {-1}) == 4 * LAYERS
-    (memory,) = {(each["quantised"], each["quantised_scales"]) for each in layers}
+    (memory,) = {(each["quantized"], each["quantized_scales"]) for each in layers}
     assert -1 not in memory
-    assert all(each["exact"] == -1 and each["gamma_in_rows"] == 0 for each in layers)
+    assert all(each["exact"] == -1 and each["prescaled_rows"] == 0 for each in layers)
     # LayerNorms are applied where they are folded in 16 bits: QKV and FFN in to their rows, O and FFN out to residuals.
     assert [each["normed"] == -1 for each in layers] == [False, True, False, True] * LAYERS
     assert [each["residual_normed"] == -1 for each in layers] == [True, False, True, False] * LAYERS
@@ -76,7 +76,7 @@ def test_products_of_layers_have_scales_and_share_memory_for_rows(program: Path,
 
 
 def test_memory_for_rows_holds_the_widest_ones(program: Path) -> None:
-    (found,) = {(each["quantised"], each["quantised_scales"]) for each in only(forward(program), "prepare")[:4]}
+    (found,) = {(each["quantized"], each["quantized_scales"]) for each in only(forward(program), "prepare")[:4]}
     assert found[1] - found[0] == 4096 * INNER
 
 

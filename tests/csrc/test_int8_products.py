@@ -63,7 +63,7 @@ def test_a_residual_its_layernorm_and_sums(
         wanted += ref.layernorm(residual.astype(np.float64), gamma, beta, EPSILON)
         assert ref.error(found, wanted) <= 1.2 * ref.rounding(wanted, ref.FLOAT16), rows
         groups = wanted.reshape(rows, -1, 128)
-        assert ref.error(product.y_sums, np.stack([groups.sum(axis=2), (groups**2).sum(axis=2)], axis=2)) <= 1e-5
+        assert ref.error(product.y_stats, np.stack([groups.sum(axis=2), (groups**2).sum(axis=2)], axis=2)) <= 1e-5
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -120,5 +120,5 @@ def test_both_providers_leave_the_same_bits(
         residual = random.standard_normal((rows, out)).astype(np.float16) if adds else None
         bits = {}
         for provider, product.product in both.items():
-            bits[provider] = product.run(x, residual).tobytes() + (product.y_sums.tobytes() if adds else b"")
+            bits[provider] = product.run(x, residual).tobytes() + (product.y_stats.tobytes() if adds else b"")
         assert bits["hopper"] == bits["cublaslt"], rows

@@ -21,7 +21,7 @@ def quantize(
 ) -> tuple[npt.NDArray[np.int8], Floats]:
     rows, columns = x.shape
     data, scales = device.new(x.size), device.new(rows * 4)
-    device.launch.quantise(device.put(x), sums, parts, gamma, beta, rows, columns, EPSILON, data, scales)
+    device.launch.quantize(device.put(x), sums, parts, gamma, beta, rows, columns, EPSILON, data, scales)
     return device.get(data, x.shape, np.int8), device.get(scales, (rows,), np.float32)
 
 
@@ -80,7 +80,7 @@ def test_rows_in_blocks_are_those_of_numpy_to_the_bit(
         x = inner_rows(random, rows, columns)
         x[rows // 2] = 0
         data, scales = device.new(x.size), device.new(rows * 4)
-        device.launch.quantise_blocks(device.put(x), rows, columns, block, data, scales)
+        device.launch.quantize_blocks(device.put(x), rows, columns, block, data, scales)
         wanted = block_rows(x, block)
         assert (device.get(data, x.shape, np.int8) == wanted.integers).all(), rows
         assert (device.get(scales, (rows,), np.float32) == wanted.scales[:, 0]).all(), rows
@@ -93,7 +93,7 @@ def test_every_maximum_has_its_inverse(device: Device) -> None:
     x[:, 0] = values  # its 16 rotated elements are all this large
     x[:, 1:8] = values[:, None] * np.linspace(0.1, 0.9, 7).astype(np.float16)
     data, scales = device.new(x.size), device.new(len(x) * 4)
-    device.launch.quantise_blocks(device.put(x), *x.shape, 128, data, scales)
+    device.launch.quantize_blocks(device.put(x), *x.shape, 128, data, scales)
     assert (device.get(data, x.shape, np.int8) == block_rows(x).integers).all()
 
 
@@ -101,7 +101,7 @@ def test_an_inner_row_that_is_not_finite_has_no_finite_scale(device: Device, ran
     x = inner_rows(random, 3, 4096)
     x[0, 77], x[2, 4000] = np.nan, np.inf
     data, scales = device.new(x.size), device.new(12)
-    device.launch.quantise_blocks(device.put(x), *x.shape, 128, data, scales)
+    device.launch.quantize_blocks(device.put(x), *x.shape, 128, data, scales)
     assert (np.isfinite(device.get(scales, (3,), np.float32)) == [False, True, False]).all()
 
 

@@ -64,7 +64,7 @@ def test_offsets(device: Device, random: np.random.Generator, lengths: list[int]
 )
 @pytest.mark.parametrize("spare", [0, 9])
 @pytest.mark.parametrize(
-    ("dtype", "hidden", "gamma_in_rows"),
+    ("dtype", "hidden", "prescaled_rows"),
     [(ref.FLOAT16, 768, False), (ref.BFLOAT16, 384, True), (ref.FLOAT16, 1000, True)],
 )
 def test_a_small_batch_in_one_launch(
@@ -74,13 +74,13 @@ def test_a_small_batch_in_one_launch(
     spare: int,
     dtype: int,
     hidden: int,
-    gamma_in_rows: bool,
+    prescaled_rows: bool,
 ) -> None:
     """What embedding_small.cu writes is what offsets.cu and embedding.cu write, to the bit."""
     tokens, sequences = sum(lengths), len(lengths)
     rows, slots = max(1, min(128, tokens + spare)), min(64, sequences + spare)
     tables = [device.put(ref.drawn(random, (count, hidden), dtype, 0.05)) for count in (500, 128, 2)]
-    gamma = device.put(vector(random, hidden)) if gamma_in_rows else 0
+    gamma = device.put(vector(random, hidden)) if prescaled_rows else 0
     long, short = (len(each) for each in ref.tiles(lengths))
     header = np.array([sequences, tokens], np.int32)
     parts = [
@@ -102,7 +102,7 @@ def test_a_small_batch_in_one_launch(
     capacity = (rows, slots, long + spare, short + spare)
     device.launch.offsets(device.put(header), *[device.put(part) for part in parts], *scratch, *lists, *capacity)
     device.launch.embed(
-        dtype, *tables, gamma, 0, *scratch, rows, hidden, EPSILON, apart["y"][0], apart["sums"][0], gamma_in_rows
+        dtype, *tables, gamma, 0, *scratch, rows, hidden, EPSILON, apart["y"][0], apart["sums"][0], prescaled_rows
     )  # fmt: skip
 
     padded = [np.pad(part.view(np.int32), (0, -len(part) % 4)) for part in (np.pad(header, (0, 2)), *parts)]

@@ -51,7 +51,7 @@ def test_seven_kernels_where_layernorms_are_separate(program: Path) -> None:
     layer = ["linear", "attention", "linear", "layernorm", "linear", "linear", "layernorm"]
     found = launches(program, MEAN, PORTABLE, LONG)
     assert names(found)[4:-3] == layer * LAYERS
-    assert all(each["sums"] == each["y_sums"] == each["residual_sums"] == -1 for each in only(found, "linear"))
+    assert all(each["sums"] == each["y_stats"] == each["residual_sums"] == -1 for each in only(found, "linear"))
 
 
 def test_the_only_copies_are_the_batch_and_large_answers(program: Path) -> None:
@@ -81,11 +81,11 @@ def test_after_the_last_attention_only_pooled_rows_go_on(program: Path, gemm: st
     products = only(found, "linear")
     assert [each["rows"] for each in products] == [tokens] * (4 * LAYERS - 3) + [texts] * 3
     assert (products[-3]["x"], products[-3]["residual"]) == (gather["y"], gather["y_residual"])
-    assert products[-3]["residual_sums"] == gather["y_sums"]
+    assert products[-3]["residual_sums"] == gather["y_stats"]
     assert only(found, "pool")[0]["gathered"] == 1
     # What is brought together lies where QKV was, apart from what it comes from and from each other.
     row = HIDDEN * 2
-    places = sorted([gather["y"], gather["y_residual"]] + ([gather["y_sums"]] if gemm == HOPPER else []))
+    places = sorted([gather["y"], gather["y_residual"]] + ([gather["y_stats"]] if gemm == HOPPER else []))
     assert all(b - a >= texts * row for a, b in itertools.pairwise(places))
     assert places[-1] + texts * row <= gather["x"]
 
@@ -119,8 +119,8 @@ def test_every_kernel_reads_what_the_one_before_it_left(program: Path, pooling: 
     kernels = [each for each in found if each[0] in ("embedding", "linear", "attention", "layernorm", "gather", "pool")]
     for (earlier, before), (name, after) in itertools.pairwise(kernels):
         assert after["x"] == before["y"], name
-        if "y_sums" in before and "sums" in after and "gather" not in (earlier, name):
-            assert after["sums"] == before["y_sums"], name
+        if "y_stats" in before and "sums" in after and "gather" not in (earlier, name):
+            assert after["sums"] == before["y_stats"], name
         assert after["y"] != after["x"] or name == "layernorm"
     for each in only(found, "linear"):
         assert each["residual"] == -1 or each["out"] == HIDDEN
@@ -148,7 +148,7 @@ def test_few_rows_are_embedded_by_the_launch_that_fetches_them(program: Path) ->
     assert len(small) + len(apart) == 120
     assert {each["rows"] for each in small} == {16, 32, 48, 64, 96, 128}
     assert min(each["tokens"] for each in apart) == 192
-    assert all(each["y_sums"] >= 0 for each in small)
+    assert all(each["y_stats"] >= 0 for each in small)
     assert not only(everything(program, MEAN, PORTABLE, [20], graphs=True), "embedding_small")
     assert not only(launches(program, MEAN, HOPPER, [20]), "embedding_small")  # without graphs it is copied first
 
@@ -211,7 +211,7 @@ def test_gamma_goes_into_rows_where_neither_it_nor_a_weight_is_rounded(program: 
     in_rows = stored == IN_FLOAT16
     found = everything(program, MEAN, HOPPER, [500] * 4, stored=stored, graphs=1)
     for name in ("embedding", "embedding_small", "prepare"):
-        assert {each["gamma_in_rows"] for each in only(found, name)} == {int(in_rows)}
+        assert {each["prescaled_rows"] for each in only(found, name)} == {int(in_rows)}
     products = only(found, "prepare")
     assert len(products) == 4 * LAYERS
     for i in range(0, len(products), 4):

@@ -1,4 +1,4 @@
-"""Kernels that encoders newer than BERT need, against float64: turned columns, gates, windows."""
+"""Kernels that encoders newer than BERT need, against float64: RoPE columns, gates, windows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_turned_columns(
     table = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
     positions = random.integers(0, 512, rows).astype(np.int32)
     address = device.put(qkv)
-    device.launch.turn(
+    device.launch.rope(
         dtype, address, rows, 3 * hidden, size, turned, 2 * hidden, device.put(table), device.put(positions)
     )
     got = device.get(address, qkv.shape, numpy_type(dtype))

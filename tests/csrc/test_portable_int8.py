@@ -92,7 +92,7 @@ class Product:
 @dataclass
 class Answer:
     y: npt.NDArray[np.float16]
-    y_sums: Floats
+    y_stats: Floats
     said: list[str]
     stays: bool  # what lies behind the last row
 
@@ -122,9 +122,9 @@ def run(program: tuple[Path, Path], of: Product, normed: bool = False, dtype: in
     if said[-1].startswith("refused"):
         return Answer(np.empty(0, np.float16), np.empty(0, np.float32), said, stays=True)
     y = np.frombuffer(done.stdout, np.float16, (rows + 1) * out).reshape(rows + 1, out)
-    y_sums = np.frombuffer(done.stdout, np.float32, offset=y.nbytes).reshape(rows + 1, -1, 2)
-    stays = bool((y[-1:].view(np.uint16) == 0xFFFF).all() and (y_sums[-1] == -1).all())
-    return Answer(y[:-1], y_sums[:-1], said, stays)
+    y_stats = np.frombuffer(done.stdout, np.float32, offset=y.nbytes).reshape(rows + 1, -1, 2)
+    stays = bool((y[-1:].view(np.uint16) == 0xFFFF).all() and (y_stats[-1] == -1).all())
+    return Answer(y[:-1], y_stats[:-1], said, stays)
 
 
 def fused(a: Floats, b: Floats, c: Floats) -> Floats:
@@ -209,7 +209,7 @@ def test_a_residual_its_layernorm_and_sums_are_numpys_to_the_bit(
     answer = run(program, product)
     y, sums = added(product)
     assert answer.y.tobytes() == y.astype(np.float16).tobytes()
-    assert answer.y_sums.tobytes() == sums.tobytes()
+    assert answer.y_stats.tobytes() == sums.tobytes()
     assert answer.stays
     assert answer.said[-1] == f"parts=1 workspace={WORKSPACE + SUM_BYTES}"
     # What numpy repeats is what the definition says.
@@ -227,7 +227,7 @@ def test_a_row_has_the_same_bits_in_any_company(program: tuple[Path, Path], part
     for some in (slice(0, 1), slice(149, 150), slice(7, 40), slice(31, 97)):
         alone = run(program, product.rows(some))
         assert alone.y.tobytes() == together.y[some].tobytes()
-        assert not parts or alone.y_sums.tobytes() == together.y_sums[some].tobytes()
+        assert not parts or alone.y_stats.tobytes() == together.y_stats[some].tobytes()
 
 
 def test_many_rows_go_in_pieces_that_fit_memory(program: tuple[Path, Path]) -> None:
@@ -247,7 +247,7 @@ def test_pieces_with_a_residual(program: tuple[Path, Path]) -> None:
     assert [line for line in answer.said if "integers" in line] == ["integers rows=4128", "integers rows=4096"]
     y, sums = added(product)
     assert answer.y.tobytes() == y.astype(np.float16).tobytes()
-    assert answer.y_sums.tobytes() == sums.tobytes()
+    assert answer.y_stats.tobytes() == sums.tobytes()
 
 
 def test_rows_without_a_layernorm_are_quantized_as_they_are(program: tuple[Path, Path]) -> None:

@@ -39,7 +39,7 @@ INNER, HEADS, TURNED, WINDOW, EMBEDDING = 1024, 4, 48, 40, 128  # recording_devi
 IN_FLOAT16, IN_FLOAT32, _, BY_ROWS = range(4)  # the checkpoint
 SILU = 4
 KINDS = (BERT, RELATIVE, MODERN, NOMIC, GTE, ELECTRA, ALBERT, JINA)
-KERNELS = ("embedding", "embedding_small", "linear", "turn", "attention", "gate", "layernorm", "gather", "pool")
+KERNELS = ("embedding", "embedding_small", "linear", "rope", "attention", "gate", "layernorm", "gather", "pool")
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
@@ -68,15 +68,15 @@ def test_a_projection_is_one_product_more(program: Path) -> None:
     (embedding,), projection = only(found, "embedding"), only(found, "linear")[0]
     assert (embedding["columns"], projection["in"], projection["out"]) == (EMBEDDING, EMBEDDING, HIDDEN)
     # It is given normalized rows, and leaves some that no LayerNorm follows.
-    assert embedding["y_sums"] == projection["sums"] == projection["y_sums"] == -1
+    assert embedding["y_stats"] == projection["sums"] == projection["y_stats"] == -1
     assert [each["residual_sums"] == -1 for each in only(found, "linear")[2:6]] == [True, True, False, True]
 
 
 @pytest.mark.parametrize(
     ("model", "layer"),
     [
-        (NOMIC, ["linear", "turn", "attention", "linear", "layernorm", "linear", "gate", "linear", "layernorm"]),
-        (GTE, ["linear", "turn", "attention", "linear", "layernorm", "linear", "gate", "linear", "layernorm"]),
+        (NOMIC, ["linear", "rope", "attention", "linear", "layernorm", "linear", "gate", "linear", "layernorm"]),
+        (GTE, ["linear", "rope", "attention", "linear", "layernorm", "linear", "gate", "linear", "layernorm"]),
         (JINA, ["linear", "attention", "linear", "layernorm", "linear", "gate", "linear", "layernorm"]),
     ],
 )
@@ -87,14 +87,14 @@ def test_what_portable_products_do_not_do_are_kernels(program: Path, model: int,
         assert (gate["rows"], gate["columns"]) == (sum(LONG), INNER)
         assert gate["activation"] == (SILU if model == NOMIC else 1)
         assert gate["y"] - gate["x"] >= 2 * INNER * 2 * sum(LONG)  # one does not write over the other
-    for turn in only(found, "turn"):
-        assert (turn["rows"], turn["pitch"], turn["columns"]) == (sum(LONG), 3 * HIDDEN, 2 * HIDDEN)
-        assert (turn["head_size"], turn["turned"]) == (HIDDEN // HEADS, TURNED)
+    for call in only(found, "rope"):
+        assert (call["rows"], call["pitch"], call["columns"]) == (sum(LONG), 3 * HIDDEN, 2 * HIDDEN)
+        assert (call["head_size"], call["rotary_dim"]) == (HIDDEN // HEADS, TURNED)
 
 
 def test_norms_that_come_before_are_kernels_on_the_portable_path(program: Path) -> None:
     found = launches(program, MEAN, PORTABLE, LONG, model=MODERN)
-    layer = ["layernorm", "linear", "turn", "attention", "linear", "layernorm", "linear", "gate", "linear"]
+    layer = ["layernorm", "linear", "rope", "attention", "linear", "layernorm", "linear", "gate", "linear"]
     # The first layer has none before attention; one follows the last layer.
     assert of_layers(found) == [*layer[1:], *layer * (LAYERS - 1), "layernorm"]
     (embedding,) = only(found, "embedding")
@@ -117,13 +117,13 @@ def test_norms_that_come_before_are_folded_on_hopper(program: Path) -> None:
         assert inner["normed"] >= 0
         # A residual is added as it is. So no gamma may be in its rows, although these weights have 16 bits.
         assert attention_out["residual_normed"] == out["residual_normed"] == -1
-        assert {each["gamma_in_rows"] for each in (qkv, attention_out, inner, out)} == {0}
+        assert {each["prescaled_rows"] for each in (qkv, attention_out, inner, out)} == {0}
         assert (qkv["exact"] >= 0) == (i > 0)
         assert inner["exact"] >= 0
     run = launches(program, MEAN, HOPPER, LONG, model=MODERN)
     for _, attention_out, inner, out in _fours(only(run, "linear")):
         assert attention_out["residual_sums"] == out["residual_sums"] == -1
-        assert attention_out["y_sums"] == inner["sums"] >= 0
+        assert attention_out["y_stats"] == inner["sums"] >= 0
         assert out["residual"] == attention_out["y"]
     assert only(run, "pool")[0]["normed"] == 1  # the last one
 
@@ -141,16 +141,16 @@ def test_every_kernel_reads_what_was_left_for_it(program: Path, model: int, gemm
     kernels = [each for each in found if each[0] in KERNELS]
     written: dict[int, int] = {}  # address → sums with it
     for (earlier, before), (name, after) in itertools.pairwise(kernels):
-        written[before["y"]] = before.get("y_sums", -1)
+        written[before["y"]] = before.get("y_stats", -1)
         if earlier == "gather":
-            written[before["y_residual"]], written[before["y"]] = before["y_sums"], -1
+            written[before["y_residual"]], written[before["y"]] = before["y_stats"], -1
         assert after["x"] == before["y"], name
         sums = after.get("residual_sums", -1) if name == "linear" else after.get("sums", -1)
         if after.get("residual", -1) >= 0:
             assert sums in (-1, written[after["residual"]]), name
         else:
             assert after.get("sums", -1) in (-1, written[after["x"]]), name
-        if name not in ("layernorm", "turn"):
+        if name not in ("layernorm", "rope"):
             assert after["y"] != after["x"]
     assert (len(only(found, "gather")) == 1) == (pooling == CLS)
 
@@ -159,10 +159,10 @@ def test_every_kernel_reads_what_was_left_for_it(program: Path, model: int, gemm
 def test_layers_have_windows_and_angles_of_their_own(program: Path, gemm: str) -> None:
     found = everything(program, MEAN, gemm, LONG, model=MODERN)
     assert [each["window"] for each in only(found, "attention")[-LAYERS:]] == [0, WINDOW, WINDOW]
-    turning = "turn" if gemm == PORTABLE else "prepare"
-    tables = [each["table"] for each in only(found, turning) if "table" in each][-LAYERS:]
+    rope = "rope" if gemm == PORTABLE else "prepare"
+    tables = [each["table"] for each in only(found, rope) if "table" in each][-LAYERS:]
     assert tables[1] == tables[2] == tables[0] + 512 * TURNED // 2 * 8  # neighbors: [512, 24] of 8 bytes
-    assert len({each["positions"] for each in only(found, turning) if "positions" in each}) == 1
+    assert len({each["positions"] for each in only(found, rope) if "positions" in each}) == 1
     assert {each["window"] for each in only(launches(program, MEAN, gemm, LONG, model=NOMIC), "attention")} == {0}
 
 
@@ -177,8 +177,8 @@ def test_attention_knows_the_longest_text_where_positions_are_rotary(program: Pa
 @pytest.mark.parametrize("model", [MODERN, NOMIC, JINA])
 def test_without_a_table_of_positions_all_rows_read_the_same_zeros(program: Path, model: int) -> None:
     (embedding,) = only(launches(program, MEAN, PORTABLE, LONG, model=model), "embedding")
-    turns = only(launches(program, MEAN, PORTABLE, LONG, model=model), "turn")
-    assert all(embedding["positions"] != each["positions"] for each in turns)
+    ropes = only(launches(program, MEAN, PORTABLE, LONG, model=model), "rope")
+    assert all(embedding["positions"] != each["positions"] for each in ropes)
 
 
 def test_few_rows_are_embedded_apart_where_their_positions_are_needed(program: Path) -> None:

@@ -47,15 +47,15 @@ SPILLS = {
     # Of its 255 registers accumulators take 224. None is spilled inside the loop over chunks.
     r"feed_forward_kernel.*Lb0EEEv": 56,
     r"feed_forward_kernel.*Lb1EEEv": 132,  # with twice the constants
-    r"few_rows_kernelI13__nv_bfloat16.*Lb0EEEv": 40,  # one variant, with a residual, as below
-    r"few_rows_kernelI13__nv_bfloat16.*Lb1EEEv": 82,
-    r"few_rows_kernelI6__half.*Lb1EEEv": 20,
+    r"small_m_kernelI13__nv_bfloat16.*Lb0EEEv": 40,  # one variant, with a residual, as below
+    r"small_m_kernelI13__nv_bfloat16.*Lb1EEEv": 82,
+    r"small_m_kernelI6__half.*Lb1EEEv": 20,
     # Registers of a tile's place and of its epilogue, where x comes in blocks; none inside the loop over K.
-    r"wide_scaled_kernel.*Li(64|128)EEEv": 40,
+    r"cooperative_int8_kernel.*Li(64|128)EEEv": 40,
     # A register of a tile's epilogue, with four constants for two columns and (cos, sin) for 16 pairs.
-    r"pingpong_rotary_kernel.*Lb1ELb1EEEv": 4,
+    r"pingpong_rope_kernel.*Lb1ELb1EEEv": 4,
     # Beside 128 integers the scales of rows and columns; not in the loop over K.
-    r"wide_scaled_kernel.*WideShapeILi256E": 16,
+    r"cooperative_int8_kernel.*CooperativeShapeILi256E": 16,
 }
 
 
@@ -161,24 +161,24 @@ def parsed(said: str) -> Compiled:
 
 def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
     names = {source: " ".join(kernel.name for kernel in each.kernels) for source, each in compiled.items()}
-    for kernel in ("pingpong_kernel", "wide_kernel", "few_rows_kernel"):
+    for kernel in ("pingpong_kernel", "cooperative_kernel", "small_m_kernel"):
         assert kernel in names["hopper"]
     assert "feed_forward_kernel" in names["hopper_feed_forward"]
     assert "maxima_kernel" in names["hopper_maxima"]
-    for kernel in ("pingpong_gated_kernel", "few_rows_gated_kernel"):
+    for kernel in ("pingpong_gated_kernel", "small_m_gated_kernel"):
         assert kernel in names["hopper_gated"]
     for kernel in (
-        "scaled_kernel",
+        "int8_dequant_kernel",
         "block_kernel",
-        "wide_scaled_kernel",
-        "few_rows_scaled_kernel",
-        "residual_turns_kernel",
+        "cooperative_int8_kernel",
+        "small_m_int8_kernel",
+        "residual_pingpong_kernel",
     ):
         assert kernel in names["hopper_int8"]
     assert "quantise_kernel" in names["quantise"]
     assert "quantise_blocks_kernel" in names["quantise_blocks"]
     assert "rescale_kernel" in names["rescale"]
-    for kernel in ("pingpong_rotary_kernel", "few_rows_rotary_kernel"):
+    for kernel in ("pingpong_rope_kernel", "small_m_rope_kernel"):
         assert kernel in names["hopper_rotary"]
     for kernel in ("attention_hopper_kernel", "attention_hopper_blocks_kernel", "attention_hopper_window_kernel"):
         assert kernel in names["sm90"]

@@ -18,12 +18,12 @@ GUARD = "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)"
 KERNEL = re.compile(r"__global__\s+void\s+__launch_bounds__\([^;{]*?\)\s*(\w+)\(|__global__\s+void\s+(\w+)\(")
 # Where kernels with bodies for sm_90a alone stand, and the sources that compile them.
 HOPPERS_OWN = {
-    "few_rows_kernel": "gemm/kernels/sm90_linear.cu",
+    "small_m_kernel": "gemm/kernels/sm90_linear.cu",
     "pingpong_kernel": "gemm/kernels/sm90_linear.cu",
-    "wide_kernel": "gemm/kernels/sm90_linear.cu",
-    "few_rows_rotary_kernel": "gemm/kernels/sm90_rope.cu",
-    "pingpong_rotary_kernel": "gemm/kernels/sm90_rope.cu",
-    "few_rows_gated_kernel": "gemm/kernels/sm90_gated.cu",
+    "cooperative_kernel": "gemm/kernels/sm90_linear.cu",
+    "small_m_rope_kernel": "gemm/kernels/sm90_rope.cu",
+    "pingpong_rope_kernel": "gemm/kernels/sm90_rope.cu",
+    "small_m_gated_kernel": "gemm/kernels/sm90_gated.cu",
     "pingpong_gated_kernel": "gemm/kernels/sm90_gated.cu",
     "feed_forward_kernel": "gemm/kernels/sm90_feed_forward.cu",
     "maxima_kernel": "gemm/kernels/sm90_maxima.cu",
@@ -31,11 +31,11 @@ HOPPERS_OWN = {
     "attention_hopper_blocks_kernel": "attention/sm90/sm90.cu",
     "attention_hopper_window_kernel": "attention/sm90/sm90.cu",
     "attention_hopper_long_kernel": "attention/sm90/long_texts.cu",
-    "few_rows_scaled_kernel": "gemm/kernels/sm90_int8.cu",
-    "scaled_kernel": "gemm/kernels/sm90_int8.cu",
+    "small_m_int8_kernel": "gemm/kernels/sm90_int8.cu",
+    "int8_dequant_kernel": "gemm/kernels/sm90_int8.cu",
     "block_kernel": "gemm/kernels/sm90_int8.cu",
-    "wide_scaled_kernel": "gemm/kernels/sm90_int8.cu",
-    "residual_turns_kernel": "gemm/kernels/sm90_int8.cu",
+    "cooperative_int8_kernel": "gemm/kernels/sm90_int8.cu",
+    "residual_pingpong_kernel": "gemm/kernels/sm90_int8.cu",
 }
 
 

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocks<kDim>)
 template <bool kRelative>
 __global__ void __launch_bounds__(kTileThreads, kBlocks<kHeadBlock>)
     attention_hopper_blocks_kernel(const __grid_constant__ CUtensorMap qkv_map, const half_t* qkv,
-                                   const AttentionWork work, int heads, float scale_log2, const QuantisedBlocks context,
+                                   const AttentionWork work, int heads, float scale_log2, const QuantizedBlocks context,
                                    bool backwards, const RelativeScores relative) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   attend_tile<half_t, kHeadBlock, kRelative>(qkv_map, qkv, work, heads, scale_log2, context, backwards, relative,
@@ -112,7 +112,7 @@ Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork
 }
 
 Status attention_sm90_in_blocks(const void* qkv, int rows, const AttentionWork& work, int heads,
-                                const RelativeScores& relative, const QuantisedBlocks& context, TensorMaps& maps,
+                                const RelativeScores& relative, const QuantizedBlocks& context, TensorMaps& maps,
                                 const Stream& stream) {
   const auto kernel =
       relative.scores == nullptr ? attention_hopper_blocks_kernel<false> : attention_hopper_blocks_kernel<true>;

@@ -152,7 +152,7 @@ __device__ __forceinline__ void store_context(uint8_t* rows_of_warp, const float
 // The same in 8 bits, with the head as a block; sums are divided by here, too.
 template <int kDim>
 __device__ __forceinline__ void store_blocks(uint8_t* rows_of_warp, const float (&out)[kDim / 2], const float (&sum)[2],
-                                             int rows, const QuantisedBlocks& context, int first_row, int head,
+                                             int rows, const QuantizedBlocks& context, int first_row, int head,
                                              int heads, int lane) {
   constexpr int kChunks = kDim / 16;  // of 16 bytes in a row
   static_assert(kChunks == 4, "how chunks are mixed");
@@ -176,7 +176,7 @@ __device__ __forceinline__ void store_blocks(uint8_t* rows_of_warp, const float 
   }
 }
 
-// A block's work: a tile, or two short texts. Keys: AllKeys or NearKeys; Context: T* or QuantisedBlocks.
+// A block's work: a tile, or two short texts. Keys: AllKeys or NearKeys; Context: T* or QuantizedBlocks.
 template <typename T, int kDim, bool kRelative, typename Keys, typename Context>
 __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T* qkv, const AttentionWork& work,
                                             int heads, float scale_log2, const Context& context, bool backwards,
@@ -286,7 +286,7 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
   if (rows <= 0) return;
   uint8_t* const rows_of_warp = raw + At::kQ + warp * 16 * At::kRowBytes;
   const int first_row = tile.first_row + tile.query + warp * 16;
-  if constexpr (std::is_same_v<Context, QuantisedBlocks>) {
+  if constexpr (std::is_same_v<Context, QuantizedBlocks>) {
     store_blocks<kDim>(rows_of_warp, out, sum, rows, context, first_row, head, heads, lane);
   } else {
     store_context<T, kDim>(rows_of_warp, out, sum, rows, context, first_row, head, heads, lane);

@@ -16,7 +16,7 @@ namespace embert::cpu {
 namespace {
 
 constexpr int kDepth = 4;        // neighbouring columns that one instruction multiplies and adds
-constexpr int kAlone = 1 << 15;  // elements that one thread quantises: 11 µs on Zen 4
+constexpr int kAlone = 1 << 15;  // elements that one thread quantizes: 11 µs on Zen 4
 
 // sum + a · b of four neighbours each. The intrinsic makes GCC 12 copy every sum and load b for every product: twice
 // the time.
@@ -49,13 +49,13 @@ inline void multiply(const std::uint8_t* a, std::ptrdiff_t a_stride, const std::
 
 }  // namespace
 
-Int8Linear::~Int8Linear() = default;
+Int8LinearAvx512::~Int8LinearAvx512() = default;
 
-void Int8Linear::Free::operator()(std::int8_t* memory) const {
+void Int8LinearAvx512::Free::operator()(std::int8_t* memory) const {
   std::free(memory);
 }
 
-Int8Linear::Int8Linear(const std::int8_t* weight, const float* scales, const float* bias, int out, int in)
+Int8LinearAvx512::Int8LinearAvx512(const std::int8_t* weight, const float* scales, const float* bias, int out, int in)
     : out_(out), in_(in) {
   const std::size_t columns = std::size_t(panels_of(out)) * kTileColumns, bytes = columns * in;
   panels_.reset(static_cast<std::int8_t*>(std::aligned_alloc(64, bytes)));
@@ -78,18 +78,18 @@ Int8Linear::Int8Linear(const std::int8_t* weight, const float* scales, const flo
   }
 }
 
-void Int8Linear::operator()(const float* x, int rows, const Following& following, float* y, int threads) const {
+void Int8LinearAvx512::operator()(const float* x, int rows, const Following& following, float* y, int threads) const {
   const std::size_t stride = in_;
   const auto integers_memory = std::make_unique_for_overwrite<std::uint8_t[]>(rows * stride);
   const auto scales_memory = std::make_unique_for_overwrite<float[]>(rows);
   std::uint8_t* const integers = integers_memory.get();
   float* const row_scales = scales_memory.get();
   const auto take = [&](int row) {
-    float* const rotated = room<float, Int8Linear>(stride);
-    quantise(x + row * stride, in_, rotated, integers + row * stride, row_scales + row);
+    float* const rotated = room<float, Int8LinearAvx512>(stride);
+    quantize(x + row * stride, in_, rotated, integers + row * stride, row_scales + row);
   };
   const int pieces = std::max<int>(1, std::min<std::size_t>(rows, rows * stride / kAlone));
-  Team::shared().run(threads, pieces, [&](int piece) {
+  ThreadPool::shared().run(threads, pieces, [&](int piece) {
     const TileRows some = tile_rows(rows, pieces, piece);
     for (int row = some.first; row < some.first + some.count; ++row) take(row);
   });

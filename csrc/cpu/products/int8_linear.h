@@ -9,12 +9,12 @@
 
 namespace embert::cpu {
 
-// x · weightᵀ + bias; x is rotated and quantised row by row, sums are exact.
-class Int8Linear final : public LinearLayer {
+// x · weightᵀ + bias; x is rotated and quantized row by row, sums are exact.
+class Int8LinearAvx512 final : public LinearLayer {
  public:
   // `weight` is [out, in], rotated, with `in` a multiple of 128; `scales` and `bias` are [out]. All are copied.
-  Int8Linear(const std::int8_t* weight, const float* scales, const float* bias, int out, int in);
-  ~Int8Linear() override;
+  Int8LinearAvx512(const std::int8_t* weight, const float* scales, const float* bias, int out, int in);
+  ~Int8LinearAvx512() override;
 
   void operator()(const float* x, int rows, const Following& following, float* y, int threads) const override;
 

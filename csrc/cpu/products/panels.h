@@ -37,7 +37,7 @@ inline void for_tiles(int rows, int out, int threads, const Function& function) 
   const int panels = panels_of(out), least = (rows + kBlockRows - 1) / kBlockRows;
   const int most = std::max(least, std::min(4 * least, rows / (2 * kTileRows)));
   const int blocks = balanced_blocks(least, most, panels, threads);
-  Team::shared().run(threads, panels * blocks, [&](int task) {
+  ThreadPool::shared().run(threads, panels * blocks, [&](int task) {
     const TileRows block = tile_rows(rows, blocks, task / panels);
     const int tiles = (block.count + kTileRows - 1) / kTileRows;
     for (int tile = 0; tile < tiles; ++tile) {

@@ -34,7 +34,7 @@ inline void butterfly(Floats (&x)[kRegisters], int stride) {
 
 }  // namespace
 
-void quantise(const float* x, int columns, float* rotated, std::uint8_t* integers, float* scale) {
+void quantize(const float* x, int columns, float* rotated, std::uint8_t* integers, float* scale) {
   Floats most = _mm512_setzero_ps();
   __mmask16 wrong = 0;  // lanes with what is no number, which a maximum forgets
   for (int at = 0; at < columns; at += kRotated) {

@@ -11,6 +11,6 @@ constexpr int kZero = 128;     // what stands for 0 in unsigned integers
 // A row x [columns], a multiple of 128, → q + 128, and the row's scale: x · H / √128 is about q · scale.
 //
 // `rotated` [columns] is room for the rotated row. The scale of a row with what is no number is no number.
-void quantise(const float* x, int columns, float* rotated, std::uint8_t* integers, float* scale);
+void quantize(const float* x, int columns, float* rotated, std::uint8_t* integers, float* scale);
 
 }  // namespace embert::cpu

@@ -16,32 +16,32 @@ using SumOf = std::conditional_t<std::is_same_v<T, int8_t>, int, float>;
 
 // The type in which rows are stored, by that of the operands: with 8 bits, rows between products are FP16.
 template <typename T>
-using RowsOf = std::conditional_t<std::is_same_v<T, int8_t>, half_t, T>;
+using RowType = std::conditional_t<std::is_same_v<T, int8_t>, half_t, T>;
 
 // The constants of two neighbouring columns (fold.cuh): (c, c); with a residual (γ, b, γ, b); without one but with
 // gamma in the rows (s, c, s, c).
-template <bool kResidual, bool kGammaInRows>
-using ColumnPair = std::conditional_t<kResidual || kGammaInRows, float4, float2>;
+template <bool kResidual, bool kPrescaledRows>
+using ColumnPair = std::conditional_t<kResidual || kPrescaledRows, float4, float2>;
 
 // What a kernel takes beside the tensor maps.
 struct GemmArguments {
-  const void* columns;     // a ColumnPair for every two columns
-  const void* residual;    // [rows, out]; the kernels for many rows read it through a tensor map
-  const void* next_gamma;  // [out] of T, of y; read where gamma is in the rows and there is a residual
-  void* y;                 // [rows, out]; written through a tensor map likewise
-  const float2* row_sums;  // of the residual's rows if there is one, else of x's; null: they are normalised already
-  float2* y_sums;          // of y's rows; null: not wanted
-  int parts;               // of row_sums, in a group
-  int part_columns;        // of a part
-  int width;               // columns of the rows that row_sums describe
+  const void* columns;      // a ColumnPair for every two columns
+  const void* residual;     // [rows, out]; the kernels for many rows read it through a tensor map
+  const void* next_gamma;   // [out] of T, of y; read where gamma is in the rows and there is a residual
+  void* y;                  // [rows, out]; written through a tensor map likewise
+  const float2* row_stats;  // of the residual's rows if there is one, else of x's; null: they are normalized already
+  float2* y_stats;          // of y's rows; null: not wanted
+  int splits;               // of row_stats, in a group
+  int split_columns;        // of a part
+  int width;                // columns of the rows that row_stats describe
   float inverse_width;
   float epsilon;
-  int rows, out, in;
+  int m, n, k;
   const uint8_t* ahead;  // LinearWeights::ahead; few rows only
   int ahead_lines;       // of 128 bytes; 0: none
   bool backwards;        // start with the last rows; many rows only
-  // 2³¹ over the number of tiles across y, rounded up. It replaces a division by that number (Tiles), exactly as long
-  // as there are fewer than 2³¹ / that number of tiles; many rows only.
+  // 2³¹ over the number of tiles across y, rounded up. It replaces a division by that number (TileScheduler), exactly
+  // as long as there are fewer than 2³¹ / that number of tiles; many rows only.
   uint32_t columns_inverse;
 };
 
@@ -53,12 +53,12 @@ struct ProductScales {
   void* maxima = nullptr;  // FP16 [rows, blocks]: what y's blocks leave, or x's have left (ops/blocks.cuh)
 };
 
-template <bool kResidual, bool kGammaInRows>
-__device__ __forceinline__ const ColumnPair<kResidual, kGammaInRows>* column_pairs(const GemmArguments& of) {
-  return static_cast<const ColumnPair<kResidual, kGammaInRows>*>(of.columns);
+template <bool kResidual, bool kPrescaledRows>
+__device__ __forceinline__ const ColumnPair<kResidual, kPrescaledRows>* column_pairs(const GemmArguments& args) {
+  return static_cast<const ColumnPair<kResidual, kPrescaledRows>*>(args.columns);
 }
-__device__ __forceinline__ const uint32_t* next_gamma_pairs(const GemmArguments& of) {
-  return static_cast<const uint32_t*>(of.next_gamma);
+__device__ __forceinline__ const uint32_t* next_gamma_pairs(const GemmArguments& args) {
+  return static_cast<const uint32_t*>(args.next_gamma);
 }
 
 }  // namespace embert::hopper

@@ -10,9 +10,9 @@
 namespace embert::hopper {
 
 // Two neighbouring columns of x·Wᵀ + bias, where x may be a LayerNorm's.
-template <bool kGammaInRows>
-__device__ __forceinline__ float2 normed(float low, float high, ColumnPair<false, kGammaInRows> k, float2 by) {
-  if constexpr (kGammaInRows) {
+template <bool kPrescaledRows>
+__device__ __forceinline__ float2 normed(float low, float high, ColumnPair<false, kPrescaledRows> k, float2 by) {
+  if constexpr (kPrescaledRows) {
     return {fmaf(low, by.x, fmaf(k.x, by.y, k.y)), fmaf(high, by.x, fmaf(k.z, by.y, k.w))};
   } else {
     return {fmaf(low, by.x, k.x), fmaf(high, by.x, k.y)};
@@ -22,12 +22,12 @@ __device__ __forceinline__ float2 normed(float low, float high, ColumnPair<false
 // Two neighbouring elements of y. `k`: their columns' constants; `by`: the row's scale and shift; `next`: the next
 // LayerNorm's gammas, where gamma is in the rows and there is a residual; `sum`: over the row's piece of 16 columns,
 // begun with the `first` of a lane's two pairs.
-template <typename T, Activation kActivation, bool kResidual, bool kGammaInRows>
-__device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kResidual, kGammaInRows> k, float2 by,
+template <typename T, Activation kActivation, bool kResidual, bool kPrescaledRows>
+__device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kResidual, kPrescaledRows> k, float2 by,
                                            uint32_t residual, uint32_t next, bool first, float2& sum) {
   if constexpr (kResidual) {
     const float2 rest = unpack_two<T>(residual);
-    if constexpr (kGammaInRows) {
+    if constexpr (kPrescaledRows) {
       low = fmaf(rest.x, by.x, fmaf(k.x, by.y, low + k.y));
       high = fmaf(rest.y, by.x, fmaf(k.z, by.y, high + k.w));
     } else {
@@ -36,11 +36,11 @@ __device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kRe
     }
     const float2 two = {low + high, fmaf(low, low, high * high)};
     sum = first ? two : sum + two;
-    if constexpr (kGammaInRows) {
+    if constexpr (kPrescaledRows) {
       const float2 gamma = unpack_two<T>(next);
       low *= gamma.x, high *= gamma.y;
     }
-  } else if constexpr (kGammaInRows) {
+  } else if constexpr (kPrescaledRows) {
     low = activate<kActivation, false>(fmaf(low, by.x, fmaf(k.x, by.y, k.y)));
     high = activate<kActivation, false>(fmaf(high, by.x, fmaf(k.z, by.y, k.w)));
   } else {
@@ -52,22 +52,22 @@ __device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kRe
 
 // A sum of integers of 8 bits times its row's scale and its column's (ops/quantize.h). Rounded each time: where the
 // compiler may, it makes a multiply-add of the last one and the bias.
-__device__ __forceinline__ float scaled_sum(int sum, float of_row, float of_column) {
+__device__ __forceinline__ float dequantize(int sum, float of_row, float of_column) {
   return __fmul_rn(__fmul_rn(float(sum), of_row), of_column);
 }
 
 // A warp's sums of 16 rows, accumulators of m16n8, as floats: kElements / 2 columns. `of_rows`: the scales of rows
 // lane / 4 and lane / 4 + 8; `of_columns`: in shared memory, two neighbouring columns' each.
 template <int kElements>
-__device__ __forceinline__ void scale_sums(const int* sums, float2 of_rows, const float2* of_columns, int lane,
-                                           float (&scaled)[kElements]) {
+__device__ __forceinline__ void dequantize_tile(const int* sums, float2 of_rows, const float2* of_columns, int lane,
+                                                float (&scaled)[kElements]) {
 #pragma unroll
   for (int i = 0; i < kElements; i += 4) {
     const float2 by = of_columns[i + lane % 4];
-    scaled[i] = scaled_sum(sums[i], of_rows.x, by.x);
-    scaled[i + 1] = scaled_sum(sums[i + 1], of_rows.x, by.y);
-    scaled[i + 2] = scaled_sum(sums[i + 2], of_rows.y, by.x);
-    scaled[i + 3] = scaled_sum(sums[i + 3], of_rows.y, by.y);
+    scaled[i] = dequantize(sums[i], of_rows.x, by.x);
+    scaled[i + 1] = dequantize(sums[i + 1], of_rows.x, by.y);
+    scaled[i + 2] = dequantize(sums[i + 2], of_rows.y, by.x);
+    scaled[i + 3] = dequantize(sums[i + 3], of_rows.y, by.y);
   }
 }
 

@@ -72,7 +72,7 @@ template <typename T>
 __global__ void __launch_bounds__(kFoldThreads)
     fold_input_kernel(T* weight, const float* unrounded, const float* bias, const Norm norm, int in, float factor,
                       float* columns, float* worst) {
-  __shared__ float exact[kMaxSumColumns];
+  __shared__ float exact[kMaxStatColumns];
   __shared__ float left;
   wait_for_earlier_kernels();
   const int n = blockIdx.x;

@@ -26,10 +26,10 @@ __device__ __forceinline__ float opened(float h) {
 
 // An element of y from a gate and its value. `k`: their columns' constants, the gate's times kGateFactor (fold.cuh);
 // `by`: the row's scale and shift times kGateFactor.
-template <Activation kActivation, bool kGammaInRows>
-__device__ __forceinline__ float gated(float gate, float value, ColumnPair<false, kGammaInRows> k, float2 by) {
+template <Activation kActivation, bool kPrescaledRows>
+__device__ __forceinline__ float gated(float gate, float value, ColumnPair<false, kPrescaledRows> k, float2 by) {
   const float2 by_value = {by.x * (1.0f / kGateFactor), by.y * (1.0f / kGateFactor)};
-  if constexpr (kGammaInRows) {
+  if constexpr (kPrescaledRows) {
     gate = fmaf(gate, by.x, fmaf(k.x, by.y, k.y));
     value = fmaf(value, by_value.x, fmaf(k.z, by_value.y, k.w));
   } else {

@@ -17,7 +17,7 @@ struct MaximaArguments {
   int pitch;
   int first_row, end_row, first_text;  // TextRows: of x, of the batch
   int out, in;
-  int band;  // columns of a band, in tiles (BandedTiles)
+  int band;  // columns of a band, in tiles (BandedTileScheduler)
 };
 
 // The larger number, NaN if one is (sm_80).
@@ -56,10 +56,10 @@ __device__ __forceinline__ void raise(float* maximum, float value) {
 
 // The epilogue (pingpong.cuh): maxima. Each warp goes through the texts of its 16 rows, usually one. The bias is added
 // to the largest product: rounding keeps order, so the bits are those of the largest sum.
-template <typename Shape, typename AllTiles, int kHalves>
+template <typename Shape, typename Scheduler, int kHalves>
 class RaisedMaxima {
  public:
-  __device__ __forceinline__ RaisedMaxima(const MaximaArguments& of, const AllTiles& tiles, int own_row)
+  __device__ __forceinline__ RaisedMaxima(const MaximaArguments& of, const Scheduler& tiles, int own_row)
       : of_(of), tiles_(tiles), lane_(threadIdx.x % 32), own_row_(own_row + threadIdx.x % 128 / 32 * 16) {}
 
   __device__ __forceinline__ void first(int /* tile */) const { wait_for_earlier_kernels(); }
@@ -78,7 +78,7 @@ class RaisedMaxima {
       bias_[box] = __ldg(reinterpret_cast<const float2*>(of_.bias + column_ + box * 64) + lane_);
   }
 
-  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* turn */,
+  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* ordinal */,
                                         int /* next */) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -112,7 +112,7 @@ class RaisedMaxima {
   static constexpr int kBoxes = Shape::kColumns / 64;
 
   const MaximaArguments& of_;
-  const AllTiles& tiles_;
+  const Scheduler& tiles_;
   int lane_, own_row_, column_;
   int texts_[kHalves][2];
   float2 bias_[kBoxes];

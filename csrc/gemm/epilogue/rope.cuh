@@ -7,17 +7,17 @@
 
 namespace embert::hopper {
 
-constexpr int kTurnedColumns = 64;  // what is turned is decided for so many columns at once
+constexpr int kRopeColumns = 64;  // what is turned is decided for so many columns at once
 
 // Whether the 64 columns around `column` hold a query or a key. The rule is the same in all loops, so that values stay
 // as they are to the bit, also those that are not finite.
-__device__ __forceinline__ bool holds_turned(const RotaryColumns& of, int column) {
-  return column / kTurnedColumns * kTurnedColumns < of.columns;
+__device__ __forceinline__ bool holds_turned(const RopeColumns& of, int column) {
+  return column / kRopeColumns * kRopeColumns < of.columns;
 }
 
 // Reads the positions of a lane's two rows; those past the end are read as the last row. For use after
 // wait_for_earlier_kernels. The loads bypass the L1 cache, which may hold the positions of the batch before.
-__device__ __forceinline__ void ask_positions(const RotaryColumns& of, int row, int rows, int (&positions)[2]) {
+__device__ __forceinline__ void ask_positions(const RopeColumns& of, int row, int rows, int (&positions)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) positions[i] = __ldcg(of.positions + min(row + 8 * i, rows - 1));
 }
@@ -25,40 +25,40 @@ __device__ __forceinline__ void ask_positions(const RotaryColumns& of, int row, 
 // Reads (cos, sin) for a lane's pairs in tiles of 8 columns, one tile after the other, in two rows. Heads are a
 // multiple of 8 columns, so a tile lies in one head, and one division finds the place of all. Pairs that are not turned
 // get (1, 0). Four lanes read 32 neighbouring bytes, a sector of the cache.
-class Turns {
+class CosSin {
  public:
-  __device__ __forceinline__ Turns(const RotaryColumns& of, int column, int lane, const int (&positions)[2])
+  __device__ __forceinline__ CosSin(const RopeColumns& of, int column, int lane, const int (&positions)[2])
       : of_(of), column_(column), in_head_(column % of.head_size), pair_(lane % 4) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) rows_[i] = positions[i] * (of.turned / 2);
+    for (int i = 0; i < 2; ++i) rows_[i] = positions[i] * (of.rotary_dim / 2);
   }
   template <int kTiles>
-  __device__ __forceinline__ void ask(float2 (&turns)[kTiles][2]) {
+  __device__ __forceinline__ void ask(float2 (&cos_sin)[kTiles][2]) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       const int pair = in_head_ / 2 + pair_;
-      const bool is_turned = pair < of_.turned / 2 && column_ < of_.columns;
+      const bool is_rotated = pair < of_.rotary_dim / 2 && column_ < of_.columns;
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        turns[tile][i] = is_turned ? __ldg(of_.table + (rows_[i] + pair)) : float2{1.0f, 0.0f};
+        cos_sin[tile][i] = is_rotated ? __ldg(of_.table + (rows_[i] + pair)) : float2{1.0f, 0.0f};
       in_head_ += 8, column_ += 8;
       if (in_head_ == of_.head_size) in_head_ = 0;
     }
   }
 
  private:
-  const RotaryColumns& of_;
+  const RopeColumns& of_;
   int rows_[2];  // where they begin in the table
   int column_, in_head_, pair_;
 };
 
-// Two neighbouring elements of y (normed), turned where `turns`.
-template <typename T, bool kGammaInRows>
-__device__ __forceinline__ uint32_t finish_turned(float low, float high, ColumnPair<false, kGammaInRows> k, float2 by,
-                                                  bool turns, float2 turn) {
-  const float2 two = normed<kGammaInRows>(low, high, k, by);
-  if (!turns) return pack_two<T>(two.x, two.y);
-  return pack_two<T>(fmaf(two.x, turn.x, -(two.y * turn.y)), fmaf(two.y, turn.x, two.x * turn.y));
+// Two neighbouring elements of y (normed), rotated where `rotates`.
+template <typename T, bool kPrescaledRows>
+__device__ __forceinline__ uint32_t finish_rope(float low, float high, ColumnPair<false, kPrescaledRows> k, float2 by,
+                                                bool rotates, float2 cos_sin) {
+  const float2 two = normed<kPrescaledRows>(low, high, k, by);
+  if (!rotates) return pack_two<T>(two.x, two.y);
+  return pack_two<T>(fmaf(two.x, cos_sin.x, -(two.y * cos_sin.y)), fmaf(two.y, cos_sin.x, two.x * cos_sin.y));
 }
 
 }  // namespace embert::hopper

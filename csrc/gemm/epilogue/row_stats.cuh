@@ -12,45 +12,45 @@ namespace embert::hopper {
 
 // Reads the scale of a row where rows are few: their producers leave up to four parts a group. Two neighbouring lanes
 // take a row's even and odd groups, and both get its scale. All loads are in flight before the first is used.
-__device__ __forceinline__ float2 scale_of_pair(const GemmArguments& of, int row, int rows, int odd, float factor) {
-  const int groups = (of.width + kSumColumns - 1) / kSumColumns;
-  const float2* const from = of.row_sums + size_t(row) * groups * of.parts;
+__device__ __forceinline__ float2 scale_of_pair(const GemmArguments& args, int row, int rows, int odd, float factor) {
+  const int groups = (args.width + kStatColumns - 1) / kStatColumns;
+  const float2* const from = args.row_stats + size_t(row) * groups * args.splits;
   const int width =
-      row < rows ? of.width : 0;  // a row's last group may be narrower; parts past its end are not written
+      row < rows ? args.width : 0;  // a row's last group may be narrower; parts past its end are not written
   float2 parts[4][8];
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     const int group = odd + i / 8 * 2, part = i % 8;
-    const bool written = (part == 0 || part < of.parts) && group * kSumColumns + part * of.part_columns < width;
+    const bool written = (part == 0 || part < args.splits) && group * kStatColumns + part * args.split_columns < width;
     parts[i / 8][part] = float2{0.0f, 0.0f};
-    if (written) parts[i / 8][part] = from[group * of.parts + part];
+    if (written) parts[i / 8][part] = from[group * args.splits + part];
   }
   const auto with_neighbour = [](float2 sum) { return sum + from_lane(sum, 1); };
   const float2 low = with_neighbour(tree(parts[0]) + tree(parts[2]));  // groups 0 and 4, 1 and 5
   const float2 high = with_neighbour(tree(parts[1]) + tree(parts[3]));
-  return row_scale(low + high, of.inverse_width, of.epsilon, factor);
+  return row_scale(low + high, args.inverse_width, args.epsilon, factor);
 }
 
 // Reads the scales of rows where rows are many: their producers usually leave one part a group. A lane reads groups
 // lane % 4 and lane % 4 + 4 of its two rows, and the loads may stay in flight while a tile is multiplied. If there are
 // more parts (many rows of a narrow product), they are added at once.
-struct ManyRowsSums {
+struct RowStats {
   float2 held[2][2];  // of the rows lane / 4 and lane / 4 + 8
 
   // Rows past the end are read as the last row; what becomes of them is not stored.
-  __device__ __forceinline__ void load(const GemmArguments& of, int first_row, int lane) {
-    const int groups = (of.width + kSumColumns - 1) / kSumColumns;
+  __device__ __forceinline__ void load(const GemmArguments& args, int first_row, int lane) {
+    const int groups = (args.width + kStatColumns - 1) / kStatColumns;
     const auto group_at = [&](int i) { return min(lane % 4 + i % 2 * 4, groups - 1); };
     const auto parts_at = [&](int i) {
-      const int row = min(first_row + lane / 4 + i / 2 * 8, of.rows - 1);
-      return of.row_sums + size_t(row * groups + group_at(i)) * of.parts;
+      const int row = min(first_row + lane / 4 + i / 2 * 8, args.m - 1);
+      return args.row_stats + size_t(row * groups + group_at(i)) * args.splits;
     };
 #pragma unroll
     for (int i = 0; i < 4; ++i) held[i / 2][i % 2] = *parts_at(i);
-    if (of.parts > 1) {
+    if (args.splits > 1) {
 #pragma unroll 1  // rare, so its code stays small
       for (int i = 0; i < 4; ++i) {
-        const float2 sum = group_sum(parts_at(i), of.parts, of.width - group_at(i) * kSumColumns);
+        const float2 sum = group_sum(parts_at(i), args.splits, args.width - group_at(i) * kStatColumns);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           if (i == k) held[k / 2][k % 2] = sum;
@@ -59,15 +59,15 @@ struct ManyRowsSums {
     }
   }
 
-  __device__ __forceinline__ void scales(const GemmArguments& of, float factor, int lane, float2 (&scales)[2]) const {
+  __device__ __forceinline__ void scales(const GemmArguments& args, float factor, int lane, float2 (&scales)[2]) const {
     const float2 none = {0.0f, 0.0f};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float2 sum = (lane % 4 * kSumColumns < of.width ? held[half][0] : none) +
-                   ((lane % 4 + 4) * kSumColumns < of.width ? held[half][1] : none);
+      float2 sum = (lane % 4 * kStatColumns < args.width ? held[half][0] : none) +
+                   ((lane % 4 + 4) * kStatColumns < args.width ? held[half][1] : none);
 #pragma unroll
       for (int step = 1; step < 4; step *= 2) sum = sum + from_lane(sum, step);
-      scales[half] = row_scale(sum, of.inverse_width, of.epsilon, factor);
+      scales[half] = row_scale(sum, args.inverse_width, args.epsilon, factor);
     }
   }
 };
@@ -102,15 +102,15 @@ __device__ __forceinline__ void combine_chunks(float2 (&chunks)[kChunks], int la
 
 // Writes the sums of this lane's two rows over kColumns columns, from those of their pieces of 16 columns.
 template <int kColumns, int kChunks>
-__device__ __forceinline__ void leave_sums(const GemmArguments& of, float2 (&sums)[2][kChunks], int rows, int first_row,
-                                           int column, int lane) {
-  static_assert(kColumns == kChunks * 16 && kColumns <= kSumColumns, "a part of a group, or a group");
-  const int pitch = (of.out + kSumColumns - 1) / kSumColumns * (kSumColumns / kColumns);
+__device__ __forceinline__ void store_row_stats(const GemmArguments& args, float2 (&sums)[2][kChunks], int rows,
+                                                int first_row, int column, int lane) {
+  static_assert(kColumns == kChunks * 16 && kColumns <= kStatColumns, "a part of a group, or a group");
+  const int pitch = (args.n + kStatColumns - 1) / kStatColumns * (kStatColumns / kColumns);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     combine_chunks(sums[half], lane);
-    if (lane % 4 == 0 && first_row + 8 * half < rows && column < of.out)
-      of.y_sums[size_t(first_row + 8 * half) * pitch + column / kColumns] = sums[half][0];
+    if (lane % 4 == 0 && first_row + 8 * half < rows && column < args.n)
+      args.y_stats[size_t(first_row + 8 * half) * pitch + column / kColumns] = sums[half][0];
   }
 }
 

@@ -22,17 +22,17 @@ namespace embert::hopper {
 
 // What the epilogues of this loop (pingpong.cuh) have in common. Loads start a tile ahead: the columns' constants (two
 // columns a thread), which pass through shared memory, and the sums of the rows of x.
-template <bool kTurns, bool kGammaInRows>
+template <bool kPingPong, bool kPrescaledRows>
 class TileRows : public PlainProducts {
  protected:
   using Shape = PingPongShape;
-  using Pair = ColumnPair<false, kGammaInRows>;
-  static constexpr int kHalves = Shape::kConsumerRows<kTurns> / 64;
+  using Pair = ColumnPair<false, kPrescaledRows>;
+  static constexpr int kHalves = Shape::kConsumerRows<kPingPong> / 64;
 
  public:
-  __device__ __forceinline__ TileRows(uint8_t* raw, const GemmArguments& of, const Tiles<Shape>& tiles,
+  __device__ __forceinline__ TileRows(uint8_t* raw, const GemmArguments& args, const TileScheduler<Shape>& tiles,
                                       const CUtensorMap& y_map, int consumer, int own_row)
-      : of_(of), tiles_(tiles), y_map_(y_map), consumer_(consumer), own_row_(own_row) {
+      : args_(args), tiles_(tiles), y_map_(y_map), consumer_(consumer), own_row_(own_row) {
     thread_ = threadIdx.x % 128, warp_ = thread_ / 32, lane_ = thread_ % 32;
     own_staging_ = shared_address(raw) + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes + warp_ * 16 * 128;
     columns_ = reinterpret_cast<Pair*>(raw + Shape::kConstants + consumer * Shape::kColumnBytes);
@@ -40,7 +40,7 @@ class TileRows : public PlainProducts {
 
   __device__ __forceinline__ void first(int tile) {
     ask_columns(tile);
-    if (of_.row_sums != nullptr) wait_for_earlier_kernels();
+    if (args_.row_stats != nullptr) wait_for_earlier_kernels();
     ask_sums(tile);
   }
 
@@ -59,45 +59,45 @@ class TileRows : public PlainProducts {
  protected:
   __device__ __forceinline__ void ask_columns(int tile) {
     if (thread_ < Shape::kColumns / 2)
-      own_columns_ = __ldg(column_pairs<false, kGammaInRows>(of_) + tiles_.column_of(tile) / 2 + thread_);
+      own_columns_ = __ldg(column_pairs<false, kPrescaledRows>(args_) + tiles_.column_of(tile) / 2 + thread_);
   }
   __device__ __forceinline__ void ask_sums(int tile) {
-    if (of_.row_sums == nullptr) return;
+    if (args_.row_stats == nullptr) return;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
-      row_sums_[half].load(of_, tiles_.row_of(tile) + own_row_ + half * 64 + warp_ * 16, lane_);
+      row_stats_[half].load(args_, tiles_.row_of(tile) + own_row_ + half * 64 + warp_ * 16, lane_);
   }
   // What the rows of the tile at work are multiplied with, times `factor`.
   __device__ __forceinline__ void take_scales(float factor, float2 (&scale)[kHalves][2]) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       scale[half][0] = scale[half][1] = float2{factor, 0.0f};
-      if (of_.row_sums != nullptr) row_sums_[half].scales(of_, factor, lane_, scale[half]);
+      if (args_.row_stats != nullptr) row_stats_[half].scales(args_, factor, lane_, scale[half]);
     }
   }
 
-  const GemmArguments& of_;
-  const Tiles<Shape>& tiles_;
+  const GemmArguments& args_;
+  const TileScheduler<Shape>& tiles_;
   const CUtensorMap& y_map_;
   int consumer_, own_row_, thread_, warp_, lane_;
   int row_, column_;  // of this warp, in the tile at work
   uint32_t own_staging_;
   Pair* columns_;
   Pair own_columns_ = {};
-  ManyRowsSums row_sums_[kHalves];
+  RowStats row_stats_[kHalves];
 };
 
 // Rows of y.
-template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
-class StoredRows : public TileRows<kTurns, kGammaInRows> {
-  using Base = TileRows<kTurns, kGammaInRows>;
+template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows>
+class StoredRows : public TileRows<kPingPong, kPrescaledRows> {
+  using Base = TileRows<kPingPong, kPrescaledRows>;
   using Shape = PingPongShape;
   using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
 
  public:
   using Base::Base;
 
-  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
+  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* ordinal */, int next) {
     float2 scale[kHalves][2];
     this->take_scales(activation_factor(kActivation), scale);
     if (next < tiles_.end) {
@@ -119,7 +119,7 @@ class StoredRows : public TileRows<kTurns, kGammaInRows> {
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
           const int element = 32 * box + 2 * i;
-          packed[i / 4][i % 4] = finish<T, kActivation, false, kGammaInRows>(
+          packed[i / 4][i % 4] = finish<T, kActivation, false, kPrescaledRows>(
               c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2], 0, 0, true, none);
         }
         if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the store from this box has read it
@@ -137,19 +137,19 @@ class StoredRows : public TileRows<kTurns, kGammaInRows> {
   }
 };
 
-// kTurns: the consumers take tiles in turn; otherwise they share each tile.
-template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
+// kPingPong: the consumers take tiles in turn; otherwise they share each tile.
+template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                    const __grid_constant__ CUtensorMap y_map, const GemmArguments of) {
+                    const __grid_constant__ CUtensorMap y_map, const GemmArguments args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Epilogue = StoredRows<T, kActivation, kTurns, kGammaInRows>;
+  using Epilogue = StoredRows<T, kActivation, kPingPong, kPrescaledRows>;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
-  open_turns<kTurns>(shared_address(raw));
-  const Tiles<PingPongShape> tiles(of);
-  multiply_in_turns<T, kTurns>(shared_address(raw), tiles, of.in, x_map, w_map, [&](int consumer, int own_row) {
-    return Epilogue(raw, of, tiles, y_map, consumer, own_row);
+  init_pingpong<kPingPong>(shared_address(raw));
+  const TileScheduler<PingPongShape> tiles(args);
+  pingpong_mainloop<T, kPingPong>(shared_address(raw), tiles, args.k, x_map, w_map, [&](int consumer, int own_row) {
+    return Epilogue(raw, args, tiles, y_map, consumer, own_row);
   });
 #else
   EMBERT_TRAP("pingpong_kernel");

@@ -1,4 +1,4 @@
-// Products of 8 bits on any device (EPILOGUES.md): rows are quantised as on Hopper, a library multiplies integers, and
+// Products of 8 bits on any device (EPILOGUES.md): rows are quantized as on Hopper, a library multiplies integers, and
 // a kernel makes rows of the sums.
 #pragma once
 
@@ -17,7 +17,7 @@ class IntegerProduct {
 };
 
 // Integer kernels of libraries want whole groups of rows; some refuse 16. What is multiplied past the last row is read
-// by nobody, so memory for quantised rows has whole groups.
+// by nobody, so memory for quantized rows has whole groups.
 constexpr int kIntegerRows = 32;
 
 // Memory for sums, which all products of a provider share: what the L2 cache of an A100 (40 MB) and of newer GPUs of

@@ -14,12 +14,12 @@ namespace embert {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kColumns = 8;               // of a lane
-constexpr int kMostBlocks = 132 * 16;     // what an H100 can hold; a warp then takes several rows
-constexpr int kPieces = kSumColumns / 8;  // lanes of a group of sums
+constexpr int kColumns = 8;                // of a lane
+constexpr int kMostBlocks = 132 * 16;      // what an H100 can hold; a warp then takes several rows
+constexpr int kPieces = kStatColumns / 8;  // lanes of a group of sums
 
 struct Residual {
-  Rows rows;
+  RowView rows;
   Norm norm;
   float epsilon;
 };
@@ -48,7 +48,7 @@ __device__ __forceinline__ float2 group_sums(const float2 (&pairs)[4], int lane)
 
 template <Activation kActivation, bool kResidual>
 __global__ void __launch_bounds__(kWarps * 32)
-    rescale_kernel(const IntegerSums of, const Residual residual, half_t* y, float2* y_sums) {
+    rescale_kernel(const IntegerSums of, const Residual residual, half_t* y, float2* y_stats) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int column = (blockIdx.x * 32 + lane) * kColumns;
   const bool inside = column < of.out;  // the others have zeros throughout, and add them to their group
@@ -87,12 +87,12 @@ __global__ void __launch_bounds__(kWarps * 32)
       for (int i = 0; i < 4; ++i) {
         const int low = 2 * i, high = low + 1;
         words[i] = hopper::finish<half_t, Activation::kNone, true, false>(
-            hopper::scaled_sum(sums[low], by, scales[low]), hopper::scaled_sum(sums[high], by, scales[high]),
+            hopper::dequantize(sums[low], by, scales[low]), hopper::dequantize(sums[high], by, scales[high]),
             {gammas[low], constants[low], gammas[high], constants[high]}, normal, rests[i], 0, true, pairs[i]);
       }
       const float2 group = group_sums(pairs, lane);
-      const int groups = (of.out + kSumColumns - 1) / kSumColumns;
-      if (inside && lane % kPieces == 0) y_sums[size_t(row) * groups + column / kSumColumns] = group;
+      const int groups = (of.out + kStatColumns - 1) / kStatColumns;
+      if (inside && lane % kPieces == 0) y_stats[size_t(row) * groups + column / kStatColumns] = group;
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -106,13 +106,13 @@ __global__ void __launch_bounds__(kWarps * 32)
 }
 
 template <Activation kActivation, bool kResidual>
-Status launch_rescale(const IntegerSums& of, const Residual& residual, void* y, float2* y_sums, const Stream& stream) {
+Status launch_rescale(const IntegerSums& of, const Residual& residual, void* y, float2* y_stats, const Stream& stream) {
   if (of.out % kColumns != 0 || of.out < kColumns)
     return Status::refused("rescale: rows of " + std::to_string(of.out) + " columns; they must be a multiple of 8");
   const int across = (of.out + 32 * kColumns - 1) / (32 * kColumns), down = (of.rows + kWarps - 1) / kWarps;
   const dim3 grid(across, std::min(down, std::max(kMostBlocks / across, 1)));
   return launch("rescale", rescale_kernel<kActivation, kResidual>, grid, kWarps * 32, 0, stream, of, residual,
-                static_cast<half_t*>(y), y_sums);
+                static_cast<half_t*>(y), y_stats);
 }
 
 }  // namespace
@@ -132,12 +132,12 @@ Status rescale_rows(const IntegerSums& of, Activation activation, void* y, const
   }
 }
 
-Status rescale_onto_residual(const IntegerSums& of, const Rows& residual, const Norm& norm, float epsilon, void* y,
-                             float2* y_sums, const Stream& stream) {
-  if (of.out > kMaxSumColumns)
+Status rescale_onto_residual(const IntegerSums& of, const RowView& residual, const Norm& norm, float epsilon, void* y,
+                             float2* y_stats, const Stream& stream) {
+  if (of.out > kMaxStatColumns)
     return Status::refused("rescale: a LayerNorm of " + std::to_string(of.out) + " columns, at most " +
-                           std::to_string(kMaxSumColumns) + " can be run");
-  return launch_rescale<Activation::kNone, true>(of, {residual, norm, epsilon}, y, y_sums, stream);
+                           std::to_string(kMaxStatColumns) + " can be run");
+  return launch_rescale<Activation::kNone, true>(of, {residual, norm, epsilon}, y, y_stats, stream);
 }
 
 }  // namespace embert

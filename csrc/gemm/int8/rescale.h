@@ -22,8 +22,8 @@ struct IntegerSums {
 Status rescale_rows(const IntegerSums& of, Activation activation, void* y, const Stream& stream);
 
 // y[rows, out] = x·Wᵀ + bias + LN(residual), in FP16, and the sums of y's rows with one part a group. `out` is at most
-// kMaxSumColumns. y is not the residual.
-Status rescale_onto_residual(const IntegerSums& of, const Rows& residual, const Norm& norm, float epsilon, void* y,
-                             float2* y_sums, const Stream& stream);
+// kMaxStatColumns. y is not the residual.
+Status rescale_onto_residual(const IntegerSums& of, const RowView& residual, const Norm& norm, float epsilon, void* y,
+                             float2* y_stats, const Stream& stream);
 
 }  // namespace embert

@@ -15,16 +15,16 @@ inline Status check_fused(const LinearWeights& weights) {
     return Status::refused("hopper gemm: gates without an activation");
   if (!weights.gated && weights.activation == Activation::kSilu)
     return Status::refused("hopper gemm: SiLU without gates");
-  if (weights.rotary == nullptr) return {};
-  const RotaryColumns& of = *weights.rotary;
+  if (weights.rope == nullptr) return {};
+  const RopeColumns& of = *weights.rope;
   if (weights.gated || weights.activation != Activation::kNone || weights.residual_norm.gamma != nullptr)
-    return Status::refused("hopper gemm: turned columns and an activation, gates or a residual");
-  const bool fits = of.head_size > 0 && of.head_size % 8 == 0 && of.turned >= 0 && of.turned % 2 == 0 &&
-                    of.turned <= of.head_size && of.columns % of.head_size == 0 && of.columns <= weights.out;
+    return Status::refused("hopper gemm: RoPE columns and an activation, gates or a residual");
+  const bool fits = of.head_size > 0 && of.head_size % 8 == 0 && of.rotary_dim >= 0 && of.rotary_dim % 2 == 0 &&
+                    of.rotary_dim <= of.head_size && of.columns % of.head_size == 0 && of.columns <= weights.n;
   if (fits && of.table != nullptr && of.positions != nullptr) return {};
-  return Status::refused("hopper gemm: " + std::to_string(of.turned) + " turned columns of heads of " +
+  return Status::refused("hopper gemm: " + std::to_string(of.rotary_dim) + " RoPE columns of heads of " +
                          std::to_string(of.head_size) + ", in " + std::to_string(of.columns) + " of " +
-                         std::to_string(weights.out));
+                         std::to_string(weights.n));
 }
 
 }  // namespace embert::hopper

@@ -25,12 +25,12 @@
 namespace embert::hopper {
 
 template <int kColumnsValue, int kStagesValue, int kConsumersValue = 2>
-struct WideShape : StageShape<kColumnsValue, kConsumersValue> {
+struct CooperativeShape : StageShape<kColumnsValue, kConsumersValue> {
   using Stage = StageShape<kColumnsValue, kConsumersValue>;
   static constexpr int kStages = kStagesValue;
   static constexpr int kBoxes = 2;  // of staging memory, a consumer
   // A consumer's constants of 128 columns, and the next LayerNorm's gammas.
-  static constexpr int kPairBytes = kSumColumns * 8, kColumnBytes = kPairBytes + kSumColumns * 2;
+  static constexpr int kPairBytes = kStatColumns * 8, kColumnBytes = kPairBytes + kStatColumns * 2;
   static constexpr int kStaging = kStages * Stage::kStageBytes;
   static constexpr int kConstants = kStaging + Stage::kConsumers * kBoxes * kBoxBytes;
   static constexpr int kFull = kConstants + Stage::kConsumers * kColumnBytes;
@@ -41,11 +41,11 @@ struct WideShape : StageShape<kColumnsValue, kConsumersValue> {
   static constexpr int kResidualColumns = Stage::kStageBytes / (Stage::kRows * 128) >= 2 ? 128 : 64;
 
   // Registers a thread, of the 65 536 of a multiprocessor.
-  static constexpr int kCopierRegisters = Stage::kConsumers == 2 ? 40 : 32;
+  static constexpr int kProducerRegisters = Stage::kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = Stage::kConsumers == 2 ? 232 : 152;
 
   // Whether tiles of half the columns may follow where there is a residual: they have whole groups of sums too.
-  static constexpr bool kNarrows = kColumnsValue == 2 * kSumColumns;
+  static constexpr bool kNarrows = kColumnsValue == 2 * kStatColumns;
 
   static_assert(kColumnsValue == 128 || kColumnsValue == 256, "the widths that common/wgmma.cuh wraps");
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
@@ -67,11 +67,11 @@ constexpr int kLag = 2;  // steps between the first consumer and the others
 // 26 361 rows of 1 024 columns are 412 tiles for 66 clusters, 6.24 rounds. With narrow tiles a forward of BERT-large
 // takes 2 to 3 % less.
 template <typename Shape>
-struct NarrowingTiles : Tiles<Shape> {
+struct NarrowingTileScheduler : TileScheduler<Shape> {
   int whole_rows, whole;  // in rows of tiles, in tiles
 
-  __device__ __forceinline__ NarrowingTiles(const GemmArguments& of, int whole_rows)
-      : Tiles<Shape>(of), whole_rows(whole_rows), whole(whole_rows * this->columns) {
+  __device__ __forceinline__ NarrowingTileScheduler(const GemmArguments& args, int whole_rows)
+      : TileScheduler<Shape>(args), whole_rows(whole_rows), whole(whole_rows * this->columns) {
     this->end += this->end - whole;
   }
   __device__ __forceinline__ int row_of(int tile) const {
@@ -95,59 +95,59 @@ struct NarrowingTiles : Tiles<Shape> {
 
 // A block's work. With operands of 8 bits, sums are turned into floats, 128 columns at a time, before the epilogue of
 // 16 bits: the columns' scales pass through the memory that the constants take after them.
-template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows, int kBlock = 0>
-__device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
-                                           const CUtensorMap& narrow_w_map, const CUtensorMap& residual_map,
-                                           const CUtensorMap& y_map, const GemmArguments& of, int whole_rows,
-                                           const ProductScales& scales) {
-  constexpr bool kScaled = std::is_same_v<T, int8_t>;
-  using Out = RowsOf<T>;
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kPrescaledRows, int kBlock = 0>
+__device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
+                                                  const CUtensorMap& narrow_w_map, const CUtensorMap& residual_map,
+                                                  const CUtensorMap& y_map, const GemmArguments& args, int whole_rows,
+                                                  const ProductScales& scales) {
+  constexpr bool kInt8Operands = std::is_same_v<T, int8_t>;
+  using Out = RowType<T>;
   constexpr bool kNarrows = kResidual && Shape::kNarrows;
-  using AllTiles = std::conditional_t<kNarrows, NarrowingTiles<Shape>, Tiles<Shape>>;
+  using Scheduler = std::conditional_t<kNarrows, NarrowingTileScheduler<Shape>, TileScheduler<Shape>>;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   const uint32_t base = shared_address(raw);
-  const Ring ring{base, base + Shape::kFull, base + Shape::kEmpty};
+  const Pipeline pipeline{base, base + Shape::kFull, base + Shape::kEmpty};
   const uint32_t begun = base + Shape::kBegun;  // a barrier: the first consumer's first steps are in flight
   const int group = warp_of_block() / 4;
 
   if (threadIdx.x == 32) prefetch_maps(x_map, w_map, narrow_w_map, residual_map, y_map);
   if (threadIdx.x == 0) {
-    ring.init(Shape::kStages, 4 * Shape::kConsumers);
+    pipeline.init(Shape::kStages, 4 * Shape::kConsumers);
     init_barrier(begun, 4);
     fence_barrier_init();
   }
   dependents_may_launch();
   wait_for_cluster_barriers();
 
-  const int rows = of.rows;
-  const int steps = (of.in + kDepthOf<T> - 1) / kDepthOf<T>;
-  const AllTiles tiles(of, whole_rows);
+  const int rows = args.m;
+  const int steps = (args.k + kDepthOf<T> - 1) / kDepthOf<T>;
+  const Scheduler tiles(args, whole_rows);
 
   if (group == 0) {
-    give_registers<Shape::kCopierRegisters>();
+    give_registers<Shape::kProducerRegisters>();
     if (threadIdx.x == 0) {
-      Copier<Shape, AllTiles, kDepthOf<T>> copier(ring, tiles, steps, x_map, w_map, narrow_w_map);
+      TmaProducer<Shape, Scheduler, kDepthOf<T>> producer(pipeline, tiles, steps, x_map, w_map, narrow_w_map);
       for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
-        copier.copy(tile);
+        producer.copy(tile);
         const int columns = kResidual ? tiles.columns_of(tile) : 0;
         for (int from = 0; from < columns; from += Shape::kResidualColumns) {
-          copier.copy_boxes(residual_map, Shape::kResidualColumns / 64, tiles.row_of(tile),
-                            tiles.column_of(tile) + from);
+          producer.copy_boxes(residual_map, Shape::kResidualColumns / 64, tiles.row_of(tile),
+                              tiles.column_of(tile) + from);
         }
       }
-      copier.wait_all_read();
+      producer.wait_all_read();
     }
   } else {
     take_registers<Shape::kConsumerRegisters>();
     const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int own_row = consumer * 64;  // in the block's tile
     const uint32_t own_staging = base + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
-    constexpr bool kNext = kResidual && kGammaInRows;
-    using Pair = ColumnPair<kResidual, kGammaInRows>;
+    constexpr bool kNext = kResidual && kPrescaledRows;
+    using Pair = ColumnPair<kResidual, kPrescaledRows>;
     uint8_t* const constants = raw + Shape::kConstants + consumer * Shape::kColumnBytes;
     Pair* const columns = reinterpret_cast<Pair*>(constants);
     uint32_t* const nexts = reinterpret_cast<uint32_t*>(constants + Shape::kPairBytes);
-    RingPlace<Shape::kStages> at{0, 0};
+    PipelineState<Shape::kStages> at{0, 0};
     uint32_t boxes = 0;  // staged so far
     for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
       const int row = tiles.row_of(tile) + own_row, column = tiles.column_of(tile);
@@ -157,19 +157,19 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
       Pair own_columns = {};
       uint32_t own_next = 0;
       if (thread < tile_columns / 2) {
-        own_columns = __ldg(column_pairs<kResidual, kGammaInRows>(of) + column / 2 + thread);
-        if constexpr (kNext) own_next = __ldg(next_gamma_pairs(of) + column / 2 + thread);
+        own_columns = __ldg(column_pairs<kResidual, kPrescaledRows>(args) + column / 2 + thread);
+        if constexpr (kNext) own_next = __ldg(next_gamma_pairs(args) + column / 2 + thread);
       }
       const int first_row = row + warp * 16 + lane / 4;
-      if ((kScaled || of.row_sums != nullptr) && tile == tiles.first) wait_for_earlier_kernels();
-      ManyRowsSums row_sums;
-      if (of.row_sums != nullptr) row_sums.load(of, row + warp * 16, lane);
+      if ((kInt8Operands || args.row_stats != nullptr) && tile == tiles.first) wait_for_earlier_kernels();
+      RowStats row_stats;
+      if (args.row_stats != nullptr) row_stats.load(args, row + warp * 16, lane);
       float2 column_scales = {}, x_scales = {};
-      if constexpr (kScaled) {
+      if constexpr (kInt8Operands) {
         if (thread < tile_columns / 2) column_scales = __ldg(scales.columns + column / 2 + thread);
         if constexpr (kBlock == 0) {
           XScales<0> of_x;
-          of_x.read(of, scales, first_row, lane);
+          of_x.read(args, scales, first_row, lane);
           x_scales = of_x.of_rows();
         }
       }
@@ -182,17 +182,18 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
         if constexpr (kBlock > 0) {
           const int begins = tile == tiles.first && consumer == 0 && lane == 0 ? min(kLag, steps) - 1 : -1;
           XScales<kBlock> of_x;
-          of_x.read(of, scales, first_row, lane);
+          of_x.read(args, scales, first_row, lane);
           const auto committed = [&](int step) {
             if (step == begins) arrive(begun);
           };
-          last_stage = multiply_aligned<kBlock, Shape>(ring, at, steps, own_row, warp, lane, of_x, part[0], committed);
+          last_stage =
+              mainloop_aligned<kBlock, Shape>(pipeline, at, steps, own_row, warp, lane, of_x, part[0], committed);
           x_scales = of_x.of_rows();
         } else {
           const auto committed = [&](int step) {
             if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0) arrive(begun);
           };
-          last_stage = multiply_tile<T, Shape>(ring, at, steps, own_row, lane, part, committed);
+          last_stage = mainloop<T, Shape>(pipeline, at, steps, own_row, lane, part, committed);
         }
       };
       if (tile_columns == Shape::kColumns) {
@@ -201,30 +202,30 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
         multiply_steps(std::integral_constant<int, Shape::kColumns / 2>());
       }
       finish_products(products);
-      ring.has_read(last_stage, lane);
+      pipeline.has_read(last_stage, lane);
 
       // The epilogue, 64 rows and 16 columns at a time.
       float2 scale[2] = {{activation_factor(kActivation), 0.0f}, {activation_factor(kActivation), 0.0f}};
-      if (of.row_sums != nullptr) row_sums.scales(of, activation_factor(kActivation), lane, scale);
-      constexpr int kChunks = kSumColumns / 16;
+      if (args.row_stats != nullptr) row_stats.scales(args, activation_factor(kActivation), lane, scale);
+      constexpr int kChunks = kStatColumns / 16;
 #pragma unroll
-      for (int part = 0; part < Shape::kColumns / kSumColumns; ++part) {
-        if (kNarrows && part * kSumColumns == tile_columns) break;
-        float scaled[kScaled ? kSumColumns / 2 : 1];
-        if constexpr (kScaled) {
+      for (int part = 0; part < Shape::kColumns / kStatColumns; ++part) {
+        if (kNarrows && part * kStatColumns == tile_columns) break;
+        float scaled[kInt8Operands ? kStatColumns / 2 : 1];
+        if constexpr (kInt8Operands) {
           float2* const of_part = reinterpret_cast<float2*>(constants);
           named_barrier_sync(kConsumerBarrier + consumer, 128);  // all have read the columns before
           if (thread / 64 == part) of_part[thread % 64] = column_scales;
           named_barrier_sync(kConsumerBarrier + consumer, 128);
-          scale_sums(products + part * kSumColumns / 2, x_scales, of_part, lane, scaled);
+          dequantize_tile(products + part * kStatColumns / 2, x_scales, of_part, lane, scaled);
         }
-        const auto& c = either<kScaled>(scaled, products);
+        const auto& c = either<kInt8Operands>(scaled, products);
         float2 sums[2][kChunks];
 #pragma unroll
         for (int in_part = 0; in_part < kChunks; ++in_part) {
           const int chunk = part * kChunks + in_part;
           if (kResidual && chunk % (Shape::kResidualColumns / 16) == 0) {
-            wait_barrier(ring.full + 8 * at.stage, at.phase);
+            wait_barrier(pipeline.full + 8 * at.stage, at.phase);
             last_stage = at.stage;
             at.advance();
           }
@@ -258,10 +259,10 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
           uint32_t packed[4];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const int element = 8 * (kScaled ? in_part : chunk) + 4 * (i / 2) + 2 * (i % 2);
-            packed[i] = finish<Out, kActivation, kResidual, kGammaInRows>(c[element], c[element + 1], of_columns[i / 2],
-                                                                          scale[i % 2], residuals[i], of_next[i / 2],
-                                                                          i < 2, sums[i % 2][in_part]);
+            const int element = 8 * (kInt8Operands ? in_part : chunk) + 4 * (i / 2) + 2 * (i % 2);
+            packed[i] = finish<Out, kActivation, kResidual, kPrescaledRows>(
+                c[element], c[element + 1], of_columns[i / 2], scale[i % 2], residuals[i], of_next[i / 2], i < 2,
+                sums[i % 2][in_part]);
           }
           store_matrices(box_at + swizzled(warp * 16 + lane % 16, in_box), packed);
           if (chunk % 4 == 3) {
@@ -273,10 +274,10 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
             }
             ++boxes;
           }
-          if (kResidual && (chunk + 1) % (Shape::kResidualColumns / 16) == 0) ring.has_read(last_stage, lane);
+          if (kResidual && (chunk + 1) % (Shape::kResidualColumns / 16) == 0) pipeline.has_read(last_stage, lane);
         }
-        if (kResidual && of.y_sums != nullptr)
-          leave_sums<kSumColumns>(of, sums, rows, first_row, column + part * kSumColumns, lane);
+        if (kResidual && args.y_stats != nullptr)
+          store_row_stats<kStatColumns>(args, sums, rows, first_row, column + part * kStatColumns, lane);
       }
     }
     if (lane == 0)
@@ -284,31 +285,32 @@ __device__ __forceinline__ void wide_tiles(const CUtensorMap& x_map, const CUten
   }
 }
 
-template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kPrescaledRows>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    wide_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                const __grid_constant__ CUtensorMap narrow_w_map, const __grid_constant__ CUtensorMap residual_map,
-                const __grid_constant__ CUtensorMap y_map, const GemmArguments of, int whole_rows) {
+    cooperative_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                       const __grid_constant__ CUtensorMap narrow_w_map,
+                       const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
+                       const GemmArguments args, int whole_rows) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  wide_tiles<T, Shape, kActivation, kResidual, kGammaInRows>(x_map, w_map, narrow_w_map, residual_map, y_map, of,
-                                                             whole_rows, {});
+  cooperative_tiles<T, Shape, kActivation, kResidual, kPrescaledRows>(x_map, w_map, narrow_w_map, residual_map, y_map,
+                                                                      args, whole_rows, {});
 #else
-  EMBERT_TRAP("wide_kernel");
+  EMBERT_TRAP("cooperative_kernel");
 #endif
 }
 
 // With a residual, and x and W of 8 bits. kBlock: columns of x's blocks (ops/blocks.cuh); 0: x has a scale a row.
 template <typename Shape, int kBlock>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    wide_scaled_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                       const __grid_constant__ CUtensorMap narrow_w_map,
-                       const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
-                       const GemmArguments of, int whole_rows, const ProductScales scales) {
+    cooperative_int8_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                            const __grid_constant__ CUtensorMap narrow_w_map,
+                            const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
+                            const GemmArguments args, int whole_rows, const ProductScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  wide_tiles<int8_t, Shape, Activation::kNone, true, false, kBlock>(x_map, w_map, narrow_w_map, residual_map, y_map, of,
-                                                                    whole_rows, scales);
+  cooperative_tiles<int8_t, Shape, Activation::kNone, true, false, kBlock>(x_map, w_map, narrow_w_map, residual_map,
+                                                                           y_map, args, whole_rows, scales);
 #else
-  EMBERT_TRAP("wide_scaled_kernel");
+  EMBERT_TRAP("cooperative_int8_kernel");
 #endif
 }
 

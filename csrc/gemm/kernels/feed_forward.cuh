@@ -44,16 +44,16 @@ struct FeedForwardShape {
   static constexpr int kStageBytes = kHalf * kChunk * 2;
   static constexpr int kStages = 4;        // of a chunk, each always at the same address, which saves registers
   static constexpr int kMostInner = 3072;  // columns whose constants stay in shared memory
-  static constexpr int kRing = 2 * kXBytes;
-  static constexpr int kInColumns = kRing + kStages * kStageBytes;
+  static constexpr int kPipeline = 2 * kXBytes;
+  static constexpr int kInColumns = kPipeline + kStages * kStageBytes;
   static constexpr int kOutColumns = kInColumns + kMostInner * 8;
   static constexpr int kNexts = kOutColumns + kHidden * 8;  // the next LayerNorm's gammas
   static constexpr int kScales = kNexts + kHidden * 2;      // of the rows, a float2 each
   static constexpr int kFull = kScales + kRows * 8;
   static constexpr int kEmpty = kFull + 8 * kStages;
   static constexpr int kXFull = kEmpty + 8 * kStages;  // a barrier a consumer
-  static constexpr int kTurn = kXFull + 2 * 8;
-  static constexpr int kSharedBytes = kTurn + 2 * 8;
+  static constexpr int kOrder = kXFull + 2 * 8;
+  static constexpr int kSharedBytes = kOrder + 2 * 8;
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
 
   static constexpr int kHeldFloats = kRows * kHidden;  // accumulators that a block leaves
@@ -68,21 +68,21 @@ struct FeedForwardArguments {
   int* flags;   // [blocks, kFlags]; 0 before and after
 };
 
-template <typename T, Activation kActivation, bool kGammaInRows>
+template <typename T, Activation kActivation, bool kPrescaledRows>
 __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
     feed_forward_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap in_map,
                         const __grid_constant__ CUtensorMap out_map, const __grid_constant__ CUtensorMap y_map,
-                        const GemmArguments of, const FeedForwardArguments work) {
+                        const GemmArguments args, const FeedForwardArguments work) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shape = FeedForwardShape;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   const uint32_t base = shared_address(raw);
-  const Ring ring{base + Shape::kRing, base + Shape::kFull, base + Shape::kEmpty};
-  const uint32_t turn = base + Shape::kTurn;  // two barriers: a consumer may wait and multiply (pipeline.cuh)
+  const Pipeline pipeline{base + Shape::kPipeline, base + Shape::kFull, base + Shape::kEmpty};
+  const uint32_t order = base + Shape::kOrder;  // two barriers: a consumer may wait and multiply (pipeline.cuh)
   const int consumer = warp_of_block() / 4, warp = warp_of_block() % 4, lane = threadIdx.x % 32;
   const uint32_t x_full = base + Shape::kXFull + 8 * consumer;
   const uint32_t own_x = base + consumer * Shape::kXBytes;
-  using InPair = ColumnPair<false, kGammaInRows>;
+  using InPair = ColumnPair<false, kPrescaledRows>;
   InPair* const in_columns = reinterpret_cast<InPair*>(raw + Shape::kInColumns);
   float4* const out_columns = reinterpret_cast<float4*>(raw + Shape::kOutColumns);
   uint32_t* const nexts = reinterpret_cast<uint32_t*>(raw + Shape::kNexts);
@@ -90,10 +90,10 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
 
   if (threadIdx.x == 32) prefetch_maps(in_map, out_map, x_map, y_map);
   if (threadIdx.x == 0) {
-    ring.init(Shape::kStages, 8);
+    pipeline.init(Shape::kStages, 8);
     for (int i = 0; i < 2; ++i) {
       init_barrier(base + Shape::kXFull + 8 * i, 1);
-      init_barrier(turn + 8 * i, 4);
+      init_barrier(order + 8 * i, 4);
     }
     fence_barrier_init();
   }
@@ -101,29 +101,29 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   wait_for_cluster_barriers();
 
   const int rank = cluster_rank();
-  const int tiles = (of.rows + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);  // a cluster's
+  const int tiles = (args.m + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);  // a cluster's
   const FeedForwardRange range = FeedForwardRange::of(tiles, work.chunks, blockIdx.x / kCluster, gridDim.x / kCluster);
   const int runs = range.runs();
   const auto row_of = [&](int tile) {  // the consumer's first row
-    return ((of.backwards ? tiles - 1 - tile : tile) * kCluster + rank) * Shape::kRows + consumer * 64;
+    return ((args.backwards ? tiles - 1 - tile : tile) * kCluster + rank) * Shape::kRows + consumer * 64;
   };
 
   // Copies, each for one thread. A block fetches half of W for both.
   constexpr uint16_t kBoth = (1 << kCluster) - 1;
   const auto load_in = [&](int half, int chunk) {
     constexpr int kShare = Shape::kChunk / kCluster;
-    const uint32_t full = ring.full + 8 * half;
+    const uint32_t full = pipeline.full + 8 * half;
     arrive_expecting(full, Shape::kStageBytes);
 #pragma unroll
     for (int box = 0; box < Shape::kHalf / 64; ++box)
-      load_box_for(kBoth, &in_map, ring.base + half * Shape::kStageBytes + box * kBoxBytes + rank * kShare * 128, full,
-                   half * Shape::kHalf + box * 64, chunk * Shape::kChunk + rank * kShare);
+      load_box_for(kBoth, &in_map, pipeline.base + half * Shape::kStageBytes + box * kBoxBytes + rank * kShare * 128,
+                   full, half * Shape::kHalf + box * 64, chunk * Shape::kChunk + rank * kShare);
   };
   const auto load_out = [&](int half, int chunk) {
     constexpr int kShare = Shape::kHalf / kCluster;
-    const uint32_t full = ring.full + 8 * (2 + half);
+    const uint32_t full = pipeline.full + 8 * (2 + half);
     arrive_expecting(full, Shape::kStageBytes);
-    load_box_for(kBoth, &out_map, ring.base + (2 + half) * Shape::kStageBytes + rank * kShare * 128, full,
+    load_box_for(kBoth, &out_map, pipeline.base + (2 + half) * Shape::kStageBytes + rank * kShare * 128, full,
                  chunk * Shape::kChunk, half * Shape::kHalf + rank * kShare);
   };
   const auto load_x = [&](int tile) {
@@ -136,8 +136,8 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
     for (int half = 0; half < 2; ++half) load_out(half, range.run(0).from);
   }
   if (threadIdx.x < Shape::kHidden / 2) {
-    out_columns[threadIdx.x] = __ldg(column_pairs<true, kGammaInRows>(of) + threadIdx.x);
-    if constexpr (kGammaInRows) nexts[threadIdx.x] = __ldg(next_gamma_pairs(of) + threadIdx.x);
+    out_columns[threadIdx.x] = __ldg(column_pairs<true, kPrescaledRows>(args) + threadIdx.x);
+    if constexpr (kPrescaledRows) nexts[threadIdx.x] = __ldg(next_gamma_pairs(args) + threadIdx.x);
   }
   for (int i = threadIdx.x; i < work.chunks * Shape::kChunk / 2; i += Shape::kThreads)
     in_columns[i] = __ldg(static_cast<const InPair*>(work.columns) + i);
@@ -146,19 +146,19 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   __syncthreads();  // the constants are there
 
   // The consumers take a chunk's first product in turn, then its second, and so they take their waits for stages.
-  uint32_t turn_phase = consumer ^ 1;
-  const auto wait_turn = [&] {
-    wait_barrier(turn + 8 * consumer, turn_phase);
-    turn_phase ^= 1;
+  uint32_t order_phase = consumer ^ 1;
+  const auto wait_order = [&] {
+    wait_barrier(order + 8 * consumer, order_phase);
+    order_phase ^= 1;
   };
-  const auto pass_turn = [&] {
-    if (lane_of_warp() == 0) arrive(turn + 8 * (consumer ^ 1));
+  const auto pass_order = [&] {
+    if (lane_of_warp() == 0) arrive(order + 8 * (consumer ^ 1));
   };
   const auto wait_read = [&](int stage) {  // waits for the products of two stages
     wait_products<1>();
-    ring.has_read(stage, lane_of_warp());
+    pipeline.has_read(stage, lane_of_warp());
     wait_products<0>();
-    ring.has_read(stage + 1, lane_of_warp());
+    pipeline.has_read(stage + 1, lane_of_warp());
   };
 
   uint32_t phase = 0;
@@ -166,10 +166,10 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
     const FeedForwardRun run = range.run(i);
     {
       float2 scale[2] = {{activation_factor(kActivation), 0.0f}, {activation_factor(kActivation), 0.0f}};
-      if (of.row_sums != nullptr) {
-        ManyRowsSums row_sums;
-        row_sums.load(of, row_of(run.tile) + warp * 16, lane);
-        row_sums.scales(of, activation_factor(kActivation), lane, scale);
+      if (args.row_stats != nullptr) {
+        RowStats row_stats;
+        row_stats.load(args, row_of(run.tile) + warp * 16, lane);
+        row_stats.scales(args, activation_factor(kActivation), lane, scale);
       }
       if (lane % 4 == 0) scales_of_warp[lane / 4] = scale[0], scales_of_warp[lane / 4 + 8] = scale[1];
       __syncwarp();
@@ -198,12 +198,12 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
 
     const int next = i + 1 < runs ? range.run(i + 1).from : -1;
     for (int chunk = run.from; chunk < run.to; ++chunk, phase ^= 1) {
-      wait_turn();
+      wait_order();
       float inner[Shape::kChunk / 2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        wait_barrier(ring.full + 8 * half, phase);
-        const uint32_t w_from = ring.base + half * Shape::kStageBytes;
+        wait_barrier(pipeline.full + 8 * half, phase);
+        const uint32_t w_from = pipeline.base + half * Shape::kStageBytes;
         fence_registers();
 #pragma unroll
         for (int k = 0; k < Shape::kHalf / 16; ++k) {
@@ -212,13 +212,13 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         }
         commit_products();
       }
-      pass_turn();
+      pass_order();
       // Constants are loaded long before they are needed: shared memory is busy with the other consumer's operands, and
       // a load takes hundreds of cycles. All are in flight at once; where there are twice as many, half of them, so
       // that fewer registers spill.
       const uint32_t columns =
           base + Shape::kInColumns + (chunk * (Shape::kChunk / 2) + lane % 4) * int(sizeof(InPair));
-      constexpr int kPairs = Shape::kChunk / 8, kAhead = kGammaInRows ? kPairs / 2 : kPairs;
+      constexpr int kPairs = Shape::kChunk / 8, kAhead = kPrescaledRows ? kPairs / 2 : kPairs;
       InPair of_columns[kPairs];
       const auto ask_columns = [&](int i) { load_now(columns + i * 4 * int(sizeof(InPair)), of_columns[i]); };
 #pragma unroll
@@ -236,29 +236,29 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         for (int k = 0; k < 4; ++k) {
           const int at = 8 * piece + 2 * k;
           float2 none;
-          packed[piece][k] = finish<T, kActivation, false, kGammaInRows>(
+          packed[piece][k] = finish<T, kActivation, false, kPrescaledRows>(
               inner[at], inner[at + 1], of_columns[2 * piece + k / 2], by[k % 2], 0, 0, true, none);
         }
       }
       const int following = chunk + 1 < run.to ? chunk + 1 : next;
-      wait_turn();
+      wait_order();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        wait_barrier(ring.full + 8 * (2 + half), phase);
-        const uint32_t w_from = ring.base + (2 + half) * Shape::kStageBytes;
+        wait_barrier(pipeline.full + 8 * (2 + half), phase);
+        const uint32_t w_from = pipeline.base + (2 + half) * Shape::kStageBytes;
         fence_registers();
 #pragma unroll
         for (int k = 0; k < Shape::kChunk / 16; ++k)
           multiply_held<T>(y[half], packed[k], further(operand(w_from), k * 32), chunk + k > 0);
         commit_products();
       }
-      pass_turn();
+      pass_order();
       // W_in is free after consumer 1's first product, so consumer 0 fetches the next one while it waits. W_out is
       // free when consumer 1 has read it, so consumer 1 fetches, a product earlier than consumer 0 could.
       const auto fetch = [&](int stage, const auto& load) {
         if (following >= 0 && elect_lane()) {
           for (int half = 0; half < 2; ++half) {
-            wait_barrier(ring.empty + 8 * (stage + half), phase);
+            wait_barrier(pipeline.empty + 8 * (stage + half), phase);
             load(half, following);
           }
         }
@@ -295,9 +295,9 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
           by[half] = scales_of_warp[lane / 4 + 8 * half];
           by[half].x *= 1.0f / activation_factor(kActivation), by[half].y *= 1.0f / activation_factor(kActivation);
         }
-        constexpr int kPieces = kSumColumns / 16;
+        constexpr int kPieces = kStatColumns / 16;
 #pragma unroll
-        for (int part = 0; part < Shape::kHidden / kSumColumns; ++part) {
+        for (int part = 0; part < Shape::kHidden / kStatColumns; ++part) {
           float2 sums[2][kPieces];
 #pragma unroll
           for (int in_part = 0; in_part < kPieces; ++in_part) {
@@ -306,15 +306,15 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
             const uint32_t at_x = box_at + swizzled(warp * 16 + lane % 16, 2 * (piece % 4) + lane / 16);
             const float4 of_columns[2] = {out_columns[piece * 8 + lane % 4], out_columns[piece * 8 + lane % 4 + 4]};
             uint32_t residuals[4], stored[4], of_next[2] = {};
-            if constexpr (kGammaInRows)
+            if constexpr (kPrescaledRows)
               of_next[0] = nexts[piece * 8 + lane % 4], of_next[1] = nexts[piece * 8 + lane % 4 + 4];
             load_matrices(residuals, at_x);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
               const int at = 8 * (piece % 12) + 4 * (k / 2) + 2 * (k % 2);
-              stored[k] = finish<T, Activation::kNone, true, kGammaInRows>(y[piece / 12][at], y[piece / 12][at + 1],
-                                                                           of_columns[k / 2], by[k % 2], residuals[k],
-                                                                           of_next[k / 2], k < 2, sums[k % 2][in_part]);
+              stored[k] = finish<T, Activation::kNone, true, kPrescaledRows>(
+                  y[piece / 12][at], y[piece / 12][at + 1], of_columns[k / 2], by[k % 2], residuals[k], of_next[k / 2],
+                  k < 2, sums[k % 2][in_part]);
             }
             store_matrices(at_x, stored);
             if (piece % 4 == 3) {
@@ -326,8 +326,8 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
               }
             }
           }
-          if (of.y_sums != nullptr)
-            leave_sums<kSumColumns>(of, sums, of.rows, row + lane / 4, part * kSumColumns, lane);
+          if (args.y_stats != nullptr)
+            store_row_stats<kStatColumns>(args, sums, args.m, row + lane / 4, part * kStatColumns, lane);
         }
         if (lane == 0) wait_stores_read<0>();
       }
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   }
   // Waits for the neighbour's last arrivals (pipeline.cuh).
   if (warp == 0 && elect_lane()) {
-    for (int half = 0; half < 2; ++half) wait_barrier(ring.empty + 8 * (2 * consumer + half), phase ^ 1);
+    for (int half = 0; half < 2; ++half) wait_barrier(pipeline.empty + 8 * (2 * consumer + half), phase ^ 1);
   }
 #else
   EMBERT_TRAP("feed_forward_kernel");

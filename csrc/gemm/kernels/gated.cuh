@@ -12,9 +12,9 @@
 namespace embert::hopper {
 
 // Rows of y (store.cuh). A consumer has a box of staging memory for each 64 of its rows.
-template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
-class GatedRows : public TileRows<kTurns, kGammaInRows> {
-  using Base = TileRows<kTurns, kGammaInRows>;
+template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows>
+class GatedRows : public TileRows<kPingPong, kPrescaledRows> {
+  using Base = TileRows<kPingPong, kPrescaledRows>;
   using Shape = PingPongShape;
   using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::row_, Base::column_;
   static_assert(kHalves <= Shape::kBoxes, "a box for each 64 rows");
@@ -22,7 +22,7 @@ class GatedRows : public TileRows<kTurns, kGammaInRows> {
  public:
   using Base::Base;
 
-  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
+  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* ordinal */, int next) {
     float2 scale[kHalves][2];
     this->take_scales(kGateFactor, scale);
     if (next < tiles_.end) {
@@ -46,8 +46,8 @@ class GatedRows : public TileRows<kTurns, kGammaInRows> {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int element = 8 * chunk + 4 * i + 2 * lower;
-            y[i] = gated<kActivation, kGammaInRows>(c[half][element], c[half][element + 1], of_columns[i],
-                                                    scale[half][lower]);
+            y[i] = gated<kActivation, kPrescaledRows>(c[half][element], c[half][element + 1], of_columns[i],
+                                                      scale[half][lower]);
           }
           store_word(box_at + swizzled(lane_ / 4 + 8 * lower, chunk) + in_chunk, with_neighbour<T>(y[0], y[1], lane_));
         }
@@ -62,18 +62,18 @@ class GatedRows : public TileRows<kTurns, kGammaInRows> {
   }
 };
 
-template <typename T, Activation kActivation, bool kTurns, bool kGammaInRows>
+template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_gated_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                          const __grid_constant__ CUtensorMap y_map, const GemmArguments of) {
+                          const __grid_constant__ CUtensorMap y_map, const GemmArguments args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Epilogue = GatedRows<T, kActivation, kTurns, kGammaInRows>;
+  using Epilogue = GatedRows<T, kActivation, kPingPong, kPrescaledRows>;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
-  open_turns<kTurns>(shared_address(raw));
-  const Tiles<PingPongShape> tiles(of);
-  multiply_in_turns<T, kTurns>(shared_address(raw), tiles, of.in, x_map, w_map, [&](int consumer, int own_row) {
-    return Epilogue(raw, of, tiles, y_map, consumer, own_row);
+  init_pingpong<kPingPong>(shared_address(raw));
+  const TileScheduler<PingPongShape> tiles(args);
+  pingpong_mainloop<T, kPingPong>(shared_address(raw), tiles, args.k, x_map, w_map, [&](int consumer, int own_row) {
+    return Epilogue(raw, args, tiles, y_map, consumer, own_row);
   });
 #else
   EMBERT_TRAP("pingpong_gated_kernel");
@@ -81,18 +81,19 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
 }
 
 // Rows of y (small_m.cuh).
-template <typename T, typename Shape, Activation kActivation, bool kGammaInRowsValue>
-struct FewGated {
-  static constexpr bool kResidual = false, kGammaInRows = kGammaInRowsValue, kGates = true;
+template <typename T, typename Shape, Activation kActivation, bool kPrescaledRowsValue>
+struct SmallMGated {
+  static constexpr bool kResidual = false, kPrescaledRows = kPrescaledRowsValue, kGates = true;
   static constexpr float kFactor = kGateFactor;
   struct Held {};
-  __device__ __forceinline__ void ask(const FewPlace&, Held&) const {}
+  __device__ __forceinline__ void ask(const SmallMPosition&, Held&) const {}
 
   template <int kChunks>
-  __device__ __forceinline__ void store(const GemmArguments& of, const FewPlace& at, const float (&c)[8 * kChunks],
-                                        const ColumnPair<false, kGammaInRows> (&columns)[kChunks][2],
+  __device__ __forceinline__ void store(const GemmArguments& args, const SmallMPosition& at,
+                                        const float (&c)[8 * kChunks],
+                                        const ColumnPair<false, kPrescaledRows> (&columns)[kChunks][2],
                                         const float2 (&scale)[2]) const {
-    const int out = of.out / 2, first_column = at.column / 2 + gated_column(at.lane);  // of y
+    const int out = args.n / 2, first_column = at.column / 2 + gated_column(at.lane);  // of y
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
@@ -101,25 +102,25 @@ struct FewGated {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int element = 8 * chunk + 4 * i + 2 * lower;
-          y[i] = gated<kActivation, kGammaInRows>(c[element], c[element + 1], columns[chunk][i], scale[lower]);
+          y[i] = gated<kActivation, kPrescaledRows>(c[element], c[element + 1], columns[chunk][i], scale[lower]);
         }
         const uint32_t two = with_neighbour<T>(y[0], y[1], at.lane);
         const int row = at.row + 8 * lower, column = first_column + chunk * 8;
         if (row < at.rows && column < out)
-          *reinterpret_cast<uint32_t*>(static_cast<T*>(of.y) + size_t(row) * out + column) = two;
+          *reinterpret_cast<uint32_t*>(static_cast<T*>(args.y) + size_t(row) * out + column) = two;
       }
     }
   }
 };
 
-template <typename T, typename Shape, Activation kActivation, bool kGammaInRows>
-__global__ void __launch_bounds__(kFewThreads, 2)
-    few_rows_gated_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                          const GemmArguments of, int x_rows, int stages) {
+template <typename T, typename Shape, Activation kActivation, bool kPrescaledRows>
+__global__ void __launch_bounds__(kSmallMThreads, 2)
+    small_m_gated_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                         const GemmArguments args, int x_rows, int stages) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  multiply_few_rows<T, Shape>(x_map, w_map, of, x_rows, stages, FewGated<T, Shape, kActivation, kGammaInRows>());
+  small_m_tile<T, Shape>(x_map, w_map, args, x_rows, stages, SmallMGated<T, Shape, kActivation, kPrescaledRows>());
 #else
-  EMBERT_TRAP("few_rows_gated_kernel");
+  EMBERT_TRAP("small_m_gated_kernel");
 #endif
 }
 

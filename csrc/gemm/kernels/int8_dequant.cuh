@@ -12,18 +12,19 @@
 namespace embert::hopper {
 
 // Rows of y, as StoredRows has them. The columns' constants are (scale, c).
-template <Activation kActivation, bool kTurns>
-class ScaledRows : public TileRows<kTurns, true> {
-  using Base = TileRows<kTurns, true>;
+template <Activation kActivation, bool kPingPong>
+class DequantRows : public TileRows<kPingPong, true> {
+  using Base = TileRows<kPingPong, true>;
   using Shape = PingPongShape;
 
  protected:
   using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
 
  public:
-  __device__ __forceinline__ ScaledRows(uint8_t* raw, const GemmArguments& of, const ProductScales& scales,
-                                        const Tiles<Shape>& tiles, const CUtensorMap& y_map, int consumer, int own_row)
-      : Base(raw, of, tiles, y_map, consumer, own_row), row_scales_(scales.rows) {}
+  __device__ __forceinline__ DequantRows(uint8_t* raw, const GemmArguments& args, const ProductScales& scales,
+                                         const TileScheduler<Shape>& tiles, const CUtensorMap& y_map, int consumer,
+                                         int own_row)
+      : Base(raw, args, tiles, y_map, consumer, own_row), row_scales_(scales.rows) {}
 
   __device__ __forceinline__ void first(int tile) {
     this->ask_columns(tile);
@@ -31,7 +32,7 @@ class ScaledRows : public TileRows<kTurns, true> {
     ask_scales(tile);
   }
 
-  __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
+  __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* ordinal */, int next) {
     float scale[kHalves][2];
     take_scales(scale);
     if (next < tiles_.end) ask(next);
@@ -81,7 +82,7 @@ class ScaledRows : public TileRows<kTurns, true> {
     const int first = tiles_.row_of(tile) + this->own_row_ + this->warp_ * 16 + lane_ / 4;
 #pragma unroll
     for (int i = 0; i < 2 * kHalves; ++i)
-      asked_[i / 2][i % 2] = row_scales_[min(first + i / 2 * 64 + i % 2 * 8, this->of_.rows - 1)];
+      asked_[i / 2][i % 2] = row_scales_[min(first + i / 2 * 64 + i % 2 * 8, this->args_.m - 1)];
   }
 
   const float* row_scales_;
@@ -90,20 +91,21 @@ class ScaledRows : public TileRows<kTurns, true> {
 
 // Rows of y in 8 bits, a block of 128 columns by itself (ops/blocks.cuh): what the feed-forward part's second product
 // multiplies.
-template <Activation kActivation, bool kTurns>
-class BlockRows : public ScaledRows<kActivation, kTurns> {
-  using Base = ScaledRows<kActivation, kTurns>;
+template <Activation kActivation, bool kPingPong>
+class BlockRows : public DequantRows<kActivation, kPingPong> {
+  using Base = DequantRows<kActivation, kPingPong>;
   using Shape = PingPongShape;
   using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
   static_assert(Shape::kColumns == kInnerBlock, "a tile has a block of its rows");
   static_assert(kPairFactor * 4 == 1, "row_scale_of takes back a rotation of 16 columns, whose root is 4");
 
  public:
-  __device__ __forceinline__ BlockRows(uint8_t* raw, const GemmArguments& of, const ProductScales& scales,
-                                       const Tiles<Shape>& tiles, const CUtensorMap& y_map, int consumer, int own_row)
-      : Base(raw, of, scales, tiles, y_map, consumer, own_row), maxima_(static_cast<half_t*>(scales.maxima)) {}
+  __device__ __forceinline__ BlockRows(uint8_t* raw, const GemmArguments& args, const ProductScales& scales,
+                                       const TileScheduler<Shape>& tiles, const CUtensorMap& y_map, int consumer,
+                                       int own_row)
+      : Base(raw, args, scales, tiles, y_map, consumer, own_row), maxima_(static_cast<half_t*>(scales.maxima)) {}
 
-  __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
+  __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* ordinal */, int next) {
     float scale[kHalves][2];
     this->take_scales(scale);
     if (next < tiles_.end) this->ask(next);
@@ -132,8 +134,8 @@ class BlockRows : public ScaledRows<kActivation, kTurns> {
       const uint32_t maxima = block_maxima(y[half]);
       uint32_t bytes[2][8];
       round_block(y[half], maxima, bytes);
-      const int row = row_ + half * 64 + lane_ / 4, blocks = this->of_.out / kInnerBlock;
-      if (lane_ % 4 < 2 && row + lane_ % 4 * 8 < this->of_.rows) {
+      const int row = row_ + half * 64 + lane_ / 4, blocks = this->args_.n / kInnerBlock;
+      if (lane_ % 4 < 2 && row + lane_ % 4 * 8 < this->args_.m) {
         maxima_[size_t(row + lane_ % 4 * 8) * blocks + column_ / kInnerBlock] =
             lane_ % 4 == 0 ? __low2half(as_half2(maxima)) : __high2half(as_half2(maxima));
       }
@@ -160,22 +162,22 @@ class BlockRows : public ScaledRows<kActivation, kTurns> {
 
 // Rows of y (small_m.cuh), with a residual or without. Rows' scales are in flight during the products.
 template <Activation kActivation, bool kResidualValue>
-struct FewScaled {
+struct SmallMInt8 {
   static constexpr bool kResidual = kResidualValue, kGates = false;
-  static constexpr bool kGammaInRows = !kResidual;  // its constants are as wide: (scale, c, scale, c)
+  static constexpr bool kPrescaledRows = !kResidual;  // its constants are as wide: (scale, c, scale, c)
   static constexpr float kFactor = pair_factor(kActivation);
   struct Held {
     float of_rows[2];
     float2 of_columns[2];
   };
 
-  __device__ __forceinline__ void ask(const FewPlace& at, Held& held) const {
+  __device__ __forceinline__ void ask(const SmallMPosition& at, Held& held) const {
     wait_for_earlier_kernels();
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       held.of_rows[half] = kFactor * scales.rows[min(at.row + 8 * half, at.rows - 1)];
   }
-  __device__ __forceinline__ void look(const FewPlace& at, int chunk, Held& held) const {
+  __device__ __forceinline__ void look(const SmallMPosition& at, int chunk, Held& held) const {
     if constexpr (kResidual) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
@@ -189,7 +191,7 @@ struct FewScaled {
     if constexpr (kResidual) {
       const float2 of_pair = held.of_columns[which / 2 % 2];
       return finish<half_t, Activation::kNone, true, false>(
-          scaled_sum(low, of_row, of_pair.x), scaled_sum(high, of_row, of_pair.y), k, by, residual, 0, first, sum);
+          dequantize(low, of_row, of_pair.x), dequantize(high, of_row, of_pair.y), k, by, residual, 0, first, sum);
     } else {
       return finish_sums<kActivation>(low, high, k, of_row);
     }
@@ -199,47 +201,48 @@ struct FewScaled {
 };
 
 template <typename Shape, Activation kActivation, bool kResidual>
-__global__ void __launch_bounds__(kFewThreads, 2)
-    few_rows_scaled_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                           const GemmArguments of, int x_rows, int stages, const ProductScales scales) {
+__global__ void __launch_bounds__(kSmallMThreads, 2)
+    small_m_int8_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                        const GemmArguments args, int x_rows, int stages, const ProductScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  multiply_few_rows<int8_t, Shape>(x_map, w_map, of, x_rows, stages, FewScaled<kActivation, kResidual>{scales});
+  small_m_tile<int8_t, Shape>(x_map, w_map, args, x_rows, stages, SmallMInt8<kActivation, kResidual>{scales});
 #else
-  EMBERT_TRAP("few_rows_scaled_kernel");
+  EMBERT_TRAP("small_m_int8_kernel");
 #endif
 }
 
-// A block's work. Epilogue: ScaledRows or BlockRows.
-template <typename Epilogue, bool kTurns>
-__device__ __forceinline__ void scaled_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
-                                             const CUtensorMap& y_map, const GemmArguments& of,
-                                             const ProductScales& scales) {
+// A block's work. Epilogue: DequantRows or BlockRows.
+template <typename Epilogue, bool kPingPong>
+__device__ __forceinline__ void int8_dequant_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
+                                                   const CUtensorMap& y_map, const GemmArguments& args,
+                                                   const ProductScales& scales) {
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
-  open_turns<kTurns>(shared_address(raw));
-  const Tiles<PingPongShape> tiles(of);
-  multiply_in_turns<int8_t, kTurns>(shared_address(raw), tiles, of.in, x_map, w_map, [&](int consumer, int own_row) {
-    return Epilogue(raw, of, scales, tiles, y_map, consumer, own_row);
-  });
+  init_pingpong<kPingPong>(shared_address(raw));
+  const TileScheduler<PingPongShape> tiles(args);
+  pingpong_mainloop<int8_t, kPingPong>(
+      shared_address(raw), tiles, args.k, x_map, w_map,
+      [&](int consumer, int own_row) { return Epilogue(raw, args, scales, tiles, y_map, consumer, own_row); });
 }
 
-template <Activation kActivation, bool kTurns>
+template <Activation kActivation, bool kPingPong>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
-    scaled_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                  const __grid_constant__ CUtensorMap y_map, const GemmArguments of, const ProductScales scales) {
+    int8_dequant_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                        const __grid_constant__ CUtensorMap y_map, const GemmArguments args,
+                        const ProductScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  scaled_tiles<ScaledRows<kActivation, kTurns>, kTurns>(x_map, w_map, y_map, of, scales);
+  int8_dequant_tiles<DequantRows<kActivation, kPingPong>, kPingPong>(x_map, w_map, y_map, args, scales);
 #else
-  EMBERT_TRAP("scaled_kernel");
+  EMBERT_TRAP("int8_dequant_kernel");
 #endif
 }
 
-template <Activation kActivation, bool kTurns>
+template <Activation kActivation, bool kPingPong>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     block_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                 const __grid_constant__ CUtensorMap y_map, const GemmArguments of, const ProductScales scales) {
+                 const __grid_constant__ CUtensorMap y_map, const GemmArguments args, const ProductScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  scaled_tiles<BlockRows<kActivation, kTurns>, kTurns>(x_map, w_map, y_map, of, scales);
+  int8_dequant_tiles<BlockRows<kActivation, kPingPong>, kPingPong>(x_map, w_map, y_map, args, scales);
 #else
   EMBERT_TRAP("block_kernel");
 #endif

@@ -14,13 +14,14 @@ namespace embert::hopper {
 // for each. W is then read from memory once, x once a band, and both are in the L2 cache else. A tile takes thousands
 // of cycles, beside which its divisions are nothing.
 template <typename Shape>
-struct BandedTiles {
+struct BandedTileScheduler {
   int rows, columns, band;  // in tiles of a cluster
   int first_row;            // of x
   int first, stride, end;
   int rank;  // of the block in its cluster
 
-  __device__ __forceinline__ explicit BandedTiles(const MaximaArguments& of) : band(of.band), first_row(of.first_row) {
+  __device__ __forceinline__ explicit BandedTileScheduler(const MaximaArguments& of)
+      : band(of.band), first_row(of.first_row) {
     rank = cluster_rank();
     columns = (of.out + Shape::kColumns - 1) / Shape::kColumns;
     rows = (of.end_row - of.first_row + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);
@@ -35,10 +36,10 @@ struct BandedTiles {
   __device__ __forceinline__ static constexpr int columns_of(int /* any tile */) { return Shape::kColumns; }
 
  private:
-  struct Place {
+  struct Position {
     int row, column;  // in tiles
   };
-  __device__ __forceinline__ Place place_of(int tile) const {
+  __device__ __forceinline__ Position place_of(int tile) const {
     const int before = uint32_t(tile) / uint32_t(rows * band) * band;  // columns of earlier bands
     const uint32_t width = min(band, columns - before), in_band = tile - before * rows;
     return {int(in_band / width), before + int(in_band % width)};
@@ -47,7 +48,7 @@ struct BandedTiles {
 
 // What a consumer does (pingpong.cuh).
 struct MaximaEpilogue
-    : RaisedMaxima<PingPongShape, BandedTiles<PingPongShape>, PingPongShape::kConsumerRows<true> / 64>,
+    : RaisedMaxima<PingPongShape, BandedTileScheduler<PingPongShape>, PingPongShape::kConsumerRows<true> / 64>,
       PlainProducts {
   using RaisedMaxima::RaisedMaxima;
 };
@@ -58,13 +59,13 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
                   const MaximaArguments of) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shape = PingPongShape;
-  using AllTiles = BandedTiles<Shape>;
+  using Scheduler = BandedTileScheduler<Shape>;
   static_assert(Shape::kColumns == kMaximaColumns, "maxima have whole tiles");
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   if (threadIdx.x == 32) prefetch_maps(x_map, w_map);
-  open_turns<true>(shared_address(raw));
-  const AllTiles tiles(of);
-  multiply_in_turns<T, true>(shared_address(raw), tiles, of.in, x_map, w_map,
+  init_pingpong<true>(shared_address(raw));
+  const Scheduler tiles(of);
+  pingpong_mainloop<T, true>(shared_address(raw), tiles, of.in, x_map, w_map,
                              [&](int, int own_row) { return MaximaEpilogue(of, tiles, own_row); });
 #else
   EMBERT_TRAP("maxima_kernel");

@@ -22,37 +22,37 @@
 
 namespace embert::hopper {
 
-struct ResidualTurns : StageShape<256, 1> {
-  static constexpr int kThreads = 3 * 128;            // a group that copies and two consumers
-  static constexpr int kStages = 4;                   // as many as fit
-  static constexpr int kBoxes = kColumns / 64;        // of staging memory, a consumer
-  static constexpr int kPairBytes = kSumColumns * 8;  // a consumer's constants of 128 columns
-  static constexpr int kWarpBoxBytes = 16 * 128;      // of a box of 64 rows, a warp
+struct ResidualPingPongShape : StageShape<256, 1> {
+  static constexpr int kThreads = 3 * 128;             // a group that copies and two consumers
+  static constexpr int kStages = 4;                    // as many as fit
+  static constexpr int kBoxes = kColumns / 64;         // of staging memory, a consumer
+  static constexpr int kPairBytes = kStatColumns * 8;  // a consumer's constants of 128 columns
+  static constexpr int kWarpBoxBytes = 16 * 128;       // of a box of 64 rows, a warp
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kConstants = kStaging + 2 * kBoxes * kBoxBytes;
   static constexpr int kFull = kConstants + 2 * kPairBytes;
   static constexpr int kEmpty = kFull + 8 * kStages;
-  static constexpr int kTurn = kEmpty + 8 * kStages;
-  static constexpr int kResidual = kTurn + 2 * 8;  // a barrier for each warp: its residual is there
+  static constexpr int kOrder = kEmpty + 8 * kStages;
+  static constexpr int kResidual = kOrder + 2 * 8;  // a barrier for each warp: its residual is there
   static constexpr int kSharedBytes = kResidual + 8 * 8;
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
 
-  template <bool kTurns>
+  template <bool kPingPong>
   static constexpr int kConsumerRows = kRows;
 };
 
 // What a consumer does (pingpong.cuh). kBlock: columns of x's blocks (ops/blocks.cuh); 0: x has a scale a row.
 template <int kBlock>
 class ResidualRows {
-  using Shape = ResidualTurns;
+  using Shape = ResidualPingPongShape;
   using Pair = ColumnPair<true, false>;
   using Sums = int[1][Shape::kColumns / 2];
 
  public:
-  __device__ __forceinline__ ResidualRows(uint8_t* raw, const GemmArguments& of, const ProductScales& scales,
-                                          const Tiles<Shape>& tiles, const CUtensorMap& residual_map,
+  __device__ __forceinline__ ResidualRows(uint8_t* raw, const GemmArguments& args, const ProductScales& scales,
+                                          const TileScheduler<Shape>& tiles, const CUtensorMap& residual_map,
                                           const CUtensorMap& y_map, int consumer)
-      : of_(of), scales_(scales), tiles_(tiles), residual_map_(residual_map), y_map_(y_map), consumer_(consumer) {
+      : args_(args), scales_(scales), tiles_(tiles), residual_map_(residual_map), y_map_(y_map), consumer_(consumer) {
     thread_ = threadIdx.x % 128, warp_ = thread_ / 32, lane_ = thread_ % 32;
     constants_ = raw + Shape::kConstants + consumer * Shape::kPairBytes;
     own_staging_ = shared_address(raw) + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
@@ -64,17 +64,17 @@ class ResidualRows {
   // What the epilogue needs: two columns a thread, in flight during the products, and the rows' scales.
   __device__ __forceinline__ void before(int tile) {
     row_ = tiles_.row_of(tile) + warp_ * 16, column_ = tiles_.column_of(tile);
-    own_columns_ = __ldg(column_pairs<true, false>(of_) + column_ / 2 + thread_);
+    own_columns_ = __ldg(column_pairs<true, false>(args_) + column_ / 2 + thread_);
     column_scales_ = __ldg(scales_.columns + column_ / 2 + thread_);
-    ManyRowsSums row_sums;
-    row_sums.load(of_, row_, lane_);
-    x_scales_.read(of_, scales_, row_ + lane_ / 4, lane_);
-    row_sums.scales(of_, 1.0f, lane_, residual_scales_);
+    RowStats row_stats;
+    row_stats.load(args_, row_, lane_);
+    x_scales_.read(args_, scales_, row_ + lane_ / 4, lane_);
+    row_stats.scales(args_, 1.0f, lane_, residual_scales_);
   }
 
   template <typename T, typename S>
-  __device__ __forceinline__ uint32_t multiply(const Ring& ring, RingPlace<S::kStages>& at, int steps, int own_row,
-                                               int lane, Sums& c) {
+  __device__ __forceinline__ uint32_t multiply(const Pipeline& pipeline, PipelineState<S::kStages>& at, int steps,
+                                               int own_row, int lane, Sums& c) {
     // Once products are in flight: the stores of the tile before have read the memory by then.
     const auto committed = [&](int step) {
       if (step > 0) return;
@@ -89,26 +89,26 @@ class ResidualRows {
       __syncwarp();
     };
     if constexpr (kBlock > 0) {
-      return multiply_aligned<kBlock, S>(ring, at, steps, own_row, warp_, lane, x_scales_, c[0], committed);
+      return mainloop_aligned<kBlock, S>(pipeline, at, steps, own_row, warp_, lane, x_scales_, c[0], committed);
     } else {
-      return multiply_tile<T, S>(ring, at, steps, own_row, lane, c, committed);
+      return mainloop<T, S>(pipeline, at, steps, own_row, lane, c, committed);
     }
   }
 
-  __device__ __forceinline__ void after(const Sums& c, int turn, int /* next */) {
+  __device__ __forceinline__ void after(const Sums& c, int order, int /* next */) {
     Pair* const columns = reinterpret_cast<Pair*>(constants_);
     float2* const of_part = reinterpret_cast<float2*>(constants_);  // scales pass through the same memory
     const int first_row = row_ + lane_ / 4;
     const float2 x_scales = x_scales_.of_rows();
-    wait_barrier(residual_there_, turn & 1);
-    constexpr int kChunks = kSumColumns / 16;
+    wait_barrier(residual_there_, order & 1);
+    constexpr int kChunks = kStatColumns / 16;
 #pragma unroll
-    for (int part = 0; part < Shape::kColumns / kSumColumns; ++part) {
+    for (int part = 0; part < Shape::kColumns / kStatColumns; ++part) {
       named_barrier_sync(kConsumerBarrier + consumer_, 128);  // all have read the columns before
       if (thread_ / 64 == part) of_part[thread_ % 64] = column_scales_;
       named_barrier_sync(kConsumerBarrier + consumer_, 128);
-      float scaled[kSumColumns / 2];
-      scale_sums(c[0] + part * kSumColumns / 2, x_scales, of_part, lane_, scaled);
+      float scaled[kStatColumns / 2];
+      dequantize_tile(c[0] + part * kStatColumns / 2, x_scales, of_part, lane_, scaled);
       named_barrier_sync(kConsumerBarrier + consumer_, 128);
       if (thread_ / 64 == part) columns[thread_ % 64] = own_columns_;
       named_barrier_sync(kConsumerBarrier + consumer_, 128);
@@ -137,7 +137,7 @@ class ResidualRows {
           store_box(&y_map_, own_staging_ + box * kBoxBytes + warp_ * Shape::kWarpBoxBytes, column_ + box * 64, row_);
         commit_stores();
       }
-      leave_sums<kSumColumns>(of_, sums, of_.rows, first_row, column_ + part * kSumColumns, lane_);
+      store_row_stats<kStatColumns>(args_, sums, args_.m, first_row, column_ + part * kStatColumns, lane_);
     }
   }
 
@@ -146,9 +146,9 @@ class ResidualRows {
   }
 
  private:
-  const GemmArguments& of_;
+  const GemmArguments& args_;
   const ProductScales& scales_;
-  const Tiles<Shape>& tiles_;
+  const TileScheduler<Shape>& tiles_;
   const CUtensorMap &residual_map_, &y_map_;
   int consumer_, thread_, warp_, lane_;
   int row_, column_;  // of this warp, in the tile at work
@@ -161,25 +161,26 @@ class ResidualRows {
 };
 
 template <int kBlock>
-__global__ void __launch_bounds__(ResidualTurns::kThreads, 1)
-    residual_turns_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                          const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
-                          const GemmArguments of, const ProductScales scales) {
+__global__ void __launch_bounds__(ResidualPingPongShape::kThreads, 1)
+    residual_pingpong_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                             const __grid_constant__ CUtensorMap residual_map,
+                             const __grid_constant__ CUtensorMap y_map, const GemmArguments args,
+                             const ProductScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shape = ResidualTurns;
+  using Shape = ResidualPingPongShape;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   const uint32_t base = shared_address(raw);
   if (threadIdx.x == 32) prefetch_maps(x_map, w_map, residual_map, y_map);
   if (threadIdx.x == 0) {
     for (int warp = 0; warp < 8; ++warp) init_barrier(base + Shape::kResidual + 8 * warp, 1);
   }
-  open_turns<true, Shape>(base);
-  const Tiles<Shape> tiles(of);
-  multiply_in_turns<int8_t, true, Shape>(base, tiles, of.in, x_map, w_map, [&](int consumer, int) {
-    return ResidualRows<kBlock>(raw, of, scales, tiles, residual_map, y_map, consumer);
+  init_pingpong<true, Shape>(base);
+  const TileScheduler<Shape> tiles(args);
+  pingpong_mainloop<int8_t, true, Shape>(base, tiles, args.k, x_map, w_map, [&](int consumer, int) {
+    return ResidualRows<kBlock>(raw, args, scales, tiles, residual_map, y_map, consumer);
   });
 #else
-  EMBERT_TRAP("residual_turns_kernel");
+  EMBERT_TRAP("residual_pingpong_kernel");
 #endif
 }
 

@@ -14,19 +14,18 @@
 namespace embert::hopper {
 
 // Rows of y (store.cuh).
-template <typename T, bool kTurns, bool kGammaInRows>
-class TurnedRows : public TileRows<kTurns, kGammaInRows> {
-  using Base = TileRows<kTurns, kGammaInRows>;
+template <typename T, bool kPingPong, bool kPrescaledRows>
+class RopeRows : public TileRows<kPingPong, kPrescaledRows> {
+  using Base = TileRows<kPingPong, kPrescaledRows>;
   using Shape = PingPongShape;
-  using Base::kHalves, Base::of_, Base::lane_, Base::tiles_, Base::columns_, Base::row_, Base::column_;
+  using Base::kHalves, Base::args_, Base::lane_, Base::tiles_, Base::columns_, Base::row_, Base::column_;
 
  public:
-  __device__ __forceinline__ TurnedRows(uint8_t* raw, const GemmArguments& of, const Tiles<Shape>& tiles,
-                                        const CUtensorMap& y_map, int consumer, int own_row,
-                                        const RotaryColumns& rotary)
-      : Base(raw, of, tiles, y_map, consumer, own_row),
-        rotary_(rotary),
-        repeats_(kTurnedColumns % rotary.head_size == 0 && rotary.columns % kTurnedColumns == 0) {}
+  __device__ __forceinline__ RopeRows(uint8_t* raw, const GemmArguments& args, const TileScheduler<Shape>& tiles,
+                                      const CUtensorMap& y_map, int consumer, int own_row, const RopeColumns& rope)
+      : Base(raw, args, tiles, y_map, consumer, own_row),
+        rope_(rope),
+        repeats_(kRopeColumns % rope.head_size == 0 && rope.columns % kRopeColumns == 0) {}
 
   __device__ __forceinline__ void first(int tile) {
     this->ask_columns(tile);
@@ -35,25 +34,25 @@ class TurnedRows : public TileRows<kTurns, kGammaInRows> {
     ask(tile);
   }
 
-  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* turn */, int next) {
+  __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* ordinal */, int next) {
     float2 scale[kHalves][2];
     this->take_scales(1.0f, scale);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      float2 turns[8][2];
+      float2 cos_sin[8][2];
 #pragma unroll
       for (int box = 0; box < Shape::kColumns / 64; ++box) {
         const int column = column_ + box * 64;
-        const bool is_turned = holds_turned(rotary_, column);
-        if (is_turned && (box == 0 || !repeats_)) Turns(rotary_, column, lane_, positions_[half]).ask(turns);
+        const bool is_rotated = holds_turned(rope_, column);
+        if (is_rotated && (box == 0 || !repeats_)) CosSin(rope_, column, lane_, positions_[half]).ask(cos_sin);
         const uint32_t box_at = this->own_staging_ + (half * (Shape::kColumns / 64) + box) % Shape::kBoxes * kBoxBytes;
         uint32_t packed[4][4];  // 16 columns each, as two m16n8 accumulators with rows 0-7 and 8-15
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
           const int element = 32 * box + 2 * i;
-          packed[i / 4][i % 4] = finish_turned<T, kGammaInRows>(c[half][element], c[half][element + 1],
+          packed[i / 4][i % 4] = finish_rope<T, kPrescaledRows>(c[half][element], c[half][element + 1],
                                                                 columns_[box * 32 + i / 2 * 4 + lane_ % 4],
-                                                                scale[half][i % 2], is_turned, turns[i / 2][i % 2]);
+                                                                scale[half][i % 2], is_rotated, cos_sin[i / 2][i % 2]);
         }
         if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the store from this box has read it
         __syncwarp();
@@ -79,75 +78,75 @@ class TurnedRows : public TileRows<kTurns, kGammaInRows> {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int row = tiles_.row_of(tile) + this->own_row_ + half * 64 + this->warp_ * 16 + lane_ / 4;
-      ask_positions(rotary_, row, of_.rows, positions_[half]);
+      ask_positions(rope_, row, args_.m, positions_[half]);
     }
   }
 
-  const RotaryColumns& rotary_;
+  const RopeColumns& rope_;
   bool repeats_;  // a tile's second box takes what its first one does
   int positions_[kHalves][2];
 };
 
-template <typename T, bool kTurns, bool kGammaInRows>
+template <typename T, bool kPingPong, bool kPrescaledRows>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
-    pingpong_rotary_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                           const __grid_constant__ CUtensorMap y_map, const GemmArguments of,
-                           const RotaryColumns rotary) {
+    pingpong_rope_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                         const __grid_constant__ CUtensorMap y_map, const GemmArguments args, const RopeColumns rope) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Epilogue = TurnedRows<T, kTurns, kGammaInRows>;
+  using Epilogue = RopeRows<T, kPingPong, kPrescaledRows>;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
-  open_turns<kTurns>(shared_address(raw));
-  const Tiles<PingPongShape> tiles(of);
-  multiply_in_turns<T, kTurns>(shared_address(raw), tiles, of.in, x_map, w_map, [&](int consumer, int own_row) {
-    return Epilogue(raw, of, tiles, y_map, consumer, own_row, rotary);
+  init_pingpong<kPingPong>(shared_address(raw));
+  const TileScheduler<PingPongShape> tiles(args);
+  pingpong_mainloop<T, kPingPong>(shared_address(raw), tiles, args.k, x_map, w_map, [&](int consumer, int own_row) {
+    return Epilogue(raw, args, tiles, y_map, consumer, own_row, rope);
   });
 #else
-  EMBERT_TRAP("pingpong_rotary_kernel");
+  EMBERT_TRAP("pingpong_rope_kernel");
 #endif
 }
 
 // Rows of y (small_m.cuh). Where the tile is narrow, (cos, sin) are in flight during the products; else there are not
 // enough registers, and the positions alone are.
-template <typename T, typename Shape, bool kGammaInRowsValue>
-struct FewTurned {
-  static constexpr bool kResidual = false, kGammaInRows = kGammaInRowsValue, kGates = false;
+template <typename T, typename Shape, bool kPrescaledRowsValue>
+struct SmallMRope {
+  static constexpr bool kResidual = false, kPrescaledRows = kPrescaledRowsValue, kGates = false;
   static constexpr float kFactor = 1.0f;
   static constexpr bool kEarly = Shape::kColumns == 32;
   static constexpr int kTiles = kEarly ? Shape::kColumns / 8 : 2;  // of 8 columns, whose (cos, sin) are held
   struct Held {
     int positions[2];
-    bool is_turned;
-    float2 turns[kTiles][2];
+    bool is_rotated;
+    float2 cos_sin[kTiles][2];
   };
 
-  __device__ __forceinline__ void ask(const FewPlace& at, Held& held) const {
+  __device__ __forceinline__ void ask(const SmallMPosition& at, Held& held) const {
     wait_for_earlier_kernels();
-    ask_positions(rotary, at.row, rows, held.positions);
-    held.is_turned = holds_turned(rotary, at.column);
-    if (kEarly) Turns(rotary, at.column, at.lane, held.positions).ask(held.turns);
+    ask_positions(rope, at.row, rows, held.positions);
+    held.is_rotated = holds_turned(rope, at.column);
+    if (kEarly) CosSin(rope, at.column, at.lane, held.positions).ask(held.cos_sin);
   }
-  __device__ __forceinline__ void look(const FewPlace& at, int chunk, Held& held) const {
-    if (!kEarly) Turns(rotary, at.column + chunk * 16, at.lane, held.positions).ask(held.turns);
+  __device__ __forceinline__ void look(const SmallMPosition& at, int chunk, Held& held) const {
+    if (!kEarly) CosSin(rope, at.column + chunk * 16, at.lane, held.positions).ask(held.cos_sin);
   }
-  __device__ __forceinline__ uint32_t pair(float low, float high, ColumnPair<false, kGammaInRows> k, float2 by,
+  __device__ __forceinline__ uint32_t pair(float low, float high, ColumnPair<false, kPrescaledRows> k, float2 by,
                                            uint32_t /* residual */, uint32_t /* next */, bool /* first */,
                                            float2& /* sum */, const Held& held, int which) const {
-    return finish_turned<T, kGammaInRows>(low, high, k, by, held.is_turned, held.turns[which / 2 % kTiles][which % 2]);
+    return finish_rope<T, kPrescaledRows>(low, high, k, by, held.is_rotated,
+                                          held.cos_sin[which / 2 % kTiles][which % 2]);
   }
 
-  const RotaryColumns& rotary;
+  const RopeColumns& rope;
   int rows;  // of x
 };
 
-template <typename T, typename Shape, bool kGammaInRows>
-__global__ void __launch_bounds__(kFewThreads, 2)
-    few_rows_rotary_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                           const GemmArguments of, int x_rows, int stages, const RotaryColumns rotary) {
+template <typename T, typename Shape, bool kPrescaledRows>
+__global__ void __launch_bounds__(kSmallMThreads, 2)
+    small_m_rope_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                        const GemmArguments args, int x_rows, int stages, const RopeColumns rope) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  multiply_few_rows<T, Shape>(x_map, w_map, of, x_rows, stages, FewTurned<T, Shape, kGammaInRows>{rotary, of.rows});
+  small_m_tile<T, Shape>(x_map, w_map, args, x_rows, stages, SmallMRope<T, Shape, kPrescaledRows>{rope, args.m});
 #else
-  EMBERT_TRAP("few_rows_rotary_kernel");
+  EMBERT_TRAP("small_m_rope_kernel");
 #endif
 }
 

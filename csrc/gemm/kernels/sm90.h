@@ -51,21 +51,21 @@ class HopperLinear final : public Linear {
 
  public:
   HopperLinear(Hopper& owner, const LinearWeights& weights)
-      : owner_(owner), weights_(weights), w_rows_(weights.gated ? 2 * weights.out : weights.out) {
-    if (weights.rotary != nullptr) rotary_ = *weights.rotary;
+      : owner_(owner), weights_(weights), w_rows_(weights.gated ? 2 * weights.n : weights.n) {
+    if (weights.rope != nullptr) rope_ = *weights.rope;
   }
   Status init(const Stream& stream);
-  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+  Status run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int& y_splits,
              const Stream& stream) override;
 
  private:
   struct Call {
-    const Rows& x;
-    const Rows& residual;
-    int rows;
+    const RowView& x;
+    const RowView& residual;
+    int m;
     void* y;
-    float2* y_sums;
-    int& y_parts;
+    float2* y_stats;
+    int& y_splits;
     const Stream& stream;
     int tile_rows = 0;  // for few rows
   };
@@ -73,26 +73,26 @@ class HopperLinear final : public Linear {
   Status fold(const Stream& stream);
   template <typename T>
   Status run_type(const Call& call);
-  template <typename T, bool kGammaInRows>
+  template <typename T, bool kPrescaledRows>
   Status run_tiled(const Call& call);
-  template <typename T, typename Shape, bool kGammaInRows>
-  Status run_few(const Call& call);
-  template <typename T, bool kGammaInRows>
-  Status run_plain(const Call& call, TileKernel kernel);
-  template <typename T, bool kGammaInRows>
-  Status run_residual(const Call& call, TileKernel kernel);
+  template <typename T, typename Shape, bool kPrescaledRows>
+  Status run_small_m(const Call& call);
+  template <typename T, bool kPrescaledRows>
+  Status run_plain(const Call& call, GemmKernel kernel);
+  template <typename T, bool kPrescaledRows>
+  Status run_residual(const Call& call, GemmKernel kernel);
   // sm90_rope.cu, sm90_gated.cu; `tile` is of few rows or in turn.
-  template <typename T, bool kGammaInRows>
-  Status run_rotary(const Call& call, const TileChoice& tile);
-  template <typename T, bool kGammaInRows>
-  Status run_gated(const Call& call, const TileChoice& tile);
+  template <typename T, bool kPrescaledRows>
+  Status run_rope(const Call& call, const GemmConfig& tile);
+  template <typename T, bool kPrescaledRows>
+  Status run_gated(const Call& call, const GemmConfig& tile);
   // sm90_launch.cuh
   template <typename Shape, typename Kernel, typename... More>
-  Status launch_few(const Call& call, Kernel kernel, const More&... more);
+  Status launch_small_m(const Call& call, Kernel kernel, const More&... more);
   template <typename Kernel, typename... More>
   Status launch_pingpong(const Call& call, Kernel kernel, const More&... more);
-  template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
-  Status run_wide(const Call& call);
+  template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kPrescaledRows>
+  Status run_cooperative(const Call& call);
   GemmArguments arguments_of(const Call& call, int tile_columns = 0) const;
   Status map_operands(const Call& call, int x_rows, int w_rows, int boxes, const CUtensorMap*& x_map,
                       const CUtensorMap*& w_map);
@@ -106,8 +106,8 @@ class HopperLinear final : public Linear {
   void* next_gamma() const { return residual_columns() + 2 * padded_; }
 
   Hopper& owner_;
-  LinearWeights weights_;  // without `exact` and `rotary`, which live only while they are prepared
-  RotaryColumns rotary_;   // without a table: nothing is turned
+  LinearWeights weights_;  // without `exact` and `rope`, which live only while they are prepared
+  RopeColumns rope_;       // without a table: nothing is turned
   int w_rows_;             // of W; with gates two for each column of y
   // What the epilogue reads for each of W's rows: the constants with a residual, those without one (a float2 or a
   // float), and the next LayerNorm's gamma.
@@ -126,7 +126,7 @@ class Hopper final : public GemmProvider {
   size_t workspace_bytes() const override { return between_blocks_.bytes(); }
   bool dependent_launch() const override { return true; }
   bool folds() const override { return true; }
-  bool fuses_rotary() const override { return true; }
+  bool fuses_rope() const override { return true; }
   bool fuses_gate() const override { return true; }
   bool has_int8() const override { return dtype_ == DType::kFloat16; }
   Status check_folds() const override;
@@ -152,12 +152,12 @@ class Hopper final : public GemmProvider {
   // The largest relative error that folding a gamma into a row of weights has made so far; on the device.
   float* fold_error() const { return fold_error_.as<float>(); }
   DType dtype() const { return dtype_; }
-  int processors() const { return processors_; }
-  int clusters() const { return processors_ / kCluster; }
+  int num_sms() const { return num_sms_; }
+  int clusters() const { return num_sms_ / kCluster; }
 
  private:
   DType dtype_;
-  int processors_ = 0;
+  int num_sms_ = 0;
   TensorMaps maps_;
   std::set<const void*> allowed_;
   DeviceBuffer fold_error_, between_blocks_;

@@ -16,60 +16,60 @@ class HopperFeedForward final : public FeedForward {
   static bool takes(const HopperLinear& in, const HopperLinear& out) {
     // The kernel reads x's sums once, for x and for the residual: both have the LayerNorm, or neither has.
     const bool alike = (in.weights_.input_norm.gamma == nullptr) == (out.weights_.residual_norm.gamma == nullptr);
-    return alike && !in.weights_.gated && in.weights_.in == FeedForwardShape::kHidden &&
-           out.weights_.out == FeedForwardShape::kHidden && in.weights_.out % FeedForwardShape::kChunk == 0 &&
-           in.weights_.out <= FeedForwardShape::kMostInner &&
-           (in.weights_.input_norm.gamma != nullptr || !in.weights_.gamma_in_rows);
+    return alike && !in.weights_.gated && in.weights_.k == FeedForwardShape::kHidden &&
+           out.weights_.n == FeedForwardShape::kHidden && in.weights_.n % FeedForwardShape::kChunk == 0 &&
+           in.weights_.n <= FeedForwardShape::kMostInner &&
+           (in.weights_.input_norm.gamma != nullptr || !in.weights_.prescaled_rows);
   }
 
-  Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {
-    if (rows < kJoinedRows) return apart_.run(x, rows, inner, y, y_sums, y_parts, along);
-    EMBERT_TRY(check_places(x, x, y, y_sums));
-    const HopperLinear::Call call{x, x, rows, y, y_sums, y_parts, along.turned()};  // x is its own residual
-    if (in_.weights_.gamma_in_rows) return run_type<true>(call);
+  Status run(const RowView& x, int rows, void* inner, void* y, float2* y_stats, int& y_splits, Stream& along) override {
+    if (rows < kJoinedRows) return apart_.run(x, rows, inner, y, y_stats, y_splits, along);
+    EMBERT_TRY(check_operands(x, x, y, y_stats));
+    const HopperLinear::Call call{
+        x, x, rows, y, y_stats, y_splits, along.alternate_direction()};  // x is its own residual
+    if (in_.weights_.prescaled_rows) return run_type<true>(call);
     return run_type<false>(call);
   }
 
  private:
-  template <bool kGammaInRows>
+  template <bool kPrescaledRows>
   Status run_type(const HopperLinear::Call& call) {
-    return in_.owner_.dtype() == DType::kFloat16 ? run_joined<half_t, kGammaInRows>(call)
-                                                 : run_joined<bfloat_t, kGammaInRows>(call);
+    return in_.owner_.dtype() == DType::kFloat16 ? run_joined<half_t, kPrescaledRows>(call)
+                                                 : run_joined<bfloat_t, kPrescaledRows>(call);
   }
-  template <typename T, bool kGammaInRows>
+  template <typename T, bool kPrescaledRows>
   Status run_joined(const HopperLinear::Call& call) {
     return with_activation(in_.weights_.activation, [&](auto activation) {
-      return launch_joined<T, decltype(activation)::value, kGammaInRows>(call);
+      return launch_joined<T, decltype(activation)::value, kPrescaledRows>(call);
     });
   }
 
-  template <typename T, Activation kActivation, bool kGammaInRows>
+  template <typename T, Activation kActivation, bool kPrescaledRows>
   Status launch_joined(const HopperLinear::Call& call) {
     using Shape = FeedForwardShape;
-    const auto kernel = feed_forward_kernel<T, kActivation, kGammaInRows>;
+    const auto kernel = feed_forward_kernel<T, kActivation, kPrescaledRows>;
     Hopper& owner = in_.owner_;
-    const int inner = in_.weights_.out;
+    const int inner = in_.weights_.n;
     EMBERT_TRY(owner.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
     const CUtensorMap *x_map = nullptr, *in_map = nullptr, *out_map = nullptr, *y_map = nullptr;
-    EMBERT_TRY(owner.map({call.x.data, call.rows, Shape::kHidden, 64, 64}, x_map));
+    EMBERT_TRY(owner.map({call.x.data, call.m, Shape::kHidden, 64, 64}, x_map));
     EMBERT_TRY(owner.map({in_.weights_.weight, inner, Shape::kHidden, Shape::kChunk / kCluster, 64}, in_map));
     EMBERT_TRY(owner.map({out_.weights_.weight, Shape::kHidden, inner, Shape::kHalf / kCluster, 64}, out_map));
-    EMBERT_TRY(owner.map({call.y, call.rows, Shape::kHidden, 16, 64}, y_map));  // a warp's rows
-    call.y_parts = 1;
+    EMBERT_TRY(owner.map({call.y, call.m, Shape::kHidden, 16, 64}, y_map));  // a warp's rows
+    call.y_splits = 1;
     cudaLaunchAttribute attributes[2]{};
     cudaLaunchConfig_t config = in_.configure(call, Shape::kSharedBytes, attributes);
     attributes[1].id = cudaLaunchAttributeClusterDimension;
     attributes[1].val.clusterDim = {kCluster, 1, 1};
     config.numAttrs = 2;
-    const int tiles = tiles_of(call.rows, Shape::kRows * kCluster);
-    config.gridDim = dim3(std::min(tiles, owner.processors() / kCluster) * kCluster);
+    const int tiles = tiles_of(call.m, Shape::kRows * kCluster);
+    config.gridDim = dim3(std::min(tiles, owner.num_sms() / kCluster) * kCluster);
     config.blockDim = dim3(Shape::kThreads);
     auto* const held = owner.between_blocks().as<float>();
-    auto* const flags = reinterpret_cast<int*>(held + size_t(owner.processors()) * Shape::kHeldFloats);
+    auto* const flags = reinterpret_cast<int*>(held + size_t(owner.num_sms()) * Shape::kHeldFloats);
     const FeedForwardArguments work{in_.plain_columns(), inner / Shape::kChunk, held, flags};
     return in_.said(
-        cudaLaunchKernelEx(&config, kernel, *x_map, *in_map, *out_map, *y_map, out_.arguments_of(call), work),
-        call.rows);
+        cudaLaunchKernelEx(&config, kernel, *x_map, *in_map, *out_map, *y_map, out_.arguments_of(call), work), call.m);
   }
 
   HopperLinear &in_, &out_;  // which apart_ owns
@@ -88,7 +88,7 @@ Status Hopper::join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std
     return GemmProvider::join(std::move(first), std::move(second), joined);
   if (between_blocks_.bytes() == 0) {  // accumulators, then flags
     const size_t block = FeedForwardShape::kHeldFloats * sizeof(float) + FeedForwardShape::kFlags * sizeof(int);
-    EMBERT_TRY(between_blocks_.allocate(processors_ * block));
+    EMBERT_TRY(between_blocks_.allocate(num_sms_ * block));
     EMBERT_TRY(between_blocks_.zero());
   }
   joined = std::make_unique<HopperFeedForward>(std::move(first), std::move(second));

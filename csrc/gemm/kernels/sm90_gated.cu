@@ -6,24 +6,24 @@
 
 namespace embert::hopper {
 
-template <typename T, bool kGammaInRows>
-Status HopperLinear::run_gated(const Call& call, const TileChoice& tile) {
+template <typename T, bool kPrescaledRows>
+Status HopperLinear::run_gated(const Call& call, const GemmConfig& tile) {
   return with_gate(weights_.activation, [&](auto activation) {
     constexpr Activation kActivation = decltype(activation)::value;
-    if (tile.kernel == TileKernel::kFewRows) {
+    if (tile.kernel == GemmKernel::kSmallM) {
       if (tile.columns == 64)
-        return launch_few<FewMiddle>(call, few_rows_gated_kernel<T, FewMiddle, kActivation, kGammaInRows>);
-      return launch_few<FewNarrow>(call, few_rows_gated_kernel<T, FewNarrow, kActivation, kGammaInRows>);
+        return launch_small_m<SmallM64>(call, small_m_gated_kernel<T, SmallM64, kActivation, kPrescaledRows>);
+      return launch_small_m<SmallM32>(call, small_m_gated_kernel<T, SmallM32, kActivation, kPrescaledRows>);
     }
-    if (tile.kernel == TileKernel::kShared)
-      return launch_pingpong(call, pingpong_gated_kernel<T, kActivation, false, kGammaInRows>);
-    return launch_pingpong(call, pingpong_gated_kernel<T, kActivation, true, kGammaInRows>);
+    if (tile.kernel == GemmKernel::kShared)
+      return launch_pingpong(call, pingpong_gated_kernel<T, kActivation, false, kPrescaledRows>);
+    return launch_pingpong(call, pingpong_gated_kernel<T, kActivation, true, kPrescaledRows>);
   });
 }
 
-template Status HopperLinear::run_gated<half_t, false>(const Call&, const TileChoice&);
-template Status HopperLinear::run_gated<half_t, true>(const Call&, const TileChoice&);
-template Status HopperLinear::run_gated<bfloat_t, false>(const Call&, const TileChoice&);
-template Status HopperLinear::run_gated<bfloat_t, true>(const Call&, const TileChoice&);
+template Status HopperLinear::run_gated<half_t, false>(const Call&, const GemmConfig&);
+template Status HopperLinear::run_gated<half_t, true>(const Call&, const GemmConfig&);
+template Status HopperLinear::run_gated<bfloat_t, false>(const Call&, const GemmConfig&);
+template Status HopperLinear::run_gated<bfloat_t, true>(const Call&, const GemmConfig&);
 
 }  // namespace embert::hopper

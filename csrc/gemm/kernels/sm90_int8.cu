@@ -1,4 +1,4 @@
-// Products of 8 bits: rows of x are quantised by a kernel of their own, then multiplied as integers (EPILOGUES.md).
+// Products of 8 bits: rows of x are quantized by a kernel of their own, then multiplied as integers (EPILOGUES.md).
 
 #include <algorithm>
 
@@ -11,11 +11,11 @@
 namespace embert::hopper {
 namespace {
 
-using Wide256 = WideShape<256, 4>;
-using Wide128 = WideShape<128, 6>;
-using Tall128 = WideShape<128, 4, 3>;
-using FewMiddle = FewShape<64>;
-using FewNarrow = FewShape<32>;
+using Cooperative256 = CooperativeShape<256, 4>;
+using Cooperative128 = CooperativeShape<128, 6>;
+using Cooperative192x128 = CooperativeShape<128, 4, 3>;
+using SmallM64 = SmallMShape<64>;
+using SmallM32 = SmallMShape<32>;
 
 constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
 
@@ -27,156 +27,157 @@ __global__ void __launch_bounds__(kFoldThreads)
   if (n < out) columns[n] = {scales[n], factor * bias[n]};
 }
 
-class Int8Linear final : public Linear {
+class Int8LinearSm90 final : public Linear {
  public:
-  Int8Linear(Hopper& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
+  Int8LinearSm90(Hopper& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
 
   // With a residual, {γ, bias + β} of each column and then the scales; else {scale, factor·bias}. Zeros past the last.
   Status init(const Stream& stream) {
-    const int blocks = tiles_of(weights_.out, kFoldThreads);
-    padded_ = tiles_of(weights_.out, kColumnPadding) * kColumnPadding;
+    const int blocks = tiles_of(weights_.n, kFoldThreads);
+    padded_ = tiles_of(weights_.n, kColumnPadding) * kColumnPadding;
     EMBERT_TRY(columns_.allocate(padded_ * (sizeof(float2) + sizeof(float) + sizeof(half_t))));
     EMBERT_CUDA(cudaMemsetAsync(columns_.as(), 0, columns_.bytes(), stream.handle));
     if (weights_.residual_norm.gamma == nullptr)
       return launch("pair_scales", pair_scales_kernel, blocks, kFoldThreads, 0, stream, weights_.scales, weights_.bias,
-                    weights_.out, pair_factor(weights_.activation), columns_.as<float2>());
-    EMBERT_CUDA(cudaMemcpyAsync(scales(), weights_.scales, weights_.out * sizeof(float), cudaMemcpyDeviceToDevice,
+                    weights_.n, pair_factor(weights_.activation), columns_.as<float2>());
+    EMBERT_CUDA(cudaMemcpyAsync(scales(), weights_.scales, weights_.n * sizeof(float), cudaMemcpyDeviceToDevice,
                                 stream.handle));
     return launch("fold_residual", fold_residual_kernel<half_t>, blocks, kFoldThreads, 0, stream, weights_.bias,
-                  weights_.residual_norm, static_cast<const float*>(nullptr), weights_.out, columns_.as<float2>(),
+                  weights_.residual_norm, static_cast<const float*>(nullptr), weights_.n, columns_.as<float2>(),
                   reinterpret_cast<half_t*>(scales() + padded_));
   }
 
-  Status run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+  Status run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int& y_splits,
              const Stream& stream) override {
     if (rows == 0) return {};
-    EMBERT_TRY(check_places(x, residual, y, y_sums));
+    EMBERT_TRY(check_operands(x, residual, y, y_stats));
     const bool adds = residual.data != nullptr;
-    EMBERT_TRY(check_residual_int8(weights_, residual, y_sums));
-    y_parts = 1;
+    EMBERT_TRY(check_residual_int8(weights_, residual, y_stats));
+    y_splits = 1;
     if (x.maxima != nullptr) {
       if (!takes_blocks(rows)) return Status::refused("hopper int8: x comes in blocks, which are not for this product");
-      return run_blocks({residual, rows, y, y_sums, stream, static_cast<const int8_t*>(x.data), x.maxima});
+      return run_blocks({residual, rows, y, y_stats, stream, static_cast<const int8_t*>(x.data), x.maxima});
     }
-    EMBERT_TRY(quantise(x, rows, stream));
-    const Call call{residual, rows, y, y_sums, stream, weights_.quantised.data};
-    const TileChoice tile = tile_of(rows);
-    if (tile.kernel == TileKernel::kFewRows) return run_few(call, tile, y_parts);
+    EMBERT_TRY(quantize(x, rows, stream));
+    const Call call{residual, rows, y, y_stats, stream, weights_.quantized.data};
+    const GemmConfig tile = tile_of(rows);
+    if (tile.kernel == GemmKernel::kSmallM) return run_small_m(call, tile, y_splits);
     if (adds) return run_any_wide<0>(call, tile.kernel);
     return with_activation(weights_.activation, [&](auto activation) {
       constexpr Activation kActivation = decltype(activation)::value;
-      return tile.kernel == TileKernel::kShared ? run_plain(call, scaled_kernel<kActivation, false>)
-                                                : run_plain(call, scaled_kernel<kActivation, true>);
+      return tile.kernel == GemmKernel::kShared ? run_plain(call, int8_dequant_kernel<kActivation, false>)
+                                                : run_plain(call, int8_dequant_kernel<kActivation, true>);
     });
   }
 
   bool takes_blocks(int rows) const override {
-    return rows > 0 && weights_.block > 0 && tile_of(rows).kernel != TileKernel::kFewRows;
+    return rows > 0 && weights_.block > 0 && tile_of(rows).kernel != GemmKernel::kSmallM;
   }
-  int columns() const { return weights_.out; }
+  int columns() const { return weights_.n; }
 
   // y in blocks of 128 columns, where leaves_blocks.
-  bool leaves_blocks(int rows) const { return rows > 0 && tile_of(rows).kernel != TileKernel::kFewRows; }
-  Status leave_blocks(const Rows& x, int rows, const QuantisedBlocks& to, const Stream& stream) {
-    EMBERT_TRY(quantise(x, rows, stream));
-    const Call call{{}, rows, to.data, nullptr, stream, weights_.quantised.data, to.maxima};
+  bool leaves_blocks(int rows) const { return rows > 0 && tile_of(rows).kernel != GemmKernel::kSmallM; }
+  Status leave_blocks(const RowView& x, int rows, const QuantizedBlocks& to, const Stream& stream) {
+    EMBERT_TRY(quantize(x, rows, stream));
+    const Call call{{}, rows, to.data, nullptr, stream, weights_.quantized.data, to.maxima};
     return with_activation(weights_.activation, [&](auto activation) {
       constexpr Activation kActivation = decltype(activation)::value;
-      return tile_of(rows).kernel == TileKernel::kShared ? run_plain(call, block_kernel<kActivation, false>)
+      return tile_of(rows).kernel == GemmKernel::kShared ? run_plain(call, block_kernel<kActivation, false>)
                                                          : run_plain(call, block_kernel<kActivation, true>);
     });
   }
 
  private:
   struct Call {
-    const Rows& residual;
-    int rows;
+    const RowView& residual;
+    int m;
     void* y;
-    float2* y_sums;
+    float2* y_stats;
     const Stream& stream;
     const int8_t* x;
     const void* maxima = nullptr;  // of blocks: y's, or x's where there is a residual
   };
 
-  Status quantise(const Rows& x, int rows, const Stream& stream) const {
+  Status quantize(const RowView& x, int rows, const Stream& stream) const {
     if (x.data == nullptr) return {};
     EMBERT_TRY(check_input_int8(weights_, x));
     if (weights_.block > 0)
-      return quantise_block_rows(owner_.dtype(), x.data, rows, weights_.in, weights_.block, weights_.quantised, stream);
-    return quantise_rows(owner_.dtype(), weights_.input_norm.gamma == nullptr ? Rows{x.data} : x, weights_.input_norm,
-                         rows, weights_.in, weights_.epsilon, weights_.quantised, stream);
+      return quantize_block_rows(owner_.dtype(), x.data, rows, weights_.k, weights_.block, weights_.quantized, stream);
+    return quantize_rows(owner_.dtype(), weights_.input_norm.gamma == nullptr ? RowView{x.data} : x,
+                         weights_.input_norm, rows, weights_.k, weights_.epsilon, weights_.quantized, stream);
   }
-  TileChoice tile_of(int rows) const {
-    return choose_int8_tile({rows, weights_.out, weights_.in, weights_.residual_norm.gamma != nullptr},
-                            owner_.processors());
+  GemmConfig tile_of(int rows) const {
+    return choose_int8_config({rows, weights_.n, weights_.k, weights_.residual_norm.gamma != nullptr},
+                              owner_.num_sms());
   }
   template <int kBlock>
-  Status run_any_wide(const Call& call, TileKernel kernel) {
-    if (kernel == TileKernel::kTurns256) return run_turns<kBlock>(call);
-    if (kernel == TileKernel::kWide256) return run_wide<Wide256, kBlock>(call);
-    return kernel == TileKernel::kWide128 ? run_wide<Wide128, kBlock>(call) : run_wide<Tall128, kBlock>(call);
+  Status run_any_wide(const Call& call, GemmKernel kernel) {
+    if (kernel == GemmKernel::kPingPong256) return run_pingpong<kBlock>(call);
+    if (kernel == GemmKernel::kCooperative256) return run_cooperative<Cooperative256, kBlock>(call);
+    return kernel == GemmKernel::kCooperative128 ? run_cooperative<Cooperative128, kBlock>(call)
+                                                 : run_cooperative<Cooperative192x128, kBlock>(call);
   }
   Status run_blocks(const Call& call) {
-    const TileKernel kernel = tile_of(call.rows).kernel;
+    const GemmKernel kernel = tile_of(call.m).kernel;
     return weights_.block == kInnerBlock ? run_any_wide<kInnerBlock>(call, kernel)
                                          : run_any_wide<kHeadBlock>(call, kernel);
   }
 
   float* scales() const { return reinterpret_cast<float*>(columns_.as<float2>() + padded_); }
   ProductScales product_scales(const Call& call) const {
-    return {weights_.quantised.scales, reinterpret_cast<const float2*>(scales()), const_cast<void*>(call.maxima)};
+    return {weights_.quantized.scales, reinterpret_cast<const float2*>(scales()), const_cast<void*>(call.maxima)};
   }
 
   GemmArguments arguments_of(const Call& call, int tile_columns) const {
-    GemmArguments of{};
-    of.columns = columns_.as();
-    of.residual = call.residual.data;
-    of.y = call.y;
-    of.row_sums = call.residual.sums;
-    of.y_sums = call.y_sums;
-    of.parts = call.residual.parts;
-    of.part_columns = kSumColumns / std::max(call.residual.parts, 1);
-    of.width = weights_.out;
-    of.inverse_width = 1.0f / float(weights_.out);
-    of.epsilon = weights_.epsilon;
-    of.rows = call.rows;
-    of.out = weights_.out;
-    of.in = weights_.in;
-    of.backwards = call.stream.backwards;
-    const uint32_t tiles_across = tiles_of(weights_.out, tile_columns);
-    of.columns_inverse = ((1u << 31) + tiles_across - 1) / tiles_across;
-    return of;
+    GemmArguments args{};
+    args.columns = columns_.as();
+    args.residual = call.residual.data;
+    args.y = call.y;
+    args.row_stats = call.residual.stats;
+    args.y_stats = call.y_stats;
+    args.splits = call.residual.splits;
+    args.split_columns = kStatColumns / std::max(call.residual.splits, 1);
+    args.width = weights_.n;
+    args.inverse_width = 1.0f / float(weights_.n);
+    args.epsilon = weights_.epsilon;
+    args.m = call.m;
+    args.n = weights_.n;
+    args.k = weights_.k;
+    args.backwards = call.stream.backwards;
+    const uint32_t tiles_across = tiles_of(weights_.n, tile_columns);
+    args.columns_inverse = ((1u << 31) + tiles_across - 1) / tiles_across;
+    return args;
   }
 
   Status map_operands(const Call& call, int x_rows, int w_rows, const CUtensorMap*& x_map, const CUtensorMap*& w_map,
                       int boxes = 0) {
-    EMBERT_TRY(owner_.map({call.x, call.rows, weights_.in, x_rows, kByteColumns, boxes}, x_map));
-    return owner_.map({weights_.weight, weights_.out, weights_.in, w_rows, kByteColumns, boxes}, w_map);
+    EMBERT_TRY(owner_.map({call.x, call.m, weights_.k, x_rows, kByteColumns, boxes}, x_map));
+    return owner_.map({weights_.weight, weights_.n, weights_.k, w_rows, kByteColumns, boxes}, w_map);
   }
 
-  Status run_few(const Call& call, const TileChoice& tile, int& y_parts) {
+  Status run_small_m(const Call& call, const GemmConfig& tile, int& y_splits) {
     if (call.residual.data != nullptr) {
-      y_parts = kSumColumns / FewNarrow::kColumns;
-      return launch_few<FewNarrow>(call, tile.rows, few_rows_scaled_kernel<FewNarrow, Activation::kNone, true>);
+      y_splits = kStatColumns / SmallM32::kColumns;
+      return launch_small_m<SmallM32>(call, tile.rows, small_m_int8_kernel<SmallM32, Activation::kNone, true>);
     }
     return with_activation(weights_.activation, [&](auto activation) {
       constexpr Activation kActivation = decltype(activation)::value;
       return tile.columns == 64
-                 ? launch_few<FewMiddle>(call, tile.rows, few_rows_scaled_kernel<FewMiddle, kActivation, false>)
-                 : launch_few<FewNarrow>(call, tile.rows, few_rows_scaled_kernel<FewNarrow, kActivation, false>);
+                 ? launch_small_m<SmallM64>(call, tile.rows, small_m_int8_kernel<SmallM64, kActivation, false>)
+                 : launch_small_m<SmallM32>(call, tile.rows, small_m_int8_kernel<SmallM32, kActivation, false>);
     });
   }
 
   template <typename Shape, typename Kernel>
-  Status launch_few(const Call& call, int tile_rows, Kernel kernel) {
-    const int x_rows = std::min(tile_rows, tiles_of(call.rows, 8) * 8);  // whole swizzle patterns
-    const dim3 grid(tiles_of(weights_.out, Shape::kColumns), tiles_of(call.rows, x_rows));
-    const int stages = few_stages<Shape>(call.rows, x_rows, tiles_of(weights_.in, Shape::kBoxes * kByteColumns),
-                                         int(grid.x * grid.y), owner_.processors());
-    EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), kAloneBytes));
+  Status launch_small_m(const Call& call, int tile_rows, Kernel kernel) {
+    const int x_rows = std::min(tile_rows, tiles_of(call.m, 8) * 8);  // whole swizzle patterns
+    const dim3 grid(tiles_of(weights_.n, Shape::kColumns), tiles_of(call.m, x_rows));
+    const int stages = small_m_stages<Shape>(call.m, x_rows, tiles_of(weights_.k, Shape::kBoxes * kByteColumns),
+                                             int(grid.x * grid.y), owner_.num_sms());
+    EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), kSmallMMaxBytes));
     const CUtensorMap *x_map = nullptr, *w_map = nullptr;
     EMBERT_TRY(map_operands(call, x_rows, Shape::kColumns, x_map, w_map, Shape::kBoxes));
-    return launch("hopper int8", kernel, grid, kFewThreads, Shape::shared_bytes(stages, x_rows), call.stream, *x_map,
+    return launch("hopper int8", kernel, grid, kSmallMThreads, Shape::shared_bytes(stages, x_rows), call.stream, *x_map,
                   *w_map, arguments_of(call, Shape::kColumns), x_rows, stages, product_scales(call));
   }
 
@@ -187,44 +188,43 @@ class Int8Linear final : public Linear {
     const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
     EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, x_map, w_map));
     const bool bytes = call.maxima != nullptr;
-    EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, bytes ? kByteColumns : 64}, y_map));  // a warp's rows
-    const int tiles = tiles_of(call.rows, Shape::kRows * kCluster) * tiles_of(weights_.out, Shape::kColumns);
+    EMBERT_TRY(owner_.map({call.y, call.m, weights_.n, 16, bytes ? kByteColumns : 64}, y_map));  // a warp's rows
+    const int tiles = tiles_of(call.m, Shape::kRows * kCluster) * tiles_of(weights_.n, Shape::kColumns);
     return launch_clusters("hopper int8", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster,
                            Shape::kThreads, Shape::kSharedBytes, call.stream, *x_map, *w_map, *y_map,
                            arguments_of(call, Shape::kColumns), product_scales(call));
   }
 
   template <int kBlock>
-  Status run_turns(const Call& call) {
-    using Shape = ResidualTurns;
-    const auto kernel = residual_turns_kernel<kBlock>;
+  Status run_pingpong(const Call& call) {
+    using Shape = ResidualPingPongShape;
+    const auto kernel = residual_pingpong_kernel<kBlock>;
     EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
     const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
     EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, x_map, w_map));
-    EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
-    EMBERT_TRY(owner_.map({call.residual.data, call.rows, weights_.out, 16, 64}, residual_map));
-    const int tiles = tiles_of(call.rows, Shape::kRows * kCluster) * tiles_of(weights_.out, Shape::kColumns);
+    EMBERT_TRY(owner_.map({call.y, call.m, weights_.n, 16, 64}, y_map));  // a warp's rows
+    EMBERT_TRY(owner_.map({call.residual.data, call.m, weights_.n, 16, 64}, residual_map));
+    const int tiles = tiles_of(call.m, Shape::kRows * kCluster) * tiles_of(weights_.n, Shape::kColumns);
     return launch_clusters("hopper int8", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster,
                            Shape::kThreads, Shape::kSharedBytes, call.stream, *x_map, *w_map, *residual_map, *y_map,
                            arguments_of(call, Shape::kColumns), product_scales(call));
   }
 
   template <typename Shape, int kBlock>
-  Status run_wide(const Call& call) {
-    const auto kernel = wide_scaled_kernel<Shape, kBlock>;
+  Status run_cooperative(const Call& call) {
+    const auto kernel = cooperative_int8_kernel<Shape, kBlock>;
     EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
     const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
     EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, x_map, w_map));
-    EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
-    EMBERT_TRY(owner_.map({call.residual.data, call.rows, weights_.out, Shape::kRows, 64}, residual_map));
+    EMBERT_TRY(owner_.map({call.y, call.m, weights_.n, 16, 64}, y_map));  // a warp's rows
+    EMBERT_TRY(owner_.map({call.residual.data, call.m, weights_.n, Shape::kRows, 64}, residual_map));
     const CUtensorMap* narrow_w_map = w_map;
-    const int tile_rows = tiles_of(call.rows, Shape::kRows * kCluster);
-    const int across = tiles_of(weights_.out, Shape::kColumns);
+    const int tile_rows = tiles_of(call.m, Shape::kRows * kCluster);
+    const int across = tiles_of(weights_.n, Shape::kColumns);
     int whole_rows = tile_rows;
     if constexpr (Shape::kNarrows) {
       whole_rows = narrowing_of(tile_rows, across, owner_.clusters()).whole_rows;
-      EMBERT_TRY(
-          owner_.map({weights_.weight, weights_.out, weights_.in, Shape::kWShare / 2, kByteColumns}, narrow_w_map));
+      EMBERT_TRY(owner_.map({weights_.weight, weights_.n, weights_.k, Shape::kWShare / 2, kByteColumns}, narrow_w_map));
     }
     const int tiles = (2 * tile_rows - whole_rows) * across;
     return launch_clusters("hopper int8", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster,
@@ -240,24 +240,24 @@ class Int8Linear final : public Linear {
 };
 
 // The inner rows pass between the products in 8 bits where both are of many rows: none is written in FP16, none is read
-// to be quantised.
-class Int8FeedForward final : public FeedForward {
+// to be quantized.
+class Int8FeedForwardSm90 final : public FeedForward {
  public:
-  Int8FeedForward(std::unique_ptr<Int8Linear> in, std::unique_ptr<Int8Linear> out)
+  Int8FeedForwardSm90(std::unique_ptr<Int8LinearSm90> in, std::unique_ptr<Int8LinearSm90> out)
       : in_(*in), out_(*out), apart_(std::move(in), std::move(out)) {}
 
-  Status run(const Rows& x, int rows, void* inner, void* y, float2* y_sums, int& y_parts, Stream& along) override {
+  Status run(const RowView& x, int rows, void* inner, void* y, float2* y_stats, int& y_splits, Stream& along) override {
     if (!in_.leaves_blocks(rows) || !out_.takes_blocks(rows))
-      return apart_.run(x, rows, inner, y, y_sums, y_parts, along);
-    const QuantisedBlocks blocks = QuantisedBlocks::in(inner, rows, in_.columns());
-    EMBERT_TRY(in_.leave_blocks(x, rows, blocks, along.turned()));
-    Rows between{blocks.data};
+      return apart_.run(x, rows, inner, y, y_stats, y_splits, along);
+    const QuantizedBlocks blocks = QuantizedBlocks::in(inner, rows, in_.columns());
+    EMBERT_TRY(in_.leave_blocks(x, rows, blocks, along.alternate_direction()));
+    RowView between{blocks.data};
     between.maxima = blocks.maxima;
-    return out_.run(between, x, rows, y, y_sums, y_parts, along.turned());
+    return out_.run(between, x, rows, y, y_stats, y_splits, along.alternate_direction());
   }
 
  private:
-  Int8Linear &in_, &out_;  // which apart_ owns
+  Int8LinearSm90 &in_, &out_;  // which apart_ owns
   TwoProducts apart_;
 };
 
@@ -265,27 +265,28 @@ class Int8FeedForward final : public FeedForward {
 
 bool Hopper::join_int8(std::unique_ptr<Linear>& in, std::unique_ptr<Linear>& out,
                        std::unique_ptr<FeedForward>& joined) {
-  if (dynamic_cast<Int8Linear*>(in.get()) == nullptr || dynamic_cast<Int8Linear*>(out.get()) == nullptr) return false;
+  if (dynamic_cast<Int8LinearSm90*>(in.get()) == nullptr || dynamic_cast<Int8LinearSm90*>(out.get()) == nullptr)
+    return false;
   const auto own = [](std::unique_ptr<Linear>& linear) {
-    return std::unique_ptr<Int8Linear>(static_cast<Int8Linear*>(linear.release()));
+    return std::unique_ptr<Int8LinearSm90>(static_cast<Int8LinearSm90*>(linear.release()));
   };
-  std::unique_ptr<Int8Linear> first = own(in), second = own(out);
-  joined = std::make_unique<Int8FeedForward>(std::move(first), std::move(second));
+  std::unique_ptr<Int8LinearSm90> first = own(in), second = own(out);
+  joined = std::make_unique<Int8FeedForwardSm90>(std::move(first), std::move(second));
   return true;
 }
 
 Status Hopper::prepare_int8(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
   if (!has_int8()) return Status::refused("hopper int8: rows must be in float16");
-  if (weights.pitch != 0 || weights.gated || weights.rotary != nullptr || weights.gamma_in_rows)
-    return Status::refused("hopper int8: gates, turned columns, pitches and gammas in rows are for 16 bits");
-  if (!quantise_takes(weights.in, weights.input_norm.gamma != nullptr) || weights.out % 64 != 0 ||
-      tiles_of(weights.out, 128) > 256)
-    return Status::refused("hopper int8: " + std::to_string(weights.in) + " to " + std::to_string(weights.out) +
+  if (weights.pitch != 0 || weights.gated || weights.rope != nullptr || weights.prescaled_rows)
+    return Status::refused("hopper int8: gates, RoPE columns, pitches and gammas in rows are for 16 bits");
+  if (!quantize_takes(weights.k, weights.input_norm.gamma != nullptr) || weights.n % 64 != 0 ||
+      tiles_of(weights.n, 128) > 256)
+    return Status::refused("hopper int8: " + std::to_string(weights.k) + " to " + std::to_string(weights.n) +
                            " columns");
   if (weights.residual_norm.gamma != nullptr &&
-      (weights.activation != Activation::kNone || weights.out > kMaxSumColumns))
+      (weights.activation != Activation::kNone || weights.n > kMaxStatColumns))
     return Status::refused("hopper int8: a residual and an activation, or over 1024 columns");
-  auto made = std::make_unique<Int8Linear>(*this, weights);
+  auto made = std::make_unique<Int8LinearSm90>(*this, weights);
   EMBERT_TRY(made->init(stream));
   linear = std::move(made);
   return {};

@@ -10,8 +10,8 @@
 namespace embert::hopper {
 
 // Few rows: more and smaller tiles.
-using FewMiddle = FewShape<64>;
-using FewNarrow = FewShape<32>;
+using SmallM64 = SmallMShape<64>;
+using SmallM32 = SmallMShape<32>;
 
 // A block for each multiprocessor, in clusters, or fewer where there are fewer tiles.
 template <typename Shape>
@@ -32,31 +32,30 @@ Status HopperLinear::launch_pingpong(const Call& call, Kernel kernel, const More
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), PingPongShape::kSharedBytes));
   const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
   EMBERT_TRY(map_operands(call, PingPongShape::kRows, PingPongShape::kWShare, 0, x_map, w_map));
-  EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
-  const int tiles = tiles_of(call.rows, PingPongShape::kRows * kCluster) * tiles_of(w_rows_, PingPongShape::kColumns);
+  EMBERT_TRY(owner_.map({call.y, call.m, weights_.n, 16, 64}, y_map));  // a warp's rows
+  const int tiles = tiles_of(call.m, PingPongShape::kRows * kCluster) * tiles_of(w_rows_, PingPongShape::kColumns);
   cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config = configure_many<PingPongShape>(call, tiles, attributes);
   return said(
       cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *y_map, arguments_of(call, PingPongShape::kColumns), more...),
-      call.rows);
+      call.m);
 }
 
 template <typename Shape, typename Kernel, typename... More>
-Status HopperLinear::launch_few(const Call& call, Kernel kernel, const More&... more) {
-  const int x_rows = std::min(call.tile_rows, tiles_of(call.rows, 8) * 8);  // whole swizzle patterns
-  const dim3 grid(tiles_of(w_rows_, Shape::kColumns), tiles_of(call.rows, x_rows));
-  const int stages = few_stages<Shape>(call.rows, x_rows, tiles_of(weights_.in, Shape::kBoxes * 64),
-                                       int(grid.x * grid.y), owner_.processors());
-  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), kAloneBytes));
+Status HopperLinear::launch_small_m(const Call& call, Kernel kernel, const More&... more) {
+  const int x_rows = std::min(call.tile_rows, tiles_of(call.m, 8) * 8);  // whole swizzle patterns
+  const dim3 grid(tiles_of(w_rows_, Shape::kColumns), tiles_of(call.m, x_rows));
+  const int stages = small_m_stages<Shape>(call.m, x_rows, tiles_of(weights_.k, Shape::kBoxes * 64),
+                                           int(grid.x * grid.y), owner_.num_sms());
+  EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), kSmallMMaxBytes));
   const CUtensorMap *x_map = nullptr, *w_map = nullptr;
   EMBERT_TRY(map_operands(call, x_rows, Shape::kColumns, Shape::kBoxes, x_map, w_map));
-  call.y_parts = kSumColumns / Shape::kColumns;
+  call.y_splits = kStatColumns / Shape::kColumns;
   cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config = configure(call, Shape::shared_bytes(stages, x_rows), attributes);
   config.gridDim = grid;
-  config.blockDim = dim3(kFewThreads);
-  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, arguments_of(call), x_rows, stages, more...),
-              call.rows);
+  config.blockDim = dim3(kSmallMThreads);
+  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, arguments_of(call), x_rows, stages, more...), call.m);
 }
 
 }  // namespace embert::hopper

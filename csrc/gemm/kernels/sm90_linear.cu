@@ -13,14 +13,17 @@ namespace embert::hopper {
 namespace {
 
 // Many rows: as many stages as fit.
-using Wide256 = WideShape<256, 4>;
-using Wide128 = WideShape<128, 6>;
-using Tall128 = WideShape<128, 4, 3>;
+using Cooperative256 = CooperativeShape<256, 4>;
+using Cooperative128 = CooperativeShape<128, 6>;
+using Cooperative192x128 = CooperativeShape<128, 4, 3>;
 
 // What heuristics.cpp takes them for.
-static_assert(Wide256::kRows == 128 && Wide256::kColumns == 256 && Wide256::kNarrows, "kWide256");
-static_assert(Wide128::kRows == 128 && Wide128::kColumns == 128 && !Wide128::kNarrows, "kWide128");
-static_assert(Tall128::kRows == 192 && Tall128::kColumns == 128 && !Tall128::kNarrows, "kTall128");
+static_assert(Cooperative256::kRows == 128 && Cooperative256::kColumns == 256 && Cooperative256::kNarrows,
+              "kCooperative256");
+static_assert(Cooperative128::kRows == 128 && Cooperative128::kColumns == 128 && !Cooperative128::kNarrows,
+              "kCooperative128");
+static_assert(Cooperative192x128::kRows == 192 && Cooperative192x128::kColumns == 128 && !Cooperative192x128::kNarrows,
+              "kCooperative192x128");
 static_assert(PingPongShape::kRows == 128 && PingPongShape::kColumns == 128, "kPingPong, kShared");
 
 }  // namespace
@@ -30,25 +33,25 @@ GemmArguments HopperLinear::arguments_of(const Call& call, int tile_columns) con
   const uint32_t tiles_across = tile_columns == 0 ? 1 : tiles_of(w_rows_, tile_columns);
   // Rows without a LayerNorm are taken as they are: those of pre-norm models have sums, but for another product.
   const bool is_normed = (adds ? weights_.residual_norm : weights_.input_norm).gamma != nullptr;
-  const Rows normed = is_normed ? (adds ? call.residual : call.x) : Rows{};
-  const int width = adds ? weights_.out : weights_.in;
+  const RowView normed = is_normed ? (adds ? call.residual : call.x) : RowView{};
+  const int width = adds ? weights_.n : weights_.k;
   return {
       adds ? residual_columns() : plain_columns(),
       call.residual.data,
       next_gamma(),
       call.y,
-      normed.sums,
-      call.y_sums,
-      normed.parts,
-      kSumColumns / std::max(normed.parts, 1),
+      normed.stats,
+      call.y_stats,
+      normed.splits,
+      kStatColumns / std::max(normed.splits, 1),
       width,
       1.0f / float(width),
       weights_.epsilon,
-      call.rows,
+      call.m,
       w_rows_,
-      weights_.in,
+      weights_.k,
       static_cast<const uint8_t*>(weights_.ahead),
-      call.rows <= kAheadRows ? int(weights_.ahead_bytes / 128) : 0,
+      call.m <= kAheadRows ? int(weights_.ahead_bytes / 128) : 0,
       call.stream.backwards,
       ((1u << 31) + tiles_across - 1) / tiles_across,
   };
@@ -56,8 +59,8 @@ GemmArguments HopperLinear::arguments_of(const Call& call, int tile_columns) con
 
 Status HopperLinear::map_operands(const Call& call, int x_rows, int w_rows, int boxes, const CUtensorMap*& x_map,
                                   const CUtensorMap*& w_map) {
-  EMBERT_TRY(owner_.map({call.x.data, call.rows, weights_.in, x_rows, 64, boxes}, x_map));
-  return owner_.map({weights_.weight, w_rows_, weights_.in, w_rows, 64, boxes}, w_map);
+  EMBERT_TRY(owner_.map({call.x.data, call.m, weights_.k, x_rows, 64, boxes}, x_map));
+  return owner_.map({weights_.weight, w_rows_, weights_.k, w_rows, 64, boxes}, w_map);
 }
 
 cudaLaunchConfig_t HopperLinear::configure(const Call& call, int shared_bytes,
@@ -72,65 +75,68 @@ cudaLaunchConfig_t HopperLinear::configure(const Call& call, int shared_bytes,
   return config;
 }
 
-template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
-Status HopperLinear::run_wide(const Call& call) {
-  const auto kernel = wide_kernel<T, Shape, kActivation, kResidual, kGammaInRows>;
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kPrescaledRows>
+Status HopperLinear::run_cooperative(const Call& call) {
+  const auto kernel = cooperative_kernel<T, Shape, kActivation, kResidual, kPrescaledRows>;
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
   const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
   EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, 0, x_map, w_map));
-  EMBERT_TRY(owner_.map({call.y, call.rows, weights_.out, 16, 64}, y_map));  // a warp's rows
+  EMBERT_TRY(owner_.map({call.y, call.m, weights_.n, 16, 64}, y_map));  // a warp's rows
   const CUtensorMap *residual_map = y_map, *narrow_w_map = w_map;
-  if (kResidual) EMBERT_TRY(owner_.map({call.residual.data, call.rows, weights_.out, Shape::kRows, 64}, residual_map));
-  const int tile_rows = tiles_of(call.rows, Shape::kRows * kCluster);
-  const int across = tiles_of(weights_.out, Shape::kColumns);
+  if (kResidual) EMBERT_TRY(owner_.map({call.residual.data, call.m, weights_.n, Shape::kRows, 64}, residual_map));
+  const int tile_rows = tiles_of(call.m, Shape::kRows * kCluster);
+  const int across = tiles_of(weights_.n, Shape::kColumns);
   int whole_rows = tile_rows;
   if constexpr (kResidual && Shape::kNarrows) {
     whole_rows = narrowing_of(tile_rows, across, owner_.clusters()).whole_rows;
-    EMBERT_TRY(owner_.map({weights_.weight, weights_.out, weights_.in, Shape::kWShare / 2, 64}, narrow_w_map));
+    EMBERT_TRY(owner_.map({weights_.weight, weights_.n, weights_.k, Shape::kWShare / 2, 64}, narrow_w_map));
   }
   const int tiles = (2 * tile_rows - whole_rows) * across;
-  call.y_parts = 1;
+  call.y_splits = 1;
   cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config = configure_many<Shape>(call, tiles, attributes);
   return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *narrow_w_map, *residual_map, *y_map,
                                  arguments_of(call, Shape::kColumns), whole_rows),
-              call.rows);
+              call.m);
 }
 
 Status HopperLinear::said(cudaError_t code, int rows) const {
   if (code == cudaSuccess) return {};
-  return Status::cuda(code, ("hopper gemm (" + std::to_string(rows) + " rows, " + std::to_string(weights_.in) + " to " +
-                             std::to_string(weights_.out) + ")")
+  return Status::cuda(code, ("hopper gemm (" + std::to_string(rows) + " rows, " + std::to_string(weights_.k) + " to " +
+                             std::to_string(weights_.n) + ")")
                                 .c_str());
 }
 
-template <typename T, typename Shape, bool kGammaInRows>
-Status HopperLinear::run_few(const Call& call) {
+template <typename T, typename Shape, bool kPrescaledRows>
+Status HopperLinear::run_small_m(const Call& call) {
   if (call.residual.data != nullptr)
-    return launch_few<Shape>(call, few_rows_kernel<T, Shape, Activation::kNone, true, kGammaInRows>);
+    return launch_small_m<Shape>(call, small_m_kernel<T, Shape, Activation::kNone, true, kPrescaledRows>);
   return with_activation(weights_.activation, [&](auto activation) {
-    return launch_few<Shape>(call, few_rows_kernel<T, Shape, decltype(activation)::value, false, kGammaInRows>);
+    return launch_small_m<Shape>(call, small_m_kernel<T, Shape, decltype(activation)::value, false, kPrescaledRows>);
   });
 }
 
-template <typename T, bool kGammaInRows>
-Status HopperLinear::run_plain(const Call& call, TileKernel kernel) {
+template <typename T, bool kPrescaledRows>
+Status HopperLinear::run_plain(const Call& call, GemmKernel kernel) {
   return with_activation(weights_.activation, [&](auto activation) {
     constexpr Activation kActivation = decltype(activation)::value;
-    if (kernel == TileKernel::kShared)
-      return launch_pingpong(call, pingpong_kernel<T, kActivation, false, kGammaInRows>);
-    if constexpr (!kGammaInRows) {  // gamma in the rows means a LayerNorm, of too few columns for this kernel
-      if (kernel == TileKernel::kWide256) return run_wide<T, Wide256, kActivation, false, false>(call);
+    if (kernel == GemmKernel::kShared)
+      return launch_pingpong(call, pingpong_kernel<T, kActivation, false, kPrescaledRows>);
+    if constexpr (!kPrescaledRows) {  // gamma in the rows means a LayerNorm, of too few columns for this kernel
+      if (kernel == GemmKernel::kCooperative256)
+        return run_cooperative<T, Cooperative256, kActivation, false, false>(call);
     }
-    return launch_pingpong(call, pingpong_kernel<T, kActivation, true, kGammaInRows>);
+    return launch_pingpong(call, pingpong_kernel<T, kActivation, true, kPrescaledRows>);
   });
 }
 
-template <typename T, bool kGammaInRows>
-Status HopperLinear::run_residual(const Call& call, TileKernel kernel) {
-  if (kernel == TileKernel::kWide256) return run_wide<T, Wide256, Activation::kNone, true, kGammaInRows>(call);
-  if (kernel == TileKernel::kWide128) return run_wide<T, Wide128, Activation::kNone, true, kGammaInRows>(call);
-  return run_wide<T, Tall128, Activation::kNone, true, kGammaInRows>(call);
+template <typename T, bool kPrescaledRows>
+Status HopperLinear::run_residual(const Call& call, GemmKernel kernel) {
+  if (kernel == GemmKernel::kCooperative256)
+    return run_cooperative<T, Cooperative256, Activation::kNone, true, kPrescaledRows>(call);
+  if (kernel == GemmKernel::kCooperative128)
+    return run_cooperative<T, Cooperative128, Activation::kNone, true, kPrescaledRows>(call);
+  return run_cooperative<T, Cooperative192x128, Activation::kNone, true, kPrescaledRows>(call);
 }
 
 template <typename T>
@@ -138,34 +144,34 @@ Status HopperLinear::run_type(const Call& call) {
   const bool adds = call.residual.data != nullptr;
   if (adds && weights_.activation != Activation::kNone)
     return Status::refused("hopper gemm: a residual and an activation");
-  if (adds && rotary_.table != nullptr) return Status::refused("hopper gemm: turned columns and a residual");
-  if (!adds && call.y_sums != nullptr) return Status::refused("hopper gemm: sums come with a residual only");
+  if (adds && rope_.table != nullptr) return Status::refused("hopper gemm: RoPE columns and a residual");
+  if (!adds && call.y_stats != nullptr) return Status::refused("hopper gemm: sums come with a residual only");
   // A product without any norm takes its rows as they are.
-  const bool in_rows = weights_.gamma_in_rows && (adds || weights_.input_norm.gamma != nullptr);
+  const bool in_rows = weights_.prescaled_rows && (adds || weights_.input_norm.gamma != nullptr);
   return in_rows ? run_tiled<T, true>(call) : run_tiled<T, false>(call);
 }
 
-template <typename T, bool kGammaInRows>
+template <typename T, bool kPrescaledRows>
 Status HopperLinear::run_tiled(const Call& call) {
   const bool adds = call.residual.data != nullptr;
-  const bool turns = rotary_.table != nullptr;
-  const TileChoice tile =
-      choose_tile({call.rows, w_rows_, weights_.in, adds, turns || weights_.gated}, owner_.processors());
+  const bool turns = rope_.table != nullptr;
+  const GemmConfig tile = choose_config({call.m, w_rows_, weights_.k, adds, turns || weights_.gated}, owner_.num_sms());
   Call tiled = call;
   tiled.tile_rows = tile.rows;
-  if (turns) return run_rotary<T, kGammaInRows>(tiled, tile);
-  if (weights_.gated) return run_gated<T, kGammaInRows>(tiled, tile);
-  if (tile.kernel == TileKernel::kFewRows) {
-    return tile.columns == 64 ? run_few<T, FewMiddle, kGammaInRows>(tiled) : run_few<T, FewNarrow, kGammaInRows>(tiled);
+  if (turns) return run_rope<T, kPrescaledRows>(tiled, tile);
+  if (weights_.gated) return run_gated<T, kPrescaledRows>(tiled, tile);
+  if (tile.kernel == GemmKernel::kSmallM) {
+    return tile.columns == 64 ? run_small_m<T, SmallM64, kPrescaledRows>(tiled)
+                              : run_small_m<T, SmallM32, kPrescaledRows>(tiled);
   }
-  return adds ? run_residual<T, kGammaInRows>(call, tile.kernel) : run_plain<T, kGammaInRows>(call, tile.kernel);
+  return adds ? run_residual<T, kPrescaledRows>(call, tile.kernel) : run_plain<T, kPrescaledRows>(call, tile.kernel);
 }
 
-Status HopperLinear::run(const Rows& x, const Rows& residual, int rows, void* y, float2* y_sums, int& y_parts,
+Status HopperLinear::run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int& y_splits,
                          const Stream& stream) {
   if (rows == 0) return {};
-  EMBERT_TRY(check_places(x, residual, y, y_sums));
-  const Call call{x, residual, rows, y, y_sums, y_parts, stream};
+  EMBERT_TRY(check_operands(x, residual, y, y_stats));
+  const Call call{x, residual, rows, y, y_stats, y_splits, stream};
   return owner_.dtype() == DType::kFloat16 ? run_type<half_t>(call) : run_type<bfloat_t>(call);
 }
 

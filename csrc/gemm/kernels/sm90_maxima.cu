@@ -14,9 +14,9 @@ class HopperMaxima final : public TextMaxima {
 
   // The bias is 0 past the last column.
   Status init(const Stream& stream) {
-    EMBERT_TRY(bias_.allocate(maxima_pitch(weights_.out) * sizeof(float)));
+    EMBERT_TRY(bias_.allocate(maxima_pitch(weights_.n) * sizeof(float)));
     EMBERT_CUDA(cudaMemsetAsync(bias_.as(), 0, bias_.bytes(), stream.handle));
-    EMBERT_CUDA(cudaMemcpyAsync(bias_.as(), weights_.bias, weights_.out * sizeof(float), cudaMemcpyDeviceToDevice,
+    EMBERT_CUDA(cudaMemcpyAsync(bias_.as(), weights_.bias, weights_.n * sizeof(float), cudaMemcpyDeviceToDevice,
                                 stream.handle));
     return {};
   }
@@ -34,12 +34,12 @@ class HopperMaxima final : public TextMaxima {
     const auto kernel = maxima_kernel<T>;
     EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
     const CUtensorMap *x_map = nullptr, *w_map = nullptr;
-    EMBERT_TRY(owner_.map({of.x, of.all_rows, weights_.in, Shape::kRows, 64}, x_map));
-    EMBERT_TRY(owner_.map({weights_.weight, weights_.out, weights_.in, Shape::kWShare, 64}, w_map));
-    const int tiles = tiles_of(of.rows, Shape::kRows * kCluster) * tiles_of(weights_.out, Shape::kColumns);
+    EMBERT_TRY(owner_.map({of.x, of.all_rows, weights_.k, Shape::kRows, 64}, x_map));
+    EMBERT_TRY(owner_.map({weights_.weight, weights_.n, weights_.k, Shape::kWShare, 64}, w_map));
+    const int tiles = tiles_of(of.rows, Shape::kRows * kCluster) * tiles_of(weights_.n, Shape::kColumns);
     const MaximaArguments arguments{
-        bias_.as<float>(), of.text_of,   maxima,      maxima_pitch(weights_.out), of.first_row, of.first_row + of.rows,
-        of.first_text,     weights_.out, weights_.in, maxima_band(weights_.in)};
+        bias_.as<float>(), of.text_of, maxima,     maxima_pitch(weights_.n), of.first_row, of.first_row + of.rows,
+        of.first_text,     weights_.n, weights_.k, maxima_band(weights_.k)};
     return launch_clusters("maxima", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster, Shape::kThreads,
                            Shape::kSharedBytes, stream, *x_map, *w_map, arguments);
   }
@@ -52,7 +52,7 @@ class HopperMaxima final : public TextMaxima {
 }  // namespace
 
 Status Hopper::prepare_maxima(const LinearWeights& weights, const Stream& stream, std::unique_ptr<TextMaxima>& made) {
-  if (weights.in % 8 != 0) return Status::refused("hopper maxima: rows must have a multiple of 8 columns");
+  if (weights.k % 8 != 0) return Status::refused("hopper maxima: rows must have a multiple of 8 columns");
   auto maxima = std::make_unique<HopperMaxima>(*this, weights);
   EMBERT_TRY(maxima->init(stream));
   made = std::move(maxima);

@@ -29,7 +29,7 @@ Status Hopper::open() {
   EMBERT_TRY(maps_.open());
   int device = 0;
   EMBERT_CUDA(cudaGetDevice(&device));
-  EMBERT_CUDA(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, device));
+  EMBERT_CUDA(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, device));
   EMBERT_TRY(fold_error_.allocate(sizeof(float)));
   return fold_error_.zero();
 }
@@ -46,15 +46,16 @@ Status Hopper::check_folds() const {
 Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
   if (weights.scales != nullptr) return prepare_int8(weights, stream, linear);
   if (weights.pitch != 0) return Status::refused("hopper gemm: rows of y lie end to end");
-  if (weights.in % 8 != 0 || weights.out % 8 != 0) return Status::refused("hopper gemm: sizes must be multiples of 8");
+  if (weights.k % 8 != 0 || weights.n % 8 != 0) return Status::refused("hopper gemm: sizes must be multiples of 8");
   if (weights.residual_norm.gamma != nullptr && weights.activation != Activation::kNone)
     return Status::refused("hopper gemm: a residual and an activation");
-  if (weights.input_norm.gamma != nullptr && !weights.gamma_in_rows && weights.exact == nullptr)
+  if (weights.input_norm.gamma != nullptr && !weights.prescaled_rows && weights.exact == nullptr)
     return Status::refused("hopper gemm: weights are folded from FP32 ones, which are not there");
-  if (weights.input_norm.gamma != nullptr && weights.in > kMaxSumColumns)
-    return Status::refused("hopper gemm: a LayerNorm of more than " + std::to_string(kMaxSumColumns) + " columns");
-  // The multiplication with which Tiles finds a tile's row is exact up to here; there are at most 4 194 240 rows.
-  const int w_rows = weights.gated ? 2 * weights.out : weights.out;
+  if (weights.input_norm.gamma != nullptr && weights.k > kMaxStatColumns)
+    return Status::refused("hopper gemm: a LayerNorm of more than " + std::to_string(kMaxStatColumns) + " columns");
+  // The multiplication with which TileScheduler finds a tile's row is exact up to here; there are at most 4 194 240
+  // rows.
+  const int w_rows = weights.gated ? 2 * weights.n : weights.n;
   if (tiles_of(w_rows, 128) > 256)
     return Status::refused("hopper gemm: " + std::to_string(w_rows) + " columns, at most 32768 can be run");
   EMBERT_TRY(check_fused(weights));
@@ -67,23 +68,23 @@ Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::
 template <typename T>
 Status HopperLinear::fold(const Stream& stream) {
   T* const weight = static_cast<T*>(weights_.weight);
-  const bool is_pair = weights_.gamma_in_rows && weights_.input_norm.gamma != nullptr;
+  const bool is_pair = weights_.prescaled_rows && weights_.input_norm.gamma != nullptr;
   const float factor = weights_.gated ? kGateFactor : activation_factor(weights_.activation);
   if (is_pair) {
     EMBERT_TRY(launch("sum_input", sum_input_kernel<T>, w_rows_, kFoldThreads, 0, stream, weight, weights_.bias,
-                      weights_.input_norm, weights_.in, factor, static_cast<float2*>(plain_columns()),
+                      weights_.input_norm, weights_.k, factor, static_cast<float2*>(plain_columns()),
                       owner_.fold_error()));
   } else {
     EMBERT_TRY(launch("fold_input", fold_input_kernel<T>, w_rows_, kFoldThreads, 0, stream, weight, weights_.exact,
-                      weights_.bias, weights_.input_norm, weights_.in, factor, static_cast<float*>(plain_columns()),
+                      weights_.bias, weights_.input_norm, weights_.k, factor, static_cast<float*>(plain_columns()),
                       owner_.fold_error()));
   }
-  const int blocks = (weights_.out + kFoldThreads - 1) / kFoldThreads;
+  const int blocks = (weights_.n + kFoldThreads - 1) / kFoldThreads;
   if (weights_.gated)
     return launch("free_values", free_values_kernel, blocks, kFoldThreads, 0, stream,
-                  static_cast<float*>(plain_columns()), weights_.out, is_pair ? 2 : 1);
+                  static_cast<float*>(plain_columns()), weights_.n, is_pair ? 2 : 1);
   return launch("fold_residual", fold_residual_kernel<T>, blocks, kFoldThreads, 0, stream, weights_.bias,
-                weights_.residual_norm, weights_.next_gamma, weights_.out, residual_columns(),
+                weights_.residual_norm, weights_.next_gamma, weights_.n, residual_columns(),
                 static_cast<T*>(next_gamma()));
 }
 
@@ -93,7 +94,7 @@ Status HopperLinear::init(const Stream& stream) {
   EMBERT_CUDA(cudaMemsetAsync(columns_.as(), 0, columns_.bytes(), stream.handle));
   EMBERT_TRY(owner_.dtype() == DType::kFloat16 ? fold<half_t>(stream) : fold<bfloat_t>(stream));
   weights_.exact = nullptr;  // it is freed after this
-  weights_.rotary = nullptr;
+  weights_.rope = nullptr;
   return {};
 }
 

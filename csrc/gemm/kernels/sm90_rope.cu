@@ -6,21 +6,21 @@
 
 namespace embert::hopper {
 
-template <typename T, bool kGammaInRows>
-Status HopperLinear::run_rotary(const Call& call, const TileChoice& tile) {
-  if (tile.kernel == TileKernel::kFewRows) {
+template <typename T, bool kPrescaledRows>
+Status HopperLinear::run_rope(const Call& call, const GemmConfig& tile) {
+  if (tile.kernel == GemmKernel::kSmallM) {
     if (tile.columns == 64)
-      return launch_few<FewMiddle>(call, few_rows_rotary_kernel<T, FewMiddle, kGammaInRows>, rotary_);
-    return launch_few<FewNarrow>(call, few_rows_rotary_kernel<T, FewNarrow, kGammaInRows>, rotary_);
+      return launch_small_m<SmallM64>(call, small_m_rope_kernel<T, SmallM64, kPrescaledRows>, rope_);
+    return launch_small_m<SmallM32>(call, small_m_rope_kernel<T, SmallM32, kPrescaledRows>, rope_);
   }
-  if (tile.kernel == TileKernel::kShared)
-    return launch_pingpong(call, pingpong_rotary_kernel<T, false, kGammaInRows>, rotary_);
-  return launch_pingpong(call, pingpong_rotary_kernel<T, true, kGammaInRows>, rotary_);
+  if (tile.kernel == GemmKernel::kShared)
+    return launch_pingpong(call, pingpong_rope_kernel<T, false, kPrescaledRows>, rope_);
+  return launch_pingpong(call, pingpong_rope_kernel<T, true, kPrescaledRows>, rope_);
 }
 
-template Status HopperLinear::run_rotary<half_t, false>(const Call&, const TileChoice&);
-template Status HopperLinear::run_rotary<half_t, true>(const Call&, const TileChoice&);
-template Status HopperLinear::run_rotary<bfloat_t, false>(const Call&, const TileChoice&);
-template Status HopperLinear::run_rotary<bfloat_t, true>(const Call&, const TileChoice&);
+template Status HopperLinear::run_rope<half_t, false>(const Call&, const GemmConfig&);
+template Status HopperLinear::run_rope<half_t, true>(const Call&, const GemmConfig&);
+template Status HopperLinear::run_rope<bfloat_t, false>(const Call&, const GemmConfig&);
+template Status HopperLinear::run_rope<bfloat_t, true>(const Call&, const GemmConfig&);
 
 }  // namespace embert::hopper

@@ -33,7 +33,7 @@
 namespace embert::hopper {
 
 template <int kColumnsValue>
-struct FewShape {
+struct SmallMShape {
   static constexpr int kColumns = kColumnsValue;  // of y
   static constexpr int kRows = 64;                // at most; wgmma's M
   static constexpr int kBoxes = 2;                // of 64 columns of K, a stage; of 8 bits 128
@@ -52,47 +52,47 @@ struct FewShape {
 
 // Stages of a block: as many as K has, and as fit.
 template <typename Shape>
-int few_stages(int rows, int x_rows, int wanted, int blocks, int processors) {
-  const int room = rows > Shape::kRows && blocks <= processors ? kAloneBytes : kFewBytes;
+int small_m_stages(int rows, int x_rows, int wanted, int blocks, int num_sms) {
+  const int room = rows > Shape::kRows && blocks <= num_sms ? kSmallMMaxBytes : kSmallMBytes;
   const int fitting = (room - Shape::shared_bytes(0, x_rows)) / (Shape::stage_bytes(x_rows) + 16);
   return std::min({wanted, Shape::kMaxStages, fitting});
 }
 
-constexpr int kFewMultiply = 128, kFewCopy = 32, kFewScale = 128;  // threads of each kind, in this order
-constexpr int kFewThreads = kFewMultiply + kFewCopy + kFewScale;
+constexpr int kSmallMMathThreads = 128, kSmallMTmaThreads = 32,
+              kSmallMScaleThreads = 128;  // threads of each kind, in this order
+constexpr int kSmallMThreads = kSmallMMathThreads + kSmallMTmaThreads + kSmallMScaleThreads;
 // Up to so many rows the next kernel may launch when the copies of the first stages of x have started; with more rows,
 // when those of all of x have, because the next kernel's W would delay x. BERT-base, µs a forward, with the first and
 // the second rule: 256 rows 357 and 366, 512 rows 553 and 523.
 constexpr int kEarlyRows = 256;
 
 // Where a lane's pairs of columns lie.
-struct FewPlace {
+struct SmallMPosition {
   int row, rows;     // the lane's first row; the first that is not the block's
   int column, lane;  // the tile's first column
 };
 
 // What becomes of a pair of columns. This: what finish.cuh says; rope.cuh and gated.cuh have others. What `pair`
 // reads of the rows is in `Held`: `ask` may put it there before the products, `look` before each 16 columns.
-template <typename T, Activation kActivation, bool kResidualValue, bool kGammaInRowsValue>
-struct FewStored {
-  static constexpr bool kResidual = kResidualValue, kGammaInRows = kGammaInRowsValue, kGates = false;
+template <typename T, Activation kActivation, bool kResidualValue, bool kPrescaledRowsValue>
+struct SmallMStored {
+  static constexpr bool kResidual = kResidualValue, kPrescaledRows = kPrescaledRowsValue, kGates = false;
   static constexpr float kFactor = activation_factor(kActivation);
   struct Held {};
-  __device__ __forceinline__ void ask(const FewPlace&, Held&) const {}
-  __device__ __forceinline__ void look(const FewPlace&, int /* chunk */, Held&) const {}
-  __device__ __forceinline__ uint32_t pair(float low, float high, ColumnPair<kResidual, kGammaInRows> k, float2 by,
+  __device__ __forceinline__ void ask(const SmallMPosition&, Held&) const {}
+  __device__ __forceinline__ void look(const SmallMPosition&, int /* chunk */, Held&) const {}
+  __device__ __forceinline__ uint32_t pair(float low, float high, ColumnPair<kResidual, kPrescaledRows> k, float2 by,
                                            uint32_t residual, uint32_t next, bool first, float2& sum, const Held&,
                                            int /* which */) const {
-    return finish<T, kActivation, kResidual, kGammaInRows>(low, high, k, by, residual, next, first, sum);
+    return finish<T, kActivation, kResidual, kPrescaledRows>(low, high, k, by, residual, next, first, sum);
   }
 };
 
 // A block's work, for all of its threads.
 template <typename T, typename Shape, typename Ending>
-__device__ __forceinline__ void multiply_few_rows(const CUtensorMap& x_map, const CUtensorMap& w_map,
-                                                  const GemmArguments& of, int x_rows, int stages,
-                                                  const Ending& ending) {
-  constexpr bool kResidual = Ending::kResidual, kGammaInRows = Ending::kGammaInRows;
+__device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUtensorMap& w_map,
+                                             const GemmArguments& args, int x_rows, int stages, const Ending& ending) {
+  constexpr bool kResidual = Ending::kResidual, kPrescaledRows = Ending::kPrescaledRows;
   extern __shared__ __align__(1024) uint8_t raw[];  // [stages][boxes] of x, the same of W, barriers, scales
   const int x_box = x_rows * 128;
   const int all_x = stages * Shape::kBoxes * x_box, all_w = stages * Shape::kBoxes * Shape::kWBoxBytes;
@@ -110,9 +110,9 @@ __device__ __forceinline__ void multiply_few_rows(const CUtensorMap& x_map, cons
   __syncthreads();
 
   constexpr int kDepth = Shape::kBoxes * kDepthOf<T>;
-  const int steps = (of.in + kDepth - 1) / kDepth;  // half a stage past K is filled with zeros
+  const int steps = (args.k + kDepth - 1) / kDepth;  // half a stage past K is filled with zeros
   const int row = blockIdx.y * x_rows, column = blockIdx.x * Shape::kColumns;
-  const int rows = min(of.rows, row + x_rows);  // the first that is not this block's
+  const int rows = min(args.m, row + x_rows);  // the first that is not this block's
   if (warp == 4) {
     const int x_stage = Shape::kBoxes * x_box, w_stage = Shape::kBoxes * Shape::kWBoxBytes;
     const auto load_x = [&](int step, int stage) {
@@ -130,7 +130,7 @@ __device__ __forceinline__ void multiply_few_rows(const CUtensorMap& x_map, cons
     wait_for_earlier_kernels();
 #pragma unroll 2
     for (int step = 0; step < early; ++step) load_x(step, step);
-    if (of.rows <= kEarlyRows) dependents_may_launch();
+    if (args.m <= kEarlyRows) dependents_may_launch();
 #pragma unroll 1
     for (int step = early, stage = 0, phase = 0; step < steps; ++step) {
       wait_barrier(empty + 8 * stage, phase);
@@ -139,48 +139,49 @@ __device__ __forceinline__ void multiply_few_rows(const CUtensorMap& x_map, cons
       load_w(step, stage);
       if (++stage == stages) stage = 0, phase ^= 1;
     }
-    if (of.rows > kEarlyRows) dependents_may_launch();
+    if (args.m > kEarlyRows) dependents_may_launch();
     return;
   }
-  static_assert(kFewScale == 2 * Shape::kRows, "two threads a row");
+  static_assert(kSmallMScaleThreads == 2 * Shape::kRows, "two threads a row");
   if (warp > 4) {
-    const int i = threadIdx.x - kFewMultiply - kFewCopy;
+    const int i = threadIdx.x - kSmallMMathThreads - kSmallMTmaThreads;
     wait_for_earlier_kernels();
-    if (of.row_sums != nullptr) {
-      const float2 scale = scale_of_pair(of, row + i / 2, rows, i % 2, Ending::kFactor);
+    if (args.row_stats != nullptr) {
+      const float2 scale = scale_of_pair(args, row + i / 2, rows, i % 2, Ending::kFactor);
       if (i % 2 == 0) scales[i / 2] = scale;
-      named_barrier_arrive(kScalesBarrier, kFewScale + kFewMultiply);
+      named_barrier_arrive(kScalesBarrier, kSmallMScaleThreads + kSmallMMathThreads);
     }
-    const int block = blockIdx.y * gridDim.x + blockIdx.x, all = gridDim.x * gridDim.y * kFewScale;
+    const int block = blockIdx.y * gridDim.x + blockIdx.x, all = gridDim.x * gridDim.y * kSmallMScaleThreads;
 #pragma unroll 1
-    for (int line = block * kFewScale + i; line < of.ahead_lines; line += all) bring_to_cache(of.ahead + line * 128);
+    for (int line = block * kSmallMScaleThreads + i; line < args.ahead_lines; line += all)
+      bring_to_cache(args.ahead + line * 128);
     return;
   }
 
   // What the epilogue needs is in flight during the products.
   constexpr int kChunks = Shape::kColumns / 16;
-  ColumnPair<kResidual, kGammaInRows> columns[kChunks][2];
+  ColumnPair<kResidual, kPrescaledRows> columns[kChunks][2];
   uint32_t nexts[kChunks][2] = {};
 #pragma unroll
   for (int i = 0; i < 2 * kChunks; ++i) {
     const int pair = column / 2 + lane % 4 + i * 4;
-    columns[i / 2][i % 2] = __ldg(column_pairs<kResidual, kGammaInRows>(of) + pair);
-    if constexpr (kResidual && kGammaInRows) nexts[i / 2][i % 2] = __ldg(next_gamma_pairs(of) + pair);
+    columns[i / 2][i % 2] = __ldg(column_pairs<kResidual, kPrescaledRows>(args) + pair);
+    if constexpr (kResidual && kPrescaledRows) nexts[i / 2][i % 2] = __ldg(next_gamma_pairs(args) + pair);
   }
   const int first_row = row + warp * 16 + lane / 4, first_column = column + 2 * (lane % 4);
   // Of the four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
   const auto is_inside = [&](int chunk, int i) {
-    return first_row + 8 * (i % 2) < rows && first_column + chunk * 16 + 8 * (i / 2) < of.out;
+    return first_row + 8 * (i % 2) < rows && first_column + chunk * 16 + 8 * (i / 2) < args.n;
   };
   const auto place = [&](int chunk, int i) {
-    return size_t(first_row + 8 * (i % 2)) * of.out + first_column + chunk * 16 + 8 * (i / 2);
+    return size_t(first_row + 8 * (i % 2)) * args.n + first_column + chunk * 16 + 8 * (i / 2);
   };
   uint32_t residuals[kResidual ? kChunks : 1][4] = {};
   if constexpr (kResidual) {
     wait_for_earlier_kernels();
 #pragma unroll
     for (int i = 0; i < kChunks * 4; ++i) {
-      const auto* const residual = static_cast<const RowsOf<T>*>(of.residual) + place(i / 4, i % 4);
+      const auto* const residual = static_cast<const RowType<T>*>(args.residual) + place(i / 4, i % 4);
       if (is_inside(i / 4, i % 4)) residuals[i / 4][i % 4] = *reinterpret_cast<const uint32_t*>(residual);
     }
   }
@@ -216,13 +217,13 @@ __device__ __forceinline__ void multiply_few_rows(const CUtensorMap& x_map, cons
   finish_products(c);
 
   float2 scale[2] = {{Ending::kFactor, 0.0f}, {Ending::kFactor, 0.0f}};
-  if (of.row_sums != nullptr) {
-    named_barrier_sync(kScalesBarrier, kFewScale + kFewMultiply);
+  if (args.row_stats != nullptr) {
+    named_barrier_sync(kScalesBarrier, kSmallMScaleThreads + kSmallMMathThreads);
 #pragma unroll
     for (int half = 0; half < 2; ++half) scale[half] = scales[warp * 16 + lane / 4 + 8 * half];
   }
   if constexpr (Ending::kGates) {
-    ending.store(of, {first_row, rows, column, lane}, c, columns, scale);
+    ending.store(args, {first_row, rows, column, lane}, c, columns, scale);
   } else {
     float2 sums[2][kChunks];
 #pragma unroll
@@ -234,23 +235,23 @@ __device__ __forceinline__ void multiply_few_rows(const CUtensorMap& x_map, cons
         const uint32_t two =
             ending.pair(c[at], c[at + 1], columns[chunk][i / 2], scale[i % 2], residuals[kResidual ? chunk : 0][i],
                         nexts[chunk][i / 2], i < 2, sums[i % 2][chunk], held, 4 * chunk + i);
-        if (is_inside(chunk, i)) *reinterpret_cast<uint32_t*>(static_cast<RowsOf<T>*>(of.y) + place(chunk, i)) = two;
+        if (is_inside(chunk, i)) *reinterpret_cast<uint32_t*>(static_cast<RowType<T>*>(args.y) + place(chunk, i)) = two;
       }
     }
     if constexpr (kResidual) {
-      if (of.y_sums != nullptr) leave_sums<Shape::kColumns>(of, sums, rows, first_row, column, lane);
+      if (args.y_stats != nullptr) store_row_stats<Shape::kColumns>(args, sums, rows, first_row, column, lane);
     }
   }
 }
 
-template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kGammaInRows>
-__global__ void __launch_bounds__(kFewThreads, 2)
-    few_rows_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                    const GemmArguments of, int x_rows, int stages) {
+template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kPrescaledRows>
+__global__ void __launch_bounds__(kSmallMThreads, 2)
+    small_m_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                   const GemmArguments args, int x_rows, int stages) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  multiply_few_rows<T, Shape>(x_map, w_map, of, x_rows, stages, FewStored<T, kActivation, kResidual, kGammaInRows>());
+  small_m_tile<T, Shape>(x_map, w_map, args, x_rows, stages, SmallMStored<T, kActivation, kResidual, kPrescaledRows>());
 #else
-  EMBERT_TRAP("few_rows_kernel");
+  EMBERT_TRAP("small_m_kernel");
 #endif
 }
 

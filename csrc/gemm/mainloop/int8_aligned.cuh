@@ -58,9 +58,10 @@ struct XScales {
   __half2 largest;
   float2 inverses;
 
-  __device__ __forceinline__ void read(const GemmArguments& of, const ProductScales& scales, int first_row, int lane) {
-    const int blocks = of.in / kBlock;
-    maxima = {scales.maxima, first_row, of.rows, blocks};
+  __device__ __forceinline__ void read(const GemmArguments& args, const ProductScales& scales, int first_row,
+                                       int lane) {
+    const int blocks = args.k / kBlock;
+    maxima = {scales.maxima, first_row, args.m, blocks};
     maxima.ask(0);
     largest = maxima.largest(blocks, lane);
     inverses = row_inverses_of(largest);
@@ -71,35 +72,35 @@ template <>
 struct XScales<0> {
   float2 scales;
 
-  __device__ __forceinline__ void read(const GemmArguments& of, const ProductScales& from, int first_row, int) {
-    scales = {from.rows[min(first_row, of.rows - 1)], from.rows[min(first_row + 8, of.rows - 1)]};
+  __device__ __forceinline__ void read(const GemmArguments& args, const ProductScales& from, int first_row, int) {
+    scales = {from.rows[min(first_row, args.m - 1)], from.rows[min(first_row + 8, args.m - 1)]};
   }
   __device__ __forceinline__ float2 of_rows() const { return scales; }
 };
 
-// multiply_tile (pipeline.cuh) for 64 rows of such an x. `of_x` has been read. Half a step is
+// mainloop (pipeline.cuh) for 64 rows of such an x. `of_x` has been read. Half a step is
 // multiplied while the next half is turned: 16 registers hold both.
 //
 // Beside products a warp issues one instruction in four cycles or more, and a step of both consumers takes 1 024. So
 // what surrounds the turning is kept short: addresses that the compiler would compute anew stay in registers.
 template <int kBlock, typename Shape, int kElements, typename Committed>
-__device__ __forceinline__ uint32_t multiply_aligned(const Ring& ring, RingPlace<Shape::kStages>& at, int steps,
-                                                     int own_row, int warp, int lane, XScales<kBlock>& of_x,
+__device__ __forceinline__ uint32_t mainloop_aligned(const Pipeline& pipeline, PipelineState<Shape::kStages>& at,
+                                                     int steps, int own_row, int warp, int lane, XScales<kBlock>& of_x,
                                                      int (&c)[kElements], const Committed& committed) {
   using Maxima = BlockMaxima<kBlock>;
   // Read from lane 0, so that wgmma's operands stay in uniform registers (common/warp.cuh).
   at = {__shfl_sync(~0u, at.stage, 0), __shfl_sync(~0u, at.phase, 0)};
   uint32_t last_stage = at.stage;
   // The lane's part of the first stage. 32 columns further is an exclusive or with 32.
-  uint32_t own_x = ring.base + (own_row + warp * 16) * 128 + swizzled(lane % 16, lane / 16);
-  uint32_t w_from = uint32_t(operand(ring.base + Shape::kXBytes));
+  uint32_t own_x = pipeline.base + (own_row + warp * 16) * 128 + swizzled(lane % 16, lane / 16);
+  uint32_t w_from = uint32_t(operand(pipeline.base + Shape::kXBytes));
   keep(own_x), keep(w_from);
   for (int step = 0; step < steps; ++step) {
     BlockFactors factors[Maxima::kOfStep];
 #pragma unroll
     for (int i = 0; i < Maxima::kOfStep; ++i) factors[i] = of_x.maxima.factors(i, of_x.inverses);
     of_x.maxima.ask(min(step + 1, steps - 1));
-    wait_barrier(ring.full + 8 * at.stage, at.phase);
+    wait_barrier(pipeline.full + 8 * at.stage, at.phase);
     const uint32_t x_from = own_x + at.stage * Shape::kStageBytes;
     const uint64_t w = operand_of(w_from + at.stage * (Shape::kStageBytes >> 4));
     uint32_t asked[4][4], a[2][2][4];
@@ -119,7 +120,7 @@ __device__ __forceinline__ uint32_t multiply_aligned(const Ring& ring, RingPlace
       for (int k = 0; k < 2; ++k) multiply_held(c, a[part][k], further(w, (2 * part + k) * 32), step + part + k > 0);
       commit_products();
       wait_products<1>();  // the half before this one
-      if (part == 0 && step > 0) ring.has_read(last_stage, lane);
+      if (part == 0 && step > 0) pipeline.has_read(last_stage, lane);
     }
     committed(step);
     last_stage = at.stage;

@@ -1,5 +1,5 @@
 // Two consumers that take the block's tiles in turn. One multiplies while the other finishes the tile before, so the
-// matrix unit does not wait for epilogues. Tiles are of 128 × 128 (PingPongShape), or of 64 × 256
+// matrix unit does not wait for epilogues. TileScheduler are of 128 × 128 (PingPongShape), or of 64 × 256
 // (residual_pingpong.cuh).
 //
 // Accumulation walks K in order in one FP32 accumulator, so a row's bits depend on the row and the weights alone.
@@ -19,23 +19,23 @@ struct PingPongShape : StageShape<128> {
   static constexpr int kConstants = kStaging + 2 * kBoxes * kBoxBytes;
   static constexpr int kFull = kConstants + 2 * kColumnBytes;
   static constexpr int kEmpty = kFull + 8 * kStages;
-  static constexpr int kTurn = kEmpty + 8 * kStages;
-  static constexpr int kSharedBytes = kTurn + 2 * 8;
+  static constexpr int kOrder = kEmpty + 8 * kStages;
+  static constexpr int kSharedBytes = kOrder + 2 * 8;
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
-  static_assert(kColumns == kSumColumns, "a thread's constants are two columns'");
+  static_assert(kColumns == kStatColumns, "a thread's constants are two columns'");
 
   // Rows of a consumer. Where the consumers do not take turns, each has half of every tile.
-  template <bool kTurns>
-  static constexpr int kConsumerRows = kTurns ? kRows : kRows / 2;
+  template <bool kPingPong>
+  static constexpr int kConsumerRows = kPingPong ? kRows : kRows / 2;
 };
 
 // Makes the block's barriers. When this returns, the cluster's other block has made its own too.
-template <bool kTurns, typename Shape = PingPongShape>
-__device__ __forceinline__ void open_turns(uint32_t base) {
-  const Ring ring{base, base + Shape::kFull, base + Shape::kEmpty};
+template <bool kPingPong, typename Shape = PingPongShape>
+__device__ __forceinline__ void init_pingpong(uint32_t base) {
+  const Pipeline pipeline{base, base + Shape::kFull, base + Shape::kEmpty};
   if (threadIdx.x == 0) {
-    ring.init(Shape::kStages, kTurns ? 4 : 8);
-    for (int consumer = 0; consumer < 2; ++consumer) init_barrier(base + Shape::kTurn + 8 * consumer, 4);
+    pipeline.init(Shape::kStages, kPingPong ? 4 : 8);
+    for (int consumer = 0; consumer < 2; ++consumer) init_barrier(base + Shape::kOrder + 8 * consumer, 4);
     fence_barrier_init();
   }
   dependents_may_launch();
@@ -45,9 +45,9 @@ __device__ __forceinline__ void open_turns(uint32_t base) {
 // How a consumer multiplies that does nothing else meanwhile.
 struct PlainProducts {
   template <typename T, typename Shape, int kHalves, int kElements>
-  __device__ __forceinline__ uint32_t multiply(const Ring& ring, RingPlace<Shape::kStages>& at, int steps, int own_row,
-                                               int lane, SumOf<T> (&c)[kHalves][kElements]) const {
-    return multiply_tile<T, Shape>(ring, at, steps, own_row, lane, c, [](int) {});
+  __device__ __forceinline__ uint32_t multiply(const Pipeline& pipeline, PipelineState<Shape::kStages>& at, int steps,
+                                               int own_row, int lane, SumOf<T> (&c)[kHalves][kElements]) const {
+    return mainloop<T, Shape>(pipeline, at, steps, own_row, lane, c, [](int) {});
   }
 };
 
@@ -59,40 +59,40 @@ struct PlainProducts {
 //   after(c, turn, next)  with a tile's products; `turn` counts the consumer's tiles, `next` is its next one, or past
 //                         the end
 //   last()                after all tiles
-template <typename T, bool kTurns, typename Shape = PingPongShape, typename AllTiles, typename MakeEpilogue>
-__device__ __forceinline__ void multiply_in_turns(uint32_t base, const AllTiles& tiles, int in,
+template <typename T, bool kPingPong, typename Shape = PingPongShape, typename Scheduler, typename MakeEpilogue>
+__device__ __forceinline__ void pingpong_mainloop(uint32_t base, const Scheduler& tiles, int in,
                                                   const CUtensorMap& x_map, const CUtensorMap& w_map,
                                                   const MakeEpilogue& make_epilogue) {
-  constexpr int kHalves = Shape::template kConsumerRows<kTurns> / 64;  // wgmma's M is 64
-  const Ring ring{base, base + Shape::kFull, base + Shape::kEmpty};
-  const uint32_t turn = base + Shape::kTurn;  // two barriers: a consumer may wait and multiply (pipeline.cuh)
+  constexpr int kHalves = Shape::template kConsumerRows<kPingPong> / 64;  // wgmma's M is 64
+  const Pipeline pipeline{base, base + Shape::kFull, base + Shape::kEmpty};
+  const uint32_t order = base + Shape::kOrder;  // two barriers: a consumer may wait and multiply (pipeline.cuh)
   const int group = warp_of_block() / 4;
   const int steps = (in + kDepthOf<T> - 1) / kDepthOf<T>;
   if (group == 0) {
     give_registers<40>();
     if (warp_of_block() == 0 && elect_lane()) {
-      Copier<Shape, AllTiles, kDepthOf<T>> copier(ring, tiles, steps, x_map, w_map, w_map);
-      for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) copier.copy(tile);
-      copier.wait_all_read();
+      TmaProducer<Shape, Scheduler, kDepthOf<T>> producer(pipeline, tiles, steps, x_map, w_map, w_map);
+      for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) producer.copy(tile);
+      producer.wait_all_read();
     }
   } else {
     take_registers<232>();
     const int consumer = group - 1, lane = threadIdx.x % 32;
-    const int own_row = kTurns ? 0 : consumer * Shape::template kConsumerRows<kTurns>;
+    const int own_row = kPingPong ? 0 : consumer * Shape::template kConsumerRows<kPingPong>;
     auto epilogue = make_epilogue(consumer, own_row);
-    int ordinal = kTurns ? consumer : 0;  // of the tile among the block's
+    int ordinal = kPingPong ? consumer : 0;  // of the tile among the block's
     int tile = tiles.first + ordinal * tiles.stride;
     if (tile < tiles.end) epilogue.first(tile);
-    for (constexpr int kEvery = kTurns ? 2 : 1; tile < tiles.end; tile += kEvery * tiles.stride, ordinal += kEvery) {
+    for (constexpr int kEvery = kPingPong ? 2 : 1; tile < tiles.end; tile += kEvery * tiles.stride, ordinal += kEvery) {
       epilogue.before(tile);
-      RingPlace<Shape::kStages> at{uint32_t(ordinal * steps) % Shape::kStages,
-                                   uint32_t(ordinal * steps) / Shape::kStages & 1};
-      if (kTurns && ordinal > 0) wait_barrier(turn + 8 * consumer, (ordinal - 1) / 2 & 1);
+      PipelineState<Shape::kStages> at{uint32_t(ordinal * steps) % Shape::kStages,
+                                       uint32_t(ordinal * steps) / Shape::kStages & 1};
+      if (kPingPong && ordinal > 0) wait_barrier(order + 8 * consumer, (ordinal - 1) / 2 & 1);
       SumOf<T> c[kHalves][Shape::kColumns / 2];
-      const uint32_t last_stage = epilogue.template multiply<T, Shape>(ring, at, steps, own_row, lane, c);
-      if (kTurns && lane == 0) arrive(turn + 8 * (consumer ^ 1));  // its products follow while these are in flight
+      const uint32_t last_stage = epilogue.template multiply<T, Shape>(pipeline, at, steps, own_row, lane, c);
+      if (kPingPong && lane == 0) arrive(order + 8 * (consumer ^ 1));  // its products follow while these are in flight
       finish_products(c);
-      ring.has_read(last_stage, lane);  // at once: the other consumer waits for what is copied there next
+      pipeline.has_read(last_stage, lane);  // at once: the other consumer waits for what is copied there next
       epilogue.after(c, ordinal / kEvery, tile + kEvery * tiles.stride);
     }
     epilogue.last();

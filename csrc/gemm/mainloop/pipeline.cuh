@@ -6,15 +6,15 @@
 //
 // Phases. A barrier's phase flips when it completes, and a wait names the parity of the phase that it waits for. Stages
 // are used in order, again and again. So a reader starts with parity 0 and flips it whenever it comes back to stage 0.
-// The copier starts with parity 1, which counts as complete before the first use: its first pass finds every stage
+// The producer starts with parity 1, which counts as complete before the first use: its first pass finds every stage
 // empty.
 //
-// Turns. A parity cannot tell a phase from the one after the next. So a warp may wait for a stage only while it cannot
+// CosSin. A parity cannot tell a phase from the one after the next. So a warp may wait for a stage only while it cannot
 // be two uses late. Consumers that take tiles in turn therefore take their waits in turn too: two more mbarriers,
 // `turn`, say which consumer may wait and multiply (store.cuh, feed_forward.cuh).
 //
 // The end. A block may leave only when no other block writes to it any more, neither copies nor arrivals
-// (Copier::wait_all_read).
+// (TmaProducer::wait_all_read).
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct StageShape {
 };
 
 // The stages at `base` and their barriers, 8 bytes a stage.
-struct Ring {
+struct Pipeline {
   uint32_t base, full, empty;
 
   __device__ __forceinline__ void init(int stages, int readers) const {
@@ -63,9 +63,9 @@ struct Ring {
   }
 };
 
-// A reader's or the copier's place in the ring: the next stage, and the parity of the phase to wait for.
+// A reader's or the producer's place in the ring: the next stage, and the parity of the phase to wait for.
 template <int kStages>
-struct RingPlace {
+struct PipelineState {
   uint32_t stage, phase;
 
   __device__ __forceinline__ void advance() {
@@ -77,14 +77,14 @@ struct RingPlace {
 // stage is given back a step later, when its products are complete; the last stage's are still in flight at the end.
 // Returns that stage. `committed(step)` runs when a step's products have been committed.
 template <typename T, typename Shape, int kHalves, int kElements, typename Committed>
-__device__ __forceinline__ uint32_t multiply_tile(const Ring& ring, RingPlace<Shape::kStages>& at, int steps,
-                                                  int own_row, int lane, SumOf<T> (&c)[kHalves][kElements],
-                                                  const Committed& committed) {
-  uint32_t last_stage = at.stage;
+__device__ __forceinline__ uint32_t mainloop(const Pipeline& pipeline, PipelineState<Shape::kStages>& state, int steps,
+                                             int own_row, int lane, SumOf<T> (&c)[kHalves][kElements],
+                                             const Committed& committed) {
+  uint32_t last_stage = state.stage;
   for (int step = 0; step < steps; ++step) {
-    wait_barrier(ring.full + 8 * at.stage, at.phase);
-    const uint32_t x_from = ring.base + at.stage * Shape::kStageBytes + own_row * 128;
-    const uint32_t w_from = ring.base + at.stage * Shape::kStageBytes + Shape::kXBytes;
+    wait_barrier(pipeline.full + 8 * state.stage, state.phase);
+    const uint32_t x_from = pipeline.base + state.stage * Shape::kStageBytes + own_row * 128;
+    const uint32_t w_from = pipeline.base + state.stage * Shape::kStageBytes + Shape::kXBytes;
     fence_registers();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {  // 32 bytes each, whatever the type
@@ -97,24 +97,25 @@ __device__ __forceinline__ uint32_t multiply_tile(const Ring& ring, RingPlace<Sh
     commit_products();
     if (step > 0) {
       wait_products<1>();  // the stage before this one has been read
-      ring.has_read(last_stage, lane);
+      pipeline.has_read(last_stage, lane);
     }
     committed(step);
-    last_stage = at.stage;
-    at.advance();
+    last_stage = state.stage;
+    state.advance();
   }
   return last_stage;
 }
 
 // Fills the ring with what the block's tiles need, in their order; for one thread. kColumns: of K in a stage.
-template <typename Shape, typename AllTiles = Tiles<Shape>, int kColumns = kDepth>
-class Copier {
+template <typename Shape, typename Scheduler = TileScheduler<Shape>, int kColumns = kDepth>
+class TmaProducer {
  public:
   // Weights do not depend on an earlier kernel, so the first copies of W start while that kernel still runs.
   // `narrow_w_map`: for tiles of half the columns.
-  __device__ __forceinline__ Copier(const Ring& ring, const AllTiles& tiles, int steps, const CUtensorMap& x_map,
-                                    const CUtensorMap& w_map, const CUtensorMap& narrow_w_map)
-      : ring_(ring), tiles_(tiles), x_map_(x_map), w_map_(w_map), narrow_w_map_(narrow_w_map), steps_(steps) {
+  __device__ __forceinline__ TmaProducer(const Pipeline& pipeline, const Scheduler& tiles, int steps,
+                                         const CUtensorMap& x_map, const CUtensorMap& w_map,
+                                         const CUtensorMap& narrow_w_map)
+      : pipeline_(pipeline), tiles_(tiles), x_map_(x_map), w_map_(w_map), narrow_w_map_(narrow_w_map), steps_(steps) {
     early_ = tiles.first < tiles.end ? min(steps, Shape::kStages) : 0;
     for (int step = 0; step < early_; ++step)
       load_w(step, step, tiles.column_of(tiles.first), tiles.columns_of(tiles.first));
@@ -124,13 +125,13 @@ class Copier {
   __device__ __forceinline__ void copy(int tile) {
     const int row = tiles_.row_of(tile), column = tiles_.column_of(tile), columns = tiles_.columns_of(tile);
     for (int step = 0; step < steps_; ++step) {
-      wait_barrier(ring_.empty + 8 * at_.stage, at_.phase);
+      wait_barrier(pipeline_.empty + 8 * state_.stage, state_.phase);
       if (early_ > 0)
         --early_;
       else
-        load_w(at_.stage, step, column, columns);
+        load_w(state_.stage, step, column, columns);
       load_rows(x_map_, place(), step * kColumns, row);
-      at_.advance();
+      state_.advance();
     }
   }
 
@@ -138,43 +139,43 @@ class Copier {
   // them.
   __device__ __forceinline__ void wait_all_read() {
     for (int i = 0; i < Shape::kStages; ++i) {
-      wait_barrier(ring_.empty + 8 * at_.stage, at_.phase);
-      at_.advance();
+      wait_barrier(pipeline_.empty + 8 * state_.stage, state_.phase);
+      state_.advance();
     }
   }
 
   // A step of its own: boxes of 64 columns from `column` on, with all rows of the tile.
   __device__ __forceinline__ void copy_boxes(const CUtensorMap& map, int boxes, int row, int column) {
-    wait_barrier(ring_.empty + 8 * at_.stage, at_.phase);
-    arrive_expecting(ring_.full + 8 * at_.stage, boxes * Shape::kRows * 128);
+    wait_barrier(pipeline_.empty + 8 * state_.stage, state_.phase);
+    arrive_expecting(pipeline_.full + 8 * state_.stage, boxes * Shape::kRows * 128);
     for (int box = 0; box < boxes; ++box) load_rows(map, place() + box * Shape::kRows * 128, column + box * 64, row);
-    at_.advance();
+    state_.advance();
   }
 
  private:
-  __device__ __forceinline__ uint32_t place() const { return ring_.base + at_.stage * Shape::kStageBytes; }
+  __device__ __forceinline__ uint32_t place() const { return pipeline_.base + state_.stage * Shape::kStageBytes; }
   // Nothing reads x or the residual again soon. With 8 bits the L2 cache gives them up first, and what this kernel
   // writes stays there for the next one. With 16 bits that gains nothing.
   __device__ __forceinline__ void load_rows(const CUtensorMap& map, uint32_t to, int column, int row) const {
     const auto load = kColumns == kDepth ? load_box : load_last_box;
-    load(&map, to, ring_.full + 8 * at_.stage, column, row);
+    load(&map, to, pipeline_.full + 8 * state_.stage, column, row);
   }
   __device__ __forceinline__ void load_w(uint32_t stage, int step, int column, int columns) const {
     const int share = tiles_.rank * (columns / kCluster);
-    arrive_expecting(ring_.full + 8 * stage, Shape::kXBytes + columns * 128);
+    arrive_expecting(pipeline_.full + 8 * stage, Shape::kXBytes + columns * 128);
     load_box_for(uint16_t((1 << kCluster) - 1), columns == Shape::kColumns ? &w_map_ : &narrow_w_map_,
-                 ring_.base + stage * Shape::kStageBytes + Shape::kXBytes + share * 128, ring_.full + 8 * stage,
+                 pipeline_.base + stage * Shape::kStageBytes + Shape::kXBytes + share * 128, pipeline_.full + 8 * stage,
                  step * kColumns, column + share);
   }
 
-  const Ring& ring_;
-  const AllTiles& tiles_;
+  const Pipeline& pipeline_;
+  const Scheduler& tiles_;
   const CUtensorMap& x_map_;
   const CUtensorMap& w_map_;
   const CUtensorMap& narrow_w_map_;
   int steps_;
   int early_;  // stages whose W is on its way already
-  RingPlace<Shape::kStages> at_{0, 1};
+  PipelineState<Shape::kStages> state_{0, 1};
 };
 
 }  // namespace embert::hopper

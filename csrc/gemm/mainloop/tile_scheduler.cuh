@@ -12,18 +12,18 @@ namespace embert::hopper {
 // A block's tiles are first, first + stride, … before end. Columns run fastest, so that the blocks at work share rows
 // of x, and W stays in the L2 cache. A tile's row is found with a multiplication: divisions take measurable time.
 template <typename Shape>
-struct Tiles {
+struct TileScheduler {
   int columns, rows;         // of y, in tiles of a cluster
   uint32_t columns_inverse;  // GemmArguments::columns_inverse
   int first, stride, end;
   int rank;  // of the block in its cluster
   bool backwards;
 
-  __device__ __forceinline__ explicit Tiles(const GemmArguments& of, int /* all are whole */ = 0)
-      : columns_inverse(of.columns_inverse), backwards(of.backwards) {
+  __device__ __forceinline__ explicit TileScheduler(const GemmArguments& args, int /* all are whole */ = 0)
+      : columns_inverse(args.columns_inverse), backwards(args.backwards) {
     rank = cluster_rank();
-    columns = (of.out + Shape::kColumns - 1) / Shape::kColumns;
-    rows = (of.rows + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);
+    columns = (args.n + Shape::kColumns - 1) / Shape::kColumns;
+    rows = (args.m + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);
     first = blockIdx.x / kCluster;
     stride = gridDim.x / kCluster;
     end = columns * rows;

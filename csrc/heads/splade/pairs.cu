@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
 // A block writes the pairs of a piece of a text. What comes before it in the span, texts and pieces, is summed anew.
 __global__ void __launch_bounds__(kThreads)
     write_pairs_kernel(const float* maxima, int columns, int pitch, int first_text, const int* totals,
-                       const int* pieces, const int64_t* before, int64_t* after, const PairPlaces to) {
+                       const int* pieces, const int64_t* before, int64_t* after, const PairBuffers to) {
   __shared__ int of_warps[kWarps];
   dependents_may_launch();
   wait_for_earlier_kernels();
@@ -142,7 +142,7 @@ Status count_pairs(const float* maxima, int columns, int pitch, int count, int* 
 }
 
 Status write_pairs(const float* maxima, int columns, int pitch, int first, int count, const int* totals,
-                   const int* pieces, const int64_t* before, int64_t* after, const PairPlaces& to,
+                   const int* pieces, const int64_t* before, int64_t* after, const PairBuffers& to,
                    const Stream& stream) {
   EMBERT_TRY(check_count("write_pairs", count));
   return launch("write_pairs", write_pairs_kernel, dim3(pieces_of(columns), count), kThreads, 0, stream, maxima,

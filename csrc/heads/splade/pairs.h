@@ -34,7 +34,7 @@ Status count_pairs(const float* maxima, int columns, int pitch, int count, int* 
 
 // Where pairs go: the texts' pairs end to end, indices ascending in each. Memory of the host that the device writes in
 // place, or of the device.
-struct PairPlaces {
+struct PairBuffers {
   int* counts;    // [all texts that want pairs]: pairs of each
   int* indices;   // [capacity]
   float* values;  // [capacity]: log1p of the maxima, `logs` times
@@ -46,7 +46,7 @@ struct PairPlaces {
 // after it: `counts` tells the host which.
 //   before: pairs of all earlier texts; null: none. after: where that of the next span goes.
 Status write_pairs(const float* maxima, int columns, int pitch, int first, int count, const int* totals,
-                   const int* pieces, const int64_t* before, int64_t* after, const PairPlaces& to,
+                   const int* pieces, const int64_t* before, int64_t* after, const PairBuffers& to,
                    const Stream& stream);
 
 }  // namespace embert

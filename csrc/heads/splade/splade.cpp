@@ -43,16 +43,16 @@ int SpladeAnswer::complete(int texts) const {
 }
 
 void SpladeHead::carve_weights(uint8_t* base, size_t& bytes) {
-  Carver carver(base);
+  Arena arena(base);
   const size_t hidden = shape_.hidden, element = bytes_of(shape_.dtype);
-  const auto vector = [&](size_t count) { return reinterpret_cast<float*>(carver.take(count * sizeof(float))); };
-  of_.transform = carver.take(hidden * hidden * element);
+  const auto vector = [&](size_t count) { return reinterpret_cast<float*>(arena.take(count * sizeof(float))); };
+  of_.transform = arena.take(hidden * hidden * element);
   of_.transform_bias = vector(hidden);
   of_.gamma = vector(hidden);
   of_.beta = vector(hidden);
   of_.decoder_bias = vector(shape_.vocabulary);
-  of_.decoder = shape_.tied ? nullptr : carver.take(shape_.vocabulary * hidden * element);
-  bytes = carver.used();
+  of_.decoder = shape_.tied ? nullptr : arena.take(shape_.vocabulary * hidden * element);
+  bytes = arena.used();
 }
 
 Status SpladeHead::allocate() {
@@ -68,9 +68,9 @@ Status SpladeHead::allocate() {
   return conversion_.allocate(kConversionBytes);
 }
 
-bool SpladeHead::find(const std::string& name, Place& place) const {
+bool SpladeHead::find(const std::string& name, WeightView& place) const {
   const size_t hidden = shape_.hidden, vocabulary = shape_.vocabulary;
-  const Place places[] = {
+  const WeightView places[] = {
       {of_.transform, {hidden, hidden}, shape_.dtype},
       {of_.transform_bias, {hidden}, DType::kFloat32},
       {of_.gamma, {hidden}, DType::kFloat32},
@@ -88,7 +88,7 @@ bool SpladeHead::find(const std::string& name, Place& place) const {
 
 Status SpladeHead::load(const std::string& name, const void* host, const std::vector<size_t>& shape, DType stored,
                         const Stream& stream) {
-  Place place;
+  WeightView place;
   if (!find(name, place)) return Status::refused("the SPLADE head has no weight " + name);
   if (loaded_.count(name) > 0) return Status::refused(name + " of the SPLADE head was loaded before");
   if (shape != place.shape)
@@ -109,14 +109,14 @@ Status SpladeHead::load(const std::string& name, const void* host, const std::ve
 }
 
 void SpladeHead::carve_work(uint8_t* base, int rows, size_t& bytes) {
-  Carver carver(base);
+  Arena arena(base);
   const size_t texts = texts_at_once_;
-  at_.maxima = reinterpret_cast<float*>(carver.take(texts * maxima_pitch(shape_.vocabulary) * sizeof(float)));
-  at_.text_of = reinterpret_cast<int*>(carver.take(size_t(rows) * sizeof(int)));
-  at_.totals = reinterpret_cast<int*>(carver.take(texts * sizeof(int)));
-  at_.pieces = reinterpret_cast<int*>(carver.take(texts * pieces_of(shape_.vocabulary) * sizeof(int)));
-  at_.ends = reinterpret_cast<int64_t*>(carver.take(2 * sizeof(int64_t)));
-  bytes = carver.used();
+  at_.maxima = reinterpret_cast<float*>(arena.take(texts * maxima_pitch(shape_.vocabulary) * sizeof(float)));
+  at_.text_of = reinterpret_cast<int*>(arena.take(size_t(rows) * sizeof(int)));
+  at_.totals = reinterpret_cast<int*>(arena.take(texts * sizeof(int)));
+  at_.pieces = reinterpret_cast<int*>(arena.take(texts * pieces_of(shape_.vocabulary) * sizeof(int)));
+  at_.ends = reinterpret_cast<int64_t*>(arena.take(2 * sizeof(int64_t)));
+  bytes = arena.used();
 }
 
 Status SpladeHead::prepare(GemmProvider& gemm, const void* word, int rows, int texts, const Stream& stream) {
@@ -164,7 +164,7 @@ Status SpladeHead::run(const SpladeBatch& batch, const SpladeAnswer& answer, con
   EMBERT_TRY(transform_->run({batch.x}, {}, batch.rows, batch.scratch, nullptr, none, stream));
   EMBERT_TRY(layernorm(shape_.dtype, batch.scratch, {of_.gamma, of_.beta}, batch.rows, shape_.hidden, shape_.epsilon,
                        batch.scratch, stream));
-  const PairPlaces places = answer.places(shape_.logs);
+  const PairBuffers places = answer.places(shape_.logs);
   for (int first = 0, group = 0; first < batch.texts; ++group) {
     int first_row = 0;
     const TextSpan span = group_from(first, batch, first_row);

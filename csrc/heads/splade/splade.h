@@ -38,7 +38,7 @@ class SpladeAnswer {
   const float* values() const { return values_.as<float>(); }
   int64_t capacity() const { return capacity_; }
   size_t bytes() const { return counts_.bytes() + indices_.bytes() + values_.bytes(); }
-  PairPlaces places(int logs) const {
+  PairBuffers places(int logs) const {
     return {counts_.as<int>(), indices_.as<int>(), values_.as<float>(), capacity_, logs};
   }
 
@@ -86,12 +86,12 @@ class SpladeHead {
  private:
   void carve_weights(uint8_t* base, size_t& bytes);
   void carve_work(uint8_t* base, int rows, size_t& bytes);
-  struct Place {
+  struct WeightView {
     void* to;
     std::vector<size_t> shape;
     DType dtype;
   };
-  bool find(const std::string& name, Place& place) const;
+  bool find(const std::string& name, WeightView& place) const;
   // The next group of texts from `first` on: as many as fit the maxima.
   TextSpan group_from(int first, const SpladeBatch& batch, int& first_row) const;
 
