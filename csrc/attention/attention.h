@@ -33,7 +33,7 @@ Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork
 Status attention_sm90_in_blocks(const void* qkv, int rows, const AttentionWork& work, int heads,
                                 const RelativeScores& relative, const QuantizedBlocks& context, TensorMaps& maps,
                                 const Stream& stream);
-// The same bits where no text has a window or relative scores. TileScheduler alone; texts of up to 32 tokens are not
+// The same bits where no text has a window or relative scores. Tiles only; texts of up to 32 tokens are not
 // touched.
 bool attention_sm90_takes_long(DType dtype, int head_size);
 Status attention_sm90_long(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, void* context,

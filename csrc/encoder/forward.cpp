@@ -132,7 +132,7 @@ Status Encoder::attend(const Op& step, Replay& replay) {
   const Pooling row = replay.gathered;
   uint8_t* const qkv = memory_of(step.x);
   uint8_t* const context = memory_of(step.y);
-  // TileScheduler for long texts are for models that never ran without them: they are not measured yet.
+  // Tiles for long texts are for models that never ran without them: they are not measured yet.
   const int longest = model_.angle_tables().empty() ? 0 : replay.plan.longest;
   WindowedWork work(replay.work, model_.attention_of(step.layer).window, longest);
   if (gathers) work.queries = row == Pooling::kCls ? Queries::kFirst : Queries::kLast;

@@ -22,7 +22,7 @@ Status Encoder::reserve(Slot& slot, size_t own_floats, size_t floats, size_t lis
   EMBERT_TRY(grow(slot.output, floats));
   if (slot.vectors.bytes() < own_floats * 4) {
     EMBERT_TRY(slot.vectors.allocate(own_floats * 4));
-    // TaskOutputs begin at whole cache lines, and what lies between them is copied, too.
+    // Outputs begin at whole cache lines, and what lies between them is copied, too.
     EMBERT_CUDA(cudaMemsetAsync(slot.vectors.as(), 0, slot.vectors.bytes(), stream_.handle));
   }
   EMBERT_TRY(grow(slot.lists, listed));

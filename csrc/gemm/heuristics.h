@@ -1,5 +1,5 @@
 // Which kernel and which tile a product gets on Hopper, and all other numbers that were tuned by measuring. Host code
-// that sees sizes alone. TileScheduler change no bits, so every choice is correct, and only time depends on it.
+// that sees sizes alone. Tiles change no bits, so every choice is correct, and only time depends on it.
 // Measurements: H100, 132 multiprocessors.
 #pragma once
 
@@ -50,7 +50,7 @@ Narrowing narrowing_of(int tile_rows, int across, int clusters);
 // Shared memory of a block for few rows: half of a multiprocessor's 227 KB, so that the next kernel's blocks fit beside
 // it.
 constexpr int kSmallMBytes = 113 * 1024;
-// The same where a launch has at most a block a multiprocessor and over 64 rows: the ring has to cover the memory's
+// The same where a launch has at most a block a multiprocessor and over 64 rows: the pipeline has to cover the memory's
 // latency.
 constexpr int kSmallMMaxBytes = 227 * 1024;
 

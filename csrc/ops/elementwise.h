@@ -18,7 +18,7 @@ Status activate_rows(DType dtype, Activation activation, int rows, int columns, 
 Status gate_rows(DType dtype, Activation activation, const void* x, int rows, int columns, void* y,
                  const Stream& stream);
 
-// CosSin queries and keys of x[rows, pitch], in place.
+// Applies RoPE to queries and keys of x[rows, pitch], in place.
 Status rope_rows(DType dtype, void* x, int rows, int pitch, const RopeColumns& of, const Stream& stream);
 
 // y[count] = x[count], between storage types.

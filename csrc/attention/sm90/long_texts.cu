@@ -1,9 +1,9 @@
 // softmax(Q·Kᵀ/√d)·V of long texts on Hopper: tiles of 128 queries, head size 64, 16-bit types.
 //
-// Two warpgroups take 64 queries each and share K and V, which come through a ring of four steps of 64 keys. A block
-// stands for two entries of the work list, of which the second one's block ends at once. Everything else is a step of
-// sm90.cu: the same products of the same shapes, the same softmax, keys in the same order. So the bits are the same,
-// and the choice between the two kernels may depend on the batch.
+// Two warpgroups take 64 queries each and share K and V, which come through a pipeline of four steps of 64 keys. A
+// block stands for two entries of the work list, of which the second one's block ends at once. Everything else is a
+// step of sm90.cu: the same products of the same shapes, the same softmax, keys in the same order. So the bits are the
+// same, and the choice between the two kernels may depend on the batch.
 //
 // By count, 16 texts of 8 192 tokens with 12 heads, a layer on an H100 (132 multiprocessors at 1.755 GHz):
 //   products            3.3 TFLOP          3.3 ms at 989 TFLOP/s

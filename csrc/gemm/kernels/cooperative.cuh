@@ -7,7 +7,7 @@
 // the multiprocessors better with them, with all rows or with the last ones (heuristics.h).
 //
 // Accumulation walks K in order in one FP32 accumulator, so a row's bits depend on the row and the weights alone. The
-// residual comes through the ring too, as one or two more steps after those of K.
+// residual comes through the pipeline too, as one or two more steps after those of K.
 //
 // LayerNorms are folded in (EPILOGUES.md): the epilogue turns the sums of its rows into (1/σ, −μ/σ), applies 1/σ to the
 // product (the LayerNorm of x) or both to the residual, and writes the sums of its own rows for the next product.
@@ -37,7 +37,7 @@ struct CooperativeShape : StageShape<kColumnsValue, kConsumersValue> {
   static constexpr int kEmpty = kFull + 8 * kStages;
   static constexpr int kBegun = kEmpty + 8 * kStages;
   static constexpr int kSharedBytes = kBegun + 8;
-  // Columns of the residual in a step of the ring: as many as fit a stage; 64 columns take kRows · 128 bytes.
+  // Columns of the residual in a step of the pipeline: as many as fit a stage; 64 columns take kRows · 128 bytes.
   static constexpr int kResidualColumns = Stage::kStageBytes / (Stage::kRows * 128) >= 2 ? 128 : 64;
 
   // Registers a thread, of the 65 536 of a multiprocessor.

@@ -39,7 +39,7 @@ struct FeedForwardShape {
   static constexpr int kChunk = 64;     // of the inner activations
   static constexpr int kBoxes = kHidden / 64;
   static constexpr int kXBytes = kBoxes * kBoxBytes;  // a consumer's
-  // A stage of the ring: half of K of a chunk's rows of W_in, or half of the rows of a chunk's columns of W_out.
+  // A stage of the pipeline: half of K of a chunk's rows of W_in, or half of the rows of a chunk's columns of W_out.
   static constexpr int kHalf = kHidden / 2;
   static constexpr int kStageBytes = kHalf * kChunk * 2;
   static constexpr int kStages = 4;        // of a chunk, each always at the same address, which saves registers

@@ -12,7 +12,7 @@
 //   - A tile has fewer rows than wgmma's 64 where that leaves more multiprocessors to fetch x and W. The product reads
 //     64 rows all the same: those past the tile are whatever follows in shared memory, and are not stored.
 //   - Two blocks fit on a multiprocessor, so that the next kernel's blocks start before this kernel's blocks end.
-// Accumulation, epilogue and sums are those of the kernels for many rows, to the bit. The ring is pipeline.cuh's,
+// Accumulation, epilogue and sums are those of the kernels for many rows, to the bit. The pipeline is pipeline.cuh's,
 // without clusters, and with addresses of its own.
 #pragma once
 

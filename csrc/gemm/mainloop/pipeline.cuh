@@ -1,4 +1,5 @@
-// The ring: stages in shared memory through which a copying thread hands tiles of x and W to the warps that multiply.
+// The pipeline: stages in shared memory through which a copying thread hands tiles of x and W to the warps that
+// multiply.
 //
 // Barriers. A stage has two mbarriers. `full` completes when the bytes of the stage have arrived. `empty` completes
 // when all warps that read the stage have done so. The warps of both blocks of a cluster count, because each block's
@@ -9,7 +10,7 @@
 // The producer starts with parity 1, which counts as complete before the first use: its first pass finds every stage
 // empty.
 //
-// CosSin. A parity cannot tell a phase from the one after the next. So a warp may wait for a stage only while it cannot
+// Order. A parity cannot tell a phase from the one after the next. So a warp may wait for a stage only while it cannot
 // be two uses late. Consumers that take tiles in turn therefore take their waits in turn too: two more mbarriers,
 // `turn`, say which consumer may wait and multiply (store.cuh, feed_forward.cuh).
 //
@@ -63,7 +64,7 @@ struct Pipeline {
   }
 };
 
-// A reader's or the producer's place in the ring: the next stage, and the parity of the phase to wait for.
+// A reader's or the producer's place in the pipeline: the next stage, and the parity of the phase to wait for.
 template <int kStages>
 struct PipelineState {
   uint32_t stage, phase;
@@ -106,7 +107,7 @@ __device__ __forceinline__ uint32_t mainloop(const Pipeline& pipeline, PipelineS
   return last_stage;
 }
 
-// Fills the ring with what the block's tiles need, in their order; for one thread. kColumns: of K in a stage.
+// Fills the pipeline with what the block's tiles need, in their order; for one thread. kColumns: of K in a stage.
 template <typename Shape, typename Scheduler = TileScheduler<Shape>, int kColumns = kDepth>
 class TmaProducer {
  public:
