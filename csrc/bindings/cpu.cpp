@@ -106,7 +106,7 @@ NB_MODULE(_cpu, module) {
       .def("__call__", &apply, "x"_a, "rows"_a, "y"_a, "activation"_a, "residual"_a, "gate"_a, "threads"_a,
            nb::call_guard<nb::gil_scoped_release>());
 
-  nb::class_<Int8LinearAvx512, LinearLayer>(module, "Int8LinearAvx512")
+  nb::class_<Int8LinearAvx512, LinearLayer>(module, "Int8Linear")
       .def(
           "__init__",
           [](Int8LinearAvx512* self, const Array<std::int8_t, 2>& weight, const Array<float, 1>& scales,
@@ -155,7 +155,7 @@ NB_MODULE(_cpu, module) {
           "x"_a, "rows"_a, "groups"_a, "bias"_a, "longest"_a, "window"_a, "y"_a, "threads"_a);
 
   module.def(
-      "normalize",
+      "normalise",
       [](std::uintptr_t x, int rows, int columns, std::uintptr_t gamma, std::uintptr_t beta, float epsilon,
          std::uintptr_t y, int threads) {
         normalize(at<const float>(x), rows, columns, at<const float>(gamma), at<const float>(beta), epsilon,

@@ -99,7 +99,7 @@ def int8_linear_avx512(
     """One in eight bits, with the integers that quantization/ defines: `weights` lie one below the other."""
     integers = np.concatenate([weight.integers for weight in weights])
     scales = np.concatenate([weight.scales for weight in weights])
-    return LinearAvx512(_kernels().Int8LinearAvx512(integers, scales, bias.contiguous().numpy()), len(bias), activation)
+    return LinearAvx512(_kernels().Int8Linear(integers, scales, bias.contiguous().numpy()), len(bias), activation)
 
 
 NormOf = tuple[torch.Tensor, torch.Tensor, float]  # gamma, beta, epsilon
@@ -135,7 +135,7 @@ def normalized(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, 
     """LayerNorm, or without `beta` RMSNorm, of float32 [T, columns]."""
     x = x.contiguous()
     y = torch.empty_like(x)
-    _kernels().normalize(
+    _kernels().normalise(
         x.data_ptr(),
         *x.shape,
         gamma.data_ptr(),
