@@ -21,6 +21,8 @@ from embert.server.protocols.rerank import ApiVersion, RerankMeta, RerankResult,
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody, TextList
 from embert.server.request.request_context import JSON, RequestContext
 from embert.server.request.serialization import answer_id, quantize, rows_json
+from embert.server.request.text_pairs import PairTokenizeOptions
+from embert.server.request.texts_and_ids import TokenizeOptions
 
 __all__ = [
     "CohereEmbedRequest",
@@ -86,8 +88,7 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
         param="documents",
         top_n=request.top_n,
         raw=False,
-        truncate=None,
-        limits=PairLimits(second=request.max_tokens_per_doc or _DOCUMENT_TOKENS),
+        options=PairTokenizeOptions(limits=PairLimits(second=request.max_tokens_per_doc or _DOCUMENT_TOKENS)),
     )
     rows = await joined(result_rows(ranking, request.documents if request.return_documents else None))
     return JSON, (
@@ -205,12 +206,14 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     limit = handle.check_limit(request.max_tokens, is_query=is_query, param="max_tokens")
     encoded = await context.tokenize(
         texts,
-        param=param,
-        truncate=True if truncate is None and limit is not None else truncate,
-        direction=side,
-        prompt_name=prompt_name,
-        is_query=is_query,
-        limit=limit,
+        param,
+        TokenizeOptions(
+            truncate=True if truncate is None and limit is not None else truncate,
+            direction=side,
+            prompt_name=prompt_name,
+            is_query=is_query,
+            limit=limit,
+        ),
     )
     more = (len(types) - 1) * handle.answer_bytes(encoded, Task.EMBED, dimensions)  # than `run` counts
     context.hold(more + _BYTES_A_CHARACTER * sum(map(len, texts)), "the answer")

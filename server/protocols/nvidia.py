@@ -11,6 +11,7 @@ from embert.server.protocols.openai import Usage
 from embert.server.protocols.ranking import Document, documents_texts, joined, rank
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody
 from embert.server.request.request_context import JSON, RequestContext
+from embert.server.request.text_pairs import PairTokenizeOptions
 
 __all__ = ["NvidiaRanking", "RankingRequest", "ranking"]
 
@@ -60,7 +61,7 @@ async def ranking(context: RequestContext) -> tuple[bytes, bytes]:
         param="passages",
         top_n=request.top_n,
         raw=True,
-        truncate=None if request.truncate is None else request.truncate == "END",
+        options=PairTokenizeOptions(None if request.truncate is None else request.truncate == "END"),
     )
     rows = await joined(b'{"index":%d,"logit":%b}' % row for row in zip(found.indices, found.scores, strict=True))
     usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (found.tokens, found.tokens)

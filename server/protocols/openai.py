@@ -23,6 +23,7 @@ from embert.server.request.request_body import (
 from embert.server.request.request_context import JSON, RequestContext
 from embert.server.request.serialization import NumberType, openai_json, quantize, typed_openai_json
 from embert.server.request.served_model import Capability
+from embert.server.request.texts_and_ids import TokenizeOptions
 
 __all__ = [
     "EmbeddingList",
@@ -157,13 +158,15 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     limit = request.truncate_prompt_tokens
     encoded = await context.tokenize(
         request.input,
-        param="input",
-        truncate=request.truncate if request.truncate is not None or limit is None else True,
-        direction=request.truncation_side,
-        task=request.task,
-        prompt_name=prompt_name,
-        is_query=is_query,
-        limit=handle.check_limit(limit, is_query=is_query),
+        "input",
+        TokenizeOptions(
+            truncate=request.truncate if request.truncate is not None or limit is None else True,
+            direction=request.truncation_side,
+            task=request.task,
+            prompt_name=prompt_name,
+            is_query=is_query,
+            limit=handle.check_limit(limit, is_query=is_query),
+        ),
     )
     answer = await context.run(encoded, tasks, dimensions=dimensions, normalize=request.normalize)
     raw = context.wants_raw

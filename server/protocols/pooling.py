@@ -25,7 +25,7 @@ from embert.server.request.request_body import TEXT_OR_IDS, InputForms, InputTyp
 from embert.server.request.request_context import JSON, OCTETS, RequestContext
 from embert.server.request.serialization import Pauses, flat_json, floats_json
 from embert.server.request.served_model import Capability
-from embert.server.request.texts_and_ids import GivenTexts
+from embert.server.request.texts_and_ids import GivenTexts, TokenizeOptions
 
 __all__ = ["PoolingList", "PoolingRequest", "pooling"]
 
@@ -112,12 +112,14 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
     dimensions = handle.served.check_dimensions(request.dimensions)
     encoded = await context.tokenize(
         request.input,
-        param="input",
-        truncate=None if limit is None else True,
-        direction=request.truncation_side,
-        prompt_name=prompt_name,
-        is_query=is_query,
-        limit=handle.check_limit(limit, is_query=is_query),
+        "input",
+        TokenizeOptions(
+            truncate=None if limit is None else True,
+            direction=request.truncation_side,
+            prompt_name=prompt_name,
+            is_query=is_query,
+            limit=handle.check_limit(limit, is_query=is_query),
+        ),
     )
     answer = await context.run(encoded, task, dimensions=dimensions, normalize=activates)
     texts = _of_texts(handle, task, answer.rows[task], activates=activates)

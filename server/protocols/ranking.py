@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,10 @@ from pydantic import ConfigDict
 from embert.engine import Encoded, Task
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import scores
-from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.http.errors import EmptyInput
 from embert.server.request.request_body import FAIL_FAST, InputForm, RequestBody
 from embert.server.request.request_context import RequestContext
-from embert.server.request.text_pairs import TextPairs
+from embert.server.request.text_pairs import PairTokenizeOptions, TextPairs
 
 __all__ = [
     "DOCUMENTS",
@@ -80,9 +79,7 @@ async def score_pairs(
     seconds: list[str],
     *,
     params: tuple[str, str],
-    truncate: bool | None,
-    direction: Any = None,
-    limits: PairLimits = NO_PAIR_LIMITS,
+    options: PairTokenizeOptions,
 ) -> tuple[Floats, Encoded]:
     """The logits of pairs by a model of one label: float32 [n]; `params` are the fields of the texts.
 
@@ -93,9 +90,7 @@ async def score_pairs(
         if not given:
             raise EmptyInput(f"`{param}` must not be an empty list", param)
         handle.limits.check_documents(len(given), param)
-    encoded = await context.tokenize_pairs(
-        TextPairs(firsts, seconds), params=params, truncate=truncate, direction=direction, limits=limits
-    )
+    encoded = await context.tokenize_pairs(TextPairs(firsts, seconds), params, options)
     answer = await context.run(encoded, Task.CLASSIFY)
     return answer.vectors[:, 0], encoded
 
@@ -108,23 +103,13 @@ async def rank(
     param: str,
     top_n: int | None,
     raw: bool,
-    truncate: bool | None,
-    direction: Any = None,
-    limits: PairLimits = NO_PAIR_LIMITS,
+    options: PairTokenizeOptions,
 ) -> Ranking:
     """Texts by their relevance to a query; `top_n` keeps the best, where it is neither None nor 0.
 
     The errors are those of `score_pairs`.
     """
-    logits, encoded = await score_pairs(
-        context,
-        [query],
-        texts,
-        params=("query", param),
-        truncate=truncate,
-        direction=direction,
-        limits=limits,
-    )
+    logits, encoded = await score_pairs(context, [query], texts, params=("query", param), options=options)
     # Scores of logits far from 0 may be equal, so logits decide.
     order = np.argsort(-logits, kind="stable")[: top_n or None]
     chosen = scores(logits[order][:, None], activation(context.handle.served.classifier, raw=raw))[:, 0]

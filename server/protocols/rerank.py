@@ -17,6 +17,7 @@ from embert.server.protocols.fields import RERANK
 from embert.server.protocols.ranking import DOCUMENTS, Documents, Ranking, documents_texts, joined, rank
 from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody
 from embert.server.request.request_context import JSON, RequestContext
+from embert.server.request.text_pairs import PairTokenizeOptions
 
 __all__ = [
     "ApiVersion",
@@ -203,9 +204,9 @@ async def ranked(
         param=param,
         top_n=request.top_n,
         raw=bool(request.raw_scores) or request.use_activation is False,
-        truncate=request.cuts if request.truncate is None else request.truncate,
-        direction=direction,
-        limits=request.limits,
+        options=PairTokenizeOptions(
+            request.cuts if request.truncate is None else request.truncate, direction, request.limits
+        ),
     )
 
 

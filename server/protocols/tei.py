@@ -32,6 +32,7 @@ from embert.server.request.request_body import (
 )
 from embert.server.request.request_context import JSON, RequestContext
 from embert.server.request.serialization import floats_json, nested_floats_json, sparse_json
+from embert.server.request.texts_and_ids import TokenizeOptions
 
 __all__ = [
     "EmbedAllRequest",
@@ -152,12 +153,14 @@ async def embed_all(context: RequestContext) -> tuple[bytes, bytes]:
 async def _tokenized(context: RequestContext, request: EmbedSparseRequest, is_query: bool | None = None) -> Encoded:
     return await context.tokenize(
         request.inputs,
-        param="inputs",
-        truncate=request.truncate,
-        direction=request.truncation_direction,
-        task=request.task,
-        prompt_name=request.prompt_name,
-        is_query=is_query,
+        "inputs",
+        TokenizeOptions(
+            truncate=request.truncate,
+            direction=request.truncation_direction,
+            task=request.task,
+            prompt_name=request.prompt_name,
+            is_query=is_query,
+        ),
     )
 
 
@@ -209,11 +212,13 @@ async def similarity(context: RequestContext) -> tuple[bytes, bytes]:
     parameters = request.parameters or SimilarityParameters()
     encoded = await context.tokenize(
         [request.inputs.source_sentence, *request.inputs.sentences],
-        param="inputs",
-        truncate=parameters.truncate,
-        direction=parameters.truncation_direction,
-        task=parameters.task,
-        prompt_name=parameters.prompt_name,
+        "inputs",
+        TokenizeOptions(
+            truncate=parameters.truncate,
+            direction=parameters.truncation_direction,
+            task=parameters.task,
+            prompt_name=parameters.prompt_name,
+        ),
     )
     answer = await context.run(encoded)
     return JSON, orjson.dumps(answer.vectors[1:] @ answer.vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)

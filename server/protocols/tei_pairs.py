@@ -28,7 +28,7 @@ from embert.server.request.request_body import (
     TextLists,
 )
 from embert.server.request.request_context import JSON, RequestContext
-from embert.server.request.text_pairs import TextPairs
+from embert.server.request.text_pairs import PairTokenizeOptions, TextPairs
 
 __all__ = ["PredictRequest", "Predictions", "Ranks", "RerankRequest", "predict", "rerank"]
 
@@ -146,9 +146,8 @@ async def predict(context: RequestContext) -> tuple[bytes, bytes]:
     handle.limits.check_count(len(texts.seconds), "inputs")
     encoded = await context.tokenize_pairs(
         texts,
-        params=("inputs", "inputs"),
-        truncate=request.truncate,
-        direction=request.truncation_direction,
+        ("inputs", "inputs"),
+        PairTokenizeOptions(request.truncate, request.truncation_direction),
     )
     logits = (await context.run(encoded, Task.CLASSIFY)).vectors
     classifier, parameters = handle.served.classifier, request.parameters

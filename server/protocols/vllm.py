@@ -20,6 +20,8 @@ from embert.server.protocols.ranking import activation, joined, json_numbers, sc
 from embert.server.protocols.rerank import PairFields
 from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody, TextList
 from embert.server.request.request_context import JSON, RequestContext
+from embert.server.request.text_pairs import PairTokenizeOptions
+from embert.server.request.texts_and_ids import TokenizeOptions
 
 __all__ = ["Classes", "ClassifyRequest", "ScoreRequest", "Scores", "classify", "score"]
 
@@ -123,9 +125,7 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
         firsts,
         seconds,
         params=params,
-        truncate=request.cuts,
-        direction=request.truncation_side,
-        limits=request.limits,
+        options=PairTokenizeOptions(request.cuts, request.truncation_side, request.limits),
     )
     how = activation(handle.served.classifier, raw=request.use_activation is False)
     numbers = json_numbers(scores(logits[:, None], how)[:, 0])
@@ -161,10 +161,12 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
         context.give_way()
     encoded = await context.tokenize(
         request.input,
-        param="input",
-        truncate=None if limit is None else True,
-        direction=request.truncation_side,
-        limit=handle.check_limit(limit),
+        "input",
+        TokenizeOptions(
+            truncate=None if limit is None else True,
+            direction=request.truncation_side,
+            limit=handle.check_limit(limit),
+        ),
     )
     answer = await context.run(encoded, Task.CLASSIFY)
     classifier = handle.served.classifier

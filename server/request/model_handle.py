@@ -6,10 +6,8 @@ import dataclasses
 import time
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
 
 from embert.engine import Encoded, Model, Task, Tokenizer
-from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.config import ModelConfig, ServeConfig
 from embert.server.engine_client.pending import Receive
 from embert.server.engine_client.router import Router
@@ -21,8 +19,8 @@ from embert.server.request.latency_breakdown import LatencyBreakdown
 from embert.server.request.request_body import TextsAndIds
 from embert.server.request.serialization import BYTES_A_NUMBER, BYTES_A_WEIGHT
 from embert.server.request.served_model import ServedModel
-from embert.server.request.text_pairs import PairTokenizer, TextPairs
-from embert.server.request.texts_and_ids import GivenTexts, TextTokenizer
+from embert.server.request.text_pairs import PairTokenizeOptions, PairTokenizer, TextPairs
+from embert.server.request.texts_and_ids import GivenTexts, TextTokenizer, TokenizeOptions
 from embert.server.request.tokenizer_pool import TokenizerPool
 
 __all__ = ["ModelHandle"]
@@ -147,24 +145,15 @@ class ModelHandle:
         given: TextsAndIds,
         receive: Receive,
         breakdown: LatencyBreakdown,
-        options: RequestOptions,
-        *,
+        request: RequestOptions,
         param: str,
-        truncate: bool | None,
-        direction: Any = None,
-        task: str | None = None,
-        prompt_name: str | None,
-        is_query: bool | None = None,
-        limit: int | None = None,
+        options: TokenizeOptions,
     ) -> Encoded:
-        """Texts or ids, checked, to packed ids. Raises the ServerError that says what is wrong with them.
+        """Texts or ids of the field `param`, checked, to packed ids. Raises the ServerError of what is wrong with them.
 
-        `task` names one of the model's adapters. `is_query`: whether the texts are queries or documents, to a model of
-        late interaction or with adapters; None: neither. `limit`: the most tokens of a text, special ones included;
-        None: as many as the model takes.
-        Raises Overloaded where the queue has no room for as many tokens as there are words: rejected texts are not
-        tokenized.
+        Raises Overloaded, before tokenizing, where the queue cannot take as many tokens as there are words.
         """
+        truncate, direction, limit, task, prompt_name, is_query = options
         texts = GivenTexts.of(given, param)
         self.limits.check_count(len(texts.items), param)
         if texts.kind is not str and prompt_name is not None:
@@ -175,22 +164,24 @@ class ModelHandle:
         breakdown.characters = texts.characters
         if texts.most_tokens > _QUICK_TOKENS:
             least = partial(texts.least_tokens, self.model.max_input_length)
-            self.admission.check_room(least, texts.most_tokens, options)
+            self.admission.check_room(least, texts.most_tokens, request)
         encoded = await self._text_tokenizer.encode(
             texts,
             receive,
-            self.checking(options, partial(self.limits.check_tokens, param=param, more=True)),
-            prompt=prompt,
-            is_query=is_query,
-            truncate=self.config.auto_truncate if truncate is None else truncate,
-            direction=direction,
-            param=param,
-            limit=limit,
+            self.checking(request, partial(self.limits.check_tokens, param=param, more=True)),
+            {
+                "truncate": self.config.auto_truncate if truncate is None else truncate,
+                "direction": direction,
+                "prompt": prompt,
+                "param": param,
+                "is_query": is_query,
+                "limit": limit,
+            },
         )
         breakdown.tokenize_s = time.perf_counter() - began
         breakdown.tokens = encoded.tokens
         self.limits.check_tokens(encoded.tokens, param)
-        self._observe(encoded, options)
+        self._observe(encoded, request)
         return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
 
     async def tokenize_pairs(
@@ -198,12 +189,9 @@ class ModelHandle:
         texts: TextPairs,
         receive: Receive,
         breakdown: LatencyBreakdown,
-        options: RequestOptions,
-        *,
+        request: RequestOptions,
         params: tuple[str, str],
-        truncate: bool | None,
-        direction: Any = None,
-        limits: PairLimits = NO_PAIR_LIMITS,
+        options: PairTokenizeOptions,
     ) -> Encoded:
         """Pairs of texts, which the caller has counted, to packed ids. Bounds and errors are those of `tokenize`.
 
@@ -211,36 +199,38 @@ class ModelHandle:
         """
         began = time.perf_counter()
         breakdown.characters = texts.characters
-        least = partial(texts.least_tokens, self.model.max_input_length, limits)
-        self.admission.check_room(least, texts.most_tokens, options)
+        least = partial(texts.least_tokens, self.model.max_input_length, options.limits)
+        self.admission.check_room(least, texts.most_tokens, request)
         if prompt := self.served.default_prompt:
             texts = TextPairs([prompt + first for first in texts.firsts], texts.seconds)
         encoded = await self._pair_tokenizer.encode(
             texts,
             receive,
-            self.checking(options, partial(self.limits.check_pair_tokens, param=params[1], more=True)),
-            params=params,
-            truncate=self.config.auto_truncate if truncate is None else truncate,
-            direction=direction,
-            limits=limits,
+            self.checking(request, partial(self.limits.check_pair_tokens, param=params[1], more=True)),
+            {
+                "truncate": self.config.auto_truncate if options.truncate is None else options.truncate,
+                "direction": options.direction,
+                "limits": options.limits,
+                "params": params,
+            },
         )
         breakdown.tokenize_s = time.perf_counter() - began
         breakdown.tokens = encoded.tokens
         self.limits.check_pair_tokens(encoded.tokens, params[1])
-        self._observe(encoded, options)
+        self._observe(encoded, request)
         return encoded
 
-    def checking(self, options: RequestOptions, check: Callable[[int], None]) -> Callable[[int], None]:
+    def checking(self, request: RequestOptions, check: Callable[[int], None]) -> Callable[[int], None]:
         """For TokenizerPool.run: `check`, and Unavailable once the request is out of time."""
 
         def both(tokens: int) -> None:
             check(tokens)
-            self.admission.check_time(options)
+            self.admission.check_time(request)
 
         return both
 
-    def _observe(self, encoded: Encoded, options: RequestOptions) -> None:
-        work = self.metrics.work(self.served.name, options.priority)
+    def _observe(self, encoded: Encoded, request: RequestOptions) -> None:
+        work = self.metrics.work(self.served.name, request.priority)
         work.texts += encoded.sequences
         work.tokens += encoded.tokens
         work.truncated_texts += encoded.truncated

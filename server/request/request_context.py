@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope
 from embert.engine import Encoded, Task
 from embert.engine.batch import cumulative
 from embert.engine.heads.description import kept_rows
-from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
 from embert.server.config import option_name
 from embert.server.engine_client.pending import Answer, TooManyWeights
 from embert.server.http.accept import prefers
@@ -32,7 +31,8 @@ from embert.server.request.model_registry import ModelSelector
 from embert.server.request.request_body import RequestBody, TextsAndIds, as_sent, parse, validate
 from embert.server.request.serialization import BYTES_A_WEIGHT, raw_rows
 from embert.server.request.served_model import Capability
-from embert.server.request.text_pairs import TextPairs
+from embert.server.request.text_pairs import PairTokenizeOptions, TextPairs
+from embert.server.request.texts_and_ids import TokenizeOptions
 
 if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTrace
@@ -43,6 +43,7 @@ RequestT = TypeVar("RequestT", bound=RequestBody)
 
 JSON, OCTETS = b"application/json", b"application/octet-stream"
 _A_ROW_A_TOKEN = Task.TOKENS | Task.MULTI
+_DEFAULT_OPTIONS = TokenizeOptions()
 _AS_WRITTEN: Mapping[str, str] = {}  # names of fields, where the client has the schema's own
 
 
@@ -227,58 +228,18 @@ class RequestContext:
         if not self.options.has_priority:
             self.options.low_priority = handle.config.low_priority
 
-    async def tokenize(
-        self,
-        given: TextsAndIds,
-        *,
-        param: str,
-        truncate: bool | None,
-        direction: Any = None,
-        task: str | None = None,
-        prompt_name: str | None = None,
-        is_query: bool | None = None,
-        limit: int | None = None,
-    ) -> Encoded:
-        """Texts or ids to packed ids; see ModelHandle.tokenize."""
+    async def tokenize(self, given: TextsAndIds, param: str, options: TokenizeOptions = _DEFAULT_OPTIONS) -> Encoded:
+        """Texts or ids of the field `param` to packed ids; see ModelHandle.tokenize."""
         await self._wait_to_tokenize()
-        self._param, self._is_query = param, bool(is_query)
-        encoded = await self.handle.tokenize(
-            given,
-            self.receive,
-            self.breakdown,
-            self.options,
-            param=param,
-            truncate=truncate,
-            direction=direction,
-            task=task,
-            prompt_name=prompt_name,
-            is_query=is_query,
-            limit=limit,
-        )
+        self._param, self._is_query = param, bool(options.is_query)
+        encoded = await self.handle.tokenize(given, self.receive, self.breakdown, self.options, param, options)
         self._note_tokenized(encoded)
         return encoded
 
-    async def tokenize_pairs(
-        self,
-        texts: TextPairs,
-        *,
-        params: tuple[str, str],
-        truncate: bool | None,
-        direction: Any = None,
-        limits: PairLimits = NO_PAIR_LIMITS,
-    ) -> Encoded:
-        """Pairs of texts to packed ids; see ModelHandle.tokenize_pairs."""
+    async def tokenize_pairs(self, texts: TextPairs, params: tuple[str, str], options: PairTokenizeOptions) -> Encoded:
+        """Pairs of texts of the fields `params` to packed ids; see ModelHandle.tokenize_pairs."""
         await self._wait_to_tokenize()
-        encoded = await self.handle.tokenize_pairs(
-            texts,
-            self.receive,
-            self.breakdown,
-            self.options,
-            params=params,
-            truncate=truncate,
-            direction=direction,
-            limits=limits,
-        )
+        encoded = await self.handle.tokenize_pairs(texts, self.receive, self.breakdown, self.options, params, options)
         self._note_tokenized(encoded)
         return encoded
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from embert.engine import Encoded, Tokenizer
 from embert.engine.batch import cumulative
-from embert.engine.tokenization.pairs import PairLimits, PairOptions
+from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits, PairOptions
+from embert.engine.tokenization.tokenizer import EncodeOptions
 from embert.server.engine_client.pending import Receive
 from embert.server.request.tokenizer_pool import TokenizerPool, input_errors
 
-__all__ = ["PairTokenizer", "TextPairs", "interleaved"]
+__all__ = ["PairTokenizeOptions", "PairTokenizer", "TextPairs", "interleaved"]
 
 # Up to so many are tokenized on the event loop, as in texts_and_ids.py.
 _INLINE_CHARACTERS = 4096
@@ -22,6 +23,14 @@ _INLINE_KNOWN_CHARACTERS = 65536  # where the word cache knows all words
 
 _WORDS_SOUGHT_IN = 262_144  # characters: a few milliseconds on the event loop
 _SPECIAL_TOKENS = 4  # of a pair, at the most
+
+
+class PairTokenizeOptions(NamedTuple):
+    """How a request wants its pairs read."""
+
+    truncate: bool | None = None  # whether a pair that is too long is cut; None: as --auto-truncate says
+    direction: Any = None  # the end of a text that is cut off, "right" or "left"; None: the tokenizer's own
+    limits: PairLimits = NO_PAIR_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +103,20 @@ class PairTokenizer:
         texts: TextPairs,
         receive: Receive,
         check: Callable[[int], None],
-        **how: Unpack[PairOptions],
+        options: PairOptions,
     ) -> Encoded:
         """The pairs and single texts, in their order. `check` and the errors are those of TokenizerPool.run."""
         are_single = [second is None for second in texts.seconds]
         with input_errors():
             if not any(are_single):
-                return await self._encode_pairs(texts, receive, check, how)
+                return await self._encode_pairs(texts, receive, check, options)
             singles = await self._encode_firsts(
-                texts.of_kind(single=True, filler=self.tokenizer.probe), receive, check, how
+                texts.of_kind(single=True, filler=self.tokenizer.probe), receive, check, options
             )
             if all(are_single):
                 return singles
             pairs = await self._encode_pairs(
-                texts.of_kind(single=False, filler=self.tokenizer.probe), receive, check, how
+                texts.of_kind(single=False, filler=self.tokenizer.probe), receive, check, options
             )
             return interleaved(are_single, singles, pairs)
 
@@ -116,30 +125,34 @@ class PairTokenizer:
         texts: TextPairs,
         receive: Receive,
         check: Callable[[int], None],
-        how: PairOptions,
+        options: PairOptions,
     ) -> Encoded:
         firsts, seconds = texts.firsts, cast("Sequence[str]", texts.seconds)
         if texts.characters <= _INLINE_CHARACTERS:
-            return self.tokenizer.encode_pairs(firsts, seconds, **how)
+            return self.tokenizer.encode_pairs(firsts, seconds, **options)
         if texts.characters <= _INLINE_KNOWN_CHARACTERS:
-            known = self.tokenizer.encode_known_pairs(firsts, seconds, **how)
+            known = self.tokenizer.encode_known_pairs(firsts, seconds, **options)
             if known is not None:
                 return known
-        turns = self.tokenizer.encode_pairs_chunks(firsts, seconds, **how, most_unbroken=self.most_unbroken)
-        return await self.pool.run(turns, texts.size, receive, check)
+        chunks = self.tokenizer.encode_pairs_chunks(firsts, seconds, **options, most_unbroken=self.most_unbroken)
+        return await self.pool.run(chunks, texts.size, receive, check)
 
     async def _encode_firsts(
         self,
         texts: TextPairs,
         receive: Receive,
         check: Callable[[int], None],
-        how: PairOptions,
+        options: PairOptions,
     ) -> Encoded:
-        alone: dict[str, Any] = {"truncate": how["truncate"], "direction": how["direction"], "param": how["params"][0]}
+        single: EncodeOptions = {
+            "truncate": options["truncate"],
+            "direction": options["direction"],
+            "param": options["params"][0],
+        }
         if texts.size <= _INLINE_CHARACTERS:
-            return self.tokenizer.encode(texts.firsts, **alone)
-        turns = self.tokenizer.encode_chunks(texts.firsts, **alone, most_unbroken=self.most_unbroken)
-        return await self.pool.run(turns, texts.size, receive, check)
+            return self.tokenizer.encode(texts.firsts, **single)
+        chunks = self.tokenizer.encode_chunks(texts.firsts, **single, most_unbroken=self.most_unbroken)
+        return await self.pool.run(chunks, texts.size, receive, check)
 
 
 def _words(text: str, characters: int, most: int) -> int:

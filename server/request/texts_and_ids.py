@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from embert.engine import Encoded, Tokenizer
+from embert.engine.tokenization.tokenizer import EncodeOptions
 from embert.server.engine_client.pending import Receive
 from embert.server.http.errors import EmptyInput
 from embert.server.request.request_body import TextsAndIds
 from embert.server.request.text_pairs import interleaved
 from embert.server.request.tokenizer_pool import TokenizerPool, input_errors
 
-__all__ = ["GivenTexts", "TextTokenizer"]
+__all__ = ["GivenTexts", "TextTokenizer", "TokenizeOptions"]
 
 # Up to so many are tokenized on the event loop, which costs less than the way to a thread and back.
 _INLINE_CHARACTERS = 4096
@@ -23,6 +24,17 @@ _WORDS_SOUGHT_IN = 262_144  # characters: a few milliseconds on the event loop
 
 # What stands for texts where a list has ids, too, so that errors name the right index.
 _NO_IDS = [0]
+
+
+class TokenizeOptions(NamedTuple):
+    """How a request wants its texts or ids read. A named tuple: a frozen dataclass takes longer to make."""
+
+    truncate: bool | None = None  # whether a text that is too long is cut; None: as --auto-truncate says
+    direction: Any = None  # the end that is cut off, "right" or "left"; None: the tokenizer's own
+    limit: int | None = None  # tokens of a text at most, special ones included; None: what the model takes
+    task: str | None = None  # the name of one of the model's adapters
+    prompt_name: str | None = None  # the name of one of the model's prompts
+    is_query: bool | None = None  # queries or documents, of late interaction or to adapters; None: neither
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,28 +99,21 @@ class TextTokenizer:
         given: GivenTexts,
         receive: Receive,
         check: Callable[[int], None],
-        *,
-        prompt: str,
-        is_query: bool | None,
-        **how: Any,
+        options: EncodeOptions,
     ) -> Encoded:
-        """All of them, in their order. `check` and the errors are those of TokenizerPool.run.
-
-        `prompt` and `is_query` are for texts; `how` are other options of Tokenizer.encode.
-        """
-        as_texts = {"prompt": prompt, "is_query": is_query, **how}
+        """All of them, in their order. `check` and the errors are those of TokenizerPool.run."""
         with input_errors():
             if given.kind is str:
-                return await self._encode(given.items, given.characters, receive, check, as_texts)
+                return await self._encode(given.items, given.characters, receive, check, options)
             if given.kind is list:
-                return await self._pack(given.items, given.ids, receive, check, how)
+                return await self._pack(given.items, given.ids, receive, check, options)
             are_texts = [isinstance(item, str) for item in given.items]
             texts = [
                 item if is_text else self.tokenizer.probe for item, is_text in zip(given.items, are_texts, strict=True)
             ]
             lists = [_NO_IDS if is_text else item for item, is_text in zip(given.items, are_texts, strict=True)]
-            encoded = await self._encode(texts, given.characters, receive, check, as_texts)
-            return interleaved(are_texts, encoded, await self._pack(lists, given.ids, receive, check, how))
+            encoded = await self._encode(texts, given.characters, receive, check, options)
+            return interleaved(are_texts, encoded, await self._pack(lists, given.ids, receive, check, options))
 
     async def _encode(
         self,
@@ -116,16 +121,16 @@ class TextTokenizer:
         characters: int,
         receive: Receive,
         check: Callable[[int], None],
-        how: dict[str, Any],
+        options: EncodeOptions,
     ) -> Encoded:
         if characters <= _INLINE_KNOWN_CHARACTERS:
-            known = self.tokenizer.encode_known(texts, **how)
+            known = self.tokenizer.encode_known(texts, **options)
             if known is not None:
                 return known
         if characters <= _INLINE_CHARACTERS:
-            return self.tokenizer.encode(texts, **how)
-        turns = self.tokenizer.encode_chunks(texts, **how, most_unbroken=self.most_unbroken)
-        return await self.pool.run(turns, characters, receive, check)
+            return self.tokenizer.encode(texts, **options)
+        chunks = self.tokenizer.encode_chunks(texts, **options, most_unbroken=self.most_unbroken)
+        return await self.pool.run(chunks, characters, receive, check)
 
     async def _pack(
         self,
@@ -133,8 +138,9 @@ class TextTokenizer:
         ids: int,
         receive: Receive,
         check: Callable[[int], None],
-        how: dict[str, Any],
+        options: EncodeOptions,
     ) -> Encoded:
+        of_ids: dict[str, Any] = {name: options.get(name) for name in ("truncate", "direction", "param", "limit")}
         if ids <= _INLINE_IDS:
-            return self.tokenizer.from_ids(lists, **how)
-        return await self.pool.run(self.tokenizer.from_ids_chunks(lists, **how), ids, receive, check)
+            return self.tokenizer.from_ids(lists, **of_ids)
+        return await self.pool.run(self.tokenizer.from_ids_chunks(lists, **of_ids), ids, receive, check)

@@ -143,7 +143,7 @@ def test_only_bulk_requests_take_turns(bulk: bool) -> None:
     context.handle = cast("ModelHandle", handle)
 
     async def request() -> None:
-        found = await context.tokenize(["a"], param="input", truncate=None)
+        found = await context.tokenize(["a"], "input")
         await context.run(found)
 
     asyncio.run(request())
