@@ -17,7 +17,6 @@ MIB = 1 << 20
 _CUDA_PROCESS = 512 * MIB  # of GPU memory: context, kernels, graphs
 _CPU_PROCESS = 450 * MIB  # Python, torch and its threads' heaps
 _TOKEN = 2048  # bytes of a token beside its rows: ids, sums, and what attention keeps
-_INTEGER_SUMS = 32 * MIB  # of the portable products of 8 bits: csrc/gemm/int8/portable.h
 # Tokens of a batch where --max-batch-tokens does not say; a longer text is a batch of its own.
 _BATCH_TOKENS = {"cuda": 16_384, "cpu": 2048}
 
@@ -41,9 +40,7 @@ def process_bytes(device: str) -> int:
     return _CUDA_PROCESS if device.startswith("cuda") else _CPU_PROCESS
 
 
-def footprint(
-    model: Model, *, device: str, dtype: str = "auto", max_batch_tokens: int | None = None, encoder: str = "auto"
-) -> Footprint:
+def footprint(model: Model, *, device: str, dtype: str = "auto", max_batch_tokens: int | None = None) -> Footprint:
     """Of a model on "cuda…" or on the CPU, as `load_encoder` gets it."""
     on_gpu = device.startswith("cuda")
     item = 4 if dtype == "float32" or (dtype in ("auto", "int8") and not on_gpu) else 2
@@ -68,7 +65,6 @@ def footprint(
     activations = max(tokens, model.max_input_length) * (item * (2 * hidden + widest) + _TOKEN)
     if dtype == "int8" and on_gpu:  # rows of 8 bits, each with a scale
         activations += max(tokens, model.max_input_length) * (max(hidden, inner) + 4)
-        activations += _INTEGER_SUMS if encoder == "cuda-portable" else 0
     # LayerNorms are folded into these in FP32; the CPU encoder packs its matrices anew, one at a time.
     matrices = config.layers * hidden * (3 * hidden + inner)
     loading = 4 * matrices if on_gpu and item == 2 else 0

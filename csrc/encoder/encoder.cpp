@@ -69,10 +69,10 @@ Status Encoder::make_gemm(bool is_hopper, const Build& build) {
   if (asked == "hopper" && !own)
     return Status::refused("the hopper GEMM needs compute capability 9.0 and a 16-bit type");
   if (own && asked != "cublaslt" && !build.hopper) return without_hopper(build);
-  if (model_.int8 && asked == "auto" && !own)
+  if (model_.int8 && (!own || asked == "cublaslt"))
     return Status::refused(
-        "in int8 only GPUs of compute capability 9.0 are used without being asked for; others need products of "
-        "cuBLASLt, which have not run on any GPU yet: ask for them with --encoder cuda-portable");
+        "int8 needs a GPU of compute capability 9.0 and the encoder's own matrix products, which cuda-portable does "
+        "not use: choose the dtype float16");
   if (asked == "hopper" || (asked == "auto" && own)) return make_hopper(model_.dtype, gemm_);
   if (asked == "cublaslt" || asked == "auto") return make_cublaslt(model_.dtype, options_.cublaslt_library, gemm_);
   return Status::refused("no GEMM is called " + asked);

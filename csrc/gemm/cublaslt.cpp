@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "common/memory.h"
-#include "gemm/int8/portable.h"
 #include "ops/elementwise.h"
 
 namespace embert {
@@ -107,10 +106,9 @@ class CublasLt final : public GemmProvider {
     return workspace_.allocate(kWorkspaceBytes);
   }
   const char* name() const override { return "cublaslt"; }
-  size_t workspace_bytes() const override { return kWorkspaceBytes + sums_.bytes(); }
+  size_t workspace_bytes() const override { return kWorkspaceBytes; }
   bool dependent_launch() const override { return false; }
   bool folds() const override { return false; }
-  bool has_int8() const override { return dtype_ == DType::kFloat16; }
   Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) override;
 
   static Status check(cublasStatus_t status, const std::string& where) {
@@ -123,13 +121,11 @@ class CublasLt final : public GemmProvider {
  private:
   friend class Multiplication;
   friend class CublasLtLinear;
-  Status prepare_int8(const LinearWeights& weights, std::unique_ptr<Linear>& linear);
 
   DType dtype_;
   Library library_;
   cublasLtHandle_t handle_ = nullptr;
   DeviceBuffer workspace_;
-  DeviceBuffer sums_;  // of products of 8 bits
 };
 
 // Up to so many rows K may be split: without it the library's only algorithms for 3 072 columns to 768 and 64 rows
@@ -169,13 +165,9 @@ class Multiplication {
     const Plan* plan = nullptr;
     EMBERT_TRY(plan_for(rows, residual != nullptr, plan));
     const float numbers[] = {0.0f, 1.0f};
-    const int32_t integers[] = {0, 1};
-    const auto scalar = [&](int which) -> const void* {
-      return of_.scalars == CUDA_R_32I ? static_cast<const void*>(integers + which) : numbers + which;
-    };
     const cublasStatus_t status =
-        owner_.library_.matmul(owner_.handle_, desc_.get(), scalar(1), weight, weight_layout_.get(), x, plan->x.get(),
-                               scalar(residual != nullptr), residual != nullptr ? residual : y, plan->y.get(), y,
+        owner_.library_.matmul(owner_.handle_, desc_.get(), &numbers[1], weight, weight_layout_.get(), x, plan->x.get(),
+                               &numbers[residual != nullptr], residual != nullptr ? residual : y, plan->y.get(), y,
                                plan->y.get(), &plan->algo, owner_.workspace_.as(), kWorkspaceBytes, stream.handle);
     return CublasLt::check(status, "cublasLtMatmul (" + size(rows) + ")");
   }
@@ -188,8 +180,7 @@ class Multiplication {
   };
 
   std::string size(int rows) const {
-    return std::to_string(rows) + " rows, " + std::to_string(of_.in) + " to " + std::to_string(of_.out) +
-           (of_.operands == CUDA_R_8I ? " in int8" : "");
+    return std::to_string(rows) + " rows, " + std::to_string(of_.in) + " to " + std::to_string(of_.out);
   }
 
   Status make_layout(cudaDataType_t type, int width, int rows, int pitch, Layout& layout) const {
@@ -312,39 +303,13 @@ class CublasLtLinear final : public Linear {
   DeviceBuffer bias_;
 };
 
-// Of integers, whose sums are exact in any order: K may be split.
-class CublasLtIntegers final : public IntegerProduct {
- public:
-  CublasLtIntegers(CublasLt& owner, const LinearWeights& weights)
-      : weight_(weights.weight),
-        product_(owner, {CUDA_R_8I, CUDA_R_32I, CUDA_R_32I, CUBLAS_COMPUTE_32I, CUBLASLT_REDUCTION_SCHEME_MASK,
-                         weights.n, weights.k, weights.n}) {}
-  Status init() { return product_.init(); }
-  Status run(const int8_t* x, int rows, int32_t* sums, const Stream& stream) override {
-    return product_.run(weight_, x, nullptr, rows, sums, stream);
-  }
-
- private:
-  const void* weight_;
-  Multiplication product_;
-};
-
 Status CublasLt::prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
-  if (weights.scales != nullptr) return prepare_int8(weights, linear);
+  if (weights.scales != nullptr) return Status::refused("cuBLASLt multiplies no int8 here");
   if (weights.input_norm.gamma != nullptr || weights.residual_norm.gamma != nullptr)
     return Status::refused("cuBLASLt folds no LayerNorm");
   auto made = std::make_unique<CublasLtLinear>(*this, weights);
   EMBERT_TRY(made->init(stream));
   linear = std::move(made);
-  return {};
-}
-
-Status CublasLt::prepare_int8(const LinearWeights& weights, std::unique_ptr<Linear>& linear) {
-  EMBERT_TRY(check_portable_int8(dtype_, weights));
-  if (sums_.bytes() == 0) EMBERT_TRY(sums_.allocate(kSumBytes));
-  auto product = std::make_unique<CublasLtIntegers>(*this, weights);
-  EMBERT_TRY(product->init());
-  linear = make_portable_int8(weights, std::move(product), sums_.as<int32_t>());
   return {};
 }
 

@@ -81,13 +81,7 @@ def _places(models: list[PlannedModel], gpus: list[int]) -> list[_Place]:
 def _footprint(planned: PlannedModel, *, on_gpu: bool) -> Footprint:
     config = planned.start.config
     device = "cuda" if on_gpu else "cpu"
-    return footprint(
-        planned.model,
-        device=device,
-        dtype=config.dtype,
-        max_batch_tokens=config.max_batch_tokens,
-        encoder=config.encoder,
-    )
+    return footprint(planned.model, device=device, dtype=config.dtype, max_batch_tokens=config.max_batch_tokens)
 
 
 def _sum(sizes: Mapping[str, Footprint], place: _Place) -> int:

@@ -1,6 +1,6 @@
 // The encoder's host side with matrices in int8, before a device that only writes down what it is asked. The argument
-// is "forward" or "portable", which tell what a Hopper or an older GPU is asked from the start on and for a batch of
-// the lengths that follow; or what is refused, which is printed.
+// is "forward", which tells what a Hopper GPU is asked from the start on and for a batch of the lengths that follow; or
+// what is refused, which is printed.
 
 #include <cstring>
 
@@ -69,16 +69,14 @@ int main(int count, char** arguments) {
   options.max_tokens = 4096;
   options.graphs = 0;
   if (what == "separate") options.fold = false;
-  if (what == "ampere" || what == "portable") faults.major = 8, faults.build = {800, false};
-  if (what == "portable" || what == "portable on hopper" || what == "portable, separate") options.gemm = "cublaslt";
-  if (what == "portable, separate") options.fold = false;
-  if (what == "portable") options.graphs = bit(Task::kEmbed);
+  if (what == "ampere") faults.major = 8, faults.build = {800, false};
+  if (what == "portable") options.gemm = "cublaslt";
   if (what == "bfloat16") model.dtype = DType::kBFloat16;
   if (what == "hidden 192") model.hidden = 192;
   if (what == "hidden 1280") model.hidden = 1280;
   if (what == "inner 1000") model.inner = 1000;
   if (what == "inner 8320") model.inner = 8320;
-  if (what == "forward" || what == "portable") {
+  if (what == "forward") {
     forward(model, options, count - 2, arguments + 2);
     return 0;
   }

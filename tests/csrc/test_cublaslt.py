@@ -20,24 +20,21 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("cublaslt")
     flags = ["-I", str(STAND_IN), "-DEMBERT_HAS_CUBLASLT"]
     library = build(folder, STAND_IN / "cublaslt.cpp", name="stand_in.so", flags=[*flags, "-shared", "-fPIC"])
-    ours = [CSRC / "gemm" / "cublaslt.cpp", CSRC / "gemm" / "int8" / "portable.cpp"]
+    ours = [CSRC / "gemm" / "cublaslt.cpp"]
     sources = [Path(__file__).with_name("cublaslt_failures.cpp"), *ours]
     return build(folder, *sources, flags=[*flags, "-ldl"]), library
 
 
-@pytest.mark.parametrize(("product", "calls"), [("float32", 15), ("int8", 12)])  # int8 has no epilogue
 @pytest.mark.parametrize(("status", "kind"), [(OUT_OF_MEMORY, "refused"), (EXECUTION_FAILED, "lost")])
-def test_every_call_that_fails_leaves_nothing_behind(
-    program: tuple[Path, Path], status: int, kind: str, product: str, calls: int
-) -> None:
-    command = [*map(str, program), str(status), product]
+def test_every_call_that_fails_leaves_nothing_behind(program: tuple[Path, Path], status: int, kind: str) -> None:
+    command = [*map(str, program), str(status)]
     *lines, last = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert last == f"calls {len(lines) - 1}"
-    assert len(lines) > calls
+    assert len(lines) > 15
     said = [line.split() for line in lines]
     assert {living for _, _, living in said} == {"living=0"}
     # Where the library has no algorithm, or one that does not fit, another is asked for, whatever the status.
     kinds = [each for _, each, _ in said]
     assert kinds[-1] == "fine"
     assert set(kinds) <= {kind, "refused", "fine"}
-    assert kinds.count(kind) > calls - 3
+    assert kinds.count(kind) > 12

@@ -32,7 +32,6 @@ SOURCES = (
     "gemm/kernels/sm90_int8.cu",
     "gemm/kernels/sm90_maxima.cu",
     "gemm/kernels/sm90_rope.cu",
-    "gemm/int8/rescale.cu",
     "attention/sm90/long_texts.cu",
     "attention/sm90/sm90.cu",
     "attention/sm80.cu",
@@ -177,7 +176,6 @@ def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
         assert kernel in names["hopper_int8"]
     assert "quantise_kernel" in names["quantise"]
     assert "quantise_blocks_kernel" in names["quantise_blocks"]
-    assert "rescale_kernel" in names["rescale"]
     for kernel in ("pingpong_rope_kernel", "small_m_rope_kernel"):
         assert kernel in names["hopper_rotary"]
     for kernel in ("attention_hopper_kernel", "attention_hopper_blocks_kernel", "attention_hopper_window_kernel"):

@@ -130,10 +130,3 @@ def test_weights_whose_layernorms_cannot_come_with_products_are_refused(
     monkeypatch.setattr(StandInEncoder, "start", lambda _: "a row before it is not finite")
     with pytest.raises(UnsupportedModel, match="in int8: a row before it is not finite"):
         CudaEncoder(wide, dtype="int8")
-
-
-def test_portable_products_change_no_bits(wide: Model, install: Install) -> None:
-    """Sums of integers are exact, and what follows them is our own kernel's."""
-    install(wide).gemm = "cublaslt"
-    choice = CudaEncoder(wide, dtype="int8", gemm="cublaslt").choice
-    assert choice == "cublaslt matrix products in int8, the rest in float16"

@@ -27,7 +27,6 @@ from embert.engine.encoders.float16_range import unfit_for_float16
 from embert.engine.encoders.positions import padding_positions
 from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
 from embert.engine.errors import EncoderError, EncoderLost, UnsupportedModel
-from embert.engine.heads.description import Splade
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
@@ -198,7 +197,7 @@ class CudaEncoder(Encoder):
             self.choice = f"{self.gemm} matrix products in int8, the rest in float16"
         if self.fold_refusal:
             self.choice += f" ({self.fold_refusal})"
-        if self.gemm != "hopper" and (self.dtype != "int8" or _multiplies(model)):  # sums of integers are exact
+        if self.gemm != "hopper":
             self.choice += ", a text's last bits may depend on its batch"
         if dtype_reason:
             self.choice += f"; {self.dtype} because {dtype_reason}"
@@ -374,11 +373,6 @@ def _dtype(asked: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
     if asked == "auto":
         return "bfloat16", unfit
     raise UnsupportedModel(f"{model.model_id} cannot be run in {asked}: {unfit}; choose bfloat16 or float32")
-
-
-def _multiplies(model: Model) -> bool:
-    """Whether heads have matrix products of the layers' kind. They are in float16 where the layers' are in int8."""
-    return model.heads.multi_vector is not None or isinstance(model.heads.sparse, Splade)
 
 
 def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:
