@@ -14,7 +14,7 @@ from embert.engine import Encoded, Task, TaskOutput
 from embert.engine.batch import cumulative
 from embert.engine.tasks import ALL_TASKS
 from embert.server.http.request_options import RequestOptions
-from embert.server.ipc.messages import EncodeRequest, Part, TaskRows
+from embert.server.ipc.messages import EncodeRequest, PartialResult, TaskRows
 
 __all__ = ["TASKS", "Answer", "PendingRequest", "Receive", "TooManyWeights", "rows_of"]
 
@@ -94,7 +94,7 @@ class PendingRequest:
 TASKS = {int(task): task for task in ALL_TASKS}  # a look-up costs a tenth of a call of the enumeration
 
 
-def rows_of(part: Part) -> dict[Task, TaskOutput]:
+def rows_of(part: PartialResult) -> dict[Task, TaskOutput]:
     """The rows of a part, by task."""
     return {TASKS[each.task]: _rows(each, part.texts) for each in part.rows}
 

@@ -26,7 +26,7 @@ from embert.server.engine_client.pending import TASKS, Answer, PendingRequest, R
 from embert.server.http.errors import InferenceFailed, ServerError, Unavailable
 from embert.server.http.request_options import RequestOptions
 from embert.server.ipc.control import EngineState, ModelInfo, StartModel
-from embert.server.ipc.messages import EncodeRequest, Part, Results, TextRows
+from embert.server.ipc.messages import EncodeRequest, PartialResult, Results, TextRows
 from embert.server.ipc.shared_counters import SharedCounters
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Router:
         for pending in owed:
             pending.engine = -1
             pending.losses += pending.id not in never_sent
-            if pending.id in ran and pending.message.alone:
+            if pending.id in ran and pending.message.isolated:
                 said = "inference failed: an engine was lost twice while it ran this request"
                 self._fail(pending, InferenceFailed(said))
                 continue
@@ -232,7 +232,7 @@ class Router:
                 said = f"the engine was lost {LOSSES_MAX} times while it had this request"
                 self._fail(pending, Unavailable(said, retry_after_s=5))
                 continue
-            pending.message.alone = pending.message.alone or pending.id in ran
+            pending.message.isolated = pending.message.isolated or pending.id in ran
             self._renew(pending)
             self._send(pending)
 
@@ -305,7 +305,7 @@ class Router:
             self._engines[pending.engine].tokens -= pending.encoded.tokens
             pending.future.set_result(answer)
 
-    def _error(self, part: Part, pending: PendingRequest) -> ServerError | TooManyWeights:
+    def _error(self, part: PartialResult, pending: PendingRequest) -> ServerError | TooManyWeights:
         if part.error in ("deadline", "cannot_meet_deadline"):
             return self.admissions[pending.message.model].too_late(pending.options, part.message)
         if part.error == "weights":

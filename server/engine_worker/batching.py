@@ -14,7 +14,7 @@ from embert.server.engine_worker.scheduling import Batch, Slice
 from embert.server.ipc.framing import Channel
 from embert.server.ipc.messages import EncodeRequest
 
-__all__ = ["Payload", "batch_of", "pack", "runs_alone"]
+__all__ = ["Payload", "batch_of", "pack", "runs_isolated"]
 
 _ID_BYTES = 4  # int32
 
@@ -95,6 +95,6 @@ def batch_of(model: Any, slices: list[Slice]) -> Batch:
     return Batch(model, slices, tokens, texts)
 
 
-def runs_alone(batch: Batch) -> bool:
-    """True for a solo batch (server/engine_worker/work_queue.py)."""
-    return len(batch.slices) == 1 and bool(batch.slices[0].request.payload.message.alone)
+def runs_isolated(batch: Batch) -> bool:
+    """True for a isolated batch (server/engine_worker/work_queue.py)."""
+    return len(batch.slices) == 1 and bool(batch.slices[0].request.payload.message.isolated)

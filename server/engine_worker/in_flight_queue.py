@@ -21,11 +21,11 @@ from typing import Any
 
 from embert.engine import Task, TaskOutput
 from embert.engine.errors import EncoderError
-from embert.server.engine_worker.batching import runs_alone
+from embert.server.engine_worker.batching import runs_isolated
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.scheduling import Batch
 
-__all__ = ["Flight", "InFlightQueue"]
+__all__ = ["InFlightBatch", "InFlightQueue"]
 
 BATCHES_OF_A_MODEL = 2  # in flight; an encoder takes no more
 UNANSWERED_MAX = 3
@@ -40,7 +40,7 @@ _ENDED_S = 0.0003  # from so long before its expected end on, a batch counts as 
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class InFlightBatch:
     """A batch on the encoder of its model."""
 
     batch: Batch
@@ -66,7 +66,7 @@ class Flight:
     @property
     def lets_others_follow(self) -> bool:
         """Whether a batch may be submitted behind it."""
-        return self.model.submits_ahead and not runs_alone(self.batch)
+        return self.model.submits_ahead and not runs_isolated(self.batch)
 
     @property
     def expected_s(self) -> float:
@@ -78,11 +78,11 @@ class InFlightQueue:
     """Flights in the order of their submission, and those that have ended and are not answered."""
 
     def __init__(self) -> None:
-        self.in_flight: deque[Flight] = deque()
-        self.unanswered: deque[Flight] = deque()
+        self.in_flight: deque[InFlightBatch] = deque()
+        self.unanswered: deque[InFlightBatch] = deque()
         self._free_at = 0.0  # when the device is expected to have run all that it was given
 
-    def expect(self, flight: Flight) -> None:
+    def expect(self, flight: InFlightBatch) -> None:
         """Count a flight that starts: sets its `expected_end`."""
         self._free_at = flight.expected_end = max(self._free_at, flight.started) + flight.expected_s
 
@@ -90,7 +90,7 @@ class InFlightQueue:
         """How long the device is expected to be busy; negative when it should have ended."""
         return self._free_at - now
 
-    def note_end(self, flight: Flight) -> None:
+    def note_end(self, flight: InFlightBatch) -> None:
         """A flight has ended; it is not in `in_flight` any more."""
         rest_s = flight.ended + sum(each.expected_s for each in self.in_flight)
         # Batches of one model run one after the other. Those of several models may run side by side, so what is behind
@@ -129,11 +129,11 @@ class InFlightQueue:
             return max(0.0, min(left_s, BULK_LEAD_S))
         return max(LEAD_MIN_S, LEAD_SHARE * left_s) if left_s > 2 * LEAD_MIN_S else 0.0
 
-    def next_answer(self) -> Flight | None:
+    def next_answer(self) -> InFlightBatch | None:
         """Which flight is answered next: the oldest with interactive requests, or else the oldest."""
         return next((each for each in self.unanswered if not each.is_bulk), next(iter(self.unanswered), None))
 
-    def waits_before(self, answer: Flight, now: float, *, more_waits: bool) -> bool:
+    def waits_before(self, answer: InFlightBatch, now: float, *, more_waits: bool) -> bool:
         """Whether the oldest flight is waited for before `answer` is made; `more_waits`: a full batch could follow."""
         if not self.in_flight or len(self.unanswered) >= UNANSWERED_MAX:
             return False

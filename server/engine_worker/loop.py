@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from embert.engine.errors import EncoderError, EncoderLost
 from embert.server.engine_worker.batching import batch_of, pack
 from embert.server.engine_worker.health import Health
-from embert.server.engine_worker.in_flight_queue import Flight, InFlightQueue
+from embert.server.engine_worker.in_flight_queue import InFlightBatch, InFlightQueue
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.responder import Responder
 from embert.server.engine_worker.scheduling import Batch
@@ -29,7 +29,7 @@ from embert.server.engine_worker.socket_server import SocketServer
 from embert.server.engine_worker.work_queue import WorkQueue
 from embert.server.ipc.control import ControlConnection, Drain, LoadModel, StartEngine, StartModel
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import Part
+from embert.server.ipc.messages import PartialResult
 from embert.server.ipc.shared_counters import MAX_BATCHES_IN_FLIGHT, SharedCounters
 from embert.server.observability.latency_buckets import LatencyBuckets
 from embert.server.observability.logs import exit_now
@@ -177,7 +177,7 @@ class EngineLoop:
         work.in_flight.append(self._submit(batch))
         return True
 
-    def _answer(self, flight: Flight) -> None:
+    def _answer(self, flight: InFlightBatch) -> None:
         """Answer a batch that has been waited for, and forget it."""
         self._work.unanswered.remove(flight)
         began = time.monotonic()
@@ -194,7 +194,7 @@ class EngineLoop:
         self._metrics.write()
         self._queue.publish()
 
-    def _submit(self, batch: Batch) -> Flight:
+    def _submit(self, batch: Batch) -> InFlightBatch:
         started = time.monotonic()
         model = self._models[batch.model]  # type: ignore[index]  # its number
         slot = self._free_slots.pop()
@@ -203,11 +203,11 @@ class EngineLoop:
             ticket: Any = self._health.watched(model.number, lambda: model.encoder.submit(pack(batch.slices)))
         except EncoderError as error:
             ticket = error
-        flight = Flight(batch, model, ticket, started, slot)
+        flight = InFlightBatch(batch, model, ticket, started, slot)
         self._work.expect(flight)
         return flight
 
-    def _wait(self, flight: Flight) -> None:
+    def _wait(self, flight: InFlightBatch) -> None:
         ticket, asked = flight.ticket, time.monotonic()
         try:
             if isinstance(ticket, EncoderError):
@@ -233,7 +233,7 @@ class EngineLoop:
         if flight.lead_s:
             flight.model.throughput.note_prediction(too_long=flight.ended - asked < flight.lead_s / 5)
 
-    def _settle(self, flight: Flight) -> None:
+    def _settle(self, flight: InFlightBatch) -> None:
         """Answer a batch that has been waited for."""
         batch, rows, model = flight.batch, flight.rows, flight.model
         if rows is None:
@@ -249,7 +249,7 @@ class EngineLoop:
             self._observe(flight)
             self._trace(flight)
 
-    def _trace(self, flight: Flight, error: Exception | None = None) -> None:
+    def _trace(self, flight: InFlightBatch, error: Exception | None = None) -> None:
         if self._tracer is not None:
             started = flight.began if error is None else flight.started
             self._tracer.record(flight.batch, started=started, ended=flight.ended, error=error)
@@ -266,7 +266,7 @@ class EngineLoop:
             self._wait(flight)
             self._settle(flight)
 
-    def _observe(self, flight: Flight) -> None:
+    def _observe(self, flight: InFlightBatch) -> None:
         metrics, batch = self._metrics.of(flight.model.name), flight.batch
         metrics.batches += 1
         metrics.batch_texts.observe(batch.texts)
@@ -301,7 +301,7 @@ class EngineLoop:
     def _wake(self) -> None:
         self._server.wake()
 
-    def _refuse(self, channel: Channel, parts: list[Part]) -> None:
+    def _refuse(self, channel: Channel, parts: list[PartialResult]) -> None:
         self._server.send(channel, parts)
 
     # --- ending ---

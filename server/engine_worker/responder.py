@@ -13,7 +13,7 @@ from embert.engine.errors import EncoderError
 from embert.server.engine_worker.batching import Payload
 from embert.server.engine_worker.scheduling import Slice
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import TRACE_ID_BYTES, Part, TaskRows, TextRows
+from embert.server.ipc.messages import TRACE_ID_BYTES, PartialResult, TaskRows, TextRows
 
 __all__ = ["Responder"]
 
@@ -46,7 +46,7 @@ class Responder:
             if task in _ROW_A_TEXT and not any(piece.request.payload.message.dimensions for piece in slices):
                 self._answer_rows(slices, int(task), each.values, started, ended)
                 return
-        outgoing: dict[Channel, list[Part]] = {}
+        outgoing: dict[Channel, list[PartialResult]] = {}
         held = 0  # bytes of the rows in them
         given = dict.fromkeys(rows, 0)  # sequences of each task that have their rows
         for piece in slices:
@@ -64,10 +64,10 @@ class Responder:
             if Task.SPARSE in mine and _count_weights(payload, mine[Task.SPARSE]) > most_weights:
                 self._drop(piece.request.key)
                 outgoing.setdefault(payload.reply_to, []).append(
-                    Part(message.id, piece.start, texts, [], 0.0, 0.0, "weights", str(payload.weights))
+                    PartialResult(message.id, piece.start, texts, [], 0.0, 0.0, "weights", str(payload.weights))
                 )
                 continue
-            part = Part(
+            part = PartialResult(
                 message.id,
                 piece.start,
                 texts,
@@ -108,7 +108,7 @@ class Responder:
             answers.values = b"".join(pieces_of[channel])
             self._send(channel, [], answers)
 
-    def _send_all(self, outgoing: dict[Channel, list[Part]]) -> None:
+    def _send_all(self, outgoing: dict[Channel, list[PartialResult]]) -> None:
         for channel, parts in outgoing.items():
             self._send(channel, parts)
         outgoing.clear()
@@ -120,7 +120,9 @@ class Responder:
         for piece in slices:
             payload: Payload = piece.request.payload
             self._drop(piece.request.key)
-            part = Part(payload.message.id, piece.start, piece.stop - piece.start, [], 0.0, 0.0, "backend", str(error))
+            part = PartialResult(
+                payload.message.id, piece.start, piece.stop - piece.start, [], 0.0, 0.0, "backend", str(error)
+            )
             self._send(payload.reply_to, [part])
 
 

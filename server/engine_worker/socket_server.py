@@ -20,7 +20,7 @@ from collections.abc import Callable
 import msgspec
 
 from embert.server.ipc.framing import Channel, address, is_ours
-from embert.server.ipc.messages import EngineStatus, Part, Results, Submit, TextRows, decode_submit, encode
+from embert.server.ipc.messages import EngineStatus, PartialResult, Results, Submit, TextRows, decode_submit, encode
 
 __all__ = ["SocketServer"]
 
@@ -90,7 +90,7 @@ class SocketServer:
         if not self._ended:
             os.eventfd_write(self._wake, 1)
 
-    def send(self, channel: Channel, parts: list[Part], rows: TextRows | None = None) -> None:
+    def send(self, channel: Channel, parts: list[PartialResult], rows: TextRows | None = None) -> None:
         """Send answers, unless the API process has disconnected. Never blocks."""
         message = encode(Results(self._status(), parts, rows))
         with self._lock:

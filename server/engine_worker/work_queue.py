@@ -1,7 +1,7 @@
 """The requests that wait for the encoder and the batches that run on it, shared by two threads under one lock.
 
 The thread that reads the sockets (socket_server.py) adds and cancels; the device loop takes batches. A request that ran
-when an engine was lost arrives with `alone` set. It runs in a batch of its own, and no batch is submitted behind or
+when an engine was lost arrives with `isolated` set. It runs in a batch of its own, and no batch is submitted behind or
 before it, so if an engine is lost again the cause is known.
 """
 
@@ -19,7 +19,7 @@ from embert.server.engine_worker.batching import Payload, batch_of
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.scheduling import Batch, Request, Scheduler
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import EncodeRequest, Part, Submit
+from embert.server.ipc.messages import EncodeRequest, PartialResult, Submit
 from embert.server.observability.metrics import EngineMetrics
 
 __all__ = ["WorkQueue"]
@@ -34,17 +34,17 @@ class WorkQueue:
     """A scheduler with a lock, deadlines and disconnects. Times are seconds of CLOCK_MONOTONIC."""
 
     def __init__(
-        self, metrics: EngineMetrics, send: Callable[[Channel, list[Part]], None], wake: Callable[[], None]
+        self, metrics: EngineMetrics, send: Callable[[Channel, list[PartialResult]], None], wake: Callable[[], None]
     ) -> None:
         """`send` answers requests that cannot run; `wake` ends a wait of the device loop."""
         self._scheduler = Scheduler()
         self._models: dict[int, LoadedModel] = {}
         self._metrics, self._send, self._wake = metrics, send, wake
         self._lock = threading.RLock()  # guards the scheduler and the fields below
-        self._running: set[Batch] = set()  # and those that wait in `_solo`
+        self._running: set[Batch] = set()  # and those that wait in `_isolated`
         self._disconnected: set[Key] = set()  # running requests whose client has disconnected
-        self._solo: deque[Batch] = deque()  # batches of one request each that must run alone
-        self._solo_turn = False
+        self._isolated: deque[Batch] = deque()  # batches of one request each that must run alone
+        self._isolated_next = False
         self._draining = False
         self._interactive_at = -INTERACTIVE_MEMORY_S  # when the last interactive request came
         self._published: dict[int, tuple[int, int]] = {}  # texts and tokens that wait, by model, as metrics have them
@@ -101,14 +101,14 @@ class WorkQueue:
             self._interactive_at = now
         if message.model not in self._models:
             said = f"model {message.model} is not loaded on this engine"
-            self._send(channel, [Part(message.id, 0, 0, [], 0.0, 0.0, "backend", said)])
+            self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "backend", said)])
             return
         waiting = self._scheduler.queue_tokens
         if waiting and waiting + ids > slowest * (message.deadline - now):  # else it surely is in time
             wait_s = self._least_wait_s(ids, message)
             if wait_s and now + wait_s > message.deadline:
                 said = f"the work queued before it takes {wait_s:.2g} s"
-                self._send(channel, [Part(message.id, 0, 0, [], 0.0, 0.0, "cannot_meet_deadline", said)])
+                self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "cannot_meet_deadline", said)])
                 return
         request = Request(
             (channel, message.id), lengths, message.model, message.deadline, message.bulk, Payload(channel, message)
@@ -116,7 +116,7 @@ class WorkQueue:
         try:
             self._scheduler.add(request)
         except ValueError as error:
-            self._send(channel, [Part(message.id, 0, 0, [], 0.0, 0.0, "backend", str(error))])
+            self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "backend", str(error))])
 
     def _least_wait_s(self, tokens: int, request: EncodeRequest) -> float:
         """At least this long until a new request of so many tokens is done; 0 where it can surely meet its deadline.
@@ -188,8 +188,8 @@ class WorkQueue:
         """
         with self._lock:
             self._answer_expired()  # first: it may change whose turn it is
-            # Solo batches need a free encoder, which would never come while batches are submitted ahead.
-            if self._solo or (full and not self._scheduler.full()):
+            # Isolated batches need a free encoder, which would never come while batches are submitted ahead.
+            if self._isolated or (full and not self._scheduler.full()):
                 return None
             turn = self._scheduler.turn()
             if turn is None or turn[0] in but or (turn[1] and not bulk):
@@ -220,35 +220,35 @@ class WorkQueue:
         return sum(piece.stop - piece.start for piece in gone)
 
     def _next_batch(self) -> Batch | None:
-        """The next batch for a free encoder: the scheduler's batches and solo batches take turns."""
-        self._solo_turn = not self._solo_turn
-        if self._solo_turn and (batch := self._next_solo()):
+        """The next batch for a free encoder: the scheduler's batches and isolated batches take turns."""
+        self._isolated_next = not self._isolated_next
+        if self._isolated_next and (batch := self._next_isolated()):
             return batch
-        return self._scheduled() or self._next_solo()  # what is scheduled may be for a solo batch
+        return self._scheduled() or self._next_isolated()  # what is scheduled may be for an isolated batch
 
     def _scheduled(self) -> Batch | None:
-        """The scheduler's next batch, without the requests that must run alone; those go to `_solo`."""
+        """The scheduler's next batch, without the requests that must run alone; those go to `_isolated`."""
         batch = self._scheduler.next_batch()
         if batch is None:
             return None
-        alone = [piece for piece in batch.slices if piece.request.payload.message.alone]
-        if not alone:
+        isolated = [piece for piece in batch.slices if piece.request.payload.message.isolated]
+        if not isolated:
             self._running.add(batch)
             return batch
-        solo = [batch_of(batch.model, [piece]) for piece in alone]
-        self._solo += solo
-        self._running.update(solo)
-        others = [piece for piece in batch.slices if not piece.request.payload.message.alone]
+        batches = [batch_of(batch.model, [piece]) for piece in isolated]
+        self._isolated += batches
+        self._running.update(batches)
+        others = [piece for piece in batch.slices if not piece.request.payload.message.isolated]
         if not others:
             return None
         batch = batch_of(batch.model, others)
         self._running.add(batch)
         return batch
 
-    def _next_solo(self) -> Batch | None:
-        """The next solo batch whose client is still connected and whose deadline has not passed."""
-        while self._solo:
-            batch = self._solo.popleft()
+    def _next_isolated(self) -> Batch | None:
+        """The next isolated batch whose client is still connected and whose deadline has not passed."""
+        while self._isolated:
+            batch = self._isolated.popleft()
             request = batch.slices[0].request
             if request.deadline < time.monotonic():
                 self._answer_late([request])
@@ -268,7 +268,7 @@ class WorkQueue:
     def _answer_late(self, late: list[Request]) -> None:
         for request in late:
             payload: Payload = request.payload
-            self._send(payload.reply_to, [Part(payload.message.id, 0, 0, [], 0.0, 0.0, "deadline")])
+            self._send(payload.reply_to, [PartialResult(payload.message.id, 0, 0, [], 0.0, 0.0, "deadline")])
 
     def publish(self) -> None:
         """Show how much waits: gauges cost as much as a request, so the device loop does it ten times a second."""

@@ -13,7 +13,7 @@ __all__ = [
     "TRACE_ID_BYTES",
     "EncodeRequest",
     "EngineStatus",
-    "Part",
+    "PartialResult",
     "Results",
     "Submit",
     "TaskRows",
@@ -39,7 +39,7 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     deadline: float
     admitted: float
     bulk: bool = False  # low priority: runs in the capacity that other requests leave
-    alone: bool = False  # an engine was lost while it ran this: give it a batch of its own
+    isolated: bool = False  # an engine was lost while it ran this: give it a batch of its own
     adapter: int = -1  # the model's that runs on all of its texts; -1: none
     model: int = 0  # its number
     trace: bytes = b""  # of a sampled request: trace id, id of its span, `tracestate`
@@ -62,7 +62,7 @@ class TaskRows(msgspec.Struct, array_like=True):
     indices: bytes = b""  # int32 [rows], of sparse vectors alone
 
 
-class Part(msgspec.Struct, array_like=True):
+class PartialResult(msgspec.Struct, array_like=True):
     """The answer to consecutive texts of one request. A failed request gets one part, with `error`, and no more."""
 
     id: int
@@ -105,7 +105,7 @@ class Results(msgspec.Struct, array_like=True):
     """Engine → API process."""
 
     status: EngineStatus
-    parts: list[Part]
+    parts: list[PartialResult]
     rows: TextRows | None = None
 
 

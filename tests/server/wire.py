@@ -7,7 +7,7 @@ import time
 from collections import deque
 
 from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import Part, Results, TaskRows
+from embert.server.ipc.messages import PartialResult, Results, TaskRows
 
 
 class Wire:
@@ -60,7 +60,7 @@ class Wire:
         self.channel.close()
 
 
-def parts_of(results: Results) -> list[Part]:
+def parts_of(results: Results) -> list[PartialResult]:
     """All answers of a message, those of `rows` as parts, too."""
     parts, rows = [*results.parts], results.rows
     if rows is not None:
@@ -68,6 +68,6 @@ def parts_of(results: Results) -> list[Part]:
         first = 0
         for id_, start, texts, queue_s in zip(rows.ids, rows.first_texts, rows.texts, rows.queue_s, strict=True):
             values = rows.values[text_bytes * first : text_bytes * (first + texts)]
-            parts.append(Part(id_, start, texts, [TaskRows(rows.task, values)], queue_s, rows.inference_s))
+            parts.append(PartialResult(id_, start, texts, [TaskRows(rows.task, values)], queue_s, rows.inference_s))
             first += texts
     return parts

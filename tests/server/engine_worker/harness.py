@@ -19,7 +19,7 @@ from embert.server.config import ModelConfig, ServeConfig
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.loop import EngineLoop
 from embert.server.ipc.control import StartEngine
-from embert.server.ipc.messages import EncodeRequest, Part, Submit, decode_results, encode
+from embert.server.ipc.messages import EncodeRequest, PartialResult, Submit, decode_results, encode
 from embert.server.ipc.shared_counters import SharedCounters
 from tests.server.wire import Wire, parts_of
 
@@ -149,7 +149,7 @@ class Harness:
         dimensions: int = 0,
         normalize: bool = True,
         patience_s: float = 60.0,
-        alone: bool = False,
+        isolated: bool = False,
         token_types: Sequence[Sequence[int]] = (),
         model: int = 0,
         bulk: bool = False,
@@ -170,14 +170,14 @@ class Harness:
             now + patience_s,
             now,
             bulk,
-            alone,
+            isolated,
             model=model,
             prompt_tokens=prompt_tokens,
         )
 
-    def receive(self, texts: int) -> dict[int, list[Part]]:
+    def receive(self, texts: int) -> dict[int, list[PartialResult]]:
         """Parts by request, until they answer this many texts (an error answers one)."""
-        parts: dict[int, list[Part]] = {}
+        parts: dict[int, list[PartialResult]] = {}
         deadline = time.monotonic() + 60
         while texts > 0:
             message = self.wire.next(deadline - time.monotonic())
@@ -218,5 +218,5 @@ class Harness:
         self.wire.close()
 
 
-def rows(part: Part) -> list[list[float]]:
+def rows(part: PartialResult) -> list[list[float]]:
     return np.frombuffer(part.rows[0].values, np.float32).reshape(-1, WIDTH).tolist()

@@ -58,7 +58,7 @@ def test_who_may_have_lost_an_engine_is_alone_on_the_encoder(engine: Harness) ->
     engine.hold()
     engine.send([[1]])
     engine.wait_until_running()
-    suspects = engine.send([[2], [2, 2]], [[3]], alone=True)
+    suspects = engine.send([[2], [2, 2]], [[3]], isolated=True)
     others = [*engine.send([[4]], [[5]]), *engine.send([[6] * BUDGET], [[7] * BUDGET])]  # full ones are handed over
     engine.wait_until(lambda: engine.queued() == 7)
     engine.release(20)
@@ -72,7 +72,7 @@ def test_who_may_have_lost_an_engine_is_alone_on_the_encoder(engine: Harness) ->
 
 def test_nothing_is_handed_over_beside_who_may_have_lost_an_engine(engine: Harness) -> None:
     engine.hold()
-    (suspect,) = engine.send([[2]], alone=True)
+    (suspect,) = engine.send([[2]], isolated=True)
     engine.wait_until_running()
     engine.send([[6] * BUDGET], [[7] * BUDGET])
     engine.wait_until(lambda: engine.queued() == 2)
@@ -86,7 +86,7 @@ def test_a_suspect_whose_client_leaves_is_not_run(engine: Harness) -> None:
     engine.hold()
     engine.send([[1]])
     engine.wait_until_running()
-    suspects = engine.send([[2]], [[3]], [[4]], alone=True)
+    suspects = engine.send([[2]], [[3]], [[4]], isolated=True)
     engine.wait_until(lambda: engine.queued() == 3)
     engine.release()
     engine.wait_until_running()  # the first of them

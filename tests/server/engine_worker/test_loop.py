@@ -13,7 +13,7 @@ from embert.server.engine_worker import responder
 from embert.server.engine_worker.batching import Payload
 from embert.server.engine_worker.responder import Responder
 from embert.server.engine_worker.scheduling import Slice
-from embert.server.ipc.messages import EncodeRequest, Part
+from embert.server.ipc.messages import EncodeRequest, PartialResult
 from tests.server.engine_worker.harness import BUDGET, FAILS, NOT_FINITE, Harness, rows, vector_of
 
 
@@ -174,7 +174,7 @@ def test_clients_that_leave_running_requests_leave_nothing_behind(engine: Harnes
 
 def test_messages_stay_small_and_answers_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responder, "_SENT_AT_ONCE", 100)
-    sent: list[list[Part]] = []
+    sent: list[list[PartialResult]] = []
     dropped: list[Any] = []
     answering = Responder(lambda _, parts: sent.append(parts), dropped.append)
     messages = [EncodeRequest(id_, Task.SPARSE, b"", b"", b"", 0, True, 60.0, 0.0) for id_ in range(4)]

@@ -13,7 +13,7 @@ import pytest
 from embert.server.engine_worker import socket_server
 from embert.server.engine_worker.socket_server import SocketServer
 from embert.server.ipc.framing import Channel, address
-from embert.server.ipc.messages import EngineStatus, Part, Results, Submit, TaskRows, decode_results, encode
+from embert.server.ipc.messages import EngineStatus, PartialResult, Results, Submit, TaskRows, decode_results, encode
 from tests.server.wire import Wire
 
 THREADS, EACH, CONNECTED = 4, 400, 3
@@ -57,8 +57,8 @@ def status() -> EngineStatus:
     return EngineStatus(7, 1.0, 2, [3.0])
 
 
-def part(number: int, size: int = 100) -> Part:
-    return Part(number, 0, 1, [TaskRows(1, number.to_bytes(4, "little") * size)], 0.0, 0.0)
+def part(number: int, size: int = 100) -> PartialResult:
+    return PartialResult(number, 0, 1, [TaskRows(1, number.to_bytes(4, "little") * size)], 0.0, 0.0)
 
 
 def test_every_message_of_every_thread_arrives_once(engine: Engine) -> None:
@@ -125,7 +125,7 @@ def test_who_is_gone_is_told_once_and_gets_nothing(engine: Engine) -> None:
     until(lambda: engine.gone == [channels[0]])
     engine.server.send(channels[0], [part(1)])
     engine.server.send(channels[1], [part(2)])
-    parts: list[Part] = []
+    parts: list[PartialResult] = []
     while not parts:
         message = other.next()
         assert message is not None
@@ -152,7 +152,7 @@ def test_closing_sends_what_is_left_and_disconnects(engine: Engine) -> None:
     engine.server.send(channel, [part(5, 500_000)])  # more than the socket holds
     closing = threading.Thread(target=engine.server.close)
     closing.start()
-    parts: list[Part] = []
+    parts: list[PartialResult] = []
     while not parts:
         message = wire.next()
         assert message is not None

@@ -17,7 +17,15 @@ from embert.server.engine_client.router import Router
 from embert.server.http.request_options import RequestOptions
 from embert.server.ipc.control import EngineState, ModelInfo, ModelState, StartModel
 from embert.server.ipc.framing import Channel, address
-from embert.server.ipc.messages import EncodeRequest, EngineStatus, Part, Results, TaskRows, decode_submit, encode
+from embert.server.ipc.messages import (
+    EncodeRequest,
+    EngineStatus,
+    PartialResult,
+    Results,
+    TaskRows,
+    decode_submit,
+    encode,
+)
 from embert.server.ipc.shared_counters import SharedCounters
 
 INFO = ModelInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0, 0.1, 0.3)
@@ -68,7 +76,7 @@ class FakeEngine:
 
     def answer(self, request: int, first: int, rows: list[list[float]]) -> None:
         vectors = np.array(rows, np.float32).tobytes()
-        part = Part(request, first, len(rows), [TaskRows(1, vectors)], 0.0, 0.0)
+        part = PartialResult(request, first, len(rows), [TaskRows(1, vectors)], 0.0, 0.0)
         assert self.channel is not None
         self.channel.send(encode(Results(EngineStatus(self.index, 0.0, 0, [0.0, 0.0]), [part])))
 

@@ -158,14 +158,14 @@ def test_what_an_engine_ran_when_it_was_lost_is_run_alone_and_then_failed(tmp_pa
         router.engine_changed(engines[0].ready())
         poison, neighbor, waiting = (ask(router, one_text()) for _ in range(3))
         asked = [await engines[0].request() for _ in range(3)]
-        assert [request.alone for request in asked] == [False] * 3
+        assert [request.isolated for request in asked] == [False] * 3
         counters.set_running(0, 0, [request.id for request in asked[:2]])
         engines[0].close()
         for start, alone in ((1, [True, True, False]), (2, [True, False]), (3, [True, False]), (4, [True, False])):
             router.engine_changed(EngineState(0, "down", "killed"))
             router.engine_changed(engines[start].ready())
             asked = [await engines[start].request() for _ in alone]
-            assert [request.alone for request in asked] == alone
+            assert [request.isolated for request in asked] == alone
             counters.set_running(0, 0, [asked[0].id] if start == 1 else [])
             engines[start].close()
         with pytest.raises(InferenceFailed, match="lost twice"):

@@ -28,7 +28,7 @@ from embert.server.ipc.control import (
 from embert.server.ipc.messages import (
     EncodeRequest,
     EngineStatus,
-    Part,
+    PartialResult,
     Results,
     Submit,
     TaskRows,
@@ -114,7 +114,10 @@ def test_what_is_read_together_with_the_first_message_is_not_lost(
 def test_messages_between_processes() -> None:
     submit = Submit([EncodeRequest(1, 1, b"\1\0\0\0", b"\1\0\0\0", b"", 0, True, 1.5, 0.5)], [7])
     assert decode_submit(encode(submit)) == submit
-    parts = [Part(1, 0, 2, [TaskRows(1, b"\0" * 8)], 0.1, 0.2), Part(2, 0, 0, [], 0.0, 0.0, "backend", "why")]
+    parts = [
+        PartialResult(1, 0, 2, [TaskRows(1, b"\0" * 8)], 0.1, 0.2),
+        PartialResult(2, 0, 0, [], 0.0, 0.0, "backend", "why"),
+    ]
     rows = TextRows(1, b"\0" * 12, [3, 4], [0, 5], [1, 2], [0.1, 0.2], 0.3)
     results = Results(EngineStatus(0, 1.0, 5, [100.0, 0.0]), parts, rows)
     assert decode_results(encode(results)) == results
