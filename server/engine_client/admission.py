@@ -207,7 +207,7 @@ class Admission:
         if time.monotonic() > options.deadline:
             raise self.too_late(options)
 
-    def check_room(self, least: Callable[[], int], most: int, options: RequestOptions) -> None:
+    def check_capacity(self, least: Callable[[], int], most: int, options: RequestOptions) -> None:
         """Raise Overloaded for what cannot be admitted, before it is tokenized.
 
         `most` is a cheap upper bound of the request's tokens. `least` counts a lower bound; it runs only where `most`

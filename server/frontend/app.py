@@ -190,13 +190,13 @@ def _add_errors(
 
 def _no_route(path: str, registry: ModelRegistry, by_model: Mapping[str, ModelPath]) -> ServerError:
     """The error of a path without a route. It names the route that was meant, where a base address is wrong."""
-    asked = describe_name(path)
+    shown_path = describe_name(path)
     words = [word for word in path.split("/") if word]
     words = [word for index, word in enumerate(words) if word not in ("v1", "v2") or word not in words[:index][-1:]]
     routes = {each for route in ROUTES for each in route.paths} | by_model.keys()
-    meant = "/" + "/".join(words)
-    if meant in routes and meant != "/":
-        return NotFound(f"no such route: {asked}; {meant} is one")
+    suggestion = "/" + "/".join(words)
+    if suggestion in routes and suggestion != "/":
+        return NotFound(f"no such route: {shown_path}; {suggestion} is one")
     if path.startswith(MODELS):
         rest = path.removeprefix(MODELS)
         names = (rest.removesuffix(route) for route in ROUTES_OF_MODELS if rest.endswith(route))
@@ -207,5 +207,9 @@ def _no_route(path: str, registry: ModelRegistry, by_model: Mapping[str, ModelPa
         except ServerError as error:
             return error
     ends = ("/" + "/".join(words[begin:]) for begin in range(1, len(words)))
-    meant = next((end for end in ends if end in routes), "")
-    return NotFound(f"no such route: {asked}; {meant} is one" if meant else f"no such route: {asked}; /docs lists them")
+    suggestion = next((end for end in ends if end in routes), "")
+    return NotFound(
+        f"no such route: {shown_path}; {suggestion} is one"
+        if suggestion
+        else f"no such route: {shown_path}; /docs lists them"
+    )

@@ -105,8 +105,8 @@ class Operations:
 
     async def front(self, request: Request) -> Response:
         """A page for browsers; a few lines of text for others."""
-        asked = [value for name, value in request.scope["headers"] if name == b"accept"]
-        if prefers(b"text/html", b"text/plain", asked):
+        accept = [value for name, value in request.scope["headers"] if name == b"accept"]
+        if prefers(b"text/html", b"text/plain", accept):
             return Response(PAGE, headers=HEADERS, media_type="text/html")
         return Response(self._hint, headers={"vary": "accept"}, media_type="text/plain")
 

@@ -52,7 +52,7 @@ DRAIN_NOTICE_S = 0.25  # the least time that `/readyz` reports draining before t
 
 
 def main() -> None:
-    """`python -m embert.server.frontend.process FD`: one HTTP process, told what to do over the inherited socket FD."""
+    """`python -m embert.server.frontend.process FD`: one HTTP process; FD is the supervisor's socket."""
     control = ControlConnection.from_fd(int(sys.argv[1]))
     start = control.receive()
     if not isinstance(start, StartApi):
@@ -287,14 +287,14 @@ class _MetricsApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
         if scope["type"] != "http":
             return
-        found = scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD")
+        is_metrics = scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD")
         try:
-            answer = await self._scrapes.answer(scrape_form(scope["headers"])) if found else _NOTHING
+            answer = await self._scrapes.answer(scrape_form(scope["headers"])) if is_metrics else _NOTHING
         except ServerError as error:
             await send_error(send, error, ErrorFormat.TEI)
             return
         headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
-        await send({"type": "http.response.start", "status": 200 if found else 404, "headers": headers})
+        await send({"type": "http.response.start", "status": 200 if is_metrics else 404, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
 
 

@@ -44,7 +44,7 @@ HONORED, HARMLESS, REFUSED = Verdict.HONORED, Verdict.HARMLESS, Verdict.REFUSED
 
 def _as(target: str) -> dict[str, Any]:
     """Another name of a field."""
-    return {"reason": f"as `{target}`", "respelling": lambda value: {target: value}}
+    return {"reason": f"as `{target}`", "translation": lambda value: {target: value}}
 
 
 def _not(target: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _not(target: str) -> dict[str, Any]:
         value = {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
         return {target: not value if isinstance(value, bool) else value}
 
-    return {"reason": f"the opposite of `{target}`", "respelling": opposite}
+    return {"reason": f"the opposite of `{target}`", "translation": opposite}
 
 
 def _cuts(side: str) -> Callable[[Any], Mapping[str, Any]]:
@@ -67,10 +67,10 @@ def _cuts(side: str) -> Callable[[Any], Mapping[str, Any]]:
         "RIGHT": {"truncate": True, side: "right"},
     }
 
-    def respelled(value: Any) -> Mapping[str, Any]:
+    def translated(value: Any) -> Mapping[str, Any]:
         return words.get(value.upper(), {"truncate": value}) if isinstance(value, str) else {"truncate": value}
 
-    return respelled
+    return translated
 
 
 def _number_type(value: Any) -> Mapping[str, Any]:
@@ -117,7 +117,7 @@ _CUT_TOKENS: Fields = known("truncate_prompt_tokens truncation_side", HONORED, "
 
 # Jina's own features, which no other server has, and fields that would change the vectors.
 _OTHER_VECTORS: Fields = {
-    **known("late_chunking", REFUSED, "JINA", "every text is read alone", unless=(False,)),
+    **known("late_chunking", REFUSED, "JINA", "texts are encoded independently", unless=(False,)),
     **known("return_multivector", REFUSED, "JINA", "`embedding_types` asks for these", unless=(False,)),
     **known("prompt instruction", REFUSED, "XINFERENCE", "`prompt_name` chooses one of the model's own prompts"),
     **_SPECIAL_TOKENS,
@@ -130,7 +130,7 @@ EMBEDDINGS: dict[str, KnownField] = {
     **_CUT_TOKENS,
     **known("input encoding_format", HONORED, "OPENAI VLLM TEI INFINITY JINA VOYAGE MISTRAL NVIDIA"),
     **known("dimensions", HONORED, "OPENAI VLLM TEI INFINITY JINA NVIDIA"),
-    **known("truncate", HONORED, "JINA NVIDIA EMBERT", respelling=_cuts("truncation_side")),
+    **known("truncate", HONORED, "JINA NVIDIA EMBERT", translation=_cuts("truncation_side")),
     **known("truncation", HONORED, "VOYAGE", **_as("truncate")),
     **known("truncation_direction", HONORED, "EMBERT", **_as("truncation_side")),
     **known("prompt_name normalize embedding_types", HONORED, "EMBERT"),
@@ -145,7 +145,7 @@ EMBEDDINGS: dict[str, KnownField] = {
         HONORED,
         "JINA NVIDIA",
         "as `output_dtype`; base64: as `encoding_format`",
-        respelling=_number_type,
+        translation=_number_type,
     ),
     **known("embed_dtype", REFUSED, "VLLM", "numbers are float32 here, others in /pooling", unless=("float32",)),
     **known(
@@ -167,7 +167,7 @@ POOLING: dict[str, KnownField] = {
 }
 
 _TEI_READING: Fields = {
-    **known("truncate", HONORED, "TEI", respelling=_cuts("truncation_direction")),
+    **known("truncate", HONORED, "TEI", translation=_cuts("truncation_direction")),
     **known("truncation_direction", HONORED, "TEI"),
     **known("truncation", HONORED, "VOYAGE", **_as("truncate")),
     **known("truncation_side", HONORED, "VLLM", **_as("truncation_direction")),
@@ -252,7 +252,7 @@ _PAIRS: Fields = {
     **_PRIORITY,
     **_CUT_TOKENS,
     **known("max_tokens_per_query max_tokens_per_doc use_activation", HONORED, "VLLM"),
-    **known("instruction", REFUSED, "VLLM XINFERENCE", "models read the query and the document alone"),
+    **known("instruction", REFUSED, "VLLM XINFERENCE", "models read only the query and the document"),
     **known("activation softmax", REFUSED, "VLLM", "older names of `use_activation`"),
 }
 RERANK: dict[str, KnownField] = {
@@ -266,7 +266,7 @@ RERANK: dict[str, KnownField] = {
     **known("return_text", HONORED, "TEI", **_as("return_documents")),
     **known("raw_scores", HONORED, "TEI INFINITY"),
     **known("max_tokens_per_query max_tokens_per_doc", HONORED, "VLLM COHERE"),
-    **known("truncate", HONORED, "NVIDIA EMBERT", respelling=_cuts("truncation_side")),
+    **known("truncate", HONORED, "NVIDIA EMBERT", translation=_cuts("truncation_side")),
     **known("truncation", HONORED, "VOYAGE", **_as("truncate")),
     **known("truncation_direction", HONORED, "EMBERT", **_as("truncation_side")),
     **known("texts", HONORED, "TEI", **_as("documents"), ignored_beside="documents"),
@@ -281,7 +281,7 @@ TEI_RERANK: dict[str, KnownField] = {
     **known("texts truncation_direction return_text", HONORED, "TEI"),
     **known("documents", HONORED, "VLLM INFINITY JINA", ignored_beside="texts"),
     **known("model", HONORED, "VLLM INFINITY JINA", ignored_beside="texts"),
-    **known("truncate", HONORED, "TEI NVIDIA", respelling=_cuts("truncation_direction")),
+    **known("truncate", HONORED, "TEI NVIDIA", translation=_cuts("truncation_direction")),
 }
 COHERE_RERANK: dict[str, KnownField] = {
     **_EVERY,
@@ -297,7 +297,7 @@ COHERE_RERANK: dict[str, KnownField] = {
     **known("truncation truncate", REFUSED, "VOYAGE NVIDIA", "/v1/rerank has it", unless=(True, "END")),
     **known("truncate_prompt_tokens max_tokens_per_query", REFUSED, "VLLM", "/v1/rerank has it"),
     **known("truncation_side", REFUSED, "VLLM", "/v1/rerank has it", unless=("right",)),
-    **known("instruction", REFUSED, "VLLM", "models read the query and the document alone"),
+    **known("instruction", REFUSED, "VLLM", "models read only the query and the document"),
 }
 RANKING: dict[str, KnownField] = {
     **_EVERY,
@@ -332,7 +332,7 @@ PREDICT: dict[str, KnownField] = {
     **_NO_MODEL,
     **known("inputs", HONORED, "TEI HUGGING_FACE"),
     **known("raw_scores", HONORED, "TEI"),
-    **known("truncate", HONORED, "TEI", respelling=_cuts("truncation_direction")),
+    **known("truncate", HONORED, "TEI", translation=_cuts("truncation_direction")),
     **known("truncation_direction", HONORED, "TEI"),
     **known("parameters", HONORED, "HUGGING_FACE"),
     **known("function_to_apply top_k", REFUSED, "HUGGING_FACE", "it belongs into `parameters`"),

@@ -54,7 +54,7 @@ async def ranking(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /v1/ranking`."""
     request = await context.parse(RankingRequest)
     context.choose(request.model)
-    found = await rank(
+    result = await rank(
         context,
         request.query.text,
         documents_texts(request.passages),
@@ -63,6 +63,6 @@ async def ranking(context: RequestContext) -> tuple[bytes, bytes]:
         raw=True,
         options=PairTokenizeOptions(None if request.truncate is None else request.truncate == "END"),
     )
-    rows = await joined(b'{"index":%d,"logit":%b}' % row for row in zip(found.indices, found.scores, strict=True))
-    usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (found.tokens, found.tokens)
+    rows = await joined(b'{"index":%d,"logit":%b}' % row for row in zip(result.indices, result.scores, strict=True))
+    usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (result.tokens, result.tokens)
     return JSON, b'{"rankings":[%b],%b}' % (rows, usage)

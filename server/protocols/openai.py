@@ -62,7 +62,7 @@ class EmbeddingsRequest(RequestBody):
         json_schema_extra={"minimum": 0},
     )
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = Field(
-        None, description="The type of the numbers, of dense vectors alone. Default: float."
+        None, description="The type of the numbers, of dense vectors only. Default: float."
     )
     truncate: bool | None = Field(
         None, description="Cut texts that are too long. Default: the server's --auto-truncate."
@@ -214,7 +214,7 @@ def _number_type(request: EmbeddingsRequest, tasks: Task, columns: int) -> Numbe
     if kind is None or kind == "float":
         return None
     if tasks != Task.EMBED:
-        raise Invalid(f"`output_dtype` {kind} is for dense vectors alone", "output_dtype")
+        raise Invalid(f"`output_dtype` {kind} is for dense vectors only", "output_dtype")
     check_number_type(kind, columns, "output_dtype")
     return kind
 
@@ -226,30 +226,30 @@ def check_number_type(kind: NumberType, columns: int, param: str) -> None:
 
 
 def read_input_type(
-    handle: ModelHandle, input_type: Any, given: TextOrIds, prompt_name: str | None = None
+    handle: ModelHandle, input_type: Any, texts: TextOrIds, prompt_name: str | None = None
 ) -> tuple[str | None, bool | None]:
     """The name of a prompt, and whether texts are queries, to a model with adapters. Raises Invalid."""
     if handle.model.config.adapters is not None:
         return prompt_name, _role(input_type)
-    return _prompt_of(handle, input_type, given) if prompt_name is None else prompt_name, None
+    return _prompt_of(handle, input_type, texts) if prompt_name is None else prompt_name, None
 
 
-def _prompt_of(handle: ModelHandle, input_type: Any, given: TextOrIds) -> str | None:
+def _prompt_of(handle: ModelHandle, input_type: Any, texts: TextOrIds) -> str | None:
     """The name of the model's prompt for texts of this type, if there is one; ids are taken as they are."""
     if not isinstance(input_type, str):
         raise Invalid("`input_type` must be a string", "input_type")
-    if not isinstance(given, str) and (not given or not isinstance(given[0], str)):
+    if not isinstance(texts, str) and (not texts or not isinstance(texts[0], str)):
         return None
     prompts = handle.model.prompts
     names = _QUERY_PROMPTS if input_type in _QUERY else _DOCUMENT_PROMPTS if input_type in _DOCUMENT else (input_type,)
-    found = next((name for name in names if name in prompts), None)
-    if found is None and prompts and input_type not in _QUERY | _DOCUMENT | _OTHER_TYPES:
+    prompt_name = next((name for name in names if name in prompts), None)
+    if prompt_name is None and prompts and input_type not in _QUERY | _DOCUMENT | _OTHER_TYPES:
         raise Invalid(
             f"`input_type` must be query, document or one of the model's prompts ({', '.join(sorted(prompts))}); "
             f"it is {describe_name(input_type)}",
             "input_type",
         )
-    return found
+    return prompt_name
 
 
 def _role(input_type: Any) -> bool:
@@ -259,12 +259,12 @@ def _role(input_type: Any) -> bool:
     raise Invalid("`input_type` must be query or document", "input_type")
 
 
-def check_foreign_ids(handle: ModelHandle, given: TextOrIds, model: str | None) -> None:
+def check_foreign_ids(handle: ModelHandle, texts: TextOrIds, model: str | None) -> None:
     """Raise Invalid for token ids that may be another tokenizer's, in a request that names this model.
 
     Clients of OpenAI's models tokenize for those models. Vectors of such ids are wrong, and nothing shows it.
     """
-    if isinstance(given, str) or not given or isinstance(given[0], str) or given[0] == []:
+    if isinstance(texts, str) or not texts or isinstance(texts[0], str) or texts[0] == []:
         return
     if handle.config.accept_token_ids and handle.served.is_named(model):
         return

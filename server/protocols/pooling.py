@@ -25,7 +25,7 @@ from embert.server.request.request_body import TEXT_OR_IDS, InputForms, InputTyp
 from embert.server.request.request_context import JSON, OCTETS, RequestContext
 from embert.server.request.serialization import Pauses, flat_json, floats_json
 from embert.server.request.served_model import Capability
-from embert.server.request.texts_and_ids import GivenTexts, TokenizeOptions
+from embert.server.request.texts_and_ids import InputTexts, TokenizeOptions
 
 __all__ = ["PoolingList", "PoolingRequest", "pooling"]
 
@@ -134,12 +134,12 @@ def _task(handle: ModelHandle, request: PoolingRequest) -> Task:
     if request.task is not None:
         handle.served.check_tasks(named[request.task])
         return named[request.task]
-    found = next((task for task in named.values() if task in has), None)
-    if found is None:
+    task = next((task for task in named.values() if task in has), None)
+    if task is None:
         names = ", ".join(handle.served.task_names)
         others = handle.served.elsewhere(Capability(needs_one=_ANY))
         raise TaskMissing(f"{handle.served.name} has no task for /pooling; it has {names}{others}")
-    return found
+    return task
 
 
 def _check_fields(request: PoolingRequest, task: Task) -> None:
@@ -148,7 +148,7 @@ def _check_fields(request: PoolingRequest, task: Task) -> None:
         raise Invalid("`dimensions` is for the task embed", "dimensions")
     if request.use_activation is False and task == Task.MULTI:
         raise Invalid("`use_activation` must be true for multi-vectors, which have length 1", "use_activation")
-    texts = len(GivenTexts.of(request.input, "input").items)
+    texts = len(InputTexts.of(request.input, "input").items)
     if request.encoding_format == "bytes" and texts > MOST_DESCRIBED:
         raise Invalid(
             f"`encoding_format` bytes is for at most {MOST_DESCRIBED} texts, which a header describes; "

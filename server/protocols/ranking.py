@@ -35,7 +35,7 @@ __all__ = [
 
 Floats = npt.NDArray[np.float32]
 
-_BYTES_AT_ONCE = 1 << 17  # of JSON, written before other requests get their turn: about 1 ms
+_BYTES_AT_ONCE = 1 << 17  # of JSON, written before the event loop runs other requests: about 1 ms
 
 
 class Document(RequestBody):
@@ -86,10 +86,10 @@ async def score_pairs(
     Raises EmptyInput, PayloadTooLarge for too many, and what tokenizing and inference raise.
     """
     handle = context.handle
-    for given, param in zip((firsts, seconds), params, strict=True):
-        if not given:
+    for texts, param in zip((firsts, seconds), params, strict=True):
+        if not texts:
             raise EmptyInput(f"`{param}` must not be an empty list", param)
-        handle.limits.check_documents(len(given), param)
+        handle.limits.check_documents(len(texts), param)
     encoded = await context.tokenize_pairs(TextPairs(firsts, seconds), params, options)
     answer = await context.run(encoded, Task.CLASSIFY)
     return answer.vectors[:, 0], encoded
@@ -126,13 +126,13 @@ def json_numbers(values: Floats) -> list[bytes]:
 
 
 async def joined(rows: Iterable[bytes]) -> bytes:
-    """The rows with commas between them; other requests get their turns while many or long ones are made."""
-    made: list[bytes] = []
+    """The rows with commas between them; the event loop runs other requests between many or long ones."""
+    pieces: list[bytes] = []
     size = 0
     for row in rows:
-        made.append(row)
+        pieces.append(row)
         size += len(row) + 256  # what a short row costs
         if size > _BYTES_AT_ONCE:
             size = 0
             await asyncio.sleep(0)
-    return b",".join(made)
+    return b",".join(pieces)

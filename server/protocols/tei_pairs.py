@@ -80,12 +80,12 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
     ranking = await ranked(context, request, texts, "texts", direction)
     rows = zip(ranking.indices, ranking.scores, strict=True)
     if request.return_text or request.return_documents:
-        made = (
+        results = (
             b'{"index":%d,"text":%b,"score":%b}' % (index, orjson.dumps(texts[index]), score) for index, score in rows
         )
     else:
-        made = (b'{"index":%d,"score":%b}' % row for row in rows)
-    return JSON, b"[%b]" % await joined(made)
+        results = (b'{"index":%d,"score":%b}' % row for row in rows)
+    return JSON, b"[%b]" % await joined(results)
 
 
 # --- predict ---
@@ -151,12 +151,12 @@ async def predict(context: RequestContext) -> tuple[bytes, bytes]:
     )
     logits = (await context.run(encoded, Task.CLASSIFY)).vectors
     classifier, parameters = handle.served.classifier, request.parameters
-    how = activation(classifier, raw=request.raw_scores)
+    function = activation(classifier, raw=request.raw_scores)
     if parameters is not None and parameters.function_to_apply is not None:
-        how = _FUNCTIONS[parameters.function_to_apply]
-    rows = await joined(_rows(logits, how, classifier, None if parameters is None else parameters.top_k))
-    alone = isinstance(request.inputs, str) or isinstance(request.inputs[0], str)
-    if alone and parameters is None and not _is_hugging_face_js(context):
+        function = _FUNCTIONS[parameters.function_to_apply]
+    rows = await joined(_rows(logits, function, classifier, None if parameters is None else parameters.top_k))
+    is_single = isinstance(request.inputs, str) or isinstance(request.inputs[0], str)
+    if is_single and parameters is None and not _is_hugging_face_js(context):
         return JSON, rows
     return JSON, b"[%b]" % rows
 
@@ -188,13 +188,13 @@ def _pairs(inputs: str | list[str] | list[list[str]]) -> TextPairs:
     return TextPairs([texts[0] for texts in together], [texts[1] if len(texts) > 1 else None for texts in together])
 
 
-def _rows(logits: npt.NDArray[np.float32], how: str, classifier: Classifier, top_k: int | None) -> Iterator[bytes]:
+def _rows(logits: npt.NDArray[np.float32], function: str, classifier: Classifier, top_k: int | None) -> Iterator[bytes]:
     """A list of labels for each text. Logits give the order: the scores of two may both be 1."""
     labels = [b',"label":%b}' % orjson.dumps(label) for label in classifier.labels]
     for row in logits:
         order = np.argsort(-row, kind="stable")[:top_k]
-        numbers = json_numbers(scores(row[None], how)[0, order])
-        made = [
+        numbers = json_numbers(scores(row[None], function)[0, order])
+        items = [
             b'{"score":%b%b' % (score, labels[column]) for score, column in zip(numbers, order.tolist(), strict=True)
         ]
-        yield b"[%b]" % b",".join(made)
+        yield b"[%b]" % b",".join(items)

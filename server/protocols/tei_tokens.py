@@ -16,7 +16,7 @@ from embert.server.http.errors import EmptyInput, Invalid
 from embert.server.protocols.fields import DECODE, DETOKENIZE, TOKENIZE
 from embert.server.request.request_body import IDS, IdList, IdLists, InputForm, InputForms, RequestBody, TextList
 from embert.server.request.request_context import JSON, RequestContext
-from embert.server.request.texts_and_ids import GivenTexts
+from embert.server.request.texts_and_ids import InputTexts
 
 __all__ = [
     "DecodeRequest",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 ResultT = TypeVar("ResultT")
-Turn = list[tuple[int, list[TokenInfo]]]
+TokenChunk = list[tuple[int, list[TokenInfo]]]
 
 
 _TOKEN_BYTES = 72  # of an answer's token in JSON
@@ -110,12 +110,12 @@ async def _run(
     request: TokenizeRequest,
     texts: list[str],
     param: str,
-    collected: Callable[[Iterator[Turn], int], Chunks[tuple[int, ResultT]]],
+    collected: Callable[[Iterator[TokenChunk], int], Chunks[tuple[int, ResultT]]],
 ) -> ResultT:
     """The tokens of texts in the field `param`, as `collected` makes them."""
     handle = context.handle
     prompt = handle.served.prompt(request.prompt_name) if request.prompt_name is not None else ""
-    turns = handle.tokenizer.tokenize_chunks(
+    chunks = handle.tokenizer.tokenize_chunks(
         texts,
         add_special_tokens=request.add_special_tokens,
         prompt=prompt,
@@ -127,29 +127,29 @@ async def _run(
     began = time.perf_counter()
     check = handle.checking(context.options, partial(handle.limits.check_answer, param=param, more=True))
     context.breakdown.tokens, result = await handle.tokenizer_pool.run(
-        collected(turns, len(texts)), characters, context.receive, check
+        collected(chunks, len(texts)), characters, context.receive, check
     )
     context.breakdown.tokenize_s = time.perf_counter() - began
     handle.limits.check_answer(context.breakdown.tokens, param)
     return result
 
 
-def _listed(turns: Iterator[Turn], texts: int) -> Chunks[tuple[int, list[TokenInfo]]]:  # noqa: ARG001 - as _written
+def _listed(chunks: Iterator[TokenChunk], texts: int) -> Chunks[tuple[int, list[TokenInfo]]]:  # noqa: ARG001 - as _written
     """The tokens of one text, and their number."""
     tokens: list[TokenInfo] = []
-    for turn in turns:
-        for _, more in turn:
+    for chunk in chunks:
+        for _, more in chunk:
             tokens += more
         yield len(tokens)
     return len(tokens), tokens
 
 
-def _written(turns: Iterator[Turn], texts: int) -> Chunks[tuple[int, bytes]]:
-    """Write tokens as JSON, turn by turn; returns their number and the JSON."""
+def _written(chunks: Iterator[TokenChunk], texts: int) -> Chunks[tuple[int, bytes]]:
+    """Write tokens as JSON, chunk by chunk; returns their number and the JSON."""
     rows: list[list[bytes]] = [[] for _ in range(texts)]
     count = 0
-    for turn in turns:
-        for index, tokens in turn:
+    for chunk in chunks:
+        for index, tokens in chunk:
             count += len(tokens)
             if tokens:
                 rows[index].append(orjson.dumps(tokens)[1:-1])
@@ -174,7 +174,7 @@ class Texts(RootModel[list[str]]):
 async def decode(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /decode`."""
     request = await context.parse(DecodeRequest)
-    sequences = GivenTexts.of(request.ids, "ids").items
+    sequences = InputTexts.of(request.ids, "ids").items
     return JSON, orjson.dumps(await _decoded(context, sequences, "ids", skips=request.skip_special_tokens))
 
 
@@ -212,9 +212,9 @@ async def _decoded(context: RequestContext, sequences: Sequence[list[int]], para
     tokens = sum(map(len, sequences))
     handle.limits.check_answer(tokens, param)
     context.hold(tokens * _WORD_BYTES, "the answer")
-    turns = handle.tokenizer.decode_chunks(sequences, skip_special_tokens=skips)
+    chunks = handle.tokenizer.decode_chunks(sequences, skip_special_tokens=skips)
     began = time.perf_counter()
     check = handle.checking(context.options, lambda _: None)
-    texts = await handle.tokenizer_pool.run(turns, tokens, context.receive, check)
+    texts = await handle.tokenizer_pool.run(chunks, tokens, context.receive, check)
     context.breakdown.tokenize_s = time.perf_counter() - began
     return texts

@@ -62,12 +62,12 @@ async def answer_instances(context: RequestContext, handler: Handler) -> tuple[b
 
 def _texts(instance: Instance) -> int:
     """The texts of an instance; of one that is no valid request, any number."""
-    given = instance.get("inputs")
-    if isinstance(given, dict):
-        given = given.get("sentences")
-    elif given is None:
-        given = instance.get("texts", instance.get("documents"))
-    return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
+    inputs = instance.get("inputs")
+    if isinstance(inputs, dict):
+        inputs = inputs.get("sentences")
+    elif inputs is None:
+        inputs = instance.get("texts", instance.get("documents"))
+    return len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1
 
 
 async def _answer(part: RequestContext, handler: Handler, index: int) -> bytes:

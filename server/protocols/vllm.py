@@ -127,19 +127,19 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
         params=params,
         options=PairTokenizeOptions(request.cuts, request.truncation_side, request.limits),
     )
-    how = activation(handle.served.classifier, raw=request.use_activation is False)
-    numbers = json_numbers(scores(logits[:, None], how)[:, 0])
+    function = activation(handle.served.classifier, raw=request.use_activation is False)
+    numbers = json_numbers(scores(logits[:, None], function)[:, 0])
     rows = await joined(b'{"index":%d,"object":"score","score":%b}' % row for row in enumerate(numbers))
     return JSON, _list(b"score", handle.served.name, rows, encoded.tokens)
 
 
 def _texts(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]]:
     """The names of the two fields that the request has, and their texts."""
-    given = {name for pair in _FIELDS for name in pair if getattr(request, name) is not None}
-    params = next((pair for pair in _FIELDS if given == {*pair}), None)
+    names = {name for pair in _FIELDS for name in pair if getattr(request, name) is not None}
+    params = next((pair for pair in _FIELDS if names == {*pair}), None)
     if params is None:
         choices = ", ".join(f"`{first}` and `{second}`" for first, second in _FIELDS)
-        has = ", ".join(f"`{name}`" for name in sorted(given)) or "none of them"
+        has = ", ".join(f"`{name}`" for name in sorted(names)) or "none of them"
         raise Invalid(f"`queries` is required with `documents`: one of {choices}; the request has {has}", "queries")
     values = (getattr(request, name) for name in params)
     firsts, seconds = ([value] if isinstance(value, str) else value for value in values)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from embert.server.http.errors import Invalid, describe
 
-__all__ = ["Api", "Fields", "KnownField", "Respelled", "Verdict", "header_value", "known", "respell"]
+__all__ = ["Api", "Fields", "KnownField", "TranslatedFields", "Verdict", "header_value", "known", "translate_fields"]
 
 _NAMES_IN_HEADER = 16
 _LETTERS_OF_A_NAME = 40
@@ -54,7 +54,7 @@ class KnownField:
     apis: tuple[Api, ...]
     reason: str = ""  # why it is harmless or refused; of an honored field that the schema does not have: as what
     unless: tuple[Any, ...] = ()  # values of a refused field that change nothing
-    respelling: Callable[[Any], Mapping[str, Any]] | None = None  # the value in the schema's words
+    translation: Callable[[Any], Mapping[str, Any]] | None = None  # the value in the schema's words
     ignored_beside: str = ""  # a field beside which this one is dropped, whatever its type
     is_flat: bool = False  # an object whose fields count as the request's own
 
@@ -77,7 +77,7 @@ def known(names: str, verdict: Verdict, apis: str, reason: str = "", **more: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Respelled:
+class TranslatedFields:
     """The fields of a request in the words of its schema."""
 
     values: dict[str, Any]
@@ -85,7 +85,7 @@ class Respelled:
     names: dict[str, str]  # of fields of the schema → as the client wrote them
 
 
-def respell(values: Mapping[str, Any], own: Collection[str], fields: Fields) -> Respelled:
+def translate_fields(values: Mapping[str, Any], own: Collection[str], fields: Fields) -> TranslatedFields:
     """`own` are the schema's fields. Raises Invalid for a refused field, and for one that is there under two names."""
     result: dict[str, Any] = {}
     others: dict[str, tuple[str, Any]] = {}
@@ -93,7 +93,7 @@ def respell(values: Mapping[str, Any], own: Collection[str], fields: Fields) -> 
     for name, value in _flat(values, fields):
         field = fields.get(name)
         if (field is None and name not in own) or (field is not None and field.is_flat and value is not None):
-            ignored.append(name)  # an object of fields inside of another one is nobody's
+            ignored.append(name)  # an object of fields inside of another one belongs to no API
         elif field is not None and field.is_flat:
             pass
         elif field is not None and field.verdict is Verdict.REFUSED:
@@ -102,12 +102,12 @@ def respell(values: Mapping[str, Any], own: Collection[str], fields: Fields) -> 
         elif field is None or field.verdict is Verdict.HONORED:
             if field is not None and values.get(field.ignored_beside) is not None:
                 continue
-            if field is None or field.respelling is None:
+            if field is None or field.translation is None:
                 if result.get(name) not in (None, value):
                     raise Invalid(f"the request has `{name}` twice, with values that differ", name)
                 result[name] = value
             elif value is not None:
-                for target, each in field.respelling(value).items():
+                for target, each in field.translation(value).items():
                     other, its_value = others.get(target, (name, each))
                     if its_value != each:
                         raise Invalid(f"`{name}` and `{other}` both say what `{target}` is, and they differ", name)
@@ -116,7 +116,7 @@ def respell(values: Mapping[str, Any], own: Collection[str], fields: Fields) -> 
         if target != name and result.get(target) not in (None, value):
             raise Invalid(f"`{name}` is another name of `{target}`; the request has both, and they differ", name)
         result[target] = value
-    return Respelled(result, ignored, {target: name for target, (name, _) in others.items() if target != name})
+    return TranslatedFields(result, ignored, {target: name for target, (name, _) in others.items() if target != name})
 
 
 def _flat(values: Mapping[str, Any], fields: Fields) -> list[tuple[str, Any]]:
@@ -133,9 +133,9 @@ def _flat(values: Mapping[str, Any], fields: Fields) -> list[tuple[str, Any]]:
 
 def _refused(name: str, field: KnownField, value: Any) -> Invalid:
     if not field.unless:
-        return Invalid(f"`{name}` is not supported and must be null or left out: {field.reason}", name)
+        return Invalid(f"`{name}` is not supported and must be null or absent: {field.reason}", name)
     wanted = ", ".join(map(json.dumps, field.unless))
-    return Invalid(f"`{name}` must be {wanted} or left out: {field.reason}; it is {describe(value)}", name)
+    return Invalid(f"`{name}` must be {wanted} or absent: {field.reason}; it is {describe(value)}", name)
 
 
 def header_value(names: Collection[str]) -> bytes:

@@ -21,7 +21,7 @@ from embert.server.http.errors import PayloadTooLarge
 __all__ = ["LARGE", "CooperativeSteps", "SplitIds", "check_values", "memory_of", "split_ids"]
 
 LARGE = 65_536  # bytes; a smaller body is parsed within a millisecond, whatever it holds
-_OTHER_STRINGS = 4096  # names of fields, and values of fields that nobody reads
+_OTHER_STRINGS = 4096  # names of fields, and values of fields that are not read
 _OTHER_VALUES = 65_536
 _MOST_VALUES = 1 << 20
 
@@ -93,10 +93,10 @@ def split_ids(body: bytes) -> SplitIds | None:
 
     Three times as fast as validating every id as part of a field. A body that is not quite right is left to that.
     """
-    found = _IDS.search(body)
-    if found is None:
+    match = _IDS.search(body)
+    if match is None:
         return None
-    begin = found.start(1)
+    begin = match.start(1)
     end = body.find(b'"', begin)
     end = body.rfind(b"]", begin, end if end >= 0 else len(body)) + 1
     if not end or any(body.find(sign, begin, end) >= 0 for sign in _NO_INTEGERS):
@@ -104,7 +104,7 @@ def split_ids(body: bytes) -> SplitIds | None:
     try:
         text = memoryview(body)[begin:end]
         ids: list[int] | list[list[int]] = (
-            msgspec.json.decode(text, type=list[list[int]]) if found[2] else msgspec.json.decode(text, type=list[int])
+            msgspec.json.decode(text, type=list[list[int]]) if match[2] else msgspec.json.decode(text, type=list[int])
         )
     except msgspec.MsgspecError:
         return None

@@ -1,8 +1,8 @@
-"""Bulk requests take turns on the event loop, so that interactive requests need not wait for many of them.
+"""Throttles low-priority requests on the event loop, so that interactive requests do not wait for many of them.
 
 Requests that share batches equally are answered at the same time, and their clients ask again at the same time. Of 32
 passages a request, each then keeps the loop busy for a millisecond: eight of them would hold up an interactive request
-for eight. In turns, the loop looks for new requests after about half a millisecond of bulk work.
+for eight. Throttled, the loop looks for new requests after about half a millisecond of low-priority work.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class LowPriorityThrottle:
         self._counts = False  # whether a round is counted, and its end awaited
 
     async def before_tokenizing(self, body_bytes: int) -> None:
-        """Wait for a turn to tokenize so much of a body."""
+        """Wait until so many bytes of a body may be tokenized."""
         await self._take(body_bytes)
 
     async def before_answering(self, vector_bytes: int) -> None:
-        """Wait for a turn to write so many bytes of vectors."""
+        """Wait until so many bytes of vectors may be written."""
         await self._take(vector_bytes // _ANSWER_BYTES)
 
     async def _take(self, cost: int) -> None:
@@ -40,9 +40,9 @@ class LowPriorityThrottle:
                 self._counts = True
                 loop.call_soon(self._next_round)
             return
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.append((cost, turn))
-        await turn
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((cost, waiter))
+        await waiter
 
     def _fits(self, cost: int) -> bool:
         """A round has one request at least, whatever it costs."""
@@ -52,10 +52,10 @@ class LowPriorityThrottle:
         self._spent = 0
         self._counts = False
         while self._waiting and self._fits(self._waiting[0][0]):
-            cost, turn = self._waiting.popleft()
-            if turn.done():  # its request was cancelled
+            cost, waiter = self._waiting.popleft()
+            if waiter.done():  # its request was cancelled
                 continue
-            turn.set_result(None)
+            waiter.set_result(None)
             self._spent += max(cost, 1)
             self._counts = True
         if self._counts:

@@ -20,12 +20,12 @@ from embert.server.request.request_body import TextsAndIds
 from embert.server.request.serialization import BYTES_A_NUMBER, BYTES_A_WEIGHT
 from embert.server.request.served_model import ServedModel
 from embert.server.request.text_pairs import PairTokenizeOptions, PairTokenizer, TextPairs
-from embert.server.request.texts_and_ids import GivenTexts, TextTokenizer, TokenizeOptions
+from embert.server.request.texts_and_ids import InputTexts, TextTokenizer, TokenizeOptions
 from embert.server.request.tokenizer_pool import TokenizerPool
 
 __all__ = ["ModelHandle"]
 
-_QUICK_TOKENS = 128  # so few are tokenized before anybody asks whether there is room for them
+_QUICK_TOKENS = 128  # so few are tokenized without a look at the queue first
 
 
 class ModelHandle:
@@ -142,7 +142,7 @@ class ModelHandle:
 
     async def tokenize(
         self,
-        given: TextsAndIds,
+        inputs: TextsAndIds,
         receive: Receive,
         breakdown: LatencyBreakdown,
         request: RequestOptions,
@@ -154,7 +154,7 @@ class ModelHandle:
         Raises Overloaded, before tokenizing, where the queue cannot take as many tokens as there are words.
         """
         truncate, direction, limit, task, prompt_name, is_query = options
-        texts = GivenTexts.of(given, param)
+        texts = InputTexts.of(inputs, param)
         self.limits.check_count(len(texts.items), param)
         if texts.kind is not str and prompt_name is not None:
             raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
@@ -164,7 +164,7 @@ class ModelHandle:
         breakdown.characters = texts.characters
         if texts.most_tokens > _QUICK_TOKENS:
             least = partial(texts.least_tokens, self.model.max_input_length)
-            self.admission.check_room(least, texts.most_tokens, request)
+            self.admission.check_capacity(least, texts.most_tokens, request)
         encoded = await self._text_tokenizer.encode(
             texts,
             receive,
@@ -200,7 +200,7 @@ class ModelHandle:
         began = time.perf_counter()
         breakdown.characters = texts.characters
         least = partial(texts.least_tokens, self.model.max_input_length, options.limits)
-        self.admission.check_room(least, texts.most_tokens, request)
+        self.admission.check_capacity(least, texts.most_tokens, request)
         if prompt := self.served.default_prompt:
             texts = TextPairs([prompt + first for first in texts.firsts], texts.seconds)
         encoded = await self._pair_tokenizer.encode(

@@ -95,11 +95,11 @@ class ModelRegistry:
 
     def in_path(self, name: str) -> ModelHandle:
         """The model of this name or id. Raises ModelUnknown, and Unavailable for one that cannot be served."""
-        found = self.by_name.get(name)
-        if found is None:
+        handle = self.by_name.get(name)
+        if handle is None:
             self.check_broken(name)
             raise self.unknown(name, None, "the model in the path")
-        return found
+        return handle
 
     def able(self, capability: Capability) -> ModelHandle:
         """The first model that can do this; the first of all where none can."""
@@ -214,7 +214,7 @@ class ModelSelector:
         cannot be served, TaskMissing for one that cannot do what the route needs.
         """
         registry = self.registry
-        found = None if self.path_model is None else self.default
+        selected = None if self.path_model is None else self.default
         for name in names:
             if name is None:
                 continue
@@ -222,20 +222,24 @@ class ModelSelector:
             if known is None:
                 registry.check_broken(name)
                 if not registry.is_any(name):
-                    raise registry.unknown(name) if found is None or not registry.several else self._other(found, name)
-            elif found is None:
-                found = known
-            elif known is not found:
-                raise self._other(found, name)
-        if found is None:
+                    raise (
+                        registry.unknown(name)
+                        if selected is None or not registry.several
+                        else self._other(selected, name)
+                    )
+            elif selected is None:
+                selected = known
+            elif known is not selected:
+                raise self._other(selected, name)
+        if selected is None:
             return self._able(capability) if self.is_open and capability is not None else self.default
-        if found is not self.default:
-            self.check(found)
-        return found
+        if selected is not self.default:
+            self.check(selected)
+        return selected
 
-    def _other(self, found: ModelHandle, name: str) -> ModelUnknown:
-        said = f"`model` must be {found.served.name}, which the path names; it is {describe_name(name)}"
-        return ModelUnknown(said, "model")
+    def _other(self, selected: ModelHandle, name: str) -> ModelUnknown:
+        message = f"`model` must be {selected.served.name}, which the path names; it is {describe_name(name)}"
+        return ModelUnknown(message, "model")
 
     def _able(self, capability: Capability) -> ModelHandle:
         """The first model that can do this, else the route's default."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, Va
 from pydantic_core import from_json
 
 from embert.server.http.errors import BadRequest, Invalid, ServerError, describe
-from embert.server.request.known_fields import Fields, Respelled, respell
+from embert.server.request.known_fields import Fields, TranslatedFields, translate_fields
 from embert.server.request.large_bodies import LARGE, SplitIds
 
 __all__ = [
@@ -103,7 +103,7 @@ class RequestObject(RequestBody):
 
 RequestT = TypeVar("RequestT", bound=RequestBody)
 ErrorT = TypeVar("ErrorT", bound=ServerError)
-Note = Callable[[Respelled], object]
+Note = Callable[[TranslatedFields], object]
 
 
 def parse(schema: type[RequestT], body: bytes, split: SplitIds | None = None, note: Note = id) -> RequestT:
@@ -154,11 +154,11 @@ def _without_others(request: RequestT, note: Note) -> RequestT:
     schema = type(request)
     own = schema.model_fields
     sent = {name: value for name, value in request.__dict__.items() if name in request.model_fields_set}
-    respelled = respell({**sent, **others}, own, schema.known)
-    note(respelled)
-    if respelled.values.keys() == sent.keys() and not respelled.names:
+    translated = translate_fields({**sent, **others}, own, schema.known)
+    note(translated)
+    if translated.values.keys() == sent.keys() and not translated.names:
         return request
-    return _validate_respelled(schema, respelled)
+    return _validate_translated(schema, translated)
 
 
 def _parse_again(
@@ -169,36 +169,38 @@ def _parse_again(
     if first["type"] == "json_invalid" or not first["loc"]:
         raise _explain(schema, error) from None
     values = read()
-    respelled = _respelled(schema, values)
-    note(respelled)
-    return _validate_respelled(schema, respelled, error if respelled.values == values else None)
+    translated = _translated(schema, values)
+    note(translated)
+    return _validate_translated(schema, translated, error if translated.values == values else None)
 
 
-def _respelled(schema: type[RequestBody], values: Mapping[str, Any]) -> Respelled:
+def _translated(schema: type[RequestBody], values: Mapping[str, Any]) -> TranslatedFields:
     """The body and the objects in it in the words of their schemas. Of null where there is a default, nothing stays."""
-    respelled = respell(values, schema.model_fields, schema.known)
-    for name, value in [*respelled.values.items()]:
+    translated = translate_fields(values, schema.model_fields, schema.known)
+    for name, value in [*translated.values.items()]:
         field = schema.model_fields.get(name)
         if field is None:
             continue
         if value is None and not field.is_required():
-            del respelled.values[name]
+            del translated.values[name]
         kinds = (field.annotation, *get_args(field.annotation))
         kind = next((each for each in kinds if isinstance(each, type) and issubclass(each, RequestBody)), None)
         if kind is not None and isinstance(value, dict):
             try:
-                inner = _respelled(kind, value)
+                inner = _translated(kind, value)
             except Invalid as error:
                 error.message, error.param = error.message.replace("`", f"`{name}.", 1), name
                 raise
-            respelled.values[name] = inner.values
-            respelled.ignored.extend(f"{name}.{each}" for each in inner.ignored)
-    return respelled
+            translated.values[name] = inner.values
+            translated.ignored.extend(f"{name}.{each}" for each in inner.ignored)
+    return translated
 
 
-def _validate_respelled(schema: type[RequestT], respelled: Respelled, error: ValidationError | None = None) -> RequestT:
+def _validate_translated(
+    schema: type[RequestT], translated: TranslatedFields, error: ValidationError | None = None
+) -> RequestT:
     """`error` is that of these values, where it is known."""
-    values = respelled.values
+    values = translated.values
     if error is None:
         try:
             return schema.model_validate(values)
@@ -209,12 +211,12 @@ def _validate_respelled(schema: type[RequestT], respelled: Respelled, error: Val
             return schema.model_validate(values)
         except ValidationError as second:
             error = second
-    raise as_sent(_explain(schema, error), respelled.names) from None
+    raise as_sent(_explain(schema, error), translated.names) from None
 
 
 def _read_booleans(values: dict[str, Any], error: ValidationError) -> bool:
     """Replace the strings "true" and "false" where booleans are wanted. Returns whether there were any."""
-    found = False
+    replaced = False
     for complaint in error.errors(include_url=False):
         value = complaint["input"]
         word = value.lower() if isinstance(value, str) and len(value) <= 5 else ""
@@ -224,12 +226,12 @@ def _read_booleans(values: dict[str, Any], error: ValidationError) -> bool:
             for step in path:
                 holder = holder[step]
             holder[last] = word == "true"
-            found = True
-    return found
+            replaced = True
+    return replaced
 
 
 def as_sent(error: ErrorT, names: Mapping[str, str]) -> ErrorT:
-    """An error about a field of the schema, with the name that the client wrote; `names` are those of Respelled."""
+    """An error about a field of the schema, with the client's name of it; `names` are those of TranslatedFields."""
     if error.param is not None and error.param in names:
         name = names[error.param]
         error.message, error.param = error.message.replace(f"`{error.param}`", f"`{name}`"), name

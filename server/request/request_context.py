@@ -23,7 +23,7 @@ from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY
 from embert.server.http.request_options import read_request_options
 from embert.server.observability.request_record import LOW_PRIORITY, SCOPE_KEY, TRACE_KEY, RequestRecord
-from embert.server.request.known_fields import Respelled, header_value
+from embert.server.request.known_fields import TranslatedFields, header_value
 from embert.server.request.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
 from embert.server.request.latency_breakdown import LatencyBreakdown
 from embert.server.request.model_handle import ModelHandle
@@ -63,7 +63,7 @@ class RequestContext:
     """
 
     __slots__ = (
-        "_given",
+        "_body",
         "_is_query",
         "_names",
         "_param",
@@ -93,7 +93,7 @@ class RequestContext:
         self.options = read_request_options(headers, time.monotonic(), config.request_timeout)
         self._answer_with(selector.default)
         self._says_model = selector.is_open  # whether the answer says which model it is of
-        self._given: bytes | dict[str, Any] = b""  # the body, or one request of several in it
+        self._body: bytes | dict[str, Any] = b""  # the body, or one request of several in it
         self._size = 0  # of the body, in bytes
         self._param = ""  # the field with the texts
         self._is_query = False  # whether the texts are queries, to a model of late interaction
@@ -102,10 +102,10 @@ class RequestContext:
         self.headers: list[tuple[bytes, bytes]] = []  # of the answer
         self.truncated = 0  # texts that were cut
 
-    def part(self, given: dict[str, Any], parts: int) -> RequestContext:
+    def part(self, body: dict[str, Any], parts: int) -> RequestContext:
         """The context of one of the several requests in this body. It is answered in JSON."""
         part = RequestContext(self._selector, {**self.scope, "headers": []}, self.receive)
-        part.options, part._given, part._size = self.options, given, self._size // parts
+        part.options, part._body, part._size = self.options, body, self._size // parts
         part._shared = self._shared
         return part
 
@@ -116,7 +116,7 @@ class RequestContext:
         _check_encoding(headers)
         options = self.options
         body = await self._selector.registry.bodies.read(headers, self.receive, options.deadline, options.set_by)
-        self._given, self._size = body, len(body)
+        self._body, self._size = body, len(body)
         record: RequestRecord = self.scope[SCOPE_KEY]
         record.held = len(body)
 
@@ -133,46 +133,46 @@ class RequestContext:
         if PLAIN_KEY not in self.scope:
             _check_encoding(self.scope["headers"])
         self._selector.registry.bodies.check(len(body))
-        self._given, self._size = body, len(body)
+        self._body, self._size = body, len(body)
         self._selector.registry.held.requests += len(body)
         record: RequestRecord = self.scope[SCOPE_KEY]
         record.held = len(body)
 
     def begin_of(self, field: str) -> bytes:
         """How the JSON of this field begins, empty where there is none; for a choice of schema, before `parse`."""
-        if isinstance(self._given, dict):
-            value = self._given.get(field)
+        if isinstance(self._body, dict):
+            value = self._body.get(field)
             begins = ((dict, b"{"), (list, b"["), (str, b'"'))
             return next((begin for kind, begin in begins if isinstance(value, kind)), b"")
-        found = re.search(rb'"%b"\s*:\s*(.)' % field.encode(), self._given, re.DOTALL)
-        return b"" if found is None else found[1]
+        match = re.search(rb'"%b"\s*:\s*(.)' % field.encode(), self._body, re.DOTALL)
+        return b"" if match is None else match[1]
 
     async def parse(self, schema: type[RequestT]) -> RequestT:
         """The request in the body, once; the body is dropped.
 
         The model is not known before, so a body may be as large as any model takes.
         """
-        given, self._given = self._given, b""
+        body, self._body = self._body, b""
         if self._size <= LARGE:
-            note = self._note_respelled
-            return parse(schema, given, None, note) if isinstance(given, bytes) else validate(schema, given, note)
+            note = self._note_translated
+            return parse(schema, body, None, note) if isinstance(body, bytes) else validate(schema, body, note)
         registry = self._selector.registry
         split: list[SplitIds | None] = []
         request: list[RequestT] = []
         steps: tuple[Callable[[], object], ...]
-        if isinstance(given, dict):
-            steps = (lambda: request.append(validate(schema, given, self._note_respelled)),)
+        if isinstance(body, dict):
+            steps = (lambda: request.append(validate(schema, body, self._note_translated)),)
         else:
             steps = (
                 lambda: check_values(
-                    given,
+                    body,
                     registry.most(schema.text_limit),
                     registry.most_ids,
                     option=option_name(schema.text_limit),
                     strings_per_text=schema.strings_per_text,
                 ),
-                lambda: split.append(split_ids(given)),
-                lambda: request.append(parse(schema, given, split[0], self._note_respelled)),
+                lambda: split.append(split_ids(body)),
+                lambda: request.append(parse(schema, body, split[0], self._note_translated)),
             )
         check_time = self.handle.admission.check_time
         memory: list[int] = []
@@ -182,11 +182,11 @@ class RequestContext:
             self.hold(memory[0] - self._size, "the texts of the request body")
         return request[0]
 
-    def _note_respelled(self, respelled: Respelled) -> None:
-        self._names = respelled.names
-        if respelled.ignored:
-            self._shared.ignored = (self._shared.ignored or {}) | dict.fromkeys(respelled.ignored)
-            self._selector.registry.metrics.ignored_fields.inc(len(respelled.ignored))
+    def _note_translated(self, translated: TranslatedFields) -> None:
+        self._names = translated.names
+        if translated.ignored:
+            self._shared.ignored = (self._shared.ignored or {}) | dict.fromkeys(translated.ignored)
+            self._selector.registry.metrics.ignored_fields.inc(len(translated.ignored))
 
     @property
     def other_names(self) -> Collection[str]:
@@ -207,9 +207,9 @@ class RequestContext:
             self._answer_with(handle)
         record: RequestRecord = self.scope[SCOPE_KEY]
         record.model, record.priority = handle.served.name, self.options.priority
-        given = [name for name in names if name is not None]
-        if given:
-            self._says_model = not all(map(handle.served.is_named, given))
+        named = [name for name in names if name is not None]
+        if named:
+            self._says_model = not all(map(handle.served.is_named, named))
         return handle
 
     def give_way(self) -> None:
@@ -228,11 +228,11 @@ class RequestContext:
         if not self.options.has_priority:
             self.options.low_priority = handle.config.low_priority
 
-    async def tokenize(self, given: TextsAndIds, param: str, options: TokenizeOptions = _DEFAULT_OPTIONS) -> Encoded:
+    async def tokenize(self, inputs: TextsAndIds, param: str, options: TokenizeOptions = _DEFAULT_OPTIONS) -> Encoded:
         """Texts or ids of the field `param` to packed ids; see ModelHandle.tokenize."""
         await self._wait_to_tokenize()
         self._param, self._is_query = param, bool(options.is_query)
-        encoded = await self.handle.tokenize(given, self.receive, self.breakdown, self.options, param, options)
+        encoded = await self.handle.tokenize(inputs, self.receive, self.breakdown, self.options, param, options)
         self._note_tokenized(encoded)
         return encoded
 
@@ -346,5 +346,7 @@ Handler = Callable[[RequestContext], Awaitable[tuple[bytes, bytes]]]  # → cont
 def _check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
     for name, value in headers:
         if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
-            given = describe_name(value.decode("latin-1"))
-            raise UnsupportedEncoding(f"`Content-Encoding` must be `identity`, that is not compressed; it is {given}")
+            encoding = describe_name(value.decode("latin-1"))
+            raise UnsupportedEncoding(
+                f"`Content-Encoding` must be `identity`, that is not compressed; it is {encoding}"
+            )

@@ -45,7 +45,7 @@ _ids = itertools.count()
 # What an answer in JSON takes, with the float32 that it is written from.
 BYTES_A_NUMBER = 16
 BYTES_A_WEIGHT = 48  # of a sparse vector, or a label's score without the label
-# Written before other requests get their turn: about 1 ms.
+# Written before the event loop runs other requests: about 1 ms.
 _NUMBERS_AT_ONCE = 64 * 1024
 _NUMBERS_PER_PAIR = 8  # a pair takes as long as so many numbers
 _PAIRS_AT_ONCE = _NUMBERS_AT_ONCE // _NUMBERS_PER_PAIR
@@ -53,7 +53,7 @@ _NUMBERS_PER_TEXT = 512  # a text takes as long as so many numbers, beside its o
 
 
 class Pauses:
-    """Gives other requests their turn after every millisecond of writing."""
+    """Lets the event loop run other requests after every millisecond of writing."""
 
     __slots__ = ("_written",)
 

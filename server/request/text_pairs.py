@@ -35,7 +35,7 @@ class PairTokenizeOptions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TextPairs:
-    """Pairs of a first and a second text; None for the second: the first alone. One first text is for all pairs."""
+    """Pairs of a first and a second text; None for the second: a single text. One first text is for all pairs."""
 
     firsts: Sequence[str]
     seconds: Sequence[str | None]

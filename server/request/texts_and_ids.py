@@ -14,7 +14,7 @@ from embert.server.request.request_body import TextsAndIds
 from embert.server.request.text_pairs import interleaved
 from embert.server.request.tokenizer_pool import TokenizerPool, input_errors
 
-__all__ = ["GivenTexts", "TextTokenizer", "TokenizeOptions"]
+__all__ = ["InputTexts", "TextTokenizer", "TokenizeOptions"]
 
 # Up to so many are tokenized on the event loop, which costs less than the way to a thread and back.
 _INLINE_CHARACTERS = 4096
@@ -38,7 +38,7 @@ class TokenizeOptions(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GivenTexts:
+class InputTexts:
     """A list of texts, of lists of ids, or of both."""
 
     items: Sequence[Any]
@@ -47,23 +47,23 @@ class GivenTexts:
     ids: int
 
     @classmethod
-    def of(cls, given: TextsAndIds, param: str) -> GivenTexts:
+    def of(cls, inputs: TextsAndIds, param: str) -> InputTexts:
         """From a request's field. Raises EmptyInput when there is nothing to encode."""
-        if isinstance(given, str):
-            given = [given]
-        if not given:
+        if isinstance(inputs, str):
+            inputs = [inputs]
+        if not inputs:
             raise EmptyInput(f"`{param}` must not be an empty list", param)
-        if isinstance(given[0], int):
-            return cls([given], list, 0, len(given))
-        for index, item in enumerate(given):
+        if isinstance(inputs[0], int):
+            return cls([inputs], list, 0, len(inputs))
+        for index, item in enumerate(inputs):
             if not item:
-                name = f"{param}[{index}]" if len(given) > 1 else param
+                name = f"{param}[{index}]" if len(inputs) > 1 else param
                 raise EmptyInput(f"`{name}` must not be empty", param)
-        kinds = {*map(type, given)}
+        kinds = {*map(type, inputs)}
         kind = kinds.pop() if len(kinds) == 1 else None
-        size = sum(map(len, given))
-        ids = 0 if kind is str else sum(len(item) for item in given if isinstance(item, list))
-        return cls(given, kind, size - ids, ids)
+        size = sum(map(len, inputs))
+        ids = 0 if kind is str else sum(len(item) for item in inputs if isinstance(item, list))
+        return cls(inputs, kind, size - ids, ids)
 
     @property
     def most_tokens(self) -> int:
@@ -96,24 +96,24 @@ class TextTokenizer:
 
     async def encode(
         self,
-        given: GivenTexts,
+        inputs: InputTexts,
         receive: Receive,
         check: Callable[[int], None],
         options: EncodeOptions,
     ) -> Encoded:
         """All of them, in their order. `check` and the errors are those of TokenizerPool.run."""
         with input_errors():
-            if given.kind is str:
-                return await self._encode(given.items, given.characters, receive, check, options)
-            if given.kind is list:
-                return await self._pack(given.items, given.ids, receive, check, options)
-            are_texts = [isinstance(item, str) for item in given.items]
+            if inputs.kind is str:
+                return await self._encode(inputs.items, inputs.characters, receive, check, options)
+            if inputs.kind is list:
+                return await self._pack(inputs.items, inputs.ids, receive, check, options)
+            are_texts = [isinstance(item, str) for item in inputs.items]
             texts = [
-                item if is_text else self.tokenizer.probe for item, is_text in zip(given.items, are_texts, strict=True)
+                item if is_text else self.tokenizer.probe for item, is_text in zip(inputs.items, are_texts, strict=True)
             ]
-            lists = [_NO_IDS if is_text else item for item, is_text in zip(given.items, are_texts, strict=True)]
-            encoded = await self._encode(texts, given.characters, receive, check, options)
-            return interleaved(are_texts, encoded, await self._pack(lists, given.ids, receive, check, options))
+            lists = [_NO_IDS if is_text else item for item, is_text in zip(inputs.items, are_texts, strict=True)]
+            encoded = await self._encode(texts, inputs.characters, receive, check, options)
+            return interleaved(are_texts, encoded, await self._pack(lists, inputs.ids, receive, check, options))
 
     async def _encode(
         self,

@@ -1,4 +1,4 @@
-"""The tokenizer's threads: large inputs are tokenized in turns, beside the event loop and beside each other."""
+"""The tokenizer's threads: large inputs are tokenized in chunks, beside the event loop and beside each other."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class TokenizerPool:
 
     async def run(
         self,
-        turns: Chunks[ResultT],
+        chunks: Chunks[ResultT],
         size: int,
         receive: Callable[[], Awaitable[Any]] | None,
         check: Callable[[int], None],
     ) -> ResultT:
-        """Do the tokenizer's work for one request of `size` characters, or ids; other requests run between its turns.
+        """Do the tokenizer's work for one request of `size` characters, or ids; other requests run between its chunks.
 
-        `check` gets the number of tokens so far after each turn, and raises where the work must end: over a limit, or
+        `check` gets the number of tokens so far after each chunk, and raises where the work must end: over a limit, or
         out of time. Raises Overloaded where too much waits already, CancelledError when the client has left, and what
-        `turns` raises, as ServerErrors.
+        `chunks` raises, as ServerErrors.
         """
         self._check_waiting(size)
         loop = asyncio.get_running_loop()
@@ -49,7 +49,7 @@ class TokenizerPool:
         try:
             with input_errors():
                 while True:
-                    tokens, last = await loop.run_in_executor(self._executor, _take_turn, turns)
+                    tokens, last = await loop.run_in_executor(self._executor, _next_chunk, chunks)
                     if last is not None:
                         return last.value  # type: ignore[no-any-return]
                     check(tokens)
@@ -76,9 +76,9 @@ class TokenizerPool:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _take_turn(turns: Chunks[Any]) -> tuple[int, StopIteration | None]:
+def _next_chunk(chunks: Chunks[Any]) -> tuple[int, StopIteration | None]:
     try:
-        return next(turns), None
+        return next(chunks), None
     except StopIteration as last:
         return 0, last
 

@@ -131,15 +131,15 @@ def test_words_are_counted_only_where_the_upper_bound_does_not_fit() -> None:
         counted.append(90)
         return counted[-1]
 
-    admission.check_room(least, 100, asks())
+    admission.check_capacity(least, 100, asks())
     assert not counted
-    admission.check_room(least, 110, asks())
+    admission.check_capacity(least, 110, asks())
     assert counted == [90]
     admission.add(20)
     with pytest.raises(Overloaded, match="this request has at least 90; the limit is 1000"):
-        admission.check_room(least, 110, asks())
+        admission.check_capacity(least, 110, asks())
     with pytest.raises(Overloaded, match="this request has 90; the limit is 1000"):
-        admission.check_room(least, 90, asks())
+        admission.check_capacity(least, 90, asks())
 
 
 @pytest.mark.parametrize("bulk", [False, True])
@@ -147,7 +147,7 @@ def test_a_large_request_neither_needs_an_empty_queue_nor_fills_it(bulk: bool) -
     admission = admission_of([1000.0], max_queue_tokens=1000)
     admission.add(300)  # of a few others
     assert admission.check(1_000_000, asks(bulk=bulk)) == 125
-    admission.check_room(lambda: 1_000_000, 1_000_000, asks(bulk=bulk))
+    admission.check_capacity(lambda: 1_000_000, 1_000_000, asks(bulk=bulk))
     admission.add(125)
     assert admission.check(3, asks()) == 3
 
@@ -160,7 +160,7 @@ def test_large_requests_leave_an_eighth_to_small_ones(bulk: bool, limit: int) ->
     with pytest.raises(Overloaded, match="over 125 tokens counts as 125 and leaves 125 free"):
         admission.check(10_000, asks(bulk=bulk))
     with pytest.raises(Overloaded, match="has at least 9000"):
-        admission.check_room(lambda: 9000, 10_000, asks(bulk=bulk))
+        admission.check_capacity(lambda: 9000, 10_000, asks(bulk=bulk))
     for _ in range(12):
         admission.add(admission.check(10, asks(bulk=bulk)))
     with pytest.raises(Overloaded) as refused:
@@ -204,7 +204,7 @@ def test_a_server_that_takes_nothing_answers_503() -> None:
     with pytest.raises(Unavailable, match="the server is shutting down") as refused:
         admission.check(1, asks())
     assert (refused.value.retry_after_s, refused.value.reason) == (1, "draining")
-    admission.check_room(lambda: 1, 1, asks())  # which leaves it to `check`
+    admission.check_capacity(lambda: 1, 1, asks())  # which leaves it to `check`
 
 
 State = Literal["loading", "ready", "down"]

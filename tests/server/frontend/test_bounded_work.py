@@ -16,7 +16,7 @@ import pytest
 from embert.server.config import ModelConfig
 from embert.server.http.errors import PayloadTooLarge
 from embert.server.request.model_handle import ModelHandle
-from embert.server.request.texts_and_ids import GivenTexts
+from embert.server.request.texts_and_ids import InputTexts
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.models import splade
 
@@ -30,7 +30,7 @@ def test_words_are_counted_in_the_beginning_only() -> None:
         (["a" * 300_000, "b"], 1),
     ]
     for given, least in cases:
-        assert GivenTexts.of(given, "inputs").least_tokens(256) == least
+        assert InputTexts.of(given, "inputs").least_tokens(256) == least
 
 
 def test_tokens_have_a_limit_while_they_are_counted_too() -> None:

@@ -13,7 +13,7 @@ from docs.fields import replaced as documented
 from embert.server.frontend.routes import TASKS, TaskRoute
 from embert.server.http.errors import Invalid
 from embert.server.protocols.fields import ELSEWHERE
-from embert.server.request.known_fields import KnownField, Respelled, Verdict, header_value
+from embert.server.request.known_fields import KnownField, TranslatedFields, Verdict, header_value
 from embert.server.request.request_body import RequestBody, RequestObject, parse
 from tests.server.live import Live
 
@@ -24,8 +24,8 @@ def bodies(base: type[RequestBody] = RequestBody) -> list[type[RequestBody]]:
     return [each for kind in base.__subclasses__() for each in (kind, *bodies(kind)) if kind.known or bodies(kind)]
 
 
-def reread(schema: type[RequestBody], body: dict[str, Any]) -> tuple[RequestBody, Respelled | None]:
-    noted: list[Respelled] = []
+def reread(schema: type[RequestBody], body: dict[str, Any]) -> tuple[RequestBody, TranslatedFields | None]:
+    noted: list[TranslatedFields] = []
     request = parse(schema, json.dumps(body).encode(), None, noted.append)
     return request, noted[0] if noted else None
 
@@ -45,7 +45,7 @@ def test_the_table_has_every_field_of_a_schema(task: TaskRoute) -> None:
     assert own <= known.keys()
     for name, field in known.items():
         assert field.apis
-        honored_here = field.verdict is Verdict.HONORED and field.respelling is None and not field.is_flat
+        honored_here = field.verdict is Verdict.HONORED and field.translation is None and not field.is_flat
         assert honored_here <= (name in own), name
         assert (name in own) <= (field.verdict is Verdict.HONORED), name
         assert honored_here or field.reason or name in own, name
@@ -61,10 +61,10 @@ def test_harmless_fields_are_dropped_whatever_their_type(task: TaskRoute) -> Non
     plain = own_values(parse(task.request, json.dumps(task.example).encode()))
     for name in of(task, Verdict.HARMLESS):
         for value in ODD_VALUES:
-            request, respelled = reread(task.request, {**task.example, name: value})
+            request, translated = reread(task.request, {**task.example, name: value})
             assert own_values(request) == plain, name
-            assert respelled is not None
-            assert not respelled.ignored
+            assert translated is not None
+            assert not translated.ignored
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.path)
@@ -83,9 +83,9 @@ def test_refused_fields_are_named(task: TaskRoute) -> None:
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.path)
 def test_honored_fields_under_another_name_are_the_schemas(task: TaskRoute) -> None:
     for name, field in of(task, Verdict.HONORED).items():
-        for value in ("END", 3, True) if field.respelling is not None else ():
-            assert field.respelling is not None
-            targets = field.respelling(value)
+        for value in ("END", 3, True) if field.translation is not None else ():
+            assert field.translation is not None
+            targets = field.translation(value)
             assert targets.keys() <= task.request.model_fields.keys()
             (target, word), *_ = targets.items()
             body = {**task.example, name: value}
@@ -100,9 +100,9 @@ def test_honored_fields_under_another_name_are_the_schemas(task: TaskRoute) -> N
 
 def test_two_names_of_one_field_must_agree() -> None:
     embeddings = TASKS[0].request
-    same, respelled = reread(embeddings, {"input": "a", "dimensions": 3, "output_dimension": 3})
+    same, translated = reread(embeddings, {"input": "a", "dimensions": 3, "output_dimension": 3})
     assert own_values(same)["dimensions"] == 3
-    assert respelled is not None
+    assert translated is not None
     with pytest.raises(Invalid, match="`output_dimension` is another name of `dimensions`") as error:
         reread(embeddings, {"input": "a", "dimensions": 4, "output_dimension": 3})
     assert error.value.param == "output_dimension"
