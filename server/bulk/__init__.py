@@ -1,6 +1,6 @@
-"""Many texts from files, through every device, into files: what `embert embed --file` runs.
+"""`embert embed --file`: texts from files, through every device, into files.
 
-The command's own process reads blocks of rows, and says where in the output each goes. Text processes tokenize a block,
-format its answers and write them, and an engine process for each device encodes it. A block lies in a slot of shared
-memory all the while; processes tell each other where in it. The number of slots bounds the memory.
+The command's process reads blocks of rows and writes the results. Tokenization processes tokenize and format blocks,
+and one engine process for each device encodes them. The data of a block stays in one shared buffer meanwhile; messages
+between the processes say where in it. The number of buffers bounds the memory.
 """

@@ -1,4 +1,4 @@
-"""What a run does with its texts: the same in every process."""
+"""The options of a run, which every process gets, and the errors of a run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["BLOCK_BYTES", "BulkError", "CannotResume", "InputFormat", "Job", "Ou
 InputFormat = Literal["text", "jsonl", "csv", "tsv", "parquet"]
 OutputFormat = Literal["jsonl", "npy", "parquet"]
 
-# A block ends with so many rows, or so many bytes of texts; a longer text is a block of its own.
+# A block ends after this many rows or bytes of texts; a longer text is a block of its own.
 BLOCK_TEXTS, BLOCK_BYTES = 4096, 8 << 20  # enough that the texts of a batch are of nearly the same length
-MULTI_BLOCK_TEXTS, MULTI_BLOCK_BYTES = 256, 128 << 10  # a vector for every token: some 30 000 of 4 KB
+MULTI_BLOCK_TEXTS, MULTI_BLOCK_BYTES = 256, 128 << 10  # one vector per token: about 30 000 of 4 KB
 
 
 class BulkError(Exception):
@@ -22,7 +22,7 @@ class BulkError(Exception):
 
 
 class CannotResume(BulkError):
-    """What is complete was made from something else, or is damaged; the output adds a way out to the sentence."""
+    """The completed part was made from something else, or is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Job:
     """Everything that a vector depends on except the model and the text, and how rows are read and written."""
 
     task: Task = Task.EMBED  # EMBED, SPARSE or MULTI
-    is_query: bool = False  # of MULTI
+    is_query: bool = False  # for MULTI
     adapter: str | None = None
     prompt_name: str | None = None
     normalize: bool = True
@@ -38,29 +38,29 @@ class Job:
     truncate: bool = True
     input_format: InputFormat = "text"
     column: str = "text"
-    keep: tuple[str, ...] | None = ()  # columns that go to the output; None: all
+    keep: tuple[str, ...] | None = ()  # --keep; (): the text's column; None: all columns
     output_format: OutputFormat = "jsonl"
-    skip_bad_rows: bool = False
-    schema: bytes = b""  # of the kept columns, as Arrow writes it; empty: the output is not Parquet
+    skip_invalid_rows: bool = False
+    schema: bytes = b""  # of the kept columns, serialized by Arrow; empty unless the output is Parquet
 
     @property
     def block_texts(self) -> int:
-        """Rows of a block, at most."""
+        """Maximum number of rows in a block."""
         return MULTI_BLOCK_TEXTS if self.task == Task.MULTI else BLOCK_TEXTS
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of the texts of a block of several, at most."""
+        """Maximum bytes of the texts in a block of several."""
         return MULTI_BLOCK_BYTES if self.task == Task.MULTI else BLOCK_BYTES
 
     @property
-    def vector_names(self) -> tuple[str, ...]:
-        """The output's own columns."""
+    def vector_columns(self) -> tuple[str, ...]:
+        """Names of the output's own columns."""
         return {Task.SPARSE: ("indices", "values"), Task.MULTI: ("vectors",)}.get(self.task, ("embedding",))
 
     @property
-    def kept(self) -> tuple[str, ...] | None:
-        """The input's columns in the output; None: all. An array has none."""
+    def kept_columns(self) -> tuple[str, ...] | None:
+        """Names of the input's columns in the output; None: all. An array has none."""
         if self.output_format == "npy":
             return ()
         return (self.column,) if self.keep == () else self.keep

@@ -1,10 +1,18 @@
-"""A run: its processes, from their start to their end."""
+"""A run: its processes, and the way of blocks through them.
+
+    reader ─▶ tokenization process ─▶ engine process ─▶ tokenization process ─▶ writer
+              tokenize                encode            format                  in the order of the input
+
+One thread for each shared buffer takes block after block along this way.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,33 +20,37 @@ from embert.engine import Encoder, Model
 from embert.engine.engine import kept_columns, require_task
 from embert.engine.host import usable_cpus
 from embert.engine.int8_accuracy import MIN_ACCURACY
-from embert.server.bulk import pipeline
-from embert.server.bulk.child import Child, Ready, Start
+from embert.server.bulk.blocks import Block, RowRange, SharedBuffers
 from embert.server.bulk.engine_stage import EngineStage
-from embert.server.bulk.facts import facts_of
-from embert.server.bulk.input.read_rows import ReadRows
 from embert.server.bulk.job import BulkError, CannotResume, Job
-from embert.server.bulk.output.containers import ArrayFile, Container, LinesFile, ParquetFile
-from embert.server.bulk.output.row_group import RowGroups
-from embert.server.bulk.slots import Block, Part, Slots
-from embert.server.bulk.text_stage import TextStage
+from embert.server.bulk.line_reader import InputChunk
+from embert.server.bulk.output_format import FileLayout
+from embert.server.bulk.resume import run_manifest
+from embert.server.bulk.rows import ParsedRows
+from embert.server.bulk.tokenization_stage import TokenizationStage
+from embert.server.bulk.worker import WorkerConfig, WorkerProcess
 
-__all__ = ["Devices", "Output", "Report", "Source", "embed_files", "embed_texts"]
+__all__ = ["DeviceConfig", "Pipeline", "Reader", "Reporter", "Writer", "embed_files", "embed_texts"]
 
-# Slots: a block for each text process, those of the engines and those that wait to be written.
-_SLOTS_OF_AN_ENGINE, _SLOTS_OF_THE_WRITER = 4, 3
-_TEXT_PROCESSES_OF_A_GPU = 12
-_CPUS_OF_A_TEXT_PROCESS = 8  # where the CPU encodes
+_BLOCKS_PER_ENGINE = 3  # one finishes, one is encoded, one waits
+_BUFFERS_PER_ENGINE, _BUFFERS_FOR_WRITER = 4, 3
+_TOKENIZATION_PROCESSES_PER_GPU = 12
+_CPUS_PER_TOKENIZATION_PROCESS = 8  # where the CPU encodes
+_STOP_TIMEOUT_S = 10.0  # for a write in progress
 
 
-class Source(pipeline.Source, Protocol):
-    """Where blocks come from."""
+class Reader(Protocol):
+    """Reads the input."""
 
-    total: int | None  # rows, where known
+    total: int | None  # rows, if known
 
     @property
     def identity(self) -> list[list[object]] | None:
-        """What tells the files from others; None where the digest of their lines does."""
+        """What identifies the files; None where the digest of the lines does."""
+        ...
+
+    def read(self, max_rows: int) -> InputChunk | None:
+        """The next rows; None at the end."""
         ...
 
     def skip(self, rows: int, digest: str) -> None:
@@ -46,197 +58,274 @@ class Source(pipeline.Source, Protocol):
         ...
 
 
-class Output(pipeline.Output, Protocol):
-    """Where blocks go."""
+class Writer(Protocol):
+    """Writes the output."""
 
-    begin_anew: str  # how to, for people
-    digest: str
+    restart_hint: str  # how to start from the beginning
+    shard_rows: int | None  # a block ends where a multiple of this many rows does
+    rows: int  # of the input, that are written
     texts: int
+    digest: str
     is_finished: bool
 
-    def begin(self, facts: dict[str, Any], container: Callable[[], Container], *, resume: bool) -> None:
-        """Continue, or begin anew."""
+    def begin(self, manifest: dict[str, Any], layout: FileLayout, *, resume: bool) -> None:
+        """Continue after what is complete, or start from the beginning."""
+        ...
+
+    def write(self, block: Block, content: memoryview) -> None:
+        """Write the next block."""
         ...
 
     def finish(self) -> None:
-        """Everything is written."""
+        """Complete the output."""
         ...
 
 
-class Report(Protocol):
-    """Tells people how far a run is."""
+class Reporter(Protocol):
+    """Shows the progress of a run."""
 
     def begin(self, done: int, total: int | None) -> None:
-        """So many texts are done already, of so many if that is known."""
+        """`done` texts were embedded by an earlier run, of `total` if that is known."""
         ...
 
     def encoded(self, texts: int) -> None:
-        """So many more are encoded. Called from several threads."""
+        """More texts are encoded. Called from several threads."""
         ...
 
     def warn(self, sentence: str) -> None:
-        """Say something."""
+        """Show a warning."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
+class DeviceConfig:
     """Where a run's encoders run."""
 
     names: Sequence[str]  # "cuda:0"; one engine process each
     dtype: str = "auto"
     encoder: str = "auto"
     min_agreement: float = MIN_ACCURACY
-    text_processes: int = 0  # 0: as many as the CPUs that engines leave allow
+    tokenization_processes: int = 0  # 0: depends on the number of CPUs
 
-    def text_processes_beside(self, kinds: Sequence[str]) -> int:
-        """How many text processes there are, beside encoders on devices of these kinds."""
-        if self.text_processes:
-            return self.text_processes
+    def num_tokenization_processes(self, device_types: Sequence[str]) -> int:
+        """The number of tokenization processes beside engines on devices of these types."""
+        if self.tokenization_processes:
+            return self.tokenization_processes
         cpus, engines = usable_cpus(), len(self.names)
-        if "cuda" in kinds:
-            return max(1, min(cpus - engines - 1, _TEXT_PROCESSES_OF_A_GPU * engines))
-        return max(1, cpus // _CPUS_OF_A_TEXT_PROCESS)
+        if "cuda" in device_types:
+            return max(1, min(cpus - engines - 1, _TOKENIZATION_PROCESSES_PER_GPU * engines))
+        return max(1, cpus // _CPUS_PER_TOKENIZATION_PROCESS)
 
-    def slots_beside(self, kinds: Sequence[str]) -> int:
-        """How many blocks there are at a time."""
-        return self.text_processes_beside(kinds) + _SLOTS_OF_AN_ENGINE * len(self.names) + _SLOTS_OF_THE_WRITER
+    def num_buffers(self, device_types: Sequence[str]) -> int:
+        """The number of blocks in memory at a time."""
+        processes = self.num_tokenization_processes(device_types)
+        return processes + _BUFFERS_PER_ENGINE * len(self.names) + _BUFFERS_FOR_WRITER
 
 
 def embed_files(
-    job: Job, model: Model, source: Source, output: Output, devices: Devices, report: Report, *, resume: bool
+    job: Job, model: Model, reader: Reader, writer: Writer, devices: DeviceConfig, reporter: Reporter, *, resume: bool
 ) -> None:
-    """Embed everything that `source` has, into `output`.
+    """Embed everything that `reader` has, into `writer`.
 
     Raises BulkError, InputError for options that the model does not have, OSError. Every process has ended then.
     """
     require_task(model, job.task)
     kept_columns(model, job.dimensions)
-    # What an encoder runs on is known once it has loaded. A slot that is not used costs nothing.
-    slots = Slots.create(max(devices.slots_beside(kinds) for kinds in (["cuda"], ["cpu"])))
-    with contextlib.closing(slots), _ended() as children:
-        engines = []
-        for device in devices.names:
-            start = Start(
-                "engine",
-                job,
-                model,
-                slots.descriptors,
-                sys.path,
-                device,
-                devices.dtype,
-                devices.encoder,
-                devices.min_agreement,
+    # The device type is known once an encoder has loaded. A buffer that is not used costs nothing.
+    buffers = SharedBuffers.create(max(devices.num_buffers([device_type]) for device_type in ("cuda", "cpu")))
+    with contextlib.closing(buffers), contextlib.ExitStack() as stack:
+
+        def start(name: str, config: WorkerConfig, environment: dict[str, str]) -> WorkerProcess:
+            process = WorkerProcess(name, config, environment, reporter.encoded)
+            stack.callback(process.join)
+            stack.callback(process.kill)
+            return process
+
+        engines = [
+            start(
+                f"the engine process of {device}",
+                WorkerConfig(
+                    "engine",
+                    job,
+                    model,
+                    buffers.descriptors,
+                    sys.path,
+                    device,
+                    devices.dtype,
+                    devices.encoder,
+                    devices.min_agreement,
+                ),
+                {},
             )
-            engines.append(children.start(f"the engine process of {device}", start))
-        ready: list[Ready] = [child.receive() for child in engines]
-        kinds = [each.device for each in ready]
-        count = devices.text_processes_beside(kinds)
-        # The tokenizer's own threads: together, about as many as there are CPUs.
+            for device in devices.names
+        ]
+        loaded = [process.wait_ready() for process in engines]
+        device_types = [engine["device"] for engine in loaded]
+        count = devices.num_tokenization_processes(device_types)
+        # The tokenizers' own threads: together, about as many as there are CPUs.
         threads = {"RAYON_NUM_THREADS": str(max(1, usable_cpus() // count))}
-        start = Start("text", job, model, slots.descriptors, sys.path)
-        text_processes = [children.start(f"text process {number}", start, threads) for number in range(count)]
-        for child in text_processes:
-            child.receive()
+        config = WorkerConfig("tokenization", job, model, buffers.descriptors, sys.path)
+        tokenizers = [start(f"tokenization process {number}", config, threads) for number in range(count)]
+        for process in tokenizers:
+            process.wait_ready()
         try:
-            facts = facts_of(job, model, ready, source.identity, output.shard_rows)
-            output.begin(facts, _container(job, model), resume=resume)
-            source.skip(output.rows, output.digest)
-            if output.is_finished:
-                _check_ended(source, output)
-                report.warn("everything is embedded already")
-                output.finish()
-                return
+            manifest = run_manifest(job, model, loaded, reader.identity, writer.shard_rows)
+            writer.begin(manifest, FileLayout(job, model), resume=resume)
+            reader.skip(writer.rows, writer.digest)
+            if writer.is_finished:
+                _check_input_ended(reader, writer)
         except CannotResume as error:
-            raise BulkError("; ".join(filter(None, (f"cannot resume: {error}", output.begin_anew)))) from None
-        report.begin(output.texts, source.total)
-        run = pipeline.Pipeline(
-            source,
-            output,
-            slots,
-            slots_used=devices.slots_beside(kinds),
-            text_processes=text_processes,
-            engines=engines,
-            block_rows=job.block_texts,
-            formats=job.output_format != "npy",
-            encoded=report.encoded,
-            warn=report.warn,
-        )
-        run.run()
-        output.finish()
-        if run.skipped:
-            report.warn(f"rows skipped: {run.skipped}")
+            raise BulkError("; ".join(filter(None, (f"cannot resume: {error}", writer.restart_hint)))) from None
+        if writer.is_finished:
+            reporter.warn("everything is embedded already")
+        else:
+            reporter.begin(writer.texts, reader.total)
+            pipeline = Pipeline(job, reader, writer, buffers, tokenizers, engines)
+            pipeline.run(devices.num_buffers(device_types), reporter)
+        writer.finish()
 
 
-def _check_ended(source: Source, output: Output) -> None:
-    if source.take(1) is not None:
-        raise CannotResume(f"the run ended after {output.rows} rows, and the input has more now")
+def _check_input_ended(reader: Reader, writer: Writer) -> None:
+    if reader.read(1) is not None:
+        raise CannotResume(f"the run ended after {writer.rows} rows, and the input has more now")
 
 
-class _Children:
-    """The processes of a run."""
+class Pipeline:
+    """Takes blocks through workers that are ready. `run` may be called once."""
 
-    def __init__(self) -> None:
-        self._started: list[Child] = []
+    def __init__(
+        self,
+        job: Job,
+        reader: Reader,
+        writer: Writer,
+        buffers: SharedBuffers,
+        tokenizers: Sequence[WorkerProcess],
+        engines: Sequence[WorkerProcess],
+    ) -> None:
+        self._job, self._reader, self._writer, self._buffers = job, reader, writer, buffers
+        self._tokenizers: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        self._engines: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        for process in tokenizers:
+            self._tokenizers.put(process)
+        for process in [*engines] * _BLOCKS_PER_ENGINE:
+            self._engines.put(process)
+        self._read_lock = threading.Lock()
+        self._blocks_read, self._rows_read = 0, writer.rows
+        self._at_end = False
+        self._writing = threading.Condition()  # guards what follows
+        self._blocks_written = self._skipped = 0
+        self._error: BaseException | None = None
+        self._stopped = threading.Event()
 
-    def start(self, name: str, start: Start, environment: dict[str, str] | None = None) -> Child:
-        """Start one."""
-        child = Child(name, start, environment or {})
-        self._started.append(child)
-        return child
+    def run(self, num_buffers: int, reporter: Reporter) -> None:
+        """Process all blocks. Raises the first error; nothing is written after it."""
+        self._reporter = reporter
+        self._threads = num_buffers
+        for buffer in range(num_buffers):
+            threading.Thread(target=self._process_blocks, args=(buffer,), daemon=True).start()
+        try:
+            self._stopped.wait()
+        finally:
+            self._stopped.set()
+            if self._writing.acquire(timeout=_STOP_TIMEOUT_S):
+                self._writing.release()
+        if self._error is not None:
+            raise self._error
+        if self._skipped:
+            reporter.warn(f"rows skipped: {self._skipped}")
 
-    def end(self) -> None:
-        """End all of them, and wait for it."""
-        for child in self._started:
-            child.kill()
-        for child in self._started:
-            child.wait()
+    def _process_blocks(self, buffer: int) -> None:
+        error = None
+        try:
+            while (block := self._read(buffer)) is not None:
+                self._write(self._embed(block))
+        except BaseException as raised:  # noqa: BLE001 - `run` raises it
+            error = raised
+        with self._writing:
+            self._threads -= 1
+            if not self._stopped.is_set() and (error is not None or not self._threads):
+                self._error = error
+                self._stopped.set()
+            self._writing.notify_all()
 
+    def _read(self, buffer: int) -> Block | None:
+        with self._read_lock:
+            if self._at_end or self._stopped.is_set():
+                return None
+            max_rows = self._job.block_texts
+            if shard_rows := self._writer.shard_rows:
+                max_rows = min(max_rows, shard_rows - self._rows_read % shard_rows)
+            number = self._blocks_read
+            try:
+                chunk = self._reader.read(max_rows)
+            except (BulkError, OSError) as error:  # the blocks before it are written first
+                self._at_end = True
+                return Block(number, 0, error=str(error))
+            if chunk is None or self._stopped.is_set():  # the buffers of a stopped run may be closed
+                self._at_end = True
+                return None
+            self._blocks_read += 1
+            self._rows_read += chunk.rows
+        block = Block(number, chunk.rows, chunk.ranges, chunk.digest, buffer=buffer)
+        self._buffers.put(block, "payload", chunk.payload)
+        return block
 
-@contextlib.contextmanager
-def _ended() -> Iterator[_Children]:
-    """Processes that end with the context, however that ends."""
-    children = _Children()
-    try:
-        yield children
-    finally:
-        children.end()
+    def _embed(self, block: Block) -> Block:
+        block = self._run_stage("tokenize", self._tokenizers, block)
+        if block.texts:
+            block = self._run_stage("encode", self._engines, block)
+            block = self._run_stage("format", self._tokenizers, block)
+        return block
 
+    def _run_stage(self, stage: str, processes: queue.SimpleQueue[WorkerProcess], block: Block) -> Block:
+        """Run a stage in the process that is free next."""
+        if block.error:
+            return block
+        process = processes.get()
+        try:
+            return process.run(stage, block)
+        finally:
+            processes.put(process)
 
-def _container(job: Job, model: Model) -> Callable[[], Container]:
-    if job.output_format == "npy":
-        return lambda: ArrayFile(kept_columns(model, job.dimensions))
-    if job.output_format == "parquet":
-        empty = RowGroups(job, model).empty()
-        return lambda: ParquetFile(empty)
-    return LinesFile
-
-
-def embed_texts(job: Job, model: Model, texts: Sequence[str], encoder: Encoder, output: Output, report: Report) -> None:
-    """Embed texts in this process: a few, for which no other is worth its start. Raises as `embed_files` does."""
-    slots = Slots.create(1)
-    with contextlib.closing(slots):
-        text_stage = TextStage(job, model)
-        engine_stage = EngineStage(job, model, encoder, slots, report.encoded)
-        output.begin({}, _container(job, model), resume=False)
-        report.begin(0, len(texts))
-        for first in range(0, len(texts), job.block_texts):
-            some = texts[first : first + job.block_texts]
-            read = ReadRows(list(some), range(len(some)), [])
-            part = Part("text", first + 1, len(read.texts), "number")
-            block = Block(0, len(read.texts), (part,), slot=0)
-            text_stage.prepare_rows(block, slots, read)
-            if not block.error:
-                for answer in engine_stage.feed(block):
-                    engine_stage.land(answer)
-                while engine_stage.is_busy:
-                    engine_stage.land(engine_stage.finish_one())
-                if job.output_format != "npy" and not block.error:
-                    text_stage.finish_rows(block, slots, read)
+    def _write(self, block: Block) -> None:
+        with self._writing:
+            self._writing.wait_for(lambda: self._blocks_written == block.number or self._stopped.is_set())
+            if self._stopped.is_set():
+                return
             if block.error:
                 raise BulkError(block.error)
-            place = output.place(block, slots)
-            if place is not None:
-                text_stage.write(block, slots, place)
-            output.add(block, slots)
-        output.finish()
+            if block.skipped and not self._skipped:
+                self._reporter.warn(f"{block.warning}; such rows are skipped")
+            self._skipped += block.skipped
+            content = self._buffers.data(block, "output") if block.texts else memoryview(b"")
+            self._writer.write(block, content)
+            self._blocks_written += 1
+            self._writing.notify_all()
+
+
+def embed_texts(
+    job: Job, model: Model, texts: Sequence[str], encoder: Encoder, writer: Writer, reporter: Reporter
+) -> None:
+    """Embed a few texts in this process. Raises as `embed_files` does."""
+    buffers = SharedBuffers.create(1)
+    with contextlib.closing(buffers):
+        tokenization = TokenizationStage(job, model, buffers)
+        engine = EngineStage(job, model, encoder, buffers, reporter.encoded)
+        writer.begin({}, FileLayout(job, model), resume=False)
+        reporter.begin(0, len(texts))
+        for first in range(0, len(texts), job.block_texts):
+            some = list(texts[first : first + job.block_texts])
+            parsed = ParsedRows(some, range(len(some)), [])
+            block = Block(0, len(some), (RowRange("text", first + 1, len(some), "number"),), buffer=0)
+            tokenization.tokenize(block, parsed)
+            if not block.error:
+                for _ in engine.encode(block):
+                    pass
+                while engine.is_busy:
+                    engine.finish_batch()
+            if not block.error:
+                tokenization.format(block, parsed)
+            if block.error:
+                raise BulkError(block.error)
+            writer.write(block, buffers.data(block, "output"))
+        writer.finish()

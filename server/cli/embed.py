@@ -16,15 +16,13 @@ from embert.engine import Model, load_encoder, load_model
 from embert.engine.encoders.devices import devices
 from embert.engine.errors import EngineError
 from embert.engine.tasks import Task
-from embert.server.bulk.input.line_blocks import LineBlocks
-from embert.server.bulk.input.paths import STANDARD_INPUT, expanded, input_format
-from embert.server.bulk.input.read_rows import json_schema, schema_of
-from embert.server.bulk.input.table_blocks import TableBlocks
+from embert.server.bulk.input_files import STANDARD_INPUT, expand, input_format
 from embert.server.bulk.job import BulkError, Job, OutputFormat
-from embert.server.bulk.output.folder import Folder
-from embert.server.bulk.output.single_file import SingleFile
-from embert.server.bulk.output.stream import Stream
-from embert.server.bulk.run import Devices, embed_files, embed_texts
+from embert.server.bulk.line_reader import LineReader
+from embert.server.bulk.output_format import input_schema, json_schema
+from embert.server.bulk.run import DeviceConfig, embed_files, embed_texts
+from embert.server.bulk.table_reader import TableReader
+from embert.server.bulk.writer import FileWriter, FolderWriter, StreamWriter
 from embert.server.cli.failure import report_failure
 from embert.server.config import ConfigError
 
@@ -36,11 +34,11 @@ _SHARD_TEXTS = 250_000
 def embed(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     _check(arguments)
-    output: SingleFile | Folder | Stream | None = None
+    output: FileWriter | FolderWriter | StreamWriter | None = None
     try:
         with ExitStack() as stack:
             # Files first, so that their errors are reported before a model is loaded.
-            files = expanded(arguments.file or ())
+            files = expand(arguments.file or ())
             job = _job(arguments, files)
             source = _source(job, files, stack)
             job = _with_schema(job, source)
@@ -55,14 +53,14 @@ def embed(arguments: argparse.Namespace) -> int:
             if source is None:
                 _embed_texts(arguments, job, model, output, report, stack)
             else:
-                where = Devices(
+                device_config = DeviceConfig(
                     names=devices(arguments.device, arguments.encoder, model),
                     dtype=arguments.dtype,
                     encoder=arguments.encoder,
                     min_agreement=arguments.min_agreement,
-                    text_processes=arguments.tokenization_workers,
+                    tokenization_processes=arguments.tokenization_workers,
                 )
-                embed_files(job, model, source, output, where, report, resume=arguments.resume)
+                embed_files(job, model, source, output, device_config, report, resume=arguments.resume)
     except BrokenPipeError:
         raise
     except (EngineError, OSError, BulkError) as error:
@@ -140,63 +138,63 @@ def _job(arguments: argparse.Namespace, files: Sequence[str]) -> Job:
         column=arguments.column or "text",
         keep=None if arguments.keep_all else tuple(dict.fromkeys(arguments.keep or ())),
         output_format=_output_format(arguments),
-        skip_bad_rows=arguments.on_error == "skip",
+        skip_invalid_rows=arguments.on_error == "skip",
     )
 
 
-def _source(job: Job, files: Sequence[str], stack: ExitStack) -> LineBlocks | TableBlocks | None:
+def _source(job: Job, files: Sequence[str], stack: ExitStack) -> LineReader | TableReader | None:
     if not files:
         return None
     if job.input_format in ("text", "jsonl"):
-        return stack.enter_context(LineBlocks(files, job.block_bytes))
-    return stack.enter_context(TableBlocks(files, job))
+        return stack.enter_context(LineReader(files, job.block_bytes))
+    return stack.enter_context(TableReader(files, job))
 
 
-def _with_schema(job: Job, source: LineBlocks | TableBlocks | None) -> Job:
+def _with_schema(job: Job, source: LineReader | TableReader | None) -> Job:
     """The job with the schema of the columns that are kept. Raises BulkError where they are not to be had."""
-    kept: Sequence[str] = job.kept or ()
+    kept: Sequence[str] = job.kept_columns or ()
     if job.output_format == "parquet":
-        if job.input_format == "jsonl" and isinstance(source, LineBlocks):
+        if job.input_format == "jsonl" and isinstance(source, LineReader):
             schema = json_schema(job, source.peek(job.block_texts))
         else:
-            schema = schema_of(job, source.schema if isinstance(source, TableBlocks) else None)
+            schema = input_schema(job, source.schema if isinstance(source, TableReader) else None)
         kept = schema.names
         job = dataclasses.replace(job, schema=schema.serialize().to_pybytes())
-    elif isinstance(source, TableBlocks) and job.kept is None:
+    elif isinstance(source, TableReader) and job.kept_columns is None:
         kept = source.schema.names
-    for name in set(kept) & set(job.vector_names):
+    for name in set(kept) & set(job.vector_columns):
         raise BulkError(f"the column {name!r} of the input has the name of one of the output; name others with --keep")
     return job
 
 
 def _output(
     arguments: argparse.Namespace, job: Job, files: Sequence[str], stack: ExitStack
-) -> SingleFile | Folder | Stream:
+) -> FileWriter | FolderWriter | StreamWriter:
     path = arguments.output
     if path is None or (Path(path).exists() and not Path(path).is_dir() and not Path(path).is_file()):
         if job.output_format != "jsonl":
             raise BulkError(f"{path or 'standard output'} takes JSON lines only, and {job.output_format} was asked for")
         if path is None and sys.stdout is None:
             raise BulkError("standard output is closed; --output names a file")
-        return Stream(sys.stdout.buffer if path is None else stack.enter_context(Path(path).open("wb")))
+        return StreamWriter(sys.stdout.buffer if path is None else stack.enter_context(Path(path).open("wb")))
     if _is_folder(arguments):
         if not files:
             raise BulkError(f"{path} is a folder, which takes the texts of --file only")
         return stack.enter_context(
-            Folder(path, job.output_format, arguments.shard_texts or _SHARD_TEXTS, resume=arguments.resume)
+            FolderWriter(path, job.output_format, arguments.shard_texts or _SHARD_TEXTS, resume=arguments.resume)
         )
-    for written in map(Path, (path, *SingleFile.beside(path))):
+    for written in map(Path, (path, *FileWriter.partial_files(path))):
         for file in files if written.exists() else ():
             if file != STANDARD_INPUT and Path(file).samefile(written):
                 raise BulkError(f"{written} is read: it cannot be written, too")
-    return stack.enter_context(SingleFile(path, overwrite=arguments.overwrite, resume=arguments.resume))
+    return stack.enter_context(FileWriter(path, overwrite=arguments.overwrite, resume=arguments.resume))
 
 
 def _embed_texts(
     arguments: argparse.Namespace,
     job: Job,
     model: Model,
-    output: SingleFile | Folder | Stream,
+    output: FileWriter | FolderWriter | StreamWriter,
     report: _Bar,
     stack: ExitStack,
 ) -> None:
@@ -212,7 +210,7 @@ def _embed_texts(
     embed_texts(job, model, arguments.texts, encoder, output, report)
 
 
-def _say_what_is_complete(output: SingleFile | Folder | Stream | None) -> None:
+def _say_what_is_complete(output: FileWriter | FolderWriter | StreamWriter | None) -> None:
     if output is not None and output.completed and not output.is_finished:
         sys.stderr.write(f"embert: {output.completed} texts are complete; --resume goes on after them\n")
 

@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from embert.engine import Engine
 from embert.engine.errors import EngineError
-from embert.server.bulk.input.all_lines import all_lines
 from embert.server.bulk.job import BulkError
+from embert.server.bulk.line_reader import read_all_lines
 from embert.server.cli.failure import report_failure
 
 __all__ = ["rerank"]
@@ -24,7 +24,7 @@ def rerank(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     try:
         with ExitStack() as stack:
-            texts = all_lines(arguments.file)
+            texts = read_all_lines(arguments.file)
             engine = stack.enter_context(
                 Engine.load(
                     arguments.model,

@@ -1,9 +1,8 @@
-"""Runs that write an output and die before their N-th step that lasts.
+"""Runs that write an output and die before their N-th durable step.
 
-`python -m tests.server.bulk.crash file|folder` reads a line for each run: `["PATH", N]`, or with "--resume" after it.
-Steps are calls that change what is on the disk. 0 lets the run end. The answer to a line is how many rows the run goes
-on after, unless it dies before it knows, and its exit status. Blocks are written as text processes may do it: later
-ones before earlier ones, into the next shard before the last is complete.
+`python -m tests.server.bulk.crash file|parquet|folder` reads a line for each run: `["PATH", N]`, or with "--resume"
+after it. Steps are calls that change what is on the disk. 0 lets the run end. The answer to a line is the number of
+rows that the run continues after, unless it dies before it knows, and its exit status.
 
 Each run is a process of its own, forked from this one, because importing takes a hundred times as long as writing.
 """
@@ -20,16 +19,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 
-from embert.server.bulk.output.containers import ArrayFile
-from embert.server.bulk.output.folder import Folder
-from embert.server.bulk.output.place import write_rows
-from embert.server.bulk.output.single_file import SingleFile
-from embert.server.bulk.slots import Block, Slots
+from embert.engine import load_model
+from embert.engine.task_output import TaskOutput
+from embert.server.bulk.blocks import Block
+from embert.server.bulk.job import Job
+from embert.server.bulk.output_format import ArrowFormat, FileLayout
+from embert.server.bulk.rows import ParsedRows
+from embert.server.bulk.writer import FileWriter, FolderWriter
 
 STEPS_OF_A_CRASH = 9  # the exit status
 BLOCKS, ROWS, COLUMNS = 5, 4, 2
-AT_ONCE = 3  # blocks that are placed and not added
+JOB, MODEL = Job(dimensions=COLUMNS, output_format="npy"), load_model()
 
 
 def main() -> None:
@@ -66,25 +68,21 @@ def run(kind: str, path: str, steps: int, *, resume: bool) -> None:
         setattr(os, name, counted(getattr(os, name)))
     for name in ("replace", "rename", "unlink"):
         setattr(Path, name, counted(getattr(Path, name)))
-    slots = Slots.create(AT_ONCE)
-    output = SingleFile(path, resume=resume) if kind == "file" else Folder(path, "npy", 2 * ROWS, resume=resume)
+    parquet = kind == "parquet"
+    schema = pyarrow.schema([("text", pyarrow.string())]).serialize().to_pybytes()
+    job = Job(dimensions=COLUMNS, output_format="parquet", schema=schema) if parquet else JOB
+    layout = FileLayout(job, MODEL)
+    output = FolderWriter(path, "npy", 2 * ROWS, resume=resume) if kind == "folder" else FileWriter(path, resume=resume)
     with output:
-        output.begin({"a": 1}, lambda: ArrayFile(COLUMNS), resume=resume)
+        output.begin({"a": 1}, layout, resume=resume)
         print(output.texts, end=" ", flush=True)
-        numbers = [] if output.is_finished else range(output.rows // ROWS, BLOCKS)
-        for first in range(0, len(numbers), AT_ONCE):
-            some = numbers[first : first + AT_ONCE]
-            blocks = [Block(number, ROWS, texts=ROWS, digest=str(number), slot=number % AT_ONCE) for number in some]
-            places = []
-            for block in blocks:
-                rows = block.number + np.arange(ROWS, dtype=np.float32)
-                slots.put(block, "values", np.repeat(rows[:, None], COLUMNS, axis=1))
-                places.append(output.place(block, slots))
-            for block, place in reversed([*zip(blocks, places, strict=True)]):
-                assert place is not None
-                write_rows(place, slots.view(block, "values"), np.arange(ROWS)[::-1])
-            for block in blocks:
-                output.add(block, slots)
+        for number in [] if output.is_finished else range(output.rows // ROWS, BLOCKS):
+            values = np.full((ROWS, COLUMNS), number, np.float32)
+            content = values.reshape(-1).view(np.uint8).data
+            if parquet:
+                parsed = ParsedRows([f"{number}.{row}" for row in range(ROWS)], range(ROWS), [])
+                content = ArrowFormat(job, MODEL).stream(parsed, TaskOutput.one_each(values))
+            output.write(Block(number, ROWS, texts=ROWS, digest=str(number)), content)
         output.finish()
 
 

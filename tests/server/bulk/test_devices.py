@@ -62,7 +62,7 @@ def test_both_devices_work(texts: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "two.jsonl").read_text().splitlines()) == LINES
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2], ids=["first engine", "second engine", "text process"])
+@pytest.mark.parametrize("victim", [0, 1, 2], ids=["first engine", "second engine", "tokenization process"])
 def test_a_lost_process_ends_the_run_which_can_be_resumed(
     texts: Path, whole: Path, tmp_path: Path, victim: int
 ) -> None:
@@ -74,7 +74,7 @@ def test_a_lost_process_ends_the_run_which_can_be_resumed(
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (1, "")
     complete, error = err.splitlines()
-    name = "text process 0" if victim == 2 else f"the engine process of x:{victim}"
+    name = "tokenization process 0" if victim == 2 else f"the engine process of x:{victim}"
     assert error == f"embert: error: {name} was killed by SIGKILL; perhaps memory ran out"
     assert complete.endswith("texts are complete; --resume goes on after them")
     embed(*into(texts, target), "--resume")  # with one device: the same blocks

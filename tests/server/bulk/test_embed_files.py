@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from embert.server.bulk.run import Devices
+from embert.server.bulk.run import DeviceConfig
 from embert.server.cli.main import main
 from tests.engine.heads.m3 import build_m3
 from tests.server.bulk.running import embed, embedded
@@ -274,8 +274,8 @@ def test_text_processes(
     monkeypatch: pytest.MonkeyPatch, cpus: int, names: list[str], kinds: list[str], expected: int
 ) -> None:
     monkeypatch.setattr("embert.server.bulk.run.usable_cpus", lambda: cpus)
-    assert Devices(names=names).text_processes_beside(kinds) == expected
-    assert Devices(names=names, text_processes=3).text_processes_beside(kinds) == 3
+    assert DeviceConfig(names=names).num_tokenization_processes(kinds) == expected
+    assert DeviceConfig(names=names, tokenization_processes=3).num_tokenization_processes(kinds) == 3
 
 
 def test_without_pyarrow_the_command_that_installs_it_is_named(folder: Path, tmp_path: Path) -> None:

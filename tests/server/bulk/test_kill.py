@@ -101,7 +101,7 @@ def test_killed_at_random_sizes_of_the_output(texts: Path, tmp_path: Path, name:
 
 @pytest.mark.parametrize("name", ["vectors.npy", "vectors.d"])
 def test_resumed_at_once(texts: Path, tmp_path: Path, name: str) -> None:
-    """While text processes of the killed run may still write."""
+    """The lock ends with the killed run."""
     whole, target = tmp_path / f"whole-{name}", tmp_path / name
     embed(*into(texts, whole))
     size = written(whole) // 5
@@ -124,7 +124,7 @@ def manifest_of(folder: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else {"shards": []}
 
 
-@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("kind", ["file", "parquet", "folder"])
 def test_killed_before_every_step_that_lasts(tmp_path: Path, kind: str) -> None:
     """Before the first, the second, … of all writes, syncs and renames, until none is left to be killed before."""
     with crashing(kind) as run:

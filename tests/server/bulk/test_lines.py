@@ -15,23 +15,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embert.server.bulk.input import line_blocks
-from embert.server.bulk.input.all_lines import all_lines
-from embert.server.bulk.input.line_blocks import LineBlocks
-from embert.server.bulk.input.paths import expanded, input_format
-from embert.server.bulk.input.read_rows import read_rows
+from embert.server.bulk import line_reader
+from embert.server.bulk.blocks import Block
+from embert.server.bulk.input_files import expand, input_format
 from embert.server.bulk.job import BLOCK_BYTES, BulkError, CannotResume, Job
-from embert.server.bulk.slots import Block
+from embert.server.bulk.line_reader import LineReader, read_all_lines
+from embert.server.bulk.rows import parse
 
 LINES = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), max_size=20), max_size=30)
 
 
-def blocks(source: LineBlocks, most: int) -> list[list[str]]:
+def blocks(source: LineReader, most: int) -> list[list[str]]:
     found = []
-    while (piece := source.take(most)) is not None:
-        read = read_rows(Job(), memoryview(piece.payload))
-        assert not read.bad
-        assert len(read.texts) == piece.rows == sum(part.rows for part in piece.parts)
+    while (piece := source.read(most)) is not None:
+        read = parse(Job(), memoryview(piece.payload))
+        assert not read.invalid
+        assert len(read.texts) == piece.rows == sum(part.rows for part in piece.ranges)
         found.append(read.texts)
     return found
 
@@ -57,14 +56,14 @@ def test_all_lines_of_all_files(
         expected += [line.rstrip("\r") for line in (text.split("\n")[:-1] if text.endswith("\n") else text.split("\n"))]
         if not text:
             expected.pop()
-    before = line_blocks._READ_BYTES
-    line_blocks._READ_BYTES = max(read, 3)  # so that a byte order mark is read at once
+    before = line_reader._READ_BYTES
+    line_reader._READ_BYTES = max(read, 3)  # so that a byte order mark is read at once
     try:
-        with LineBlocks(names) as source:
+        with LineReader(names) as source:
             source.peek(most)
             found = blocks(source, most)
     finally:
-        line_blocks._READ_BYTES = before
+        line_reader._READ_BYTES = before
     assert [line for block in found for line in block] == expected
     assert all(len(block) == most for block in found[:-1])
 
@@ -72,28 +71,28 @@ def test_all_lines_of_all_files(
 def test_a_run_that_goes_on_makes_the_same_blocks(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_text("".join(f"line {number}\n" for number in range(1000)))
-    with LineBlocks([str(path), str(path)]) as source:
-        first = [source.take(70) for _ in range(20)]
+    with LineReader([str(path), str(path)]) as source:
+        first = [source.read(70) for _ in range(20)]
         rest = blocks(source, 70)
     last = first[-1]
     assert last is not None
-    with LineBlocks([str(path), str(path)]) as source:
+    with LineReader([str(path), str(path)]) as source:
         source.skip(20 * 70, last.digest)
         assert blocks(source, 70) == rest
     for digest, rows in (("0" * 64, 1400), (last.digest, 1401), (last.digest, 3000)):
-        with LineBlocks([str(path), str(path)]) as source, pytest.raises(CannotResume, match="and 1 more files"):
+        with LineReader([str(path), str(path)]) as source, pytest.raises(CannotResume, match="and 1 more files"):
             source.skip(rows, digest)
 
 
 def test_places_of_rows(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_text("x\ny\nz\n")
-    with LineBlocks([str(tmp_path / "a"), str(tmp_path / "b")]) as source:
-        source.take(2)
-        piece = source.take(3)
+    with LineReader([str(tmp_path / "a"), str(tmp_path / "b")]) as source:
+        source.read(2)
+        piece = source.read(3)
     assert piece is not None
-    block = Block(1, piece.rows, piece.parts)
-    assert [block.place(row) for row in range(3)] == [
+    block = Block(1, piece.rows, piece.ranges)
+    assert [block.location(row) for row in range(3)] == [
         f"{tmp_path}/a line 3",
         f"{tmp_path}/b line 1",
         f"{tmp_path}/b line 2",
@@ -104,7 +103,7 @@ def test_a_block_is_bounded_in_bytes(tmp_path: Path) -> None:
     """A text of more bytes is a block of its own, of whatever length."""
     huge = "a " * (BLOCK_BYTES // 2 + 1000)
     (tmp_path / "lines").write_text(f"{'b' * (BLOCK_BYTES - 3)}\nc\nd\n{huge}\ne\n")
-    with LineBlocks([str(tmp_path / "lines")]) as source:
+    with LineReader([str(tmp_path / "lines")]) as source:
         found = blocks(source, 100)
     assert [len(block) for block in found] == [2, 1, 1, 1]
     assert found[2] == [huge]
@@ -116,7 +115,7 @@ def test_compressed_lines(tmp_path: Path) -> None:
     with pyarrow.CompressedOutputStream(str(tmp_path / "a.txt.zst"), "zstd") as file:
         file.write(content)
     for name in ("a.txt.gz", "a.txt.zst"):
-        assert all_lines(str(tmp_path / name)) == content.decode().splitlines()
+        assert read_all_lines(str(tmp_path / name)) == content.decode().splitlines()
 
 
 def test_damaged_compressed_lines(tmp_path: Path) -> None:
@@ -129,13 +128,13 @@ def test_damaged_compressed_lines(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(BulkError, match=said) as error:
-            all_lines(str(tmp_path / name))
+            read_all_lines(str(tmp_path / name))
         assert str(error.value).startswith(str(tmp_path / name))
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=io.BytesIO("\ufeffä\r\n\nb".encode())))
-    assert all_lines("-") == ["ä", "", "b"]
+    assert read_all_lines("-") == ["ä", "", "b"]
     assert not sys.stdin.buffer.closed
 
 
@@ -151,10 +150,10 @@ def test_what_is_wrong_with_a_line_of_json() -> None:
         "body",
     ]
     payload = "\n".join(map(json.dumps, lines)).encode() + b'\n  \n{"body": \n{"body": "\xff"}\n{"body": "last"}\n'
-    read = read_rows(Job(input_format="jsonl", column="body"), memoryview(payload))
+    read = parse(Job(input_format="jsonl", column="body"), memoryview(payload))
     assert (read.texts, list(read.rows)) == (["good", "last"], [0, 11])
-    wrong = [each.wrong for each in read.bad]
-    assert [each.row for each in read.bad] == [1, 2, 3, 4, 5, 6, 7, 9, 10]  # a blank line counts for nothing
+    wrong = [each.reason for each in read.invalid]
+    assert [each.row for each in read.invalid] == [1, 2, 3, 4, 5, 6, 7, 9, 10]  # a blank line counts for nothing
     assert wrong[:7] == [
         "field 'body' is null",
         "field 'body' is a number, not a string",
@@ -170,11 +169,11 @@ def test_what_is_wrong_with_a_line_of_json() -> None:
 def test_globs_and_formats(tmp_path: Path) -> None:
     for name in ("b.jsonl", "a.jsonl", "c.JSONL.GZ", "d.txt", "[x].txt"):
         (tmp_path / name).touch()
-    assert expanded([f"{tmp_path}/*.jsonl", "-"]) == [f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl", "-"]
-    assert expanded([f"{tmp_path}/[x].txt"]) == [f"{tmp_path}/[x].txt"]
+    assert expand([f"{tmp_path}/*.jsonl", "-"]) == [f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl", "-"]
+    assert expand([f"{tmp_path}/[x].txt"]) == [f"{tmp_path}/[x].txt"]
     for names, said in ((["*.none"], r"no file matches \*\.none"), (["-", "-"], "can be read once")):
         with pytest.raises(BulkError, match=said):
-            expanded(names)
+            expand(names)
     for file, format_ in (
         ("a.jsonl", "jsonl"), ("a.ndjson.zst", "jsonl"), ("c.JSONL.GZ", "jsonl"), ("a.csv.gz", "csv"), ("a.tsv", "tsv"),
         ("a.parquet", "parquet"), ("a.pq", "parquet"), ("a.txt", "text"), ("a", "text"), ("-", "text"),

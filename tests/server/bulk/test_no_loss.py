@@ -12,13 +12,12 @@ from typing import Any, cast
 import pytest
 
 from embert.engine import Model
-from embert.server.bulk.facts import facts_of
-from embert.server.bulk.input.read_rows import read_rows
+from embert.server.bulk import writer
 from embert.server.bulk.job import BulkError, CannotResume, Job
-from embert.server.bulk.output import single_file
-from embert.server.bulk.output.durable import check_facts
-from embert.server.bulk.output.row_group import same
-from embert.server.bulk.output.single_file import SingleFile
+from embert.server.bulk.output_format import unchanged
+from embert.server.bulk.resume import check_manifest, run_manifest
+from embert.server.bulk.rows import parse
+from embert.server.bulk.writer import FileWriter
 from tests.server.bulk.running import embed, embedded
 from tests.server.live import EMBERT, ROOT, STAND_IN, environment
 
@@ -27,9 +26,9 @@ def test_a_finished_output_is_replaced_only_when_asked(tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     target.write_text("precious\n")
     with pytest.raises(BulkError, match="--overwrite"):
-        SingleFile(str(target))
+        FileWriter(str(target))
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
-    with SingleFile(str(target), overwrite=True):
+    with FileWriter(str(target), overwrite=True):
         assert target.read_text() == "precious\n", "it is replaced at the end"
 
 
@@ -38,7 +37,7 @@ def test_a_run_that_waited_for_another_ones_lock_leaves_its_output(
 ) -> None:
     """The first run renames the file that the second has open."""
     target = tmp_path / "out.jsonl"
-    locked = single_file._is_locked
+    locked = writer._lock
 
     def renamed_meanwhile(descriptor: int) -> bool:
         if not target.exists():
@@ -46,9 +45,9 @@ def test_a_run_that_waited_for_another_ones_lock_leaves_its_output(
             Path(f"{target}.partial").rename(target)
         return locked(descriptor)
 
-    monkeypatch.setattr(single_file, "_is_locked", renamed_meanwhile)
+    monkeypatch.setattr(writer, "_lock", renamed_meanwhile)
     with pytest.raises(BulkError, match="--overwrite"):
-        SingleFile(str(target))
+        FileWriter(str(target))
     assert target.read_text() == "the first run's\n"
 
 
@@ -78,11 +77,11 @@ def test_a_change_in_a_modules_folder_is_a_change_of_the_model(tmp_path: Path) -
     weights = tmp_path / "2_Dense" / "model.safetensors"
     weights.write_bytes(b"1")
     model = cast("Model", SimpleNamespace(model_id="m", revision=None, folder=tmp_path, base=None, pooling="mean"))
-    before = facts_of(Job(), model, [], None, None)
-    check_facts(before, facts_of(Job(), model, [], None, None), tmp_path)
+    before = run_manifest(Job(), model, [], None, None)
+    check_manifest(before, run_manifest(Job(), model, [], None, None), tmp_path)
     weights.write_bytes(b"12")
     with pytest.raises(CannotResume, match=r"2_Dense/model\.safetensors"):
-        check_facts(before, facts_of(Job(), model, [], None, None), tmp_path)
+        check_manifest(before, run_manifest(Job(), model, [], None, None), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_a_change_in_a_modules_folder_is_a_change_of_the_model(tmp_path: Path) -
     ],
 )
 def test_a_value_that_a_column_would_change_is_noticed(value: Any, kept: Any, is_same: bool) -> None:
-    assert same(value, kept) == is_same
+    assert unchanged(value, kept) == is_same
 
 
 @pytest.mark.parametrize(
@@ -113,8 +112,8 @@ def test_a_value_that_a_column_would_change_is_noticed(value: Any, kept: Any, is
 )
 def test_integers_that_no_64_bits_hold_are_refused(row: dict[str, Any], is_bad: bool) -> None:
     line = (json.dumps(row) + "\n").encode()
-    read = read_rows(Job(input_format="jsonl", keep=None), memoryview(line))
-    assert [bad.row for bad in read.bad] == [0] * is_bad
+    read = parse(Job(input_format="jsonl", keep=None), memoryview(line))
+    assert [invalid.row for invalid in read.invalid] == [0] * is_bad
 
 
 @pytest.mark.parametrize(("arguments", "closed"), [(("-f", "-"), "<&-"), (("a text",), ">&-")], ids=["in", "out"])
@@ -124,3 +123,13 @@ def test_a_closed_standard_stream_is_one_sentence(arguments: tuple[str, ...], cl
     assert ended.returncode == 1
     assert "is closed" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_value_that_parquet_would_change_names_the_field_and_the_line(tmp_path: Path) -> None:
+    rows = [{"text": "a", "price": 1}] * 4200 + [{"text": "b", "price": 1.75}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = embedded("-f", tmp_path / "in.jsonl", "--keep", "price", "-o", tmp_path / "out.parquet")
+    assert ended.returncode == 1
+    assert f"{tmp_path}/in.jsonl line 4201: field 'price' is not int64" in ended.stderr
+    assert "1.75" in ended.stderr
+    assert not (tmp_path / "out.parquet").exists()

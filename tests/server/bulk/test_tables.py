@@ -14,25 +14,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embert.server.bulk.input.read_rows import read_rows
-from embert.server.bulk.input.table_blocks import TableBlocks
+from embert.server.bulk.blocks import Block
 from embert.server.bulk.job import BLOCK_BYTES, BulkError, CannotResume, Job
-from embert.server.bulk.slots import Block
+from embert.server.bulk.rows import parse
+from embert.server.bulk.table_reader import TableReader
 
 
-def blocks(job: Job, source: TableBlocks, most: int) -> list[tuple[list[str], list[dict[str, Any]]]]:
+def blocks(job: Job, source: TableReader, most: int) -> list[tuple[list[str], list[dict[str, Any]]]]:
     """The texts and the rows of each block."""
     found = []
-    while (piece := source.take(most)) is not None:
-        read = read_rows(job, memoryview(piece.payload))
-        assert not read.bad
-        assert len(read.texts) == piece.rows == sum(part.rows for part in piece.parts)
+    while (piece := source.read(most)) is not None:
+        read = parse(job, memoryview(piece.payload))
+        assert not read.invalid
+        assert len(read.texts) == piece.rows == sum(part.rows for part in piece.ranges)
         found.append((read.texts, read.content.to_pylist()))
     return found
 
 
 def texts(job: Job, *files: Path | str) -> list[str]:
-    with TableBlocks([*map(str, files)], job) as source:
+    with TableReader([*map(str, files)], job) as source:
         return [text for some, _ in blocks(job, source, 1000) for text in some]
 
 
@@ -55,11 +55,11 @@ def test_parquet_from_any_row_on(
         names.append(str(folder / f"{number}.parquet"))
         every += rows
     whole = [every[first : first + most] for first in range(0, len(every), most)]
-    with TableBlocks(names, PARQUET) as source:
+    with TableReader(names, PARQUET) as source:
         assert source.total == len(every)
         assert [some for some, _ in blocks(PARQUET, source, most)] == whole
     skipped = data.draw(st.integers(0, len(whole)))
-    with TableBlocks(names, PARQUET) as source:
+    with TableReader(names, PARQUET) as source:
         source.skip(min(skipped * most, len(every)), "")
         assert [some for some, _ in blocks(PARQUET, source, most)] == whole[skipped:]
 
@@ -68,12 +68,12 @@ def test_places_after_skipping(tmp_path: Path) -> None:
     for name in "ab":
         table = pyarrow.table({"text": [f"{name}{row}" for row in range(10)]})
         pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=3)
-    with TableBlocks([f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"], PARQUET) as source:
+    with TableReader([f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"], PARQUET) as source:
         source.skip(7, "")
-        piece = source.take(5)
+        piece = source.read(5)
     assert piece is not None
-    block = Block(0, piece.rows, piece.parts)
-    assert [block.place(row).removeprefix(f"{tmp_path}/") for row in range(5)] == [
+    block = Block(0, piece.rows, piece.ranges)
+    assert [block.location(row).removeprefix(f"{tmp_path}/") for row in range(5)] == [
         "a.parquet row 8", "a.parquet row 9", "a.parquet row 10", "b.parquet row 1", "b.parquet row 2",
     ]  # fmt: skip
 
@@ -90,7 +90,7 @@ def test_kinds_of_strings(tmp_path: Path, kind: str) -> None:
 def test_blocks_are_bounded_in_bytes(tmp_path: Path) -> None:
     table = pyarrow.table({"text": ["a" * (BLOCK_BYTES - 2), "b", "c", "dd", "e" * (BLOCK_BYTES + 9), "f"]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with TableBlocks([f"{tmp_path}/a.parquet"], PARQUET) as source:
+    with TableReader([f"{tmp_path}/a.parquet"], PARQUET) as source:
         assert [len(some) for some, _ in blocks(PARQUET, source, 100)] == [3, 1, 1, 1]
 
 
@@ -107,7 +107,7 @@ def test_blocks_are_bounded_in_bytes(tmp_path: Path) -> None:
 def test_columns_that_are_no_texts(tmp_path: Path, table: dict[str, Any], said: str) -> None:
     pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
     with pytest.raises(BulkError) as error:
-        TableBlocks([f"{tmp_path}/a.parquet"], PARQUET)
+        TableReader([f"{tmp_path}/a.parquet"], PARQUET)
     assert str(error.value) == f"{tmp_path}/{said}"
 
 
@@ -117,7 +117,7 @@ def test_columns_must_be_the_same_in_all_files(tmp_path: Path) -> None:
     files = [f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"]
     assert texts(PARQUET, *files) == ["a", "b"]
     with pytest.raises(BulkError, match="column 'id' is string, and 'id' is int64 in"):
-        TableBlocks(files, Job(input_format="parquet", keep=("id",)))
+        TableReader(files, Job(input_format="parquet", keep=("id",)))
 
 
 def test_nulls_and_bytes_that_are_no_utf8(tmp_path: Path) -> None:
@@ -127,12 +127,12 @@ def test_nulls_and_bytes_that_are_no_utf8(tmp_path: Path) -> None:
         (pyarrow.array([b"a", b"x\xff", b"b"]).view("string"), (1, "is not UTF-8: byte 0xff at position 2")),
     ):
         pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet")
-        with TableBlocks([f"{tmp_path}/a.parquet"], PARQUET) as source:
-            piece = source.take(10)
+        with TableReader([f"{tmp_path}/a.parquet"], PARQUET) as source:
+            piece = source.read(10)
         assert piece is not None
-        read = read_rows(PARQUET, memoryview(piece.payload))
+        read = parse(PARQUET, memoryview(piece.payload))
         assert read.texts == ["a", "b"]
-        assert [(each.row, each.wrong) for each in read.bad] == [wrong]
+        assert [(each.row, each.reason) for each in read.invalid] == [wrong]
 
 
 def test_damaged_parquet(tmp_path: Path) -> None:
@@ -153,11 +153,11 @@ def test_csv(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbfid,"text"\r\n007,"a, ""b""\nc"\r\n,\r\nNA,null\r\n')
     (tmp_path / "b.csv").write_text("text,more,id\nx,y,z\n")
     job = Job(input_format="csv", keep=("id",))
-    with TableBlocks([f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"], job) as source:
+    with TableReader([f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"], job) as source:
         ((found, rows),) = blocks(job, source, 100)
     assert found == ['a, "b"\nc', "", "null", "x"]  # nothing is guessed to be null or a number
     assert [row["id"] for row in rows] == [b"007", b"", b"NA", b"z"]
-    with TableBlocks([f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"], job) as source:
+    with TableReader([f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"], job) as source:
         source.skip(2, "")
         assert blocks(job, source, 100)[0][0] == ["null", "x"]
 
@@ -165,7 +165,7 @@ def test_csv(tmp_path: Path) -> None:
 def test_csv_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     content = io.BytesIO(b"text\n" + b"".join(b"line %d\n" % number for number in range(5000)))
     monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=content))
-    with TableBlocks(["-"], CSV) as source:
+    with TableReader(["-"], CSV) as source:
         with pytest.raises(CannotResume):
             source.skip(1, "")
         found = blocks(CSV, source, 3000)

@@ -1,43 +1,55 @@
-"""Text processes write blocks: in the order of the input, whoever is first, and under the lock of their run."""
+"""The writer: blocks in the order of the input, and Parquet files from Arrow streams."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
-from embert.engine import load_model
-from embert.server.bulk.child import Child, Ready, Start
+from embert.engine import Model, load_model
+from embert.engine.task_output import TaskOutput
+from embert.engine.tasks import Task
+from embert.server.bulk.blocks import Block
 from embert.server.bulk.job import BulkError, Job
-from embert.server.bulk.output.containers import ArrayFile
-from embert.server.bulk.output.durable import PIECE_BYTES
-from embert.server.bulk.output.place import Place, write_rows
-from embert.server.bulk.output.single_file import SingleFile
-from embert.server.bulk.slots import Block, Slots
+from embert.server.bulk.output_format import ArrowFormat, ColumnError, FileLayout
+from embert.server.bulk.rows import ParsedRows
+from embert.server.bulk.writer import FileWriter
+from tests.engine.heads.m3 import build_m3
 from tests.server.bulk.running import embed
 
-ROWS, COLUMNS = 3, 4
+KEPT = pyarrow.schema([("text", pyarrow.string()), ("id", pyarrow.int64()), ("tags", pyarrow.list_(pyarrow.string()))])
 
 
-@pytest.mark.parametrize("columns", [7, 5_000, PIECE_BYTES // 4 + 1], ids=["one piece", "several", "a row a piece"])
-def test_rows_are_written_in_their_order(tmp_path: Path, columns: int) -> None:
-    values = np.random.default_rng(0).standard_normal((50, columns), np.float32)
-    numbers = np.random.default_rng(1).permutation(50)
-    path = tmp_path / "rows"
-    with path.open("wb") as file:
-        write_rows(Place(file.fileno(), 12, path), values, numbers)
-    content = path.read_bytes()
-    assert content[:12] == bytes(12)
-    assert content[12:] == values[numbers].tobytes()
+@pytest.fixture(scope="module")
+def m3(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(str(build_m3(tmp_path_factory.mktemp("m3"))))
 
 
-@pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl"])
-def test_many_text_processes_write_what_one_writes(tmp_path: Path, name: str) -> None:
-    """Blocks are written side by side, and the texts of a block are encoded in another order."""
+def job(task: Task = Task.EMBED) -> Job:
+    return Job(
+        task=task,
+        input_format="jsonl",
+        keep=("text", "id", "tags"),
+        output_format="parquet",
+        schema=KEPT.serialize().to_pybytes(),
+    )
+
+
+def some(first: int, count: int) -> ParsedRows:
+    rows = [
+        {"text": f"text {n}", "id": None if n % 5 == 0 else n, "tags": ["a"] * (n % 3)}
+        for n in range(first, first + count)
+    ]
+    return ParsedRows([str(row["text"]) for row in rows], range(count), [], rows)
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl", "vectors.parquet"])
+def test_many_tokenization_processes_write_what_one_writes(tmp_path: Path, name: str) -> None:
+    """Blocks are formatted side by side, and the texts of a block are encoded in another order."""
     texts = tmp_path / "texts"
     lines = [f"{number} " + "word " * (number * 7 % 13) for number in range(20_000)]  # 5 blocks
     texts.write_text("".join(f"{line}\n" for line in lines))
@@ -52,34 +64,66 @@ def test_many_text_processes_write_what_one_writes(tmp_path: Path, name: str) ->
         assert np.array_equal(np.load(one)[1_000:1_100], np.load(some))
 
 
-def test_a_text_process_holds_the_lock_of_its_run_until_it_has_written(tmp_path: Path) -> None:
-    """So a run that is killed cannot write into the file of the next one."""
+def test_blocks_become_one_parquet_file(tmp_path: Path, m3: Model) -> None:
+    format_ = ArrowFormat(job(), m3)
+    rows: list[Any] = []
+    vectors: list[Any] = []
+    with FileWriter(str(tmp_path / "out.parquet")) as writer:
+        writer.begin({}, FileLayout(job(), m3), resume=False)
+        for number, count in enumerate((3, 40, 1)):
+            parsed = some(len(rows), count)
+            rows += parsed.content
+            vectors.append(np.random.default_rng(number).standard_normal((count, m3.width), np.float32))
+            content = format_.stream(parsed, TaskOutput.one_each(vectors[-1]))
+            writer.write(Block(number, count, texts=count), content)
+        writer.finish()
+    table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
+    assert table.schema.remove_metadata() == format_.schema
+    assert table.drop(["embedding"]).to_pylist() == rows
+    stored = table["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, m3.width)
+    assert np.array_equal(stored, np.concatenate(vectors))
+    assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
+
+
+def test_a_damaged_partial_file_is_not_converted(tmp_path: Path, m3: Model) -> None:
+    with FileWriter(str(tmp_path / "out.parquet")) as writer:
+        writer.begin({}, FileLayout(job(), m3), resume=False)
+        writer.write(Block(0, 1, texts=1), memoryview(b"no Arrow stream " * 10))
+        with pytest.raises(BulkError, match="damaged"):
+            writer.finish()
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_a_second_run_is_refused_while_the_first_one_writes(tmp_path: Path) -> None:
     path = str(tmp_path / "vectors.npy")
-    slots = Slots.create(1)
-    output = SingleFile(path)
-    output.begin({}, lambda: ArrayFile(COLUMNS), resume=False)
-    block = Block(0, ROWS, texts=ROWS, slot=0)
-    values = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
-    slots.put(block, "values", values)
-    slots.put(block, "numbers", np.array([2, 0, 1]))
-    place = output.place(block, slots)
-    assert place is not None
-    child = Child(
-        "text process 0", Start("text", Job(output_format="npy"), load_model(), slots.descriptors, sys.path), {}
+    with FileWriter(path), pytest.raises(BulkError, match="another run is writing"):
+        FileWriter(path)
+
+
+def test_sparse_and_multi_vectors_are_lists(m3: Model) -> None:
+    def table(task: Task, vectors: TaskOutput) -> Any:
+        return pyarrow.ipc.open_stream(ArrowFormat(job(task), m3).stream(some(1, 3), vectors)).read_all()
+
+    sparse = TaskOutput(
+        np.array([[0.5], [0.25], [1]], np.float32), np.array([0, 2, 2, 3], np.int32), np.array([3, 7, 5], np.int32)
     )
-    try:
-        assert child.receive() == Ready()
-        os.kill(child.pid, signal.SIGSTOP)
-        child.send_write(block, place)
-        os.close(place.descriptor)  # as if its own process was killed
-        with pytest.raises(BulkError, match="another run is writing"):
-            SingleFile(path)
-        os.kill(child.pid, signal.SIGCONT)
-        assert child.receive() == block
-        with SingleFile(path):
-            content = Path(f"{path}.partial").read_bytes()
-            assert content[place.position :] == values[[2, 0, 1]].tobytes()
-    finally:
-        child.kill()
-        child.wait()
-        slots.close()
+    assert table(Task.SPARSE, sparse)["indices"].to_pylist() == [[3, 7], [], [5]]
+    assert table(Task.SPARSE, sparse)["values"].to_pylist() == [[0.5, 0.25], [], [1.0]]
+    head = m3.heads.multi_vector
+    assert head is not None
+    values = np.arange(3 * head.columns, dtype=np.float32).reshape(3, head.columns)
+    multi = table(Task.MULTI, TaskOutput(values, np.array([0, 1, 1, 3], np.int32)))
+    assert [np.array(each).reshape(-1, head.columns).tolist() for each in multi["vectors"].to_pylist()] == [
+        values[:1].tolist(), [], values[1:].tolist(),
+    ]  # fmt: skip
+    assert str(multi.schema.field("vectors").type) == (
+        f"list<element: fixed_size_list<element: float not null>[{head.columns}] not null>"
+    )
+
+
+def test_values_of_another_type_are_refused(m3: Model) -> None:
+    rows = some(1, 3)
+    rows.content[2]["id"] = "three"
+    with pytest.raises(ColumnError, match="field 'id' is not int64") as error:
+        ArrowFormat(job(), m3).stream(rows, TaskOutput.one_each(np.zeros((3, m3.width), np.float32)))
+    assert error.value.row == 2

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 
 from embert.server.bulk.job import BulkError, InputFormat
 
-__all__ = ["STANDARD_INPUT", "arrow", "expanded", "input_format", "open_bytes", "shown"]
+__all__ = ["STANDARD_INPUT", "display_name", "expand", "input_format", "open_bytes", "require_pyarrow"]
 
 STANDARD_INPUT = "-"
 
@@ -22,43 +22,48 @@ _FORMATS: dict[str, InputFormat] = {
 _COMPRESSIONS = (".gz", ".zst")
 
 
-def arrow(module: str, what: str) -> Any:
-    """A module of pyarrow, an extra. Raises BulkError, with the command that installs it, where it is missing."""
+def require_pyarrow(module: str, feature: str) -> Any:
+    """Import a module of pyarrow, an extra. Raises BulkError, with the command that installs it, if it is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
             raise
-        raise BulkError(f"{what} needs pyarrow: pip install 'embert[bulk]'") from None
+        raise BulkError(f"{feature} needs pyarrow: pip install 'embert[bulk]'") from None
 
 
-def expanded(names: Sequence[str]) -> list[str]:
-    """Files in the order given; those of a glob, in the order of their names. Raises BulkError for one without any."""
-    found = []
+def expand(names: Sequence[str]) -> list[str]:
+    """Files in the order of the arguments; those of a glob, in the order of their names.
+
+    Raises BulkError for a glob without matches.
+    """
+    files = []
     for name in names:
         if name == STANDARD_INPUT or not glob.has_magic(name) or Path(name).exists():
-            found.append(name)
+            files.append(name)
             continue
-        found_here = glob.glob(name, recursive=True)  # noqa: PTH207 - the name may be absolute
-        matches = sorted(match for match in found_here if Path(match).is_file())
+        matches = glob.glob(name, recursive=True)  # noqa: PTH207 - the name may be absolute
+        matches = sorted(match for match in matches if Path(match).is_file())
         if not matches:
             raise BulkError(f"no file matches {name}")
-        found += matches
-    if found.count(STANDARD_INPUT) > 1:
+        files += matches
+    if files.count(STANDARD_INPUT) > 1:
         raise BulkError("standard input (-) can be read once only")
-    return found
+    return files
 
 
-def input_format(files: Sequence[str], asked: InputFormat | None) -> InputFormat:
-    """The format of all files. Raises BulkError where their names say several, or what is not read."""
-    if asked is not None:
-        return asked
+def input_format(files: Sequence[str], override: InputFormat | None) -> InputFormat:
+    """The format of all files. Raises BulkError where their names mean several formats, or one that is not read."""
+    if override is not None:
+        return override
     formats: dict[InputFormat, str] = {}
     for file in files:
         formats.setdefault(_format(file), file)
     if len(formats) > 1:
-        named = " and ".join(f"{file} ({format_})" for format_, file in formats.items())
-        raise BulkError(f"all files of a run must have one format, found {named}; --input-format overrides the names")
+        examples = " and ".join(f"{file} ({format_})" for format_, file in formats.items())
+        raise BulkError(
+            f"all files of a run must have one format, found {examples}; --input-format overrides the names"
+        )
     return next(iter(formats))
 
 
@@ -71,11 +76,11 @@ def _format(file: str) -> InputFormat:
 
 
 def open_bytes(file: str) -> BinaryIO:
-    """The bytes of a file, decompressed where its name ends in .gz or .zst; of standard input, as they are."""
+    """The bytes of a file, decompressed if its name ends in .gz or .zst. Raises BulkError, OSError."""
     if file == STANDARD_INPUT:
         if sys.stdin is None:
             raise BulkError("standard input is closed; --file names a file")
-        try:  # without Python's buffer, whose lock a thread that waits for input would hold at the end of the process
+        try:  # unbuffered: a thread that waits for input would hold the buffer's lock at the end of the process
             return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
         except (OSError, AttributeError):
             return sys.stdin.buffer
@@ -83,13 +88,13 @@ def open_bytes(file: str) -> BinaryIO:
     if suffix == ".gz":
         return cast("BinaryIO", gzip.open(file, "rb"))
     if suffix == ".zst":
-        pyarrow = arrow("pyarrow", f"{file}: zstd")
+        pyarrow = require_pyarrow("pyarrow", f"{file}: zstd")
         with Path(file).open("rb"):  # pyarrow's error does not name a folder
             pass
         return cast("BinaryIO", pyarrow.CompressedInputStream(pyarrow.OSFile(file), "zstd"))
     return Path(file).open("rb")
 
 
-def shown(file: str) -> str:
-    """What errors call it."""
+def display_name(file: str) -> str:
+    """The file's name in error messages."""
     return "standard input" if file == STANDARD_INPUT else file

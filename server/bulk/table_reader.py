@@ -11,19 +11,19 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from embert.server.bulk.input.line_blocks import Piece
-from embert.server.bulk.input.paths import STANDARD_INPUT, arrow, open_bytes, shown
+from embert.server.bulk.blocks import RowRange
+from embert.server.bulk.input_files import STANDARD_INPUT, display_name, open_bytes, require_pyarrow
 from embert.server.bulk.job import BulkError, CannotResume, Job
-from embert.server.bulk.slots import Part
+from embert.server.bulk.line_reader import InputChunk
 
-__all__ = ["TableBlocks"]
+__all__ = ["TableReader"]
 
 _BATCH_ROWS = 1024  # of long texts, these may be many bytes
 _CSV_BYTES = 32 << 20  # read at once: no row may be longer
 _HEADER_BYTES = 1 << 20
 
 
-class _Headed(io.RawIOBase):
+class _CsvFile(io.RawIOBase):
     """The bytes of a CSV file from its beginning, though its header was read already."""
 
     def __init__(self, stream: BinaryIO, delimiter: str) -> None:
@@ -56,22 +56,22 @@ class _Headed(io.RawIOBase):
         super().close()
 
 
-class TableBlocks:
+class TableReader:
     """The rows of several files, one after the other: the text's column and those that are kept."""
 
     def __init__(self, files: Sequence[str], job: Job) -> None:
-        """Look into all files. Raises BulkError where one lacks a column or the texts are no strings, OSError."""
-        self._pa = arrow("pyarrow", job.input_format)
+        """Check the schemas of all files. Raises OSError, BulkError for a column that is missing or not strings."""
+        self._pa = require_pyarrow("pyarrow", job.input_format)
         self._files, self._job = list(files), job
         self._is_parquet = job.input_format == "parquet"
         self.total: int | None = 0 if self._is_parquet else None
         self.schema: Any = None  # of the columns that are read
         self._delimiter = "\t" if job.input_format == "tsv" else ","
-        self._standard_input: _Headed | None = None
+        self._standard_input: _CsvFile | None = None
         for file in files:
             self._check(file)
         if self.schema is None:  # empty CSV files: nothing is read, and the output has the columns asked for
-            names = dict.fromkeys([*(job.kept or ()), job.column])
+            names = dict.fromkeys([*(job.kept_columns or ()), job.column])
             self.schema = self._pa.schema([(name, self._pa.binary()) for name in names])
         self._pending: list[tuple[int, int, Any]] = []  # file, number of the first row, batch
         self._batches = self._read(0)
@@ -88,19 +88,19 @@ class TableBlocks:
             raise CannotResume("nothing tells whether standard input is the same as it was")
         self._batches = self._read(rows)
 
-    def take(self, most: int) -> Piece | None:
-        """Take a block of at most `most` rows and `block_bytes` of texts, at least one row; None at the end."""
+    def read(self, max_rows: int) -> InputChunk | None:
+        """The next rows: at most `max_rows` rows and `block_bytes` of texts, at least one; None at the end."""
         limit = self._job.block_bytes
         sizes = [self._sizes(batch) for _, _, batch in self._pending]
-        while sum(map(len, sizes)) < most and sum(each.sum() for each in sizes) <= limit:
-            if (found := next(self._batches, None)) is None:
+        while sum(map(len, sizes)) < max_rows and sum(each.sum() for each in sizes) <= limit:
+            if (item := next(self._batches, None)) is None:
                 break
-            self._pending.append(found)
-            sizes.append(self._sizes(found[2]))
+            self._pending.append(item)
+            sizes.append(self._sizes(item[2]))
         if not sizes:
             return None
-        rows = max(1, int(np.searchsorted(np.cumsum(np.concatenate(sizes)[:most]), limit, side="right")))
-        batches, parts = [], []
+        rows = max(1, int(np.searchsorted(np.cumsum(np.concatenate(sizes)[:max_rows]), limit, side="right")))
+        batches, ranges = [], []
         left = rows
         while left:
             file, first, batch = self._pending.pop(0)
@@ -108,18 +108,18 @@ class TableBlocks:
                 self._pending.insert(0, (file, first + left, batch.slice(left)))
                 batch = batch.slice(0, left)
             batches.append(batch)
-            parts.append(Part(shown(self._files[file]), first, batch.num_rows, "row"))
+            ranges.append(RowRange(display_name(self._files[file]), first, batch.num_rows, "row"))
             left -= batch.num_rows
         sink = self._pa.BufferOutputStream()
         with self._pa.ipc.new_stream(sink, self.schema) as stream:
             stream.write_batch(batches[0] if len(batches) == 1 else self._pa.concat_batches(batches))
-        return Piece(sink.getvalue(), rows, tuple(parts), "")
+        return InputChunk(sink.getvalue(), rows, tuple(ranges), "")
 
     def close(self) -> None:
         """End reading."""
         self._batches.close()
 
-    def __enter__(self) -> TableBlocks:
+    def __enter__(self) -> TableReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,7 +127,7 @@ class TableBlocks:
 
     def _sizes(self, batch: Any) -> Any:
         """Bytes of each text: int64 [rows]."""
-        compute = arrow("pyarrow.compute", self._job.input_format)
+        compute = require_pyarrow("pyarrow.compute", self._job.input_format)
         lengths = compute.binary_length(batch.column(self._job.column))
         return compute.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
@@ -136,19 +136,19 @@ class TableBlocks:
         for number, file in enumerate(self._files):
             row = 1
             with contextlib.closing(self._parquet(file, skip) if self._is_parquet else self._csv(file)) as batches:
-                for found in batches:
-                    rows, batch = found if isinstance(found, tuple) else (found.num_rows, found)
+                for item in batches:
+                    rows, batch = item if isinstance(item, tuple) else (item.num_rows, item)
                     if skip >= rows:
                         skip -= rows
                     else:
-                        yield number, row + skip, self._conformed(file, row + skip, batch.slice(skip))
+                        yield number, row + skip, self._cast(file, row + skip, batch.slice(skip))
                         skip = 0
                     row += rows
 
     def _parquet(self, file: str, skip: int) -> Generator[Any, None, None]:
         """Batches; of a row group that is skipped whole, the number of rows and None."""
         opened = self._open_parquet(file)
-        with opened, self._named(file):
+        with opened, self._errors_with_name(file):
             for group in range(opened.num_row_groups):
                 rows = opened.metadata.row_group(group).num_rows
                 if skip >= rows:
@@ -161,9 +161,9 @@ class TableBlocks:
                 )
 
     def _csv(self, file: str) -> Generator[Any, None, None]:
-        reading, binary = arrow("pyarrow.csv", "CSV"), self._pa.binary()
+        reading, binary = require_pyarrow("pyarrow.csv", "CSV"), self._pa.binary()
         names = self.schema.names
-        with self._opened(file) as stream, self._named(file):
+        with self._open_csv(file) as stream, self._errors_with_name(file):
             if not stream.names:
                 return
             reader = reading.open_csv(
@@ -178,31 +178,31 @@ class TableBlocks:
             with reader:
                 yield from reader
 
-    def _opened(self, file: str) -> _Headed:
+    def _open_csv(self, file: str) -> _CsvFile:
         """A CSV file and its columns' names; standard input is opened once."""
         if file != STANDARD_INPUT:
-            return _Headed(open_bytes(file), self._delimiter)
+            return _CsvFile(open_bytes(file), self._delimiter)
         if self._standard_input is None:
-            self._standard_input = _Headed(open_bytes(file), self._delimiter)
+            self._standard_input = _CsvFile(open_bytes(file), self._delimiter)
         return self._standard_input
 
     def _open_parquet(self, file: str) -> Any:
-        parquet = arrow("pyarrow.parquet", "Parquet")
+        parquet = require_pyarrow("pyarrow.parquet", "Parquet")
         if file == STANDARD_INPUT:
             raise BulkError("Parquet cannot be read from standard input; give the file's name")
         with Path(file).open("rb"):  # Python's error names the file
             pass
-        with self._named(file):
+        with self._errors_with_name(file):
             # Pages are read as they are needed, not a whole row group ahead.
             return parquet.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
 
-    def _look_into(self, file: str) -> Any:
+    def _file_schema(self, file: str) -> Any:
         """The schema of a file's columns. Of Parquet, its rows are counted."""
         if self._is_parquet:
             with self._open_parquet(file) as opened:
                 self.total = (self.total or 0) + opened.metadata.num_rows
                 return opened.schema_arrow
-        opened = self._opened(file)
+        opened = self._open_csv(file)
         if file != STANDARD_INPUT:
             opened.close()
         return self._pa.schema([(name, self._pa.binary()) for name in opened.names])
@@ -210,11 +210,11 @@ class TableBlocks:
     def _check(self, file: str) -> None:
         """See that a file has the columns, and that they are of the first file's types."""
         types, pa, job = self._pa.types, self._pa, self._job
-        schema = self._look_into(file)
-        file = shown(file)
+        schema = self._file_schema(file)
+        file = display_name(file)
         if not schema.names and not self._is_parquet:
             return  # an empty file has no header, and no rows
-        kept = schema.names if job.kept is None else job.kept
+        kept = schema.names if job.kept_columns is None else job.kept_columns
         fields = []
         for name in dict.fromkeys([*kept, job.column]):
             count = schema.names.count(name)
@@ -224,31 +224,31 @@ class TableBlocks:
                 raise BulkError(
                     f"{file} has {has} {name!r}; {option} names one of its columns: {', '.join(schema.names) or 'none'}"
                 )
-            found = schema.field(name).type
-            plain = found.value_type if types.is_dictionary(found) else found
+            type_ = schema.field(name).type
+            plain = type_.value_type if types.is_dictionary(type_) else type_
             if str(plain).endswith("_view"):
                 plain = pa.string() if str(plain) == "string_view" else pa.binary()
             is_text = types.is_string(plain) or types.is_large_string(plain)
             is_bytes = types.is_binary(plain) or types.is_large_binary(plain)
             if name == job.column and not (is_text or is_bytes):
-                raise BulkError(f"{file}: column {name!r} is {found}, not strings; --column names another")
+                raise BulkError(f"{file}: column {name!r} is {type_}, not strings; --column names another")
             fields.append(pa.field(name, plain))
-        here = pa.schema(fields)
+        columns = pa.schema(fields)
         if self.schema is None:
-            self.schema = here
-        elif here != self.schema:
-            ours, theirs = next((a, b) for a, b in zip(self.schema, here, strict=False) if a != b)
+            self.schema = columns
+        elif columns != self.schema:
+            expected, actual = next((a, b) for a, b in zip(self.schema, columns, strict=False) if a != b)
             raise BulkError(
-                f"{file}: column {theirs.name!r} is {theirs.type}, and {ours.name!r} is {ours.type} in "
-                f"{shown(self._files[0])}; all files of a run must have the same columns"
+                f"{file}: column {actual.name!r} is {actual.type}, and {expected.name!r} is {expected.type} in "
+                f"{display_name(self._files[0])}; all files of a run must have the same columns"
             )
 
-    def _conformed(self, file: str, row: int, batch: Any) -> Any:
+    def _cast(self, file: str, row: int, batch: Any) -> Any:
         """The batch with the columns and types of `schema`."""
         columns = []
         for field in self.schema:
             column = batch.column(field.name)
-            with self._named(file):
+            with self._errors_with_name(file):
                 columns.append(column if column.type == field.type else column.cast(field.type))
         conformed = self._pa.RecordBatch.from_arrays(columns, schema=self.schema)
         if not self._is_parquet:
@@ -267,15 +267,15 @@ class TableBlocks:
                     try:
                         value.decode()
                     except UnicodeDecodeError as error:
+                        byte = f"byte {value[error.start]:#04x} at position {error.start + 1}"
                         raise BulkError(
-                            f"{shown(file)} row {number}: column {name!r} is not UTF-8: byte {value[error.start]:#04x} "
-                            f"at position {error.start + 1}"
+                            f"{display_name(file)} row {number}: column {name!r} is not UTF-8: {byte}"
                         ) from None
 
     @contextlib.contextmanager
-    def _named(self, file: str) -> Iterator[None]:
+    def _errors_with_name(self, file: str) -> Iterator[None]:
         """Errors of pyarrow, with the file's name."""
         try:
             yield
         except (self._pa.ArrowException, OSError) as error:  # pyarrow raises both for damaged files
-            raise BulkError(f"{shown(file)} cannot be read: {error}") from None
+            raise BulkError(f"{display_name(file)} cannot be read: {error}") from None

@@ -1,1 +1,0 @@
-"""Where vectors go: a stream, one file or a folder of shards, as JSON lines, an array or Parquet."""

@@ -1,0 +1,103 @@
+"""What a resumed run compares with the run that it continues, and files that survive a crash."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from embert.engine import Model
+from embert.engine.tasks import Task
+from embert.server.bulk.job import CannotResume, Job
+
+__all__ = ["as_json", "check_manifest", "replace_json", "run_manifest", "sync_folder"]
+
+
+def run_manifest(
+    job: Job,
+    model: Model,
+    engines: Sequence[Mapping[str, str]],
+    input_files: Sequence[object] | None,
+    shard_rows: int | None,
+) -> dict[str, Any]:
+    """Everything that the output depends on, by the names that users know: the model, the options, the input.
+
+    `engines` has the encoder, device and dtype of each; `input_files` is the reader's identity of the input.
+    """
+    manifest: dict[str, Any] = {"model": model.model_id, "revision": model.revision}
+    if not re.fullmatch("[0-9a-f]{40}", model.revision or ""):  # a commit identifies the files
+        # Modules, heads and adapters have folders of their own.
+        folders = [model.folder, *([] if model.base is None else [model.base])]
+        manifest["model's files"] = {
+            str(path.relative_to(folder.parent)): [path.stat().st_size, path.stat().st_mtime_ns]
+            for folder in folders
+            for path in sorted(folder.rglob("*"))
+            if path.suffix in (".json", ".safetensors", ".txt")
+        }
+    manifest["pooling"] = model.pooling
+    # Neither the number of devices nor their indices: any free engine takes a block.
+    manifest |= {name: sorted({engine[name] for engine in engines}) for name in ("encoder", "device", "dtype")}
+    manifest |= {
+        "--sparse": job.task == Task.SPARSE,
+        "--multi": job.task == Task.MULTI,
+        "--queries": job.is_query,
+        "--task": job.adapter,
+        "--prompt-name": job.prompt_name,
+        "--dimensions": job.dimensions,
+        "--no-normalize": not job.normalize,
+        "--no-truncate": not job.truncate,
+        "--input-format": job.input_format,
+        "--column": job.column,
+        "--keep": None if job.kept_columns is None else list(job.kept_columns),
+        "--output-format": job.output_format,
+        "--shard-texts": shard_rows,
+        "--on-error": "skip" if job.skip_invalid_rows else "fail",
+        "kept columns": job.schema.hex(),
+    }
+    return manifest | {f"input file {number}": file for number, file in enumerate(input_files or (), 1)}
+
+
+def as_json(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest as it is read back from JSON."""
+    read: dict[str, Any] = orjson.loads(orjson.dumps(manifest))
+    return read
+
+
+def check_manifest(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """Raise CannotResume if what is complete was made from another manifest."""
+    now = as_json(now)
+    for name in {**before, **now}:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed = sorted(key for key in {**old, **new} if old.get(key) != new.get(key))
+            if changed:
+                raise CannotResume(f"{name} have changed since {path} was begun: {', '.join(changed)}")
+        elif old != new:
+            raise CannotResume(f"{name} was {old!r} in {path}, and is {new!r}")
+
+
+def replace_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a JSON file atomically. Raises OSError."""
+    new = path.with_name(path.name + ".new")
+    try:
+        with new.open("wb") as file:
+            file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Make new names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

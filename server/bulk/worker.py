@@ -1,0 +1,266 @@
+"""The tokenization and engine processes of a run: `python -m embert.server.bulk.worker FD`, and its parent's side."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+from embert.engine import Model, load_encoder
+from embert.engine.errors import EngineError
+from embert.engine.int8_accuracy import MIN_ACCURACY
+from embert.server.bulk.blocks import Block, SharedBuffers
+from embert.server.bulk.engine_stage import EngineStage
+from embert.server.bulk.job import BulkError, Job
+from embert.server.bulk.tokenization_stage import TokenizationStage
+
+__all__ = ["WorkerConfig", "WorkerProcess"]
+
+_EXIT_TIMEOUT_S = 10.0  # for a process that was killed
+_PROGRESS_INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """The first message to a worker. The later ones are blocks, for a tokenization process with the stage's name."""
+
+    kind: Literal["tokenization", "engine"]
+    job: Job
+    model: Model
+    buffers: tuple[int, ...]  # descriptors
+    path: list[str]  # sys.path, for custom encoders
+    device: str = "cpu"
+    dtype: str = "auto"
+    encoder: str = "auto"
+    min_agreement: float = MIN_ACCURACY
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """From a worker: why it cannot continue, in one sentence."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """From an engine: the number of texts encoded since the last message."""
+
+    texts: int
+
+
+class WorkerProcess:
+    """A worker, in its parent. It ends when this end of the connection closes, for whatever reason."""
+
+    def __init__(
+        self, name: str, config: WorkerConfig, environment: dict[str, str], progress: Callable[[int], None]
+    ) -> None:
+        """Start it. `name` is for error messages. `progress` gets numbers of encoded texts. Raises OSError."""
+        self._name, self._progress = name, progress
+        parent_end, child_end = socket.socketpair()
+        with child_end:
+            self._process = subprocess.Popen(
+                # -P: never import from the working directory
+                [sys.executable, "-P", "-m", "embert.server.bulk.worker", str(child_end.fileno())],
+                pass_fds=[child_end.fileno(), *config.buffers],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # standard output is for vectors
+                env=os.environ | environment,
+                process_group=0,  # Ctrl-C reaches the command only, which then ends its workers
+            )
+        self._connection = Connection(parent_end.detach())
+        self._lock = threading.Lock()
+        self._pending: dict[int, Future[Block]] = {}  # by the number of the block
+        self._error: BulkError | None = None
+        self._send(config)
+
+    def wait_ready(self) -> dict[str, str]:
+        """Wait until it has loaded. Returns the encoder, device and dtype of an engine. Raises BulkError."""
+        ready: dict[str, str] = self._receive()
+        threading.Thread(target=self._receive_results, daemon=True).start()
+        return ready
+
+    def run(self, stage: str, block: Block) -> Block:
+        """Have a block processed: by a tokenization process `tokenize` or `format`, by an engine `encode`.
+
+        Raises BulkError where the process fails or has ended.
+        """
+        future: Future[Block] = Future()
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._pending[block.number] = future
+            self._send((stage, block))
+        return future.result()
+
+    def kill(self) -> None:
+        """End the process now."""
+        self._process.kill()
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_TIMEOUT_S)
+
+    def _send(self, message: object) -> None:
+        with contextlib.suppress(OSError):  # it has ended: `_receive` raises
+            self._connection.send(message)
+
+    def _receive(self) -> Any:
+        try:
+            message = self._connection.recv()
+        except (EOFError, OSError):
+            raise BulkError(f"{self._name} {self._exit_reason()}") from None
+        except Exception as error:  # noqa: BLE001 - whatever unpickling raises
+            raise BulkError(f"{self._name} sent a malformed message: {type(error).__name__}: {error}") from None
+        if isinstance(message, _Failure):
+            raise BulkError(message.message)
+        return message
+
+    def _receive_results(self) -> None:
+        while True:
+            try:
+                message = self._receive()
+            except BulkError as error:  # the run ends
+                with self._lock:
+                    self._error = error
+                    for future in self._pending.values():
+                        future.set_exception(error)
+                return
+            if isinstance(message, _Progress):
+                self._progress(message.texts)
+            else:
+                with self._lock:
+                    future = self._pending.pop(message.number)
+                future.set_result(message)
+
+    def _exit_reason(self) -> str:
+        try:
+            status = self._process.wait(_EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return "does not answer"
+        if status >= 0:
+            return f"ended with status {status}"
+        with contextlib.suppress(ValueError):
+            number = signal.Signals(-status)
+            hint = "; perhaps memory ran out" if number == signal.SIGKILL else ""
+            return f"was killed by {number.name}{hint}"
+        return f"was killed by signal {-status}"
+
+
+# --- in the worker ---
+
+
+class _Disconnected(Exception):
+    """The parent has ended, or wants this process to end."""
+
+
+class _ParentConnection:
+    def __init__(self, descriptor: int) -> None:
+        self._connection = Connection(descriptor)
+
+    def send(self, message: object) -> None:
+        try:
+            self._connection.send(message)
+        except OSError:
+            raise _Disconnected from None
+
+    def receive(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            raise _Disconnected from None
+
+
+def main() -> None:
+    """Serve one run. Ends when the other end of the connection closes."""
+    parent = _ParentConnection(int(sys.argv[1]))
+    with contextlib.suppress(_Disconnected):
+        config: WorkerConfig = parent.receive()
+        sys.path[:] = config.path
+        with _errors_to_parent(parent, config):
+            if config.kind == "tokenization":
+                _run_tokenization(parent, config)
+            else:
+                _run_engine(parent, config)
+    os._exit(0)  # without waiting for threads
+
+
+@contextlib.contextmanager
+def _errors_to_parent(parent: _ParentConnection, config: WorkerConfig) -> Iterator[None]:
+    try:
+        yield
+    except (EngineError, BulkError) as error:
+        parent.send(_Failure(str(error)))
+    except MemoryError:
+        parent.send(_Failure(f"not enough memory for {config.model.model_id}"))
+    except _Disconnected:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user gets one sentence, whatever the error is
+        name = f"the engine of {config.device}" if config.kind == "engine" else "a tokenization process"
+        parent.send(_Failure(f"internal error in {name}: {type(error).__name__}: {error}"))
+
+
+def _run_tokenization(parent: _ParentConnection, config: WorkerConfig) -> None:
+    stage = TokenizationStage(config.job, config.model, SharedBuffers(config.buffers))
+    parent.send({})
+    while True:
+        name, block = parent.receive()
+        getattr(stage, name)(block, stage.parse(block))
+        parent.send(block)
+
+
+def _run_engine(parent: _ParentConnection, config: WorkerConfig) -> None:
+    encoder = load_encoder(
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        encoder=config.encoder,
+        min_agreement=config.min_agreement,
+    )
+    texts, reported = 0, time.monotonic()
+
+    def progress(more: int) -> None:
+        nonlocal texts, reported
+        texts += more
+        if time.monotonic() - reported > _PROGRESS_INTERVAL_S:
+            parent.send(_Progress(texts))
+            texts, reported = 0, time.monotonic()
+
+    stage = EngineStage(config.job, config.model, encoder, SharedBuffers(config.buffers), progress)
+    parent.send({"encoder": encoder.name, "device": encoder.device.partition(":")[0], "dtype": encoder.dtype})
+    blocks: queue.SimpleQueue[Block] = queue.SimpleQueue()
+    threading.Thread(target=_receive_blocks, args=(parent, blocks), daemon=True).start()
+    while True:
+        while blocks.empty() and stage.is_busy:
+            if (finished := stage.finish_batch()) is not None:
+                parent.send(finished)
+        for finished in stage.encode(blocks.get()):
+            parent.send(finished)
+
+
+def _receive_blocks(parent: _ParentConnection, blocks: queue.SimpleQueue[Block]) -> None:
+    """In a thread, so that the process ends with its parent even while a forward hangs."""
+    try:
+        while True:
+            _, block = parent.receive()
+            blocks.put(block)
+    except _Disconnected:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    from embert.server.bulk import worker  # so that messages are pickled as classes of this name, not of `__main__`
+
+    worker.main()
