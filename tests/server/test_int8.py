@@ -43,10 +43,5 @@ def test_commands_take_the_options() -> None:
     facts = json.loads(run_cli("info", "--device", "cpu", "--dtype", "int8", "--json").stdout)
     assert facts["dtype"] == "int8"
     assert facts["agreement"]["worst"] >= 0.999
-    shown = run_cli("info", "--device", "cpu", "--dtype", "int8").stdout
-    assert "\nagreement            cosine to float32 0.99" in shown
-    refused = run_cli("embed", "--device", "cpu", "--dtype", "int8", "--min-agreement", "0.99999", *TEXTS)
-    assert refused.returncode == 1
-    assert "agrees too little" in refused.stderr
     lines = run_cli("embed", "--device", "cpu", "--dtype", "int8", *TEXTS).stdout.splitlines()
     assert [len(orjson.loads(line)["embedding"]) for line in lines] == [384] * 3
