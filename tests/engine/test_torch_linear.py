@@ -136,9 +136,7 @@ def test_numbers_of_rows() -> None:
     assert list(row_counts(1)) == [8]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "pooling", "threads"), [("float32", "mean", 2), ("bfloat16", "cls", 4)]
-)
+@pytest.mark.parametrize(("dtype", "pooling", "threads"), [("float32", "mean", 2), ("bfloat16", "cls", 4)])
 def test_no_kernel_is_made_after_loading(dtype: str, pooling: str, threads: int) -> None:
     """oneDNN's own log tells. A kernel made later would be made again and again, because the caches are too small.
 
