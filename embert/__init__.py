@@ -1,4 +1,4 @@
-"""Embeddings and scores from encoders of the BERT family: `from embert import Engine`, or `embert serve`.
+"""Embeddings and scores from BERT-like encoders: `from embert import Engine`, or `embert serve`.
 
 `embert.engine` turns a model directory into vectors; `embert.server` serves it over HTTP. The names here are
 `embert.engine`'s, and docs/python.md shows each of them at work.

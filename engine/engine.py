@@ -338,7 +338,7 @@ class Engine:
         return _prompt(self.model, name)
 
 
-# What an engine does before and around its forwards, for those who tokenize in one process and encode in another.
+# What an engine does before and around its batches, for those who tokenize in one process and encode in another.
 
 
 def encode_texts(
@@ -353,7 +353,7 @@ def encode_texts(
 ) -> Encoded:
     """Tokenize texts with their prompt, for their adapter, as `Engine.embed` does.
 
-    `is_query` is for late interaction alone. Raises InputError as `Engine.embed` does.
+    `is_query` is for late interaction only. Raises InputError as `Engine.embed` does.
     """
     adapters, head = model.config.adapters, model.heads.multi_vector
     if task is not None and adapters is None:
@@ -379,7 +379,7 @@ def require_task(model: Model, task: Task) -> None:
 
 
 def batch_budget(model: Model, encoder: Encoder, batch_tokens: int | None = None) -> int:
-    """Tokens of a batch: as asked, but no more than the encoder takes, and room for the longest text.
+    """Tokens of a batch: as asked, but no more than the encoder takes, and at least the longest text.
 
     Raises InputError for `batch_tokens` below 1.
     """

@@ -234,7 +234,7 @@ def _in_base(name: str, prefixes: tuple[str, ...], stored: Collection[str]) -> s
     """The base's name of a tensor that the adapter names, with or without the base's prefix."""
     bare = next((name.removeprefix(each) for each in prefixes if name.startswith(each)), name)
     for each in dict.fromkeys((name, bare, *(prefix + bare for prefix in prefixes))):
-        for spelling in stored_names_of(each):
-            if spelling in stored:
-                return spelling
+        for stored_name in stored_names_of(each):
+            if stored_name in stored:
+                return stored_name
     return None

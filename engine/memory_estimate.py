@@ -1,4 +1,4 @@
-"""How much memory a model will take, reckoned from its shapes before anything of it is loaded.
+"""Estimates the memory of a model from its config, before loading.
 
 The formulas and what was measured beside them are in docs/sizing.md.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from embert.engine.model import Model
 from embert.engine.models.tensor_shapes import tensor_shapes
 
-__all__ = ["Footprint", "footprint", "process_bytes"]
+__all__ = ["MemoryEstimate", "estimate_memory", "process_bytes"]
 
 MIB = 1 << 20
 _CUDA_PROCESS = 512 * MIB  # of GPU memory: context, kernels, graphs
@@ -22,7 +22,7 @@ _BATCH_TOKENS = {"cuda": 16_384, "cpu": 2048}
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
+class MemoryEstimate:
     """Bytes on the device. `loading` is needed while the model loads, and free afterwards."""
 
     weights: int
@@ -40,7 +40,9 @@ def process_bytes(device: str) -> int:
     return _CUDA_PROCESS if device.startswith("cuda") else _CPU_PROCESS
 
 
-def footprint(model: Model, *, device: str, dtype: str = "auto", max_batch_tokens: int | None = None) -> Footprint:
+def estimate_memory(
+    model: Model, *, device: str, dtype: str = "auto", max_batch_tokens: int | None = None
+) -> MemoryEstimate:
     """Of a model on "cuda…" or on the CPU, as `load_encoder` gets it."""
     on_gpu = device.startswith("cuda")
     item = 4 if dtype == "float32" or (dtype in ("auto", "int8") and not on_gpu) else 2
@@ -65,11 +67,11 @@ def footprint(model: Model, *, device: str, dtype: str = "auto", max_batch_token
     activations = max(tokens, model.max_input_length) * (item * (2 * hidden + widest) + _TOKEN)
     if dtype == "int8" and on_gpu:  # rows of 8 bits, each with a scale
         activations += max(tokens, model.max_input_length) * (max(hidden, inner) + 4)
-    # LayerNorms are folded into these in FP32; the CPU encoder packs its matrices anew, one at a time.
+    # LayerNorms are folded into these in FP32; the CPU encoder repacks its matrices, one at a time.
     matrices = config.layers * hidden * (3 * hidden + inner)
     loading = 4 * matrices if on_gpu and item == 2 else 0
     if model.lora is not None and not on_gpu:  # what it changes, in FP32
         loading += 4 * parameters
     if dtype == "int8":  # compared with the usual dtype
         loading += item * parameters
-    return Footprint(encoders * weights + added, encoders * activations, loading)
+    return MemoryEstimate(encoders * weights + added, encoders * activations, loading)

@@ -138,7 +138,7 @@ def _load(
     # The architecture comes first: for a model that cannot run, the commands that _check_files names are of no use.
     config = read_config(weights / "config.json")
     notices += check_config(weights / "config.json")
-    classifier = read_classifier(folder, weights, config) if modules.alone else None
+    classifier = read_classifier(folder, weights, config) if modules.only_transformer else None
     splade = pooling == SPLADE or (pooling is None and modules.splade is not None)
     auto_class = "AutoModelForMaskedLM" if splade else "AutoModel"
     _check_files(transformer, weights, auto_class if classifier is None else "AutoModelForSequenceClassification")

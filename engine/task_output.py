@@ -38,7 +38,7 @@ class TaskOutput:
 
     values: Floats  # [R, columns]
     offsets: Ints  # [n + 1]: sequence i has the rows offsets[i] … offsets[i + 1] - 1
-    indices: Ints | None = None  # [R], of SPARSE alone
+    indices: Ints | None = None  # [R], of SPARSE only
 
     @classmethod
     def one_each(cls, values: Floats) -> TaskOutput:

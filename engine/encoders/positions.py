@@ -1,8 +1,8 @@
-"""Rotary positions: the angles by which queries and keys are turned.
+"""Rotary positions: the angles by which queries and keys are rotated.
 
-Columns c and c + n/2 of the n turned columns of a head are a pair. At position p pair c is turned by p · θ^(-2c/n). The
-formulas and their float32 steps are those of transformers (`modeling_rope_utils.py`); scaling by `Ntk` is that of the
-remote code that GTE's checkpoints name: Alibaba-NLP/new-impl, `NTKScalingRotaryEmbedding`.
+Columns c and c + n/2 of the n rotated columns of a head are a pair. At position p pair c is rotated by p · θ^(-2c/n).
+The formulas and their float32 steps are those of transformers (`modeling_rope_utils.py`); scaling by `Ntk` is that of
+the remote code that GTE's checkpoints name: Alibaba-NLP/new-impl, `NTKScalingRotaryEmbedding`.
 
 A bias on every attention score, by the head and by how far the key is from the query.
 

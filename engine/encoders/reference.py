@@ -98,7 +98,7 @@ class _Reference:
             for name in ("query", "key", "value")
         )
         if known.rotary is not None:
-            q, k = _turned(q, known.rotary), _turned(k, known.rotary)
+            q, k = _rotated(q, known.rotary), _rotated(k, known.rotary)
         scores = q @ k.swapaxes(1, 2) / np.float32(math.sqrt(size))
         if bias is not None:
             scores = scores + bias
@@ -193,8 +193,8 @@ def _distances(length: int) -> npt.NDArray[np.int64]:
     return positions - positions[:, None]
 
 
-def _turned(x: Floats, rotary: Rotary) -> Floats:
-    """Queries or keys [heads, L, size] turned by their positions."""
+def _rotated(x: Floats, rotary: Rotary) -> Floats:
+    """Queries or keys [heads, L, size] rotated by their positions."""
     cosines, sines = rotations(rotary, x.shape[1])
     half = rotary.columns // 2
     low, high, rest = np.split(x, [half, 2 * half], axis=-1)

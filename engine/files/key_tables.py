@@ -291,7 +291,7 @@ DROPOUTS = (
 )  # fmt: skip
 SHAPE = honored("a shape, under the model_type's own name; the defaults are transformers'")
 
-# config.json: keys of all families.
+# config.json: keys of all model types.
 CONFIG: Table = {
     "model_type": honored("which reader and which table of keys apply"),
     "architectures": honored("whether there is a head, and which"),
@@ -464,7 +464,7 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
         **dict.fromkeys(
             ("parallel_block_tied_norm", "expert_choice_router", "ffn_div", "moe_impl", "moe_normalize_expert_weights",
              "moe_resid_pdrop", "moe_top_k", "num_shared_experts", "rotary_emb_dim", "reorder_and_upcast_attn"),
-            irrelevant("options of what is left out, or never read by its code"),
+            irrelevant("options of what is not read, or never read by its code"),
         ),
         "scale_attn_weights": refused("scores without scaling", True, None),
         "scale_attn_by_inverse_layer_idx": refused("scores scaled by the layer", False, None),

@@ -322,11 +322,11 @@ def read_tokenizer_config(
     ), notices
 
 
-def _kind(path: Path, named: object, family: str) -> str:
+def _kind(path: Path, named: object, model_type: str) -> str:
     """The key of CLASSES, or "" for the generic class: what AutoTokenizer finds. Raises UnsupportedModel."""
-    if family in ALWAYS_GENERIC:
+    if model_type in ALWAYS_GENERIC:
         return ""
-    name = CLASS_OF_MODEL_TYPE.get(family, "") if named is None else str(named)
+    name = CLASS_OF_MODEL_TYPE.get(model_type, "") if named is None else str(named)
     name = name if name in GENERIC_CLASSES else name.removesuffix("Fast")
     name = ALIASES.get(name, name)
     if name in REFUSED_CLASSES:

@@ -79,10 +79,10 @@ class Splade:
 
 @dataclass(frozen=True, slots=True)
 class TokenWeights:
-    """bge-m3's sparse vectors: relu(w · h + b) for each token, maximum for each token id, special tokens left out."""
+    """bge-m3's sparse vectors: relu(w · h + b) for each token, maximum for each token id, without special tokens."""
 
     layer: Layer  # one output
-    special_ids: tuple[int, ...]  # of the tokens that are left out
+    special_ids: tuple[int, ...]  # of the tokens that are skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Expansion:
     """ColBERT's query expansion: a token put after a shorter query as often as needed. Its rows are rows of the query.
 
     Where the added tokens are not attended to, no row has their keys, not even their own, so the query's own rows are
-    those of the query alone. They are known by their ids: the run of `token` that ends a sequence (a query's own text
+    those of the query only. They are known by their ids: the run of `token` that ends a sequence (a query's own text
     ends with another special token).
     """
 

@@ -47,7 +47,7 @@ class Modules:
     transformer: str = ""  # folder of the transformer inside the model's folder
     transformer_module: TransformerModule = field(default_factory=TransformerModule)
     pooling: str | None = None
-    alone: bool = True  # nothing follows the transformer
+    only_transformer: bool = True  # nothing follows the transformer
     include_prompt: bool = True  # a prompt's tokens are pooled
     after_pooling: tuple[Module, ...] = ()  # without what ends the model and changes no direction
     normalize: bool = False  # the model ends in Normalize
@@ -119,13 +119,13 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
     while after_pooling and isinstance(after_pooling[-1], Normalize):
         after_pooling.pop()
     transformer_module = read_transformer_module(folder / transformer)
-    transformer_module.check_task(splade=splade is not None, alone=len(kinds) == 1)
+    transformer_module.check_task(splade=splade is not None, only_transformer=len(kinds) == 1)
     return Modules(
         transformer=transformer,
         transformer_module=transformer_module,
         pooling=pooling or own.pooling or None,
         include_prompt=own.include_prompt,
-        alone=len(kinds) == 1,
+        only_transformer=len(kinds) == 1,
         after_pooling=tuple(after_pooling),
         normalize=normalize,
         splade=splade,

@@ -1,6 +1,7 @@
-"""Families of checkpoints: a file turns a family's `config.json` into an `EncoderConfig`, a row of the table names it.
+"""config.json → `EncoderConfig`: one file per architecture, and the table of `model_type`s.
 
-Nothing outside this room asks for a family's name. The encoders compute what the `EncoderConfig` describes.
+Nothing outside this package depends on the name of a model type.
+The encoders compute what the `EncoderConfig` describes.
 """
 
 from __future__ import annotations

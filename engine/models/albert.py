@@ -46,24 +46,24 @@ def read(config: ConfigFile) -> EncoderConfig:
     """ALBERT's architecture. Raises BrokenModel or UnsupportedModel.
 
     `num_hidden_layers` are spread evenly over `num_hidden_groups`, and each of them runs the `inner_group_num` layers
-    of its group in turn.
+    of its group in order.
     """
     config = config.with_missing(**OWN_DEFAULTS)
     config = config.with_defaults(num_hidden_groups=1, inner_group_num=1, hidden_act="gelu_new")
-    turns = config.layers()
+    passes = config.layers()
     groups, inner = (config.integer(name, MOST_LAYERS) for name in ("num_hidden_groups", "inner_group_num"))
-    if groups > turns:
+    if groups > passes:
         raise BrokenModel(
-            f"{config.path}: num_hidden_groups must be at most num_hidden_layers, {turns}; found {groups}"
+            f"{config.path}: num_hidden_groups must be at most num_hidden_layers, {passes}; found {groups}"
         )
-    if turns * inner > MOST_LAYERS:
+    if passes * inner > MOST_LAYERS:
         raise BrokenModel(f"{config.path}: num_hidden_layers times inner_group_num must be at most {MOST_LAYERS}")
     tensors = TensorNames((_mapping(groups, inner),), masked_lm=MASKED_LM, classification=CLASSIFICATION)
     # HuggingFace's rounding, where the division leaves a remainder.
-    group_of = [int(turn / (turns / groups)) for turn in range(turns)]
+    group_of = [int(number / (passes / groups)) for number in range(passes)]
     return dataclasses.replace(
         read_bert_like(config, tensors),
-        layers=turns * inner,
+        layers=passes * inner,
         shared_layers=tuple(group * inner + layer for group in group_of for layer in range(inner)),
         embedding_size=config.integer("embedding_size"),
     )

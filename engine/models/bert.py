@@ -1,4 +1,4 @@
-"""BERT: absolute positions, token types, post-norm layers. The other families say how they differ from it."""
+"""BERT: absolute positions, token types, post-norm layers. The other model types say how they differ from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ACTIVATIONS", "CLASSIFICATION", "DEFAULTS", "GATES", "MASKED_LM", "r
 
 # HuggingFace's names → the function that is computed. `gelu` is the exact (erf) form; the other two are the tanh form.
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-# Those that families with gates have.
+# Those of model types with gates.
 GATES = {**ACTIVATIONS, "silu": "silu", "swish": "silu"}
 
 # What transformers takes where config.json does not say.
@@ -54,10 +54,10 @@ def read_bert_like(
     relative_buckets: int = 0,
     activations: Mapping[str, str] = ACTIVATIONS,
 ) -> EncoderConfig:
-    """The architecture of a family whose layers are BERT's.
+    """The config of a model type whose layers are BERT's.
 
     `first_position` and `relative_buckets` are those of `EncoderConfig`; `activations` are the values of `hidden_act`
-    that the family has, and what each computes. Raises BrokenModel for a field that is missing or wrong,
+    that the model type has, and what each computes. Raises BrokenModel for a field that is missing or wrong,
     UnsupportedModel for a value that no encoder here computes.
     """
     config.one_of("position_embedding_type", ("absolute",), "absolute")

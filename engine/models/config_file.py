@@ -27,7 +27,9 @@ class ConfigFile:
 
     path: Path  # for messages
     fields: Mapping[str, Any]
-    names: Mapping[str, str] = field(default_factory=dict)  # BERT's name of a field → this family's, where it differs
+    names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # BERT's name of a field → this model type's, where it differs
 
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
@@ -35,11 +37,11 @@ class ConfigFile:
         return cls(path, read_object(path))
 
     def renamed(self, names: Mapping[str, str]) -> ConfigFile:
-        """The same file, read by a family whose names for BERT's fields are these."""
+        """The same file, read by a model type whose names for BERT's fields are these."""
         return dataclasses.replace(self, names=names)
 
     def with_fields(self, **fields: Any) -> ConfigFile:
-        """The same file with fields that the family's code fixes, whatever the file says of them."""
+        """The same file with fields that the model type's code fixes, whatever the file says of them."""
         return dataclasses.replace(self, fields={**self.fields, **fields})
 
     def with_missing(self, **fields: Any) -> ConfigFile:

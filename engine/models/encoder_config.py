@@ -1,4 +1,4 @@
-"""What an encoder computes: one frozen description that every family's `config.json` becomes."""
+"""What an encoder computes: one frozen description that every model type's `config.json` becomes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rotary:
     """RoPE: queries and keys are rotated by angles that grow with the position: see ../encoders/positions.py."""
 
     theta: float  # the base of the angles' frequencies
-    columns: int  # of each head that are turned, the first ones
+    columns: int  # of each head that are rotated, the first ones
     scaling: Ntk | DynamicNtk | None = None
 
 
@@ -74,7 +74,7 @@ class EncoderConfig:
     intermediate_size: int  # columns inside the feed-forward network
     activation: str  # "gelu" (the exact form, with erf), "gelu_tanh", "relu", "silu"
     max_positions: int  # tokens of the longest sequence
-    type_vocab_size: int  # rows of the token-type table; 1 where the family has no such table
+    type_vocab_size: int  # rows of the token-type table; 1 where the model type has no such table
     layer_norm_eps: float
     tensors: TensorNames = field(repr=False)
     first_position: int = 0  # the row of the stored position table that a sequence's first token takes

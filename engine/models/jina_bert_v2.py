@@ -31,7 +31,7 @@ NORMALISED = "jinaai/jina-bert-v2-qk-post-norm"
 
 
 def read_bert(config: ConfigFile) -> EncoderConfig:
-    """The architecture of a config.json of `model_type` bert: BERT's, or this family's where it says alibi."""
+    """The architecture of a config.json of `model_type` bert: BERT's, or JinaBERT's where it says alibi."""
     return (read if config.fields.get("position_embedding_type") == "alibi" else bert.read)(config)
 
 

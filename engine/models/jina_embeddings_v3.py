@@ -154,7 +154,7 @@ def _read(config: ConfigFile, tensors: TensorNames, theta: float, adapters: Adap
         )
     if encoder_config.head_size % 2:
         raise UnsupportedModel(
-            f"{config.path}: rotary positions turn pairs of columns, and heads have {encoder_config.head_size}"
+            f"{config.path}: rotary positions rotate pairs of columns, and heads have {encoder_config.head_size}"
         )
     return dataclasses.replace(
         encoder_config,

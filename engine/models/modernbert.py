@@ -1,7 +1,7 @@
 """ModernBERT: norms before attention and feed-forward, gates, rotary positions, windows in most layers.
 
-Checkpoints have one set of tensor names, and configs two spellings: transformers 5 states rotary positions and windows
-by the layer's type, transformers 4 by `global_rope_theta`, `local_rope_theta` and `global_attn_every_n_layers`.
+Checkpoints have one set of tensor names, and configs two kinds of keys: transformers 5 states rotary positions and
+windows by the layer's type, transformers 4 by `global_rope_theta`, `local_rope_theta` and `global_attn_every_n_layers`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def read(config: ConfigFile) -> EncoderConfig:
     )
     if encoder_config.head_size % 2:
         raise UnsupportedModel(
-            f"{config.path}: rotary positions turn pairs of a head's columns, and hidden_size / num_attention_heads is "
+            f"{config.path}: rotary positions rotate pairs of a head's columns, and hidden_size / num_attention_heads "
+            "is "
             f"{encoder_config.head_size}"
         )
     window = config.integer("local_attention") // 2

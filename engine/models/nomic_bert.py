@@ -102,7 +102,7 @@ HEAD_NAMES = {"bert.pooler": "nomic_bert.pooler"}
 
 def read(config: ConfigFile) -> EncoderConfig:
     """nomic-bert's architecture. Raises BrokenModel or UnsupportedModel."""
-    # The older code knows hidden_size by another name, which alone it writes.
+    # The older code knows hidden_size by another name, the only one that it writes.
     return _read_older(config.renamed(FIELDS)) if "hidden_size" not in config.fields else _read(config)
 
 
@@ -110,7 +110,7 @@ def _read(config: ConfigFile) -> EncoderConfig:
     """transformers' own class, which decides nothing about biases."""
     tensors = _tensors(MAPPINGS, (*ATTENTION, *INNER, "output.dense"))
     config = config.with_missing(**OWN_DEFAULTS)
-    config = config.with_fields(position_embedding_type="absolute")  # it looks at rope_parameters alone
+    config = config.with_fields(position_embedding_type="absolute")  # it looks at rope_parameters only
     encoder_config = dataclasses.replace(read_bert_like(config, tensors, activations=GATES), gated=True)
     config.one_of("head_dim", (None, encoder_config.head_size))
     return with_rope_parameters(config, encoder_config, THETA)

@@ -18,7 +18,7 @@ MOST_OF_ONE_PAIR = 2  # columns
 
 
 def with_rope_parameters(config: ConfigFile, encoder_config: EncoderConfig, theta: float) -> EncoderConfig:
-    """The architecture with the rotary positions that the file states. `theta` is the family's own, if it states none.
+    """The config with the rotary positions that the file states. `theta` is the default of the model type.
 
     The kind "dynamic" stretches texts of more than `max_position_embeddings` tokens. transformers gives such models no
     longest text; here it is `factor` times as long. Raises BrokenModel or UnsupportedModel.
@@ -46,7 +46,7 @@ def stretched(config: ConfigFile, rotary: Rotary, scaling: DynamicNtk) -> Rotary
     if rotary.columns <= MOST_OF_ONE_PAIR:
         raise UnsupportedModel(
             f"{config.path}: positions stretched by a text's length need heads of which more than {MOST_OF_ONE_PAIR} "
-            f"columns turn, found {rotary.columns}"
+            f"columns rotate, found {rotary.columns}"
         )
     return dataclasses.replace(rotary, scaling=scaling)
 
@@ -61,6 +61,6 @@ def check_pairs(config: ConfigFile, encoder_config: EncoderConfig) -> None:
     """Raise UnsupportedModel where a head has an odd number of columns."""
     if encoder_config.head_size % 2:
         raise UnsupportedModel(
-            f"{config.path}: rotary positions turn pairs of a head's columns, and {config.name('hidden_size')} / "
+            f"{config.path}: rotary positions rotate pairs of a head's columns, and {config.name('hidden_size')} / "
             f"{config.name('num_attention_heads')} is {encoder_config.head_size}"
         )

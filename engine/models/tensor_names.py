@@ -56,9 +56,9 @@ class StoredName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WeightMapping:
-    """One way in which a family's checkpoints name their tensors."""
+    """One way in which a model type's checkpoints name their tensors."""
 
-    parts: Mapping[str, str | FusedWeight] = field(default_factory=dict)  # parts of BERT's names → the family's
+    parts: Mapping[str, str | FusedWeight] = field(default_factory=dict)  # parts of BERT's names → the model type's
     prefixes: tuple[str, ...] = ()  # put before every name by checkpoints that hold a task's head too, such as "bert."
     layers: str = "encoder.layer."  # what stands before a layer's number, without a prefix
 
@@ -84,7 +84,7 @@ class WeightMapping:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What a family's checkpoints call the two linear layers of its `…ForSequenceClassification`.
+    """What a model type's checkpoints call the two linear layers of its `…ForSequenceClassification`.
 
     They take one row of a sequence: out(norm(activation(dense(x)))).
     """
@@ -98,7 +98,7 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class MaskedLM:
-    """What a family's checkpoints call the tensors of their masked language model's head.
+    """What a model type's checkpoints call the tensors of their masked language model's head.
 
     It computes logits for the vocabulary: norm(activation(transform(x))) · decoderᵀ + bias.
     """
@@ -112,17 +112,17 @@ class MaskedLM:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """What a family's checkpoints call the tensors of tensor_shapes.py."""
+    """What a model type's checkpoints call the tensors of tensor_shapes.py."""
 
     mappings: tuple[WeightMapping, ...]  # the first is HuggingFace's own
-    absent: frozenset[str] = frozenset()  # tensors that the family or its heads do not have: they count as zeros
+    absent: frozenset[str] = frozenset()  # tensors that the model type or its heads do not have: they count as zeros
     masked_lm: MaskedLM | None = None
     classification: Classification | None = None
     other_heads: Mapping[str, str] = field(default_factory=dict)  # parts of heads' names → what some checkpoints say
 
     def stored_names(self, name: str) -> list[StoredName]:
         """The names under which a checkpoint may store a tensor, the likeliest first."""
-        return [spelling for mapping in self.mappings for spelling in mapping.stored_names(name)]
+        return [stored_name for mapping in self.mappings for stored_name in mapping.stored_names(name)]
 
     def head_names(self, name: str) -> tuple[str, ...]:
         """The names under which a checkpoint may store a head's layer or norm, the likeliest first."""
@@ -132,7 +132,7 @@ class TensorNames:
         return (name,) if other == name else (name, other)
 
     def is_absent(self, name: str) -> bool:
-        """Whether the family lacks a tensor. Layers' tensors are in `absent` without "encoder.layer." and a number."""
+        """Whether the model type lacks a tensor. Names in `absent` have no "encoder.layer." and no layer number."""
         return name in self.absent or LAYER_NUMBER.sub("", name) in self.absent
 
     def layer_of(self, stored: str) -> str | None:

@@ -20,8 +20,8 @@ Shapes = dict[str, tuple[int, ...]]
 def tensor_shapes(encoder_config: EncoderConfig) -> Shapes:
     """BERT's name of each tensor, without a prefix → its shape, [out, in] for a weight.
 
-    For every family, row i of the position table is the sequence's token i, and there is a table of token types. Layers
-    that share weights name the same tensors: "encoder.layer.0." of ALBERT is every layer's.
+    Row i of the position table is the sequence's token i, and there is a table of token types. Layers that
+     share weights name the same tensors: "encoder.layer.0." of ALBERT is every layer's.
     """
     hidden, columns = encoder_config.hidden_size, encoder_config.embedding_columns
     shapes: Shapes = {WORD_EMBEDDINGS: (encoder_config.vocab_size, columns)}

@@ -23,13 +23,14 @@ class Int8Accuracy:
     measure: str  # "cosine", or "correlation" of labels
     worst: float
     median: float
-    neighbors: float | None  # share of the ten nearest neighbors of each text that stay; None: there are no vectors
+    # A key of `embert info`: the share of each text's ten nearest neighbors that stay; None: there are no vectors.
+    neighbours: float | None
     difference: float | None = None  # the largest of a score; None: there are no scores
 
     def __str__(self) -> str:
         said = f"{self.measure} to {self.dtype} {self.worst:.4f} at worst, {self.median:.4f} in the median"
-        if self.neighbors is not None:
-            said += f", {self.neighbors:.1%} of ten nearest neighbors kept"
+        if self.neighbours is not None:
+            said += f", {self.neighbours:.1%} of ten nearest neighbors kept"
         if self.difference is not None:
             said += f", a score differs by {self.difference:.2g} at most"
         return f"{said} ({self.texts} sentences)"
@@ -56,7 +57,7 @@ def accuracy_of_labels(ours: Floats, theirs: Floats, scores: tuple[Floats, Float
 
 
 def kept_neighbors(ours: Floats, theirs: Floats, count: int = NEIGHBORS) -> float:
-    """The share of each vector's `count` nearest ones by cosine, itself left out, that are the same: [n, columns]."""
+    """The share of each vector's `count` nearest ones by cosine, without itself, that are the same: [n, columns]."""
     count = min(count, len(ours) - 1)
     if count < 1:
         return 1.0

@@ -43,8 +43,8 @@ def block_weight(weight: Floats, name: str, block: int = INNER) -> QuantizedWeig
     check_width(weight.shape[1], name)
     rotated = block // SPACING
     sets = weight.astype(np.float64).reshape(len(weight), -1, rotated, SPACING)
-    turned = (hadamard(rotated) / math.sqrt(rotated) @ sets).reshape(weight.shape)
-    return quantized(turned[:, stored_order(weight.shape[1])])
+    rotated_weight = (hadamard(rotated) / math.sqrt(rotated) @ sets).reshape(weight.shape)
+    return quantized(rotated_weight[:, stored_order(weight.shape[1])])
 
 
 class Blocks(NamedTuple):

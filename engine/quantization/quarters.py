@@ -1,7 +1,7 @@
 """Rows in eight bits as the CUDA encoder has them: rotated by quarters, in float16.
 
-A thread rotates 32 columns alone: eight neighbors, and the same eight of the row's other quarters. Everything else is
-as in `rows`. Integers agree with the kernel's to the bit: csrc/ops/quantize.cu.
+A thread rotates 32 columns by itself: eight neighbors, and the same eight of the row's other quarters. Everything else
+is as in `rows`. Integers agree with the kernel's to the bit: csrc/ops/quantize.cu.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def quarter_weight(weight: Floats, name: str) -> QuantizedWeight:
     """A stored weight [out, in] for such rows; with a scale a channel, as `weights.quantized_weight` has it."""
     check_width(weight.shape[1], name)
     places = by_quarters(weight.shape[1])
-    turned = np.empty(weight.shape, np.float64)
-    turned[:, places] = weight[:, places].astype(np.float64) @ (hadamard(SET) / math.sqrt(SET))
-    return quantized(turned)
+    rotated_weight = np.empty(weight.shape, np.float64)
+    rotated_weight[:, places] = weight[:, places].astype(np.float64) @ (hadamard(SET) / math.sqrt(SET))
+    return quantized(rotated_weight)
 
 
 def quarter_rows(x: Halves) -> QuantizedRows:

@@ -35,10 +35,10 @@ def quantized_weight(weight: npt.NDArray[np.float32], name: str) -> QuantizedWei
     return quantized((weight.astype(np.float64).reshape(-1, BLOCK) @ exact).reshape(outputs, inputs))
 
 
-def quantized(turned: npt.NDArray[np.float64]) -> QuantizedWeight:
+def quantized(rotated_weight: npt.NDArray[np.float64]) -> QuantizedWeight:
     """Integers and scales of a rotated weight [out, in]."""
-    scales = np.abs(turned).max(1, keepdims=True) / LEVELS
-    integers = np.rint(turned / np.where(scales == 0, 1.0, scales)).astype(np.int8)
+    scales = np.abs(rotated_weight).max(1, keepdims=True) / LEVELS
+    integers = np.rint(rotated_weight / np.where(scales == 0, 1.0, scales)).astype(np.int8)
     return QuantizedWeight(integers, scales[:, 0].astype(np.float32))
 
 

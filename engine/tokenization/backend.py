@@ -131,7 +131,7 @@ class Backend:
         return [next(whole if chunks is None else looked_up) for chunks in split]
 
     def cached_ids(self, texts: Sequence[str], wanted: int | None, direction: Direction) -> list[bytes] | None:
-        """As `ids` from the cache of words alone; None if a word is not in it."""
+        """As `ids` from the cache of words only; None if a word is not in it."""
         words = self._words
         if words is None:
             return None

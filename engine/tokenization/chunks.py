@@ -1,4 +1,4 @@
-"""Work in turns: a generator that yields every few milliseconds, so that others get a turn and the caller may stop."""
+"""Work in chunks: generators that yield every few milliseconds, so that other work runs and the caller can stop."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["NO_LIMIT", "Chunks", "finish", "groups"]
 NO_LIMIT = 1 << 62
 
 ResultT = TypeVar("ResultT")
-Chunks = Generator[int, None, ResultT]  # yields the number of tokens so far after each turn, and returns the result
+Chunks = Generator[int, None, ResultT]  # yields the number of tokens so far after each chunk, and returns the result
 
 
-def finish(turns: Chunks[ResultT]) -> ResultT:
-    """Take all turns, one after the other, and return the result."""
+def finish(chunks: Chunks[ResultT]) -> ResultT:
+    """Run all chunks and return the result."""
     while True:
         try:
-            next(turns)
+            next(chunks)
         except StopIteration as last:
             result: ResultT = last.value
             return result

@@ -1,4 +1,4 @@
-"""Tokens with their offsets in the text, in turns: what /tokenize answers."""
+"""Tokens with their offsets in the text, in chunks: what /tokenize answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNK_CHARACTERS = 8_192
 def tokens_with_offsets(
     backend: Backend, texts: Sequence[str], prompt: str, *, add_special_tokens: bool, param: str, most_unbroken: int
 ) -> Iterator[list[tuple[int, list[TokenInfo]]]]:
-    """Yield the next tokens of some texts in each turn, each list with the text's index. Nothing is cut.
+    """Yield the next tokens of some texts in each chunk, each list with the text's index. Nothing is cut.
 
     `prompt` goes before every text, and offsets count from its first character. Raises InputTooLarge, before the work,
     for a text without a split point for over `most_unbroken` characters, and InputError for a lone surrogate.

@@ -23,7 +23,7 @@ from embert.engine.tokenization.parts import read_bodies
 
 __all__ = ["NO_PAIR_LIMITS", "PairLimits", "PairOptions", "Pairs"]
 
-CHUNK_TOKENS = 131_072  # of pairs that are laid end to end in one turn
+CHUNK_TOKENS = 131_072  # of pairs that are laid end to end in one chunk
 # Texts of more tokens count as equally long, so that a request cannot have all of a long body tokenized: at most one
 # token of either is at stake.
 COMPARED_TOKENS = 65_536
@@ -64,7 +64,9 @@ class Pairs:
         if self._template is None:
             template = self._backend.pair_template(_token_types(self._model))
             if self._limit - template.tokens < 2:
-                raise BrokenModel(f"no room for pairs of texts within max_input_length {self._limit}")
+                raise BrokenModel(
+                    f"special tokens leave no space for pairs of texts within max_input_length {self._limit}"
+                )
             self._template = template
         return self._template
 
@@ -83,7 +85,7 @@ class Pairs:
     ) -> Chunks[Encoded]:
         """See `Tokenizer.encode_pairs_chunks`; `part` is that of `read_bodies`."""
         direction = direction or self._backend.direction
-        template, rooms = self._checked(firsts, seconds, params, limits if truncate else NO_PAIR_LIMITS)
+        template, capacities = self._checked(firsts, seconds, params, limits if truncate else NO_PAIR_LIMITS)
         how: dict[str, Any] = {
             "truncate": truncate,
             "direction": direction,
@@ -100,31 +102,31 @@ class Pairs:
             return too_long(index, known, self._limit, params[1], "more than ", "pair")
 
         first = yield from read_bodies(
-            self._backend, firsts, room=rooms.first, param=params[0], refuse=too_long_first, **how
+            self._backend, firsts, capacity=capacities.first, param=params[0], refuse=too_long_first, **how
         )
         lengths = [len(body) // ID_BYTES for body in first]
-        if not truncate and max(lengths, default=0) > rooms.pair:
-            index = next(index for index, length in enumerate(lengths) if length > rooms.pair)
+        if not truncate and max(lengths, default=0) > capacities.pair:
+            index = next(index for index, length in enumerate(lengths) if length > capacities.pair)
             raise too_long_first(index, lengths[index])
-        most = _most_seconds(first, rooms, truncate=truncate)
+        most = _most_seconds(first, capacities, truncate=truncate)
         second = yield from read_bodies(
-            self._backend, seconds, room=most, param=params[1], refuse=too_long_second, **how
+            self._backend, seconds, capacity=most, param=params[1], refuse=too_long_second, **how
         )
-        if truncate and (over := _undecided(first, second, rooms)):
+        if truncate and (over := _undecided(first, second, capacities)):
             # The longer text gets the odd token: the first texts are read on, and the second ones as far as it takes to
             # know which is longer.
             again = [text if len(firsts) == 1 or index in over else "" for index, text in enumerate(firsts)]
             read = yield from read_bodies(
-                self._backend, again, room=COMPARED_TOKENS, param=params[0], refuse=too_long_first, **how
+                self._backend, again, capacity=COMPARED_TOKENS, param=params[0], refuse=too_long_first, **how
             )
             first = [more or body for more, body in zip(read, first, strict=True)]
             most = min(max(map(len, read)) // ID_BYTES, COMPARED_TOKENS)
             again = [text if index in over else "" for index, text in enumerate(seconds)]
             read = yield from read_bodies(
-                self._backend, again, room=most, param=params[1], refuse=too_long_second, **how
+                self._backend, again, capacity=most, param=params[1], refuse=too_long_second, **how
             )
             second = [more or body for more, body in zip(read, second, strict=True)]
-        return (yield from self._joined(template, rooms, first, second, truncate, direction, params))
+        return (yield from self._joined(template, capacities, first, second, truncate, direction, params))
 
     def encode_known(
         self, firsts: Sequence[str], seconds: Sequence[str], **options: Unpack[PairOptions]
@@ -134,19 +136,19 @@ class Pairs:
         direction = options.get("direction") or self._backend.direction
         params = options.get("params", ("query", "texts"))
         limits = options.get("limits", NO_PAIR_LIMITS) if truncate else NO_PAIR_LIMITS
-        template, rooms = self._checked(firsts, seconds, params, limits)
-        first = self._backend.cached_ids(firsts, rooms.first + 1 if truncate else None, direction)
+        template, capacities = self._checked(firsts, seconds, params, limits)
+        first = self._backend.cached_ids(firsts, capacities.first + 1 if truncate else None, direction)
         if first is None:
             return None
-        wanted = _most_seconds(first, rooms, truncate=True) + 1 if truncate else None
+        wanted = _most_seconds(first, capacities, truncate=True) + 1 if truncate else None
         second = self._backend.cached_ids(seconds, wanted, direction)
-        if second is None or (truncate and _undecided(first, second, rooms)):
+        if second is None or (truncate and _undecided(first, second, capacities)):
             return None
-        return finish(self._joined(template, rooms, first, second, truncate, direction, params))
+        return finish(self._joined(template, capacities, first, second, truncate, direction, params))
 
     def _checked(
         self, firsts: Sequence[str], seconds: Sequence[str], params: tuple[str, str], limits: PairLimits
-    ) -> tuple[PairTemplate, _Rooms]:
+    ) -> tuple[PairTemplate, _Capacities]:
         """The template, and how many tokens of the texts fit."""
         if len(firsts) not in (1, len(seconds)):
             raise InputError(
@@ -159,41 +161,43 @@ class Pairs:
         except BrokenModel as error:
             raise InputError(f"`{params[1]}`: {error}", param=params[1]) from None
         most = self._limit if limits.pair is None else min(limits.pair, self._limit)
-        room = most - template.tokens
-        if room < 2:
+        capacity = most - template.tokens
+        if capacity < 2:
             raise InputError(
                 f"`{params[1]}`: a pair of texts has at least {template.tokens + 2} tokens, and {most} are allowed",
                 param=params[1],
             )
-        first = room if limits.first is None else min(limits.first, room)
-        return template, _Rooms(room, first, room if limits.second is None else min(limits.second, room))
+        first = capacity if limits.first is None else min(limits.first, capacity)
+        return template, _Capacities(
+            capacity, first, capacity if limits.second is None else min(limits.second, capacity)
+        )
 
     def _joined(
         self,
         template: PairTemplate,
-        rooms: _Rooms,
+        capacities: _Capacities,
         firsts: Sequence[bytes],
         seconds: Sequence[bytes],
         truncate: bool,
         direction: Direction,
         params: tuple[str, str],
     ) -> Chunks[Encoded]:
-        """Cut the ids of texts, put them between the special tokens, and lay the pairs end to end, in turns."""
+        """Cut the ids of texts, put them between the special tokens, and lay the pairs end to end, in chunks."""
         firsts = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
         seconds = [*seconds]
         known_first, known_second = _counts(firsts), _counts(seconds)
         first, second = known_first, known_second
-        if rooms.first < rooms.pair:  # else a longer text still has to show that it is one
-            first = np.minimum(first, rooms.first)
-        if rooms.second < rooms.pair:
-            second = np.minimum(second, rooms.second)
-        first, second = _kept(first, second, rooms.pair)
+        if capacities.first < capacities.pair:  # else a longer text still has to show that it is one
+            first = np.minimum(first, capacities.first)
+        if capacities.second < capacities.pair:
+            second = np.minimum(second, capacities.second)
+        first, second = _kept(first, second, capacities.pair)
         cut = (first < known_first) | (second < known_second)
         truncated = int(np.count_nonzero(cut))
         if truncated and not truncate:
             index = int(cut.argmax())
             tokens = int(known_first[index] + known_second[index]) + template.tokens
-            raise too_long(index, tokens, self._limit, params[int(known_first[index] < rooms.pair)], what="pair")
+            raise too_long(index, tokens, self._limit, params[int(known_first[index] < capacities.pair)], what="pair")
         for index in np.flatnonzero(cut).tolist():
             firsts[index] = _cut(firsts[index], int(first[index]), direction)
             seconds[index] = _cut(seconds[index], int(second[index]), direction)
@@ -225,7 +229,7 @@ def _token_types(model: Model) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rooms:
+class _Capacities:
     """How many tokens fit, without the special ones."""
 
     pair: int
@@ -233,20 +237,20 @@ class _Rooms:
     second: int
 
 
-def _most_seconds(firsts: Sequence[bytes], rooms: _Rooms, *, truncate: bool) -> int:
+def _most_seconds(firsts: Sequence[bytes], capacities: _Capacities, *, truncate: bool) -> int:
     """The most tokens of a second text that can matter, beside these first texts."""
-    lengths = [min(len(body) // ID_BYTES, rooms.first) for body in firsts]
-    most = rooms.pair - min(lengths, default=0)
+    lengths = [min(len(body) // ID_BYTES, capacities.first) for body in firsts]
+    most = capacities.pair - min(lengths, default=0)
     if truncate:  # enough to know which text is the longer one
-        most = max(most, min(max(lengths, default=0), rooms.pair))
-    return min(most, rooms.second)
+        most = max(most, min(max(lengths, default=0), capacities.pair))
+    return min(most, capacities.second)
 
 
-def _undecided(firsts: Sequence[bytes], seconds: Sequence[bytes], rooms: _Rooms) -> set[int]:
-    """The pairs whose longer text is not known and has a token more than the other: both are longer than the room."""
-    if rooms.pair % 2 == 0 or rooms.first < rooms.pair or rooms.second < rooms.pair:
+def _undecided(firsts: Sequence[bytes], seconds: Sequence[bytes], capacities: _Capacities) -> set[int]:
+    """Pairs whose longer text is unknown and gets the odd token: both texts are longer than the capacity."""
+    if capacities.pair % 2 == 0 or capacities.first < capacities.pair or capacities.second < capacities.pair:
         return set()
-    size, shared = rooms.pair * ID_BYTES, len(firsts) == 1
+    size, shared = capacities.pair * ID_BYTES, len(firsts) == 1
     if max(map(len, firsts), default=0) <= size:
         return set()
     return {
@@ -258,17 +262,17 @@ def _counts(bodies: Sequence[bytes]) -> Counts:
     return np.fromiter(map(len, bodies), np.int64, len(bodies)) // ID_BYTES
 
 
-def _kept(first: Counts, second: Counts, room: int) -> tuple[Counts, Counts]:
-    """How many tokens of the first and of the second text of each pair stay, where `room` tokens fit.
+def _kept(first: Counts, second: Counts, capacity: int) -> tuple[Counts, Counts]:
+    """How many tokens of the first and of the second text of each pair stay, where `capacity` tokens fit.
 
-    As truncate_encodings of the tokenizers library has it: the shorter text keeps up to half of the room, the longer
-    one gets the rest, and of two equally long ones the second counts as the longer.
+    As truncate_encodings of the tokenizers library has it: the shorter text keeps up to half of the capacity, the
+    longer one gets the rest, and of two equally long ones the second counts as the longer.
     """
-    most = max(COMPARED_TOKENS, room) + 1
+    most = max(COMPARED_TOKENS, capacity) + 1
     first, second = np.minimum(first, most), np.minimum(second, most)
-    shorter, fits = np.minimum(np.minimum(first, second), room // 2), first + second <= room
-    kept_second = np.where(fits, second, np.where(first > second, shorter, room - shorter))
-    return np.where(fits, first, room - kept_second), kept_second
+    shorter, fits = np.minimum(np.minimum(first, second), capacity // 2), first + second <= capacity
+    kept_second = np.where(fits, second, np.where(first > second, shorter, capacity - shorter))
+    return np.where(fits, first, capacity - kept_second), kept_second
 
 
 def _cut(body: bytes, tokens: int, direction: Direction) -> bytes:

@@ -93,7 +93,7 @@ def read_bodies(
     backend: Backend,
     texts: Sequence[str],
     *,
-    room: int,
+    capacity: int,
     truncate: bool,
     direction: Direction,
     param: str,
@@ -102,14 +102,14 @@ def read_bodies(
     chunk_characters: int,
     refuse: Callable[[int, int], InputError],
 ) -> Chunks[list[bytes]]:
-    """Ids of each text without special tokens, in turns of about `chunk_characters`; parts have `part` characters.
+    """Ids of each text without special tokens, in chunks of about `chunk_characters`; parts have `part` characters.
 
-    Of a text with more than `room` tokens, the end that is kept is read until more than `room` are known; while
+    Of a text with more than `capacity` tokens, the end that is kept is read until more than `capacity` are known; while
     `truncate` is false, `refuse` makes the error from the text's index and the number known. Raises InputTooLarge,
     before the work, for a text without a split point for over `most_unbroken` characters.
     """
-    # One past the room is enough to cut, but not to say how long a text is.
-    wanted = room + 1 if truncate else None
+    # One past the capacity is enough to cut, but not to say how long a text is.
+    wanted = capacity + 1 if truncate else None
     sizes = [*map(len, texts)]
     bodies: list[bytes] = []
     tokens = 0
@@ -125,7 +125,7 @@ def read_bodies(
             tokens += sum(map(len, bodies[group])) // ID_BYTES
             yield tokens
             for index, rest in enumerate(parts, group.start):
-                while rest.more and len(bodies[index]) <= room * ID_BYTES:
+                while rest.more and len(bodies[index]) <= capacity * ID_BYTES:
                     (body,) = _next_bodies(backend, [rest], chunk_characters, wanted, direction)
                     bodies[index] = bodies[index] + body if direction == "right" else body + bodies[index]
                     tokens += len(body) // ID_BYTES

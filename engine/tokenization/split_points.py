@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as Library
 
 __all__ = ["NoSplitPoint", "SplitPoints", "split_points_of"]
 
-# Letters and digits that no normalizer named below joins with a space, reorders, or turns into a space: no combining
+# Letters and digits that no normalizer named below joins with a space, reorders, or chunks into a space: no combining
 # marks, nothing that extends or precedes a grapheme, no compatibility character that contains a space.
 _PLAIN = "0-9A-Za-zÀ-ÖØ-öø-ɏΑ-ΡΣ-ΩάέήίαβγδεζηθικλμνξοπρςστυφχψωА-яЁёא-תء-يअ-हก-ฮぁ-ゖァ-ヺ一-鿿가-힣"
 _BEFORE = _PLAIN + ".,;:!?)。！？，、；："  # noqa: RUF001  # may also stand before the space
@@ -127,9 +127,9 @@ def split_points_of(description: dict[str, Any], library: Library) -> SplitPoint
         return SplitPoints()
     normalizers = _flat(description.get("normalizer"), "normalizers")
     strips = any(token.get("lstrip") or token.get("rstrip") for token in added)
-    alone = any(token.get("single_word") for token in added)
+    single_word = any(token.get("single_word") for token in added)
     if kinds == ["BertPreTokenizer"] and all(part["type"] in ("BertNormalizer", "Lowercase") for part in normalizers):
-        places = _bert(normalizers, contents, alone=alone)
+        places = _bert(normalizers, contents, single_word=single_word)
         general = re.compile(f"(?<=[{_BEFORE}])(?=[ \n][{_PLAIN}])")
         edge = None
         if (description["model"] or {}).get("type") == "WordPiece" and not any(map(_is_word, contents)):
@@ -145,18 +145,18 @@ def split_points_of(description: dict[str, Any], library: Library) -> SplitPoint
         return SplitPoints()
     rules = [f"(?<=[{_BEFORE}])(?=[{spaces}][{_PLAIN}])"]
     joined = any(re.search("[A-Za-z][0-9]", content) for content in contents)
-    if kinds[-1] == "ByteLevel" and not joined and not alone:
+    if kinds[-1] == "ByteLevel" and not joined and not single_word:
         rules.append("(?<=[A-Za-z])(?=[0-9])")
     pattern = re.compile("|".join(rules))
     return SplitPoints(pattern, pattern, lead=_LEAD)
 
 
-def _bert(normalizers: list[dict[str, Any]], contents: list[str], *, alone: bool) -> re.Pattern[str]:
-    # To added tokens that stand alone, the underscore is a letter.
+def _bert(normalizers: list[dict[str, Any]], contents: list[str], *, single_word: bool) -> re.Pattern[str]:
+    # To added tokens with single_word, the underscore is a letter.
     single = [each for each in string.punctuation + "。、！？，" if each != "_"]  # noqa: RUF001
     free = "".join(each for each in single if not any(each in content for content in contents))
     ideographs = any(part.get("handle_chinese_chars") for part in normalizers)
-    ideograph = "一-鿿" if ideographs and not alone and all(map(str.isascii, contents)) else ""
+    ideograph = "一-鿿" if ideographs and not single_word and all(map(str.isascii, contents)) else ""
     kind = f"[ \t\n\r{re.escape(free)}{ideograph}]"
     return re.compile(f"(?<={kind})|(?={kind})")
 

@@ -18,7 +18,7 @@ from embert.engine.tokenization.input_errors import bad_id, too_long
 
 __all__ = ["CHUNK_IDS", "Frame", "check_ids", "pack_ids"]
 
-CHUNK_IDS = 16_384  # ids of a turn
+CHUNK_IDS = 16_384  # ids of a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Frame:
 
     @classmethod
     def of(cls, backend: Backend, limit: int, role: Role | None = None) -> Frame:
-        """The frame of texts in a role. Raises BrokenModel where it leaves no room for a text."""
+        """The frame of texts in a role. Raises BrokenModel where it leaves no space for a text."""
         before, after = backend.special.prefix, backend.special.suffix
         if role is None:
             return cls(before, after, limit)._checked()
@@ -52,12 +52,12 @@ class Frame:
         return (len(self.before) + len(self.after)) // ID_BYTES
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Tokens of the text itself that fit."""
         return self.limit - self.overhead
 
     def within(self, limit: int | None) -> Frame:
-        """The same, with at most so many tokens where these are fewer. Raises BrokenModel if they leave no room."""
+        """The same, with at most so many tokens where these are fewer. Raises BrokenModel if they leave no space."""
         return self if limit is None or limit >= self.limit else dataclasses.replace(self, limit=limit)._checked()
 
     def around(self, bodies: Sequence[bytes], truncate: bool, direction: Direction, param: str) -> Encoded:
@@ -90,8 +90,8 @@ class Frame:
         return Encoded(ids, np.frombuffer(lengths, np.int32) if lengths else np.zeros(0, np.int32), truncated)
 
     def _checked(self) -> Frame:
-        if self.room < 1:
-            raise BrokenModel(f"no room for text within max_input_length {self.limit}")
+        if self.capacity < 1:
+            raise BrokenModel(f"special tokens leave no space for text within max_input_length {self.limit}")
         return self
 
 
@@ -108,12 +108,12 @@ def pack_ids(
     direction: Direction,
     param: str,
 ) -> Chunks[Encoded]:
-    """Pack ids unchanged, in turns. Sequences of over `limit` ids are cut, or refused while `truncate` is false.
+    """Pack ids unchanged, in chunks. Sequences of over `limit` ids are cut, or refused while `truncate` is false.
 
     Raises InputError for an empty sequence, one that is too long, or an id that the model does not have.
     """
     ids, lengths, truncated = array("i"), array("i"), 0
-    turn = CHUNK_IDS
+    chunk = CHUNK_IDS
     for index, given in enumerate(sequences):
         sequence = given
         if not len(sequence):
@@ -126,8 +126,8 @@ def pack_ids(
         check_ids(index, sequence, vocab_size, param)
         ids.extend(sequence)
         lengths.append(len(sequence))
-        if len(ids) >= turn:
-            turn = len(ids) + CHUNK_IDS
+        if len(ids) >= chunk:
+            chunk = len(ids) + CHUNK_IDS
             yield len(ids)
     return Encoded(np.array(ids, np.int32), np.array(lengths, np.int32), truncated)
 

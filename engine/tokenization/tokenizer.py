@@ -1,6 +1,6 @@
 """The tokenizer of one model: texts, pairs or ids to packed ids, texts to tokens with offsets, and ids back to texts.
 
-Each kind of work can be done in turns (turns.py). A long text is divided where that provably makes no difference
+Each kind of work can be done in chunks (chunks.py). A long text is divided where that provably makes no difference
 (split_points.py), and no more of it is read than the model can take. A text's body is its ids without special tokens.
 """
 
@@ -24,10 +24,10 @@ from embert.engine.tokenization.token_ids import CHUNK_IDS, Frame, check_ids, pa
 
 __all__ = ["EncodeOptions", "Tokenizer"]
 
-# A turn is a few milliseconds of one thread.
+# A chunk is a few milliseconds of one thread.
 CHUNK_CHARACTERS = 16_384
-UNDIVIDED_CHARACTERS = 1 << 24  # where nobody waits for a turn: enough for all cores at once
-# The first part of a long text: likely to be enough, and small beside a turn.
+UNDIVIDED_CHARACTERS = 1 << 24  # where nobody waits for a chunk: enough for all cores at once
+# The first part of a long text: likely to be enough, and small beside a chunk.
 LEAST_PART_CHARACTERS, CHARACTERS_PER_TOKEN = 2048, 8
 PROMPTS = 64  # whose numbers of tokens are kept
 
@@ -78,8 +78,8 @@ class Tokenizer:
         self._pairs = Pairs(self._backend, model)
         self._include_prompt = model.include_prompt
         self._prompt_tokens = functools.lru_cache(PROMPTS)(self._count_prompt_tokens)
-        room = self._frames[None].room
-        self._part = max(LEAST_PART_CHARACTERS, min(CHUNK_CHARACTERS, CHARACTERS_PER_TOKEN * room))
+        capacity = self._frames[None].capacity
+        self._part = max(LEAST_PART_CHARACTERS, min(CHUNK_CHARACTERS, CHARACTERS_PER_TOKEN * capacity))
 
     @property
     def probe(self) -> str:
@@ -112,7 +112,7 @@ class Tokenizer:
         most_unbroken: int = NO_LIMIT,
         chunk_characters: int = CHUNK_CHARACTERS,
     ) -> Chunks[Encoded]:
-        """As `encode`, in turns of about `chunk_characters`.
+        """As `encode`, in chunks of about `chunk_characters`.
 
         Raises InputTooLarge, before the work, for a text without a split point for over `most_unbroken` characters.
         """
@@ -123,7 +123,7 @@ class Tokenizer:
         bodies = yield from read_bodies(
             self._backend,
             texts,
-            room=frame.room,
+            capacity=frame.capacity,
             truncate=truncate,
             direction=direction,
             param=param,
@@ -141,7 +141,7 @@ class Tokenizer:
         if prompt := options.get("prompt"):
             texts = [prompt + text for text in texts]
         frame = self._frames[options.get("is_query")].within(options.get("limit"))
-        bodies = self._backend.cached_ids(texts, frame.room + 1 if truncate else None, direction)
+        bodies = self._backend.cached_ids(texts, frame.capacity + 1 if truncate else None, direction)
         if bodies is None:
             return None
         encoded = frame.around(bodies, truncate, direction, options.get("param", "inputs"))
@@ -154,12 +154,12 @@ class Tokenizer:
         return dataclasses.replace(encoded, prompt_tokens=self._prompt_tokens(prompt, limit))
 
     def _count_prompt_tokens(self, prompt: str, limit: int | None) -> int:
-        """The tokens of a prompt alone, without a special token at its end: as sentence-transformers counts them.
+        """The tokens of a prompt by itself, without a special token at its end: as sentence-transformers counts them.
 
         A text's own first letters may join the prompt's last token; the number stays the same.
         """
-        alone = self.encode([prompt], truncate=True, limit=limit)
-        return len(alone.ids) - int(self._backend.is_special(int(alone.ids[-1])))
+        encoded = self.encode([prompt], truncate=True, limit=limit)
+        return len(encoded.ids) - int(self._backend.is_special(int(encoded.ids[-1])))
 
     def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str], **options: Unpack[PairOptions]) -> Encoded:
         """Tokenize pairs, with the special tokens and token types of pairs. One first text is for all the second ones.
@@ -181,7 +181,7 @@ class Tokenizer:
         chunk_characters: int = CHUNK_CHARACTERS,
         **options: Unpack[PairOptions],
     ) -> Chunks[Encoded]:
-        """As `encode_pairs`, in turns as `encode_chunks` takes them, with its InputTooLarge.
+        """As `encode_pairs`, in chunks as `encode_chunks` takes them, with its InputTooLarge.
 
         A first text of many pairs makes many tokens of few characters. Their number is yielded before they are made.
         """
@@ -226,7 +226,7 @@ class Tokenizer:
         param: str = "inputs",
         limit: int | None = None,
     ) -> Chunks[Encoded]:
-        """As `from_ids`, in turns."""
+        """As `from_ids`, in chunks."""
         return pack_ids(
             sequences,
             vocab_size=self.vocab_size,
@@ -242,8 +242,8 @@ class Tokenizer:
         """Tokens with their offsets, which count from the first character of the prompt. Nothing is cut."""
         check_texts(texts, param)
         answer: list[list[TokenInfo]] = [[] for _ in texts]
-        for turn in self.tokenize_chunks(texts, add_special_tokens=add_special_tokens, prompt=prompt, param=param):
-            for index, tokens in turn:
+        for chunk in self.tokenize_chunks(texts, add_special_tokens=add_special_tokens, prompt=prompt, param=param):
+            for index, tokens in chunk:
                 answer[index] += tokens
         return answer
 
@@ -256,7 +256,7 @@ class Tokenizer:
         param: str = "inputs",
         most_unbroken: int = NO_LIMIT,
     ) -> Iterator[list[tuple[int, list[TokenInfo]]]]:
-        """As `tokenize`, in turns: each yields the next tokens of some texts, with the text's index.
+        """As `tokenize`, in chunks: each yields the next tokens of some texts, with the text's index.
 
         Raises InputTooLarge, before the work, for a text without a split point for over `most_unbroken` characters.
         """
@@ -283,7 +283,7 @@ class Tokenizer:
     def decode_chunks(
         self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True, param: str = "ids"
     ) -> Chunks[list[str]]:
-        """As `decode`, in turns of whole sequences."""
+        """As `decode`, in chunks of whole sequences."""
         texts: list[str] = []
         tokens = 0
         for group in groups([*map(len, sequences)], CHUNK_IDS):

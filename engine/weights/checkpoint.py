@@ -63,7 +63,7 @@ class Checkpoint:
                 checkpoint._tensors[name] = Tensor(np.zeros(wanted, np.float32), "F32")
             else:
                 spelled[name] = checkpoint._find(name, wanted, config)
-        used = {spelling.name for spelling in spelled.values()}
+        used = {stored_name.name for stored_name in spelled.values()}
         used |= checkpoint._find_adapters(spelled, config, model.weights_folder)
         checkpoint._check_surplus(config, used)
         return checkpoint
@@ -72,21 +72,21 @@ class Checkpoint:
         """Keep a tensor of the encoder. Returns where it is stored. Raises BrokenModel."""
         skipped = config.first_position if name == POSITION_EMBEDDINGS else 0
         stored_names = config.tensors.stored_names(name)
-        spelling = next((each for each in stored_names if each.name in self._files), None)
-        if spelling is None and name == WORD_EMBEDDINGS:
-            spelling = self._tied(config)
-        if spelling is None:
+        stored_name = next((each for each in stored_names if each.name in self._files), None)
+        if stored_name is None and name == WORD_EMBEDDINGS:
+            stored_name = self._tied(config)
+        if stored_name is None:
             raise BrokenModel(f"{self.path} has no tensor {stored_names[0].name}")
-        tensor = self._read(spelling.name)
+        tensor = self._read(stored_name.name)
         rows = wanted[0] + skipped
-        tensor.check(self.path, spelling.name, (rows * spelling.parts, *wanted[1:]))
-        own = tensor.array[spelling.part * rows : (spelling.part + 1) * rows]
+        tensor.check(self.path, stored_name.name, (rows * stored_name.parts, *wanted[1:]))
+        own = tensor.array[stored_name.part * rows : (stored_name.part + 1) * rows]
         self._tensors[name] = Tensor(own[skipped:], tensor.dtype)
-        if name == WORD_EMBEDDINGS and spelling.name in self._merged:
-            self._tied_decoder = self._files[spelling.name].tensor(spelling.name)
+        if name == WORD_EMBEDDINGS and stored_name.name in self._merged:
+            self._tied_decoder = self._files[stored_name.name].tensor(stored_name.name)
         if name == POSITION_EMBEDDINGS and config.padding_id is not None:
             self._tensors[PADDING_POSITION] = Tensor(own[skipped - 1 : skipped], tensor.dtype)
-        return spelling
+        return stored_name
 
     def _read(self, name: str) -> Tensor:
         """A tensor by its stored name, with the LoRA adapter's part. Raises BrokenModel."""
@@ -98,7 +98,7 @@ class Checkpoint:
         return tensor
 
     def _tied(self, config: EncoderConfig) -> StoredName | None:
-        """Where the word table is stored as a masked language model's decoder alone, to which it is tied."""
+        """Where the word table is stored as a masked language model's decoder only, to which it is tied."""
         head = config.tensors.masked_lm
         if head is None or f"{head.decoder}.weight" not in self._files:
             return None
@@ -177,12 +177,12 @@ class Checkpoint:
         path, files, read = self.path, self._files, self._read
         if file:
             path = self._folder / file
-            alone = SafetensorsFile(path)
-            files, read = dict.fromkeys(alone.names, alone), alone.tensor
-        for spelling in stored_names_of(name):
-            if spelling in files:
-                tensor = read(spelling)
-                tensor.check(path, spelling, shape)
+            one_file = SafetensorsFile(path)
+            files, read = dict.fromkeys(one_file.names, one_file), one_file.tensor
+        for stored_name in stored_names_of(name):
+            if stored_name in files:
+                tensor = read(stored_name)
+                tensor.check(path, stored_name, shape)
                 return tensor
         raise BrokenModel(f"{path} has no tensor {name}")
 

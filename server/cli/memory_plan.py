@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from embert.engine.encoders.devices import gpu_memory
 from embert.engine.host import usable_memory
-from embert.engine.memory_estimate import Footprint, footprint, process_bytes
+from embert.engine.memory_estimate import MemoryEstimate, estimate_memory, process_bytes
 from embert.server.config import ConfigError
 from embert.server.supervisor.planned_model import PlannedModel
 
@@ -40,7 +40,7 @@ def check_memory(planned: Sequence[PlannedModel]) -> dict[str, str]:
     gpus = gpu_memory() if any(device != "cpu" for each in models for device in each.devices) else []
     for place in _places(models, gpus):
         sizes = {
-            each.start.name: _footprint(each, on_gpu=place.on_gpu)
+            each.start.name: _memory_estimate(each, on_gpu=place.on_gpu)
             for each in models
             for device in each.devices
             if device in place.processes and each.start.name not in too_large
@@ -78,13 +78,13 @@ def _places(models: list[PlannedModel], gpus: list[int]) -> list[_Place]:
     return [*places, _Place("the host", on_host, host, on_gpu=False)] if on_host and host is not None else places
 
 
-def _footprint(planned: PlannedModel, *, on_gpu: bool) -> Footprint:
+def _memory_estimate(planned: PlannedModel, *, on_gpu: bool) -> MemoryEstimate:
     config = planned.start.config
     device = "cuda" if on_gpu else "cpu"
-    return footprint(planned.model, device=device, dtype=config.dtype, max_batch_tokens=config.max_batch_tokens)
+    return estimate_memory(planned.model, device=device, dtype=config.dtype, max_batch_tokens=config.max_batch_tokens)
 
 
-def _sum(sizes: Mapping[str, Footprint], place: _Place) -> int:
+def _sum(sizes: Mapping[str, MemoryEstimate], place: _Place) -> int:
     """Models of a GPU load in turns, so that only the largest one's needs at that time count."""
     processes = len(place.processes) * process_bytes("cuda" if place.on_gpu else "cpu")
     loading = max((each.loading for each in sizes.values()), default=0)

@@ -19,7 +19,7 @@ from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import EncoderError, UnsupportedModel
-from embert.engine.memory_estimate import footprint
+from embert.engine.memory_estimate import estimate_memory
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, errors, model_checkpoint
@@ -155,7 +155,7 @@ def test_memory_is_six_times_that_of_the_model_alone(jina: Jina, adapted: CudaEn
     encoder = made(plain)
     print("bytes with adapters", adapted.memory, "without", encoder.memory)
     assert adapted.memory[0] == 6 * encoder.memory[0]
-    planned, alone = (footprint(each, device="cuda", max_batch_tokens=MAX_TOKENS) for each in (model, plain))
+    planned, alone = (estimate_memory(each, device="cuda", max_batch_tokens=MAX_TOKENS) for each in (model, plain))
     assert (planned.weights, planned.activations) == (6 * alone.weights, 6 * alone.activations)
     encoder.close()
 

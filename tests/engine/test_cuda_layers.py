@@ -35,7 +35,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
 
 
 def loaded(model: Model, gpu: StandInGpu) -> StandInEncoder:
-    CudaEncoder(model)  # which compares a known text's vector
+    CudaEncoder(model)  # which runs the self test
     return gpu.encoders[-1]
 
 
@@ -170,6 +170,6 @@ def test_rows_that_float16_does_not_hold_are_in_bfloat16(made: tuple[Model, Stan
     gpu.spoil = spoil
     encoder = CudaEncoder(model)
     assert encoder.dtype == "bfloat16"
-    assert "bfloat16 because in float16 a known text" in encoder.choice
+    assert "bfloat16 because in float16 the self test" in encoder.choice
     with pytest.raises(UnsupportedModel, match="its vector is not finite"):
         CudaEncoder(model, dtype="float16")

@@ -8,7 +8,7 @@ import pytest
 
 from embert.engine import load_model
 from embert.engine.host import usable_memory
-from embert.engine.memory_estimate import MIB, footprint, process_bytes
+from embert.engine.memory_estimate import MIB, estimate_memory, process_bytes
 from tests.engine.test_cpus import OVERLAY, V2, files
 
 GIB = 1 << 30
@@ -56,20 +56,21 @@ def test_this_machine_says_something() -> None:
 def test_the_sizes_of_the_default_model() -> None:
     """Those of docs/sizing.md."""
     model = load_model()
-    gpu = footprint(model, device="cuda:0")
+    gpu = estimate_memory(model, device="cuda:0")
     assert round(gpu.weights / MIB) == 43
     assert gpu.activations / MIB == pytest.approx(106, rel=0.03)
     assert round(gpu.loading / MIB) == 24
-    cpu = footprint(model, device="cpu")
+    cpu = estimate_memory(model, device="cpu")
     assert round(cpu.weights / MIB) == 86
     assert (cpu.kept + process_bytes("cpu")) / MIB == pytest.approx(570, rel=0.1)
-    assert footprint(model, device="cuda", dtype="float32").weights == 2 * gpu.weights
-    assert footprint(model, device="cuda", max_batch_tokens=1024).activations * 16 == gpu.activations
+    assert estimate_memory(model, device="cuda", dtype="float32").weights == 2 * gpu.weights
+    assert estimate_memory(model, device="cuda", max_batch_tokens=1024).activations * 16 == gpu.activations
 
 
 def test_eight_bits_on_a_gpu_take_rows_of_integers() -> None:
     model = load_model()
     float16, int8 = (
-        footprint(model, device="cuda", dtype=dtype, max_batch_tokens=2048).activations for dtype in ("float16", "int8")
+        estimate_memory(model, device="cuda", dtype=dtype, max_batch_tokens=2048).activations
+        for dtype in ("float16", "int8")
     )
     assert int8 - float16 == 2048 * (1536 + 4)

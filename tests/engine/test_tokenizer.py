@@ -349,5 +349,5 @@ def test_a_tokenizer_with_more_tokens_than_the_model(build_bert: BuildBert) -> N
 def test_no_room_for_text(build_bert: BuildBert) -> None:
     folder = build_bert()
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 2}')
-    with pytest.raises(BrokenModel, match="no room for text within max_input_length 2"):
+    with pytest.raises(BrokenModel, match="within max_input_length 2"):
         engine.Tokenizer(engine.load_model(str(folder)))

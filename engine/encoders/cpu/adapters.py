@@ -80,7 +80,7 @@ class AdaptedLinear:
         self._linear, self._additions, self._activation = linear, additions, activation
 
     @property
-    def alone(self) -> Linear | None:
+    def plain(self) -> Linear | None:
         """The linear layer, where no adapter adds to it."""
         return self._linear if self._additions is None else None
 

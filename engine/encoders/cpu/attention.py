@@ -17,7 +17,7 @@ from embert.engine.encoders.cpu.threads import threads_for_elements
 
 __all__ = ["LENGTH_STEP", "LONG_LENGTH", "SHORT_LENGTH", "attention", "is_banded", "outside", "windowed"]
 
-# Attention scores held at once. More are computed in turn, so that they stay in the cores' own caches.
+# Attention scores held at once. More are computed one after another, so that they stay in the cores' own caches.
 MAX_SCORE_BYTES = 2 << 20
 
 # In float32, sequences of so many tokens are read and written where they lie, one after the other; shorter ones are
@@ -94,7 +94,7 @@ def attention(
 
 
 def _split(given: torch.Tensor, *, exact: bool, padded: bool, rotation: Rotation | None) -> torch.Tensor:
-    """A copy of queries, keys and values [3, n, heads, L, size], the first two of them turned.
+    """A copy of queries, keys and values [3, n, heads, L, size], the first two of them rotated.
 
     It is float32 where `exact`. Where `padded`, rows of zeros follow up to a multiple of LENGTH_STEP.
     """

@@ -49,7 +49,7 @@ PRODUCTS = {
     "plain": "torch's operators",
 }
 
-# On a CPU a larger batch gives no more tokens a second, only a longer wait. A longer text runs alone.
+# On a CPU a larger batch gives no more tokens a second, only a longer wait. A longer text is a batch of its own.
 MAX_BATCH_TOKENS = 2048
 
 # Threads of torch's loops for a batch of fewer than MIN_RUN_TOKENS tokens: each reads a part of the weights. On two
@@ -109,7 +109,7 @@ class TorchEncoder(Encoder):
         prepared: bool = True,
         portable: bool = False,
     ) -> None:
-        """Read the model's weights, and make all kernels unless not `prepared`. With `portable` torch's alone are used.
+        """Read the model's weights, and make all kernels unless not `prepared`. With `portable` only torch's are used.
 
         Raises UnsupportedModel for another device or dtype, and for int8 where it does not fit, BrokenModel.
         """
@@ -164,7 +164,7 @@ class TorchEncoder(Encoder):
     def _prepare(self, longest: int) -> None:
         """Make every kernel that runs can need, so that memory does not grow later and no client waits for one.
 
-        Attention in sequences of over MAX_PREPARED_LENGTH tokens is left out.
+        Attention in sequences of over MAX_PREPARED_LENGTH tokens is not prepared.
         """
         longest = min(longest, MAX_PREPARED_LENGTH)
         most = min(self.max_batch_tokens, MAX_RUN_TOKENS + longest, MAX_PREPARED_ROWS)

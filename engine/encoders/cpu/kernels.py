@@ -115,7 +115,7 @@ class LayerAvx512:
         self._layer = _kernels().Layer(*(each.layer for each in linears), linears[2].activation, *parts, heads)
 
     def __call__(self, x: torch.Tensor, groups: Sequence[Group], positions: Positions) -> torch.Tensor:
-        """[T, hidden] → [T, hidden]. `groups` cover all rows in order; positions turn nothing."""
+        """[T, hidden] → [T, hidden]. `groups` cover all rows in order; positions have no rotation."""
         x = x.contiguous()
         y = torch.empty_like(x)
         bias = positions.bias

@@ -161,7 +161,7 @@ class Layer:
 
     def _as_one(self) -> LayerAvx512 | None:
         """The layer as one kernel, where there is one for its kind."""
-        linears = [each.alone for each in (self._qkv, self._projection, self._inner, self._outer)]
+        linears = [each.plain for each in (self._qkv, self._projection, self._inner, self._outer)]
         norms = [None if each is None else each.parts for each in (self._attention_norm, self._norm)]
         if self._pre_norm or self._gate is not None or None in linears or None in norms:
             return None

@@ -46,7 +46,7 @@ FUSED = {
 
 
 def limit_kernel_caches(products: int) -> None:
-    """Bound the caches of kernels: room for `row_counts(1024)` on one thread, on all threads, and for few rows on two.
+    """Bound the kernel caches: `row_counts(1024)` on one thread and on all threads, and few rows on two.
 
     `products` are the different matrix products of a forward. Call this before the first product.
 
@@ -149,7 +149,7 @@ Products = Literal["avx512", "packed", "plain"]
 
 
 def choose_products(weight: torch.Tensor, bias: torch.Tensor, activation: Activation, *, portable: bool) -> Products:
-    """The fastest that run here, judged by one linear layer. With `portable` our own are left out."""
+    """The fastest that run here, judged by one linear layer. With `portable` our own are not used."""
     if weight.dtype == torch.float32 and has_avx512() and not portable:
         return "avx512"
     return "packed" if packed_works(weight, bias, activation) else "plain"

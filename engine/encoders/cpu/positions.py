@@ -1,6 +1,6 @@
 """What attention needs to know of a layer's positions.
 
-Rotary positions in torch: the tables of rotary.py two folders above, and queries and keys turned by them.
+Rotary positions in torch: the tables of encoders/positions.py, and queries and keys rotated by them.
 
 Biases by distance, those of relative positions and ALiBi, as matrices that torch adds to attention scores.
 """
@@ -59,7 +59,7 @@ class Rotation:
 
 
 def rotate(to: torch.Tensor, given: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
-    """Turn `given` [..., L, size] into `to`. Columns past those of the tables' pairs are copied."""
+    """Rotate `given` [..., L, size] into `to`. Columns past those of the tables' pairs are copied."""
     half = cosines.shape[1]
     low, high = given[..., :half].float(), given[..., half : 2 * half].float()
     to[..., :half] = torch.addcmul(low * cosines, high, sines, value=-1)

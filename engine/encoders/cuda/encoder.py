@@ -310,7 +310,7 @@ class CudaEncoder(Encoder):
         return self._encoders[part.adapter + 1]
 
     def _self_test(self, encoder: Any, model: Model, checkpoint: Checkpoint, adapter: int) -> str | None:
-        """What is wrong with a known text's vector: alone, or first and last of a full batch; None if nothing is.
+        """What is wrong with the self test's vector: by itself, or first and last of a full batch; None if nothing is.
 
         Both batches are needed, because few rows and many rows take different kernels.
         """
@@ -329,7 +329,7 @@ class CudaEncoder(Encoder):
             for vector in vectors[[0, -1]]:
                 wrong = mismatch(vector, expected, self.dtype)
                 if wrong is not None:
-                    return f"a known text in a batch of {cu_seqlens[-1]} tokens does not come out as it must: {wrong}"
+                    return f"the self test in a batch of {cu_seqlens[-1]} tokens fails: {wrong}"
             if model.config.pre_norm and not np.isfinite(vectors).all():
                 return f"a text of a batch of {cu_seqlens[-1]} tokens has a vector that is not finite"
         return None
@@ -376,7 +376,7 @@ def _dtype(asked: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
 
 
 def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:
-    """Lengths of the texts of two batches: one known text, and two of them around as many long ones as fit."""
+    """Lengths of the texts of two batches: one self-test text, and two of them around as many long ones as fit."""
     fillers = (tokens - 2 * length) // longest
     return [[length], [length, *[longest] * fillers, length]] if tokens >= 2 * length else [[length]]
 

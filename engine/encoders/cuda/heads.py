@@ -117,7 +117,7 @@ class HostClassifier:
     """A classification head on the rows that the extension pools: a few megaflops a text, in numpy.
 
     Rows are multiplied ROWS at a time, the last ones beside rows of zeros: products of other shapes may add their terms
-    in another order, and a text has the same bits in any company.
+    in another order, and a text has the same bits in any batch.
     """
 
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:

@@ -53,8 +53,8 @@ def layer_shapes(model: Model) -> dict[str, Any]:
     for layer in range(config.layers):
         of = config.attention_of(layer)
         window = of.window if of.window is not None and of.window < config.max_positions - 1 else 0
-        turned, table = (of.rotary.columns, tables.index(of.rotary)) if of.rotary else (0, 0)
-        attention.append((window, turned, table))
+        rotated_columns, table = (of.rotary.columns, tables.index(of.rotary)) if of.rotary else (0, 0)
+        attention.append((window, rotated_columns, table))
     return {
         "hidden": config.hidden_size,
         "layers": config.layers,

@@ -46,7 +46,7 @@ def read_multi_vector(folder: Path, hidden_size: int, prompt: str) -> MultiVecto
 
 
 def still_pickled(folder: Path) -> list[str]:
-    """The heads that `folder` has as pickles alone: names of files without their endings."""
+    """The heads that `folder` has only as pickles: names of files without their endings."""
     return [
         name
         for name in (SPARSE, MULTI)

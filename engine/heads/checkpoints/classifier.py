@@ -1,7 +1,7 @@
 """Reads the classification head of a model: HuggingFace's `…ForSequenceClassification`.
 
 sentence-transformers' CrossEncoder writes such a folder too: config.json and the weights before version 6, modules.json
-with a Transformer alone since. Its files say what makes scores of the logits.
+with only a Transformer since. Its files say what makes scores of the logits.
 """
 
 from __future__ import annotations

@@ -47,13 +47,13 @@ class TransformerModule:
     tokenizer: Mapping[str, Any] = field(default_factory=dict)  # in place of fields of tokenizer_config.json
     notices: tuple[str, ...] = ()
 
-    def check_task(self, *, splade: bool, alone: bool) -> None:
+    def check_task(self, *, splade: bool, only_transformer: bool) -> None:
         """Raise UnsupportedModel for a stated `transformer_task` that gives no rows for the modules that follow.
 
-        `splade` is whether SpladePooling follows, and `alone` whether nothing does.
+        `splade` is whether SpladePooling follows, and `only_transformer` whether nothing does.
         """
         task = self.fields.get("transformer_task")
-        follows = {"fill-mask": splade, "sequence-classification": alone, "feature-extraction": not splade}
+        follows = {"fill-mask": splade, "sequence-classification": only_transformer, "feature-extraction": not splade}
         if task is not None and not follows[task]:
             supported = "fill-mask" if splade else "feature-extraction"
             raise UnsupportedModel(

@@ -32,7 +32,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
         monkeypatch.setattr(cuda, "_extension", lambda: stand_in)
         encoder = CudaEncoder(model, **{"max_batch_tokens": TOKENS, **options})
         for each in stand_in.encoders:
-            each.batches.clear()  # of the known text
+            each.batches.clear()  # of the self test
         return encoder, stand_in
 
     return made

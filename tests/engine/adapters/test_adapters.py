@@ -145,7 +145,7 @@ def test_adapters_that_are_not_trained_yet(tmp_path: Path) -> None:
         ({"rotary_emb_base": -1.0}, BrokenModel, "rotary_emb_base must be a positive float, found -1.0"),
         ({"truncate_dim": 32}, UnsupportedModel, "truncate_dim 32 is not supported; supported: None"),
         ({"emb_pooler": "cls"}, UnsupportedModel, "emb_pooler 'cls' is not supported"),
-        ({"num_attention_heads": 64}, UnsupportedModel, "rotary positions turn pairs of columns, and heads have 1"),
+        ({"num_attention_heads": 64}, UnsupportedModel, "pairs of columns, and heads have 1"),
         ({"lora_adaptations": ["a", "a"]}, BrokenModel, "lora_adaptations must list names, each once"),
         ({"lora_adaptations": [str(i) for i in range(128)], "task_instructions": {}}, UnsupportedModel, "at most 127"),
         ({"task_instructions": {"a": "b"}}, BrokenModel, "task_instructions has 'a', which lora_adaptations has not"),

@@ -21,7 +21,7 @@ from embert.engine.encoders.devices import devices
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.heads.description import Heads, Layer, Norm, Splade
-from embert.engine.memory_estimate import footprint
+from embert.engine.memory_estimate import estimate_memory
 from embert.engine.model import Model
 from embert.engine.weights.adapters import MERGED_ELEMENTS, LowRank
 from embert.engine.weights.checkpoint import Checkpoint
@@ -48,7 +48,7 @@ def test_each_adapter_has_an_encoder_with_a_self_test(model: Model, make: Make) 
     for wrong in (1, 2, 5):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(StandInEncoder, "load", swapped)
-            with pytest.raises(UnsupportedModel, match=f"float16: with the adapter {TASKS[wrong - 1]} a known text"):
+            with pytest.raises(UnsupportedModel, match=f"float16: with the adapter {TASKS[wrong - 1]} the self test"):
                 make(model)
 
 
@@ -157,10 +157,10 @@ def test_memory_that_is_planned(model: Model) -> None:
     config = dataclasses.replace(model.config, adapters=None)
     plain = dataclasses.replace(model, config=config)
     for dtype in ("auto", "float32"):
-        with_adapters, without = (footprint(each, device="cuda:0", dtype=dtype) for each in (model, plain))
+        with_adapters, without = (estimate_memory(each, device="cuda:0", dtype=dtype) for each in (model, plain))
         assert (with_adapters.weights, with_adapters.activations) == (6 * without.weights, 6 * without.activations)
         assert with_adapters.loading == without.loading  # they load one after the other
-    with_adapters, without = (footprint(each, device="cpu") for each in (model, plain))
+    with_adapters, without = (estimate_memory(each, device="cpu") for each in (model, plain))
     stored = load_file(model.folder / "model.safetensors")
     names = [name for name in stored if ".lora_" in name]
     low_rank = 4 * sum(stored[name].numel() for name in names)

@@ -1,4 +1,4 @@
-"""GTE: both spellings of config.json and of tensor names, the older code's fixed NTK, and what is refused."""
+"""GTE: both kinds of keys of config.json and of tensor names, the older code's fixed NTK, and what is refused."""
 
 from __future__ import annotations
 
@@ -169,7 +169,10 @@ def test_long_texts(tmp_path: Path, dtype: str, cosine: float) -> None:
         ({"rope_scaling": {"type": "ntk", "factor": 2, "mixed_b": 0.6}}, ": rope_scaling.mixed_b 0.6 is not supported"),
         ({"rope_scaling": {"type": "ntk", "alpha": 2}}, ": rope_scaling.alpha is not supported; supported: type, rope"),
         ({"num_attention_heads": 5}, ": hidden_size 64 is not a multiple of num_attention_heads 5"),
-        ({"num_attention_heads": 64}, ": rotary positions turn pairs of a head's columns, and hidden_size / num_atten"),
+        (
+            {"num_attention_heads": 64},
+            ": rotary positions rotate pairs of a head's columns, and hidden_size / num_atten",
+        ),
         ({"type_vocab_size": -1}, ": type_vocab_size must be a positive int, found -1"),
         (
             {"rope_scaling": None, "rope_parameters": {"rope_type": "ntk", "factor": 2}},

@@ -1,4 +1,4 @@
-"""ModernBERT: both spellings of its config.json, windows at their borders, its heads, and what is refused."""
+"""ModernBERT: both kinds of keys of its config.json, windows at their borders, its heads, and what is refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ OLD = ("rope_parameters", "layer_types")  # what transformers 4 does not write
         ({"global_attn_every_n_layers": 1, "local_attention": 32}, None, 1),
     ],
 )
-def test_both_spellings(
+def test_both_kinds_of_keys(
     tmp_path: Path, config: Path, fields: dict[str, Any], thetas: tuple[float, float] | None, every: int
 ) -> None:
     """The one of the hub's files, as transformers reads it too, and the one that transformers 5 makes of it."""
@@ -235,7 +235,7 @@ def test_a_gpu_does_not_pool_for_vectors_and_for_a_head_on_the_host(tmp_path: Pa
         ({"rope_parameters": None, "global_rope_theta": -1}, "global_rope_theta must be a positive float, found -1"),
         (
             {"num_attention_heads": 64},
-            "rotary positions turn pairs of a head's columns, and hidden_size / num_attention",
+            "rotary positions rotate pairs of a head's columns, and hidden_size / num_attention",
         ),
     ],
 )

@@ -163,7 +163,7 @@ def test_the_older_code(tmp_path: Path, config: dict[str, Any]) -> None:
         assert cosines(ours, reference.hidden(sequences[3], types[0])).min() >= 0.999999
 
 
-def test_both_spellings_are_one_architecture(tmp_path: Path) -> None:
+def test_both_kinds_of_keys_are_one_architecture(tmp_path: Path) -> None:
     """The older spelling of what transformers' own class computes: its tensors lie under the older names anyway."""
     folder = build(tmp_path, "nomic_bert, dynamic", intermediate_size=256)
     own = read_config(folder / "config.json")
@@ -287,7 +287,7 @@ def test_pairs_have_token_types(tmp_path: Path) -> None:
         ({"mlp_fc1_bias": 2}, "mlp_fc1_bias 2 is not supported; supported: False, True"),
         ({"n_embd": None}, "n_embd must be a positive int, found None"),
         ({"n_head": 5}, "n_embd 48 is not a multiple of n_head 5"),
-        ({"n_head": 16}, "rotary positions turn pairs of a head's columns, and n_embd / n_head is 3"),
+        ({"n_head": 16}, "rotary positions rotate pairs of a head's columns, and n_embd / n_head is 3"),
         ({"n_inner": 0}, "n_inner must be a positive int, found 0"),
         ({"n_positions": -1}, "n_positions must be a positive int, found -1"),
         ({"type_vocab_size": -1}, "type_vocab_size must be a positive float, found -1"),
@@ -306,7 +306,7 @@ def test_pairs_have_token_types(tmp_path: Path) -> None:
         ({"rotary_emb_fraction": None}, "rotary_emb_fraction must be a positive float, found None"),
         (
             {"rotary_emb_fraction": 0.125, "rotary_scaling_factor": 2},
-            "positions stretched by a text's length need heads of which more than 2 columns turn, found 2",
+            "positions stretched by a text's length need heads of which more than 2 columns rotate, found 2",
         ),
         ({"rotary_scaling_factor": "2"}, "rotary_scaling_factor must be a positive float, found '2'"),
         (
@@ -337,7 +337,10 @@ def test_a_file_that_does_not_say(tmp_path: Path, missing: str) -> None:
     [
         ({"hidden_act": "mish"}, "hidden_act 'mish' is not supported; supported: 'gelu', 'gelu_new'"),
         ({"head_dim": 32}, "head_dim 32 is not supported; supported: None, 16"),
-        ({"num_attention_heads": 64, "head_dim": None}, "rotary positions turn pairs of a head's columns, and hidden_"),
+        (
+            {"num_attention_heads": 64, "head_dim": None},
+            "rotary positions rotate pairs of a head's columns, and hidden_",
+        ),
         ({"rope_scaling": {"type": "ntk"}}, "rope_scaling {'type': 'ntk'} is not supported; supported: None"),
         ({"rope_parameters": 5}, "rope_parameters must be an object, found 5"),
         (
@@ -369,7 +372,7 @@ def test_a_file_that_does_not_say(tmp_path: Path, missing: str) -> None:
         ),
         (
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2}, "num_attention_heads": 32, "head_dim": None},
-            "positions stretched by a text's length need heads of which more than 2 columns turn, found 2",
+            "positions stretched by a text's length need heads of which more than 2 columns rotate, found 2",
         ),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor 0.5 is not supp"),
     ],

@@ -142,8 +142,8 @@ def test_a_thousand_texts(default_model: Model, in_int8: Engine) -> None:
     with Engine.load(default_model, device="cpu") as exact:
         found = accuracy_of_rows(in_int8.embed(texts), exact.embed(texts), dtype="float32")
     assert found.worst >= 0.999
-    assert found.neighbors is not None
-    assert found.neighbors >= 0.98
+    assert found.neighbours is not None
+    assert found.neighbours >= 0.98
 
 
 @needs_exact_sums

@@ -48,7 +48,7 @@ def test_an_encoder_says_how_well_it_agrees(default_model: Model) -> None:
             assert exact.encoder.int8_accuracy is None
             again = accuracy_of_rows(loaded.embed(sentences()), exact.embed(sentences()), dtype="float32")
         assert found.worst == pytest.approx(again.worst, abs=2e-4)
-        assert found.neighbors == pytest.approx(again.neighbors, abs=0.02)
+        assert found.neighbours == pytest.approx(again.neighbours, abs=0.02)
         assert found.worst >= 0.999
         assert str(found) in loaded.encoder.choice
         assert f"cosine to float32 {found.worst:.4f} at worst" in str(found)
@@ -73,7 +73,7 @@ def test_a_reranker_and_a_classifier_are_compared_by_logits(tmp_path: Path) -> N
         with Engine.load(str(folder), device="cpu", dtype="int8", min_agreement=0.5) as loaded:
             found = loaded.encoder.int8_accuracy
             assert found is not None
-            assert (found.measure, found.neighbors) == ("correlation", None)
+            assert (found.measure, found.neighbours) == ("correlation", None)
             assert 0.9 < found.worst < 1
             assert found.difference is not None
             assert 0 < found.difference < 0.5  # of random weights, whose logits are large
@@ -96,7 +96,7 @@ def test_splade_and_late_interaction_are_compared_by_their_rows(
             assert found.measure == "cosine"
             assert 0.5 < found.worst < found.median < 1
             assert found.median > 0.98
-            assert found.neighbors is not None
+            assert found.neighbours is not None
 
 
 def test_neighbours_are_counted() -> None:
