@@ -352,7 +352,11 @@ SAID = "the tokenizer cannot encode pairs of texts: its post-processor"
         (template("<s> $B </s> $A </s>"), 9, SAID + " puts nothing between them, or swaps them"),
         (template("<s> $A </s> $A </s> $B"), 9, SAID + " puts special tokens inside a text, not around it"),
         (template("<s> $A </s> $B:2"), 9, SAID + " gives token type 2, the model has 2 types"),
-        (template("<s> $A </s> </s> $B </s>"), 5, "within max_input_length 5"),
+        (
+            template("<s> $A </s> </s> $B </s>"),
+            5,
+            "special tokens leave no space for pairs of texts within max_input_length 5",
+        ),
     ],
 )
 def test_tokenizers_without_pairs(
