@@ -136,9 +136,9 @@ class Encoder {
     int gathers_after = -1;              // the layer after whose attention only the rows that heads read go on
     Pooling gathered = Pooling::kCls;    // which those are
   };
-  Status run_op(const Op& step, Replay& replay);
-  Status embed_batch(const Op& step, Replay& replay);
-  Status attend(const Op& step, Replay& replay);
+  Status run_op(const Op& op, Replay& replay);
+  Status embed_batch(const Op& op, Replay& replay);
+  Status attend(const Op& op, Replay& replay);
   uint8_t* memory_of(Buffer place) const;
   float2* stats_of(Buffer place) const { return place == Buffer::kX ? at_.x_stats : at_.sum_stats; }
   RopeColumns rope_columns(int layer) const;

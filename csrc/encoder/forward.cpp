@@ -3,6 +3,7 @@
 // graph.
 
 #include "attention/attention.h"
+#include "common/nvtx.h"
 #include "encoder/encoder.h"
 #include "heads/pooling.h"
 #include "ops/elementwise.h"
@@ -46,6 +47,7 @@ RopeColumns Encoder::rope_columns(int layer) const {
 }
 
 Status Encoder::forward(const Plan& plan, const Stream& stream) {
+  EMBERT_NVTX_RANGE("encoder forward");
   const OffsetsOutput& offsets = at_.offsets;
   Replay replay{plan, {offsets.tiles, plan.tiles, offsets.shorts, plan.shorts}, stream, plan.rows, {}};
   // Not while rows are inspected: all rows of the last layer have to be, because token vectors use them.
@@ -53,52 +55,53 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const bool gathers = reads_one_row(plan.parts, replay.gathered) && plan.rows >= kGatherRows &&
                        2 * plan.sequences <= plan.rows && largest_offset_.bytes() == 0 && model_.padded_head == 0;
   if (gathers) replay.gathers_after = model_.layers - 1;
-  for (const Op& step : program_.steps) EMBERT_TRY(run_op(step, replay));
+  for (const Op& op : program_.steps) EMBERT_TRY(run_op(op, replay));
   return run_heads(plan, replay.rows[int(Buffer::kX)], gathers, stream);
 }
 
-Status Encoder::run_op(const Op& step, Replay& replay) {
+Status Encoder::run_op(const Op& op, Replay& replay) {
+  EMBERT_NVTX_RANGE(name_of(op.action));
   const DType dtype = model_.dtype;
   const int count = replay.count;
   Stream& along = replay.along;
-  const RowView x = replay.rows[int(step.x)];
-  uint8_t* const to = memory_of(step.y);
-  float2* const sums = step.leaves_stats ? stats_of(step.y) : nullptr;
+  const RowView x = replay.rows[int(op.x)];
+  uint8_t* const to = memory_of(op.y);
+  float2* const sums = op.leaves_stats ? stats_of(op.y) : nullptr;
   RowView y{to, sums};
-  switch (step.action) {
+  switch (op.action) {
     case OpKind::kEmbed:
-      EMBERT_TRY(embed_batch(step, replay));
+      EMBERT_TRY(embed_batch(op, replay));
       break;
     case OpKind::kProduct: {
       // A product that applies no LayerNorm takes rows as they are.
-      const ProductPlan& plan = program_.products[step.product];
-      RowView from = x, residual = replay.rows[int(step.residual)];
+      const ProductPlan& plan = program_.products[op.product];
+      RowView from = x, residual = replay.rows[int(op.residual)];
       if (!plan.input.exists()) from.stats = nullptr;
       if (!plan.residual.exists()) residual.stats = nullptr;
       EMBERT_TRY(
-          products_[step.product].alone->run(from, residual, count, to, sums, y.splits, along.alternate_direction()));
+          products_[op.product].alone->run(from, residual, count, to, sums, y.splits, along.alternate_direction()));
       break;
     }
     case OpKind::kFeedForward:
-      EMBERT_TRY(products_[step.product].joined->run(x, count, memory_of(Buffer::kInner), to, sums, y.splits, along));
+      EMBERT_TRY(products_[op.product].joined->run(x, count, memory_of(Buffer::kInner), to, sums, y.splits, along));
       break;
     case OpKind::kRope:
-      EMBERT_TRY(rope_rows(dtype, to, count, 3 * model_.attention_columns(), rope_columns(step.layer), along));
+      EMBERT_TRY(rope_rows(dtype, to, count, 3 * model_.attention_columns(), rope_columns(op.layer), along));
       break;
     case OpKind::kAttend:
-      return attend(step, replay);
+      return attend(op, replay);
     case OpKind::kGate:
       EMBERT_TRY(gate_rows(dtype, model_.activation, x.data, count, model_.inner, to, along));
       break;
     case OpKind::kNormalize:
-      EMBERT_TRY(layernorm(dtype, x.data, weights_.norm(step.norm), count, model_.hidden, model_.epsilon, to, along));
+      EMBERT_TRY(layernorm(dtype, x.data, weights_.norm(op.norm), count, model_.hidden, model_.epsilon, to, along));
       break;
   }
-  replay.rows[int(step.y)] = y;
-  return step.leaves_stats ? inspect(y, count, along) : Status();
+  replay.rows[int(op.y)] = y;
+  return op.leaves_stats ? inspect(y, count, along) : Status();
 }
 
-Status Encoder::embed_batch(const Op& step, Replay& replay) {
+Status Encoder::embed_batch(const Op& op, Replay& replay) {
   const Plan& plan = replay.plan;
   const Stream& stream = replay.along;
   const InputLayout layout(plan.rows, plan.sequences);
@@ -108,13 +111,13 @@ Status Encoder::embed_batch(const Op& step, Replay& replay) {
   const OffsetsOutput& offsets = at_.offsets;
   const OffsetsCapacity capacity{plan.rows, plan.sequences, plan.tiles, plan.shorts};
   const int columns = model_.embedding_columns();
-  uint8_t* const to = memory_of(step.y);
+  uint8_t* const to = memory_of(op.y);
   EmbeddingTables tables = weights_.tables();
   tables.prescaled_rows = prescaled_rows_;
   // One launch for few rows, where the device has clusters; it leaves sums, and no positions behind.
-  const bool small = plan.on_host && step.leaves_stats && plan.rows <= kSmallRows && stream.dependent_launch;
+  const bool small = plan.on_host && op.leaves_stats && plan.rows <= kSmallRows && stream.dependent_launch;
   if (small && model_.angle_tables().empty())
-    return embed_small(model_.dtype, tables, input, layout.bytes, offsets, capacity, columns, to, stats_of(step.y),
+    return embed_small(model_.dtype, tables, input, layout.bytes, offsets, capacity, columns, to, stats_of(op.y),
                        stream);
   EMBERT_TRY(compute_offsets(input, offsets, capacity, stream));
   if (plan.positions != nullptr) {
@@ -124,30 +127,30 @@ Status Encoder::embed_batch(const Op& step, Replay& replay) {
   // Without a table of positions every row is given the same one, of zeros.
   const int* const positions = model_.position_table ? offsets.positions : at_.zeros;
   return embed(model_.dtype, tables, offsets.ids, offsets.types, positions, plan.rows, columns, model_.epsilon, to,
-               step.leaves_stats ? stats_of(step.y) : nullptr, stream);
+               op.leaves_stats ? stats_of(op.y) : nullptr, stream);
 }
 
-Status Encoder::attend(const Op& step, Replay& replay) {
-  const bool gathers = step.layer == replay.gathers_after;
+Status Encoder::attend(const Op& op, Replay& replay) {
+  const bool gathers = op.layer == replay.gathers_after;
   const Pooling row = replay.gathered;
-  uint8_t* const qkv = memory_of(step.x);
-  uint8_t* const context = memory_of(step.y);
+  uint8_t* const qkv = memory_of(op.x);
+  uint8_t* const context = memory_of(op.y);
   // Tiles for long texts are for models that never ran without them: they are not measured yet.
   const int longest = model_.angle_tables().empty() ? 0 : replay.plan.longest;
-  WindowedWork work(replay.work, model_.attention_of(step.layer).window, longest);
+  WindowedWork work(replay.work, model_.attention_of(op.layer).window, longest);
   if (gathers) work.queries = row == Pooling::kCls ? Queries::kFirst : Queries::kLast;
   const int head_size = model_.head_size();
-  if (!gathers && products_[step.product].alone->takes_blocks(replay.count) &&
+  if (!gathers && products_[op.product].alone->takes_blocks(replay.count) &&
       attention_leaves_blocks(model_.dtype, work, head_size, maps_.get())) {
     const QuantizedBlocks blocks = QuantizedBlocks::in(context, replay.count, model_.hidden);
     EMBERT_TRY(attention_in_blocks(qkv, replay.count, work, model_.heads, weights_.relative(), blocks, *maps_,
                                    replay.along.alternate_direction()));
-    replay.rows[int(step.y)] = {context, nullptr, 1, blocks.maxima};
+    replay.rows[int(op.y)] = {context, nullptr, 1, blocks.maxima};
     return {};
   }
   EMBERT_TRY(attention(model_.dtype, qkv, replay.count, work, model_.heads, head_size, weights_.relative(), context,
                        maps_.get(), replay.along.alternate_direction()));
-  replay.rows[int(step.y)] = {context};
+  replay.rows[int(op.y)] = {context};
   if (!gathers) return {};
   // The rows that heads read are copied to QKV's memory, and only they go on. They have been read when the inner
   // activations are written there.
@@ -156,7 +159,7 @@ Status Encoder::attend(const Op& step, Replay& replay) {
   auto* const sums = folds_ ? reinterpret_cast<float2*>(qkv + 2 * room) : nullptr;
   EMBERT_TRY(gather(model_.dtype, context, x, at_.offsets.cu_seqlens, row, replay.plan.sequences, model_.hidden, qkv,
                     qkv + room, sums, replay.along));
-  replay.rows[int(step.y)] = {qkv};
+  replay.rows[int(op.y)] = {qkv};
   x = {qkv + room, x.stats == nullptr ? nullptr : sums, x.splits};
   replay.count = replay.plan.sequences;
   return {};

@@ -49,6 +49,12 @@ constexpr int kBuffers = 8;
 
 enum class OpKind : int { kEmbed, kProduct, kFeedForward, kRope, kAttend, kGate, kNormalize };
 
+// For profilers; in OpKind's order.
+inline const char* name_of(OpKind op) {
+  constexpr const char* kNames[] = {"embedding", "GEMM", "feed-forward", "RoPE", "attention", "gate", "LayerNorm"};
+  return kNames[int(op)];
+}
+
 struct Op {
   OpKind action;
   Buffer x = Buffer::kNothing, y = Buffer::kNothing;

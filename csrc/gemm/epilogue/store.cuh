@@ -1,19 +1,9 @@
-// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias) on Hopper for many rows: QKV and FFN in.
-//
-// Two consumers take the block's tiles of 128 × 128 in turn. One multiplies while the other finishes the tile before,
-// so the matrix unit does not wait for epilogues. As long as K is short this gains more than the wider tile of
-// cooperative.cuh, which reads less shared memory: 26 368 rows take 198 µs instead of 212 (768 to 3 072, GELU), 45
-// instead of 50 (384 to 1 152). At K = 3 072 the wider tile is faster (187, 210).
-//
-// Where there are no more tiles than blocks, turns are useless. Then a block's consumers take 64 rows each of its tile,
-// and its epilogue is half as long (1 024 rows, 384 to 1 536: 8.2 µs against 9.0).
-//
-// Accumulation is that of pingpong.cuh. The epilogue applies the LayerNorm of x (EPILOGUES.md).
+// The store epilogue of ping-pong GEMMs: applies the LayerNorm of x, the bias and the activation, and stores rows of y.
+// TileRows is the base of the other epilogues of this main loop.
 #pragma once
 
 #include "common/named_barrier.cuh"
 #include "common/shared_memory.cuh"
-#include "common/trap.cuh"
 #include "gemm/epilogue/finish.cuh"
 #include "gemm/epilogue/row_stats.cuh"
 #include "gemm/mainloop/pingpong.cuh"
@@ -136,24 +126,5 @@ class StoredRows : public TileRows<kPingPong, kPrescaledRows> {
     }
   }
 };
-
-// kPingPong: the consumers take tiles in turn; otherwise they share each tile.
-template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows>
-__global__ void __launch_bounds__(PingPongShape::kThreads, 1)
-    pingpong_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                    const __grid_constant__ CUtensorMap y_map, const GemmArguments args) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Epilogue = StoredRows<T, kActivation, kPingPong, kPrescaledRows>;
-  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
-  init_pingpong<kPingPong>(shared_address(raw));
-  const TileScheduler<PingPongShape> tiles(args);
-  pingpong_mainloop<T, kPingPong>(shared_address(raw), tiles, args.k, x_map, w_map, [&](int consumer, int own_row) {
-    return Epilogue(raw, args, tiles, y_map, consumer, own_row);
-  });
-#else
-  EMBERT_TRAP("pingpong_kernel");
-#endif
-}
 
 }  // namespace embert::hopper

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "gemm/epilogue/store.cuh"
 #include "gemm/kernels/cooperative.cuh"
+#include "gemm/kernels/pingpong.cuh"
 #include "gemm/kernels/sm90.h"
 #include "gemm/kernels/sm90_launch.cuh"
 #include "gemm/kernels/small_m.cuh"
