@@ -10,7 +10,7 @@ from embert.engine.encoders.devices import gpu_memory
 from embert.engine.host import usable_memory
 from embert.engine.memory_estimate import MemoryEstimate, estimate_memory, process_bytes
 from embert.server.config import ConfigError
-from embert.server.supervisor.planned_model import PlannedModel
+from embert.server.supervisor.start_messages import PlannedModel
 
 __all__ = ["check_memory"]
 

@@ -21,7 +21,7 @@ from embert.server.observability.metrics import (
     use_memory,
 )
 from embert.server.observability.request_record import PRIORITIES, RequestRecord
-from embert.server.observability.scraping.exposition import exposition
+from embert.server.observability.scraping import exposition
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

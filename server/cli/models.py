@@ -15,7 +15,7 @@ from embert.engine.files.hub import DEFAULT_MODEL_ID
 from embert.server.cli.memory_plan import check_memory
 from embert.server.config import ConfigError, ModelConfig
 from embert.server.ipc.control import StartModel
-from embert.server.supervisor.planned_model import PlannedModel
+from embert.server.supervisor.start_messages import PlannedModel
 
 __all__ = ["name_of", "plan"]
 

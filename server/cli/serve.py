@@ -86,5 +86,5 @@ def _traces_url(config: ServeConfig) -> str | None:
 def _on_sigterm(number: int, frame: object) -> None:
     """Exit at once: no process has been started yet."""
     del frame
-    log.info("%s before the model was there: leaving", signal.Signals(number).name)
+    log.info("received %s during startup; exiting", signal.Signals(number).name)
     exit_now(128 + number)  # SystemExit would wait for the threads of a download

@@ -26,7 +26,7 @@ from embert.server.http.accept import scrape_form
 from embert.server.http.auth import Keys
 from embert.server.http.errors import ErrorFormat, ServerError, Unavailable, error_body
 from embert.server.observability.metric_memory import MetricMemory
-from embert.server.observability.scraping.exposition import exposition
+from embert.server.observability.scraping import exposition
 
 __all__ = ["Downloads", "waiting_server"]
 

@@ -61,21 +61,21 @@ class Admission:
         self,
         config: ServeConfig,
         counters: SharedCounters,
-        worker: int,
+        http_index: int,
         engines: Mapping[int, Engine],
         model: int = 0,
         name: str = "",
     ) -> None:
         """`config` is the model's, `model` its number, `name` what errors call it, empty where there is only one.
 
-        `worker` is this process's place among the counters; `engines`, by index, are the router's.
+        `http_index` is this process's place among the counters; `engines`, by index, are the router's.
         """
         self.draining = False
         self.max_queue_tokens = config.max_queue_tokens or 0  # 0 until an engine tells its batch
         self.admitted_tokens = 0  # by this process, and not yet answered
         self.was_ready = False
         self._config, self._model, self._name = config, model, name
-        self._counters, self._worker = counters, worker
+        self._counters, self._http_index = counters, http_index
         self._engines = engines
         self._batch_tokens: dict[int, int] = {}  # by index of the engines that have the model; 0: not told yet
 
@@ -234,7 +234,7 @@ class Admission:
     def add(self, tokens: int) -> None:
         """Count tokens that enter, or with a negative number, tokens that are answered."""
         self.admitted_tokens += tokens
-        self._counters.admitted_tokens[self._model][self._worker] = self.admitted_tokens
+        self._counters.admitted_tokens[self._model][self._http_index] = self.admitted_tokens
 
     # --- errors with numbers in them ---
 

@@ -44,15 +44,17 @@ HEALTH_MAX_AGE_S = (
 class Router:
     """Lives on the event loop of one API process; not thread-safe."""
 
-    def __init__(self, models: Sequence[StartModel], counters: SharedCounters, worker: int) -> None:
-        """`models` are the server's, by number; `worker` is this API process's place among the counters."""
+    def __init__(self, models: Sequence[StartModel], counters: SharedCounters, http_index: int) -> None:
+        """`models` are the server's, by number; `http_index` is this API process's place among the counters."""
         self._engines: dict[int, EngineConnection] = {}
         self.admissions = [  # by number of the model
-            Admission(each.config, counters, worker, self._engines, each.number, each.name if len(models) > 1 else "")
+            Admission(
+                each.config, counters, http_index, self._engines, each.number, each.name if len(models) > 1 else ""
+            )
             for each in models
         ]
         self._infos: list[ModelInfo | None] = [None] * len(models)
-        self._counters, self._worker = counters, worker
+        self._counters, self._http_index = counters, http_index
         self._pending: dict[int, PendingRequest] = {}
         # Engines report what they run by request ids alone, so no two API processes may use the same id.
         self._ids = itertools.count((os.getpid() << 40) + 1)
@@ -256,7 +258,7 @@ class Router:
 
     def _load_of(self, engine: EngineConnection) -> tuple[int, int]:
         """For choosing; among equally loaded engines, each API process prefers a different one."""
-        return engine.tokens, (engine.index - self._worker) % len(self._engines)
+        return engine.tokens, (engine.index - self._http_index) % len(self._engines)
 
     def _send_waiting(self) -> None:
         for waiting in [each for each in self._pending.values() if each.engine < 0]:

@@ -42,11 +42,11 @@ class Loader:
         self._device = device
         self._on_step, self._on_ready, self._on_failed = on_step, on_ready, on_failed
         self._on_lost, self._on_end = on_lost, on_end
-        # CPU encoders load at the same time; what allocates and captures on a GPU takes turns there. Several models on
-        # a GPU have a device with a number, never "auto".
-        self._turn: AbstractContextManager[object] = contextlib.nullcontext()
+        # CPU encoders load at the same time; what allocates and captures on a GPU is serialized. Several models on a
+        # GPU have a device with a number, never "auto".
+        self._gpu_lock: AbstractContextManager[object] = contextlib.nullcontext()
         if device.startswith("cuda"):
-            self._turn = threading.Lock()
+            self._gpu_lock = threading.Lock()
         self._left = 0
         self._lock = threading.Lock()  # guards `_left`
 
@@ -87,7 +87,7 @@ class Loader:
         config = start.config
         self._on_step(start.number, "reading the model")
         model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
-        with self._turn:
+        with self._gpu_lock:
             self._on_step(start.number, "loading the weights")
             encoder = load_encoder(
                 model,

@@ -45,7 +45,7 @@ def main() -> None:
     try:
         loop.run()
     except Exception:  # a bug of ours, of any kind: other threads would keep this process alive without its loop
-        log.critical("internal error, this process ends", exc_info=True)
+        log.critical("internal error; exiting", exc_info=True)
         exit_now(70)
     loop.close()
 
@@ -53,7 +53,7 @@ def main() -> None:
 def _go_on(number: int, frame: object) -> None:
     """Go on: systemd, for one, signals all processes at once, and the HTTP processes need the answers of this one."""
     del frame
-    log.info("%s: the supervisor ends this process, after the last answer", signal.Signals(number).name)
+    log.info("received %s; the supervisor stops this process after the last answer", signal.Signals(number).name)
 
 
 def _loader(start: StartEngine, control: ControlConnection, loop: EngineLoop) -> Loader:
@@ -88,7 +88,7 @@ def _loader(start: StartEngine, control: ControlConnection, loop: EngineLoop) ->
 def _end_process(error: threading.ExceptHookArgs) -> None:
     """End the process: an engine without one of its threads would look alive and answer nobody."""
     what = error.exc_type, error.exc_value, error.exc_traceback
-    log.critical("internal error in a thread, this process ends", exc_info=what)  # type: ignore[arg-type]
+    log.critical("internal error in a thread; exiting", exc_info=what)  # type: ignore[arg-type]
     exit_now(70)
 
 

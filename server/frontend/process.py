@@ -28,8 +28,7 @@ from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.metric_memory import MetricMemory, Region
 from embert.server.observability.metrics import use_memory
 from embert.server.observability.request_record import DISCONNECTED, REFUSED, RequestRecord
-from embert.server.observability.scraping.exemplars import publish
-from embert.server.observability.scraping.exposition import Exposition
+from embert.server.observability.scraping import Exposition, publish
 from embert.server.observability.tracing.settings import read_sampler
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from embert.server.engine_client.router import Router
     from embert.server.http.connections import Connections
     from embert.server.observability.api_metrics import ApiMetrics
-    from embert.server.observability.scraping.scrapes import Scrapes
+    from embert.server.observability.scraping import Scrapes
     from embert.server.observability.tracing.span_export import SpanExport
     from embert.server.request.model_registry import ModelRegistry
 
@@ -57,7 +56,7 @@ def main() -> None:
     start = control.receive()
     if not isinstance(start, StartApi):
         raise SystemExit("embert.server.frontend.process is started by `embert serve`")
-    name = f"api-{start.worker}"
+    name = f"api-{start.http_index}"
     write_line = configure_logging(name, start.config.log_format, start.config.log_level)
     memory = MetricMemory(start.memory_fd)
     region = use_memory(memory, name)
@@ -97,14 +96,14 @@ async def _serve(
         tls = tls_context(config)
         access_log = None
         if config.access_log != "off":
-            access_log = AccessLog(config.access_log, f"api-{start.worker}", write_line)
+            access_log = AccessLog(config.access_log, f"api-{start.http_index}", write_line)
         spans = _span_export(start)
         tracer = None
         if spans is not None:
             from embert.server.observability.tracing.request_trace import RequestTracer
 
             tracer = RequestTracer(
-                spans.tracer, f"api-{start.worker}", keyless_paths(("probes", "metrics"), registry.by_name)
+                spans.tracer, f"api-{start.http_index}", keyless_paths(("probes", "metrics"), registry.by_name)
             )
         app = create_app(registry, keys, access_log, tracer)
     except (EngineError, ConfigError) as error:
@@ -140,7 +139,7 @@ async def _serve(
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
     draining = _Draining(router, servers, connections, metrics, control, config)
     running = [
-        keep_running(_write_metrics(registry, counters, start.worker)),
+        keep_running(_write_metrics(registry, counters, start.http_index)),
         keep_running(publish(region, metrics.exemplars)),
         keep_running(_follow(control, router, draining)),
         keep_running(registry.bodies.watch()),
@@ -259,12 +258,12 @@ class _Draining:
         return len(self._servers[0].server_state.tasks)
 
 
-async def _write_metrics(registry: ModelRegistry, counters: SharedCounters, worker: int) -> None:
+async def _write_metrics(registry: ModelRegistry, counters: SharedCounters, http_index: int) -> None:
     while True:
-        counters.api_alive[worker] = time.monotonic()
+        counters.api_alive[http_index] = time.monotonic()
         await asyncio.sleep(registry.metrics.WRITE_INTERVAL_S)
         registry.write_metrics()
-        counters.in_flight[worker] = registry.metrics.requests_in_flight
+        counters.in_flight[http_index] = registry.metrics.requests_in_flight
 
 
 def _span_export(start: StartApi) -> SpanExport | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from embert.server.http.errors import HeadTooLarge
-from embert.server.observability.scraping.exposition import Form
+from embert.server.observability.scraping import Form
 
 __all__ = ["prefers", "scrape_form"]
 

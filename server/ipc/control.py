@@ -92,7 +92,7 @@ class StartApi(msgspec.Struct, tag=True):
     memory_fd: int  # of metrics
     socket_fds: list[int]
     metrics_fd: int | None
-    worker: int
+    http_index: int
     counters_fd: int
     engines: list[EngineState]
     traces_url: str | None = None  # of the collector; None: no traces

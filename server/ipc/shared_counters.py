@@ -79,11 +79,11 @@ class SharedCounters:
         """Tokens of a model that are admitted and not yet answered, of all API processes."""
         return int(sum(self.admitted_tokens[model]))
 
-    def forget_api(self, worker: int) -> None:
+    def forget_api(self, http_index: int) -> None:
         """Nothing of an API process that has died is admitted or in flight any more."""
-        self.in_flight[worker] = 0.0
+        self.in_flight[http_index] = 0.0
         for tokens in self.admitted_tokens:
-            tokens[worker] = 0.0
+            tokens[http_index] = 0.0
 
 
 def _numbers(apis: int, engines: int, models: int) -> int:

@@ -21,7 +21,7 @@ from embert.server.observability.buffered_histogram import BufferedHistogram, Re
 from embert.server.observability.latency_buckets import LatencyBuckets
 from embert.server.observability.metrics import REJECT_REASONS, counter, gauge, histogram
 from embert.server.observability.request_record import EXPIRED, INTERACTIVE, OUTCOMES, RequestRecord, outcome_of
-from embert.server.observability.scraping.exemplars import ExemplarOf
+from embert.server.observability.scraping import ExemplarOf
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram

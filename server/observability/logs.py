@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import select
+import signal
 import socket
 import stat
 import threading
@@ -18,13 +20,14 @@ from typing import NoReturn
 
 import orjson
 
-__all__ = ["configure_logging", "exit_now", "trace_id"]
+__all__ = ["DUMP_SIGNAL", "configure_logging", "exit_now", "trace_id"]
 
 _OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
 _STDERR = 2
 WAITING_BYTES = 1 << 20  # of lines that stderr does not accept yet
 FLUSH_S = 0.5
 RETRY_S = 0.01
+DUMP_SIGNAL = signal.SIGUSR1  # every process answers it with the stacks of its threads
 
 # Of the request that this task works on, in hexadecimal; empty: it has no trace.
 trace_id: ContextVar[str] = ContextVar("trace_id", default="")
@@ -176,11 +179,12 @@ def _send(sock: socket.socket, data: bytes) -> int:
 def configure_logging(process: str, log_format: str, log_level: str) -> Callable[[bytes], None]:
     """Send all loggers of this process to stderr, one line a record; `extra` fields appear in JSON lines.
 
-    Returns what writes a line of another kind among them. With a full disk, or a pipe, socket or terminal that nobody
-    reads, lines are dropped and no caller blocks.
+    SIGUSR1 writes the stacks of all threads there, as plain text. With a full disk, or a pipe, socket or terminal that
+    nobody reads, lines are dropped and no caller blocks. Returns what writes a line of another kind among them.
     """
     handler = _Stderr()
     handler.setFormatter(_Json(process) if log_format == "json" else _Text(process))
+    faulthandler.register(DUMP_SIGNAL, file=_STDERR)
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(log_level.upper())

@@ -204,7 +204,7 @@ def value_class(region: Region, encode: Any) -> type:
             return float(self._values[self._place])
 
         def set_exemplar(self, exemplar: object) -> None:
-            """Exemplars are published as a whole: scraping/exemplars.py."""
+            """Exemplars are published as a whole: scraping.py."""
 
         def get_exemplar(self) -> None:
             return None

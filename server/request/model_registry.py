@@ -17,7 +17,7 @@ from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.latency_buckets import LatencyBuckets
 from embert.server.observability.metric_memory import MetricMemory
-from embert.server.observability.scraping.scrapes import Scrapes
+from embert.server.observability.scraping import Scrapes
 from embert.server.request.large_bodies import CooperativeSteps
 from embert.server.request.low_priority_throttle import LowPriorityThrottle
 from embert.server.request.model_handle import ModelHandle
@@ -139,7 +139,7 @@ def load_registry(
     others are served. `routes` and `tasks` are labels of metrics.
     """
     config = start.config
-    router = Router(start.models, counters, start.worker)
+    router = Router(start.models, counters, start.http_index)
     metrics = ApiMetrics(
         routes,
         LatencyBuckets.of(config.latency_buckets),

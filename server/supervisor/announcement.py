@@ -10,7 +10,7 @@ from embert.engine.model import Model
 from embert.engine.tasks import Task
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import EngineState
-from embert.server.supervisor.planned_model import PlannedModel
+from embert.server.supervisor.start_messages import PlannedModel
 
 __all__ = ["announce"]
 

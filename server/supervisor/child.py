@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from embert.server.ipc.control import ControlConnection, Message
+from embert.server.observability.logs import DUMP_SIGNAL
 from embert.server.supervisor.restarts import Backoff
 
 __all__ = ["Child", "Kind", "describe_exit"]
 
-API_HANG_S = 30.0  # without a turn of its event loop
+API_HANG_S = 30.0  # without an iteration of its event loop
 _KILL_WAIT_S = 5.0
 
 Kind = Literal["api", "engine"]
@@ -47,7 +48,7 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     control: ControlConnection | None = None
     draining: bool = False  # told to end its work and exit
-    killed: bool = False  # by the supervisor, and not yet reaped
+    killed: bool = False  # by the supervisor because it hung, or about to be, and not yet reaped
     endpoint: str = ""  # Unix socket of this start
 
     @property
@@ -105,10 +106,15 @@ class Child:
         self.start_at = time.monotonic() + delay_s
         return delay_s
 
+    def dump_stacks(self) -> None:
+        """Ask a hung process for the stacks of its threads in the log; `kill_hung` comes a moment later."""
+        assert self.process is not None  # noqa: S101 - only a running process hangs
+        self.ready, self.killed = False, True
+        self.process.send_signal(DUMP_SIGNAL)
+
     def kill_hung(self) -> None:
         """Kill the process without waiting for its end, which is then handled like any other."""
         assert self.process is not None  # noqa: S101 - only a running process hangs
-        self.ready, self.killed = False, True
         self.process.kill()
 
     def kill(self) -> None:

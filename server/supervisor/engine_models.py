@@ -2,13 +2,13 @@
 
 A model that breaks must not take the others along:
 
-* One that ends the process while it loads is left out. After the first such loss the process loads its models one by
+* One that ends the process while it loads is quarantined. After the first such loss the process loads its models one by
   one, so that the next loss names the model.
-* One whose forwards end the process again and again is left out for a while, and then loaded by the running process.
+* One whose forwards end the process again and again is quarantined for a while, and then loaded by the running process.
 * Where the process ends while it loads one model and runs another, either may be at fault. It counts for both, and none
-  is left out for ever on such evidence.
+  is quarantined for ever on such evidence.
 
-The only model of a process is never left out: there is nobody to protect from it.
+The only model of a process is never quarantined: there is nobody to protect from it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["EngineModels"]
 LOAD_LOSSES_MAX = 3  # processes lost while they loaded one model
 FORWARD_LOSSES_MAX = 4  # processes lost in forwards of one model, with less than FORGIVEN_AFTER_S between two of them
 FORGIVEN_AFTER_S = 300.0
-LEFT_OUT_S, LEFT_OUT_MAX_S = 60.0, 3600.0  # the first time, and at most; it doubles with every loss
+QUARANTINE_S, LEFT_OUT_MAX_S = 60.0, 3600.0  # the first time, and at most; it doubles with every loss
 
 
 @dataclass(slots=True)
@@ -33,12 +33,12 @@ class _Losses:
     count: int = 0
     last: float = float("-inf")
     in_doubt: bool = False  # another model may be at fault
-    out_s: float = LEFT_OUT_S  # for how long the model is left out the next time
+    quarantine_s: float = QUARANTINE_S  # for how long the model is quarantined the next time
 
     def leave_out_s(self) -> float:
-        """For how long the model is left out now."""
-        out_s, self.out_s = self.out_s, min(2 * self.out_s, LEFT_OUT_MAX_S)
-        return out_s
+        """For how long the model is quarantined now."""
+        quarantine_s, self.quarantine_s = self.quarantine_s, min(2 * self.quarantine_s, LEFT_OUT_MAX_S)
+        return quarantine_s
 
 
 class EngineModels:
@@ -63,7 +63,7 @@ class EngineModels:
         return sorted(wanted, key=lambda number: self._load_losses[number].count), self._one_by_one
 
     def due(self, now: float) -> list[int]:
-        """The models that have been left out for long enough: the running process is to load them."""
+        """The models that have been quarantined for long enough: the running process is to load them."""
         due = [number for number, (_, until) in self._left_out.items() if until <= now]
         for number in due:
             del self._left_out[number]
@@ -93,21 +93,21 @@ class EngineModels:
     def lost(self, how: str, now: float, running: int | None = None) -> tuple[int, str] | None:
         """The process has ended, `was killed by SIGKILL` say, perhaps in a forward of the model `running`.
 
-        Returns a model that is left out for it, and why.
+        Returns a model that is quarantined for it, and why.
         """
         blamed, self._loading = self._loading, set()
         self._one_by_one = len(self.numbers) > 1 and bool(blamed or self._one_by_one)
         self.states = {number: ModelState("loading", "starting again") for number in self.numbers}
         if len(self.numbers) == len(self._left_out) + 1:
             return None
-        left_out = None
+        quarantined = None
         if len(blamed) == 1:
-            left_out = self._lost_in_loading(blamed.pop(), how, now, in_doubt=running is not None)
+            quarantined = self._lost_in_loading(blamed.pop(), how, now, in_doubt=running is not None)
         elif blamed:
             return None
-        if left_out is None and running is not None:
-            left_out = self._lost_in_forward(running, how, now)
-        return left_out
+        if quarantined is None and running is not None:
+            quarantined = self._lost_in_forward(running, how, now)
+        return quarantined
 
     @property
     def settled(self) -> bool:
@@ -129,24 +129,26 @@ class EngineModels:
         if losses.count < LOAD_LOSSES_MAX:
             return None
         why = f"the engine process {how} while it loaded this model, {losses.count} times"
-        out_s = float("inf")
+        quarantine_s = float("inf")
         if losses.in_doubt:
-            out_s = losses.leave_out_s()
-            why += f", once or more while it ran another one; it is left out for {out_s:.0f} s"
+            quarantine_s = losses.leave_out_s()
+            why += f", once or more while it ran another one; quarantined for {quarantine_s:.0f} s"
             losses.in_doubt = False
-        return self._leave_out(number, why, now + out_s)
+        return self._leave_out(number, why, now + quarantine_s)
 
     def _lost_in_forward(self, number: int, how: str, now: float) -> tuple[int, str] | None:
         losses = self._losses[number]
-        if now - losses.last > FORGIVEN_AFTER_S + losses.out_s:
-            losses.count, losses.out_s = 0, LEFT_OUT_S
+        if now - losses.last > FORGIVEN_AFTER_S + losses.quarantine_s:
+            losses.count, losses.quarantine_s = 0, QUARANTINE_S
         losses.count, losses.last = losses.count + 1, now
         if losses.count < FORWARD_LOSSES_MAX:
             return None
         losses.count -= 1  # one more loss after its return is enough
-        out_s = losses.leave_out_s()
-        why = f"the engine process {how} in forwards of this model, again and again; it is left out for {out_s:.0f} s"
-        return self._leave_out(number, why, now + out_s)
+        quarantine_s = losses.leave_out_s()
+        why = (
+            f"the engine process {how} in forwards of this model, again and again; quarantined for {quarantine_s:.0f} s"
+        )
+        return self._leave_out(number, why, now + quarantine_s)
 
     def _leave_out(self, number: int, why: str, until: float) -> tuple[int, str]:
         self._left_out[number] = why, until

@@ -7,12 +7,21 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from embert.engine.model import Model
 from embert.server.config import ServeConfig
-from embert.server.ipc.control import EngineState, StartApi, StartEngine
+from embert.server.ipc.control import EngineState, StartApi, StartEngine, StartModel
 from embert.server.supervisor.child import Child
-from embert.server.supervisor.planned_model import PlannedModel
 
-__all__ = ["StartMessages"]
+__all__ = ["PlannedModel", "StartMessages"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model that is to be served, before any process has loaded it. Its number is its place among the models."""
+
+    start: StartModel
+    model: Model
+    devices: tuple[str, ...]  # an engine process on each of them holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,7 @@ class StartMessages:
             memory_fd=self.memory_fd,
             socket_fds=[sock.fileno() for sock in sockets],
             metrics_fd=metrics_socket.fileno() if metrics_socket is not None else None,
-            worker=child.index,
+            http_index=child.index,
             counters_fd=self.counters_fd,
             engines=engines,
             traces_url=self.traces_url,

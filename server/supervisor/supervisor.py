@@ -39,10 +39,9 @@ from embert.server.supervisor.announcement import announce
 from embert.server.supervisor.child import Child, Kind, describe_exit
 from embert.server.supervisor.engine_models import EngineModels
 from embert.server.supervisor.hangs import HangDetector
-from embert.server.supervisor.planned_model import PlannedModel
 from embert.server.supervisor.restarts import FIRST_STARTS, STABLE_S, Outages
 from embert.server.supervisor.sockets import bind_beside
-from embert.server.supervisor.start_messages import StartMessages
+from embert.server.supervisor.start_messages import PlannedModel, StartMessages
 
 if TYPE_CHECKING:
     from embert.server.observability.metrics import SupervisorMetrics
@@ -199,7 +198,7 @@ class Supervisor:
             child.spawn(inherited, self._selector)
         except OSError as error:
             delay_s = child.start_later()
-            log.error("%s cannot be started: %s; trying again in %.1f s", child.name, error, delay_s)  # noqa: TRY400
+            log.error("failed to start %s: %s; retrying in %.1f s", child.name, error, delay_s)  # noqa: TRY400
             self._outages.note_loss(child, self._siblings(child.kind))
             return
         assert child.process is not None  # noqa: S101 - just spawned
@@ -273,7 +272,7 @@ class Supervisor:
         self._tell_engine(child)
         if len(self.models) > 1:
             name, info = self.models[message.model].start.name, message.info
-            log.info("%s works on %s, %.1f s after it began to load", name, child.name, info.load_s)
+            log.info("%s is ready on %s, %.1f s after it began to load", name, child.name, info.load_s)
         self._announce()
 
     def _on_model_failed(self, child: Child, message: ModelFailed) -> None:
@@ -344,14 +343,16 @@ class Supervisor:
         if now - self.began > self.config.start_timeout:
             self.metrics.starting.set(0)
         for child in self._children:
-            if child.process is None or child.killed:
+            if child.process is None:
                 continue
-            if was_stopped:
+            if child.killed:
+                child.kill_hung()  # its stacks are in the log by now
+            elif was_stopped:
                 self._hangs.restart_clock(child)
             elif (hung := self._hangs.reason(child, now)) is not None:
-                log.error("%s hangs: %s; ending it", child.name, hung)
+                log.error("%s hung: %s; killing it", child.name, hung)
                 self.metrics.hangs.labels(child.kind).inc()
-                child.kill_hung()
+                child.dump_stacks()
                 self._outages.note_loss(child, self._siblings(child.kind))
             elif not child.ready and now - child.reported > self.config.start_timeout / PROGRESS_REPORTS:
                 child.reported = now
@@ -375,7 +376,7 @@ class Supervisor:
                 self.sockets[api.index] = []
 
     def _watch_models(self, engine: Child, now: float) -> None:
-        """Give up on models that load for too long, and load those that were left out for long enough."""
+        """Give up on models that load for too long, and load those that were quarantined for long enough."""
         models, limit_s = self._engine_models[engine.index], self.config.start_timeout
         if not models.settled and now - engine.started > limit_s:
             for number in models.late(f"not ready {limit_s:g} s after the start of {engine.name} (--start-timeout)"):
@@ -393,7 +394,7 @@ class Supervisor:
         for kind, what in kinds:
             outage_s = self._outages.exceeded_s(kind, self._siblings(kind), now)
             if outage_s is not None and not self._stopping:
-                log.error("no %s could work for %.0f s (--give-up-after): leaving", what, outage_s)
+                log.error("no %s has been available for %.0f s (--give-up-after); exiting", what, outage_s)
                 self._give_up(GIVE_UP_GRACE_S)
 
     # --- losing children ---
@@ -420,8 +421,8 @@ class Supervisor:
             self._counters.forward_since[child.index] = 0.0
             models = self._engine_models[child.index]
             hopeless = models.hopeless
-            if (left_out := models.lost(how, time.monotonic(), running)) is not None:
-                log.error("%s is left out: %s", self.models[left_out[0]].start.name, left_out[1])
+            if (quarantined := models.lost(how, time.monotonic(), running)) is not None:
+                log.error("%s is quarantined: %s", self.models[quarantined[0]].start.name, quarantined[1])
             detail = f"the engine process {how} and is being restarted"
             self._tell_state(EngineState(child.index, "down", detail, models=dict(models.states)))
         else:
@@ -435,13 +436,13 @@ class Supervisor:
             return
         alone = len(self._engines) == 1 or not hopeless
         if not self._announced and not child.slowest_start_s and child.starts >= FIRST_STARTS and alone:
-            log.error("%s %s; that was its start number %d, and it never was ready", child.name, how, child.starts)
+            log.error("%s %s; failed to start %d times; giving up", child.name, how, child.starts)
             self._give_up()
             return
         if time.monotonic() - child.ready_since > STABLE_S:
             child.backoff.reset()
         delay_s = child.start_later()
-        log.error("%s %s; starting it again in %.1f s", child.name, how, delay_s)
+        log.error("%s %s; restarting in %.1f s", child.name, how, delay_s)
         if child.kind == "engine":
             self.metrics.engine_restarts[child.index].inc()
         else:
@@ -456,7 +457,7 @@ class Supervisor:
         if self._reading_losses[number] == READING_LOSSES_MAX:
             name = self.models[number].start.name
             self.broken[name] = f"an HTTP process {how} while it read this model, {READING_LOSSES_MAX} times"
-            log.error("%s is left out: %s", name, self.broken[name])
+            log.error("%s is quarantined: %s", name, self.broken[name])
 
     # --- stopping ---
 
@@ -465,13 +466,13 @@ class Supervisor:
         if time.monotonic() - self._signalled < SAME_SIGNAL_S:
             return
         if self._stopping:
-            log.warning("%s again: leaving at once", signal.Signals(number).name)
+            log.warning("received %s again; exiting immediately", signal.Signals(number).name)
             self._status = 1
             self._kill_at = time.monotonic()
             return
         self._signalled = time.monotonic()
         log.info(
-            "%s: draining for up to %g s; again to leave at once",
+            "received %s; draining for up to %g s, a second signal exits immediately",
             signal.Signals(number).name,
             self.config.drain_timeout,
         )

@@ -97,4 +97,4 @@ def test_a_process_whose_sweeps_have_ended_is_replaced(tmp_path: Path) -> None:
         assert server.post("/embed", {"inputs": [GOOD]}).status_code == 200
         assert server.log.count("RuntimeError: spoilt") == 2
         assert server.log.count("internal error in Router._sweep, this process ends") == 2
-        assert server.log.count("ended with status 70; starting it again") == 2
+        assert server.log.count("ended with status 70; restarting") == 2

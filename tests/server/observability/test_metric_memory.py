@@ -9,7 +9,7 @@ import pytest
 
 from embert.server.observability import metric_memory
 from embert.server.observability.metric_memory import MetricMemory, value_class
-from embert.server.observability.scraping.exposition import exposition
+from embert.server.observability.scraping import exposition
 
 
 def values(memory: MetricMemory, process: str) -> type:

@@ -18,8 +18,7 @@ from embert.server.frontend.path_lookup import METRIC_ROUTES, METRIC_TASKS
 from embert.server.observability.latency_buckets import HOST_BUCKETS_S, REQUEST_BUCKETS_S
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics
-from embert.server.observability.scraping.exposition import Exposition, Form
-from embert.server.observability.scraping.scrapes import Scrapes
+from embert.server.observability.scraping import Exposition, Form, Scrapes
 from tests.server.live import ROOT, STAND_IN, Live, environment, live, until
 from tests.server.stand_in import FAIL, SLEEP
 
@@ -330,7 +329,7 @@ def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkey
         assert made == [1, 3, 3]
         scrapes.close()
 
-    monkeypatch.setattr("embert.server.observability.scraping.scrapes.exposition", slow_exposition)
+    monkeypatch.setattr("embert.server.observability.scraping", slow_exposition)
     asyncio.run(asyncio.wait_for(run(), 60))
 
 

@@ -20,8 +20,7 @@ from prometheus_client.samples import Exemplar
 from embert.server.http.accept import scrape_form
 from embert.server.http.request_metrics import ids_of
 from embert.server.observability.metric_memory import MetricMemory
-from embert.server.observability.scraping.exemplars import ExemplarOf
-from embert.server.observability.scraping.exposition import Form, exposition
+from embert.server.observability.scraping import ExemplarOf, Form, exposition
 from tests.server.connections import one_to_each
 from tests.server.live import ROOT, STAND_IN, Live, live, until
 

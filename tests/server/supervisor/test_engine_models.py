@@ -7,8 +7,8 @@ from embert.server.supervisor.engine_models import (
     FORGIVEN_AFTER_S,
     FORWARD_LOSSES_MAX,
     LEFT_OUT_MAX_S,
-    LEFT_OUT_S,
     LOAD_LOSSES_MAX,
+    QUARANTINE_S,
     EngineModels,
 )
 
@@ -96,15 +96,15 @@ def lose(models: EngineModels, running: int, now: float) -> tuple[int, str] | No
 
 def test_a_model_whose_forwards_end_the_process_again_and_again_is_left_out_for_a_while() -> None:
     models = EngineModels([0, 1])
-    left_out = [lose(models, 1, now) for now in range(FORWARD_LOSSES_MAX)]
-    assert left_out[:-1] == [None] * (FORWARD_LOSSES_MAX - 1)
-    assert left_out[-1] is not None
-    assert left_out[-1][0] == 1
+    quarantined = [lose(models, 1, now) for now in range(FORWARD_LOSSES_MAX)]
+    assert quarantined[:-1] == [None] * (FORWARD_LOSSES_MAX - 1)
+    assert quarantined[-1] is not None
+    assert quarantined[-1][0] == 1
     works(models)
     assert models.states[0].state == "ready"
     assert models.states[1].state == "failed"
-    assert "left out for 60 s" in models.states[1].detail
-    until = FORWARD_LOSSES_MAX - 1 + LEFT_OUT_S
+    assert "quarantined for 60 s" in models.states[1].detail
+    until = FORWARD_LOSSES_MAX - 1 + QUARANTINE_S
     assert models.due(until - 0.1) == []
     assert models.due(until) == [1]
     assert models.due(until) == []
@@ -117,16 +117,16 @@ def test_one_more_loss_after_its_return_leaves_it_out_for_twice_as_long() -> Non
         assert lose(models, 1, now) is None
     for _ in range(9):
         assert lose(models, 1, now) is not None
-        out_s = next(step for step in (60, 120, 240, 480, 960, 1920, 3600) if models.due(now + step) == [1])
-        seen.append(out_s)
-        now += out_s
+        quarantine_s = next(step for step in (60, 120, 240, 480, 960, 1920, 3600) if models.due(now + step) == [1])
+        seen.append(quarantine_s)
+        now += quarantine_s
     assert seen == [60, 120, 240, 480, 960, 1920, LEFT_OUT_MAX_S, LEFT_OUT_MAX_S, LEFT_OUT_MAX_S]
 
 
 def test_losses_long_ago_are_forgiven() -> None:
     models = EngineModels([0, 1])
     for number in range(20):
-        assert lose(models, 1, number * (FORGIVEN_AFTER_S + LEFT_OUT_S + 1)) is None
+        assert lose(models, 1, number * (FORGIVEN_AFTER_S + QUARANTINE_S + 1)) is None
 
 
 def test_the_only_model_is_never_left_out_for_its_forwards() -> None:
@@ -151,44 +151,44 @@ def lose_in_doubt(models: EngineModels, running: int, loading: int, now: float) 
 
 
 def test_a_model_that_loads_while_another_one_ends_the_process_comes_back() -> None:
-    """The model at fault is left out in the end, and the innocent one is loaded again."""
+    """The model at fault is quarantined in the end, and the innocent one is loaded again."""
     models = EngineModels([0, 1, 2])
     lost = [lose_in_doubt(models, 1, 0, float(now)) for now in range(LOAD_LOSSES_MAX)]
     assert lost[:-1] == [None] * (LOAD_LOSSES_MAX - 1)
     assert lost[-1] == (
         0,
         f"the engine process {KILLED} while it loaded this model, {LOAD_LOSSES_MAX} times, "
-        f"once or more while it ran another one; it is left out for 60 s",
+        f"once or more while it ran another one; quarantined for 60 s",
     )
     now = float(LOAD_LOSSES_MAX)
-    while (left_out := lose_in_doubt(models, 1, 2, now)) is None:
+    while (quarantined := lose_in_doubt(models, 1, 2, now)) is None:
         now += 1
         assert now < LOAD_LOSSES_MAX + FORWARD_LOSSES_MAX
-    assert left_out[0] == 1
+    assert quarantined[0] == 1
     assert models.begin()[0] == [2]
-    assert models.due(now + LEFT_OUT_S) == [0, 1]
+    assert models.due(now + QUARANTINE_S) == [0, 1]
     models.loads(0)
     models.ready(0, INFO)
     assert models.states[0].state == "ready"
 
 
 def test_a_model_that_ends_the_process_while_another_one_is_busy_is_left_out_longer_and_longer() -> None:
-    """The busy one, which is innocent, is never left out for it."""
+    """The busy one, which is innocent, is never quarantined for it."""
     models, now, seen = EngineModels([0, 1, 2]), 0.0, []
     for _ in range(LOAD_LOSSES_MAX - 1):
         assert lose_in_doubt(models, 1, 0, now) is None
     for _ in range(4):
-        left_out = lose_in_doubt(models, 1, 0, now)
-        assert left_out is not None
-        assert left_out[0] == 0
-        out_s = next(step for step in (60, 120, 240, 480, 960) if models.due(now + step) == [0])
-        seen.append(out_s)
-        now += out_s
+        quarantined = lose_in_doubt(models, 1, 0, now)
+        assert quarantined is not None
+        assert quarantined[0] == 0
+        quarantine_s = next(step for step in (60, 120, 240, 480, 960) if models.due(now + step) == [0])
+        seen.append(quarantine_s)
+        now += quarantine_s
     assert seen == [60, 120, 240, 480]
     models.loads(0)
-    left_out = models.lost(KILLED, now)
-    assert left_out is not None
-    assert "left out for" not in left_out[1]
+    quarantined = models.lost(KILLED, now)
+    assert quarantined is not None
+    assert "quarantined for" not in quarantined[1]
     assert models.due(float("1e9")) == []
 
 

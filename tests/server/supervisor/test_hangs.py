@@ -81,7 +81,9 @@ def test_a_hanging_engine_is_replaced_and_what_hangs_every_engine_is_given_up_on
         assert metrics['embert_hung_processes_total{process="api"}'] == 0
         assert metrics['embert_engine_restarts_total{engine="0"}'] == 2
         assert metrics["embert_admitted_tokens"] == metrics["embert_queue_tokens"] == 0
-        assert "engine-0 hangs: a forward runs for more than 1.0 s" in server.log
+        log = server.log
+        hung = log.index("engine-0 hung: a forward runs for more than 1.0 s")
+        assert hung < log.index("most recent call first") < log.index("stand_in.py", hung) < log.index("SIGKILL", hung)
 
 
 def test_one_hung_engine_of_two_keeps_nobody_waiting() -> None:
@@ -122,7 +124,7 @@ def test_a_stopped_engine_is_replaced(watched: Live) -> None:
     os.kill(pid, signal.SIGSTOP)
     until(lambda: replaced(server, pid), what="another engine process")
     until(lambda: right(server), what="an answer")
-    assert "engine-0 hangs: no sign of life for more than 3.0 s" in server.log
+    assert "engine-0 hung: no sign of life for more than 3.0 s" in server.log
 
 
 def test_a_stopped_server_that_goes_on_replaces_nobody(watched: Live) -> None:
@@ -147,8 +149,8 @@ def test_a_start_that_hangs_is_ended_and_told_of() -> None:
         # How far it comes within a second, and whether the HTTP process is ready by then, is the machine's affair.
         doing = "(importing modules|loading the weights)"
         assert re.search(rf"engine-0 is still starting after \d s: {doing}", server.log)
-        assert re.search(rf"engine-0 hangs: not ready 1 s after its start \(--start-timeout\), {doing}", server.log)
-        assert "start number 3, and it never was ready" in server.log
+        assert re.search(rf"engine-0 hung: not ready 1 s after its start \(--start-timeout\), {doing}", server.log)
+        assert "failed to start 3 times; giving up" in server.log
 
 
 BLOCK = """
@@ -158,7 +160,7 @@ def block(*_):
     pathlib.Path(__file__).with_name("blocked").touch()
     time.sleep(3600)
 
-signal.signal(signal.SIGUSR1, block)
+signal.signal(signal.SIGUSR2, block)
 """
 
 
@@ -172,7 +174,7 @@ def test_hung_http_processes_are_replaced_and_the_others_answer(tmp_path: Path) 
         stopped_pid, stuck_pid = stopped[0], stuck[0]
         began = time.monotonic()
         os.kill(stopped_pid, signal.SIGSTOP)
-        os.kill(stuck_pid, signal.SIGUSR1)
+        os.kill(stuck_pid, signal.SIGUSR2)
         # What a process accepts before it hangs is lost with it.
         until((tmp_path / "blocked").exists, what="a process whose event loop hangs")
         until(lambda: psutil.Process(stopped_pid).status() == psutil.STATUS_STOPPED, what="a stopped process")
@@ -193,7 +195,7 @@ def test_hung_http_processes_are_replaced_and_the_others_answer(tmp_path: Path) 
         for _, connection in (stopped, stuck):
             with pytest.raises((http.client.HTTPException, OSError)):
                 post_on(connection, {"inputs": [GOOD]})
-        assert server.log.count("hangs: no sign of life for more than 32.0 s; ending it") == 2
+        assert server.log.count("hung: no sign of life for more than 32.0 s; killing it") == 2
         metrics = server.metrics()
         assert metrics['embert_hung_processes_total{process="api"}'] == metrics["embert_api_restarts_total"] == 2
         assert metrics['embert_hung_processes_total{process="engine"}'] == 0
@@ -234,6 +236,16 @@ def test_memory_that_is_really_not_there() -> None:
         np.testing.assert_allclose(server.post("/embed", {"inputs": texts}).json(), good, atol=1e-5)
 
 
+def test_every_process_dumps_its_stacks_and_goes_on(plain: Live) -> None:
+    pids = [plain.process.pid, *plain.pids]
+    for number, pid in enumerate(pids, 1):
+        before = plain.log.count("most recent call first")
+        os.kill(pid, signal.SIGUSR1)
+        until(lambda before=before: plain.log.count("most recent call first") > before, what=f"stacks {number}")  # type: ignore[misc]
+    assert [plain.process.pid, *plain.pids] == pids
+    assert right(plain)
+
+
 def test_messages_that_are_none_hurt_nobody(plain: Live) -> None:
     """Whoever may connect to the engine's socket, which nobody else should."""
     server = plain
@@ -268,8 +280,8 @@ def test_restarts_back_off(tmp_path: Path) -> None:
         crash.touch()
         answer = server.post("/embed", {"inputs": [GOOD]}, headers={"x-request-timeout": "4"})
         assert answer.status_code == 503
-        until(lambda: "starting it again in 0.8 s" in server.log, what="the fourth death")
-        waits = re.findall(r"starting it again in ([\d.]+) s", server.log)
+        until(lambda: "restarting in 0.8 s" in server.log, what="the fourth death")
+        waits = re.findall(r"restarting in ([\d.]+) s", server.log)
         assert waits[:4] == ["0.1", "0.2", "0.4", "0.8"]
         assert server.get("/readyz").status_code == 503
         assert server.get("/livez").status_code == 200
@@ -278,6 +290,6 @@ def test_restarts_back_off(tmp_path: Path) -> None:
         assert right(server)
         time.sleep(2.2)
         os.kill(server.engine_pids[0], signal.SIGKILL)
-        until(lambda: len(re.findall("starting it again in 0.1 s", server.log)) == 2, what="a short wait again")
+        until(lambda: len(re.findall("restarting in 0.1 s", server.log)) == 2, what="a short wait again")
         server.wait_ready()
         until(lambda: right(server), what="an answer")

@@ -135,11 +135,11 @@ def test_an_engine_that_dies_in_one_model_answers_for_the_others(named: list[str
 
 def test_a_model_that_kills_the_engine_again_and_again_is_left_out_for_a_while(named: list[str]) -> None:
     with live(*named, *STAND_IN, clean_log=False) as server:
-        while "b is left out" not in server.log:
+        while "b is quarantined" not in server.log:
             until(lambda: all(state(server, name) == "ready" for name in ("a", "b", "rank")), what="all models")
             server.post("/models/b/embed", {"inputs": [[101, CRASH, 102]]}, timeout=120)
             until(lambda: right(server, "a"), what="an answer of the other model")
-        assert "it is left out for 60 s" in server.get("/readyz/b").text
+        assert "quarantined for 60 s" in server.get("/readyz/b").text
         answer = server.post("/models/b/embed", {"inputs": [GOOD]})
         assert answer.status_code == 503
         assert "again and again" in answer.json()["error"]

@@ -107,7 +107,7 @@ def _answers(server: Live, path: str) -> bool:
 def test_an_engine_that_never_comes_up_ends_the_server() -> None:
     with live(*STAND_IN, env={"STAND_IN_LOAD": "exit"}, ready=False, status=1) as server:
         assert server.wait() == 1
-        assert "never was ready" in server.log
+        assert "failed to start" in server.log
 
 
 def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
         os.kill(server.engine_pids[0], signal.SIGKILL)
         assert server.wait() == 1
-        assert re.search(r"no engine could work for \d+ s \(--give-up-after\): leaving", server.log)
+        assert re.search(r"no engine has been available for \d+ s \(--give-up-after\); exiting", server.log)
         thread.join(PATIENCE_S)
         assert [answer.status_code for answer in answers] == [503]  # and no connection that breaks
 
