@@ -15,13 +15,13 @@ constexpr int tiles_of(int size, int tile) {
 
 enum class GemmKernel : int {
   kSmallM = 0,          // small_m.cuh
-  kPingPong = 1,        // store.cuh, consumers in turn
+  kPingPong = 1,        // store.cuh, consumers in ping-pong
   kShared = 2,          // store.cuh, both consumers on each tile
   kCooperative256 = 3,  // cooperative.cuh, 128 × 256
   kCooperative128 = 4,  // cooperative.cuh, 128 × 128
   kCooperative192x128 =
       5,  // cooperative.cuh, 192 × 128: what fits the multiprocessors in one round may not with the other two
-  kPingPong256 = 6,  // residual_pingpong.cuh, 64 × 256, consumers in turn; 8 bits only
+  kPingPong256 = 6,  // residual_pingpong.cuh, 64 × 256, consumers in ping-pong; 8 bits only
 };
 
 struct GemmConfig {

@@ -5,8 +5,8 @@
 // cooperative.cuh, which reads less shared memory: 26 368 rows take 198 µs instead of 212 (768 to 3 072, GELU), 45
 // instead of 50 (384 to 1 152). At K = 3 072 the wider tile is faster (187, 210).
 //
-// Where there are no more tiles than blocks, ping-pong gains nothing. Then a block's consumers take 64 rows each of its tile,
-// and its epilogue is half as long (1 024 rows, 384 to 1 536: 8.2 µs against 9.0).
+// Where there are no more tiles than blocks, ping-pong gains nothing. Then a block's consumers take 64 rows each of its
+// tile, and its epilogue is half as long (1 024 rows, 384 to 1 536: 8.2 µs against 9.0).
 //
 // Accumulation is that of mainloop/pingpong.cuh. The epilogue applies the LayerNorm of x (EPILOGUES.md).
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace embert::hopper {
 
-// kPingPong: the consumers take tiles in turn; otherwise they share each tile.
+// kPingPong: the consumers take tiles in ping-pong; otherwise they share each tile.
 template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,

@@ -107,7 +107,7 @@ class HopperLinear final : public Linear {
 
   Hopper& owner_;
   LinearWeights weights_;  // without `exact` and `rope`, which live only while they are prepared
-  RopeColumns rope_;       // without a table: nothing is turned
+  RopeColumns rope_;       // without a table: no RoPE
   int w_rows_;             // of W; with gates two for each column of y
   // What the epilogue reads for each of W's rows: the constants with a residual, those without one (a float2 or a
   // float), and the next LayerNorm's gamma.

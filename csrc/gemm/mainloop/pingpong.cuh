@@ -1,5 +1,5 @@
-// Two consumers that take the block's tiles in turn. One multiplies while the other finishes the tile before, so the
-// matrix unit does not wait for epilogues. Tiles are of 128 × 128 (PingPongShape), or of 64 × 256
+// Two consumers that take the block's tiles in ping-pong. One multiplies while the other finishes the tile before, so
+// the matrix unit does not wait for epilogues. Tiles are of 128 × 128 (PingPongShape), or of 64 × 256
 // (residual_pingpong.cuh).
 //
 // Accumulation walks K in order in one FP32 accumulator, so a row's bits depend on the row and the weights alone.

@@ -11,7 +11,7 @@
 // empty.
 //
 // Order. A parity cannot tell a phase from the one after the next. So a warp may wait for a stage only while it cannot
-// be two uses late. Consumers that take tiles in turn therefore take their waits in turn too: two more mbarriers,
+// be two uses late. Consumers that take tiles in ping-pong therefore take their waits in turn too: two more mbarriers,
 // `turn`, say which consumer may wait and multiply (store.cuh, feed_forward.cuh).
 //
 // The end. A block may leave only when no other block writes to it any more, neither copies nor arrivals
