@@ -294,7 +294,7 @@ class FolderWriter:
         if not _lock(self._folder):
             error = f"another run is writing {self._path}"
         elif "_manifest.json" in names and not resume:
-            error = f"{self._path} holds the shards of another run; --resume continues it"
+            error = f"{self._path} holds the shards of another run; add --resume to continue it, or remove the folder"
         elif names and "_manifest.json" not in names:
             error = f"{self._path} is not empty, and has no _manifest.json of an earlier run; name another folder"
         if error is not None:

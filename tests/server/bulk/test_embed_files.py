@@ -231,7 +231,7 @@ def test_a_folder_of_another_run_is_not_overwritten(folder: Path, tmp_path: Path
         assert ended.returncode == 1
         return ended.stderr
 
-    again = f"remove {tmp_path / 'out'} to begin anew"
+    again = f"remove {tmp_path / 'out'}"
     assert "holds the shards of another run; add --resume to continue it" in refused()
     assert f"--shard-texts was 2000 in {tmp_path}/out, and is 1000; {again}" in refused(
         "--resume", "--shard-texts", "1000"

@@ -34,7 +34,7 @@ def peak(texts: Path, target: Path) -> int:
             except subprocess.TimeoutExpired:
                 continue
         assert process.returncode == 0
-    # The run itself, its engine and its text process; with the CUDA encoder built, also one that counts GPUs.
+    # The run itself, its engine and its tokenization process; with the CUDA encoder built, also one that counts GPUs.
     assert len(peaks) in (3, 4), peaks
     return sum(peaks.values())
 
