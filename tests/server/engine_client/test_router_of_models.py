@@ -11,7 +11,7 @@ from embert.server.engine_client.router import Router
 from embert.server.http.errors import Unavailable
 from embert.server.ipc.control import EngineState
 from embert.server.ipc.shared_counters import SharedCounters
-from tests.server.frontend.fake_engine import (
+from tests.server.engine_client.fake_engine import (
     FAILED,
     LOADING,
     READY,

@@ -10,9 +10,9 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.server.frontend.oracle import logits_of, model_folder, sigmoid
 from tests.server.live import STAND_IN, Live, live
 from tests.server.models import NAN_WORD
+from tests.server.protocols.oracle import logits_of, model_folder, sigmoid
 
 QUERY = "how do cats sleep?"
 DOCUMENTS = [

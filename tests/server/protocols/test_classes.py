@@ -9,8 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.server.frontend.oracle import Floats, logits_of, sigmoid, softmax
 from tests.server.live import Live
+from tests.server.protocols.oracle import Floats, logits_of, sigmoid, softmax
 
 LABELS = ("negative", "neutral", "positive")
 TEXTS: list[tuple[str, ...]] = [
