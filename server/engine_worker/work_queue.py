@@ -191,7 +191,7 @@ class WorkQueue:
             # Isolated batches need a free encoder, which would never come while batches are submitted ahead.
             if self._isolated or (full and not self._scheduler.full()):
                 return None
-            turn = self._scheduler.turn()
+            turn = self._scheduler.next_queue()
             if turn is None or turn[0] in but or (turn[1] and not bulk):
                 return None
             return self._scheduled()

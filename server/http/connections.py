@@ -19,7 +19,7 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-__all__ = ["ConnectionLimit", "Connections", "Place", "connection_limit"]
+__all__ = ["ConnectionLimit", "ConnectionSlot", "Connections", "connection_limit"]
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ LOG_INTERVAL_S = 10.0  # between two lines of a kind
 EVICTED_WITHOUT_FILES = 32  # idle connections closed at once when no descriptor is left
 
 
-class Place(Enum):
+class ConnectionSlot(Enum):
     """What a new connection gets."""
 
     SERVED = auto()
@@ -96,16 +96,16 @@ class Connections:
     def __iter__(self) -> Iterator[Connection]:
         return chain(self._served, self._surplus)
 
-    def add(self, connection: Connection) -> Place:
+    def add(self, connection: Connection) -> ConnectionSlot:
         """Count a new one; where there is no room, close the one that has been idle for longest."""
         if len(self._served) < self.limit.served or self.evict():
             self._served.add(connection)
-            return Place.SERVED
+            return ConnectionSlot.SERVED
         if len(self._surplus) < self.limit.surplus:
             self._surplus.add(connection)
-            return Place.SURPLUS
+            return ConnectionSlot.SURPLUS
         self._log("connections closed unanswered: %d are being refused, the most at a time", self.limit.surplus)
-        return Place.NONE
+        return ConnectionSlot.NONE
 
     def remove(self, connection: Connection) -> None:
         """Forget one that is closed."""

@@ -24,7 +24,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from embert.server.http.connections import Connections, Place
+from embert.server.http.connections import Connections, ConnectionSlot
 from embert.server.http.errors import BadRequest, ErrorFormats, HeadTooLarge, RequestTimeout, ServerError, error_body
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.lingering import LingeringClose
@@ -101,12 +101,12 @@ class _BoundedProtocol(HttpToolsProtocol):
         self.flow = HoldableFlow(transport)
         connections = self.bounds.connections
         self._last = connections.draining
-        place = connections.add(self)
-        if place is Place.NONE:
+        slot = connections.add(self)
+        if slot is ConnectionSlot.NONE:
             self._ignores_input = True
             transport.abort()
             return
-        if place is Place.SURPLUS:
+        if slot is ConnectionSlot.SURPLUS:
             # AuthMiddleware refuses its first request. An answer before the request could be lost: closing resets a
             # connection on which data still arrives.
             self._surplus = self._last = True

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from embert.server.http.connections import Connections, Place
+from embert.server.http.connections import Connections, ConnectionSlot
 from embert.server.http.protocol import HEAD_TIMEOUT_S, SURPLUS_S
 
 __all__ = ["with_tls"]
@@ -56,12 +56,12 @@ class _TlsConnection(asyncio.Transport, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        place = self._connections.add(self)
-        if place is Place.NONE:
+        slot = self._connections.add(self)
+        if slot is ConnectionSlot.NONE:
             self.abort()
             return
         self._connections.mark_idle(self)
-        timeout_s = HEAD_TIMEOUT_S if place is Place.SERVED else SURPLUS_S
+        timeout_s = HEAD_TIMEOUT_S if slot is ConnectionSlot.SERVED else SURPLUS_S
         self._handshake_timer = asyncio.get_running_loop().call_later(timeout_s, self.abort)
 
     def evict(self) -> bool:

@@ -22,7 +22,7 @@ from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import ALL_TASKS, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-__all__ = ["Misfit", "Part", "adapted_tensors", "encoders_of", "joined", "named", "parts_of"]
+__all__ = ["AdapterSlice", "Misfit", "adapted_tensors", "encoders_of", "joined", "named", "parts_of"]
 
 MATRICES = ("word", "position", "type")  # beside those that are called ….weight
 
@@ -32,7 +32,7 @@ class Misfit(Exception):  # no error yet: the model may be loaded in another typ
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AdapterSlice:
     """The sequences of a batch that have one adapter."""
 
     adapter: int  # -1: none
@@ -55,23 +55,23 @@ def named(config: EncoderConfig, adapter: int) -> str:
     return "" if config.adapters is None or adapter < 0 else f"with the adapter {config.adapters.names[adapter]}"
 
 
-def parts_of(batch: PackedBatch) -> list[Part]:
+def parts_of(batch: PackedBatch) -> list[AdapterSlice]:
     """A part for each adapter that a sequence has, -1 first. No part is larger than the batch, and none is empty.
 
     A batch whose prefix sums do not fit its tokens is one part: the extension says what is wrong with it.
     """
     if batch.adapters is None:
-        return [Part(-1, None, batch)]
+        return [AdapterSlice(-1, None, batch)]
     found = np.unique(batch.adapters)
     lengths = np.diff(batch.cu_seqlens)
     whole = batch.cu_seqlens[0] == 0 and batch.tokens == len(batch.ids) and (lengths > 0).all()
     if len(found) < 2 or not whole:
-        return [Part(int(found[0]) if len(found) else -1, None, batch)]
+        return [AdapterSlice(int(found[0]) if len(found) else -1, None, batch)]
     numbers = [np.flatnonzero(batch.adapters == adapter) for adapter in found]
-    return [Part(int(adapter), each, batch.taken(each)) for adapter, each in zip(found, numbers, strict=True)]
+    return [AdapterSlice(int(adapter), each, batch.taken(each)) for adapter, each in zip(found, numbers, strict=True)]
 
 
-def joined(parts: Sequence[Part], answers: Sequence[dict[Task, TaskOutput]]) -> dict[Task, TaskOutput]:
+def joined(parts: Sequence[AdapterSlice], answers: Sequence[dict[Task, TaskOutput]]) -> dict[Task, TaskOutput]:
     """What the parts of a batch were answered, as its own answers: the sequences of each task in the batch's order."""
     if len(parts) == 1:
         return answers[0]

@@ -13,7 +13,15 @@ import numpy.typing as npt
 
 from embert.engine.batch import PackedBatch, cumulative
 from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
-from embert.engine.encoders.cuda.adapters import Misfit, Part, adapted_tensors, encoders_of, joined, named, parts_of
+from embert.engine.encoders.cuda.adapters import (
+    AdapterSlice,
+    Misfit,
+    adapted_tensors,
+    encoders_of,
+    joined,
+    named,
+    parts_of,
+)
 from embert.engine.encoders.cuda.heads import HostClassifier, HostEmbedding, Layout, captured_tasks, head_tensors
 from embert.engine.encoders.cuda.shapes import (
     classifies_on_the_host,
@@ -70,11 +78,11 @@ def _incapable(name: str, capability: int) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class InFlightSlice:
     """A batch in flight on one encoder of the extension, or a part of one, and how its answers are read."""
 
     number: int
-    part: Part
+    part: AdapterSlice
     layout: Layout
     kept: PackedBatch | None = None  # of a batch whose embeddings the host computes
 
@@ -83,7 +91,7 @@ class Flight:
 class Ticket:
     """A batch in flight: of one adapter, or a part for each."""
 
-    flights: tuple[Flight, ...]
+    flights: tuple[InFlightSlice, ...]
 
 
 class CudaEncoder(Encoder):
@@ -233,14 +241,14 @@ class CudaEncoder(Encoder):
         check_tasks(batch, self._has)
         check_dimensions(batch, self.width)
         check_adapters(batch, self._config.adapters)
-        flights: list[Flight] = []
+        flights: list[InFlightSlice] = []
         try:
             for part in parts_of(batch):
                 asked, kept, host = part.batch, None, self._host_embedding
                 if host is not None:
                     asked, kept = host.asked(asked), host.kept(asked)
                 layout = Layout.of(asked, self._model)
-                flights.append(Flight(self._start(part, asked), part, layout, kept))
+                flights.append(InFlightSlice(self._start(part, asked), part, layout, kept))
         except EncoderError:
             _, failure = self._collected(flights)  # their places are wanted again
             if isinstance(failure, EncoderLost):
@@ -248,7 +256,7 @@ class CudaEncoder(Encoder):
             raise
         return Ticket(tuple(flights))
 
-    def _start(self, part: Part, batch: PackedBatch) -> int:
+    def _start(self, part: AdapterSlice, batch: PackedBatch) -> int:
         """Hand the batch of a part to the extension, and return the extension's number for it."""
         config = self._config
         tasks, normalize = batch.tasks, batch.normalize
@@ -279,7 +287,7 @@ class CudaEncoder(Encoder):
             raise failure
         return joined([flight.part for flight in ticket.flights], answers)
 
-    def _collected(self, flights: Sequence[Flight]) -> tuple[list[dict[Task, TaskOutput]], EncoderError | None]:
+    def _collected(self, flights: Sequence[InFlightSlice]) -> tuple[list[dict[Task, TaskOutput]], EncoderError | None]:
         """Wait for all of these, whatever fails: their answers, and the worst failure."""
         answers: list[dict[Task, TaskOutput]] = []
         failure: EncoderError | None = None
@@ -304,7 +312,7 @@ class CudaEncoder(Encoder):
         """Release the device's memory. The encoder cannot be used afterwards."""
         self._encoders = []
 
-    def _opened(self, part: Part) -> Any:
+    def _opened(self, part: AdapterSlice) -> Any:
         if not self._encoders:
             raise EncoderError(f"{self.device} ({self.device_name}): the encoder is closed")
         return self._encoders[part.adapter + 1]

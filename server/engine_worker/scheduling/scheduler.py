@@ -145,7 +145,7 @@ class Scheduler:
         queue, _ = self._next()
         return queue is not None and queue.full
 
-    def turn(self) -> tuple[Hashable, bool] | None:
+    def next_queue(self) -> tuple[Hashable, bool] | None:
         """The model of the next batch, and whether a bulk request goes first in it; None for an empty queue."""
         queue, bulk_first = self._next()
         return None if queue is None else (queue.name, bulk_first)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from embert.server.http.connections import LOG_INTERVAL_S, MOST_SURPLUS, ConnectionLimit, Connections, Place
+from embert.server.http.connections import LOG_INTERVAL_S, MOST_SURPLUS, ConnectionLimit, Connections, ConnectionSlot
 from tests.server.live import ROOT
 
 
@@ -36,20 +36,20 @@ def test_the_connection_idle_for_longest_makes_room() -> None:
     connections = Connections(ConnectionLimit(3, 1))
     unsent, first, second = Fake(stays=True), Fake(), Fake()
     for each in (unsent, first, second):
-        assert connections.add(each) is Place.SERVED
+        assert connections.add(each) is ConnectionSlot.SERVED
         connections.mark_idle(each)
     connections.mark_busy(first)
     connections.mark_idle(first)
-    assert connections.add(Fake()) is Place.SERVED
+    assert connections.add(Fake()) is ConnectionSlot.SERVED
     assert (unsent.evicted, first.evicted, second.evicted) == (False, False, True)
     connections.mark_busy(first)
     surplus = Fake()
-    assert connections.add(surplus) is Place.SURPLUS
+    assert connections.add(surplus) is ConnectionSlot.SURPLUS
     connections.mark_idle(surplus)  # it has its own time
-    assert connections.add(Fake()) is Place.NONE
+    assert connections.add(Fake()) is ConnectionSlot.NONE
     assert not surplus.evicted
     connections.remove(first)
-    assert connections.add(Fake()) is Place.SERVED
+    assert connections.add(Fake()) is ConnectionSlot.SERVED
     assert len(connections) == len(list(connections)) == 4
 
 
