@@ -1,7 +1,9 @@
 """A linear layer on a CPU, fused with the activation or the residual that follows it.
 
 oneDNN's packed weights are used where they work. On Zen 5 they run float32 2.3 times as fast as `F.linear`, whose MKL
-uses only AVX2 on AMD, and exact GELU costs 5 % instead of a pass of its own. torch reaches them through operators of
+uses only AVX2 on AMD, and exact GELU costs 5 % instead of a pass of its own. Limited to AVX2
+(ONEDNN_MAX_CPU_ISA), one core needs 7.8 ms instead of 9.2 for a text of 16 tokens of MiniLM, and the same for a batch
+of 20; in bfloat16 3.3 ms instead of 4.2, and 6 % less for the batch. torch reaches them through operators of
 its compiler, which it does not document. So they are tried on real weights when a model is loaded, and `F.linear`
 replaces them wherever they are absent, refuse, or answer differently.
 
