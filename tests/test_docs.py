@@ -86,6 +86,7 @@ def test_options_named_are_options(page: Path) -> None:
         "EMBERT_CPU",
         "EMBERT_CUDA",
         "EMBERT_CUDA_ARCHITECTURES",
+        "EMBERT_NVTX",
         "EMBERT_TESTING",
         "EMBERT_TEST_IMAGE",
         "EMBERT_TEST_WHEELS",
