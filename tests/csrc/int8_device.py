@@ -17,7 +17,7 @@ from tests.csrc.device import Device
 __all__ = ["EPSILON", "PROVIDERS", "Floats", "Product", "sums_of"]
 
 EPSILON = 1e-12
-PROVIDERS = ("hopper", "cublaslt")
+PROVIDERS = ("hopper",)
 Floats = npt.NDArray[Any]
 
 

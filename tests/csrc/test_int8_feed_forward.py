@@ -85,15 +85,14 @@ def test_inner_rows_pass_in_blocks_of_numpys_bits(
 
 
 @pytest.mark.parametrize(("hidden", "inner"), WIDTHS)
-def test_a_feed_forward_row_has_the_same_bits_in_any_company_and_by_either_provider(
+def test_a_feed_forward_row_has_the_same_bits_in_any_batch(
     device: Device, random: np.random.Generator, hidden: int, inner: int
 ) -> None:
     of = FeedForward(device, random, hidden, inner, ref.GELU, 16_400)
-    ours, theirs = of.made_by("hopper"), of.made_by("cublaslt")
+    ours = of.made_by("hopper")
     x = random.standard_normal((16_400, hidden)).astype(np.float16)
     together = of.run(ours, x)
     assert np.isfinite(together).all()
-    assert of.run(theirs, x).tobytes() == together.tobytes()
     for rows in (1, 16, 17, 65, 129, 500, 1000, 1500, 2500, 6100, 10_000):
         some = random.permutation(len(x))[:rows]
         assert of.run(ours, x[some]).tobytes() == together[some].tobytes(), rows
