@@ -111,7 +111,8 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
             auto made = std::make_unique<Int8Product>();
             made->provider = open_provider(bench, provider, library);
             LinearWeights of{at(weight), at<float>(bias), out, in, Activation(activation)};
-            (of_residual ? of.residual_norm : of.input_norm) = {at<float>(gamma), at<float>(beta)};
+            Norm& norm = of_residual ? of.residual_norm : of.input_norm;
+            norm = Norm{at<float>(gamma), at<float>(beta)};
             of.epsilon = epsilon;
             of.scales = at<float>(scales);
             of.block = block;
