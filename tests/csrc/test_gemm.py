@@ -272,7 +272,7 @@ def test_both_products_in_one_kernel_have_the_bits_of_two(
     def run(first: int, count: int, backwards: bool) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         of_x = x_sums + first * 24 if gamma_in else 0
         both.run(device.launch, x + first * hidden * 2, count, room, y, of_x, 1, y_stats, backwards)
-        parts = device.get(y_stats, (count, 3, both.parts, 2), np.float32)
+        parts = device.get(y_stats, (count, 3, both.splits, 2), np.float32)
         while parts.shape[2] > 1:  # a balanced tree
             parts = parts[:, :, ::2] + parts[:, :, 1::2]
         return device.get(y, (count, hidden), numpy_type(dtype)).view(np.uint16), parts[:, :, 0]
