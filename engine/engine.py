@@ -14,10 +14,12 @@ from embert.engine.batch import cumulative
 from embert.engine.encode_batches import encode_batches
 from embert.engine.encoders.base import Encoder, check_finite
 from embert.engine.errors import InputError
-from embert.engine.heads.description import Classifier, kept_rows
+from embert.engine.heads.description import Classifier
+from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
-from embert.engine.int8_accuracy import MIN_ACCURACY, load_encoder
+from embert.engine.int8_accuracy import load_encoder
 from embert.engine.model import Model, load_model
+from embert.engine.quantization import MIN_ACCURACY
 from embert.engine.task_output import SparseVector, TaskOutput
 from embert.engine.tasks import Task, task_names
 from embert.engine.tokenization.encoded import Encoded

@@ -20,15 +20,15 @@ from embert.engine.heads.scores import scores
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_shapes import tensor_shapes
+from embert.engine.quantization import MIN_ACCURACY
 from embert.engine.quantization.accuracy import Int8Accuracy, accuracy_of_labels, accuracy_of_rows
 from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import ALL_TASKS, Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.engine.tokenization.tokenizer import Tokenizer
 
-__all__ = ["MIN_ACCURACY", "affordable", "compared", "encoded_for", "load_encoder", "sentences", "task_of"]
+__all__ = ["affordable", "compared", "encoded_for", "load_encoder", "sentences", "task_of"]
 
-MIN_ACCURACY = 0.995  # the least that an encoder in eight bits must have, unless another is asked for
 REFERENCE_TOKENS = 2048  # of a batch of the encoder compared with; no text of the corpus is longer
 
 

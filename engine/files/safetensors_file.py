@@ -1,6 +1,4 @@
-"""The header of a safetensors file: names, dtypes, shapes and places of its tensors. Imports no numpy.
-
-Reads a safetensors file: a length, a JSON header (safetensors_header.py), then raw tensors.
+"""Reads a safetensors file: a length, a JSON header (safetensors_header.py), then raw tensors.
 
 The `safetensors` package does not fit: its numpy side has no bfloat16, and its torch side would bring torch into the
 CUDA engine. Tensors are views of the mapped file. Nothing is copied before it is converted, and processes that serve
@@ -9,8 +7,6 @@ the same model share the pages.
 
 from __future__ import annotations
 
-import json
-import math
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,95 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.errors import BrokenModel
+from embert.engine.files.safetensors_header import broken, parse_header
 
-__all__ = ["Header", "SafetensorsFile", "Tensor", "broken", "parse_header", "read_header"]
-
-# The format's tags → bytes of a number.
-ITEM_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-
-Header = dict[str, dict[str, Any]]  # a tensor's name → its dtype, shape and data_offsets, which are checked
-
-
-def read_header(path: Path) -> Header:
-    """Read a file's header and check it against the file's size. Raises BrokenModel naming the file and the reason."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = int.from_bytes(start, "little")
-            text = file.read(length) if length <= MAX_HEADER_BYTES else b""
-            size = file.seek(0, 2)
-    except OSError as error:
-        raise BrokenModel(f"{path} cannot be read: {error.strerror or error}") from error
-    return parse_header(path, start + text, size)[0]
-
-
-def parse_header(path: Path, data: Any, size: int) -> tuple[Header, int]:
-    """The header that a file's first bytes, or all of them, hold, and where the tensors' data begins.
-
-    Of tensors that share their data `safetensors.torch.save_model` stores one, and its metadata map the other names to
-    it: those are in the header too.
-
-    `size` is the file's, in bytes; `path` is for messages. Raises BrokenModel.
-    """
-    if not size:
-        raise broken(path, "the file is empty")
-    if size < 8:
-        raise broken(path, f"it has {size} bytes, too few for a header")
-    length = int.from_bytes(data[:8], "little")
-    if length > MAX_HEADER_BYTES or 8 + length > size:
-        raise broken(path, f"its header claims {length} bytes, the file has {size}")
-    try:
-        header = json.loads(data[8 : 8 + length])
-    except (ValueError, RecursionError) as error:
-        raise broken(path, f"its header is not JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise broken(path, "its header is not a JSON object")
-    metadata = header.pop("__metadata__", None)
-    for name, entry in header.items():
-        _check(path, name, entry, size - 8 - length)
-    if isinstance(metadata, dict):
-        stored = dict(header)
-        header |= {
-            name: stored[kept]
-            for name, kept in metadata.items()
-            if isinstance(kept, str) and name not in stored and kept in stored
-        }
-    return header, 8 + length
-
-
-def broken(path: Path, reason: str) -> BrokenModel:
-    """The error for a file that is not a valid safetensors file."""
-    return BrokenModel(f"{path} is not a valid safetensors file: {reason}")
-
-
-def _check(path: Path, name: str, entry: Any, size: int) -> None:
-    """Check that a tensor lies inside the `size` bytes of data and is as long as its shape says."""
-    try:
-        dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        valid = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in (*shape, start, stop))
-    except (TypeError, KeyError, ValueError):
-        valid = False
-    if not valid:
-        raise broken(path, f"its header has no valid entry for {name}")
-    if dtype not in ITEM_BYTES:
-        raise broken(path, f"{name} has the dtype {dtype}, which is not known here")
-    if stop > size:
-        raise broken(path, f"{name} ends at byte {stop} of {size}: the file is truncated")
-    if stop - start != math.prod(shape) * ITEM_BYTES[dtype]:
-        raise broken(path, f"{name} has {stop - start} bytes, which its shape {shape} and dtype {dtype} contradict")
-
+__all__ = ["SafetensorsFile", "Tensor"]
 
 # numpy has no bfloat16: its bits come as uint16, and the dtype tag tells them apart from integers.
 DTYPES: dict[str, np.dtype[Any]] = {

@@ -14,7 +14,7 @@ from embert.engine import Encoder, Model
 from embert.engine.batch import PackedBatch, cumulative
 from embert.engine.encode_batches import packed, spans
 from embert.engine.engine import batch_budget, kept_columns, require_task
-from embert.engine.heads.description import kept_rows
+from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from embert.engine import Encoder, Model
 from embert.engine.engine import kept_columns, require_task
 from embert.engine.host import usable_cpus
-from embert.engine.int8_accuracy import MIN_ACCURACY
+from embert.engine.quantization import MIN_ACCURACY
 from embert.server.bulk.blocks import Block, RowRange, SharedBuffers
 from embert.server.bulk.engine_stage import EngineStage
 from embert.server.bulk.job import BulkError, CannotResume, Job

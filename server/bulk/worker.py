@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from embert.engine import Model, load_encoder
 from embert.engine.errors import EngineError
-from embert.engine.int8_accuracy import MIN_ACCURACY
+from embert.engine.quantization import MIN_ACCURACY
 from embert.server.bulk.blocks import Block, SharedBuffers
 from embert.server.bulk.engine_stage import EngineStage
 from embert.server.bulk.job import BulkError, Job

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from embert import __version__
-from embert.engine.int8_accuracy import MIN_ACCURACY
+from embert.engine.quantization import MIN_ACCURACY
 from embert.server.config import ConfigError, ServeConfig, check_environment, environment_name, option_name
 
 __all__ = ["main", "parse_serve"]

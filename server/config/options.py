@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from embert.engine.host import usable_cpus
-from embert.engine.int8_accuracy import MIN_ACCURACY
+from embert.engine.quantization import MIN_ACCURACY
 
 __all__ = [
     "ApiKey",

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope
 
 from embert.engine import Encoded, Task
 from embert.engine.batch import cumulative
-from embert.engine.heads.description import kept_rows
+from embert.engine.heads.multi_vector import kept_rows
 from embert.server.config import option_name
 from embert.server.engine_client.pending import Answer, TooManyWeights
 from embert.server.http.accept import prefers

@@ -161,11 +161,11 @@ def parsed(said: str) -> Compiled:
 def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
     names = {source: " ".join(kernel.name for kernel in each.kernels) for source, each in compiled.items()}
     for kernel in ("pingpong_kernel", "cooperative_kernel", "small_m_kernel"):
-        assert kernel in names["hopper"]
-    assert "feed_forward_kernel" in names["hopper_feed_forward"]
-    assert "maxima_kernel" in names["hopper_maxima"]
+        assert kernel in names["sm90_linear"]
+    assert "feed_forward_kernel" in names["sm90_feed_forward"]
+    assert "maxima_kernel" in names["sm90_maxima"]
     for kernel in ("pingpong_gated_kernel", "small_m_gated_kernel"):
-        assert kernel in names["hopper_gated"]
+        assert kernel in names["sm90_gated"]
     for kernel in (
         "int8_dequant_kernel",
         "block_kernel",
@@ -173,11 +173,11 @@ def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
         "small_m_int8_kernel",
         "residual_pingpong_kernel",
     ):
-        assert kernel in names["hopper_int8"]
-    assert "quantise_kernel" in names["quantise"]
-    assert "quantise_blocks_kernel" in names["quantise_blocks"]
+        assert kernel in names["sm90_int8"]
+    assert "quantize_kernel" in names["quantize"]
+    assert "quantize_blocks_kernel" in names["quantize_blocks"]
     for kernel in ("pingpong_rope_kernel", "small_m_rope_kernel"):
-        assert kernel in names["hopper_rotary"]
+        assert kernel in names["sm90_rope"]
     for kernel in ("attention_hopper_kernel", "attention_hopper_blocks_kernel", "attention_hopper_window_kernel"):
         assert kernel in names["sm90"]
     assert "attention_hopper_long_kernel" in names["long_texts"]
@@ -210,9 +210,9 @@ def test_barriers_leave_room_for_blocks(compiled: dict[str, Compiled], source: s
 
 
 def test_only_what_a_family_uses_is_compiled(compiled: dict[str, Compiled]) -> None:
-    """Turned: two shapes of few rows and two of turns, by type and by where gamma is. Gated: those by activation."""
-    assert len(compiled["hopper_rotary"].kernels) == (2 + 2) * 2 * 2
-    assert len(compiled["hopper_gated"].kernels) == (2 + 2) * 2 * 2 * 4
+    """RoPE: two shapes of small M and two of ping-pong, by type and by where gamma is. Gated: those by activation."""
+    assert len(compiled["sm90_rope"].kernels) == (2 + 2) * 2 * 2
+    assert len(compiled["sm90_gated"].kernels) == (2 + 2) * 2 * 2 * 4
     assert len(compiled["long_texts"].kernels) == 2
 
 

@@ -204,20 +204,6 @@ def test_weights_of_splade_are_checked(model: Model, make: Make) -> None:
         make(splade)
 
 
-@pytest.mark.parametrize("changes", [True, False])
-def test_portable_products_of_heads_promise_no_bits(
-    model: Model, make: Make, monkeypatch: pytest.MonkeyPatch, changes: bool
-) -> None:
-    """In int8, too: they stay in 16 bits."""
-    monkeypatch.setattr(CudaEncoder, "gemm", "cublaslt")
-    monkeypatch.setattr(cuda, "_load", lambda *_: "")  # these layers are too narrow for int8
-    monkeypatch.setattr(CudaEncoder, "_self_test", lambda *_: None)
-    without = dataclasses.replace(HEADS, multi_vector=None)
-    for of in (model, with_splade(model, SPLADE)) if changes else (dataclasses.replace(model, heads=without),):
-        encoder, _ = make(of, dtype="int8", gemm="cublaslt")
-        assert ("a text's last bits may depend on its batch" in encoder.choice) == changes
-
-
 def floats(*values: float) -> npt.NDArray[np.float32]:
     return np.array(values, np.float32)
 

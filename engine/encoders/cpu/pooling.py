@@ -11,7 +11,8 @@ import torch
 from embert.engine.batch import cumulative
 from embert.engine.encoders.cpu import kernels
 from embert.engine.encoders.cpu.runs import Group
-from embert.engine.heads.pooling import POOLINGS, pooled_rows
+from embert.engine.heads.pooled_rows import pooled_rows
+from embert.engine.heads.pooling import POOLINGS
 
 __all__ = ["ONE_ROW", "one_row_each", "pooled"]
 

@@ -15,7 +15,7 @@ from embert.engine.errors import UnsupportedModel
 from embert.engine.heads.dense_layer import DenseLayer, LayerNorm, load_modules
 from embert.engine.heads.description import Layer, Splade, TokenWeights
 from embert.engine.heads.embedding import EmbeddingHead
-from embert.engine.heads.pooling import pooled_rows
+from embert.engine.heads.pooled_rows import pooled_rows
 from embert.engine.heads.token_weights import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.task_output import TaskOutput

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import read_object
-from embert.engine.files.safetensors_file import read_header
+from embert.engine.files.safetensors_header import read_header
 from embert.engine.heads.description import Layer, Norm
 from embert.engine.models.tensor_names import stored_names_of
 

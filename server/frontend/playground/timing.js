@@ -1,7 +1,7 @@
 // --- the parts of a request; of several, one after the other, their sums ---
 
 const PARTS = [
-  ["tokenize", "tokenise", "texts to token ids"],
+  ["tokenize", "tokenize", "texts to token ids"],
   ["queue", "queue", "waiting for a batch"],
   ["inference", "inference", "the batch on the encoder"],
   ["rest", "rest of the server", "reading, handing over, writing"],

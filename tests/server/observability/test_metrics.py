@@ -329,7 +329,7 @@ def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkey
         assert made == [1, 3, 3]
         scrapes.close()
 
-    monkeypatch.setattr("embert.server.observability.scraping", slow_exposition)
+    monkeypatch.setattr("embert.server.observability.scraping.exposition", slow_exposition)
     asyncio.run(asyncio.wait_for(run(), 60))
 
 

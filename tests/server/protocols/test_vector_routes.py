@@ -15,7 +15,8 @@ import pytest
 from embert import engine
 from embert.engine import Task
 from embert.engine.batch import PackedBatch, cumulative
-from embert.engine.heads.description import Heads, MultiVector, Role, kept_rows
+from embert.engine.heads.description import Heads, MultiVector, Role
+from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.task_output import TaskOutput
 from embert.server.config import ModelConfig
 from embert.server.request.model_handle import ModelHandle

@@ -206,7 +206,7 @@ def test_a_child_that_cannot_be_started_is_tried_again(healing: Live) -> None:
     opened = descriptors(supervisor)
     resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (max(opened) + 1, limits[1]))
     os.kill(server.engine_pids[0], signal.SIGKILL)
-    cannot = "engine-0 cannot be started: [Errno 24] Too many open files"
+    cannot = "failed to start engine-0: [Errno 24] Too many open files"
     until(lambda: cannot in server.log, what="a start that fails")
     resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (max(opened) + 2, limits[1]))
     until(lambda: f"{cannot}: '/dev/null'" in server.log, what="one that fails later")

@@ -51,7 +51,7 @@ def test_a_signal_to_all_processes_at_once(number: signal.Signals) -> None:
             until(lambda: server.metrics()["embert_admitted_tokens"] == 9 and runs.exists(), what="requests in flight")
             for pid in server.pids:
                 os.kill(pid, number)
-            until(lambda: "the supervisor ends this process" in server.log, what="the engine's signal")
+            until(lambda: "the supervisor stops this process" in server.log, what="the engine's signal")
         for thread in threads:
             thread.join(PATIENCE_S)
         assert [answer.status_code for answer in answers] == [200] * 3

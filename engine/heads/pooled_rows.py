@@ -1,0 +1,73 @@
+"""All of sentence-transformers' pooling modes, in numpy, on the hidden states of packed sequences.
+
+Encoders compute the modes of POOLINGS by themselves; this file is for what they have no kernel for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine.heads.pooling import modes_of
+
+__all__ = ["pooled_rows"]
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.integer]
+
+
+def pooled_rows(hidden: Floats, offsets: Ints, pooling: str, prompt_tokens: Ints | None = None) -> Floats:
+    """float32 [T, hidden] → float32 [n, hidden · modes], by `Model.pooling`.
+
+    Sequence i has the rows offsets[i] … offsets[i + 1] - 1, at least one; its first prompt_tokens[i] rows are not
+    pooled. A sequence's row does not depend on the others.
+    """
+    starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64)
+    if not len(lengths):
+        return np.empty((0, hidden.shape[1] * len(modes_of(pooling))), np.float32)
+    positions = np.arange(len(hidden)) - np.repeat(starts, lengths)
+    skipped = np.zeros(len(lengths), np.int64) if prompt_tokens is None else np.minimum(prompt_tokens, lengths)
+    kept = positions >= np.repeat(skipped, lengths)
+    empty = skipped == lengths
+    masked = hidden if prompt_tokens is None else hidden * kept[:, None]
+
+    def sums(weights: npt.NDArray[np.float32]) -> Floats:
+        total: Floats = np.add.reduceat(masked * weights[:, None], starts)
+        return total
+
+    def first() -> Floats:
+        # Of a sequence without other tokens sentence-transformers takes the first one.
+        return hidden[starts + np.where(empty, 0, skipped)]
+
+    def last() -> Floats:
+        found = hidden[offsets[1:] - 1]
+        found[empty] = 0
+        return found
+
+    def largest() -> Floats:
+        found: Floats = np.maximum.reduceat(np.where(kept[:, None], hidden, np.float32(-np.inf)), starts)
+        return found
+
+    counts = np.maximum(lengths - skipped, 1)[:, None].astype(np.float32)
+    roots: Floats = np.sqrt(counts)
+
+    def weighted() -> Floats:
+        # Weights count from the first token, also where a prompt's tokens are not pooled.
+        weights = (positions + 1).astype(np.float32)
+        of_kept = np.add.reduceat(np.where(kept, weights, np.float32(0)), starts)
+        shares: Floats = weights / np.repeat(np.maximum(of_kept, np.float32(1)), lengths)
+        return sums(shares)
+
+    ones = np.ones(len(hidden), np.float32)
+    modes: dict[str, Callable[[], Floats]] = {
+        "cls": first,
+        "max": largest,
+        "mean": lambda: sums(ones) / counts,
+        "mean_sqrt_len_tokens": lambda: sums(ones) / roots,
+        "weightedmean": weighted,
+        "last-token": last,
+    }
+    rows = [modes[mode]() for mode in modes_of(pooling)]
+    return np.concatenate(rows, axis=1).astype(np.float32, copy=False)
