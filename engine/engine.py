@@ -185,11 +185,11 @@ class Engine:
         _check_flags(is_query=is_query, truncate=truncate)
         encoded = self._encoded(texts, task, prompt_name, truncate=truncate, is_query=is_query)
         starts = cumulative(encoded.lengths)
-        kept = kept_rows(encoded.ids, starts, head, is_query=is_query)
+        mask = kept_rows(encoded.ids, starts, head, is_query=is_query)
         vectors: dict[int, Vectors] = {}
         for numbers, rows in self._rows(encoded, Task.MULTI, batch_tokens, progress):
             for number, start, stop in zip(numbers.tolist(), rows.offsets, rows.offsets[1:], strict=False):
-                vectors[number] = rows.values[start:stop][kept[starts[number] : starts[number + 1]]]
+                vectors[number] = rows.values[start:stop][mask[starts[number] : starts[number + 1]]]
         return [vectors[number] for number in range(len(texts))]
 
     def score(self, pairs: Sequence[Pair], **options: Unpack[ScoreOptions]) -> Vectors:
@@ -255,8 +255,8 @@ class Engine:
         firsts, seconds = [], []
         for number, pair in pairs.items():
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                found = len(pair) if isinstance(pair, (tuple, list)) else f"one {type(pair).__name__}"
-                raise InputError(f"`{param}`: pair {number} must be two texts, found {found}", param=param)
+                description = len(pair) if isinstance(pair, (tuple, list)) else f"one {type(pair).__name__}"
+                raise InputError(f"`{param}`: pair {number} must be two texts, found {description}", param=param)
             for text in pair:
                 check_text(text, param, f"a text of pair {number}")
             firsts.append(prompt + pair[0])

@@ -42,14 +42,14 @@ def lines(path: Path) -> list[str]:
 
 def _groups(root: Path, controller: str) -> dict[int, str]:
     """The cgroup of this process, by cgroup version."""
-    found = {}
+    folders = {}
     for line in lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
-            found[2] = path
+            folders[2] = path
         elif controller in controllers.split(","):
-            found[1] = path
-    return found
+            folders[1] = path
+    return folders
 
 
 def _mounts(root: Path, controller: str) -> Iterator[tuple[int, str, str]]:

@@ -73,14 +73,14 @@ def load_encoder(
     return built
 
 
-def _check(found: Int8Accuracy, model: Model, least: float) -> None:
-    if found.worst >= least:
+def _check(accuracy: Int8Accuracy, model: Model, least: float) -> None:
+    if accuracy.worst >= least:
         return
     # Not a number is too little, too.
     raise UnsupportedModel(
-        f"{model.model_id} in int8 agrees too little with {found.dtype}: its worst {found.measure} over {found.texts} "
-        f"sentences is {found.worst:.4f}, at least {least:g} is asked for; use another --dtype, or lower "
-        "--min-agreement"
+        f"{model.model_id} in int8 agrees too little with {accuracy.dtype}: its worst {accuracy.measure} over "
+        f"{accuracy.texts} sentences is {accuracy.worst:.4f}, at least {least:g} is asked for; "
+        "use another --dtype, or lower --min-agreement"
     )
 
 
@@ -90,11 +90,11 @@ def _measured(model: Model, ours: Encoder, encoder: str) -> Int8Accuracy:
     tokens = max(REFERENCE_TOKENS, int(encoded.lengths.max()))
     # Where a CUDA encoder was not to be had for int8, there is no use in comparing with one.
     named = "torch" if ours.name == "torch" else encoder
-    theirs = create_encoder(model, device=ours.device, max_batch_tokens=tokens, encoder=named, prepared=False)
+    reference = create_encoder(model, device=ours.device, max_batch_tokens=tokens, encoder=named, prepared=False)
     try:
-        return compared(model, encoded, ours, theirs)
+        return compared(model, encoded, ours, reference)
     finally:
-        theirs.close()
+        reference.close()
 
 
 Floats = npt.NDArray[np.float32]
@@ -116,16 +116,16 @@ def encoded_for(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Enc
 def compared(model: Model, encoded: Encoded, ours: Encoder, theirs: Encoder) -> Int8Accuracy:
     """How well `ours` agrees with `theirs`. Raises EncoderError if a forward fails."""
     task = task_of(model)
-    mine, other = (_rows(encoder, encoded, task, model.max_input_length) for encoder in (ours, theirs))
+    own_rows, reference_rows = (_rows(encoder, encoded, task, model.max_input_length) for encoder in (ours, theirs))
     if task == Task.CLASSIFY and model.heads.classifier is not None:
         activation = model.heads.classifier.activation
-        given = scores(mine.values, activation), scores(other.values, activation)
-        return accuracy_of_labels(mine.values, other.values, given, dtype=theirs.dtype)
+        class_scores = scores(own_rows.values, activation), scores(reference_rows.values, activation)
+        return accuracy_of_labels(own_rows.values, reference_rows.values, class_scores, dtype=theirs.dtype)
     if task == Task.SPARSE:
         vocabulary = model.config.vocab_size
-        return accuracy_of_rows(_dense(mine, vocabulary), _dense(other, vocabulary), dtype=theirs.dtype)
-    texts = None if task == Task.EMBED else (_means(mine), _means(other))
-    return accuracy_of_rows(mine.values, other.values, texts, dtype=theirs.dtype)
+        return accuracy_of_rows(_dense(own_rows, vocabulary), _dense(reference_rows, vocabulary), dtype=theirs.dtype)
+    texts = None if task == Task.EMBED else (_means(own_rows), _means(reference_rows))
+    return accuracy_of_rows(own_rows.values, reference_rows.values, texts, dtype=theirs.dtype)
 
 
 def _rows(encoder: Encoder, encoded: Encoded, task: Task, longest: int) -> TaskOutput:

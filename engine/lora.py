@@ -86,8 +86,8 @@ class Lora:
             return False
         if self.layers is None or isinstance(self.targets, str) or module in self.targets:
             return True
-        starts = [rf"(?:^|.*?\.){each}" for each in self.layer_patterns] or [r".*?\.[^.]*"]
-        number = next((found for start in starts if (found := re.match(rf"{start}\.(\d+)\.", module))), None)
+        starts = [rf"(?:^|.*?\.){pattern}" for pattern in self.layer_patterns] or [r".*?\.[^.]*"]
+        number = next((match for start in starts if (match := re.match(rf"{start}\.(\d+)\.", module))), None)
         return number is not None and int(number[1]) in self.layers
 
 
@@ -98,7 +98,7 @@ def _named(names: str | tuple[str, ...], module: str) -> bool:
 
 
 def _pattern(patterns: Mapping[str, object], module: str) -> str:
-    return next((each for each in patterns if re.match(rf"(.*\.)?({each})$", module)), "")
+    return next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), "")
 
 
 def read_lora(folder: Path) -> Lora | None:
@@ -126,7 +126,7 @@ def read_lora(folder: Path) -> Lora | None:
     base = fields.get("base_model_name_or_path")
     layers = fields.get("layers_to_transform")
     layers = [layers] if isinstance(layers, int) else layers
-    if layers is not None and not (isinstance(layers, list) and all(type(each) is int for each in layers)):
+    if layers is not None and not (isinstance(layers, list) and all(type(layer) is int for layer in layers)):
         raise BrokenModel(f"{path}: layers_to_transform must be a list of ints, found {layers!r}")
     lora = Lora(
         path,
@@ -148,7 +148,7 @@ def read_lora(folder: Path) -> Lora | None:
 
 def _check_patterns(lora: Lora) -> None:
     """Raise BrokenModel for a pattern that is no regular expression."""
-    named = [each for each in (lora.targets, lora.excluded) if isinstance(each, str)]
+    named = [value for value in (lora.targets, lora.excluded) if isinstance(value, str)]
     for pattern in (*named, *lora.layer_patterns, *lora.ranks, *lora.alphas):
         try:
             re.compile(pattern)
@@ -162,7 +162,7 @@ def _names(path: Path, fields: Mapping[str, Any], name: str) -> str | tuple[str,
         return ()
     if isinstance(value, str):
         return value
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise BrokenModel(f"{path}: {name} must be a text or a list of texts, found {value!r}")
     return tuple(value)
 
@@ -182,7 +182,7 @@ def _numbers(path: Path, fields: Mapping[str, Any], name: str, *, whole: bool = 
     value = fields.get(name) or {}
     if not isinstance(value, dict):
         raise BrokenModel(f"{path}: {name} must be an object, found {value!r}")
-    return {pattern: _number(path, f"{name}.{pattern}", each, whole=whole) for pattern, each in value.items()}
+    return {pattern: _number(path, f"{name}.{pattern}", number, whole=whole) for pattern, number in value.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +203,13 @@ def placed(lora: Lora, names: Iterable[str], tensors: TensorNames, stored: Colle
     `tensors` say which of them are layers'. Raises BrokenModel for a tensor of a module that `lora` does not name, or
     that the base does not have although it is in a layer or the decoder.
     """
-    found = Placed()
+    placement = Placed()
     prefixes = tuple(dict.fromkeys(prefix for mapping in tensors.mappings for prefix in mapping.prefixes))
     for name in names:
         own = name.removeprefix(PEFT_PREFIX)
         if ORIGINAL in own:
             continue
-        ending = next((each for each in (*LINEAR, *TABLE, BIAS) if own.endswith(each)), "")
+        ending = next((suffix for suffix in (*LINEAR, *TABLE, BIAS) if own.endswith(suffix)), "")
         module = own.removesuffix(ending)
         if ending and not lora.adapts(module):
             raise BrokenModel(f"{lora.weights} has a tensor {name}, and {lora.path} adapts no {module}")
@@ -221,20 +221,20 @@ def placed(lora: Lora, names: Iterable[str], tensors: TensorNames, stored: Colle
             decoder = tensors.masked_lm is not None and own.startswith(f"{tensors.masked_lm.decoder}.")
             if decoder or tensors.layer_of(own) is not None:
                 raise BrokenModel(f"{lora.weights} has a tensor {name}, which belongs to no weight of the base model")
-            found.unused.append(name)
+            placement.unused.append(name)
         elif ending:
-            kind = found.biases if ending == BIAS else found.tables if ending in TABLE else found.linear
+            kind = placement.biases if ending == BIAS else placement.tables if ending in TABLE else placement.linear
             kind[in_base] = name.removesuffix(ending)
         else:
-            found.replaced[in_base] = name
-    return found
+            placement.replaced[in_base] = name
+    return placement
 
 
 def _in_base(name: str, prefixes: tuple[str, ...], stored: Collection[str]) -> str | None:
     """The base's name of a tensor that the adapter names, with or without the base's prefix."""
-    bare = next((name.removeprefix(each) for each in prefixes if name.startswith(each)), name)
-    for each in dict.fromkeys((name, bare, *(prefix + bare for prefix in prefixes))):
-        for stored_name in stored_names_of(each):
+    bare = next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
+    for candidate in dict.fromkeys((name, bare, *(prefix + bare for prefix in prefixes))):
+        for stored_name in stored_names_of(candidate):
             if stored_name in stored:
                 return stored_name
     return None

@@ -155,7 +155,7 @@ def _load(
     prompts, default_prompt_name = read_prompts(folder)
     prompts = prompts_with_adapters(prompts, config.adapters)
     usual_prompt = prompts[default_prompt_name] if default_prompt_name is not None else ""
-    found = read_vector_heads(
+    vector_heads = read_vector_heads(
         folder,
         weights,
         config,
@@ -166,25 +166,25 @@ def _load(
         splade=splade,
         most_weights=_most_weights(library, library_fields),
     )
-    embeds = found.embeds and (classifier is None or pooling is not None)
+    embeds = vector_heads.embeds and (classifier is None or pooling is not None)
     if classifier is not None:
         classifier = stored_classifier(classifier, config.tensors, weights)
         if embeds:
             notices.append(f"a classification model, which embeds too because pooling {pooling} was asked for")
     elif modules.pooling is None and embeds:
         named = _architectures(weights)
-        of = "" if not named or named.endswith("Model") else f"; architectures of config.json: {named}"
-        notices.append(f"no pooling configuration found, using mean{of}")
-    if found.pickled:
-        notices.append(_pickled(folder, found.pickled))
+        architectures = "" if not named or named.endswith("Model") else f"; architectures of config.json: {named}"
+        notices.append(f"no pooling configuration found, using mean{architectures}")
+    if vector_heads.pickled:
+        notices.append(_pickled(folder, vector_heads.pickled))
     pooling_mode = "mean" if classifier is None else "cls"
-    if found.embeds and modules.pooling:
+    if vector_heads.embeds and modules.pooling:
         pooling_mode = modules.pooling
-    after_pooling = modules.after_pooling if found.embeds else ()
+    after_pooling = modules.after_pooling if vector_heads.embeds else ()
     # sentence-transformers' own limit is in place of the tokenizer's, also where it is larger.
     limit = modules.transformer_module.max_length or tokenizer.max_length or config.max_positions
     max_input_length = min(limit, config.max_positions)
-    multi_vector = found.multi_vector
+    multi_vector = vector_heads.multi_vector
     if multi_vector is None:
         modules.transformer_module.check_no_roles()
     if multi_vector is not None:
@@ -192,7 +192,7 @@ def _load(
         # length of whatever it encoded last.
         multi_vector = multi_vector.within(max_input_length)
         max_input_length = min(config.max_positions, multi_vector.longest)
-    heads = Heads(classifier, found.sparse, multi_vector)
+    heads = Heads(classifier, vector_heads.sparse, multi_vector)
     notices += _unused(weights, config, heads, lora, pooling_mode if embeds else "")
     return Model(
         model_id=model_id or location.model_id,
@@ -261,15 +261,15 @@ def _base(lora: Lora, progress: bool) -> Path:
         f"M.from_pretrained('{lora.path.parent}').merge_and_unload().save_pretrained('merged')\", and put the "
         "tokenizer's files beside"
     )
-    said = f"{lora.path.parent} holds a LoRA adapter without its base model"
+    problem = f"{lora.path.parent} holds a LoRA adapter without its base model"
     if lora.base is None:
-        raise BrokenModel(f"{said}, and base_model_name_or_path of {lora.path.name} does not name that; {merge}")
+        raise BrokenModel(f"{problem}, and base_model_name_or_path of {lora.path.name} does not name that; {merge}")
     try:
         base = locate(lora.base, revision=None, progress=progress).folder
     except ModelNotFound as error:
-        raise BrokenModel(f"{said} {lora.base}, which cannot be loaded ({error}); {merge}") from error
+        raise BrokenModel(f"{problem} {lora.base}, which cannot be loaded ({error}); {merge}") from error
     if not (base / "config.json").is_file():
-        raise BrokenModel(f"{said} {lora.base}, and that has no config.json; {merge}")
+        raise BrokenModel(f"{problem} {lora.base}, and that has no config.json; {merge}")
     return base
 
 

@@ -69,12 +69,12 @@ class TaskOutput:
         rows = np.repeat(self.offsets[sequences] - offsets[:-1], counts) + np.arange(offsets[-1], dtype=np.int32)
         return TaskOutput(self.values[rows], offsets, None if self.indices is None else self.indices[rows])
 
-    def where(self, kept: npt.NDArray[np.bool_]) -> TaskOutput:
-        """The rows that are kept, of the same sequences: `kept` is [R]."""
-        before = np.zeros(len(kept) + 1, np.int32)
-        np.cumsum(kept, out=before[1:])
-        indices = None if self.indices is None else self.indices[kept]
-        return TaskOutput(self.values[kept], before[self.offsets], indices)
+    def where(self, mask: npt.NDArray[np.bool_]) -> TaskOutput:
+        """The rows where `mask` [R] is true, of the same sequences."""
+        before = np.zeros(len(mask) + 1, np.int32)
+        np.cumsum(mask, out=before[1:])
+        indices = None if self.indices is None else self.indices[mask]
+        return TaskOutput(self.values[mask], before[self.offsets], indices)
 
     def first_not_finite(self) -> int | None:
         """The first sequence with a NaN or an infinity; None: all values are finite. Costs one sum where they are."""
@@ -90,9 +90,9 @@ class TaskOutput:
         # A value that is not a number is kept, to be seen.
         values = np.nan_to_num(self.values[:, 0], nan=np.inf)
         order = np.lexsort((-values, owners))
-        kept = np.zeros(len(order), np.bool_)
-        kept[order] = np.arange(len(order)) - self.offsets[owners] < most
-        return self.where(kept)
+        mask = np.zeros(len(order), np.bool_)
+        mask[order] = np.arange(len(order)) - self.offsets[owners] < most
+        return self.where(mask)
 
     def sparse_vectors(self) -> list[SparseVector]:
         """Of SPARSE: the pairs of each sequence. Raises ValueError for the rows of another task."""

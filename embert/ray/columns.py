@@ -33,13 +33,13 @@ def texts(table: pa.Table, column: str) -> list[str]:
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise ColumnError(f"column {column!r} holds {values.type}, not strings; cast it first")
-    found: list[str] = values.to_pylist()
+    strings: list[str] = values.to_pylist()
     if values.null_count:
-        row = found.index(None)  # type: ignore[arg-type]  # Arrow's null
+        row = strings.index(None)  # type: ignore[arg-type]  # Arrow's null
         raise ColumnError(
-            f"column {column!r} is null in row {row} of a batch of {len(found)}; filter or fill such rows first"
+            f"column {column!r} is null in row {row} of a batch of {len(strings)}; filter or fill such rows first"
         )
-    return found
+    return strings
 
 
 def vectors(rows: Floats) -> pa.Array:
@@ -68,7 +68,7 @@ def multi_vectors(rows: Sequence[Floats], columns: int) -> pa.Array:
 def class_scores(rows: Sequence[Sequence[LabelScore]]) -> pa.Array:
     """List<struct<label: string, score: float32>>, best first."""
     kind = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32())]))
-    return pa.array([[{"label": each.label, "score": each.score} for each in row] for row in rows], kind)
+    return pa.array([[{"label": label.label, "score": label.score} for label in row] for row in rows], kind)
 
 
 def _offsets(counts: Sequence[int]) -> pa.Array:

@@ -85,8 +85,8 @@ class Embedder:
         self._kind = _KINDS[task]
         self._columns = (column,) if isinstance(column, str) else tuple(column)
         if len(self._columns) not in self._kind.columns:
-            wanted = " or ".join(map(str, self._kind.columns))
-            raise EmbedderError(f"the task {task} reads {wanted} columns; `column` names {', '.join(self._columns)}")
+            counts = " or ".join(map(str, self._kind.columns))
+            raise EmbedderError(f"the task {task} reads {counts} columns; `column` names {', '.join(self._columns)}")
         self._output_column = output_column or self._kind.output_column
         loading: dict[str, Any] = {
             name: value for name, value in options.items() if name in LoadOptions.__annotations__
@@ -115,14 +115,14 @@ class Embedder:
         perhaps with its GPU, the process ends, and Ray starts another actor for the batch.
         """
         if not isinstance(batch, pa.Table):
-            found = type(batch).__name__
-            raise EmbedderError(f'Embedder takes Arrow tables, not {found}: map_batches(…, batch_format="pyarrow")')
+            kind = type(batch).__name__
+            raise EmbedderError(f'Embedder takes Arrow tables, not {kind}: map_batches(…, batch_format="pyarrow")')
         if self._output_column in batch.column_names:
             raise ColumnError(f"there is a column {self._output_column!r} already; choose another `output_column`")
         columns = [texts(batch, name) for name in self._columns]
-        given = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        inputs = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         try:
-            return batch.append_column(self._output_column, self._kind.run(self._engine, given, self._options))
+            return batch.append_column(self._output_column, self._kind.run(self._engine, inputs, self._options))
         except EncoderLost as error:
             log.critical("%s; this actor ends, so that another takes its place", error)
             logging.shutdown()
@@ -141,11 +141,11 @@ class _Kind:
     run: Callable[[Engine, Sequence[Any], Mapping[str, Any]], pa.Array]
 
 
-def _multi(engine: Engine, given: Sequence[str], options: Mapping[str, Any]) -> pa.Array:
-    found = engine.embed_multi(given, **options)
+def _multi(engine: Engine, inputs: Sequence[str], options: Mapping[str, Any]) -> pa.Array:
+    token_vectors = engine.embed_multi(inputs, **options)
     head = engine.model.heads.multi_vector
     assert head is not None  # noqa: S101 - embed_multi would have raised
-    return multi_vectors(found, head.columns)
+    return multi_vectors(token_vectors, head.columns)
 
 
 _KINDS = {
@@ -153,20 +153,20 @@ _KINDS = {
         "embedding",
         ("adapter", "normalize", "dimensions"),
         (1,),
-        lambda engine, given, options: vectors(engine.embed(given, **options)),
+        lambda engine, inputs, options: vectors(engine.embed(inputs, **options)),
     ),
     "sparse": _Kind(
         "sparse",
         ("adapter",),
         (1,),
-        lambda engine, given, options: sparse_vectors(engine.embed_sparse(given, **options)),
+        lambda engine, inputs, options: sparse_vectors(engine.embed_sparse(inputs, **options)),
     ),
     "multi": _Kind("vectors", ("adapter", "is_query"), (1,), _multi),
-    "score": _Kind("score", ("raw",), (2,), lambda engine, given, options: pa.array(engine.score(given, **options))),
+    "score": _Kind("score", ("raw",), (2,), lambda engine, inputs, options: pa.array(engine.score(inputs, **options))),
     "classify": _Kind(
         "classes",
         ("raw",),
         (1, 2),
-        lambda engine, given, options: class_scores(engine.classify(given, **options)),
+        lambda engine, inputs, options: class_scores(engine.classify(inputs, **options)),
     ),
 }

@@ -47,12 +47,12 @@ def deployment(
             )
     models = (model,) if isinstance(model, str) else tuple(model or ())
     config = _config({"workers": 1, **options, "model": models})
-    given = dict(serve_options or {})
-    if given.get("num_replicas", "auto") == "auto":
+    arguments = dict(serve_options or {})
+    if arguments.get("num_replicas", "auto") == "auto":
         scaling = {"min_replicas": 1, "max_replicas": MAX_REPLICAS, "target_ongoing_requests": TARGET_ONGOING_REQUESTS}
-        given["autoscaling_config"] = scaling | dict(given.get("autoscaling_config") or {})
-        given.pop("num_replicas", None)
-    actor = {"num_cpus": num_cpus, "num_gpus": num_gpus} | dict(given.pop("ray_actor_options", None) or {})
+        arguments["autoscaling_config"] = scaling | dict(arguments.get("autoscaling_config") or {})
+        arguments.pop("num_replicas", None)
+    actor = {"num_cpus": num_cpus, "num_gpus": num_gpus} | dict(arguments.pop("ray_actor_options", None) or {})
     ours: dict[str, Any] = {
         "name": "embert",
         "ray_actor_options": actor,
@@ -62,8 +62,8 @@ def deployment(
         # A request that is answered last has had all of its time, and the server ends in order after it.
         "graceful_shutdown_timeout_s": config.request_timeout + config.drain_timeout,
     }
-    made: serve.Deployment = serve.deployment(**ours | given)(Replica)
-    return made.bind(config)
+    bound: serve.Deployment = serve.deployment(**ours | arguments)(Replica)
+    return bound.bind(config)
 
 
 def application(arguments: Mapping[str, Any]) -> serve.Application:

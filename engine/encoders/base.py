@@ -27,8 +27,8 @@ def check_adapters(batch: PackedBatch, adapters: Adapters | None) -> None:
     n = 0 if adapters is None else len(adapters.names)
     (wrong,) = np.nonzero((batch.adapters < -1) | (batch.adapters >= n))
     if len(wrong):
-        found = batch.adapters[wrong[0]]
-        raise EncoderError(f"the adapter of sequence {wrong[0]} must be -1 to {n - 1}, found {found}")
+        adapter = batch.adapters[wrong[0]]
+        raise EncoderError(f"the adapter of sequence {wrong[0]} must be -1 to {n - 1}, found {adapter}")
 
 
 def check_dimensions(batch: PackedBatch, width: int) -> None:
@@ -37,8 +37,8 @@ def check_dimensions(batch: PackedBatch, width: int) -> None:
         return
     (wrong,) = np.nonzero((batch.dimensions < 0) | (batch.dimensions > width))
     if len(wrong):
-        found = batch.dimensions[wrong[0]]
-        raise EncoderError(f"dimensions of sequence {wrong[0]} must be 0 to {width}, found {found}")
+        dimension = batch.dimensions[wrong[0]]
+        raise EncoderError(f"dimensions of sequence {wrong[0]} must be 0 to {width}, found {dimension}")
 
 
 def check_tasks(batch: PackedBatch, has: Task) -> None:
@@ -49,8 +49,8 @@ def check_tasks(batch: PackedBatch, has: Task) -> None:
         return
     (wrong,) = np.nonzero((batch.tasks == 0) | (batch.tasks & ~np.uint8(has) != 0))
     if len(wrong):
-        found = Task(int(batch.tasks[wrong[0]]))
-        raise EncoderError(f"this model's tasks are {has!r}; sequence {wrong[0]} wants {found!r}")
+        task = Task(int(batch.tasks[wrong[0]]))
+        raise EncoderError(f"this model's tasks are {has!r}; sequence {wrong[0]} wants {task!r}")
 
 
 def check_finite(

@@ -59,15 +59,15 @@ def devices_of(models: Sequence[tuple[str, str, Model]]) -> list[list[str]]:
     keep the GPU waiting.
     """
     gpus = functools.cache(gpu_memory)
-    found = [devices(device, encoder, model, gpus) for device, encoder, model in models]
-    if len(models) == 1 or ["auto"] not in found:
-        return found
-    on_cpu = "cpu" if ["cpu"] in found else "auto"  # one process for all that run there
+    names = [devices(device, encoder, model, gpus) for device, encoder, model in models]
+    if len(models) == 1 or ["auto"] not in names:
+        return names
+    on_cpu = "cpu" if ["cpu"] in names else "auto"  # one process for all that run there
     for i, (_, encoder, model) in enumerate(models):
-        if found[i] == ["auto"] and ":" not in encoder:
+        if names[i] == ["auto"] and ":" not in encoder:
             takes_gpu = encoder != "auto" or refusal(model) is None
-            found[i] = [on_cpu if not gpus() else "cuda:0" if takes_gpu else "cpu"]
-    return found
+            names[i] = [on_cpu if not gpus() else "cuda:0" if takes_gpu else "cpu"]
+    return names
 
 
 def gpu_memory() -> list[int]:
@@ -79,7 +79,7 @@ def gpu_memory() -> list[int]:
         return []
     command = [sys.executable, "-P", "-c", _ASK]  # -P: do not import from the working folder
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:  # the driver hangs; loading the encoder will report it
         return []
-    return [int(line) for line in asked.stdout.split()] if asked.returncode == 0 else []
+    return [int(line) for line in result.stdout.split()] if result.returncode == 0 else []

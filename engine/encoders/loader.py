@@ -117,7 +117,7 @@ def _torch_encoder(choice: str) -> Callable[..., Encoder]:
 def _imported(path: str) -> Callable[..., Encoder]:
     module, _, name = path.partition(":")
     try:
-        found: Any = getattr(importlib.import_module(module), name)
+        create: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UnsupportedModel(f"the encoder {path} cannot be imported: {error}") from error
-    return cast("Callable[..., Encoder]", found)
+    return cast("Callable[..., Encoder]", create)

@@ -73,20 +73,20 @@ class _Reference:
         return x + self._rows(POSITION_EMBEDDINGS, slice(len(ids))) if self._is.position_table else x
 
     def _layer(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
-        at = f"encoder.layer.{self._is.stored_layer(layer)}."
+        prefix = f"encoder.layer.{self._is.stored_layer(layer)}."
         attention_norm, pre_norm = self._is.has_attention_norm(layer), self._is.pre_norm
-        given = self._norm(x, f"{at}attention.output.LayerNorm") if pre_norm and attention_norm else x
-        x = x + self._linear(self._attention(given, layer, bias), f"{at}attention.output.dense")
+        sublayer_input = self._norm(x, f"{prefix}attention.output.LayerNorm") if pre_norm and attention_norm else x
+        x = x + self._linear(self._attention(sublayer_input, layer, bias), f"{prefix}attention.output.dense")
         if attention_norm and not pre_norm:
-            x = self._norm(x, f"{at}attention.output.LayerNorm")
-        given = self._norm(x, f"{at}output.LayerNorm") if pre_norm else x
-        inner = self._linear(given, f"{at}intermediate.dense")
+            x = self._norm(x, f"{prefix}attention.output.LayerNorm")
+        sublayer_input = self._norm(x, f"{prefix}output.LayerNorm") if pre_norm else x
+        inner = self._linear(sublayer_input, f"{prefix}intermediate.dense")
         if self._is.gated:
-            inner = inner * self._activated(self._linear(given, f"{at}intermediate.gate"))
+            inner = inner * self._activated(self._linear(sublayer_input, f"{prefix}intermediate.gate"))
         else:
             inner = self._activated(inner)
-        x = x + self._linear(inner, f"{at}output.dense")
-        return x if pre_norm else self._norm(x, f"{at}output.LayerNorm")
+        x = x + self._linear(inner, f"{prefix}output.dense")
+        return x if pre_norm else self._norm(x, f"{prefix}output.LayerNorm")
 
     def _attention(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
         length, heads, size = len(x), self._is.heads, self._is.head_size
@@ -119,16 +119,16 @@ class _Reference:
             return None
         return by_distance[:, _distances(length) + length - 1]
 
-    def _rows(self, name: str, of: npt.NDArray[np.signedinteger] | slice) -> Floats:
+    def _rows(self, name: str, index: npt.NDArray[np.signedinteger] | slice) -> Floats:
         stored = self._checkpoint.stored(name)
-        rows = type(stored)(stored.array[of], stored.dtype).float32()  # converts only the rows that are read
+        rows = type(stored)(stored.array[index], stored.dtype).float32()  # converts only the rows that are read
         added = self._added(name)
         if added is not None:
-            rows = rows + added[0][of] @ added[1]
+            rows = rows + added[0][index] @ added[1]
         return rows
 
     def _linear(self, x: Floats, name: str) -> Floats:
-        weight, bias = (self._checkpoint.float32(f"{name}.{each}") for each in ("weight", "bias"))
+        weight, bias = (self._checkpoint.float32(f"{name}.{kind}") for kind in ("weight", "bias"))
         if self._int8 and name.startswith("encoder.layer."):
             y: Floats = product(quantized_rows(x), quantized_weight(weight, f"{name}.weight"), bias)
         else:

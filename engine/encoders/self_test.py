@@ -105,7 +105,7 @@ def _ids_of(processor: Any) -> list[Any]:
     try:
         match processor["type"]:
             case "Sequence":
-                return [i for each in processor["processors"] for i in _ids_of(each)]
+                return [i for member in processor["processors"] for i in _ids_of(member)]
             case "BertProcessing" | "RobertaProcessing":
                 return [processor["cls"][1], processor["sep"][1]]
             case "TemplateProcessing":

@@ -58,7 +58,7 @@ def check_keys(path: Path, fields: Mapping[str, Any], table: Table) -> tuple[str
     """
     for name, value in fields.items():
         key = table.get(name)
-        if key is not None and key.verdict is Verdict.REFUSED and not any(_is(value, each) for each in key.accepted):
+        if key is not None and key.verdict is Verdict.REFUSED and not any(_is(value, item) for item in key.accepted):
             supported = ", ".join(map(repr, key.accepted)) or "none of its values"
             raise UnsupportedModel(f"{path}: {name} {value!r} is not supported ({key.note}); supported: {supported}")
     unknown = [name for name in fields if name not in table]

@@ -72,9 +72,9 @@ def parse_header(path: Path, data: Any, size: int) -> tuple[Header, int]:
     if isinstance(metadata, dict):
         stored = dict(header)
         header |= {
-            name: stored[kept]
-            for name, kept in metadata.items()
-            if isinstance(kept, str) and name not in stored and kept in stored
+            name: stored[stored_name]
+            for name, stored_name in metadata.items()
+            if isinstance(stored_name, str) and name not in stored and stored_name in stored
         }
     return header, 8 + length
 

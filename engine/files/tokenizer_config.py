@@ -464,7 +464,7 @@ def define(path: Path, stored: Part, config: TokenizerConfig) -> tuple[Definitio
 def _added_tokens(path: Path, stored: Part, config: TokenizerConfig) -> Iterable[SpecialToken]:
     """The added tokens in transformers' order: by their ids, then those that have none yet."""
     own = stored.get("added_tokens") or []
-    by_id = {each["id"]: SpecialToken.of(path, each, special=False) for each in own}
+    by_id = {entry["id"]: SpecialToken.of(path, entry, special=False) for entry in own}
     listed = {**config.older, **by_id} if config.added is None else config.added
     known = {token.content: token for token in listed.values()}
     names = {token.content for token in config.special.values()}
@@ -484,8 +484,8 @@ def _model_type(model: Part) -> str:
 
 def _fields_of(model: Part | None, kind: str, names: Iterable[str] | None) -> Part:
     """The model's fields of these names; an empty text is none."""
-    found = {**DEFAULTS[kind], **(model or {})}
-    return {name: None if found.get(name) == "" else found.get(name) for name in names or ()}
+    fields = {**DEFAULTS[kind], **(model or {})}
+    return {name: None if fields.get(name) == "" else fields.get(name) for name in names or ()}
 
 
 def _canonical(part: Part | None) -> Any:
@@ -495,7 +495,7 @@ def _canonical(part: Part | None) -> Any:
     kind = part.get("type")
     if kind == "Sequence":
         members = part.get("normalizers") or part.get("pretokenizers") or []
-        return [each for member in members for each in _canonical(member)]
+        return [leaf for member in members for leaf in _canonical(member)]
     part = {**DEFAULTS.get(str(kind), {}), **part}
     if kind == "Metaspace":
         if not part.pop("add_prefix_space", True):

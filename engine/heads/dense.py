@@ -102,7 +102,7 @@ def read_dense(folder: Path, name: str, *, of: str = "sentence_embedding") -> De
     activation = str(fields.get("activation_function") or "torch.nn.modules.activation.Tanh")
     kind = activation.rpartition(".")[2]
     on_tokens = of == "token_embeddings"
-    supported = [each for each, ours in ACTIVATION_CLASSES.items() if ours in PLAIN or not on_tokens]
+    supported = [class_name for class_name, ours in ACTIVATION_CLASSES.items() if ours in PLAIN or not on_tokens]
     if kind not in supported or not activation.startswith("torch.nn."):
         raise UnsupportedModel(
             f"{path}: activation_function {activation} is not supported; supported: {', '.join(supported)}"

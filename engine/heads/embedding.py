@@ -44,8 +44,8 @@ class EmbeddingHead:
         """
         vectors = self._through(pooled) if self._modules else pooled
         if dimensions is not None and dimensions.any():
-            kept = np.where(dimensions == 0, vectors.shape[1], dimensions)
-            vectors[np.arange(vectors.shape[1]) >= kept[:, None]] = 0
+            widths = np.where(dimensions == 0, vectors.shape[1], dimensions)
+            vectors[np.arange(vectors.shape[1]) >= widths[:, None]] = 0
         if normalize is None or normalize.any():
             norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
             # sentence-transformers, too, divides by max(norm, 1e-12).

@@ -153,8 +153,8 @@ def _kind(folder: Path, module: dict[str, Any], previous: str) -> str:
         return "token Dense"
     if kind == "Normalize":
         path = folder / module["path"] / "config.json"
-        of = read_object(path).get("module_input_name") if module["path"] and path.is_file() else None
-        return "token Normalize" if of == "token_embeddings" else kind
+        input_name = read_object(path).get("module_input_name") if module["path"] and path.is_file() else None
+        return "token Normalize" if input_name == "token_embeddings" else kind
     return kind
 
 

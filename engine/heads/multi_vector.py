@@ -18,7 +18,7 @@ def kept_rows(ids: Ints, cu_seqlens: Ints, head: MultiVector, *, is_query: bool)
     `ids` are int32 [T], the tokens of sequences whose lengths have the prefix sums `cu_seqlens`, int32 [B + 1].
     """
     skipped = head.role(is_query).skipped
-    kept = ~np.isin(ids, skipped) if skipped else np.ones(len(ids), np.bool_)
+    mask = ~np.isin(ids, skipped) if skipped else np.ones(len(ids), np.bool_)
     if head.skips_first:
-        kept[cu_seqlens[:-1]] = False
-    return kept
+        mask[cu_seqlens[:-1]] = False
+    return mask

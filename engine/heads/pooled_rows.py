@@ -29,9 +29,9 @@ def pooled_rows(hidden: Floats, offsets: Ints, pooling: str, prompt_tokens: Ints
         return np.empty((0, hidden.shape[1] * len(modes_of(pooling))), np.float32)
     positions = np.arange(len(hidden)) - np.repeat(starts, lengths)
     skipped = np.zeros(len(lengths), np.int64) if prompt_tokens is None else np.minimum(prompt_tokens, lengths)
-    kept = positions >= np.repeat(skipped, lengths)
+    mask = positions >= np.repeat(skipped, lengths)
     empty = skipped == lengths
-    masked = hidden if prompt_tokens is None else hidden * kept[:, None]
+    masked = hidden if prompt_tokens is None else hidden * mask[:, None]
 
     def sums(weights: npt.NDArray[np.float32]) -> Floats:
         total: Floats = np.add.reduceat(masked * weights[:, None], starts)
@@ -42,13 +42,13 @@ def pooled_rows(hidden: Floats, offsets: Ints, pooling: str, prompt_tokens: Ints
         return hidden[starts + np.where(empty, 0, skipped)]
 
     def last() -> Floats:
-        found = hidden[offsets[1:] - 1]
-        found[empty] = 0
-        return found
+        rows = hidden[offsets[1:] - 1]
+        rows[empty] = 0
+        return rows
 
     def largest() -> Floats:
-        found: Floats = np.maximum.reduceat(np.where(kept[:, None], hidden, np.float32(-np.inf)), starts)
-        return found
+        maxima: Floats = np.maximum.reduceat(np.where(mask[:, None], hidden, np.float32(-np.inf)), starts)
+        return maxima
 
     counts = np.maximum(lengths - skipped, 1)[:, None].astype(np.float32)
     roots: Floats = np.sqrt(counts)
@@ -56,8 +56,8 @@ def pooled_rows(hidden: Floats, offsets: Ints, pooling: str, prompt_tokens: Ints
     def weighted() -> Floats:
         # Weights count from the first token, also where a prompt's tokens are not pooled.
         weights = (positions + 1).astype(np.float32)
-        of_kept = np.add.reduceat(np.where(kept, weights, np.float32(0)), starts)
-        shares: Floats = weights / np.repeat(np.maximum(of_kept, np.float32(1)), lengths)
+        weight_sums = np.add.reduceat(np.where(mask, weights, np.float32(0)), starts)
+        shares: Floats = weights / np.repeat(np.maximum(weight_sums, np.float32(1)), lengths)
         return sums(shares)
 
     ones = np.ones(len(hidden), np.float32)

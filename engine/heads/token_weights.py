@@ -24,12 +24,12 @@ def token_weight_rows(
     lengths. Tokens of weight 0 and special tokens have no pair; a weight that is not a number is kept, to be seen.
     """
     sequences = len(cu_seqlens) - 1
-    (kept,) = np.nonzero((weights != 0) & ~np.isin(ids, special_ids))
+    (positions,) = np.nonzero((weights != 0) & ~np.isin(ids, special_ids))
     # One key a pair of sequence and id, so that equal ones of a sequence are neighbors once sorted.
     span = int(ids.max(initial=0)) + 1
-    keys = np.repeat(np.arange(sequences, dtype=np.int64), np.diff(cu_seqlens))[kept] * span + ids[kept]
+    keys = np.repeat(np.arange(sequences, dtype=np.int64), np.diff(cu_seqlens))[positions] * span + ids[positions]
     order = np.argsort(keys, kind="stable")
-    keys, values = keys[order], weights[kept][order]
+    keys, values = keys[order], weights[positions][order]
     first = np.flatnonzero(np.diff(keys, prepend=-1))  # of each run of equal keys
     largest = np.maximum.reduceat(values, first) if len(first) else values
     owners, indices = np.divmod(keys[first], span)

@@ -77,9 +77,9 @@ class ConfigFile:
     def one_of(self, field: str, supported: tuple[ValueT, ...], default: ValueT | None = None) -> ValueT:
         """A field, or its default where the file lacks it. Raises UnsupportedModel for any other value."""
         value = self.fields.get(self.name(field), default)
-        for each in supported:
-            if value == each:
-                return each
+        for candidate in supported:
+            if value == candidate:
+                return candidate
         raise self.unsupported(field, value, supported)
 
     def integer(self, field: str, most: int = MOST) -> int:

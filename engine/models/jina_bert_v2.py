@@ -38,9 +38,9 @@ def read_bert(config: ConfigFile) -> EncoderConfig:
 def read(config: ConfigFile) -> EncoderConfig:
     """The architecture of BERT with `position_embedding_type` alibi. Raises BrokenModel or UnsupportedModel."""
     code = config.fields.get("auto_map")
-    for each in code.values() if isinstance(code, dict) else ():
-        if str(each).startswith(NORMALISED):
-            raise config.unsupported("auto_map", each, ("jinaai/jina-bert-implementation",))
+    for reference in code.values() if isinstance(code, dict) else ():
+        if str(reference).startswith(NORMALISED):
+            raise config.unsupported("auto_map", reference, ("jinaai/jina-bert-implementation",))
     kind = config.one_of("feed_forward_type", ("original", *GATES), "original")
     gated = kind in GATES
     tensors = TensorNames(

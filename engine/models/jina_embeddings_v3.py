@@ -65,7 +65,7 @@ FLASH_ADAPTED = dataclasses.replace(
     FLASH,
     parts={
         **FLASH.parts,
-        **{f"{ours}.weight": _adapted(theirs) for ours, theirs in LINEAR.items()},
+        **{f"{ours}.weight": _adapted(stored) for ours, stored in LINEAR.items()},
         **{f"{table}.weight": table + ADAPTED for table in TABLES},
     },
 )
@@ -184,20 +184,20 @@ def _flash_adapters(config: ConfigFile) -> Adapters | None:
 
 def _peft_adapters(config: ConfigFile) -> Adapters | None:
     """The adapters in folders beside config.json; None where there are none."""
-    found: dict[str, tuple[str, int, float]] = {}
+    adapters: dict[str, tuple[str, int, float]] = {}
     for path in sorted(config.path.parent.glob("*/adapter_config.json")):
         adapter = ConfigFile.read(path)
         for field, values in PLAIN.items():
             adapter.one_of(field, values, values[0])
         rank = adapter.integer("r")
         folder = path.parent.name
-        found[TASKS.get(folder, folder)] = folder, rank, adapter.number("lora_alpha") / rank
-    if not found:
+        adapters[TASKS.get(folder, folder)] = folder, rank, adapter.number("lora_alpha") / rank
+    if not adapters:
         return None
-    folders, ranks, scales = zip(*found.values(), strict=True)
+    folders, ranks, scales = zip(*adapters.values(), strict=True)
     if len({*ranks}) > 1 or len({*scales}) > 1:
         raise UnsupportedModel(
             f"{config.path.parent}: adapters of different r or lora_alpha are not supported; found r "
             f"{', '.join(map(str, ranks))}"
         )
-    return Adapters(tuple(found), ranks[0], scales[0], folders=folders)
+    return Adapters(tuple(adapters), ranks[0], scales[0], folders=folders)

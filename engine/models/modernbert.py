@@ -131,8 +131,8 @@ def _layer_types(config: ConfigFile, layers: int) -> list[str]:
         every = config.integer("global_attn_every_n_layers")
         return [LOCAL if layer % every else GLOBAL for layer in range(layers)]
     if not isinstance(stated, list) or len(stated) != layers:
-        found = f"{len(stated)} of them" if isinstance(stated, list) else repr(stated)
-        raise BrokenModel(f"{config.path}: layer_types must be a list of {layers} types, found {found}")
+        description = f"{len(stated)} of them" if isinstance(stated, list) else repr(stated)
+        raise BrokenModel(f"{config.path}: layer_types must be a list of {layers} types, found {description}")
     for kind in stated:
         if kind not in THETAS:
             raise config.unsupported("layer_types", kind, tuple(THETAS))

@@ -66,19 +66,21 @@ class WeightMapping:
         """The names under which a checkpoint may store a tensor, the likeliest first."""
         part, parts = 0, 1
 
-        def theirs(own: re.Match[str]) -> str:
+        def stored_name_of(own: re.Match[str]) -> str:
             nonlocal part, parts
-            found = self.parts[own[0]]
-            if isinstance(found, FusedWeight):
-                found, part, parts = found
-            return found
+            stored = self.parts[own[0]]
+            if isinstance(stored, FusedWeight):
+                stored, part, parts = stored
+            return stored
 
         if self.parts:  # a part may lie inside a longer one
             own = sorted(self.parts, key=len, reverse=True)
-            name = re.sub("|".join(map(re.escape, own)), theirs, name)
+            name = re.sub("|".join(map(re.escape, own)), stored_name_of, name)
         name = name.replace("encoder.layer.", self.layers)
         return [
-            StoredName(prefix + each, part, parts) for prefix in ("", *self.prefixes) for each in stored_names_of(name)
+            StoredName(prefix + alias, part, parts)
+            for prefix in ("", *self.prefixes)
+            for alias in stored_names_of(name)
         ]
 
 
@@ -127,8 +129,8 @@ class TensorNames:
     def head_names(self, name: str) -> tuple[str, ...]:
         """The names under which a checkpoint may store a head's layer or norm, the likeliest first."""
         other = name
-        for own, theirs in self.other_heads.items():
-            other = other.replace(own, theirs)
+        for own, stored in self.other_heads.items():
+            other = other.replace(own, stored)
         return (name,) if other == name else (name, other)
 
     def is_absent(self, name: str) -> bool:

@@ -28,12 +28,12 @@ class Int8Accuracy:
     difference: float | None = None  # the largest of a score; None: there are no scores
 
     def __str__(self) -> str:
-        said = f"{self.measure} to {self.dtype} {self.worst:.4f} at worst, {self.median:.4f} in the median"
+        summary = f"{self.measure} to {self.dtype} {self.worst:.4f} at worst, {self.median:.4f} in the median"
         if self.neighbours is not None:
-            said += f", {self.neighbours:.1%} of ten nearest neighbors kept"
+            summary += f", {self.neighbours:.1%} of ten nearest neighbors kept"
         if self.difference is not None:
-            said += f", a score differs by {self.difference:.2g} at most"
-        return f"{said} ({self.texts} sentences)"
+            summary += f", a score differs by {self.difference:.2g} at most"
+        return f"{summary} ({self.texts} sentences)"
 
 
 def accuracy_of_rows(
@@ -41,15 +41,15 @@ def accuracy_of_rows(
 ) -> Int8Accuracy:
     """Of rows [n, columns]. `texts` are vectors of the texts, where a text has several rows: [m, columns] each."""
     cosines = (_unit(ours) * _unit(theirs)).sum(1)
-    mine, other = texts or (ours, theirs)
-    kept = kept_neighbors(mine, other)
-    return Int8Accuracy(dtype, len(mine), "cosine", float(cosines.min()), float(np.median(cosines)), kept)
+    own_texts, reference_texts = texts or (ours, theirs)
+    neighbors = kept_neighbors(own_texts, reference_texts)
+    return Int8Accuracy(dtype, len(own_texts), "cosine", float(cosines.min()), float(np.median(cosines)), neighbors)
 
 
 def accuracy_of_labels(ours: Floats, theirs: Floats, scores: tuple[Floats, Floats], *, dtype: str) -> Int8Accuracy:
     """Of logits [n, labels] and their scores: each label's correlation over the texts, at worst and in the median."""
-    mine, other = (_unit((each - each.mean(0)).T) for each in (ours, theirs))
-    correlations = (mine * other).sum(1)
+    own_columns, reference_columns = (_unit((matrix - matrix.mean(0)).T) for matrix in (ours, theirs))
+    correlations = (own_columns * reference_columns).sum(1)
     largest = float(np.abs(scores[0] - scores[1]).max())
     return Int8Accuracy(
         dtype, len(ours), "correlation", float(correlations.min()), float(np.median(correlations)), None, largest

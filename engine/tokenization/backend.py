@@ -115,22 +115,22 @@ class Backend:
                     f"{self.vocab_size - 1}"
                 )
 
-    def ids(self, texts: Sequence[str], wanted: int | None, direction: Direction) -> list[bytes]:
-        """Ids of each text. Of a text with more than `wanted` tokens, at least its first (last) `wanted` ones.
+    def ids(self, texts: Sequence[str], limit: int | None, direction: Direction) -> list[bytes]:
+        """Ids of each text. Of a text with more than `limit` tokens, at least its first (last) `limit` ones.
 
         Raises TypeError for a text with a lone surrogate, TokenizerFailed for one that the library cannot tokenize.
         """
         words = self._words
         if words is None:
             return self.library_ids(texts)
-        split = [None if (c := words.chunks(text)) is None else _kept(c, wanted, direction) for text in texts]
+        split = [None if (c := words.chunks(text)) is None else _kept(c, limit, direction) for text in texts]
         if None not in split:
             return words.lookup(split)  # type: ignore[arg-type]  # None was just ruled out
         whole = iter(self.library_ids([t for t, chunks in zip(texts, split, strict=True) if chunks is None]))
         looked_up = iter(words.lookup([chunks for chunks in split if chunks is not None]))
         return [next(whole if chunks is None else looked_up) for chunks in split]
 
-    def cached_ids(self, texts: Sequence[str], wanted: int | None, direction: Direction) -> list[bytes] | None:
+    def cached_ids(self, texts: Sequence[str], limit: int | None, direction: Direction) -> list[bytes] | None:
         """As `ids` from the cache of words only; None if a word is not in it."""
         words = self._words
         if words is None:
@@ -140,7 +140,7 @@ class Backend:
             chunks = words.chunks(text)
             if chunks is None:
                 return None
-            split.append(_kept(chunks, wanted, direction))
+            split.append(_kept(chunks, limit, direction))
         return words.known(split)
 
     def library_ids(self, texts: Sequence[str]) -> list[bytes]:
@@ -174,30 +174,30 @@ class Backend:
 
     def words(self, ids: Sequence[int]) -> list[str]:
         """The vocabulary's word of each id, empty for an id without one."""
-        return [self._library.id_to_token(each) or "" for each in ids]
+        return [self._library.id_to_token(token_id) or "" for token_id in ids]
 
     def pair_template(self, type_vocab_size: int) -> PairTemplate:
         """How two texts are joined, for a model with embeddings for so many token types (1: it has none).
 
         Raises BrokenModel if the post-processor has no place for a second text, or names a type that the model has not.
         """
-        said = "the tokenizer cannot encode pairs of texts: its post-processor"
+        problem = "the tokenizer cannot encode pairs of texts: its post-processor"
         pair, (bare,) = self._library.encode(self.probe, self.probe), self.library_ids([self.probe])
         ids, kinds, texts, length = array("i", pair.ids), pair.type_ids, pair.sequence_ids, len(bare) // ID_BYTES
         if 0 not in texts or 1 not in texts:
-            raise BrokenModel(f"{said} leaves one of them out")
+            raise BrokenModel(f"{problem} leaves one of them out")
         first, second = texts.index(0), texts.index(1)
         between, after = first + length, second + length
         if second <= between:
-            raise BrokenModel(f"{said} puts nothing between them, or swaps them")
+            raise BrokenModel(f"{problem} puts nothing between them, or swaps them")
         special = [*range(first), *range(between, second), *range(after, len(ids))]
         around = all(pair.special_tokens_mask[place] for place in special)
         if not around or not bare == ids[first:between].tobytes() == ids[second:after].tobytes():
-            raise BrokenModel(f"{said} puts special tokens inside a text, not around it")
+            raise BrokenModel(f"{problem} puts special tokens inside a text, not around it")
         types = None
         if type_vocab_size > 1 and any(kinds):
             if max(kinds) >= type_vocab_size:
-                raise BrokenModel(f"{said} gives token type {max(kinds)}, the model has {type_vocab_size} types")
+                raise BrokenModel(f"{problem} gives token type {max(kinds)}, the model has {type_vocab_size} types")
             types = np.array(kinds[: first + 1] + kinds[between : second + 1] + kinds[after:], np.int32)
         return PairTemplate(ids[:first].tobytes(), ids[between:second].tobytes(), ids[after:].tobytes(), types)
 
@@ -248,8 +248,8 @@ def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, Exception) else "the tokenizer panicked"
 
 
-def _kept(chunks: list[str], wanted: int | None, direction: Direction) -> list[str]:
-    """The chunks that hold the first (last) `wanted` tokens: each chunk is at least one token."""
-    if wanted is None or len(chunks) <= wanted:
+def _kept(chunks: list[str], limit: int | None, direction: Direction) -> list[str]:
+    """The chunks that hold the first (last) `limit` tokens: each chunk is at least one token."""
+    if limit is None or len(chunks) <= limit:
         return chunks
-    return chunks[:wanted] if direction == "right" else chunks[-wanted:]
+    return chunks[:limit] if direction == "right" else chunks[-limit:]

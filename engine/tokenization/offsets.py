@@ -63,9 +63,9 @@ def _append_tokens(
             except TokenizerFailed as error:
                 raise untokenizable(index, str(error), param) from error
         raise
-    for tokens, at, (led, text), encoding in zip(answer.values(), starts, taken, encodings, strict=True):
+    for tokens, text_start, (led, text), encoding in zip(answer.values(), starts, taken, encodings, strict=True):
         first = backend.lead_tokens if led else 0
-        shift = at - (len(backend.split_points.lead) if led else 0)
+        shift = text_start - (len(backend.split_points.lead) if led else 0)
         tokens += [
             TokenInfo(token_id, text[start:stop], False, start + shift, stop + shift)
             for token_id, (start, stop) in zip(encoding.ids[first:], encoding.offsets[first:], strict=True)

@@ -86,7 +86,7 @@ class Pairs:
         """See `Tokenizer.encode_pairs_chunks`; `part` is that of `read_bodies`."""
         direction = direction or self._backend.direction
         template, capacities = self._checked(firsts, seconds, params, limits if truncate else NO_PAIR_LIMITS)
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "truncate": truncate,
             "direction": direction,
             "most_unbroken": most_unbroken,
@@ -102,7 +102,7 @@ class Pairs:
             return too_long(index, known, self._limit, params[1], "more than ", "pair")
 
         first = yield from read_bodies(
-            self._backend, firsts, capacity=capacities.first, param=params[0], refuse=too_long_first, **how
+            self._backend, firsts, capacity=capacities.first, param=params[0], refuse=too_long_first, **options
         )
         lengths = [len(body) // ID_BYTES for body in first]
         if not truncate and max(lengths, default=0) > capacities.pair:
@@ -110,20 +110,20 @@ class Pairs:
             raise too_long_first(index, lengths[index])
         most = _most_seconds(first, capacities, truncate=truncate)
         second = yield from read_bodies(
-            self._backend, seconds, capacity=most, param=params[1], refuse=too_long_second, **how
+            self._backend, seconds, capacity=most, param=params[1], refuse=too_long_second, **options
         )
         if truncate and (over := _undecided(first, second, capacities)):
             # The longer text gets the odd token: the first texts are read on, and the second ones as far as it takes to
             # know which is longer.
             again = [text if len(firsts) == 1 or index in over else "" for index, text in enumerate(firsts)]
             read = yield from read_bodies(
-                self._backend, again, capacity=COMPARED_TOKENS, param=params[0], refuse=too_long_first, **how
+                self._backend, again, capacity=COMPARED_TOKENS, param=params[0], refuse=too_long_first, **options
             )
             first = [more or body for more, body in zip(read, first, strict=True)]
             most = min(max(map(len, read)) // ID_BYTES, COMPARED_TOKENS)
             again = [text if index in over else "" for index, text in enumerate(seconds)]
             read = yield from read_bodies(
-                self._backend, again, capacity=most, param=params[1], refuse=too_long_second, **how
+                self._backend, again, capacity=most, param=params[1], refuse=too_long_second, **options
             )
             second = [more or body for more, body in zip(read, second, strict=True)]
         return (yield from self._joined(template, capacities, first, second, truncate, direction, params))
@@ -140,8 +140,8 @@ class Pairs:
         first = self._backend.cached_ids(firsts, capacities.first + 1 if truncate else None, direction)
         if first is None:
             return None
-        wanted = _most_seconds(first, capacities, truncate=True) + 1 if truncate else None
-        second = self._backend.cached_ids(seconds, wanted, direction)
+        limit = _most_seconds(first, capacities, truncate=True) + 1 if truncate else None
+        second = self._backend.cached_ids(seconds, limit, direction)
         if second is None or (truncate and _undecided(first, second, capacities)):
             return None
         return finish(self._joined(template, capacities, first, second, truncate, direction, params))
@@ -208,16 +208,16 @@ class Pairs:
             yield total
         ids = np.empty(total, np.int32)
         types = None if template.types is None else np.empty(total, np.int32)
-        at = 0
+        position = 0
         for group in groups(lengths.tolist(), CHUNK_TOKENS):
             pieces: list[bytes] = []
             for first_body, second_body in zip(firsts[group], seconds[group], strict=True):
                 pieces += (template.before, first_body, template.between, second_body, template.after)
             joined = np.frombuffer(b"".join(pieces), np.int32)
-            ids[at : at + len(joined)] = joined
+            ids[position : position + len(joined)] = joined
             if types is not None:
-                types[at : at + len(joined)] = template.token_types(first[group], second[group])
-            at += len(joined)
+                types[position : position + len(joined)] = template.token_types(first[group], second[group])
+            position += len(joined)
             if total > CHUNK_TOKENS:
                 yield total
         return Encoded(ids, lengths, truncated, types)

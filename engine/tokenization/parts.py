@@ -109,24 +109,24 @@ def read_bodies(
     before the work, for a text without a split point for over `most_unbroken` characters.
     """
     # One past the capacity is enough to cut, but not to say how long a text is.
-    wanted = capacity + 1 if truncate else None
+    limit = capacity + 1 if truncate else None
     sizes = [*map(len, texts)]
     bodies: list[bytes] = []
     tokens = 0
     try:
         if sum(sizes) + len(sizes) * TEXT_CHARACTERS <= chunk_characters and max(sizes, default=0) <= part:
-            return _ids(backend, texts, wanted, direction, enumerate(texts), param)
+            return _ids(backend, texts, limit, direction, enumerate(texts), param)
         for group in groups([min(size, part) + TEXT_CHARACTERS for size in sizes], chunk_characters):
             parts = [
                 TextParts(text, backend.split_points, direction, most_unbroken, index=index, param=param)
                 for index, text in enumerate(texts[group], group.start)
             ]
-            bodies += _next_bodies(backend, parts, part, wanted, direction)
+            bodies += _next_bodies(backend, parts, part, limit, direction)
             tokens += sum(map(len, bodies[group])) // ID_BYTES
             yield tokens
             for index, rest in enumerate(parts, group.start):
                 while rest.more and len(bodies[index]) <= capacity * ID_BYTES:
-                    (body,) = _next_bodies(backend, [rest], chunk_characters, wanted, direction)
+                    (body,) = _next_bodies(backend, [rest], chunk_characters, limit, direction)
                     bodies[index] = bodies[index] + body if direction == "right" else body + bodies[index]
                     tokens += len(body) // ID_BYTES
                     yield tokens
@@ -139,12 +139,12 @@ def read_bodies(
 
 
 def _next_bodies(
-    backend: Backend, parts: Sequence[TextParts], size: int, wanted: int | None, direction: Direction
+    backend: Backend, parts: Sequence[TextParts], size: int, limit: int | None, direction: Direction
 ) -> list[bytes]:
     """Ids of the next part of each text, of `size` characters or somewhat more."""
     taken = [part.take(size) for part in parts]
     places = ((part.index, text) for part, (_, text) in zip(parts, taken, strict=True))
-    bodies = _ids(backend, [text for _, text in taken], wanted, direction, places, parts[0].param)
+    bodies = _ids(backend, [text for _, text in taken], limit, direction, places, parts[0].param)
     lead = backend.lead_tokens * ID_BYTES
     return [body[lead:] if led else body for (led, _), body in zip(taken, bodies, strict=True)]
 
@@ -152,14 +152,14 @@ def _next_bodies(
 def _ids(
     backend: Backend,
     texts: Sequence[str],
-    wanted: int | None,
+    limit: int | None,
     direction: Direction,
     places: Iterable[tuple[int, str]],
     param: str,
 ) -> list[bytes]:
     """As `Backend.ids`. Raises InputError for the first of `places`, indices and texts, that cannot be tokenized."""
     try:
-        return backend.ids(texts, wanted, direction)
+        return backend.ids(texts, limit, direction)
     except TokenizerFailed:
         for index, text in places:
             try:

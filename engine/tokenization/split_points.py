@@ -59,9 +59,9 @@ class SplitPoints:
         """
         if len(text) - start <= least:
             return len(text)
-        found = pattern.search(text, start + least, start + most + _SEEN) if pattern is not None else None
-        if found is not None:
-            return found.start()
+        match = pattern.search(text, start + least, start + most + _SEEN) if pattern is not None else None
+        if match is not None:
+            return match.start()
         if len(text) - start > most:
             raise NoSplitPoint
         return len(text)
@@ -73,7 +73,7 @@ class SplitPoints:
         high, floor, width = end - least, max(0, end - most), 64
         while pattern is not None and high > floor:
             low = max(floor, high - width)
-            places = [found.start() for found in pattern.finditer(text, low, high + _SEEN) if found.start() <= high]
+            places = [match.start() for match in pattern.finditer(text, low, high + _SEEN) if match.start() <= high]
             if places:
                 return places[-1]
             high, width = low, min(2 * width, _WINDOW)
@@ -153,8 +153,8 @@ def split_points_of(description: dict[str, Any], library: Library) -> SplitPoint
 
 def _bert(normalizers: list[dict[str, Any]], contents: list[str], *, single_word: bool) -> re.Pattern[str]:
     # To added tokens with single_word, the underscore is a letter.
-    single = [each for each in string.punctuation + "。、！？，" if each != "_"]  # noqa: RUF001
-    free = "".join(each for each in single if not any(each in content for content in contents))
+    single = [character for character in string.punctuation + "。、！？，" if character != "_"]  # noqa: RUF001
+    free = "".join(character for character in single if not any(character in content for content in contents))
     ideographs = any(part.get("handle_chinese_chars") for part in normalizers)
     ideograph = "一-鿿" if ideographs and not single_word and all(map(str.isascii, contents)) else ""
     kind = f"[ \t\n\r{re.escape(free)}{ideograph}]"

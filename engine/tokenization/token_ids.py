@@ -114,8 +114,8 @@ def pack_ids(
     """
     ids, lengths, truncated = array("i"), array("i"), 0
     chunk = CHUNK_IDS
-    for index, given in enumerate(sequences):
-        sequence = given
+    for index, item in enumerate(sequences):
+        sequence = item
         if not len(sequence):
             raise InputError(f"`{param}`: sequence {index} has no token ids", param=param)
         if len(sequence) > limit:

@@ -168,8 +168,8 @@ class Tokenizer:
         for what is no string or list of strings, a pair that is too long while `truncate` is false, a text that is not
         valid Unicode, more first than second texts or fewer, and a tokenizer that has no pairs.
         """
-        for each, param in zip((firsts, seconds), options.get("params", ("query", "texts")), strict=True):
-            check_texts(each, param)
+        for texts, param in zip((firsts, seconds), options.get("params", ("query", "texts")), strict=True):
+            check_texts(texts, param)
         return finish(self.encode_pairs_chunks(firsts, seconds, **options, chunk_characters=UNDIVIDED_CHARACTERS))
 
     def encode_pairs_chunks(

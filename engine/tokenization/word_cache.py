@@ -76,13 +76,13 @@ class WordCache:
             return ids
         known = self._ids  # never emptied, only replaced, so what is in this dict stays in it
         unknown = list({chunk for chunks in texts for chunk in chunks if chunk not in known})
-        found = dict(zip(unknown, self._encode(unknown), strict=True))
-        joined = [b"".join([found.get(chunk) or known[chunk] for chunk in chunks]) for chunks in texts]
-        self._learn(found)
+        new_ids = dict(zip(unknown, self._encode(unknown), strict=True))
+        joined = [b"".join([new_ids.get(chunk) or known[chunk] for chunk in chunks]) for chunks in texts]
+        self._learn(new_ids)
         return joined
 
-    def _learn(self, found: dict[str, Ids]) -> None:
-        learned = {chunk: ids for chunk, ids in found.items() if len(chunk) <= MAX_CHUNK_CHARACTERS}
+    def _learn(self, new_ids: dict[str, Ids]) -> None:
+        learned = {chunk: ids for chunk, ids in new_ids.items() if len(chunk) <= MAX_CHUNK_CHARACTERS}
         if len(self._ids) + len(learned) > MAX_CHUNKS:
             # Starting again is cheaper than tracking use, and common words are back after a few texts.
             self._ids = {}

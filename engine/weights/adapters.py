@@ -54,25 +54,25 @@ def beside_weight(
     files: Mapping[str, SafetensorsFile],
     name: str,
     shape: tuple[int, ...],
-    at: StoredName,
+    stored_name: StoredName,
     adapters: Adapters,
 ) -> tuple[LowRank | None, set[str]]:
     """What all adapters add to a weight, from two tensors beside it, and the names of these.
 
-    `name` and `shape` are the weight's, and `at` is where it is stored, in one of `files` by name. Raises BrokenModel.
+    `name` and `shape` are the weight's; `stored_name` is its place in one of `files`. Raises BrokenModel.
     """
-    if not at.name.endswith(ORIGINAL):
+    if not stored_name.name.endswith(ORIGINAL):
         return None, set()
-    names = [f"{at.name.removesuffix(ORIGINAL)}.0.{each}" for each in ("lora_A", "lora_B")]
+    names = [f"{stored_name.name.removesuffix(ORIGINAL)}.0.{kind}" for kind in ("lora_A", "lora_B")]
     left, right = names if name in TABLES else reversed(names)
     n, rank, (rows, columns) = len(adapters.names), adapters.rank, shape
     read = {}
-    for stored, wanted in ((left, (n, rows * at.parts, rank)), (right, (n, rank, columns))):
+    for stored, expected_shape in ((left, (n, rows * stored_name.parts, rank)), (right, (n, rank, columns))):
         if stored not in files:
             raise BrokenModel(f"{path} has no tensor {stored}")
         read[stored] = files[stored].tensor(stored)
-        read[stored].check(path, stored, wanted)
-    own = slice(at.part * rows, (at.part + 1) * rows)
+        read[stored].check(path, stored, expected_shape)
+    own = slice(stored_name.part * rows, (stored_name.part + 1) * rows)
     return LowRank(read[left].float32()[:, own], read[right].float32()), {left, right}
 
 
@@ -82,17 +82,17 @@ class PeftFiles:
     def __init__(self, folder: Path, tensors: TensorNames, adapters: Adapters) -> None:
         """`folder` holds the adapters' folders. Raises BrokenModel."""
         self._names, self._rank = tensors, adapters.rank
-        self._files = [SafetensorsFile(folder / each / ADAPTER_WEIGHTS) for each in adapters.folders]
+        self._files = [SafetensorsFile(folder / subfolder / ADAPTER_WEIGHTS) for subfolder in adapters.folders]
         self._unused = [{*file.names} for file in self._files]
 
     def low_rank(self, name: str, shape: tuple[int, ...]) -> LowRank | None:
         """What the adapters add to a weight; None where none adds to it. Raises BrokenModel."""
-        found = [self._of_one(number, name, shape) for number in range(len(self._files))]
-        if not any(found):
+        low_ranks = [self._of_one(number, name, shape) for number in range(len(self._files))]
+        if not any(low_ranks):
             return None
         (rows, columns), rank = shape, self._rank
         nothing = np.zeros((rows, rank), np.float32), np.zeros((rank, columns), np.float32)
-        lefts, rights = zip(*(each or nothing for each in found), strict=True)
+        lefts, rights = zip(*(low_rank or nothing for low_rank in low_ranks), strict=True)
         return LowRank(np.stack(lefts), np.stack(rights))
 
     def _of_one(self, number: int, name: str, shape: tuple[int, ...]) -> tuple[Floats, Floats] | None:

@@ -51,35 +51,35 @@ class Checkpoint:
     @classmethod
     def open(cls, model: Model) -> Checkpoint:
         """Map a model's weights and check them. Raises BrokenModel naming the file, the tensor and what is wrong."""
-        found = stored_tensors(model.weights_folder)
-        files = {path: SafetensorsFile(path) for path in dict.fromkeys(found.files.values())}
-        path, stored = found.path, {name: files[file] for name, file in found.files.items()}
+        tensors = stored_tensors(model.weights_folder)
+        files = {path: SafetensorsFile(path) for path in dict.fromkeys(tensors.files.values())}
+        path, stored = tensors.path, {name: files[file] for name, file in tensors.files.items()}
         checkpoint = cls(model.folder, path, stored)
         config, spelled = model.config, dict[str, StoredName]()
         if model.lora is not None:
             checkpoint._lora = MergedWeights(model.lora, config.tensors, stored)
-        for name, wanted in tensor_shapes(config).items():
+        for name, shape in tensor_shapes(config).items():
             if config.tensors.is_absent(name):
-                checkpoint._tensors[name] = Tensor(np.zeros(wanted, np.float32), "F32")
+                checkpoint._tensors[name] = Tensor(np.zeros(shape, np.float32), "F32")
             else:
-                spelled[name] = checkpoint._find(name, wanted, config)
+                spelled[name] = checkpoint._find(name, shape, config)
         used = {stored_name.name for stored_name in spelled.values()}
         used |= checkpoint._find_adapters(spelled, config, model.weights_folder)
         checkpoint._check_surplus(config, used)
         return checkpoint
 
-    def _find(self, name: str, wanted: tuple[int, ...], config: EncoderConfig) -> StoredName:
+    def _find(self, name: str, shape: tuple[int, ...], config: EncoderConfig) -> StoredName:
         """Keep a tensor of the encoder. Returns where it is stored. Raises BrokenModel."""
         skipped = config.first_position if name == POSITION_EMBEDDINGS else 0
         stored_names = config.tensors.stored_names(name)
-        stored_name = next((each for each in stored_names if each.name in self._files), None)
+        stored_name = next((candidate for candidate in stored_names if candidate.name in self._files), None)
         if stored_name is None and name == WORD_EMBEDDINGS:
             stored_name = self._tied(config)
         if stored_name is None:
             raise BrokenModel(f"{self.path} has no tensor {stored_names[0].name}")
         tensor = self._read(stored_name.name)
-        rows = wanted[0] + skipped
-        tensor.check(self.path, stored_name.name, (rows * stored_name.parts, *wanted[1:]))
+        rows = shape[0] + skipped
+        tensor.check(self.path, stored_name.name, (rows * stored_name.parts, *shape[1:]))
         own = tensor.array[stored_name.part * rows : (stored_name.part + 1) * rows]
         self._tensors[name] = Tensor(own[skipped:], tensor.dtype)
         if name == WORD_EMBEDDINGS and stored_name.name in self._merged:
@@ -115,14 +115,14 @@ class Checkpoint:
             return used
         self._scale = adapters.scale
         peft = PeftFiles(folder, config.tensors, adapters) if adapters.folders else None
-        for name, at in spelled.items():
+        for name, stored_name in spelled.items():
             shape, low_rank = self._tensors[name].shape, None
             if len(shape) != 2:
                 continue
             if peft is not None:
                 low_rank = peft.low_rank(name, shape)
             else:
-                low_rank, names = beside_weight(self.path, self._files, name, shape, at, adapters)
+                low_rank, names = beside_weight(self.path, self._files, name, shape, stored_name, adapters)
                 used |= names
             if low_rank is not None:
                 self._low_rank[name] = low_rank

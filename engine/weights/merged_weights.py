@@ -30,7 +30,7 @@ class MergedWeights:
     def changes(self, name: str) -> bool:
         """Whether a tensor of the base is another one with the adapter."""
         own = self._placed
-        return any(name in each for each in (own.linear, own.tables, own.biases, own.replaced))
+        return any(name in names for names in (own.linear, own.tables, own.biases, own.replaced))
 
     def merged(self, name: str, base: Tensor) -> Tensor:
         """A tensor of the base, by its stored name, with the adapter: in float32 where that adds to it.

@@ -61,11 +61,11 @@ class Additions:
 
     def add_to_product(self, y: torch.Tensor, x: torch.Tensor, chosen: torch.Tensor) -> None:
         """Add, in place, to what the weight makes of `x` [T, columns]: [T, rows]."""
-        kept = _kept(F.linear(x.float(), self._right), chosen)
+        low_rank = _kept(F.linear(x.float(), self._right), chosen)
         if y.dtype == torch.float32:
-            y.addmm_(kept, self._left.T)
+            y.addmm_(low_rank, self._left.T)
         else:
-            y += F.linear(kept, self._left)
+            y += F.linear(low_rank, self._left)
 
     def of_table(self, ids: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """float32 [T, columns], for rows of a table: int64 [T]."""

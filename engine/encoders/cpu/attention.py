@@ -65,17 +65,17 @@ def attention(
             kernels.attend(qkv, group, heads, positions, context)
             continue
         whole = stop - start == tokens
-        given = (qkv if whole else qkv[start:stop]).view(n, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+        heads_qkv = (qkv if whole else qkv[start:stop]).view(n, length, 3, heads, size).permute(2, 0, 3, 1, 4)
         result = (context if whole else context[start:stop]).view(n, length, heads, size).transpose(1, 2)
         banded = is_banded(positions.window, length)
         in_place = qkv.dtype == torch.float32 and not banded and positions.rotation is None
         if in_place and IN_PLACE_LENGTH <= length <= LONG_LENGTH:
             for number in range(n):
-                _short(given[:, number], result[number], keys or length, positions)
+                _short(heads_qkv[:, number], result[number], keys or length, positions)
             continue
         exact = qkv.dtype == torch.float32 or length <= SHORT_LENGTH or banded
         padded = (PADDED_LENGTH <= length < LENGTH_STEP and not banded) if exact else length <= LONG_LENGTH
-        split = _split(given, exact=exact, padded=padded, rotation=positions.rotation)
+        split = _split(heads_qkv, exact=exact, padded=padded, rotation=positions.rotation)
         rows = split.shape[3]
         if banded and positions.window is not None:
             mixed = windowed(split.view(3, n * heads, length, size), positions.window, keys or length)
@@ -93,24 +93,24 @@ def attention(
     return context
 
 
-def _split(given: torch.Tensor, *, exact: bool, padded: bool, rotation: Rotation | None) -> torch.Tensor:
+def _split(heads_qkv: torch.Tensor, *, exact: bool, padded: bool, rotation: Rotation | None) -> torch.Tensor:
     """A copy of queries, keys and values [3, n, heads, L, size], the first two of them rotated.
 
     It is float32 where `exact`. Where `padded`, rows of zeros follow up to a multiple of LENGTH_STEP.
     """
-    length = given.shape[3]
-    dtype = torch.float32 if exact else given.dtype
+    length = heads_qkv.shape[3]
+    dtype = torch.float32 if exact else heads_qkv.dtype
     rows = -(-length // LENGTH_STEP) * LENGTH_STEP if padded else length
-    split = torch.empty(*given.shape[:3], rows, given.shape[4], dtype=dtype)
-    kept = split
+    split = torch.empty(*heads_qkv.shape[:3], rows, heads_qkv.shape[4], dtype=dtype)
+    unpadded = split
     if rows > length:
         split[:, :, :, length:] = 0
-        kept = split[:, :, :, :length]
+        unpadded = split[:, :, :, :length]
     if rotation is None:
-        kept.copy_(given)
+        unpadded.copy_(heads_qkv)
     else:
-        rotate(kept[:2], given[:2], *rotation(length))
-        kept[2] = given[2]
+        rotate(unpadded[:2], heads_qkv[:2], *rotation(length))
+        unpadded[2] = heads_qkv[2]
     return split
 
 
@@ -197,7 +197,7 @@ def windowed(split: torch.Tensor, window: int, keys: int) -> torch.Tensor:
     blocks, span = -(-length // BLOCK), BLOCK + 2 * window
     spare = blocks * BLOCK - length
     q = F.pad(split[0], (0, 0, 0, spare))
-    k, v = (F.pad(each, (0, 0, window, spare + window)) for each in split[1:])
+    k, v = (F.pad(operand, (0, 0, window, spare + window)) for operand in split[1:])
     distances = torch.arange(span) - window - torch.arange(BLOCK)[:, None]
     unseen = torch.zeros(BLOCK, span).masked_fill_(distances.abs() > window, -torch.inf)
     at_once = max(1, MAX_SCORE_BYTES // (BLOCK * span * 4))
@@ -208,7 +208,7 @@ def windowed(split: torch.Tensor, window: int, keys: int) -> torch.Tensor:
             rows = slice(first * BLOCK, (first + some) * BLOCK)
             shape, strides, offset = (some, span, size), (BLOCK * size, size, 1), first * BLOCK * size
             near_k, near_v = (
-                each[head].as_strided(shape, strides, each[head].storage_offset() + offset) for each in (k, v)
+                operand[head].as_strided(shape, strides, operand[head].storage_offset() + offset) for operand in (k, v)
             )
             scores = torch.baddbmm(unseen, q[head, rows].view(some, BLOCK, size), near_k.transpose(1, 2))
             _mask_ends(scores, first, window, keys)

@@ -300,9 +300,9 @@ class TorchEncoder(Encoder):
     def _run(self, ticket: _Ticket, run: Run) -> dict[Task, TaskOutput]:
         """Take one run through the layers and the heads: the rows of each task, in the run's order."""
         ids, groups = ticket.ids[run.tokens], run.groups
-        wanted = Task(int(np.bitwise_or.reduce(ticket.tasks[run.sequences])))
+        tasks = Task(int(np.bitwise_or.reduce(ticket.tasks[run.sequences])))
         with torch.inference_mode():  # the mode belongs to the thread
-            one_row = self._one_row(wanted)
+            one_row = self._one_row(tasks)
             chosen = one_row_each(groups, one_row) if one_row else None
             rows = self._transformer(
                 torch.from_numpy(ids),
@@ -319,5 +319,5 @@ class TorchEncoder(Encoder):
             return {
                 task: head(hidden.of(ticket.wanting(task)[run.sequences]))
                 for task, head in self._heads.items()
-                if task in wanted
+                if task in tasks
             }

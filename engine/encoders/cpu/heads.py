@@ -231,11 +231,11 @@ class Splade:
         owners, indices, values = [], [], []
         for number, columns in enumerate(self._columns):
             largest = pooled(columns(x), hidden.groups, "max").relu_()
-            found = largest.nonzero()  # by sequences, then columns; a value that is not a number is kept, to be seen
-            values.append(largest[found[:, 0], found[:, 1]])
+            nonzero = largest.nonzero()  # by sequences, then columns; a value that is not a number is kept, to be seen
+            values.append(largest[nonzero[:, 0], nonzero[:, 1]])
             # A text of an untrained model has a pair for most of the vocabulary, so each takes no more than it must.
-            owners.append(found[:, 0].to(torch.int32))
-            indices.append((found[:, 1] + number * SPLADE_COLUMNS).to(torch.int32))
+            owners.append(nonzero[:, 0].to(torch.int32))
+            indices.append((nonzero[:, 1] + number * SPLADE_COLUMNS).to(torch.int32))
         weights = torch.cat(values).log1p_()
         if self._twice:
             weights.log1p_()

@@ -118,12 +118,12 @@ def check_exact() -> None:
     x[1] = 1  # -127
     weight = torch.full((16, BLOCK), LEVELS, dtype=torch.int8)
     weight[1::2] = -LEVELS
-    found: object
+    sums: object
     try:
         packed = torch.ops.onednn.qlinear_prepack(weight, None)
-        found = exact_sums(x, packed, torch.ones(16), torch.zeros(16, dtype=torch.int32))
-        wanted = (x.to(torch.float32) - ZERO) @ weight.to(torch.float32).T
-        if torch.equal(found, wanted):
+        sums = exact_sums(x, packed, torch.ones(16), torch.zeros(16, dtype=torch.int32))
+        expected = (x.to(torch.float32) - ZERO) @ weight.to(torch.float32).T
+        if torch.equal(sums, expected):
             return
         reason = "adds products of eight bits in sixteen, which saturate: it lacks VNNI"
     except (AttributeError, RuntimeError) as error:  # no such operator in this torch; it does not run here

@@ -82,7 +82,7 @@ class LinearAvx512:
         # Names keep the memory of what is copied here until the kernel has read it.
         residual = None if residual is None else residual.contiguous()
         gate = None if gate is None else gate.contiguous()
-        addresses = (0 if each is None else each.data_ptr() for each in (residual, gate))
+        addresses = (0 if tensor is None else tensor.data_ptr() for tensor in (residual, gate))
         self.layer(x.data_ptr(), rows, y.data_ptr(), self.activation, *addresses, allowed_threads())
         return y
 
@@ -112,7 +112,7 @@ class LayerAvx512:
         """`linears` are those of query, key and value, of the projection, and the inner and the outer one, with their
         activations; `norms` follow attention and the feed-forward network."""
         parts = ((gamma.numpy(), beta.numpy(), epsilon) for gamma, beta, epsilon in norms)
-        self._layer = _kernels().Layer(*(each.layer for each in linears), linears[2].activation, *parts, heads)
+        self._layer = _kernels().Layer(*(linear.layer for linear in linears), linears[2].activation, *parts, heads)
 
     def __call__(self, x: torch.Tensor, groups: Sequence[Group], positions: Positions) -> torch.Tensor:
         """[T, hidden] → [T, hidden]. `groups` cover all rows in order; positions have no rotation."""
@@ -178,8 +178,8 @@ def means(hidden: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
     columns, done = hidden.shape[1], 0
     y = torch.empty(sum(group.sequences for group in groups), columns)
     for start, sequences, length, _ in groups:
-        at = hidden.data_ptr() + 4 * start * columns
-        _kernels().mean(at, sequences, length, columns, y.data_ptr() + 4 * done * columns, allowed_threads())
+        source = hidden.data_ptr() + 4 * start * columns
+        _kernels().mean(source, sequences, length, columns, y.data_ptr() + 4 * done * columns, allowed_threads())
         done += sequences
     return y
 

@@ -96,22 +96,22 @@ class Layer:
             additions = Additions.of(config, checkpoint, [f"{prefix}{name}.weight" for name in names], scales)
             computed = cast("Activation", activation)
             fused = computed if additions is None else "none"
-            made: Linear
+            linear_layer: Linear
             if int8:
                 quantized = [
                     _quantized(checkpoint, f"{prefix}{name}.weight", scale)
                     for name, scale in zip(names, scales, strict=True)
                 ]
                 kind = int8_linear_avx512 if products == "avx512" and has_vnni() else Int8Linear
-                made = kind(quantized, torch.cat(biases), fused)
+                linear_layer = kind(quantized, torch.cat(biases), fused)
             else:
                 weights = [
                     stored(checkpoint, f"{prefix}{name}.weight").float() * scale
                     for name, scale in zip(names, scales, strict=True)
                 ]
                 weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-                made = make_linear(weight.to(dtype), torch.cat(biases).to(dtype), fused, products=products)
-            return AdaptedLinear(made, additions, computed)
+                linear_layer = make_linear(weight.to(dtype), torch.cat(biases).to(dtype), fused, products=products)
+            return AdaptedLinear(linear_layer, additions, computed)
 
         def norm(name: str) -> Norm:
             return Norm(config, checkpoint, prefix + name, products)
@@ -161,8 +161,8 @@ class Layer:
 
     def _as_one(self) -> LayerAvx512 | None:
         """The layer as one kernel, where there is one for its kind."""
-        linears = [each.plain for each in (self._qkv, self._projection, self._inner, self._outer)]
-        norms = [None if each is None else each.parts for each in (self._attention_norm, self._norm)]
+        linears = [linear.plain for linear in (self._qkv, self._projection, self._inner, self._outer)]
+        norms = [None if norm is None else norm.parts for norm in (self._attention_norm, self._norm)]
         if self._pre_norm or self._gate is not None or None in linears or None in norms:
             return None
         return LayerAvx512(cast("Sequence[LinearAvx512]", linears), cast("Sequence[NormOf]", norms), self._heads)

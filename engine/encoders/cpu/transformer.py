@@ -90,10 +90,10 @@ class Transformer:
         *first, last = zip(self._layers, self._positions, strict=True)
         for layer, known in first:
             x = layer(x, groups, known, chosen)
-        wanted = tokens if rows is None else len(rows)
+        row_count = tokens if rows is None else len(rows)
         if rows is not None and self._rounds:
-            rows = F.pad(rows, (0, kernel_rows(wanted) - wanted))
-        x = last[0](x, groups, last[1], chosen, rows)[:wanted]
+            rows = F.pad(rows, (0, kernel_rows(row_count) - row_count))
+        x = last[0](x, groups, last[1], chosen, rows)[:row_count]
         x = x if self._final_norm is None else self._final_norm(x)
         all_threads()
         return x
@@ -144,7 +144,7 @@ class _Embeddings:
         self._projection: Linear | None = None
         if config.embedding_size is not None:
             weight, bias = (
-                stored(checkpoint, f"{EMBEDDING_PROJECTION}.{each}").to(dtype) for each in ("weight", "bias")
+                stored(checkpoint, f"{EMBEDDING_PROJECTION}.{kind}").to(dtype) for kind in ("weight", "bias")
             )
             self._projection = make_linear(weight, bias, products=products)
 
@@ -187,9 +187,9 @@ def _positions_of_layers(config: EncoderConfig, checkpoint: Checkpoint, dtype: t
     elif config.alibi:
         bias = DistanceBias(alibi_by_distance(config.heads, longest), dtype)
     kinds = [config.attention_of(layer) for layer in range(config.layers)]
-    rotations = {each.rotary: Rotation(each.rotary, config.max_positions) for each in kinds if each.rotary}
-    made = {
+    rotations = {kind.rotary: Rotation(kind.rotary, config.max_positions) for kind in kinds if kind.rotary}
+    positions = {
         kind: Positions(rotations[kind.rotary] if kind.rotary else None, bias, kind.window)
         for kind in dict.fromkeys(kinds)
     }
-    return [made[kind] for kind in kinds]
+    return [positions[kind] for kind in kinds]

@@ -62,13 +62,16 @@ def parts_of(batch: PackedBatch) -> list[AdapterSlice]:
     """
     if batch.adapters is None:
         return [AdapterSlice(-1, None, batch)]
-    found = np.unique(batch.adapters)
+    adapters = np.unique(batch.adapters)
     lengths = np.diff(batch.cu_seqlens)
     whole = batch.cu_seqlens[0] == 0 and batch.tokens == len(batch.ids) and (lengths > 0).all()
-    if len(found) < 2 or not whole:
-        return [AdapterSlice(int(found[0]) if len(found) else -1, None, batch)]
-    numbers = [np.flatnonzero(batch.adapters == adapter) for adapter in found]
-    return [AdapterSlice(int(adapter), each, batch.taken(each)) for adapter, each in zip(found, numbers, strict=True)]
+    if len(adapters) < 2 or not whole:
+        return [AdapterSlice(int(adapters[0]) if len(adapters) else -1, None, batch)]
+    numbers = [np.flatnonzero(batch.adapters == adapter) for adapter in adapters]
+    return [
+        AdapterSlice(int(adapter), sequences, batch.taken(sequences))
+        for adapter, sequences in zip(adapters, numbers, strict=True)
+    ]
 
 
 def joined(parts: Sequence[AdapterSlice], answers: Sequence[dict[Task, TaskOutput]]) -> dict[Task, TaskOutput]:
@@ -80,7 +83,7 @@ def joined(parts: Sequence[AdapterSlice], answers: Sequence[dict[Task, TaskOutpu
         with_task = [(part, answer[task]) for part, answer in zip(parts, answers, strict=True) if task in answer]
         if with_task:
             order = np.argsort(np.concatenate([part.wanting(task) for part, _ in with_task]))
-            rows[task] = TaskOutput.joined([each for _, each in with_task]).taken(order)
+            rows[task] = TaskOutput.joined([output for _, output in with_task]).taken(order)
     return rows
 
 

@@ -73,7 +73,7 @@ def _incapable(name: str, capability: int) -> str | None:
     """Why this GPU cannot run the CUDA encoder; None if it can."""
     if capability >= LEAST_CAPABILITY:
         return None
-    has, needs = (f"{each // 10}.{each % 10}" for each in (capability, LEAST_CAPABILITY))
+    has, needs = (f"{version // 10}.{version % 10}" for version in (capability, LEAST_CAPABILITY))
     return f"{name} has compute capability {has}; the CUDA encoder needs {needs} or newer"
 
 
@@ -152,7 +152,7 @@ class CudaEncoder(Encoder):
 
         self._encoders: list[Any] = []  # the extension's: without an adapter, then with each
 
-        def made(fold: bool, adapter: int) -> tuple[Any, str]:
+        def create(fold: bool, adapter: int) -> tuple[Any, str]:
             encoder = self._cuda.make_encoder(
                 pooling=device_pooling(model),
                 dtype=self.dtype,
@@ -169,13 +169,13 @@ class CudaEncoder(Encoder):
         def start() -> str | None:
             self._encoders, self.fold_refusal = [], ""
             for adapter in encoders_of(config):
-                encoder, refusal = made(fold, adapter)
+                encoder, refusal = create(fold, adapter)
                 if refusal and self.dtype == "int8":
                     raise UnsupportedModel(f"{model.model_id} on {self.device} in int8: {refusal}")
                 if refusal:
                     self.fold_refusal = self.fold_refusal or refusal
                     encoder = None  # gives its memory back before the next one asks for it
-                    encoder, _ = made(False, adapter)
+                    encoder, _ = create(False, adapter)
                 self._encoders.append(encoder)
                 wrong = self._self_test(encoder, model, checkpoint, adapter)
                 if wrong is not None:
@@ -223,13 +223,13 @@ class CudaEncoder(Encoder):
 
         "partly folded" where the weights with some adapter do not allow it.
         """
-        folds = {bool(each.folds) for each in self._encoders}
+        folds = {bool(encoder.folds) for encoder in self._encoders}
         return "partly folded" if len(folds) > 1 else "folded" if folds == {True} else "separate"
 
     @property
     def memory(self) -> tuple[int, int, int]:
         """Bytes of weights, bytes of activations and staging, bytes taken from the device in all."""
-        uses = [each.memory for each in self._encoders]
+        uses = [encoder.memory for encoder in self._encoders]
         weights, activations = (sum(int(use[i]) for use in uses) for i in range(2))
         return weights, activations, int(uses[0][2])  # the first one's begins before all others
 
@@ -244,11 +244,11 @@ class CudaEncoder(Encoder):
         flights: list[InFlightSlice] = []
         try:
             for part in parts_of(batch):
-                asked, kept, host = part.batch, None, self._host_embedding
+                device_batch, host_batch, host = part.batch, None, self._host_embedding
                 if host is not None:
-                    asked, kept = host.asked(asked), host.kept(asked)
-                layout = Layout.of(asked, self._model)
-                flights.append(InFlightSlice(self._start(part, asked), part, layout, kept))
+                    device_batch, host_batch = host.asked(device_batch), host.kept(device_batch)
+                layout = Layout.of(device_batch, self._model)
+                flights.append(InFlightSlice(self._start(part, device_batch), part, layout, host_batch))
         except EncoderError:
             _, failure = self._collected(flights)  # their places are wanted again
             if isinstance(failure, EncoderLost):
@@ -293,14 +293,14 @@ class CudaEncoder(Encoder):
         failure: EncoderError | None = None
         for flight in flights:
             try:
-                found = self._opened(flight.part).wait(flight.number)
+                outputs = self._opened(flight.part).wait(flight.number)
             except (self._cuda.Refused, self._cuda.Lost) as error:
                 translated = self._translated(error)
                 translated.__cause__ = error
                 if failure is None or isinstance(translated, EncoderLost):
                     failure = translated
                 continue
-            rows = {Task(bit): flight.layout.rows(Task(bit), *answer) for bit, *answer in found}
+            rows = {Task(bit): flight.layout.rows(Task(bit), *answer) for bit, *answer in outputs}
             if self._host_classifier is not None:
                 rows = self._host_classifier.answered(rows)
             if self._host_embedding is not None and flight.kept is not None:
@@ -364,23 +364,23 @@ def _load(encoder: Any, checkpoint: Checkpoint, model: Model, adapter: int, dtyp
     return str(encoder.start())
 
 
-def _dtype(asked: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
+def _dtype(dtype: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
     """What to compute in, and the reason if "auto" is not float16. Raises UnsupportedModel if float16 does not fit."""
-    if asked not in ("auto", "float16", "int8"):
-        return asked, ""
+    if dtype not in ("auto", "float16", "int8"):
+        return dtype, ""
     matrices = [
         name
         for name, shape in tensor_shapes(model.config).items()
         if len(shape) == 2 and name != RELATIVE_ATTENTION_BIAS
     ]
-    if asked == "int8":  # only the tables are kept in float16
+    if dtype == "int8":  # only the tables are kept in float16
         matrices = [name for name in matrices if name.startswith("embeddings.")]
     unfit = unfit_for_float16(checkpoint, matrices)
     if unfit is None:
-        return ("int8" if asked == "int8" else "float16"), ""
-    if asked == "auto":
+        return ("int8" if dtype == "int8" else "float16"), ""
+    if dtype == "auto":
         return "bfloat16", unfit
-    raise UnsupportedModel(f"{model.model_id} cannot be run in {asked}: {unfit}; choose bfloat16 or float32")
+    raise UnsupportedModel(f"{model.model_id} cannot be run in {dtype}: {unfit}; choose bfloat16 or float32")
 
 
 def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:
@@ -422,5 +422,5 @@ def _cublaslt_library() -> str:
         roots = importlib.import_module("nvidia").__path__
     except ImportError:
         return ""
-    found = [path for root in roots for path in sorted(Path(root).glob("*/lib/libcublasLt.so.*"))]
-    return str(found[-1]) if found else ""
+    libraries = [path for root in roots for path in sorted(Path(root).glob("*/lib/libcublasLt.so.*"))]
+    return str(libraries[-1]) if libraries else ""

@@ -176,7 +176,7 @@ class HostEmbedding:
         return PackedBatch(np.empty(0, np.int32), batch.cu_seqlens.copy(), **copies)
 
     def answered(self, rows: dict[Task, TaskOutput], batch: PackedBatch) -> dict[Task, TaskOutput]:
-        """The rows of each task, with EMBED's. `rows` answer what `asked` asked, `batch` is what `kept` kept."""
+        """The rows of each task, with EMBED's. `rows` answer the batch of `asked`; `batch` is that of `kept`."""
         wanting = batch.sequences_of(Task.EMBED)
         if not len(wanting):
             return (
@@ -187,12 +187,12 @@ class HostEmbedding:
         if not self._pooling:
             return rows | {Task.EMBED: TaskOutput.one_each(self._head(rows[Task.EMBED].values, dimensions, normalize))}
         states, others = rows.pop(Task.TOKENS), batch.sequences_of(Task.TOKENS)
-        given = np.union1d(wanting, others)
-        own = states.taken(np.searchsorted(given, wanting))
+        sequences = np.union1d(wanting, others)
+        own = states.taken(np.searchsorted(sequences, wanting))
         prompt_tokens = None if batch.prompt_tokens is None else batch.prompt_tokens[wanting]
         pooled = pooled_rows(own.values, own.offsets, self._pooling, prompt_tokens)
         if len(others):
-            rows = rows | {Task.TOKENS: states.taken(np.searchsorted(given, others))}
+            rows = rows | {Task.TOKENS: states.taken(np.searchsorted(sequences, others))}
         return rows | {Task.EMBED: TaskOutput.one_each(self._head(pooled, dimensions, normalize))}
 
 

@@ -51,9 +51,9 @@ def layer_shapes(model: Model) -> dict[str, Any]:
     tables = rotary_tables(config)
     attention = []
     for layer in range(config.layers):
-        of = config.attention_of(layer)
-        window = of.window if of.window is not None and of.window < config.max_positions - 1 else 0
-        rotated_columns, table = (of.rotary.columns, tables.index(of.rotary)) if of.rotary else (0, 0)
+        kind = config.attention_of(layer)
+        window = kind.window if kind.window is not None and kind.window < config.max_positions - 1 else 0
+        rotated_columns, table = (kind.rotary.columns, tables.index(kind.rotary)) if kind.rotary else (0, 0)
         attention.append((window, rotated_columns, table))
     return {
         "hidden": config.hidden_size,
@@ -106,9 +106,9 @@ def head_shapes(model: Model) -> dict[str, Any]:
     multi = heads.multi_vector.layers if heads.multi_vector else ()
     dense = () if embeds_on_the_host(model) else model.after_pooling
     return {
-        "dense": [(each.inputs, each.outputs, each.activation) for each in dense if isinstance(each, Dense)],
-        "classifier": [(each.inputs, each.outputs, each.activation) for each in classifier],
-        "multi": [(each.inputs, each.outputs, each.activation) for each in multi],
+        "dense": [(linear.inputs, linear.outputs, linear.activation) for linear in dense if isinstance(linear, Dense)],
+        "classifier": [(linear.inputs, linear.outputs, linear.activation) for linear in classifier],
+        "multi": [(linear.inputs, linear.outputs, linear.activation) for linear in multi],
         "token_weights": isinstance(heads.sparse, TokenWeights),
         "splade": _splade_shape(model, heads.sparse) if isinstance(heads.sparse, Splade) else None,
     }
@@ -158,11 +158,11 @@ def _splade_shape(model: Model, head: Splade) -> tuple[str, float, int, bool]:
 
 def rotary_tables(config: EncoderConfig) -> list[Rotary]:
     """The different rotations of a model's layers: each has a table of angles."""
-    found = (config.attention_of(layer).rotary for layer in range(config.layers))
-    return list(dict.fromkeys(each for each in found if each is not None))
+    tables = (config.attention_of(layer).rotary for layer in range(config.layers))
+    return list(dict.fromkeys(table for table in tables if table is not None))
 
 
 def _stretches(config: EncoderConfig) -> bool:
     """Whether the angles of some layer depend on a text's length."""
-    scalings = (each.scaling for each in rotary_tables(config))
-    return any(isinstance(each, DynamicNtk) and config.max_positions > each.trained for each in scalings)
+    scalings = (rotary.scaling for rotary in rotary_tables(config))
+    return any(isinstance(scaling, DynamicNtk) and config.max_positions > scaling.trained for scaling in scalings)

@@ -45,7 +45,10 @@ LAYER_LINEAR = {
     "inner": "intermediate.dense",
     "out": "output.dense",
 }
-PADDED = {*(f"{each}.{kind}" for each in ("query", "key", "value") for kind in ("weight", "bias")), "attention.weight"}
+PADDED = {
+    *(f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")),
+    "attention.weight",
+}
 LAYER_NORMS = {"attention": "attention.output.LayerNorm", "out": "output.LayerNorm"}
 EMBEDDING_WEIGHTS = {
     "word": WORD_EMBEDDINGS,
@@ -96,25 +99,25 @@ def layer_tensors(
     whose columns are balanced with their matrix's.
     """
     shapes = tensor_shapes(config)
-    names = [(ours, -1, theirs) for ours, theirs in EMBEDDING_WEIGHTS.items()]
+    names = [(ours, -1, name) for ours, name in EMBEDDING_WEIGHTS.items()]
     for layer in sorted({config.stored_layer(layer) for layer in range(config.layers)}):
-        at = f"encoder.layer.{layer}."
-        for ours, theirs in LAYER_LINEAR.items():
-            names += [(f"{ours}.{each}", layer, f"{at}{theirs}.{each}") for each in ("weight", "bias")]
-        for ours, theirs in LAYER_NORMS.items():
-            names.append((f"{ours}.gamma", layer, f"{at}{theirs}.weight"))
-            names.append((f"{ours}.beta", layer, f"{at}{theirs}.bias"))
-    names = [each for each in names if each[2] in shapes]
+        prefix = f"encoder.layer.{layer}."
+        for ours, name in LAYER_LINEAR.items():
+            names += [(f"{ours}.{kind}", layer, f"{prefix}{name}.{kind}") for kind in ("weight", "bias")]
+        for ours, name in LAYER_NORMS.items():
+            names.append((f"{ours}.gamma", layer, f"{prefix}{name}.weight"))
+            names.append((f"{ours}.beta", layer, f"{prefix}{name}.bias"))
+    names = [entry for entry in names if entry[2] in shapes]
     if config.padding_id is not None:
         names.append(("padding", -1, PADDING_POSITION))
     factors = column_factors(config, checkpoint) if int8 else {}
     padded = padded_head(config)
-    for ours, layer, theirs in names:
-        tensor = checkpoint.stored(theirs)
+    for ours, layer, name in names:
+        tensor = checkpoint.stored(name)
         matrix, _, kind = ours.partition(".")
         if int8 and matrix in LAYER_LINEAR and kind == "weight":
-            by = factors.get(theirs.removesuffix(".weight"), np.float32(1))
-            values, scales = _rounded(matrix, tensor.float32() * by, theirs, config.head_size)
+            by = factors.get(name.removesuffix(".weight"), np.float32(1))
+            values, scales = _rounded(matrix, tensor.float32() * by, name, config.head_size)
             yield ours, layer, values, "int8"
             yield f"{matrix}.scale", layer, scales, "float32"
         elif padded and ours in PADDED:
@@ -124,10 +127,10 @@ def layer_tensors(
         else:
             yield ours, layer, tensor.float32(), "float32"
     for layer in range(config.layers if int8 else 0):
-        at = f"encoder.layer.{layer}."
+        prefix = f"encoder.layer.{layer}."
         before = f"encoder.layer.{layer - 1}.output.LayerNorm" if layer > 0 else "embeddings.LayerNorm"
-        for ours, norm in (("query", before), ("inner", f"{at}attention.output.LayerNorm")):
-            by = factors[f"{at}{LAYER_LINEAR[ours]}"]
+        for ours, norm in (("query", before), ("inner", f"{prefix}attention.output.LayerNorm")):
+            by = factors[f"{prefix}{LAYER_LINEAR[ours]}"]
             yield f"{ours}.gamma", layer, checkpoint.float32(f"{norm}.weight") / by, "float32"
             yield f"{ours}.beta", layer, checkpoint.float32(f"{norm}.bias") / by, "float32"
     for table, rotary in enumerate(rotary_tables(config)):
@@ -154,10 +157,10 @@ TOGETHER = {
 def column_factors(config: EncoderConfig, checkpoint: Checkpoint) -> dict[str, Floats]:
     """The factors of each such matrix's columns, by its name without ".weight": float32 [hidden]."""
     factors: dict[str, Floats] = {}
-    found = normed_magnitudes(spread_ids(config, TOKENS), config, checkpoint)
-    for name, magnitudes in found.items():
+    magnitudes_of = normed_magnitudes(spread_ids(config, TOKENS), config, checkpoint)
+    for name, magnitudes in magnitudes_of.items():
         layer, part = next((name.removesuffix(part), part) for part in TOGETHER if name.endswith(part))
-        names = [f"{layer}{each}" for each in TOGETHER[part]]
-        weight = np.concatenate([checkpoint.float32(f"{each}.weight") for each in names])
+        names = [f"{layer}{member}" for member in TOGETHER[part]]
+        weight = np.concatenate([checkpoint.float32(f"{member}.weight") for member in names])
         factors |= dict.fromkeys(names, balance(magnitudes, weight))
     return factors

@@ -76,8 +76,8 @@ def read_late_interaction(
         query = Role(query_prompt, length=longest, expansion=expansion)
         document = Role(document_prompt, length=_length(path, fields, "document_length", None))
     layers = tuple(
-        Layer("linear", f"{each.folder}/model.safetensors", each.inputs, each.outputs, each.bias, each.activation)
-        for each in dense
+        Layer("linear", f"{layer.folder}/model.safetensors", layer.inputs, layer.outputs, layer.bias, layer.activation)
+        for layer in dense
     )
     return _with_mask(layers, query, document, mask, vocabulary)
 
@@ -183,11 +183,11 @@ def _with_mask(
 
 def _mask_token(vocabulary: Vocabulary) -> int:
     token = vocabulary.special("mask_token")
-    found = None if token is None else vocabulary.id(token)
-    found = next(iter(vocabulary.ids(("[MASK]", "<mask>"))), None) if found is None else found
-    if found is None:
+    mask_id = None if token is None else vocabulary.id(token)
+    mask_id = next(iter(vocabulary.ids(("[MASK]", "<mask>"))), None) if mask_id is None else mask_id
+    if mask_id is None:
         raise BrokenModel(f"{vocabulary.path} has no mask token, which queries are expanded with")
-    return found
+    return mask_id
 
 
 def _length(path: Path, fields: Mapping[str, Any], name: str, usual: int | None) -> int | None:

@@ -43,7 +43,7 @@ def read_splade(folder: Path, config: EncoderConfig, *, twice: bool = False, mos
     names = config.tensors.masked_lm
     stated = read_object(folder / "config.json").get("architectures")
     stated = stated if isinstance(stated, list) else []
-    if names is None or not any(str(each).endswith(SUFFIXES) for each in stated):
+    if names is None or not any(str(item).endswith(SUFFIXES) for item in stated):
         raise UnsupportedModel(
             f"{folder / 'config.json'}: pooling splade needs a checkpoint of an architecture …ForMaskedLM, found "
             f"{', '.join(map(str, stated)) or 'none'}"

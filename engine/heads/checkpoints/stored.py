@@ -32,8 +32,8 @@ class Stored:
         if name not in self.shapes:
             raise BrokenModel(f"{self.path} has no tensor {name}")
         if self.shapes[name] != shape:
-            found = list(self.shapes[name])
-            raise BrokenModel(f"{self.path}: {name} has shape {found}, config.json implies {list(shape)}")
+            actual = list(self.shapes[name])
+            raise BrokenModel(f"{self.path}: {name} has shape {actual}, config.json implies {list(shape)}")
         return name
 
 

@@ -28,7 +28,7 @@ def unused_tensors(stored: Stored, config: EncoderConfig, heads: Heads) -> list[
     used = {*_of_heads(heads)}
     for name in tensor_shapes(config):
         stored_names = config.tensors.stored_names(name)
-        used |= {next((each.name for each in stored_names if each.name in stored.shapes), "")}
+        used |= {next((stored_name.name for stored_name in stored_names if stored_name.name in stored.shapes), "")}
     masked_lm = config.tensors.masked_lm
     if masked_lm is not None and isinstance(heads.sparse, Splade):
         # The word table and the decoder may be one, and so may two names of its bias.
@@ -46,7 +46,7 @@ def named_groups(names: Iterable[str], config: EncoderConfig) -> str:
 
 
 def _first_part(name: str, prefixes: set[str]) -> str:
-    prefix = next((each for each in prefixes if name.startswith(each)), "")
+    prefix = next((candidate for candidate in prefixes if name.startswith(candidate)), "")
     return prefix + name.removeprefix(prefix).partition(".")[0]
 
 

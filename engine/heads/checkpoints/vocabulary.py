@@ -22,7 +22,7 @@ class Vocabulary:
         try:
             stored = fields["model"]["vocab"]  # a list of [token, score] in a Unigram model
             self._ids = stored if isinstance(stored, dict) else {token: i for i, (token, _) in enumerate(stored)}
-            self._ids = {**self._ids, **{each["content"]: each["id"] for each in fields.get("added_tokens") or []}}
+            self._ids = {**self._ids, **{entry["content"]: entry["id"] for entry in fields.get("added_tokens") or []}}
             valid = all(type(i) is int for i in self._ids.values())
         except (KeyError, TypeError, ValueError):
             valid = False
@@ -35,8 +35,8 @@ class Vocabulary:
 
     def id(self, token: str) -> int | None:
         """A token's id; None for text that is no token."""
-        found: int | None = self._ids.get(token)
-        return found
+        token_id: int | None = self._ids.get(token)
+        return token_id
 
     def ids(self, tokens: Iterable[str]) -> tuple[int, ...]:
         """The ids of those that are tokens, ascending."""
