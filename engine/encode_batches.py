@@ -1,4 +1,4 @@
-"""Texts through an encoder: batches of texts of similar length, two of them in flight."""
+"""Runs texts through an encoder: batches of similar length, two of them in flight."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ class Engine:
         return _prompt(self.model, name)
 
 
-# What an engine does before and around its batches, for those who tokenize in one process and encode in another.
+# The steps before and around an engine's batches, for callers that tokenize in one process and encode in another.
 
 
 def encode_texts(

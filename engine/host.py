@@ -1,11 +1,9 @@
-"""The control groups of this process, of either version, and of the groups that those are in.
+"""The CPUs and the memory that this process may use, from its affinity, its cgroups (both versions), and their parents.
 
-How many CPUs this process may keep busy: those it is bound to, and no more than its cgroups' quota pays for.
+CPUs are those of the affinity mask, limited by the cgroups' quota. A container limited to 2 CPUs on a host of 64 may be
+scheduled on all 64. With 64 threads it exhausts its quota early in every period and is throttled until the next.
 
-A container limited to 2 CPUs on a host of 64 is bound to all 64. With a thread for each of them it uses up its quota
-early in every period and then stands still until the next.
-
-How much memory this process and its children may take together: the machine's, or its cgroups' limit.
+Memory is the machine's, or the cgroups' limit for this process and its children.
 """
 
 from __future__ import annotations

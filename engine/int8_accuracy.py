@@ -55,8 +55,8 @@ def load_encoder(
     cannot be read.
 
     With `dtype` "int8" the encoder is compared with the same model in the device's default dtype, and its
-    `int8_accuracy` and `choice` state the result; both are in memory meanwhile. Raises UnsupportedModel where the
-    worst text's accuracy is below `min_agreement`, which is 0 to 1.
+    `int8_accuracy` and `choice` state the result. Both encoders are in memory during the comparison. Raises
+    UnsupportedModel where the worst text's accuracy is below `min_agreement`, which is 0 to 1.
     """
     if not 0 <= min_agreement <= 1:
         raise UnsupportedModel(f"min_agreement must be 0 to 1, found {min_agreement}")
@@ -76,7 +76,7 @@ def load_encoder(
 def _check(accuracy: Int8Accuracy, model: Model, least: float) -> None:
     if accuracy.worst >= least:
         return
-    # Not a number is too little, too.
+    # NaN fails the comparison, too.
     raise UnsupportedModel(
         f"{model.model_id} in int8 agrees too little with {accuracy.dtype}: its worst {accuracy.measure} over "
         f"{accuracy.texts} sentences is {accuracy.worst:.4f}, at least {least:g} is asked for; "
@@ -88,7 +88,7 @@ def _measured(model: Model, ours: Encoder, encoder: str) -> Int8Accuracy:
     texts = affordable(model.config, on_cpu=ours.device == "cpu")
     encoded = encoded_for(model, Tokenizer(model), texts)
     tokens = max(REFERENCE_TOKENS, int(encoded.lengths.max()))
-    # Where a CUDA encoder was not to be had for int8, there is no use in comparing with one.
+    # If int8 runs on the CPU, because CUDA is not available, the reference does too.
     named = "torch" if ours.name == "torch" else encoder
     reference = create_encoder(model, device=ours.device, max_batch_tokens=tokens, encoder=named, prepared=False)
     try:
@@ -101,7 +101,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def task_of(model: Model) -> Task:
-    """The task that says how well encoders agree: the first that the model has."""
+    """The task that accuracy is measured on: the model's first."""
     return next(task for task in ALL_TASKS if task in model.tasks)
 
 
@@ -114,7 +114,7 @@ def encoded_for(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Enc
 
 
 def compared(model: Model, encoded: Encoded, ours: Encoder, theirs: Encoder) -> Int8Accuracy:
-    """How well `ours` agrees with `theirs`. Raises EncoderError if a forward fails."""
+    """The accuracy of `ours` against `theirs`. Raises EncoderError if a forward fails."""
     task = task_of(model)
     own_rows, reference_rows = (_rows(encoder, encoded, task, model.max_input_length) for encoder in (ours, theirs))
     if task == Task.CLASSIFY and model.heads.classifier is not None:

@@ -1,7 +1,4 @@
-"""A model: where its files are, and everything that their JSON says. No weights are read here.
-
-A model's prompts: texts that go before the input, by name, from sentence-transformers' file.
-"""
+"""A model: the location of its files, its config, and its prompts. Reads JSON only, no weights."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ __all__ = ["Model", "load_model", "prompts_with_adapters", "read_prompts"]
 MUCH_BYTES = 1 << 30
 LEAST_ITEM_BYTES = 2  # of a weight, in float16 and bfloat16
 SPLADE = "splade"  # beside POOLINGS: the head of a masked language model, and its maximum over tokens
-# transformers, and the torch that it reads weights with, serve nobody's requests: an extra.
+# transformers, and torch to read weights with, are not needed to serve requests: an extra.
 INSTALL_CONVERT = "pip install 'embert[convert]'"
 
 
@@ -342,7 +339,7 @@ def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
 def prompts_with_adapters(prompts: dict[str, str], adapters: Adapters | None) -> dict[str, str]:
     """The prompts, and one for each adapter, of its name: what the prompts say, else the adapters' own text, else none.
 
-    So whoever names an adapter's prompt, or its task, gets both.
+    So naming an adapter's prompt, or its task, selects both.
     """
     if adapters is None:
         return prompts

@@ -1,4 +1,4 @@
-"""What an encoder answers for one task: rows of numbers, and which of them are whose."""
+"""An encoder's output for one task: rows, and the offsets of each sequence."""
 
 from __future__ import annotations
 

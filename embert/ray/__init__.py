@@ -22,11 +22,11 @@ _MODULES = {
     "application": "embert.ray.serving",
     "deployment": "embert.ray.serving",
 }
-_EXTRA = ("aiohttp", "pyarrow", "ray")  # what the extra brings of which we import
+_EXTRA = ("aiohttp", "pyarrow", "ray")  # packages of the extra that we import
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use: who embeds with Ray Data may have no Ray Serve.
+    # Imported on first use: a user of Ray Data may not have Ray Serve.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

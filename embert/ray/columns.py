@@ -1,4 +1,4 @@
-"""Columns of Arrow tables: texts out of them, and what an engine answers into them. Knows nothing of Ray."""
+"""Converts Arrow columns to texts, and an engine's results to Arrow columns. Does not depend on Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class ColumnError(ValueError):
-    """A column is missing, is in the way, or holds something else than texts; the message names it."""
+    """A column is missing, exists already, or does not hold texts; the message names it."""
 
 
 def texts(table: pa.Table, column: str) -> list[str]:

@@ -1,6 +1,6 @@
 """A stage of NeMo Curator: embeds the documents of a pipeline, on whichever executor runs it. Needs `nemo-curator` too.
 
-Not among the names of embert.ray, so that who uses none of Curator need not have it.
+Not exported by embert.ray, so that embert.ray works without Curator.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _SOFTWARE_FAULT = 70  # an exit status, EX_SOFTWARE
 
 
 class EmbedderError(Exception):
-    """The model, an option or a text is not acceptable; the message says which."""
+    """Invalid model, option or text; the message says which."""
 
 
 class LoadOptions(TypedDict, total=False):
@@ -103,16 +103,16 @@ class Embedder:
         loading["device"] = assigned_device(options.get("device", "auto"))
         try:
             self._engine = Engine.load(model, **loading)
-            self._kind.run(self._engine, [], self._options)  # so that what is wrong shows now, not at the first batch
+            self._kind.run(self._engine, [], self._options)  # fails now rather than at the first batch
         except EngineError as error:
             raise EmbedderError(str(error)) from None
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """The rows of `batch`, in their order, with the new column as the last.
 
-        Raises ColumnError for a column that is missing, in the way, null in a row, or not of strings; EmbedderError for
-        what the engine refuses, such as a text that is too long while `truncate` is false. Where the engine is lost,
-        perhaps with its GPU, the process ends, and Ray starts another actor for the batch.
+        Raises ColumnError for a column that is missing, exists already, has a null, or is not of strings; EmbedderError
+        for inputs that the engine refuses, such as a text that is too long while `truncate` is false. If the engine is
+        lost, perhaps with its GPU, the process exits, and Ray starts another actor for the batch.
         """
         if not isinstance(batch, pa.Table):
             kind = type(batch).__name__

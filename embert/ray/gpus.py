@@ -1,4 +1,4 @@
-"""Which GPUs are this actor's. Ray also shows them in CUDA_VISIBLE_DEVICES, but not that there is none."""
+"""The GPUs of this actor. Ray also sets CUDA_VISIBLE_DEVICES, but not for an actor without a GPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A replica of Ray Serve: `embert serve` beside it, and an actor that hands requests on to it and watches it.
+"""A replica of Ray Serve: an actor that starts `embert serve`, forwards requests to it and monitors it.
 
-The server's own processes keep what they have anywhere else: batches, limits, errors, headers, restarts of an engine.
+The server works as without Ray: batches, limits, errors, headers, and restarts of engines are its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NOT_TO_CLIENT = frozenset({b"connection", b"date", b"keep-alive", b"server", b"
 
 
 class ReplicaError(Exception):
-    """The server beside the replica has ended, or is not ready for too long."""
+    """The replica's server has ended, or did not become ready in time."""
 
 
 class Replica:
@@ -170,7 +170,7 @@ class Replica:
         return False
 
     def _relay(self, log: IO[bytes]) -> None:
-        """The server's log goes to this worker's, which Ray collects; its last lines are kept."""
+        """Copy the server's log to this worker's, which Ray collects; keep its last lines."""
         for line in log:
             text = line.decode(errors="replace").rstrip()
             self._log.append(text)

@@ -1,4 +1,4 @@
-"""What an encoder is: packed token ids in (batch.py), the rows of each task out (task_output.py)."""
+"""The encoder protocol: packed token ids in (batch.py), the rows of each task out (task_output.py)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check_finite(
 ) -> None:
     """Raise EncoderError, which names the sequence, for rows with a NaN or an infinity.
 
-    `numbers` are what the caller calls the sequences, where those are not 0 … n - 1, and `what` they are.
+    `numbers` are the caller's numbers of the sequences, if not 0 … n - 1; `what` is its word for one.
     """
     sequence = rows.first_not_finite()
     if sequence is not None:

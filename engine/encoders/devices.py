@@ -62,7 +62,7 @@ def devices_of(models: Sequence[tuple[str, str, Model]]) -> list[list[str]]:
     names = [devices(device, encoder, model, gpus) for device, encoder, model in models]
     if len(models) == 1 or ["auto"] not in names:
         return names
-    on_cpu = "cpu" if ["cpu"] in names else "auto"  # one process for all that run there
+    on_cpu = "cpu" if ["cpu"] in names else "auto"  # one process for all CPU models
     for i, (_, encoder, model) in enumerate(models):
         if names[i] == ["auto"] and ":" not in encoder:
             takes_gpu = encoder != "auto" or refusal(model) is None

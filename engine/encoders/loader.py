@@ -36,7 +36,7 @@ def create_encoder(
     if max_batch_tokens is not None and max_batch_tokens < 1:
         raise UnsupportedModel(f"max_batch_tokens must be at least 1, found {max_batch_tokens}")
     kind, choice = _choose(device, encoder)
-    free = encoder == device == "auto"  # nobody asked for CUDA: a model that it cannot run goes to the CPU
+    free = encoder == device == "auto"  # CUDA was not requested: a model that it cannot run goes to the CPU
     factory: Callable[..., Encoder]
     if kind in ON_CPU:
         factory = _torch_encoder(choice)

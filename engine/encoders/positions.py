@@ -1,22 +1,19 @@
-"""Rotary positions: the angles by which queries and keys are rotated.
+"""Positions: rotary angles, attention biases by distance, and rows of the position table beside padding.
 
-Columns c and c + n/2 of the n rotated columns of a head are a pair. At position p pair c is rotated by p · θ^(-2c/n).
-The formulas and their float32 steps are those of transformers (`modeling_rope_utils.py`); scaling by `Ntk` is that of
-the remote code that GTE's checkpoints name: Alibaba-NLP/new-impl, `NTKScalingRotaryEmbedding`.
+Rotary positions rotate queries and keys. Columns c and c + n/2 of the n rotated columns of a head are a pair. At
+position p pair c is rotated by p · θ^(-2c/n). The formulas and their float32 steps are those of transformers
+(`modeling_rope_utils.py`); scaling by `Ntk` is that of the remote code that GTE's checkpoints name:
+Alibaba-NLP/new-impl, `NTKScalingRotaryEmbedding`.
 
-A bias on every attention score, by the head and by how far the key is from the query.
+Relative positions and ALiBi add a bias to every attention score, by head and by distance from query to key. Relative
+positions learn it. Distances share biases in buckets, as in T5 and MPNet: each of the nearest distances has its own
+bucket, farther ones share buckets by their logarithm. The formula is `MPNetEncoder.relative_position_bucket` of
+transformers. ALiBi (Press et al., 2022) fixes it: scores fall with the distance, by one slope for each head.
 
-Relative positions learn it. Distances share biases in buckets, as in T5 and MPNet: each of the nearest distances has a
-bucket of its own, farther ones share buckets by their logarithm. The formula is
-`MPNetEncoder.relative_position_bucket` of transformers.
-
-ALiBi (Press et al., 2022) fixes it: scores fall with the distance, in each head by a slope of its own.
-
-Positions where padding tokens stand inside a text, for architectures with a `padding_id`.
-
-The rule is `create_position_ids_from_input_ids` of transformers, for RoBERTa and the models made after it: every token
-whose id is `pad_token_id` takes the padding's own row of the position table, and positions count only the other tokens.
-A text that spells out `<pad>`, or a list of token ids that holds it, is valid input.
+Architectures with a `padding_id` treat padding tokens inside a text specially. The rule is
+`create_position_ids_from_input_ids` of transformers, for RoBERTa and its descendants: every token whose id is
+`pad_token_id` takes the padding's own row of the position table, and positions count only the other tokens. A text that
+spells out `<pad>`, or a list of token ids that holds it, is valid input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many of a sequence's tokens are attended to, in models that expand queries with tokens that are not.
+"""How many tokens of a sequence are attended to, in models that expand queries with unattended tokens.
 
 ColBERT's query expansion puts mask tokens after a query. Unless a model attends to them, no row has their keys, not
 even their own: see `Expansion` in ../heads/description.py.

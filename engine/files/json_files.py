@@ -11,7 +11,7 @@ from embert.engine.errors import BrokenModel
 
 __all__ = ["read_json", "read_object"]
 
-# Half of a character beyond 16 bits. Alone it is none, and neither logs nor answers can hold it.
+# A lone surrogate: half of a character beyond 16 bits. UTF-8 cannot encode it, so logs and responses cannot hold it.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 

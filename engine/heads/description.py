@@ -1,8 +1,6 @@
 """What a model's heads compute: frozen descriptions, read from its files. Encoders load their tensors and run them.
 
 Imports no numpy: the supervisor reads descriptions, and computes nothing.
-
-Which tokens' rows are the vectors of a text: the encoder answers a row for every token of a sequence.
 """
 
 from __future__ import annotations

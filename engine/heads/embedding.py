@@ -25,8 +25,8 @@ class EmbeddingHead:
     def __init__(self, folder: Path, modules: Sequence[Module], *, rows: int = 0) -> None:
         """Load the weights of the modules after pooling of the model in `folder`. Raises BrokenModel.
 
-        `rows` multiplies so many rows at once, the last ones beside rows of zeros: products of other shapes may add
-        their terms in another order, and a text has the same bits whatever it is batched with. 0: all at once.
+        `rows` is the number of rows multiplied at once, padded with rows of zeros: products of other shapes may add
+        their terms in another order, and results are batch-invariant. 0: all at once.
         """
         self._modules = load_modules(folder, modules)
         self._rows = rows

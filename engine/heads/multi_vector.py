@@ -1,4 +1,4 @@
-"""Which tokens' rows are the vectors of a text: the encoder answers a row for every token of a sequence."""
+"""Multi-vectors: which of the encoder's token rows are vectors of a text."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def modes_of(pooling: str) -> tuple[str, ...]:
 def read_pooling(path: Path, *, replaced: bool = False) -> PoolingModule:
     """Read the `config.json` of a Pooling module. Raises BrokenModel or UnsupportedModel.
 
-    With `replaced` somebody has asked for another pooling, so the mode is not read.
+    With `replaced` the user overrides the pooling, so the mode is not read.
     """
     fields = read_object(path)
     include_prompt = bool(fields.get("include_prompt", True))

@@ -61,7 +61,7 @@ def read_config(path: Path) -> EncoderConfig:
 
 
 def check_config(path: Path) -> tuple[str, ...]:
-    """Check a `config.json`, of a family above, against the tables of keys. Returns sentences for the start-up log.
+    """Check a `config.json` of a model type above against the tables of keys. Returns sentences for the start-up log.
 
     Raises UnsupportedModel for a key whose value would change what the encoder computes.
     """

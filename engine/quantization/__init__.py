@@ -1,4 +1,4 @@
-"""Eight-bit matrix products, defined in numpy: what every encoder computes with `--dtype int8`, to the integer.
+"""int8 matrix products, defined in numpy: what every encoder computes with `--dtype int8`, to the integer.
 
     y = (q_x · q_wᵀ) · scale_of_row · scale_of_channel + bias
 
@@ -8,7 +8,7 @@ encoder rotates 128 neighboring columns together (`rotation`, `rows`, `weights`)
 it balances columns with their weights before (`balance`).
 Sums are exact in INT32; scales, bias, attention, residuals and norms are those of float32.
 
-Only the products of layers are in eight bits. The tables, a projection of embeddings and the heads are not.
+Only the products of layers are int8. The tables, a projection of embeddings and the heads are not.
 """
 
 __all__ = ["MIN_ACCURACY"]

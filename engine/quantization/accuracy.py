@@ -1,4 +1,4 @@
-"""How well an encoder in eight bits agrees with the same model in more: cosines, and nearest neighbors kept."""
+"""Accuracy of int8 against the default dtype: cosines, and nearest neighbors kept."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Rows in eight bits as the CUDA encoder has them between two kernels: in blocks of columns.
+"""int8 rows of the CUDA encoder between two kernels: quantized in blocks of columns.
 
 A row's largest magnitude is known only when all of its columns are. So the kernel that makes some of them rounds a
 block by the block's own: the feed-forward part's first product 128 inner activations, attention a head of 64. The
-product after it turns a block's integers into those of the row's scale. Integers agree with the kernels' to the
+product after it rescales a block's integers to the row's scale. Integers agree with the kernels' to the
 bit: csrc/ops/blocks.cuh.
 """
 
@@ -55,7 +55,7 @@ class Blocks(NamedTuple):
 
 
 def rounded_blocks(x: Halves, block: int = INNER) -> Blocks:
-    """Rows x [n, columns] in eight bits: attention's context, or a quarter of inner activations.
+    """Rows x [n, columns] in int8: attention's context, or a quarter of inner activations.
 
     The columns of a block that are the same modulo 8 are multiplied by the Hadamard matrix, strides 1, 2, 4 …, each sum
     rounded to float16. With m the largest magnitude of a block's elements y, at least 2⁻⁹, and t = float16(127 / m),
@@ -95,5 +95,5 @@ def aligned_rows(blocks: Blocks) -> QuantizedRows:
 
 
 def block_rows(x: Halves, block: int = INNER) -> QuantizedRows:
-    """Rows x [n, columns] in eight bits with a scale a row: [n, 1]."""
+    """Rows x [n, columns] in int8 with a scale a row: [n, 1]."""
     return aligned_rows(rounded_blocks(x, block))

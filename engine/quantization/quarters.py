@@ -1,4 +1,4 @@
-"""Rows in eight bits as the CUDA encoder has them: rotated by quarters, in float16.
+"""int8 rows of the CUDA encoder: rotated by quarters, in float16.
 
 A thread rotates 32 columns by itself: eight neighbors, and the same eight of the row's other quarters. Everything else
 is as in `rows`. Integers agree with the kernel's to the bit: csrc/ops/quantize.cu.
@@ -39,7 +39,7 @@ def quarter_weight(weight: Floats, name: str) -> QuantizedWeight:
 
 
 def quarter_rows(x: Halves) -> QuantizedRows:
-    """Rows x [n, columns] in eight bits, with a scale each.
+    """Rows x [n, columns] in int8, with a scale each.
 
     A set is multiplied by 2⁻⁵ and by the Hadamard matrix, strides 2, 4, 8, 16, then 1, each sum rounded to float16.
     With m the row's largest magnitude, k = clip(-⌊log₂ m⌋, -15, 15) and t = float16(127 / (m · 2ᵏ)): integers are

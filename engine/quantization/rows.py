@@ -1,6 +1,6 @@
-"""The rotation of columns: Sylvester's Hadamard matrix of 128 rows, in natural order.
+"""int8 activations: rotated columns, and one scale for each row or for each block of a row.
 
-Activations in eight bits: each row, or each block of a row, has a scale of its own.
+The rotation is Sylvester's Hadamard matrix of 128 rows, in natural order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rotated(x: Floats) -> Floats:
     """x · H for every 128 columns, with H of 1 and -1: float32 [n, columns] → float32 [n, columns].
 
     Butterflies with strides 1, 2, 4 … 64, each sum rounded to float32. H / √128 is orthonormal; that factor goes into
-    the scale of a row, see `rows.quantized_rows`.
+    the scale of a row, see `quantized_rows`.
     """
     y = x.astype(np.float32).reshape(-1, BLOCK)
     for stage in range(BLOCK.bit_length() - 1):

@@ -1,6 +1,6 @@
-"""Weights in eight bits: rotated when the model is loaded, with a scale for each output channel.
+"""int8 weights, rotated when the model is loaded, with a scale for each output channel.
 
-A whole product in eight bits, in numpy: what encoders are compared with.
+`product` is the whole int8 product in numpy, the reference for encoders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tokenization gives: packed token ids, or tokens with their offsets."""
+"""Output of tokenization: packed token ids, or tokens with their offsets."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def _known(parts: list[dict[str, Any]], kinds: set[str]) -> bool:
 
 
 def _splits(library: Library, space: str) -> bool:
-    """Whether this character between two words divides them. A normalizer's table may turn a newline into a space."""
+    """Whether this character between two words divides them. A normalizer's table may map a newline to a space."""
     text = f"a{space}b"
     if library.normalizer is not None:
         text = library.normalizer.normalize_str(text)

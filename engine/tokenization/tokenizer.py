@@ -26,7 +26,7 @@ __all__ = ["EncodeOptions", "Tokenizer"]
 
 # A chunk is a few milliseconds of one thread.
 CHUNK_CHARACTERS = 16_384
-UNDIVIDED_CHARACTERS = 1 << 24  # where nobody waits for a chunk: enough for all cores at once
+UNDIVIDED_CHARACTERS = 1 << 24  # where no other work waits between chunks: enough for all cores at once
 # The first part of a long text: likely to be enough, and small beside a chunk.
 LEAST_PART_CHARACTERS, CHARACTERS_PER_TOKEN = 2048, 8
 PROMPTS = 64  # whose numbers of tokens are kept

@@ -1,7 +1,7 @@
 """What adapters add to linear layers and tables on a CPU, where sequences of a run have different adapters.
 
-Every row is multiplied by the low-rank matrices of all n adapters, which have a few columns together, and `chosen`
-keeps those of its own sequence's adapter. So rows need no sorting, and a row does not depend on the others.
+Every row is multiplied by the low-rank matrices of all n adapters, which have few columns in total. `chosen` is a mask
+that keeps the columns of the row's own adapter. So rows need no sorting, and results are batch-invariant.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention on packed sequences: batched products over sequences of equal length.
 
-Attention of layers whose tokens see only near ones: blocks of queries, each with the keys in its reach.
+Sliding-window layers process blocks of queries, each with the keys within its window.
 """
 
 from __future__ import annotations

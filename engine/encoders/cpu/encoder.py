@@ -1,8 +1,8 @@
 """The CPU encoder: packed, in float32, bfloat16 or, with the products of layers, int8.
 
 A batch is cut, between sequences, into runs (runs.py). Each run goes through all layers on one thread, so threads never
-wait for each other inside a layer, as they do in torch's own parallel loops: those threads spin for one that is not
-scheduled, and beside other processes on the same cores such a loop took 200 times as long.
+wait for each other inside a layer. In torch's own parallel loops threads spin until the last one is scheduled: beside
+other processes on the same cores such a loop took 200 times as long.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MAX_BATCH_TOKENS = 2048
 # cores of a Xeon one query in flight took 6.9 ms instead of 10.6, and four took 13.5 ms instead of 18.9; beside a
 # process that kept one core busy, 15 ms instead of 9.6.
 FEW_TOKENS_THREADS = 2
-# Our own kernels wake a thread for less, and wait for none that has not woken.
+# Our own kernels use a thread for less work, and do not wait for a thread that has not started.
 FEW_TOKENS_THREADS_AVX512 = 16
 
 # Kernels for more rows are made when they are first needed: the caches hold no more (limit_kernel_caches).
@@ -130,7 +130,7 @@ class TorchEncoder(Encoder):
         self.max_batch_tokens = max(self._budget, model.max_input_length)
         self._config = model.config
         self._has = model.tasks
-        # The row of a sequence that a task reads, by the name of a pooling; a task that is not here reads all of them.
+        # Task → the pooling by which it reads one row of a sequence; tasks that are absent here read all rows.
         classifier = model.heads.classifier
         self._reads = {Task.CLASSIFY: "cls" if classifier is None else classifier.pooling}
         if model.include_prompt:

@@ -1,8 +1,8 @@
-"""A linear layer in eight bits on a CPU: quantization/ says what it computes, oneDNN multiplies.
+"""An int8 linear layer on a CPU: quantization/ defines the result, oneDNN multiplies.
 
-oneDNN multiplies an unsigned and a signed matrix, so activations go in as q + 128, and 128 is their zero point.
-torch reaches it through an operator of its compiler, which it does not document. So it is tried on rows that overflow
-16 bits when a model is loaded: CPUs without VNNI add neighboring products in 16 bits, which saturate.
+oneDNN multiplies an unsigned and a signed matrix, so activations are stored as q + 128, with zero point 128. torch
+reaches it through an undocumented operator of its compiler. So loading a model tests it on rows that overflow 16 bits:
+CPUs without VNNI add neighboring products in 16 bits, which saturate.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _INTEGERS_FROM = 1.5 * 2.0**23 + ZERO
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Rotated rows in eight bits."""
+    """Rotated rows in int8."""
 
     shifted: torch.Tensor  # uint8 [n, columns]: q + 128
     largest: torch.Tensor  # float32 [n, 1]: the largest magnitude; times SCALE it is the scale
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """As quantization.rotation.rotated, but for rounding: terms are added in another order."""
+    """As quantization.rows.rotated, except for rounding: terms are added in another order."""
     y = torch.mm(x.reshape(-1, FIRST), _FIRST_OF)
     stride = FIRST
     while stride < BLOCK:
@@ -125,7 +125,7 @@ def check_exact() -> None:
         expected = (x.to(torch.float32) - ZERO) @ weight.to(torch.float32).T
         if torch.equal(sums, expected):
             return
-        reason = "adds products of eight bits in sixteen, which saturate: it lacks VNNI"
+        reason = "lacks VNNI: it adds int8 products in 16 bits, which saturate"
     except (AttributeError, RuntimeError) as error:  # no such operator in this torch; it does not run here
-        reason = f"has no products of eight bits in this torch: {str(error).partition(chr(10))[0]}"
+        reason = f"has no int8 products in this torch: {str(error).partition(chr(10))[0]}"
     raise UnsupportedModel(f"int8 is not supported on this CPU, which {reason}; use --dtype float32 or bfloat16")

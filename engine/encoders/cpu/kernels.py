@@ -1,7 +1,7 @@
 """Our own kernels for CPUs with AVX-512 (csrc/cpu/) on torch's tensors, in float32: linear layers, norms, attention.
 
-A row has the same bits beside any other rows: each of its sums is in an order that its own columns, or its own
-sequence, decide. torch's operators, which other CPUs use, choose another order for other numbers of rows.
+Results are batch-invariant: the order of each sum depends only on the row's own columns or its own sequence. torch's
+operators, which other CPUs use, choose the order by the number of rows.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def linear_avx512(weight: torch.Tensor, bias: torch.Tensor, activation: Activati
 def int8_linear_avx512(
     weights: Sequence[QuantizedWeight], bias: torch.Tensor, activation: Activation = "none"
 ) -> LinearAvx512:
-    """One in eight bits, with the integers that quantization/ defines: `weights` lie one below the other."""
+    """An int8 linear layer with the integers that quantization/ defines; `weights` are concatenated."""
     integers = np.concatenate([weight.integers for weight in weights])
     scales = np.concatenate([weight.scales for weight in weights])
     return LinearAvx512(_kernels().Int8Linear(integers, scales, bias.contiguous().numpy()), len(bias), activation)

@@ -65,7 +65,7 @@ class Norm:
 
 
 class Layer:
-    """Attention and the feed-forward network, each added to the row that it was given, and their norms."""
+    """Attention and the feed-forward network with their residuals and norms."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Layer:
         products: Products,
         int8: bool = False,
     ) -> None:
-        """`layer` is the number under which the weights are stored. With `int8` products are in eight bits.
+        """`layer` is the number under which the weights are stored. `int8` quantizes the products.
 
         `products` is that of `make_linear`. Raises UnsupportedModel where int8 does not fit a matrix.
         """
@@ -173,7 +173,7 @@ class Layer:
 
 
 def _quantized(checkpoint: Checkpoint, name: str, scale: float) -> QuantizedWeight:
-    """A weight in eight bits, times `scale`: the integers are those of the stored weight."""
+    """A quantized weight, times `scale`: the integers are those of the stored weight."""
     weight = quantized_weight(checkpoint.float32(name), name)
     return QuantizedWeight(weight.integers, weight.scales * np.float32(scale))
 

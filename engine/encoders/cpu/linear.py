@@ -1,13 +1,11 @@
 """A linear layer on a CPU, fused with the activation or the residual that follows it.
 
 oneDNN's packed weights are used where they work. On Zen 5 they run float32 2.3 times as fast as `F.linear`, whose MKL
-uses only AVX2 on AMD, and exact GELU costs 5 % instead of a pass of its own. Limited to AVX2
-(ONEDNN_MAX_CPU_ISA), one core needs 7.8 ms instead of 9.2 for a text of 16 tokens of MiniLM, and the same for a batch
-of 20; in bfloat16 3.3 ms instead of 4.2, and 6 % less for the batch. torch reaches them through operators of
-its compiler, which it does not document. So they are tried on real weights when a model is loaded, and `F.linear`
-replaces them wherever they are absent, refuse, or answer differently.
-
-Which kernels multiply a CPU's matrices.
+uses only AVX2 on AMD, and exact GELU costs 5 % instead of a separate pass. Limited to AVX2 (ONEDNN_MAX_CPU_ISA), one
+core needs 7.8 ms instead of 9.2 for a text of 16 tokens of MiniLM, and the same for a batch of 20; in bfloat16 3.3 ms
+instead of 4.2, and 6 % less for the batch. torch reaches them through undocumented operators of its compiler. So
+`choose_products` tests them on real weights when a model is loaded, and `F.linear` replaces them where they are absent,
+fail, or give other results. Our own AVX-512 kernels (kernels.py) replace both where they run.
 """
 
 from __future__ import annotations
@@ -151,7 +149,7 @@ Products = Literal["avx512", "packed", "plain"]
 
 
 def choose_products(weight: torch.Tensor, bias: torch.Tensor, activation: Activation, *, portable: bool) -> Products:
-    """The fastest that run here, judged by one linear layer. With `portable` our own are not used."""
+    """The fastest kernels that run here, tested on one linear layer. `portable` excludes our own."""
     if weight.dtype == torch.float32 and has_avx512() and not portable:
         return "avx512"
     return "packed" if packed_works(weight, bias, activation) else "plain"
@@ -167,7 +165,7 @@ def make_linear(
 
 
 def packed_works(weight: torch.Tensor, bias: torch.Tensor, activation: Activation) -> bool:
-    """Whether oneDNN's operators run these weights here and agree with torch's own."""
+    """Whether oneDNN's operators run these weights here, with torch's own results."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     x = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1).to(weight.dtype)

@@ -1,8 +1,7 @@
-"""What attention needs to know of a layer's positions.
+"""Positions in torch, for attention: rotary tables, and biases by distance.
 
-Rotary positions in torch: the tables of encoders/positions.py, and queries and keys rotated by them.
-
-Biases by distance, those of relative positions and ALiBi, as matrices that torch adds to attention scores.
+The angles and biases come from encoders/positions.py. Rotary positions rotate queries and keys. The biases of relative
+positions and of ALiBi become matrices that torch adds to attention scores.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["PLAIN", "DistanceBias", "Positions", "Rotation", "rotate"]
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """How layers know positions, and how far they see."""
+    """The positions of a layer: rotation, bias, and window."""
 
     rotation: Rotation | None = None
     bias: DistanceBias | None = None
@@ -75,7 +74,7 @@ class DistanceBias:
     """The bias of one model, the same in every layer."""
 
     def __init__(self, by_distance: npt.NDArray[np.float32], dtype: torch.dtype) -> None:
-        """`by_distance` is [heads, 2 · longest - 1], as relative_positions.py of two folders above makes it."""
+        """`by_distance` is [heads, 2 · longest - 1], from encoders/positions.py."""
         self.by_distance = torch.from_numpy(by_distance).contiguous()
         self.longest = (by_distance.shape[1] + 1) // 2
         length = min(self.longest, MATRIX_LENGTH)

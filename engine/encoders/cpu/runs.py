@@ -1,6 +1,6 @@
-"""Sequences of equal length that lie side by side in a run.
+"""Runs: parts of a batch, cut between sequences, that threads take through all layers independently.
 
-Cuts a batch, between sequences, into runs that threads take through all layers independently.
+A run consists of groups: adjacent sequences of equal length.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["MAX_RUN_TOKENS", "MIN_RUN_TOKENS", "Group", "Run", "cut_into_runs", 
 
 
 class Group(NamedTuple):
-    """Neighbors among sequences, which are of equal length."""
+    """Adjacent sequences of equal length."""
 
     start: int  # the first token
     sequences: int
@@ -35,7 +35,7 @@ MIN_RUN_TOKENS = 48
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbors among sequences sorted by length."""
+    """Adjacent sequences of a batch that is sorted by length."""
 
     sequences: slice
     tokens: slice

@@ -39,7 +39,7 @@ __all__ = ["Transformer"]
 
 
 class Transformer:
-    """The embeddings and layers of one model, in one dtype. With `int8` layers multiply in eight bits."""
+    """The embeddings and layers of one model, in one dtype. With `int8`, products of layers are int8."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class _Embeddings:
 
 
 def _positions_of_layers(config: EncoderConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> list[Positions]:
-    """How each layer knows positions. Layers that know them alike share the tables."""
+    """The positions of each layer. Layers with the same kind of attention share them."""
     longest = -(-config.max_positions // LENGTH_STEP) * LENGTH_STEP  # attention pads to such lengths
     bias: DistanceBias | None = None
     if config.relative_buckets:

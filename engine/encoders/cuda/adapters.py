@@ -1,7 +1,7 @@
-"""Batches whose sequences have different adapters: cut into one for each adapter, and their answers put together.
+"""Splits batches by adapter, and joins the outputs.
 
 The extension knows no adapters. It has an encoder for each of a model's, with what the adapter adds in its weights, and
-one for the model's own weights. So a text always meets the same weights, whatever it is batched with.
+one for the model's own weights. So results do not depend on the adapters of other sequences.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MATRICES = ("word", "position", "type")  # beside those that are called ….weig
 
 
 class Misfit(Exception):  # no error yet: the model may be loaded in another type
-    """A weight of which float16 does not hold what an adapter makes."""
+    """A weight that float16 cannot represent once an adapter is merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def parts_of(batch: PackedBatch) -> list[AdapterSlice]:
 
 
 def joined(parts: Sequence[AdapterSlice], answers: Sequence[dict[Task, TaskOutput]]) -> dict[Task, TaskOutput]:
-    """What the parts of a batch were answered, as its own answers: the sequences of each task in the batch's order."""
+    """Join the outputs of a batch's parts: the sequences of each task in the batch's order."""
     if len(parts) == 1:
         return answers[0]
     rows = {}

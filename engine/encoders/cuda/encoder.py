@@ -84,7 +84,7 @@ class InFlightSlice:
     number: int
     part: AdapterSlice
     layout: Layout
-    kept: PackedBatch | None = None  # of a batch whose embeddings the host computes
+    host_batch: PackedBatch | None = None  # of a batch whose embeddings the host computes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,10 @@ class CudaEncoder(Encoder):
     for compute capability 9.0) or "cublaslt": the portable path for any GPU, whose attention does without Hopper's
     instructions and whose LayerNorms are kernels of their own, but in int8.
     `fold` lets the matrix products compute LayerNorms where they can; `fold_refusal` says why a model's weights do not
-    allow it, else it is empty. `graphs` captures the forwards of small batches at start.
+    allow it, else it is empty. `graphs` captures CUDA graphs of small batches at start.
 
-    A model with adapters has its weights on the GPU once for each and once without (adapters.py), and a batch is as
-    many forwards as there are adapters in it. Each encoder of the extension runs at most one part of a batch, so two
+    A model with adapters has its weights on the GPU once for each adapter and once without (adapters.py). A batch takes
+    one forward for each adapter in it. Each encoder of the extension runs at most one part of a batch, so two
     batches in flight are never more than it takes.
 
     A new encoder must first compute a known vector (self_test.py). Raises UnsupportedModel if the device or the model
@@ -303,8 +303,8 @@ class CudaEncoder(Encoder):
             rows = {Task(bit): flight.layout.rows(Task(bit), *answer) for bit, *answer in outputs}
             if self._host_classifier is not None:
                 rows = self._host_classifier.answered(rows)
-            if self._host_embedding is not None and flight.kept is not None:
-                rows = self._host_embedding.answered(rows, flight.kept)
+            if self._host_embedding is not None and flight.host_batch is not None:
+                rows = self._host_embedding.answered(rows, flight.host_batch)
             answers.append(rows)
         return answers, failure
 

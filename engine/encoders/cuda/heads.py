@@ -1,4 +1,4 @@
-"""A model's heads for the CUDA extension: their tensors for `load`, their answers."""
+"""A model's heads for the CUDA extension: tensors for `load`, and the layout of outputs."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def _named(head: str, layers: Sequence[DenseLayer]) -> Iterator[tuple[str, int, 
 class HostClassifier:
     """A classification head on the rows that the extension pools: a few megaflops a text, in numpy.
 
-    Rows are multiplied ROWS at a time, the last ones beside rows of zeros: products of other shapes may add their terms
-    in another order, and a text has the same bits in any batch.
+    Rows are multiplied ROWS at a time, padded with rows of zeros: products of other shapes may add their terms in
+    another order, and results are batch-invariant.
     """
 
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
@@ -198,7 +198,7 @@ class HostEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which rows of a batch's answers are whose, and what else the host must know of the batch to read them."""
+    """Which output rows belong to which sequence, and the data of the batch that reading them needs."""
 
     offsets: dict[Task, Ints]  # of tasks with a row a token: [n + 1]
     ids: Ints | None  # of the tokens whose weights are wanted

@@ -1,6 +1,6 @@
-"""What the CUDA extension is told of a model, and which models the CUDA encoder refuses.
+"""The CUDA extension's arguments for a model, and which models the CUDA encoder refuses.
 
-Neither needs the weights or numpy: the supervisor asks, too.
+Needs neither weights nor numpy, because the supervisor imports it too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def refusal(model: Model) -> str | None:
 
 
 def layer_shapes(model: Model) -> dict[str, Any]:
-    """What `make_encoder` is told of the layers. Raises UnsupportedModel for what the extension cannot compute."""
+    """The arguments of `make_encoder` for the layers. Raises UnsupportedModel for what the extension cannot compute."""
     config = model.config
     for unable, what in (
         (config.rms_norm, "has norms that do not subtract the mean"),
@@ -85,7 +85,7 @@ def padded_head(config: EncoderConfig) -> int:
 
 
 def head_shapes(model: Model) -> dict[str, Any]:
-    """What `make_encoder` is told of the heads. Raises UnsupportedModel for what the extension cannot compute."""
+    """The arguments of `make_encoder` for the heads. Raises UnsupportedModel for what the extension cannot compute."""
     heads = model.heads
     if heads.multi_vector is not None and heads.multi_vector.unattended is not None:
         raise UnsupportedModel(

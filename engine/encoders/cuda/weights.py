@@ -1,8 +1,7 @@
 """A model's embeddings and layers for the CUDA extension: their tensors for `load`.
 
-What balances the products of eight bits whose rows come out of a LayerNorm: QKV and the feed-forward part's first.
-
-Dividing by a column's factor then costs nothing: the LayerNorm's weight and bias are divided when a model is loaded.
+For int8, `column_factors` balances the products whose input is a LayerNorm: QKV and the first one of the feed-forward
+network. Dividing by a column's factor costs nothing: loading divides the LayerNorm's weight and bias.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def _rounded(matrix: str, weight: npt.NDArray[np.float32], name: str, head_size: int) -> QuantizedWeight:
-    """A layer's matrix in 8 bits, rotated as the rows are that it multiplies."""
+    """A layer's matrix in int8, with the rotation of its input rows."""
     if matrix == "out":
         return block_weight(weight, name)
     if matrix == "attention" and head_size == HEAD:
@@ -94,9 +93,9 @@ def layer_tensors(
 ) -> Iterator[tuple[str, int, Any, str]]:
     """The tensors: the extension's name, the layer (-1: none) or a table's number, the values and their type.
 
-    They are as they are stored, and in the model's own order: the extension converts and orders them. With `int8` the
-    layers' matrices are in 8 bits, each with its scales, and the products after a LayerNorm have one of their own,
-    whose columns are balanced with their matrix's.
+    Tensors keep their stored values and the model's order: the extension converts and orders them. With `int8` the
+    layers' matrices are int8, each with its scales. Products after a LayerNorm have their own gamma and beta, which
+    balance the columns with those of the matrix.
     """
     shapes = tensor_shapes(config)
     names = [(ours, -1, name) for ours, name in EMBEDDING_WEIGHTS.items()]

@@ -115,7 +115,7 @@ def _activation(path: Path, config: dict[str, Any], library: Path, library_field
         activation = ACTIVATIONS[value]
         if activation == "softmax" and labels == 1:
             raise UnsupportedModel(f"{file}: {field} {value} of one label is always 1; supported: Sigmoid, Identity")
-        # For several labels it writes Identity where nobody has chosen anything: that says nothing about classes.
+        # For several labels it writes Identity as the default, which says nothing about classes.
         if activation != "identity" or labels == 1:
             return activation
         break

@@ -20,7 +20,7 @@ __all__ = ["VectorHeads", "read_vector_heads"]
 
 @dataclass(frozen=True, slots=True)
 class VectorHeads:
-    """What was found, and whether the model's pooled rows are of use beside it."""
+    """The heads found, and whether the model's pooled rows are embeddings too."""
 
     sparse: Splade | TokenWeights | None = None
     multi_vector: MultiVector | None = None
@@ -42,9 +42,8 @@ def read_vector_heads(
 ) -> VectorHeads:
     """The heads of the model in `folder`, whose config.json and weights are in `weights`.
 
-    `pooling` is the user's own wish, if any; `splade` asks for SPLADE's head.
-
-    `most_weights` bounds the weights of SPLADE's vectors.
+    `pooling` is the user's override, if any. `splade` requests SPLADE's head; `most_weights` bounds the weights of its
+    vectors.
 
     Raises BrokenModel or UnsupportedModel.
     """

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint nothing reads: those of heads that are not served. Imports no numpy."""
+"""Finds unused tensors of a checkpoint: those of heads that are not served. Imports no numpy."""
 
 from __future__ import annotations
 
