@@ -62,7 +62,7 @@ def by_length(lengths: npt.NDArray[np.int32]) -> Numbers:
 
 
 def spans(lengths: npt.NDArray[np.int32], budget: int) -> Iterator[slice]:
-    """Cut a list of texts into batches of at most `budget` tokens; a longer text is a batch of its own."""
+    """Cut a list of texts into batches of at most `budget` tokens; a longer text gets its own batch."""
     ends = np.cumsum(lengths, dtype=np.int64)
     first = 0
     while first < len(ends):

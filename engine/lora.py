@@ -1,4 +1,4 @@
-"""A LoRA adapter beside a base model, as PEFT writes it: its description, and what it adds to the base's weights.
+"""A LoRA adapter for a base model, as PEFT writes it: its config, and which weights of the base it changes.
 
 Imports no numpy: the supervisor reads descriptions, and computes nothing. `merged_weights` does.
 """
@@ -47,7 +47,7 @@ BASE_LAYER, SAVED, ORIGINAL = ".base_layer", ".modules_to_save", ".original_modu
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """What an adapter_config.json says. Built by `read_lora`; picklable."""
+    """The settings of an adapter_config.json. Built by `read_lora`; picklable."""
 
     path: Path
     rank: int

@@ -1,6 +1,6 @@
 """Estimates the memory of a model from its config, before loading.
 
-The formulas and what was measured beside them are in docs/sizing.md.
+docs/sizing.md has the formulas, with measurements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MIB = 1 << 20
 _CUDA_PROCESS = 512 * MIB  # of GPU memory: context, kernels, graphs
 _CPU_PROCESS = 450 * MIB  # Python, torch and its threads' heaps
 _TOKEN = 2048  # bytes of a token beside its rows: ids, sums, and what attention keeps
-# Tokens of a batch where --max-batch-tokens does not say; a longer text is a batch of its own.
+# Tokens of a batch without --max-batch-tokens; a longer text gets its own batch.
 _BATCH_TOKENS = {"cuda": 16_384, "cpu": 2048}
 
 
@@ -31,19 +31,19 @@ class MemoryEstimate:
 
     @property
     def kept(self) -> int:
-        """What stays taken."""
+        """Bytes in use after loading."""
         return self.weights + self.activations
 
 
 def process_bytes(device: str) -> int:
-    """What a process on the device takes beside its models."""
+    """Bytes of a process on the device besides its models."""
     return _CUDA_PROCESS if device.startswith("cuda") else _CPU_PROCESS
 
 
 def estimate_memory(
     model: Model, *, device: str, dtype: str = "auto", max_batch_tokens: int | None = None
 ) -> MemoryEstimate:
-    """Of a model on "cuda…" or on the CPU, as `load_encoder` gets it."""
+    """The memory of a model on "cuda…" or on the CPU; arguments as of `load_encoder`."""
     on_gpu = device.startswith("cuda")
     item = 4 if dtype == "float32" or (dtype in ("auto", "int8") and not on_gpu) else 2
     config = model.config

@@ -42,7 +42,7 @@ INSTALL_CONVERT = "pip install 'embert[convert]'"
 class Model:
     """One model. Built by `load_model`; picklable."""
 
-    model_id: str  # as users know it: what they typed, or the default model's hub id
+    model_id: str  # as users specify it, or the default model's hub id
     folder: Path
     revision: str | None  # the hub's commit, when known
     config: EncoderConfig  # what the encoder computes
@@ -53,7 +53,7 @@ class Model:
     prompts: dict[str, str]  # name → text put before the input
     default_prompt_name: str | None
     width: int  # columns of a vector, after all modules
-    tokenizer: TokenizerConfig  # what the files beside tokenizer.json say
+    tokenizer: TokenizerConfig  # from the files beside tokenizer.json
     lowercase: bool  # texts are lowercased before the tokenizer sees them
     transformer: str  # the folder of config, tokenizer and weights inside `folder`; mostly ""
     notices: tuple[str, ...]  # sentences for the start-up log
@@ -75,7 +75,7 @@ class Model:
 
     @property
     def tasks(self) -> Task:
-        """What this model can do."""
+        """The tasks that this model supports."""
         return self.heads.tasks | (Task.EMBED | Task.TOKENS if self.embeds else NO_TASK)
 
 
@@ -224,7 +224,7 @@ def _most_weights(library: Path, fields: Mapping[str, Any]) -> int | None:
 
 
 def _architectures(folder: Path) -> str:
-    """What the config.json of a folder calls the model's classes."""
+    """`architectures` of a folder's config.json."""
     stated = read_object(folder / "config.json").get("architectures")
     return ", ".join(map(str, stated)) if isinstance(stated, list) else ""
 
@@ -252,7 +252,7 @@ def _unused(weights: Path, config: EncoderConfig, heads: Heads, lora: Lora | Non
 
 
 def _base(lora: Lora, progress: bool) -> Path:
-    """The folder of an adapter's base model. Raises BrokenModel where that cannot be had."""
+    """The folder of an adapter's base model. Raises BrokenModel if it is not available."""
     merge = (
         'merge them once with: pip install peft && python -c "from peft import AutoPeftModel as M; '
         f"M.from_pretrained('{lora.path.parent}').merge_and_unload().save_pretrained('merged')\", and put the "

@@ -106,14 +106,14 @@ class Replica:
             raise ReplicaError(f"the server has not been ready for {now - self._ready_at:.0f} s")
 
     async def __del__(self) -> None:
-        """Called by Ray Serve once no request is left. Ends the server in order."""
+        """Called by Ray Serve after the last request. Shuts the server down gracefully."""
         await self._client.close()
         if self._server is not None:
             self._server.terminate()
             await asyncio.to_thread(self._server.wait)
 
     def _url_of(self, scope: Mapping[str, Any]) -> URL:
-        """Where the server has what was asked of the application, which may lie below a prefix."""
+        """The server's URL for a request to the application, without the application's route prefix."""
         path = scope["raw_path"].decode("latin-1").removeprefix(scope["root_path"]) or "/"
         query = scope["query_string"].decode("latin-1")
         return URL(f"{self._url}{path}{'?' if query else ''}{query}", encoded=True)
@@ -143,7 +143,7 @@ class Replica:
         return int(port)
 
     def _end_without_server(self) -> None:
-        """End this worker where the server has ended, once what it was asked has been answered.
+        """End this worker after its server has ended, once its pending requests are answered.
 
         Its answers are errors from now on, and quick ones: Ray would prefer it, until health checks tell.
         """

@@ -76,7 +76,7 @@ def _config(options: Mapping[str, Any]) -> ServeConfig:
     for name in options:
         if name not in known:
             raise ConfigError(f"`{name}` is no option of `embert serve`")
-    # A config file has lists for what is repeated.
+    # In a config file, repeated options are lists.
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
     }

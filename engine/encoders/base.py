@@ -85,7 +85,7 @@ class Encoder(Protocol):
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens from which on a larger batch is no faster a token. A longer text is a batch of its own."""
+        """Batch size in tokens above which throughput stops growing. A longer text gets its own batch."""
         return self.max_batch_tokens
 
     def submit(self, batch: PackedBatch) -> Any:

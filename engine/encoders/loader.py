@@ -61,12 +61,12 @@ def create_encoder(
             raise
         choice = f"the GPU is not used: {error}"
         built = _torch_encoder(choice)(model, device="cpu", dtype=dtype, max_batch_tokens=max_batch_tokens)
-    built.choice = "; ".join(filter(None, (choice, built.choice)))  # the encoder's own part says how it works
+    built.choice = "; ".join(filter(None, (choice, built.choice)))  # the encoder's own part describes its kernels
     return built
 
 
 def _choose(device: str, encoder: str) -> tuple[str, str]:
-    """The encoder to use, and the reason. Raises UnsupportedModel if what was asked for is not available."""
+    """The encoder to use, and the reason. Raises UnsupportedModel if the requested one is not available."""
     if ":" in encoder:
         return encoder, f"the encoder {encoder} was asked for"
     if encoder not in ENCODERS:

@@ -42,7 +42,7 @@ def hidden_state(
 
 
 def normed_magnitudes(ids: Ints, config: EncoderConfig, checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.float64]]:
-    """The root mean square of each column of what a layer's products multiply, over token ids [L] of type 0.
+    """The root mean square of each column of the inputs of layers' products, over token ids [L] of type 0.
 
     By the name of the product, of queries and of the feed-forward part: float64 [hidden] each, computed in float64, so
     that its first six digits are the same on every machine.

@@ -1,4 +1,4 @@
-"""The self test of an encoder that is about to serve: the same ids on the device and in numpy, and finite rows.
+"""The self test of an encoder before it serves: compares the device with numpy, and checks for finite rows.
 
 An encoder whose kernels are built for another GPU, do nothing, or read the wrong weights still returns vectors of the
 right shape. `self_test_ids`, `vector_of` and `mismatch` find that; the other side of the comparison is reference.py.
@@ -89,19 +89,19 @@ def tasks_never_finite(model: Model, encoder: Encoder) -> Task:
 
 
 def _special_ids(model: Model) -> npt.NDArray[np.int32]:
-    """The ids that stand around every text: a bad row of one of these fails every request. int32 [n]."""
+    """The special ids around every text: a bad row of one of these fails every request. int32 [n]."""
     # Parsing the whole file, with its vocabulary, would take a quarter of a second and 60 MB for a large one.
     _, _, rest = (model.transformer_folder / "tokenizer.json").read_bytes().decode(errors="replace").partition(FIELD)
     try:
         processor, _ = json.JSONDecoder().raw_decode(rest.lstrip())
-    except (ValueError, RecursionError):  # the tokenizer's own reader says what is wrong
+    except (ValueError, RecursionError):  # the tokenizer's reader reports the error
         processor = None
     ids = {i for i in _ids_of(processor) if type(i) is int and 0 <= i < model.config.vocab_size}
     return np.array(sorted(ids), np.int32)
 
 
 def _ids_of(processor: Any) -> list[Any]:
-    """What a post-processor of tokenizer.json puts around a single text."""
+    """The ids that a post-processor of tokenizer.json adds to a single text."""
     try:
         match processor["type"]:
             case "Sequence":

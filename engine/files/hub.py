@@ -37,7 +37,7 @@ WANTED_FILES = [
 ]
 UNWANTED_FILES = ["onnx/*", "openvino/*", "*/onnx/*", "*/openvino/*"]
 
-# The hub's client waits for ever for a connection and an answer where it sets no timeout itself, as it does for data.
+# The hub's client has no timeout for connections and responses, except where it sets one itself, as for data.
 HUB_TIMEOUT_S = 5.0
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -48,7 +48,7 @@ class Location:
     """Files on this machine."""
 
     folder: Path
-    model_id: str  # as users know it
+    model_id: str  # as users specify it
     revision: str | None  # the hub's commit, when known
     notices: tuple[str, ...] = ()
 
@@ -64,7 +64,7 @@ def locate(
     if model is None:
         folder = packaged_default()
         if folder is None:
-            # Who has installed nothing but embert lacks both, and reads it once.
+            # An installation of embert without extras lacks both.
             torch = "" if importlib.util.find_spec("torch") else "; without a GPU also: pip install 'embert[cpu]'"
             raise ModelNotFound(
                 f"no model was given and the packaged default ({DEFAULT_MODEL_ID}) is not installed: "
@@ -135,7 +135,7 @@ def _download(
     named = f"{model} at revision {revision}" if revision else model
     try:
         cached: Path | None = snapshot(local_files_only=True)
-    except Exception:  # noqa: BLE001  # not cached, or not all of it; what is wrong with the id, the hub's client repeats
+    except Exception:  # noqa: BLE001  # not cached completely; the download reports a wrong id
         cached = None
     if cached is not None and _is_complete(cached):
         log.info("%s is in the cache (%s); the hub is not asked for a newer one", named, cached)
@@ -172,14 +172,14 @@ def _is_complete(snapshot: Path) -> bool:
     try:
         indexes = [json.loads(path.read_bytes()) for path in snapshot.glob("**/*.safetensors.index.json")]
         shards = {name for index in indexes for name in index["weight_map"].values()}
-    except (ValueError, KeyError, TypeError, AttributeError):  # the loader names what is wrong with it
+    except (ValueError, KeyError, TypeError, AttributeError):  # the loader reports the error
         shards = set()
     weights = {path.name for path in snapshot.glob("**/*.safetensors")}
     return bool(weights) and shards <= weights
 
 
 def _limit_wait(request: Any) -> None:
-    """A hook of the hub's HTTP client: requests that would wait for ever wait HUB_TIMEOUT_S."""
+    """A hook of the hub's HTTP client: requests without a timeout get HUB_TIMEOUT_S."""
     timeouts = request.extensions.get("timeout", {})
     request.extensions["timeout"] = {
         kind: HUB_TIMEOUT_S if timeouts.get(kind) is None else timeouts[kind]
@@ -201,7 +201,7 @@ def _reason(error: Exception) -> str:
         RevisionNotFoundError,
     )
 
-    # snapshot_download wraps what it met: the message of its own error is about its own parameters.
+    # snapshot_download wraps the cause; its own message is about its own parameters.
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
 

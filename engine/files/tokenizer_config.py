@@ -51,7 +51,7 @@ CLASS_OF_MODEL_TYPE = {
     "camembert": "CamembertTokenizer",
     "albert": "AlbertTokenizer",
 }
-ALWAYS_GENERIC = ("modernbert",)  # whatever its files state: transformers does not trust them
+ALWAYS_GENERIC = ("modernbert",)  # transformers ignores the tokenizer class in their files
 GENERIC_CLASSES = ("BloomTokenizer", "FNetTokenizer", "ParakeetTokenizer", "PreTrainedTokenizer", "PythonBackend",
                    "PreTrainedTokenizerFast", "TokenizersBackend")  # fmt: skip
 ALIASES = {
@@ -105,7 +105,7 @@ class SpecialToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """What the files beside tokenizer.json say. Built by `read_tokenizer_config`; picklable."""
+    """The settings in the files beside tokenizer.json. Built by `read_tokenizer_config`; picklable."""
 
     path: Path  # tokenizer_config.json, for messages
     kind: str = ""  # one of CLASSES; empty: tokenizer.json as it stands

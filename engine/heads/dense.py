@@ -1,4 +1,4 @@
-"""What the files of modules after pooling say: Dense, which late interaction has on tokens too, LayerNorm, Normalize.
+"""Reads the modules after pooling: Dense (in late interaction on tokens too), LayerNorm, Normalize.
 
 Imports no numpy: the supervisor reads descriptions, and computes nothing. `dense_layer` does.
 """

@@ -42,7 +42,7 @@ PYLATE_DENSE = "pylate.models.Dense.Dense"
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """What modules.json and the files it names say."""
+    """The modules of modules.json, with the settings in the files that it names."""
 
     transformer: str = ""  # folder of the transformer inside the model's folder
     transformer_module: TransformerModule = field(default_factory=TransformerModule)

@@ -1,6 +1,6 @@
 """All of sentence-transformers' pooling modes, in numpy, on the hidden states of packed sequences.
 
-Encoders compute the modes of POOLINGS by themselves; this file is for what they have no kernel for.
+Encoders compute the modes of POOLINGS themselves; this file computes the others.
 """
 
 from __future__ import annotations

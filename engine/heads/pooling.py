@@ -1,4 +1,4 @@
-"""Pooling: how a sequence's hidden states become one row. This file reads which way a model asks for."""
+"""Pooling: how a sequence's hidden states become one row. Reads the mode from the model's files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FLAGS = {
 
 
 class PoolingModule(NamedTuple):
-    """What the `config.json` of a Pooling module says."""
+    """The settings in the `config.json` of a Pooling module."""
 
     pooling: str  # the mode; several, whose rows are joined, have "+" between them
     include_prompt: bool  # whether a prompt's tokens are pooled

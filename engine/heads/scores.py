@@ -1,4 +1,4 @@
-"""Logits to scores, in numpy: sigmoid, softmax or nothing; and what has the best scores.
+"""Logits to scores, in numpy: sigmoid, softmax or identity; and ranking.
 
 No logit overflows, and none that is finite gives NaN.
 """
@@ -20,7 +20,7 @@ LARGEST_EXPONENT = 700.0  # float64 holds exp of up to 709; 1 / exp(700) is 0 in
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A text's number among those that were given, and its score."""
+    """A text's index in the request, and its score."""
 
     index: int
     score: float

@@ -14,7 +14,7 @@ from embert.engine.files.json_files import read_object
 
 __all__ = ["MOST_LAYERS", "ConfigFile"]
 
-MOST = 2**31 - 1  # what ids, positions and lengths are counted in
+MOST = 2**31 - 1  # ids, positions and lengths are int32
 MOST_LAYERS = 1000
 
 ValueT = TypeVar("ValueT")
@@ -41,7 +41,7 @@ class ConfigFile:
         return dataclasses.replace(self, names=names)
 
     def with_fields(self, **fields: Any) -> ConfigFile:
-        """The same file with fields that the model type's code fixes, whatever the file says of them."""
+        """The same file with fields that the model type's code fixes, regardless of the file."""
         return dataclasses.replace(self, fields={**self.fields, **fields})
 
     def with_missing(self, **fields: Any) -> ConfigFile:

@@ -35,7 +35,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """How the attention of one layer knows where tokens stand, and how far it sees."""
+    """Attention of one layer: its rotary positions and its window."""
 
     rotary: Rotary | None = None
     window: int | None = None  # a token sees as many tokens on each side of itself; None: all
@@ -110,7 +110,7 @@ class EncoderConfig:
         return self.embedding_size or self.hidden_size
 
     def attention_of(self, layer: int) -> Attention:
-        """How a layer's attention knows positions, and how far it sees."""
+        """The positions and the window of a layer's attention."""
         return self.attention[layer] if self.attention else Attention()
 
     def stored_layer(self, layer: int) -> int:

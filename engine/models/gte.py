@@ -30,7 +30,7 @@ __all__ = ["read"]
 # What transformers takes where config.json does not say.
 THETA = 160_000.0
 OWN_DEFAULTS = {**DEFAULTS, "vocab_size": 250_048, "max_position_embeddings": 8192, "type_vocab_size": 1}
-# What the older code's files state, beside `rope_theta`.
+# Fields of the older code's files, besides `rope_theta`.
 OLDER_FIELDS = {"rope_scaling", "layer_norm_type", "logn_attention_scale", "pack_qkv"}
 PREFIXES = ("new.", "gte.")
 

@@ -28,7 +28,7 @@ LINEAR: dict[str, str | FusedWeight] = {
     "output.dense": "mlp.fc2",
 }
 TABLES = ("embeddings.word_embeddings", "embeddings.token_type_embeddings")
-# What torch puts after the name of a weight to which a module of its own adds.
+# torch's suffixes for a weight with a parametrization.
 ADAPTED = ".parametrizations.weight.original"
 
 TRANSFORMERS = WeightMapping(

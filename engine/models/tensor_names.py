@@ -1,4 +1,4 @@
-"""What checkpoints call the encoder's tensors. This package calls them by BERT's names, without a prefix."""
+"""Names of the encoder's tensors in checkpoints. This package uses BERT's names, without a prefix."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class WeightMapping:
     layers: str = "encoder.layer."  # what stands before a layer's number, without a prefix
 
     def stored_names(self, name: str) -> list[StoredName]:
-        """The names under which a checkpoint may store a tensor, the likeliest first."""
+        """The names under which a checkpoint may store a tensor, most likely first."""
         part, parts = 0, 1
 
         def stored_name_of(own: re.Match[str]) -> str:
@@ -86,7 +86,7 @@ class WeightMapping:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What a model type's checkpoints call the two linear layers of its `…ForSequenceClassification`.
+    """A model type's names of the two linear layers of its `…ForSequenceClassification`.
 
     They take one row of a sequence: out(norm(activation(dense(x)))).
     """
@@ -100,7 +100,7 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class MaskedLM:
-    """What a model type's checkpoints call the tensors of their masked language model's head.
+    """A model type's names of the tensors of their masked language model's head.
 
     It computes logits for the vocabulary: norm(activation(transform(x))) · decoderᵀ + bias.
     """
@@ -114,7 +114,7 @@ class MaskedLM:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """What a model type's checkpoints call the tensors of tensor_shapes.py."""
+    """A model type's names of the tensors of tensor_shapes.py."""
 
     mappings: tuple[WeightMapping, ...]  # the first is HuggingFace's own
     absent: frozenset[str] = frozenset()  # tensors that the model type or its heads do not have: they count as zeros
@@ -123,11 +123,11 @@ class TensorNames:
     other_heads: Mapping[str, str] = field(default_factory=dict)  # parts of heads' names → what some checkpoints say
 
     def stored_names(self, name: str) -> list[StoredName]:
-        """The names under which a checkpoint may store a tensor, the likeliest first."""
+        """The names under which a checkpoint may store a tensor, most likely first."""
         return [stored_name for mapping in self.mappings for stored_name in mapping.stored_names(name)]
 
     def head_names(self, name: str) -> tuple[str, ...]:
-        """The names under which a checkpoint may store a head's layer or norm, the likeliest first."""
+        """The names under which a checkpoint may store a head's layer or norm, most likely first."""
         other = name
         for own, stored in self.other_heads.items():
             other = other.replace(own, stored)

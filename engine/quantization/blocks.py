@@ -48,7 +48,7 @@ def block_weight(weight: Floats, name: str, block: int = INNER) -> QuantizedWeig
 
 
 class Blocks(NamedTuple):
-    """Rows of which each block has a scale of its own: what the first product leaves."""
+    """Rows with one scale for each block: the output of the first product."""
 
     integers: npt.NDArray[np.int8]  # [n, columns], in the stored order
     maxima: Halves  # [n, columns / block]: of rotated magnitudes

@@ -38,7 +38,7 @@ class TokenizerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """What the post-processor puts before and after a single text."""
+    """The tokens that the post-processor puts before and after a single text."""
 
     before: list[TokenInfo]
     after: list[TokenInfo]
@@ -48,7 +48,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True, slots=True)
 class PairTemplate:
-    """What the post-processor makes of a pair: `before`, the first text, `between`, the second text, `after`."""
+    """The post-processor's template of a pair: `before`, the first text, `between`, the second text, `after`."""
 
     before: bytes  # ids
     between: bytes
@@ -202,7 +202,7 @@ class Backend:
         return PairTemplate(ids[:first].tobytes(), ids[between:second].tobytes(), ids[after:].tobytes(), types)
 
     def _probe(self, vocabulary: Iterable[str]) -> str:
-        """A text with a token of its own, so that what the post-processor adds can be told from it."""
+        """A text that has a token, to distinguish it from the tokens that the post-processor adds."""
         for text in itertools.chain(string.ascii_letters + string.digits, itertools.islice(vocabulary, PROBED_TOKENS)):
             with contextlib.suppress(TokenizerFailed):
                 if text and self.library_ids([text])[0]:
@@ -234,7 +234,7 @@ class Backend:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """BrokenModel for whatever the library raises."""
+    """Convert any exception of the library to BrokenModel."""
     try:
         yield
     except (EngineError, KeyboardInterrupt, SystemExit):

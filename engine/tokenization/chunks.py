@@ -24,7 +24,7 @@ def finish(chunks: Chunks[ResultT]) -> ResultT:
 
 
 def groups(sizes: Iterable[int], most: int) -> Iterator[slice]:
-    """Group neighbors whose sizes add up to at most `most`; a larger one is a group of its own."""
+    """Group neighbors whose sizes add up to at most `most`; a larger one gets its own group."""
     first = last = together = 0
     for last, size in enumerate(sizes, 1):
         if together and together + size > most:

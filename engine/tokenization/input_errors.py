@@ -20,7 +20,7 @@ __all__ = [
 
 
 def check_texts(texts: object, param: str) -> None:
-    """Raise InputError for what is no sequence of strings. A bare string would be read as a text for each character."""
+    """Raise InputError if it is no sequence of strings. A bare string would be read as a text for each character."""
     if type(texts) is list and {str}.issuperset(map(type, texts)):
         return
     check_sequence(texts, param)
@@ -29,7 +29,7 @@ def check_texts(texts: object, param: str) -> None:
 
 
 def check_sequence(values: object, param: str) -> None:
-    """Raise InputError for what is no sequence of texts or other inputs; a string or bytes is one input, not many."""
+    """Raise InputError if it is no sequence of texts or other inputs; a string or bytes is one input, not many."""
     if isinstance(values, (str, bytes)):
         raise InputError(f"`{param}` must be a list, found one {type(values).__name__}; use [text]", param=param)
     if isinstance(values, Mapping) or not (hasattr(values, "__len__") and hasattr(values, "__getitem__")):
@@ -37,7 +37,7 @@ def check_sequence(values: object, param: str) -> None:
 
 
 def check_text(text: object, param: str, what: str = "") -> None:
-    """Raise InputError for what is no string; `what` says which one of `param` it is."""
+    """Raise InputError if it is no string; `what` names the item of `param`."""
     if not isinstance(text, str):
         named = f"`{param}`: {what}" if what else f"`{param}`"
         raise InputError(f"{named} must be a string, found {type(text).__name__}", param=param)

@@ -62,7 +62,7 @@ def _add_tokens(library: Library, definition: Definition, stored: dict[str, Any]
 
 
 def _post_processor(library: Library, template: str, config: TokenizerConfig) -> processors.PostProcessor:
-    """The class's own. The tokens of `cls_token` and its kin stand around and between texts."""
+    """The post-processor of the class: puts its special tokens around and between texts."""
     names = ("bos_token", "eos_token") if template == "xlm-roberta" else ("cls_token", "sep_token")
     start, end = (config.special[name].content for name in names)
     start_id, end_id = (library.token_to_id(token) for token in (start, end))

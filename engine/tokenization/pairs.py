@@ -1,4 +1,4 @@
-"""Pairs of texts, as cross-encoders read them: the special tokens around and between, token types, and what is cut.
+"""Pairs of texts, as cross-encoders read them: the special tokens around and between, token types, and truncation.
 
 A pair that is too long loses tokens of its longer text first, as CrossEncoder and text-embeddings-inference cut it:
 HuggingFace's `longest_first` says how many tokens of each text stay.
@@ -33,7 +33,7 @@ Counts = npt.NDArray[np.int64]  # tokens of each text
 
 @dataclass(frozen=True, slots=True)
 class PairLimits:
-    """The most tokens that are read of pairs where these are cut; None: what the model takes."""
+    """Token limits of pairs that are cut; None: the model's limit."""
 
     pair: int | None = None  # with the special ones
     first: int | None = None
@@ -44,7 +44,7 @@ NO_PAIR_LIMITS = PairLimits()
 
 
 class PairOptions(TypedDict, total=False):
-    """Options of `Tokenizer.encode_pairs` and its kin."""
+    """Options of `Tokenizer.encode_pairs` and its variants."""
 
     truncate: Required[bool]  # whether a pair that is too long is cut, or refused
     direction: Direction | None  # the end of a text that is cut off; None, by default: the tokenizer's own
@@ -187,7 +187,7 @@ class Pairs:
         seconds = [*seconds]
         known_first, known_second = _counts(firsts), _counts(seconds)
         first, second = known_first, known_second
-        if capacities.first < capacities.pair:  # else a longer text still has to show that it is one
+        if capacities.first < capacities.pair:  # otherwise full counts decide which text is longer
             first = np.minimum(first, capacities.first)
         if capacities.second < capacities.pair:
             second = np.minimum(second, capacities.second)

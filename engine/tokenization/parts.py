@@ -1,4 +1,4 @@
-"""Long texts, taken part by part, and no further than needed."""
+"""Reads long texts in parts, and no further than needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embert.engine.tokenization.split_points import NoSplitPoint, SplitPoints
 
 __all__ = ["TextParts", "read_bodies"]
 
-TEXT_CHARACTERS = 32  # what a text costs beside its characters
+TEXT_CHARACTERS = 32  # overhead of a text, in characters
 
 
 class TextParts:

@@ -1,4 +1,4 @@
-"""Packed token ids: of texts, between what goes around them; and those that a client sends, checked."""
+"""Packs token ids: of texts, with special tokens around them; and of clients, after validation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHUNK_IDS = 16_384  # ids of a chunk
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What stands around the ids of any text, of a query or of a document, and how many tokens there may be.
+    """The special ids around a text, a query or a document, and the limit of tokens.
 
     Ids are bytes, as in the backend.
     """

@@ -27,7 +27,7 @@ __all__ = ["EncodeOptions", "Tokenizer"]
 # A chunk is a few milliseconds of one thread.
 CHUNK_CHARACTERS = 16_384
 UNDIVIDED_CHARACTERS = 1 << 24  # where no other work waits between chunks: enough for all cores at once
-# The first part of a long text: likely to be enough, and small beside a chunk.
+# The first part of a long text: likely to be enough, and small compared with a chunk.
 LEAST_PART_CHARACTERS, CHARACTERS_PER_TOKEN = 2048, 8
 PROMPTS = 64  # whose numbers of tokens are kept
 
@@ -40,7 +40,7 @@ class EncodeOptions(TypedDict, total=False):
     prompt: str  # put before every text, empty by default
     param: str  # the request field that errors name, "inputs" by default
     is_query: bool | None  # as queries or as documents of late interaction; None, by default: as any text
-    limit: int | None  # tokens of a text at most, special ones included; None, by default: what the model takes
+    limit: int | None  # tokens of a text at most, special ones included; None, by default: the model's limit
 
 
 class Tokenizer:
@@ -83,11 +83,11 @@ class Tokenizer:
 
     @property
     def probe(self) -> str:
-        """A text that has a token, whatever the tokenizer."""
+        """A text that has a token in any tokenizer."""
         return self._backend.probe
 
     def least_limit(self, is_query: bool | None = None) -> int:
-        """The least `limit` for a text: beside the special tokens it has one of its own."""
+        """The least `limit` for a text: the special tokens and one more."""
         return self._frames[is_query].overhead + 1
 
     def encode(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded:
@@ -297,7 +297,7 @@ class Tokenizer:
 
 
 def _check_sequences(sequences: object, param: str) -> None:
-    """Raise InputError for what is no list of lists of token ids."""
+    """Raise InputError if it is no list of lists of token ids."""
     check_sequence(sequences, param)
     for index, sequence in enumerate(cast("Sequence[object]", sequences)):
         if isinstance(sequence, (str, bytes)) or not hasattr(sequence, "__len__"):

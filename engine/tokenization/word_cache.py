@@ -74,7 +74,7 @@ class WordCache:
         """The ids of texts that `chunks` has split."""
         if (ids := self.known(texts)) is not None:
             return ids
-        known = self._ids  # never emptied, only replaced, so what is in this dict stays in it
+        known = self._ids  # replaced, never cleared, so entries of this dict stay in it
         unknown = list({chunk for chunks in texts for chunk in chunks if chunk not in known})
         new_ids = dict(zip(unknown, self._encode(unknown), strict=True))
         joined = [b"".join([new_ids.get(chunk) or known[chunk] for chunk in chunks]) for chunks in texts]

@@ -1,4 +1,4 @@
-"""What adapters add to the encoder's weights: low-rank matrices, from the two kinds of files that have them.
+"""Low-rank additions of adapters to the encoder's weights, from the two kinds of files that store them.
 
 An adapter adds scale · left · right to a weight of [rows, columns], where left is [rows, rank] and right is
 [rank, columns]. Of a linear layer right is what LoRA calls A, and left is B; of a table they change places.
@@ -23,7 +23,7 @@ __all__ = ["LowRank", "PeftFiles", "beside_weight"]
 
 Floats = npt.NDArray[np.float32]
 
-ORIGINAL = ".original"  # what torch puts after the name of a weight to which a module of its own adds
+ORIGINAL = ".original"  # torch's suffix for a weight with a parametrization
 # Of a weight at a time: they stay in the cache, and so small a product is no work for numpy's threads.
 MERGED_ELEMENTS = 1 << 16
 

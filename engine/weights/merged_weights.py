@@ -1,4 +1,4 @@
-"""What a LoRA adapter makes of its base model's tensors, by the names under which the base stores them."""
+"""Merges a LoRA adapter into its base model's tensors, by the base's stored names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MergedWeights"]
 
 
 class MergedWeights:
-    """The tensors of an adapter's file, and what of the base's they change."""
+    """The tensors of an adapter's file, and the tensors of the base that they change."""
 
     def __init__(self, lora: Lora, tensors: TensorNames, stored: Collection[str]) -> None:
         """`stored` are the names of the base's tensors, `tensors` say which of them are layers'.
@@ -28,7 +28,7 @@ class MergedWeights:
         self._placed = placed(lora, self._file.names, tensors, stored)
 
     def changes(self, name: str) -> bool:
-        """Whether a tensor of the base is another one with the adapter."""
+        """Whether the adapter changes a tensor of the base."""
         own = self._placed
         return any(name in names for names in (own.linear, own.tables, own.biases, own.replaced))
 

@@ -32,7 +32,7 @@ def chosen_adapters(adapters: torch.Tensor, config: EncoderConfig) -> torch.Tens
 
 
 class Additions:
-    """What the adapters add to the weights of one product, or to one table. In float32, whatever the layers' dtype."""
+    """The adapters' low-rank additions to the weights of one product, or to one table. Always float32."""
 
     def __init__(self, low_rank: LowRank) -> None:
         left, right = low_rank
@@ -60,7 +60,7 @@ class Additions:
         return cls(_joined(scaled))
 
     def add_to_product(self, y: torch.Tensor, x: torch.Tensor, chosen: torch.Tensor) -> None:
-        """Add, in place, to what the weight makes of `x` [T, columns]: [T, rows]."""
+        """Add to `y` [T, rows], the weight's product with `x` [T, columns], in place."""
         low_rank = _kept(F.linear(x.float(), self._right), chosen)
         if y.dtype == torch.float32:
             y.addmm_(low_rank, self._left.T)

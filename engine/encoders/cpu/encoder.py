@@ -49,7 +49,7 @@ PRODUCTS = {
     "plain": "torch's operators",
 }
 
-# On a CPU a larger batch gives no more tokens a second, only a longer wait. A longer text is a batch of its own.
+# On a CPU a larger batch gives no more tokens a second, only a longer wait. A longer text gets its own batch.
 MAX_BATCH_TOKENS = 2048
 
 # Threads of torch's loops for a batch of fewer than MIN_RUN_TOKENS tokens: each reads a part of the weights. On two

@@ -51,7 +51,7 @@ class Hidden:
         return np.repeat(np.array([group.length for group in self.groups], np.int32), counts)
 
     def of(self, chosen: npt.NDArray[np.bool_]) -> Hidden:
-        """Those of the sequences that `chosen` [n] says."""
+        """The hidden states of the sequences where `chosen` [n] is true."""
         if chosen.all():
             return self
         (tokens,) = np.nonzero(np.repeat(chosen, self.lengths))
@@ -138,7 +138,7 @@ class Logits:
         return TaskOutput.one_each(x.numpy())
 
     def prepare(self, rows: int) -> None:
-        """Its products need no kernels of their own."""
+        """Its products need no prepared kernels."""
 
 
 class LastHidden:
@@ -189,7 +189,7 @@ class TokenWeights:
         return token_weight_rows(hidden.ids, cumulative(hidden.lengths), weights, self._special_ids)
 
     def prepare(self, rows: int) -> None:
-        """Its product needs no kernel of its own."""
+        """Its product needs no prepared kernel."""
 
 
 class Splade:

@@ -79,7 +79,7 @@ class LinearAvx512:
         x = x.contiguous()
         rows = x.shape[0]
         y = x.new_empty(rows, self._outputs)
-        # Names keep the memory of what is copied here until the kernel has read it.
+        # The names keep copies alive until the kernel has read them.
         residual = None if residual is None else residual.contiguous()
         gate = None if gate is None else gate.contiguous()
         addresses = (0 if tensor is None else tensor.data_ptr() for tensor in (residual, gate))
@@ -156,7 +156,7 @@ class EmbeddingsAvx512:
         self._gamma, self._beta, self._epsilon = norm
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """int64 [T] each → float32 [T, columns]. Raises IndexError for what is no row of its table."""
+        """int64 [T] each → float32 [T, columns]. Raises IndexError for an id outside its table."""
         y = torch.empty(len(ids), len(self._gamma))
         _kernels().embed(
             ids.contiguous().data_ptr(),

@@ -1,6 +1,6 @@
 """How many threads torch's loops have: those of the run for large operators, one for small ones.
 
-A loop of several threads ends when the last one does. Beside other processes that one has to be woken and wait for a
+A loop of several threads ends when the last one does. When other processes use the cores, that thread must wait for a
 core, and each loop takes 50 to 100 µs longer. So a thread sets the number for its next operators by their size.
 torch.set_num_threads takes a tenth of a microsecond.
 """
@@ -13,7 +13,7 @@ import torch
 
 __all__ = ["all_threads", "allow_threads", "allowed_threads", "threads_for_elements", "threads_for_products"]
 
-# The least that several threads share: elements of an operator, and multiplications of a product by what it reads.
+# Thresholds for several threads: elements of an operator; multiplications of a product, by the dtype of its input.
 MANY_ELEMENTS = 1 << 15
 MANY_PRODUCTS = {torch.float32: 1 << 20, torch.bfloat16: 1 << 20, torch.uint8: 1 << 24}
 
@@ -26,7 +26,7 @@ _run = _Run()
 
 
 def allow_threads(count: int) -> None:
-    """Let this thread's operators have `count` threads each, until it says otherwise."""
+    """Set the number of threads of this thread's operators, until the next call."""
     _run.allowed = count
     torch.set_num_threads(count)
 
@@ -37,7 +37,7 @@ def allowed_threads() -> int:
 
 
 def all_threads() -> None:
-    """Let the next operators have all threads that are allowed."""
+    """Use all allowed threads for the next operators."""
     if _run.allowed > 1:
         torch.set_num_threads(_run.allowed)
 

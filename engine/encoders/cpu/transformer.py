@@ -108,7 +108,7 @@ class Transformer:
 
     @torch.inference_mode()
     def prepare_attention(self, longest: int) -> None:
-        """Make attention's kernels for sequences of up to `longest` tokens. In float32 it has none of its own."""
+        """Make attention's kernels for sequences of up to `longest` tokens. In float32 attention needs none."""
         if self._dtype == torch.float32:
             return
         for length in range(SHORT_LENGTH + 1, longest + 1, LENGTH_STEP):

@@ -174,7 +174,7 @@ class CudaEncoder(Encoder):
                     raise UnsupportedModel(f"{model.model_id} on {self.device} in int8: {refusal}")
                 if refusal:
                     self.fold_refusal = self.fold_refusal or refusal
-                    encoder = None  # gives its memory back before the next one asks for it
+                    encoder = None  # frees its memory before the next encoder allocates
                     encoder, _ = create(False, adapter)
                 self._encoders.append(encoder)
                 wrong = self._self_test(encoder, model, checkpoint, adapter)
@@ -288,7 +288,7 @@ class CudaEncoder(Encoder):
         return joined([flight.part for flight in ticket.flights], answers)
 
     def _collected(self, flights: Sequence[InFlightSlice]) -> tuple[list[dict[Task, TaskOutput]], EncoderError | None]:
-        """Wait for all of these, whatever fails: their answers, and the worst failure."""
+        """Wait for all flights, even if some fail: their results, and the worst failure."""
         answers: list[dict[Task, TaskOutput]] = []
         failure: EncoderError | None = None
         for flight in flights:
@@ -318,7 +318,7 @@ class CudaEncoder(Encoder):
         return self._encoders[part.adapter + 1]
 
     def _self_test(self, encoder: Any, model: Model, checkpoint: Checkpoint, adapter: int) -> str | None:
-        """What is wrong with the self test's vector: by itself, or first and last of a full batch; None if nothing is.
+        """Why the self test fails, in a text by itself or first and last of a full batch; None if it passes.
 
         Both batches are needed, because few rows and many rows take different kernels.
         """
@@ -392,7 +392,7 @@ def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:
 def _padding_positions(batch: PackedBatch, config: EncoderConfig) -> npt.NDArray[np.int32] | None:
     cu_seqlens = batch.cu_seqlens
     if config.padding_id is None or len(batch.ids) != cu_seqlens[-1] or (np.diff(cu_seqlens) < 1).any():
-        return None  # the extension says what is wrong with the batch
+        return None  # the extension reports the error
     return padding_positions(batch.ids, cu_seqlens, config.padding_id, config.max_positions)
 
 

@@ -34,7 +34,7 @@ from embert.engine.weights.checkpoint import PADDING_POSITION, Checkpoint
 
 __all__ = ["column_factors", "layer_tensors"]
 
-# The extension's name of a layer's weights → BERT's. In pre-norm models the norms come before what they are named for.
+# The extension's name of a layer's weights → BERT's. In pre-norm models a norm precedes the block that names it.
 LAYER_LINEAR = {
     "query": "attention.self.query",
     "key": "attention.self.key",

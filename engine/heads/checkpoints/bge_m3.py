@@ -1,4 +1,4 @@
-"""bge-m3's two further heads, which lie beside a dense model in files of their own."""
+"""bge-m3's sparse and multi-vector heads, which have separate files beside a dense model."""
 
 from __future__ import annotations
 

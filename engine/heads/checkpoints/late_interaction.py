@@ -29,7 +29,7 @@ PYLATE_LENGTHS, STANFORD_LENGTHS = (32, 180), (32, 220)  # of queries and docume
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What a MultiVectorMask module says: the tokens without a vector, and whether in queries and in documents."""
+    """A MultiVectorMask module: the tokens without a vector, and whether it applies to queries and to documents."""
 
     words: tuple[str, ...] = PUNCTUATION
     queries: bool = False

@@ -24,7 +24,7 @@ class Stored:
     shapes: dict[str, tuple[int, ...]]
 
     def named(self, names: Sequence[str]) -> str:
-        """The first of a layer's or a norm's names whose weight there is; else the first."""
+        """The first of a layer's or a norm's names that has a weight; else the first."""
         return next((name for name in names if f"{name}.weight" in self.shapes), names[0])
 
     def check(self, name: str, shape: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Reads what sentence-transformers stores of its Transformer module: sentence_bert_config.json, or one of its kin."""
+"""Reads the config of sentence-transformers' Transformer module: sentence_bert_config.json or another of NAMES."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HUB_KWARGS = {"cache_dir", "local_files_only", "token", "trust_remote_code", "us
 
 @dataclass(frozen=True, slots=True)
 class TransformerModule:
-    """What the file says; all defaults where there is none."""
+    """The file's settings; all defaults where there is no file."""
 
     path: Path | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)  # as the file has them

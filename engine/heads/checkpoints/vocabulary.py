@@ -1,4 +1,4 @@
-"""Ids of tokens by name, for heads that treat some tokens in a way of their own."""
+"""Ids of tokens by name, for heads that treat some tokens specially."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Vocabulary:
     """A tokenizer's tokens and their ids, and which of them are special: read from its JSON files."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the tokenizer.json of a `folder`, and what the files beside it say. Raises BrokenModel."""
+        """Read the tokenizer.json of a `folder`, and the special tokens in the files beside it. Raises BrokenModel."""
         self.path = folder / "tokenizer.json"
         fields = read_object(self.path)
         try:
