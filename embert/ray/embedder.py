@@ -95,7 +95,7 @@ class Embedder:
         for name in self._options:
             if name not in (allowed := ("prompt_name", "truncate", *self._kind.options)):
                 known = ", ".join((*LoadOptions.__annotations__, *allowed))
-                raise EmbedderError(f"`{name}` is no option of the task {task}; its options are {known}")
+                raise EmbedderError(f"`{name}` is not an option of the task {task}; its options are {known}")
         if "adapter" in self._options:
             self._options["task"] = self._options.pop("adapter")
         if (gpus := assigned_gpus() or 0) > 1:

@@ -75,7 +75,7 @@ def _config(options: Mapping[str, Any]) -> ServeConfig:
     known = {field.name for field in dataclasses.fields(ServeConfig)}
     for name in options:
         if name not in known:
-            raise ConfigError(f"`{name}` is no option of `embert serve`")
+            raise ConfigError(f"`{name}` is not an option of `embert serve`")
     # In a config file, repeated options are lists.
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in options.items()

@@ -44,7 +44,7 @@ def misfit(tensor: Tensor, called: str) -> str | None:
     """
     largest = _largest(tensor)
     if not np.isfinite(largest):
-        raise BrokenModel(f"{called} has elements that are no finite numbers")
+        raise BrokenModel(f"{called} has elements that are not finite")
     if tensor.dtype == "F16":
         return None
     if largest > LARGEST:

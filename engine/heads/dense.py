@@ -150,7 +150,7 @@ def width_after(folder: Path, modules: Sequence[Module], width: int) -> int:
             (module.inputs, module.outputs) if isinstance(module, Dense) else (module.columns, module.columns)
         )
         if inputs != width:
-            raise BrokenModel(f"{folder / module.folder} takes {inputs} columns, but is given {width}")
+            raise BrokenModel(f"{folder / module.folder} takes {inputs} columns, but its input has {width}")
         width = outputs
     return width
 

@@ -135,7 +135,7 @@ class Checkpoint:
         for name in self._files:
             rest = config.tensors.layer_of(name)
             if rest is not None and name not in used and not rest.endswith(COMPUTED):
-                raise BrokenModel(f"{self.path} has a tensor {name}, which config.json says nothing of")
+                raise BrokenModel(f"{self.path} has a tensor {name}, which config.json does not describe")
 
     def with_adapter(self, number: int) -> Checkpoint:
         """The same checkpoint, whose weights have what one of the model's adapters adds to them; -1: none."""

@@ -311,7 +311,7 @@ def test_modules_of_somebody_elses_code(build_bert: BuildBert) -> None:
         ({"activation_function": "my.Tanh"}, UnsupportedModel, r"activation_function my\.Tanh is not supported"),
         ({"module_output_name": "x"}, UnsupportedModel, "module_output_name 'x' is not supported"),
         ({"in_features": "64"}, BrokenModel, "in_features must be a positive int, found '64'"),
-        ({"in_features": 63}, BrokenModel, "2_Dense takes 63 columns, but is given 64"),
+        ({"in_features": 63}, BrokenModel, "2_Dense takes 63 columns, but its input has 64"),
     ],
 )
 def test_dense_layers_that_cannot_be_served(

@@ -170,8 +170,11 @@ def test_a_batch_of_another_format(minilm: Embedder) -> None:
     [
         ({"task": "rank"}, "`task` must be one of embed, sparse, multi, score, classify; it is 'rank'"),
         ({"task": "sparse"}, "does not have the task sparse; it has embed, tokens"),
-        ({"task": "sparse", "dimensions": 64}, "`dimensions` is no option of the task sparse; its options are device,"),
-        ({"batch_size": 64}, "`batch_size` is no option of the task embed"),
+        (
+            {"task": "sparse", "dimensions": 64},
+            "`dimensions` is not an option of the task sparse; its options are device,",
+        ),
+        ({"batch_size": 64}, "`batch_size` is not an option of the task embed"),
         ({"dimensions": 1000}, "`dimensions` must be from 1 to 384, found 1000"),
         ({"prompt_name": "query"}, "`prompt_name` 'query' is not known"),
         ({"task": "score"}, "the task score reads 2 columns; `column` names text"),

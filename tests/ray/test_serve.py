@@ -344,7 +344,7 @@ def test_the_page_has_a_config_file() -> None:
     [
         ({"port": 8080}, "`port` is not a replica's: Ray Serve's proxies listen"),
         ({"ssl_certfile": "cert.pem"}, "`ssl_certfile` is not a replica's"),
-        ({"batch_size": 8}, "`batch_size` is no option of `embert serve`"),
+        ({"batch_size": 8}, "`batch_size` is not an option of `embert serve`"),
         ({"dtype": "int4"}, "--dtype must be one of auto"),
     ],
 )

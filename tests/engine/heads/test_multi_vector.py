@@ -198,7 +198,7 @@ def test_lengths_of_queries_and_documents(tmp_path: Path) -> None:
     ("change", "error", "message"),
     [
         (("1_Dense/config.json", {"use_residual": True}), UnsupportedModel, "use_residual True is not supported"),
-        (("1_Dense/config.json", {"in_features": 63}), BrokenModel, "1_Dense takes 63 columns, but is given 64"),
+        (("1_Dense/config.json", {"in_features": 63}), BrokenModel, "1_Dense takes 63 columns, but its input has 64"),
         (
             ("2_MultiVectorMask/config.json", {"keep_only_token_ids": [7]}),
             UnsupportedModel,

@@ -194,7 +194,7 @@ def test_norms_of_queries_are_refused_where_only_the_weights_show_them(tmp_path:
     byte_level(300).save(str(tmp_path / "tokenizer.json"))
     name = "encoder.layer.0.attention.self.layer_norm_q.weight"
     reference.save(more={name: torch.ones(HIDDEN)})
-    with pytest.raises(BrokenModel, match=f"has a tensor {name}, which config.json says nothing of"):
+    with pytest.raises(BrokenModel, match=f"has a tensor {name}, which config.json does not describe"):
         engine.load_encoder(engine.load_model(str(tmp_path)), device="cpu")
     edit_json(tmp_path / "config.json", feed_forward_type="original")
     with pytest.raises(BrokenModel, match=r"has no tensor encoder\.layer\.0\.intermediate\.dense\.weight"):

@@ -157,7 +157,7 @@ def test_biases_that_the_config_says_nothing_of(tmp_path: Path) -> None:
     byte_level(300).save(str(folder / "tokenizer.json"))
     edit_json(folder / "config.json", mlp_bias=False)
     with pytest.raises(
-        BrokenModel, match=r"has a tensor layers\.0\.mlp\.W[io]\.bias, which config\.json says nothing of"
+        BrokenModel, match=r"has a tensor layers\.0\.mlp\.W[io]\.bias, which config\.json does not describe"
     ):
         engine.load_encoder(engine.load_model(str(folder)), device="cpu")
 

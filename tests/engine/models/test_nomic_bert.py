@@ -401,7 +401,7 @@ def test_missing_surplus_and_misshapen_tensors(tmp_path: Path) -> None:
     for changed, message in (
         ({f"{name}.weight": None}, f"has no tensor {name}.weight"),
         ({f"{name}.weight": torch.zeros(96, 63)}, f"{name}.weight has shape [96, 63], config.json implies [96, 64]"),
-        ({f"{name}.bias": torch.zeros(96)}, f"has a tensor {name}.bias, which config.json says nothing of"),
+        ({f"{name}.bias": torch.zeros(96)}, f"has a tensor {name}.bias, which config.json does not describe"),
         (
             {"encoder.layers.0.attn.Wqkv.weight": torch.zeros(128, 64)},
             "encoder.layers.0.attn.Wqkv.weight has shape [128, 64], config.json implies [192, 64]",
