@@ -29,7 +29,9 @@ class PackedBatch:
     normalize: npt.NDArray[np.bool_] | None = None  # [B]; None means all True
     tasks: npt.NDArray[np.uint8] | None = None  # [B], each a combination of Task's flags; None means all EMBED
     adapters: npt.NDArray[np.int8] | None = None  # [B], places in Adapters.names, -1 for none; None means all -1
-    prompt_tokens: npt.NDArray[np.int32] | None = None  # [B], first tokens that pooling leaves out; None means all 0
+    prompt_tokens: npt.NDArray[np.int32] | None = (
+        None  # [B], number of first tokens that are not pooled; None means all 0
+    )
 
     @property
     def tokens(self) -> int:
@@ -43,11 +45,11 @@ class PackedBatch:
 
     @property
     def wanted(self) -> Task:
-        """All tasks that a sequence wants; EMBED for an empty batch without tasks."""
+        """The union of the sequences' tasks; EMBED for an empty batch without tasks."""
         return Task.EMBED if self.tasks is None else Task(int(np.bitwise_or.reduce(self.tasks, initial=0)))
 
     def wanting(self, tasks: Task) -> PackedBatch:
-        """The same batch, of which every sequence wants these tasks."""
+        """The same batch, with these tasks for every sequence."""
         mask = None if tasks == Task.EMBED else np.full(self.sequences, tasks, np.uint8)
         return dataclasses.replace(self, tasks=mask)
 

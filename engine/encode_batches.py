@@ -29,7 +29,7 @@ def encode_batches(
     normalize: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[Numbers, dict[Task, TaskOutput]]]:
-    """Yield the numbers of some texts and the rows of their tasks, in that order, until all texts have theirs.
+    """Yield the indices of some texts with their rows, in the same order, until all texts are encoded.
 
     `budget` is the most tokens of a batch. `progress` is called after each batch with the number of its texts. Raises
     EncoderError if a forward fails.

@@ -1,4 +1,4 @@
-"""Texts in, vectors or scores out, in one process: the shortest way to use this package, and what `embert` runs."""
+"""The in-process API: texts in, vectors or scores out. `embert`'s commands use it too."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ class Engine:
     def _pair_logits(
         self, classifier: Classifier, pairs: Mapping[int, Pair], param: str, options: ScoreOptions
     ) -> Vectors:
-        """The logits of pairs, which have the numbers that they were given with: float32 [n, labels]."""
+        """The logits of numbered pairs: float32 [n, labels]."""
         prompt = self._prompt(options.get("prompt_name"))
         firsts, seconds = [], []
         for number, pair in pairs.items():
@@ -381,7 +381,7 @@ def require_task(model: Model, task: Task) -> None:
 
 
 def batch_budget(model: Model, encoder: Encoder, batch_tokens: int | None = None) -> int:
-    """Tokens of a batch: as asked, but no more than the encoder takes, and at least the longest text.
+    """Tokens of a batch: as requested, at most the encoder's limit, and at least the longest text.
 
     Raises InputError for `batch_tokens` below 1.
     """
@@ -416,7 +416,7 @@ def _prompt(model: Model, name: str | None) -> str:
 
 
 def _check_options(options: ScoreOptions) -> None:
-    """Raise TypeError for an option that there is not, as calls do elsewhere; InputError for a flag that is no bool."""
+    """Raise TypeError for an unknown option, as Python's calls do; InputError for a flag that is no bool."""
     unknown = options.keys() - ScoreOptions.__annotations__.keys()
     if unknown:
         known = ", ".join(ScoreOptions.__annotations__)

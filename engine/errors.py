@@ -6,7 +6,7 @@ EngineError
     UnsupportedModel      an architecture, activation or module that this engine does not run
     BrokenModel           files missing, truncated, or contradicting each other
   InputError            one request's input is not acceptable; names the field, the limit and the value
-    InputTooLarge         ... because reading it would be too much work
+    InputTooLarge         ... because tokenizing it is too expensive
   EncoderError          a forward failed; the message says where
     EncoderLost           ... and the encoder cannot be used again: its process must be replaced
 """
@@ -57,7 +57,7 @@ class InputError(EngineError):
 
 
 class InputTooLarge(InputError):
-    """A text that would have to be tokenized whole, and is too long for that."""
+    """A text without split points that is too long to tokenize at once."""
 
 
 class EncoderError(EngineError):

@@ -1,6 +1,6 @@
-"""What becomes of each key of a checkpoint's JSON files: honored, irrelevant, or refused by name.
+"""The verdict on each key of a checkpoint's JSON files: honored, irrelevant, or refused by name.
 
-A table says it for one kind of file. Readers check a file against its table, so that no key is ignored in silence.
+Each kind of file has a table. Readers check a file against its table, so that no key is ignored silently.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["Key", "Table", "Verdict", "check_keys", "honored", "irrelevant", "re
 
 
 class Verdict(StrEnum):
-    """What becomes of a key."""
+    """How the engine treats a key."""
 
-    HONORED = "honored"  # it does what it does in the library that writes the file, or its value is refused
-    IRRELEVANT = "irrelevant"  # no value of it changes a vector, a score or a token
+    HONORED = "honored"  # same effect as in the library that writes the file, or the value is refused
+    IRRELEVANT = "irrelevant"  # no value changes a vector, a score or a token
     REFUSED = "refused"  # values that change nothing are accepted, others are an error that names the key
 
 
@@ -29,7 +29,7 @@ class Key:
     """One row of a table."""
 
     verdict: Verdict
-    note: str  # what it does here; why it is irrelevant; what it would do
+    note: str  # its effect here; why it is irrelevant; or the effect that is not supported
     accepted: tuple[object, ...] = ()  # of a refused key: the values that change nothing
 
 

@@ -48,8 +48,8 @@ def read_header(path: Path) -> Header:
 def parse_header(path: Path, data: Any, size: int) -> tuple[Header, int]:
     """The header that a file's first bytes, or all of them, hold, and where the tensors' data begins.
 
-    Of tensors that share their data `safetensors.torch.save_model` stores one, and its metadata map the other names to
-    it: those are in the header too.
+    `safetensors.torch.save_model` stores one of several tensors that share data, and its metadata map the other names
+    to it. The result has those names too.
 
     `size` is the file's, in bytes; `path` is for messages. Raises BrokenModel.
     """
@@ -85,7 +85,7 @@ def broken(path: Path, reason: str) -> BrokenModel:
 
 
 def _check(path: Path, name: str, entry: Any, size: int) -> None:
-    """Check that a tensor lies inside the `size` bytes of data and is as long as its shape says."""
+    """Check that a tensor lies inside the `size` bytes of data and has the length that its shape implies."""
     try:
         dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
         valid = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in (*shape, start, stop))

@@ -1,4 +1,4 @@
-"""What a checkpoint's JSON files say of its tokenizer, read as transformers 5 reads them.
+"""A tokenizer's settings in a checkpoint's JSON files, read as transformers 5 reads them.
 
 transformers takes the vocabulary from tokenizer.json. Normalizer, pre-tokenizer, the model's other fields and the
 template come from tokenizer.json too where the class is its generic one, TokenizersBackend (PreTrainedTokenizerFast in
@@ -92,7 +92,7 @@ class SpecialToken(NamedTuple):
 
     @classmethod
     def of(cls, path: Path, value: object, *, special: bool = True) -> SpecialToken:
-        """From a text, or from an object of a file. `special` is for one that does not say. Raises BrokenModel."""
+        """From a text, or from an object of a file. `special` is the default. Raises BrokenModel."""
         if isinstance(value, str):
             return cls(value, normalized=not special, special=special)
         if not isinstance(value, dict) or not isinstance(value.get("content"), str):
@@ -118,12 +118,12 @@ class TokenizerConfig:
     max_length: int | None = None  # tokens of a text
     truncation_side: Literal["right", "left"] | None = None  # None: as tokenizer.json says
     has_token_types: bool = True  # pairs are given token types
-    splits_special_tokens: bool = False  # special tokens that texts spell out are text
+    splits_special_tokens: bool = False  # special tokens inside a text are plain text
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerClass:
-    """What one of transformers' classes makes of a vocabulary and of fields."""
+    """How one of transformers' classes builds a tokenizer from a vocabulary and fields."""
 
     model: str  # the type of tokenizer.json's model
     parts: Callable[[TokenizerConfig, Part], dict[str, Part | None]]  # normalizer, pre_tokenizer, fields of the model
@@ -275,8 +275,8 @@ def read_tokenizer_config(
 ) -> tuple[TokenizerConfig, tuple[str, ...]]:
     """Read the files beside the tokenizer.json in `folder`, and sentences for the start-up log.
 
-    `config` are the fields of config.json; `overrides` are in place of fields of tokenizer_config.json. Raises
-    BrokenModel, and UnsupportedModel for what is not computed here, naming the field.
+    `config` are the fields of config.json; `overrides` replace fields of tokenizer_config.json. Raises
+    BrokenModel, and UnsupportedModel for a setting that the engine does not support, naming the field.
     """
     path, overrides = folder / "tokenizer_config.json", overrides or {}
     fields = read_object(path) if path.is_file() else {}
@@ -323,7 +323,7 @@ def read_tokenizer_config(
 
 
 def _kind(path: Path, named: object, model_type: str) -> str:
-    """The key of CLASSES, or "" for the generic class: what AutoTokenizer finds. Raises UnsupportedModel."""
+    """The key of CLASSES, or "" for the generic class, chosen as AutoTokenizer does. Raises UnsupportedModel."""
     if model_type in ALWAYS_GENERIC:
         return ""
     name = CLASS_OF_MODEL_TYPE.get(model_type, "") if named is None else str(named)
@@ -344,7 +344,7 @@ def _checked(path: Path, fields: Fields) -> tuple[str, ...]:
 
 
 def _is_further(name: str, value: object) -> bool:
-    """Whether it is a special token of a name of its own."""
+    """Whether it is a special token with a custom name."""
     return name.endswith("_token") and name not in ATTRIBUTES and isinstance(value, str)
 
 

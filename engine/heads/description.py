@@ -55,7 +55,7 @@ class Classifier:
 
     layers: tuple[Layer, ...]
     labels: tuple[str, ...]
-    activation: str  # what makes scores of logits: "sigmoid" (each by itself), "softmax", "identity"
+    activation: str  # from logits to scores: "sigmoid" (each by itself), "softmax", "identity"
     pooling: str = "cls"  # the row: the first token's, or the "mean" of all
 
 

@@ -175,7 +175,8 @@ def _flash_adapters(config: ConfigFile) -> Adapters | None:
         raise BrokenModel(f"{config.path}: task_instructions must map names to texts")
     if unknown := [name for name in prompts if name not in names]:
         raise BrokenModel(
-            f"{config.path}: task_instructions has {', '.join(map(repr, unknown))}, which lora_adaptations does not have"
+            f"{config.path}: task_instructions has {', '.join(map(repr, unknown))}, "
+            "which lora_adaptations does not have"
         )
     config = config.with_fields(**{"lora_rank": 4, "lora_alpha": 1, **config.fields})
     rank = config.integer("lora_rank")

@@ -1,4 +1,4 @@
-"""The `tokenizers` library as one model's tokenizer.json sets it up, with a cache of words before it.
+"""The `tokenizers` library configured by a model's tokenizer.json, with a cache of words in front.
 
 Ids are bytes of int32 in native order here: joining bytes is ten times as fast as joining lists of ints.
 """
@@ -179,7 +179,7 @@ class Backend:
     def pair_template(self, type_vocab_size: int) -> PairTemplate:
         """How two texts are joined, for a model with embeddings for so many token types (1: it has none).
 
-        Raises BrokenModel if the post-processor has no place for a second text, or names a type that the model has not.
+        Raises BrokenModel if the post-processor lacks a second text, or uses a token type that the model lacks.
         """
         problem = "the tokenizer cannot encode pairs of texts: its post-processor"
         pair, (bare,) = self._library.encode(self.probe, self.probe), self.library_ids([self.probe])

@@ -1,4 +1,4 @@
-"""Work in chunks: generators that yield every few milliseconds, so that other work runs and the caller can stop."""
+"""Chunked work: generators that yield every few milliseconds, so that other work can run and the caller can stop."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Encoded:
     truncated: int  # how many of the B texts were cut
     token_types: npt.NDArray[np.int32] | None = None  # [T]; None means all 0
     adapter: int = -1  # the place in Adapters.names of the one that they are for; -1: none
-    prompt_tokens: int = 0  # of each text, its first ones, that pooling leaves out
+    prompt_tokens: int = 0  # [B], number of first tokens that are not pooled
 
     @property
     def tokens(self) -> int:

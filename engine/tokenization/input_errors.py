@@ -44,7 +44,7 @@ def check_text(text: object, param: str, what: str = "") -> None:
 
 
 def too_long(index: int, tokens: int, limit: int, param: str, more: str = "", what: str = "text") -> InputError:
-    """A text or pair of `tokens` tokens, with the special ones, is over the `limit`.
+    """A text or pair of `tokens` tokens, special ones included, exceeds the `limit`.
 
     `more` is "more than " where only so many are known. `what` has the `index`: "text" or "pair".
     """
@@ -56,7 +56,7 @@ def too_long(index: int, tokens: int, limit: int, param: str, more: str = "", wh
 
 
 def unbroken(index: int, characters: int, limit: int, param: str) -> InputTooLarge:
-    """A text would have to be tokenized whole, and is too long for that."""
+    """A text without split points that is too long to tokenize at once."""
     return InputTooLarge(
         f"`{param}`: text {index} has {characters} characters and no place to divide it for "
         f"{limit} of them, which is the limit",

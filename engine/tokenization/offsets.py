@@ -1,4 +1,4 @@
-"""Tokens with their offsets in the text, in chunks: what /tokenize answers."""
+"""Tokens with their offsets in the text, in chunks, for /tokenize."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Where a long text may be divided so that the tokens of its parts, end to end, are the tokens of the whole.
 
 A tokenizer normalizes, finds added tokens, splits into words and looks up each word by itself. A split point is a place
-that no step looks across. Where they are follows from tokenizer.json, by a list of components of known behavior:
+that no step looks across. Split points follow from tokenizer.json, by a list of components of known behavior:
 
     any that splits at spaces    before a single space (or newline) between two plain letters or digits
     byte-level                   also between an ASCII letter and a digit: its pattern never joins them
@@ -40,7 +40,7 @@ _SEEN = 2  # characters after a place that a pattern looks at
 
 
 class NoSplitPoint(Exception):
-    """A text has no split point for longer than is allowed."""
+    """A text has no split point within the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class SplitPoints:
         return 0
 
     def shorten(self, text: str, inside: int) -> str | None:
-        """The text without the middle of the long ASCII word around `inside`; None if it is not long, or matters.
+        """The text without the middle of the long ASCII word around `inside`; None if it is short or its ids matter.
 
         WordPiece gives every word of more than `max_input_chars_per_word` characters the same token.
         """

@@ -1,7 +1,8 @@
 """The tokenizer of one model: texts, pairs or ids to packed ids, texts to tokens with offsets, and ids back to texts.
 
-Each kind of work can be done in chunks (chunks.py). A long text is divided where that provably makes no difference
-(split_points.py), and no more of it is read than the model can take. A text's body is its ids without special tokens.
+Each kind of work can be done in chunks (chunks.py). A long text is divided only at places that provably do not change
+its tokens (split_points.py), and it is read only up to the model's limit. A text's body is its ids without special
+tokens.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Tokenizer:
         return self._without_prompt(frame.around(bodies, truncate, direction, param), prompt, limit)
 
     def encode_known(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded | None:
-        """As `encode`, but None unless every word was seen before. A tenth of the work: too little for a thread."""
+        """As `encode`, but None unless every word was seen before. A tenth of the time: too little for a thread."""
         truncate = options["truncate"]
         direction = options.get("direction") or self._backend.direction
         if prompt := options.get("prompt"):
@@ -148,7 +149,7 @@ class Tokenizer:
         return self._without_prompt(encoded, prompt, options.get("limit"))
 
     def _without_prompt(self, encoded: Encoded, prompt: str | None, limit: int | None) -> Encoded:
-        """The same, with the number of tokens that pooling leaves out where the model does not pool prompts."""
+        """The same, with the number of prompt tokens that are not pooled, if the model does not pool prompts."""
         if not prompt or self._include_prompt:
             return encoded
         return dataclasses.replace(encoded, prompt_tokens=self._prompt_tokens(prompt, limit))

@@ -54,7 +54,7 @@ class WordCache:
         )
 
     def chunks(self, text: str) -> list[str] | None:
-        """The chunks whose ids make up the text's, or None if the whole text must go to the library.
+        """The chunks of a text, or None if the library must tokenize it as a whole.
 
         Each chunk is at least one token.
         """
@@ -84,7 +84,7 @@ class WordCache:
     def _learn(self, new_ids: dict[str, Ids]) -> None:
         learned = {chunk: ids for chunk, ids in new_ids.items() if len(chunk) <= MAX_CHUNK_CHARACTERS}
         if len(self._ids) + len(learned) > MAX_CHUNKS:
-            # Starting again is cheaper than tracking use, and common words are back after a few texts.
+            # Clearing is cheaper than tracking use, and common words return after a few texts.
             self._ids = {}
             learned = dict(list(learned.items())[:MAX_CHUNKS])
         self._ids.update(learned)

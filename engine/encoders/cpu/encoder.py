@@ -162,7 +162,7 @@ class TorchEncoder(Encoder):
         return min(self.max_batch_tokens, self._budget)
 
     def _prepare(self, longest: int) -> None:
-        """Make every kernel that runs can need, so that memory does not grow later and no client waits for one.
+        """Compile every kernel that runs can need, so that memory does not grow later and no request waits for one.
 
         Attention in sequences of over MAX_PREPARED_LENGTH tokens is not prepared.
         """
@@ -189,7 +189,7 @@ class TorchEncoder(Encoder):
                 head.prepare(rows)
 
     def _one_row(self, tasks: Task) -> str | None:
-        """Which one row of a sequence is all that these tasks read, "cls" or "last-token"; None if they read others."""
+        """The only row of a sequence that these tasks read, "cls" or "last-token"; None if they read more."""
         rows = {self._reads.get(task) for task in tasks}
         return next((row for row in ONE_ROW if rows == {row}), None)
 

@@ -51,7 +51,7 @@ def encoders_of(config: EncoderConfig) -> range:
 
 
 def named(config: EncoderConfig, adapter: int) -> str:
-    """How messages name one of these encoders; empty for the model's own weights."""
+    """The name of one of these encoders in messages; empty for the model's own weights."""
     return "" if config.adapters is None or adapter < 0 else f"with the adapter {config.adapters.names[adapter]}"
 
 

@@ -257,7 +257,7 @@ class CudaEncoder(Encoder):
         return Ticket(tuple(flights))
 
     def _start(self, part: AdapterSlice, batch: PackedBatch) -> int:
-        """Hand the batch of a part to the extension, and return the extension's number for it."""
+        """Submit a part's batch to the extension. Returns the extension's number for it."""
         config = self._config
         tasks, normalize = batch.tasks, batch.normalize
         if self._host_classifier is not None:

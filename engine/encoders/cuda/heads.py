@@ -33,7 +33,7 @@ ROWS = 8  # that a head on the host multiplies at once
 
 
 def captured_tasks(model: Model) -> Task:
-    """The tasks whose small batches are worth a graph each: those of which a model's requests usually want one."""
+    """The tasks whose small batches get a CUDA graph each: those that a model's requests usually want."""
     if classifies_on_the_host(model):
         return Task.EMBED
     return model.tasks & (Task.CLASSIFY if pools_on_the_host(model) else Task.EMBED | Task.CLASSIFY)
@@ -151,7 +151,7 @@ class HostClassifier:
 
 
 class HostEmbedding:
-    """What follows the last layer, or the extension's pooling, where the extension has no kernel for it."""
+    """Computes on the host what follows the last layer or the pooling, if the extension has no kernel for it."""
 
     def __init__(self, model: Model) -> None:
         """Raises BrokenModel for tensors that are missing or of another shape."""
@@ -160,7 +160,7 @@ class HostEmbedding:
         self._head = EmbeddingHead(model.folder, model.after_pooling, rows=ROWS)
 
     def asked(self, batch: PackedBatch) -> PackedBatch:
-        """What the extension is asked for in a batch's place: rows of tokens for EMBED, or pooled rows as they are."""
+        """The batch that the extension runs instead: TOKENS rows for EMBED, or unprocessed pooled rows."""
         tasks = batch.tasks
         if self._pooling and batch.sequences:
             tasks = np.full(batch.sequences, Task.EMBED, np.uint8) if tasks is None else tasks

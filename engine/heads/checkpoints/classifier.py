@@ -1,7 +1,7 @@
 """Reads the classification head of a model: HuggingFace's `…ForSequenceClassification`.
 
 sentence-transformers' CrossEncoder writes such a folder too: config.json and the weights before version 6, modules.json
-with only a Transformer since. Its files say what makes scores of the logits.
+with only a Transformer since. Its files state how logits become scores.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _labels(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _activation(path: Path, config: dict[str, Any], library: Path, library_fields: dict[str, Any], labels: int) -> str:
-    """What makes scores of logits: as sentence-transformers' files say, or by HuggingFace's `problem_type`."""
+    """From logits to scores: as sentence-transformers' files state, or by HuggingFace's `problem_type`."""
     nested = config.get("sentence_transformers")
     stated = [
         (library, "activation_fn", library_fields.get("activation_fn")),  # version 6

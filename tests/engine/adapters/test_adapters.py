@@ -148,7 +148,11 @@ def test_adapters_that_are_not_trained_yet(tmp_path: Path) -> None:
         ({"num_attention_heads": 64}, UnsupportedModel, "pairs of columns, and heads have 1"),
         ({"lora_adaptations": ["a", "a"]}, BrokenModel, "lora_adaptations must list names, each once"),
         ({"lora_adaptations": [str(i) for i in range(128)], "task_instructions": {}}, UnsupportedModel, "at most 127"),
-        ({"task_instructions": {"a": "b"}}, BrokenModel, "task_instructions has 'a', which lora_adaptations does not have"),
+        (
+            {"task_instructions": {"a": "b"}},
+            BrokenModel,
+            "task_instructions has 'a', which lora_adaptations does not have",
+        ),
         ({"task_instructions": {"separation": 3}}, BrokenModel, "task_instructions must map names to texts"),
         ({"lora_rank": 0}, BrokenModel, "lora_rank must be a positive int, found 0"),
         ({"lora_rank": 8}, BrokenModel, r"lora_A has shape \[5, 300, 4\], config.json implies \[5, 300, 8\]"),
