@@ -16,7 +16,7 @@ namespace embert {
 struct LayerAttention {
   int window = 0;  // a token attends to this many tokens on each side of itself; 0: all
   int rotary_dim =
-      0;  // columns of each head of queries and keys that are turned by their positions, the first ones; 0: none
+      0;  // the first columns of each head of queries and keys, which RoPE rotates; 0: none
   int table = 0;  // the index of its RoPE table
 };
 

@@ -135,7 +135,7 @@ Status Encoder::attend(const Op& op, Replay& replay) {
   const Pooling row = replay.gathered;
   uint8_t* const qkv = memory_of(op.x);
   uint8_t* const context = memory_of(op.y);
-  // Tiles for long texts are for models that always require them: elsewhere they are not measured.
+  // Only models with RoPE use tiles for long texts: for others they are not measured.
   const int longest = model_.angle_tables().empty() ? 0 : replay.plan.longest;
   WindowedWork work(replay.work, model_.attention_of(op.layer).window, longest);
   if (gathers) work.queries = row == Pooling::kCls ? Queries::kFirst : Queries::kLast;
