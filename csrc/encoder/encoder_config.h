@@ -14,10 +14,9 @@ namespace embert {
 
 // How one layer's attention encodes positions, and its window.
 struct LayerAttention {
-  int window = 0;  // a token attends to this many tokens on each side of itself; 0: all
-  int rotary_dim =
-      0;  // the first columns of each head of queries and keys, which RoPE rotates; 0: none
-  int table = 0;  // the index of its RoPE table
+  int window = 0;      // a token attends to this many tokens on each side of itself; 0: all
+  int rotary_dim = 0;  // the first columns of each head of queries and keys, which RoPE rotates; 0: none
+  int table = 0;       // the index of its RoPE table
 };
 
 // BERT's layers, and how a model differs from them (engine/models/encoder_config.py is the same in Python).

@@ -52,7 +52,7 @@ class Weights {
   //   relative [heads, 2·positions − 1] in FP32: the scores by key − query + positions − 1;
   //   projection.weight [hidden, embedding], projection.bias, last.gamma, last.beta;
   //   gate.weight, gate.bias of a layer, shaped as inner's;
-  //   angles [positions, turned / 2, 2] in FP32: cos and sin; a table's number is the layer here.
+  //   angles [positions, rotary_dim / 2, 2] in FP32: cos and sin; a table's number is the layer here.
   //   query.scale, key.scale, value.scale, attention.scale, inner.scale, out.scale: of int8 matrices;
   //   query.gamma, query.beta, inner.gamma, inner.beta: with int8 the LayerNorms of what QKV and FFN in multiply.
   // Layers that share weights have them under one number. Those of heads: head_weights.h; a layer's number is the layer

@@ -9,7 +9,7 @@
 
 namespace embert {
 
-// Lane l holds packs l, l + 32, …, so neighbouring lanes hold neighbouring 16 bytes.
+// Lane l holds packs l, l + 32, …, so adjacent lanes hold adjacent 16 bytes.
 template <typename T, int kPacks>
 struct WarpRow {
   static constexpr int kWidth = Pack<T>::kSize;

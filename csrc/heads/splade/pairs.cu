@@ -15,7 +15,7 @@ namespace embert {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kLoads = kPieceColumns / kThreads;   // of a thread: 32 neighbouring columns a warp each
+constexpr int kLoads = kPieceColumns / kThreads;   // of a thread: 32 adjacent columns a warp each
 constexpr int kClearedColumns = 8 * kThreads * 4;  // of a block, 16 bytes a thread at a time
 static_assert(kMaximaColumns % 4 == 0, "rows of maxima are cleared 16 bytes at a time");
 

@@ -18,9 +18,9 @@ inline int pieces_of(int columns) {
 // request pairs may lie between them.
 struct TextSpan {
   const int* cu_seqlens;  // [B + 1], device memory
-  const int* chosen;      // [all texts that want pairs], device memory: which of the B they are, ascending; null: all
-  int first, count;       // of those
-  int end_row;            // the first row after theirs
+  const int* chosen;  // [all texts that request pairs], device memory: which of the B they are, ascending; null: all
+  int first, count;   // of those
+  int end_row;        // the first row after theirs
 };
 
 // begin: text_of (gemm/text_maxima.h) of the span's rows, and zeros for the accumulators.
@@ -35,7 +35,7 @@ Status count_pairs(const float* maxima, int columns, int pitch, int count, int* 
 // Destination of pairs: the texts' pairs end to end, indices ascending in each. Host memory that the device writes
 // directly, or device memory.
 struct PairBuffers {
-  int* counts;    // [all texts that want pairs]: pairs of each
+  int* counts;    // [all texts that request pairs]: pairs of each
   int* indices;   // [capacity]
   float* values;  // [capacity]: log1p of the maxima, `logs` times
   int64_t capacity;
