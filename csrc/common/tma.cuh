@@ -15,7 +15,7 @@ __device__ __forceinline__ void load_box(const CUtensorMap* map, uint32_t to, ui
       "l"(map), "r"(barrier), "r"(column), "r"(row)
       : "memory");
 }
-// The same for bytes that nothing reads again soon: the L2 cache evicts them first.
+// The same for bytes that are not read again soon: the L2 cache evicts them first.
 __device__ __forceinline__ void load_last_box(const CUtensorMap* map, uint32_t to, uint32_t barrier, int column,
                                               int row) {
   uint64_t policy;

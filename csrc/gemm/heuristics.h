@@ -14,14 +14,13 @@ constexpr int tiles_of(int size, int tile) {
 }
 
 enum class GemmKernel : int {
-  kSmallM = 0,          // small_m.cuh
-  kPingPong = 1,        // store.cuh, consumers in ping-pong
-  kShared = 2,          // store.cuh, both consumers on each tile
-  kCooperative256 = 3,  // cooperative.cuh, 128 × 256
-  kCooperative128 = 4,  // cooperative.cuh, 128 × 128
-  kCooperative192x128 =
-      5,  // cooperative.cuh, 192 × 128: what fits the multiprocessors in one round may not with the other two
-  kPingPong256 = 6,  // residual_pingpong.cuh, 64 × 256, consumers in ping-pong; int8 only
+  kSmallM = 0,              // small_m.cuh
+  kPingPong = 1,            // pingpong.cuh, consumers in ping-pong
+  kShared = 2,              // pingpong.cuh, both consumers on each tile
+  kCooperative256 = 3,      // cooperative.cuh, 128 × 256
+  kCooperative128 = 4,      // cooperative.cuh, 128 × 128
+  kCooperative192x128 = 5,  // cooperative.cuh, 192 × 128: for tile counts that fit one wave only with it
+  kPingPong256 = 6,         // residual_pingpong.cuh, 64 × 256, consumers in ping-pong; int8 only
 };
 
 struct GemmConfig {
@@ -63,7 +62,8 @@ constexpr int kAheadRows = 64;
 constexpr int kJoinedRows = 12800;
 
 // Maxima over texts (gemm/kernels/maxima.cuh): tiles of columns in a band, for rows of `in` elements. 16 MB of W stay
-// in the L2 cache (50 MB on an H100, in two halves that keep copies of each other's lines) beside the rows at work.
+// in the L2 cache (50 MB on an H100, in two halves that keep copies of each other's lines) together with the current
+// rows.
 constexpr size_t kBandBytes = size_t(16) << 20;
 inline int maxima_band(int in) {
   const size_t tile = size_t(128) * in * 2;

@@ -1,5 +1,5 @@
 // Linear layers of heads on pooled rows, in FP32: sentence-transformers' Dense modules, classification heads. Each
-// launcher checks what the host can check, launches on a stream and returns at once.
+// launcher checks its arguments, launches on a stream and returns immediately.
 #pragma once
 
 #include <cstdint>

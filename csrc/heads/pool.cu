@@ -30,14 +30,14 @@ constexpr int kThreads = 512;
 constexpr int kMaxGroups = 16;    // of a block's threads
 constexpr int kScaleLanes = 8;    // lanes that add a row's statistics where they come in parts
 constexpr int kScaledRows = 640;  // rows of a block whose LayerNorm scales are in shared memory at a time
-// Rows of a group that are on their way or in use. By count: at 3 TB/s and 0.8 µs of latency 18 KB a multiprocessor
-// must be in flight, and under load twice that. A block with five rows of each of five groups of 768 has 38 KB. By the
-// clock 4 and 6 are alike and 8 and more slower: 25 712 tokens of passages 20.9, 21.1, 21.6 µs, 22.4 with plain loads.
-// A kernel that only reads those bytes takes 14.4; for 128 × 128 it takes 10.2, pooling 11.4.
+// Rows of a group that are in flight or in use. By count: at 3 TB/s and 0.8 µs of latency 18 KB per multiprocessor must
+// be in flight, and under load twice that. A block with five rows of each of five groups of 768 has 38 KB. Measured, 4
+// and 6 are equal, and 8 and more slower: 25 712 tokens of passages 20.9, 21.1, 21.6 µs, 22.4 with plain loads. A
+// kernel that only reads those bytes takes 14.4; for 128 × 128 it takes 10.2, pooling 11.4.
 constexpr int kRowsAhead = 6;
-// Two blocks take a sequence where that is at most a block a multiprocessor (H100: 132), and a group has at least so
-// many rows. With one block and two, H = 768: 1 × 384 tokens 13.4 and 10.1 µs, 1 × 512 16.9 and 12.0, 32 × 512 19.9 and
-// 13.7, 60 × 512 28.6 and 22.7.
+// Two blocks share a sequence where that is at most one block per multiprocessor (H100: 132), and a group has at least
+// this many rows. With one block and two, H = 768: 1 × 384 tokens 13.4 and 10.1 µs, 1 × 512 16.9 and 12.0, 32 × 512
+// 19.9 and 13.7, 60 × 512 28.6 and 22.7.
 constexpr int kMostShared = 66, kLeastSharedRows = 60;
 
 // Combines two rows' elements: their sum, or the larger one.

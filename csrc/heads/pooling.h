@@ -1,5 +1,5 @@
 // From the last layer's rows to vectors. `T` rows are tokens, end to end; `H` is the hidden size. Each launcher checks
-// what the host can check, launches on a stream and returns at once.
+// its arguments, launches on a stream and returns immediately.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@ enum class Task : int {
   kEmbed = 0,     // a vector a sequence: pooled, through the Dense modules, cut, of length 1
   kTokens = 1,    // a vector a token: the last hidden state
   kClassify = 2,  // logits of the classification head, a row a sequence
-  kSparse = 3,    // weights of a sparse vector; token_weights.cu makes a row a token
+  kSparse = 3,    // weights of a sparse vector; token_weights.cu writes one row per token
   kMulti = 4,     // a vector a token: projected, of length 1
 };
 constexpr int kTaskCount = 5;

@@ -1,5 +1,5 @@
-// Heads with a row a token. chosen: [rows], which rows of x the rows of y are of; null: the first `rows` ones. Each
-// launcher checks what the host can check, launches on a stream and returns at once.
+// Heads with one row per token. chosen: [rows], the row of x for each row of y; null: the first `rows` ones. Each
+// launcher checks its arguments, launches on a stream and returns immediately.
 #pragma once
 
 #include "common/dtype.h"

@@ -1,6 +1,5 @@
 // From a batch's ids to the first rows: prefix sums, attention's work lists, and the embedding. `T` rows are tokens,
-// end to end; `H` is the hidden size. Each launcher checks what the host can check, launches on a stream and returns at
-// once.
+// end to end; `H` is the hidden size. Each launcher checks its arguments, launches on a stream and returns immediately.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The order in which the sums of a row are added, and what its LayerNorm needs of them. Every reader and every writer
-// of sums adds in this order, so a row's bits do not depend on the tiles that wrote it and read it:
+// The order in which the sums of a row are added, and the scale and shift of its LayerNorm. Every reader and every
+// writer of row statistics adds in this order, so a row's bits do not depend on the tiles that wrote it and read it:
 //
 //   1. A piece of 16 columns: the columns of each of four lanes (of an m16n8 pair), then lanes 2 apart, then lanes 1
 //      apart.
@@ -7,7 +7,7 @@
 //      all 8 pieces.
 //   3. The 8 groups of a row: g and g + 4, then adjacent ones, then the two pairs.
 //
-// What a row does not have counts as 0, which changes no bits.
+// Missing columns and groups count as 0, which changes no bits.
 //
 // The writers are in gemm/epilogue/row_stats.cuh; the embedding writes a row's sums as its first group's. The readers
 // differ in how lanes share a row's groups: one thread has them all, or eight lanes one each (here), or four lanes two

@@ -1,5 +1,5 @@
-// From maxima over texts to (index, value) pairs, one for each column that is not 0. Each launcher checks what the host
-// can check, launches on a stream and returns at once.
+// From maxima over texts to (index, value) pairs, one for each column that is not 0. Each launcher checks its
+// arguments, launches on a stream and returns immediately.
 #pragma once
 
 #include <cstdint>
