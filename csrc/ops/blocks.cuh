@@ -79,8 +79,8 @@ __device__ __forceinline__ void round_block(const uint32_t (&y)[2][kTiles], uint
 }
 
 // Rescales int8 values of two rows' blocks, 128 + q a byte, to their rows' scales: rint(q · f / 128), half to even,
-// where f = rint(128 · a block's maximum / the row's). Adding 1 024 rounds f to an integer when it becomes a half. 1
-// 152 + q as a half times f / 128 plus 1 536 − 9 · f is 1 536 plus the result; rounding it to FP16 rounds to an
+// where f = rint(128 · a block's maximum / the row's). Adding 1 024 rounds f to an integer when it becomes a half.
+// 1 152 + q as a half times f / 128 plus 1 536 − 9 · f is 1 536 plus the result; rounding it to FP16 rounds to an
 // integer. The first row has the low halves.
 struct BlockFactors {
   __half2 factors, offsets;

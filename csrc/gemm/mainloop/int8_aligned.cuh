@@ -1,6 +1,6 @@
 // The main loop for x quantized in blocks (ops/blocks.cuh). The int8 values of a block are rescaled to the scale of
 // their row on the way from shared memory to registers, from which wgmma takes its left operand. This overlaps with
-// the products of the step before.
+// the products of the previous step.
 #pragma once
 
 #include "common/shared_memory.cuh"
