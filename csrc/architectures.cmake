@@ -2,8 +2,8 @@
 
 set(EMBERT_LEAST_ARCHITECTURE 80) # compute capability 8.0, which every kernel takes for granted: common/capability.h
 
-# The GPUs of this machine as a CMake list, such as 80-real;90a-real. Empty where there is none to build for; `reason`
-# then says why, in half a sentence.
+# The GPUs of this machine as a CMake list, such as 80-real;90a-real. Empty if there is none to build for; `reason`
+# then has the cause, as a part of a sentence.
 function(embert_architectures_here architectures reason)
   execute_process(
     COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
@@ -39,7 +39,7 @@ function(embert_architectures_here architectures reason)
   endif()
 endfunction()
 
-# Machine code for all that we tune for and this nvcc knows, and one PTX that newer GPUs compile at load: 90a has no
+# Machine code for all architectures that we tune for and this nvcc supports, and one PTX that newer GPUs compile at load: 90a has no
 # successor, so the PTX is 90.
 function(embert_every_architecture nvcc architectures)
   execute_process(COMMAND "${nvcc}" --list-gpu-arch OUTPUT_VARIABLE known COMMAND_ERROR_IS_FATAL ANY)

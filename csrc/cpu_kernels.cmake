@@ -1,6 +1,6 @@
-# Sets `reason`: why embert's own CPU kernels cannot be built here. It is empty where they can, and then C++ is enabled.
+# Sets `reason`: why embert's own CPU kernels cannot be built here. It is empty if they can, and then C++ is enabled.
 #
-# A script, and no function: enabling a language sets variables of the scope that does so.
+# A script instead of a function: enabling a language sets variables of the scope that does so.
 set(reason "")
 if(EMBERT_CPU STREQUAL "OFF")
   set(reason "EMBERT_CPU=OFF")

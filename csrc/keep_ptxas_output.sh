@@ -1,8 +1,8 @@
 #!/bin/sh
-# Runs a compiler, and keeps what it says in OBJECT.words: keep_ptxas_output.sh COMPILER … -o OBJECT …
+# Runs a compiler, and keeps its output in OBJECT.words: keep_ptxas_output.sh COMPILER … -o OBJECT …
 #
-# ptxas says how many registers each kernel has (-Xptxas=-v). tests/csrc/test_resources.py reads that, so nothing is
-# compiled for it once more. The screen gets the rest.
+# ptxas prints the registers of each kernel (-Xptxas=-v). tests/csrc/test_resources.py reads them without a second
+# compilation. All other output goes to the terminal.
 object=
 before=
 for word; do

@@ -1,4 +1,4 @@
-// Which kernels compute attention: the choice depends on the device and the model, never on the batch's texts.
+// Selects the attention kernels: the choice depends on the device and the model, never on the batch's texts.
 
 #include "attention/attention.h"
 
@@ -25,7 +25,7 @@ Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& wor
     const AttentionWork shorts{nullptr, 0, work.shorts, work.short_count};
     return attention_sm80(dtype, qkv, {shorts}, heads, head_size, relative, context, stream);
   }
-  // A batch of short texts alone takes the portable kernel: it computes the same bits, without a work list of tiles.
+  // A batch with only short texts uses the portable kernel: it computes the same bits, without a work list of tiles.
   if (maps != nullptr && attention_sm90_takes(dtype, head_size, work.window) && work.tile_count > 0)
     return attention_sm90(dtype, qkv, rows, work, heads, head_size, relative, context, *maps, stream);
   if (dtype == DType::kFloat32) return attention_float32(qkv, work, heads, head_size, relative, context, stream);

@@ -1,7 +1,7 @@
-// softmax(Q·Kᵀ/√d)·V in FP32 throughout: for exactness, not for speed.
+// softmax(Q·Kᵀ/√d)·V in FP32 throughout: for accuracy, not for speed.
 //
-// A warp computes a query row: a lane a key for the scores, a lane a column for the sums, an online softmax over 32
-// keys a step.
+// A warp computes a query row: one lane per key for the scores, one lane per column for the sums, an online softmax
+// over 32 keys a step.
 
 #include <cmath>
 
@@ -16,9 +16,9 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kKeys = 32;
 constexpr int kMaxDim = 128;
-constexpr int kColumns = kMaxDim / 32;  // a lane's
+constexpr int kColumns = kMaxDim / 32;  // of a lane
 
-constexpr float kHiddenScore = -1e30f;  // a score that a window hides: finite, because a step may have no other
+constexpr float kHiddenScore = -1e30f;  // a score that a window masks: finite, because a step may have no other
 
 template <bool kRelative, bool kWindow>
 __device__ __forceinline__ void attend_queries(const float* qkv, const AttentionTile* tiles, int heads, int dim,
@@ -57,7 +57,7 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
       __syncthreads();
       float score = 0.0f;
       for (int c = 0; c < dim; ++c) score = fmaf(queries[warp][c], keys[lane][c], score);
-      if constexpr (kRelative)  // last: before, every sum above would be rounded as coarsely as it
+      if constexpr (kRelative)  // last: added earlier, it would coarsen the rounding of every sum above
         score = fmaf(scale, __ldg(relative.scores + (2 * head + 1) * relative.reach + key + lane - query), score);
       if (kWindow && window.hides(query, key + lane)) score = kHiddenScore;
       if (key + lane >= tile.length) score = -INFINITY;
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kWarps * 32)
                            float* context, const RelativeScores relative) {
   attend_queries<kRelative, false>(qkv, tiles, heads, dim, scale, context, relative, {});
 }
-// With a window: only the keys that queries see, and those that share a step with them.
+// With a window: only the keys that queries attend to, and those that share a step with them.
 __global__ void __launch_bounds__(kWarps * 32)
     attention_float_window_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
                                   float* context, int window) {

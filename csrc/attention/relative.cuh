@@ -1,16 +1,16 @@
-// Scores by relative position (MPNet's), as the products' sums begin.
+// Relative position scores (MPNet's), as initial values of the scores.
 #pragma once
 
 #include "ops/attention_work.h"
 
 namespace embert {
 
-// Initialises the scores of a warp's 16 rows and 8 · kTiles keys. Q·Kᵀ is added to them, so the addition is free, and
-// the maximum includes it. `from` is the place of the lane's first row and column. `at` gives element i of tile n, in
-// mma.cuh's order.
+// Initializes the scores of a warp's 16 rows and 8 · kTiles keys. Q·Kᵀ is added to them, so the addition is free, and
+// the maximum includes it. `from` is the position of the lane's first row and column. `at` gives element i of tile n,
+// in mma.cuh's order.
 //
-// A score depends on key − query alone. So rows g + 8 of a tile want what rows g had of the tile before, and a step of
-// 64 keys takes 18 loads and 14 moves a lane. The lanes of a load read 14 neighbouring floats, one wavefront of the L1
+// A score depends only on key − query. So rows g + 8 of a tile need what rows g had of the previous tile, and a step of
+// 64 keys takes 18 loads and 14 moves a lane. The lanes of a load read 14 adjacent floats, one wavefront of the L1
 // cache (docs/experiments.md has the alternatives).
 //
 // The loads are plain ones: the compiler moves loads through __ldg behind the next barrier, just before their use.

@@ -1,5 +1,5 @@
-// Attention of sequences of at most 32 tokens: two warps take a (sequence, head), 16 query rows each, with all scores
-// in registers. It is part of two kernels (sm80.cu, sm90.cu), and computes the same bits in both.
+// Attention of sequences of at most 32 tokens: two warps process a (sequence, head), 16 query rows each, with all
+// scores in registers. It is part of two kernels (sm80.cu, sm90.cu), and computes the same bits in both.
 #pragma once
 
 #include "attention/warp.cuh"
@@ -11,12 +11,12 @@ namespace embert {
 constexpr int kShortPairs = 2;  // pairs of warps of a block
 
 template <typename T, int kDim>
-constexpr size_t short_shared_bytes() {  // each pair's Q, K and V
+constexpr size_t short_shared_bytes() {  // Q, K and V of each pair
   return size_t(kShortPairs) * 3 * kAttentionShort * (kDim + 8) * sizeof(T);
 }
 
-// The two warps of a pair wait for each other. Barrier numbers are constants here: a number in a register counts as all
-// 16 barriers of a block, which limits a multiprocessor to four blocks.
+// A barrier of the two warps of a pair. Barrier numbers are constants here: a number in a register counts as all 16
+// barriers of a block, which limits a multiprocessor to four blocks.
 __device__ __forceinline__ void sync_pair(int pair) {
   static_assert(kShortPairs == 2, "a barrier each");
   if (pair == 0)

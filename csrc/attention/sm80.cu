@@ -1,10 +1,10 @@
 // softmax(Q·Kᵀ/√d)·V within each sequence of a packed batch, for 16-bit storage; sm_80 and later.
 //
-// There are two kernels. A sequence's own length chooses between them, so a text's bits do not depend on its
-// neighbours:
+// There are two kernels. Only a sequence's own length selects between them, so results are batch-invariant:
 //   - up to 32 tokens: short.cuh.
-//   - more: a block of 4 warps takes 64 query rows of a (sequence, head) and walks the keys 64 at a time, with two
-//     steps in flight. On Hopper sm90.cu does this for head sizes 32 and 64, and takes the short sequences along.
+//   - more: a block of 4 warps processes 64 query rows of a (sequence, head) and iterates over the keys 64 at a time,
+//     with two steps in flight. On Hopper sm90.cu does this for head sizes 32 and 64, together with the short
+//     sequences.
 //
 // Floor for BERT-base and 26 692 tokens: qkv read and context written, 164 MB, 55 µs at 3 TB/s; 10.7 GFLOP at a mean
 // length of 104.
@@ -29,8 +29,8 @@ constexpr size_t long_shared_bytes() {  // Q, then two steps of K and V
   return size_t(kAttentionRows + 4 * kKeys) * (kDim + 8) * sizeof(T);
 }
 
-// With a window, steps are those between the first and the last key that a query of the tile sees. They begin at the
-// same multiples of kKeys as without one.
+// With a window, steps are those between the first and the last key that a query of the tile attends to. They begin at
+// the same multiples of kKeys as without a window.
 template <typename T, int kDim, bool kRelative, bool kWindow>
 __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* tiles, int heads, int dim,
                                             float scale_log2, T* context, Queries queries,
@@ -44,7 +44,7 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
   dependents_may_launch();
   wait_for_earlier_kernels();
 
-  const int head = blockIdx.x;  // heads of one tile run side by side: their rows are neighbours in memory
+  const int head = blockIdx.x;  // heads of one tile run side by side: their rows are adjacent in memory
   const AttentionTile tile = tiles[blockIdx.y];
   if (tile.length == 0 || !is_wanted(tile, queries, kAttentionRows)) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
   const T* const q_from = qkv + size_t(tile.first_row) * pitch + head * dim;
   const T* const k_from = q_from + heads * dim;
   const T* const v_from = k_from + heads * dim;
-  int first_step = 0, steps = (tile.length + kKeys - 1) / kKeys;  // the first one, and where they end
+  int first_step = 0, steps = (tile.length + kKeys - 1) / kKeys;  // the first step, and the end of the steps
   if constexpr (kWindow) {
     first_step = window.first_step(tile.query, kKeys);
     steps = window.end_step(tile.query + kAttentionRows - 1, tile.length, kKeys);
@@ -69,7 +69,7 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
                                                     tile.length - tile.query, dim, threadIdx.x);
   fetch(first_step);
   commit_copies();
-  const int rows = min(16, tile.length - tile.query - warp * 16);  // of this warp; a warp without rows only copies
+  const int rows = min(16, tile.length - tile.query - warp * 16);  // of this warp; a warp without rows only loads
   Warp work;
   for (int step = first_step; step < steps; ++step) {
     if (step + 1 < steps) fetch(step + 1);
@@ -95,7 +95,7 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
         work.template step<kRelative>(k, v, left, scale_log2, s, lane);
       }
     }
-    __syncthreads();  // all warps have read this slot before it is filled again
+    __syncthreads();  // all warps have read this slot before it is overwritten
   }
   if (rows > 0) {
     const size_t row = size_t(tile.first_row) + tile.query + warp * 16;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads)
                                      threadIdx.x % 64, {window});
 }
 
-// A block a tile and head.
+// One block per tile and head.
 template <typename T, int kDim, typename Kernel, typename... Rest>
 Status launch_tiles(const char* name, Kernel kernel, const void* qkv, const WindowedWork& work, int heads, int dim,
                     float scale_log2, void* context, const Stream& stream, Rest... rest) {
@@ -158,7 +158,7 @@ Status launch_tiles(const char* name, Kernel kernel, const void* qkv, const Wind
                 work.tiles, heads, dim, scale_log2, static_cast<T*>(context), work.queries, rest...);
 }
 
-// A block two short texts and a head.
+// One block per two short texts and head.
 template <typename T, int kDim, typename Kernel, typename Last>
 Status launch_shorts(const char* name, Kernel kernel, const void* qkv, const WindowedWork& work, int heads, int dim,
                      float scale_log2, void* context, const Stream& stream, const Last& last) {
@@ -181,7 +181,7 @@ Status launch_attention(const void* qkv, const WindowedWork& work, int heads, in
     if (work.window > 0) {
       EMBERT_TRY((launch_tiles<T, kDim>("attention_window", attention_window_kernel<T, kDim>, qkv, work, heads, dim,
                                         scale_log2, context, stream, work.window)));
-      // In a short text a wider window hides nothing.
+      // A wider window masks nothing in a short text.
       if (work.window < kAttentionShort - 1)
         return shorts("attention_short_window", attention_short_window_kernel<T, kDim>, work.window);
       return shorts("attention_short", attention_short_kernel<T, kDim, false>, relative);

@@ -12,7 +12,7 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   return y;
 }
 
-// A step for the lane's row lane / 4 + 8 · half: turns its scores into exponentials, and updates its maximum and sum.
+// A step for the lane's row lane / 4 + 8 · half: replaces its scores by exponentials, and updates its maximum and sum.
 // Returns the factor for the sums of earlier steps: 0 at the first step. kMayBeEmpty: all scores so far may be -inf,
 // and the step then adds nothing.
 template <bool kMayBeEmpty = false, int kTiles>
@@ -22,7 +22,7 @@ __device__ __forceinline__ float soften(float (&s)[kTiles][4], int half, float& 
   for (int n = 0; n < kTiles; ++n) highest = fmaxf(highest, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
   highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
   highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
-  if constexpr (kMayBeEmpty) highest = fmaxf(highest, -FLT_MAX);  // -inf less -inf is no number
+  if constexpr (kMayBeEmpty) highest = fmaxf(highest, -FLT_MAX);  // -inf minus -inf is NaN
   const float correction = exp2_approximate((maximum - highest) * scale_log2);
   maximum = highest;
   const float shift = highest * scale_log2;

@@ -23,8 +23,8 @@ __device__ __forceinline__ float row_total(float total) {
   return total + __shfl_xor_sync(~0u, total, 2);
 }
 
-// A head's rows in 8 bits, from accumulators of m16n8: out[4j + i], or out[j][i]. Each is divided by its row's sum and
-// rounded to FP16 first, as where rows are left in FP16.
+// A head's rows in int8, from accumulators of m16n8: out[4j + i], or out[j][i]. Each is divided by its row's sum and
+// rounded to FP16 first, as for an FP16 context.
 template <int kDim>
 struct HeadBlocks {
   uint32_t bytes[2][kDim / 16], maxima;
@@ -54,13 +54,13 @@ struct HeadBlocks {
   }
 };
 
-// A score that a window hides. In a step of keys that are all hidden from a row the exponentials are then 1, not NaN,
-// as with infinities, and the first step that it sees makes nothing of them: 2^(c·(kHiddenScore − max)) is 0. A power
-// of two, because c·kHiddenScore has to be exact.
+// A score that a window masks. If a step's keys are all masked for a row, the exponentials are 1, not NaN as with
+// infinities. The first step with a visible key then cancels them: 2^(c·(kHiddenScore − max)) is 0. It is a power of
+// two, because c·kHiddenScore has to be exact.
 constexpr float kHiddenScore = -1.2676506002282294e30f;  // −2^100
 
-// Hides what lies outside of a window of keys around each query. `query`, `key`: of the lane's first row and column,
-// counted from the text's start.
+// Masks keys outside of a window around each query. `query`, `key`: of the lane's first row and column, counted from
+// the text's start.
 template <int kTiles>
 __device__ __forceinline__ void hide(float (&s)[kTiles][4], int query, int key, const KeyWindow& window) {
 #pragma unroll
@@ -71,7 +71,7 @@ __device__ __forceinline__ void hide(float (&s)[kTiles][4], int query, int key, 
     }
 }
 
-// Scores that no window hides.
+// Scores that no window masks.
 struct HidesNothing {
   template <typename Scores>
   __device__ void operator()(Scores&) const {}
@@ -104,7 +104,7 @@ struct AttentionWarp {
   }
 
   // One step: rows 0 … kKeys-1 of keys and values in shared memory, of which the first `valid` (≥ 1) are real.
-  // kStarted: `s` comes from start_scores; else it is not initialised. `hides`: called with the scores.
+  // kStarted: `s` comes from start_scores; otherwise it is uninitialized. `hides`: called with the scores.
   template <bool kStarted, typename Hides = HidesNothing>
   __device__ void step(const T* keys, const T* values, int valid, float scale_log2, float (&s)[kKeys / 8][4], int lane,
                        const Hides& hides = {}) {
@@ -161,7 +161,7 @@ struct AttentionWarp {
     }
   }
 
-  // The same rows in 8 bits, with the head as a block of kDim columns.
+  // The same rows in int8, with the head as a block of kDim columns.
   __device__ void finish(const QuantizedBlocks& context, int first_row, int rows, int head, int heads, int lane) {
     const HeadBlocks<kDim> blocks([&](int n, int i) { return out[n][i]; }, sum);
     blocks.store_maxima(context, first_row, rows, head, heads, lane);
@@ -203,7 +203,7 @@ __device__ __forceinline__ void copy_head_rows(T* to, const T* from, size_t pitc
   constexpr int kPacks = kDim / 8;
   constexpr int kPitch = kDim + 8;
   static_assert(kRows * kPacks % kThreads == 0, "every thread copies the same number of packs");
-  if constexpr (kThreads % kPacks == 0) {  // a thread stays in its column, and its rows are evenly spaced
+  if constexpr (kThreads % kPacks == 0) {  // a thread keeps its column, and its rows are evenly spaced
     constexpr int kRowsAtOnce = kThreads / kPacks;
     const int row = thread / kPacks, pack = thread % kPacks;
     const bool real = pack * 8 < dim;

@@ -1,4 +1,4 @@
-// Which keys a query sees that looks no farther than a window. Queries and keys are counted from their text's start.
+// Local attention: which keys a query attends to. Queries and keys are counted from their text's start.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,22 +9,22 @@ struct KeyWindow {
   int size;  // keys on each side of a query's own
 
   __host__ __device__ inline bool hides(int query, int key) const { return query - key > size || key - query > size; }
-  // Of steps of `keys` keys each, which begin at multiples of that: the first one that a query from `query` on needs,
+  // Of steps of `keys` keys each, which begin at multiples of that: the first step that a query from `query` on needs,
   __host__ __device__ inline int first_step(int query, int keys) const {
     return query > size ? (query - size) / keys : 0;
   }
-  // and the first one that no query up to `last` needs, in a text of so many tokens.
+  // and the first step that no query up to `last` needs, in a text of this many tokens.
   __host__ __device__ inline int end_step(int last, int length, int keys) const {
     const int end = last + size + 1 < length ? last + size + 1 : length;
     return (end + keys - 1) / keys;
   }
-  // Whether each of `queries` queries sees all of `keys` keys.
+  // Whether each of `queries` queries attends to all of `keys` keys.
   __host__ __device__ inline bool sees_all(int query, int queries, int key, int keys) const {
     return !hides(query + queries - 1, key) && !hides(query, key + keys - 1) && !hides(query, key) &&
            !hides(query + queries - 1, key + keys - 1);
   }
-  // A query sees the keys of its text of which `place`, as an unsigned number, is at most `most`: one comparison for
-  // both ends of the window and for the text's.
+  // A query attends to the keys of its text for which `place`, as an unsigned number, is at most `most`: one comparison
+  // for both ends of the window and of the text.
   __host__ __device__ inline int place(int query, int key) const { return key - query + size; }
   __host__ __device__ inline int most(int query, int length) const {
     const int after = length - 1 - query;

@@ -1,5 +1,5 @@
-// What all of _cuda_testing's functions work with: device memory as plain addresses, and a stream whose launches a
-// graph replays and times.
+// Shared by all functions of _cuda_testing: device memory as plain addresses, and a stream whose launches a graph
+// replays and times.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -86,7 +86,7 @@ class Bench {
     check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
   }
   size_t recorded() const { return recorded_; }
-  // Milliseconds of each of `times` replays, after two that are not counted.
+  // Milliseconds of each of `times` replays, after two warm-up replays.
   std::vector<float> replay(int times) {
     cudaEvent_t from = nullptr, to = nullptr;
     using Event = std::unique_ptr<CUevent_st, decltype(&cudaEventDestroy)>;

@@ -1,7 +1,7 @@
 // embert.engine._cpu: kernels for the CPU encoder. Addresses of float32 rows in and out; the GIL is released.
 //
-// Compiled for any x86-64, like cpu/thread_pool.cpp: only what the other files of cpu/ hold needs AVX-512, and Python
-// asks `has_avx512` before it calls them.
+// Compiled for any x86-64, like cpu/thread_pool.cpp: only the other files of cpu/ need AVX-512, and Python checks
+// `has_avx512` before it calls them.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -32,7 +32,7 @@ namespace {
 template <typename T, int kDimensions>
 using Array = nb::ndarray<const T, nb::ndim<kDimensions>, nb::c_contig, nb::device::cpu>;
 
-// A group's start, sequences, length and keys, of which 0 are all.
+// A group's start, sequences, length and keys; 0 keys means all.
 using GroupOf = std::tuple<int, int, int, int>;
 // Gamma, beta and epsilon.
 using NormOf = std::tuple<Array<float, 1>, Array<float, 1>, float>;
@@ -63,10 +63,10 @@ Activation activation_of(const std::string& name) {
 
 template <typename T>
 T* at(std::uintptr_t address) {
-  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr): Python hands addresses over
+  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr): Python passes addresses
 }
 
-// Checked once, when a layer is made; the calls hand addresses over.
+// Checked once, when a layer is created; the calls pass addresses.
 void check_widths(std::size_t out, std::size_t bias, std::size_t scales) {
   if (bias != out || scales != out) throw nb::value_error("weight, scales and bias differ in their rows");
 }

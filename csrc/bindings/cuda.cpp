@@ -28,9 +28,9 @@ template <typename T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 // Columns in, columns out, activation.
 using LinearLayer = std::tuple<int, int, std::string>;
-// Activation and epsilon of the transform, how often log1p is taken, whether the decoder is the word table.
+// Activation and epsilon of the transform, how often log1p is applied, whether the decoder is the word table.
 using SpladeHeadOf = std::tuple<std::string, float, int, bool>;
-// Of a layer: window, RoPE columns, table of angles.
+// Of a layer: window, RoPE columns, RoPE table.
 using AttentionOf = std::tuple<int, int, int>;
 
 DType dtype_of(const std::string& name) {
@@ -152,7 +152,7 @@ int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens
   return ticket;
 }
 
-// numpy's, which frees it; None where there is none.
+// An array of numpy, which frees it; None without data.
 template <typename T, typename Free>
 nb::object owned(std::unique_ptr<T[], Free> data, std::initializer_list<size_t> shape) {
   if (data == nullptr) return nb::none();

@@ -29,18 +29,18 @@ using namespace nb::literals;
 namespace embert {
 namespace {
 
-// A matrix product with its provider.
+// A GEMM with its provider.
 struct Product {
   std::unique_ptr<GemmProvider> provider;
   std::unique_ptr<Linear> linear;
-  int splits = 1;  // of the sums that the last run left
+  int splits = 1;  // of the last run's row statistics
 };
 
-// Both products of a feed-forward layer.
+// Both GEMMs of a feed-forward layer.
 struct BothProducts {
   std::unique_ptr<GemmProvider> provider;
   std::unique_ptr<FeedForward> joined;
-  int splits = 1;  // of the sums that the last run left
+  int splits = 1;  // of the last run's row statistics
 };
 
 }  // namespace
@@ -115,7 +115,7 @@ NB_MODULE(_cuda_testing, m) {
             const RopeColumns rope{head_size, rotary_dim, rope_columns, at<float2>(table), at<int>(positions)};
             if (table != 0) weights.rope = &rope;
             bench.check(made->provider->prepare(weights, bench.stream(), made->linear));
-            bench.synchronize();  // check_folds wants it done
+            bench.synchronize();  // check_folds needs it completed
             return made;
           },
           "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a = 0,

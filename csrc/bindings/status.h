@@ -1,4 +1,4 @@
-// How a Status reaches Python: `Refused` leaves the encoder usable, `Lost` does not.
+// Converts a Status to a Python exception: `Refused` leaves the encoder usable, `Lost` does not.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// Quantized rows and products of them, on device memory: for tests and benchmarks.
+// Quantized rows and GEMMs of them, on device memory: for tests and benchmarks.
 
 #include "bindings/testing_int8.h"
 
@@ -18,14 +18,14 @@ namespace {
 struct Int8Product {
   std::unique_ptr<GemmProvider> provider;
   std::unique_ptr<Linear> linear;
-  int splits = 1;  // of the sums that the last run left
+  int splits = 1;  // of the last run's row statistics
 };
 
-// Both products of a feed-forward part.
+// Both GEMMs of a feed-forward layer.
 struct Int8FeedForwardSm90 {
   std::unique_ptr<GemmProvider> provider;
   std::unique_ptr<FeedForward> both;
-  int splits = 1;  // of the sums that the last run left
+  int splits = 1;  // of the last run's row statistics
 };
 
 std::unique_ptr<GemmProvider> open_provider(Bench& bench, const std::string& name, const std::string& library) {

@@ -1,4 +1,4 @@
-// What _cuda_testing has of rows and products in 8 bits.
+// The int8 part of _cuda_testing: quantized rows and GEMMs.
 #pragma once
 
 #include "bindings/bench.h"

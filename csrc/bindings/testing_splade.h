@@ -1,4 +1,4 @@
-// The SPLADE head's part of _cuda_testing: its kernels alone, and the whole head.
+// The SPLADE head's part of _cuda_testing: its single kernels, and the whole head.
 #pragma once
 
 #include "bindings/bench.h"

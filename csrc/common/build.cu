@@ -1,5 +1,5 @@
-// Asks a kernel what its machine code was compiled for. The host code of a build cannot know which code the driver
-// picked for this GPU.
+// Queries the architecture that a kernel's machine code was compiled for. The host code of a build cannot know which
+// code the driver selected for this GPU.
 
 #include "common/capability.h"
 #include "common/memory.h"
@@ -19,7 +19,7 @@ __global__ void build_kernel(int* answer) {
 }  // namespace
 
 Status read_build(Build& build, const Stream& stream) {
-  HostBuffer room;  // the device writes it in place
+  HostBuffer room;  // the device writes it directly
   EMBERT_TRY(room.allocate(2 * sizeof(int)));
   int* const answer = room.as<int>();
   answer[0] = answer[1] = 0;

@@ -1,4 +1,4 @@
-// Whether a device, and this build's code for it, can run the encoder. Asked once, before any weight is loaded.
+// Whether a device, and this build's code for it, can run the encoder. Checked once, before any weight is loaded.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace embert {
 
 constexpr int kLeastMajor = 8;  // compute capability 8.0, Ampere: asynchronous copies, BF16
 
-// Refused below kLeastMajor.
+// Returns an error below kLeastMajor.
 Status check_capability(const std::string& name, int major, int minor);
 
 // The machine code of this build that the device runs.
@@ -20,10 +20,10 @@ struct Build {
 };
 Status read_build(Build& build, const Stream& stream);
 
-// Refused where this build has no code that the device can run. `ran`: what read_build returned.
+// Returns an error if this build has no code that the device can run. `ran`: the result of read_build.
 Status check_build(int major, int minor, const Status& ran, const Build& build);
 
-// The refusal of a build for plain 90, in which every kernel that needs Hopper's own instructions is a trap.
+// The error of a build for plain 90, in which every kernel that needs Hopper's own instructions is a trap.
 Status without_hopper(const Build& build);
 
 }  // namespace embert

@@ -16,8 +16,7 @@ __device__ __forceinline__ int cluster_rank() {
 #endif
 }
 
-// For all threads of the cluster's blocks that have not ended. What was written before `arrive` is visible after
-// `wait`.
+// For all threads of the cluster's blocks that have not exited. Writes before `arrive` are visible after `wait`.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");

@@ -1,4 +1,4 @@
-// Flags in global memory, through which blocks of one launch hand work to each other.
+// Flags in global memory, which order work between blocks of one launch.
 #pragma once
 
 namespace embert::hopper {

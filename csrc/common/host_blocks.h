@@ -1,4 +1,4 @@
-// Host memory of answers, which is used again.
+// Host memory of answers, which is reused.
 #pragma once
 
 #include <sys/mman.h>
@@ -14,12 +14,12 @@
 
 namespace embert {
 
-// Blocks of floats for answers. To touch fresh pages takes longer than the copy into them, so large blocks come back
-// when their owner frees them and are given again: as many as there are batches in flight. Any thread may take or free.
-// A block may be freed after the encoder is gone.
+// Blocks of floats for answers. Touching fresh pages takes longer than the copy into them, so large blocks return to
+// the pool when their owner frees them: as many as there are batches in flight. Any thread may allocate or free. A
+// block may be freed after the encoder is destroyed.
 class HostBlocks : public std::enable_shared_from_this<HostBlocks> {
  public:
-  // Frees a block, or gives it back to where it is from.
+  // Frees a block, or returns it to its pool.
   struct Give {
     std::shared_ptr<HostBlocks> to;  // null: an array of `new`
     size_t bytes = 0;
@@ -37,7 +37,7 @@ class HostBlocks : public std::enable_shared_from_this<HostBlocks> {
     for (const Block& block : kept_) std::free(block.start);
   }
 
-  // So many floats, not initialised. Throws std::bad_alloc.
+  // This many floats, uninitialized. Throws std::bad_alloc.
   Floats take(size_t count) {
     size_t bytes = count * sizeof(float);
     if (bytes < kLeast) return Floats(new float[std::max<size_t>(count, 1)]);
@@ -46,15 +46,15 @@ class HostBlocks : public std::enable_shared_from_this<HostBlocks> {
       bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
       block = {static_cast<float*>(std::aligned_alloc(kHugePage, bytes)), bytes};
       if (block.start == nullptr) throw std::bad_alloc();
-      madvise(block.start, bytes, MADV_HUGEPAGE);  // where it is refused, pages are small
+      madvise(block.start, bytes, MADV_HUGEPAGE);  // without huge pages, pages are small
     }
     return Floats(block.start, Give{shared_from_this(), block.bytes});
   }
 
  private:
   static constexpr size_t kHugePage = 2 << 20;
-  static constexpr size_t kLeast = 1 << 20;  // bytes of a block that is worth keeping: malloc keeps smaller ones itself
-  static constexpr size_t kSpare = 4;        // a block is not given for less than this part of it
+  static constexpr size_t kLeast = 1 << 20;  // bytes of a block that the pool keeps: malloc keeps smaller ones itself
+  static constexpr size_t kSpare = 4;        // the least part of a block that an allocation must use
 
   struct Block {
     float* start = nullptr;
@@ -69,7 +69,7 @@ class HostBlocks : public std::enable_shared_from_this<HostBlocks> {
     return {};
   }
 
-  // The smallest of all goes: an empty place first.
+  // Evicts the smallest one: an empty entry first.
   void keep(Block given) noexcept {
     {
       const std::lock_guard<std::mutex> lock(mutex_);

@@ -1,5 +1,5 @@
-// How every kernel is launched: with its name and shapes for the error message, and from sm_90 on with programmatic
-// dependent launch. The next kernel's blocks are then resident, and its weights in flight, while this kernel ends.
+// Launches every kernel: with its name and shapes for the error message, and from sm_90 on with programmatic dependent
+// launch. The next kernel's blocks are then resident, and its weights in flight, while this kernel ends.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,8 +13,8 @@ namespace embert {
 struct Stream {
   cudaStream_t handle = nullptr;
   bool dependent_launch = false;  // only where the device has it (sm_90) and every kernel on the stream is ours
-  // A kernel for many rows starts with the rows that the kernel before it wrote last: they are still in the L2 cache.
-  // So the direction alternates from kernel to kernel.
+  // A kernel for many rows starts with the rows that the previous kernel wrote last: they are still in the L2 cache. So
+  // the direction alternates from kernel to kernel.
   bool backwards = false;
   const Stream& alternate_direction() {
     backwards = !backwards;
@@ -22,7 +22,7 @@ struct Stream {
   }
 };
 
-// `cluster` blocks that are neighbours in x form a cluster (sm_90; at most eight).
+// `cluster` blocks that are adjacent in x form a cluster (sm_90; at most eight).
 template <typename... Parameters, typename... Arguments>
 Status launch_clusters(const char* name, void (*kernel)(Parameters...), int cluster, dim3 grid, dim3 block,
                        size_t shared_bytes, const Stream& stream, Arguments&&... arguments) {

@@ -13,7 +13,7 @@ __device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Returns when every block of the cluster has made its barriers and called the fence above.
+// Returns when every block of the cluster has initialized its barriers and called the fence above.
 __device__ __forceinline__ void wait_for_cluster_barriers() {
   cluster_arrive_relaxed();
   cluster_wait();

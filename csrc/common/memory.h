@@ -1,4 +1,4 @@
-// Device memory and pinned host memory that free themselves.
+// Owning types for device memory and pinned host memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@
 
 namespace embert {
 
-// kPinned: host memory that the device can read and write in place; else device memory.
+// kPinned: host memory that the device can access directly; otherwise device memory.
 template <bool kPinned>
 class Allocation {
  public:
@@ -19,7 +19,7 @@ class Allocation {
   Allocation(const Allocation&) = delete;
   Allocation& operator=(const Allocation&) = delete;
 
-  // Frees what it held first; the contents are not kept.
+  // Frees the present memory first; the contents are not kept.
   Status allocate(size_t bytes) {
     release();
     if (bytes == 0) return {};
@@ -63,7 +63,7 @@ class Allocation {
 using DeviceBuffer = Allocation<false>;
 using HostBuffer = Allocation<true>;
 
-// Cuts one allocation into aligned pieces. A first pass without a base finds the size.
+// Divides one allocation into aligned arrays. A first pass without a base computes the size.
 class Arena {
  public:
   explicit Arena(uint8_t* base) : base_(base) {}

@@ -1,4 +1,4 @@
-// Barriers among some of a block's threads. A block has 16 of them; here every number in use has its name.
+// Barriers for some of a block's threads. A block has 16 of them; this enum names every number in use.
 #pragma once
 
 namespace embert {
@@ -6,9 +6,9 @@ namespace embert {
 // Kernels do not share barriers, so two kernels may use the same number. Where several blocks share a multiprocessor, a
 // number has to be a constant: one in a register counts as all 16, of which a multiprocessor has 64.
 enum NamedBarrier : int {
-  kBlockBarrier = 0,     // __syncthreads takes this one
+  kBlockBarrier = 0,     // used by __syncthreads
   kScalesBarrier = 1,    // small_m.cuh: the rows' scales are in shared memory
-  kConsumerBarrier = 1,  // + consumer; loops/, int8/residual_turns.cuh: the four warps of a consumer
+  kConsumerBarrier = 1,  // + consumer; gemm/: the four warps of a consumer
   kPairBarrier = 1,      // + pair; attention/short.cuh: the two warps of a (sequence, head)
   kGroupBarrier = 1,     // + warpgroup; attention/sm90/long_texts.cu: its four warps
 };

@@ -1,4 +1,4 @@
-// The result of a launcher or of the encoder: fine, or what failed, where, and with which shapes.
+// The result of a launcher or of the encoder: success, or the error with its place and shapes.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,22 +10,22 @@ namespace embert {
 
 class [[nodiscard]] Status {
  public:
-  Status() = default;  // fine
+  Status() = default;  // success
 
-  // The request cannot be run; the encoder stays usable. Out of memory is one.
+  // Refused: the request cannot be run; the encoder stays usable. Out of memory is one such error.
   static Status refused(std::string message) { return Status(std::move(message), false); }
-  // The device failed. After such an error nothing in the context can be trusted.
+  // Lost: the device failed. After such an error the context is unusable.
   static Status lost(std::string message) { return Status(std::move(message), true); }
 
-  // Fine when `code` is cudaSuccess. Otherwise refused where the device did nothing, else lost, with CUDA's own
-  // message. `where` names the kernel and its shapes.
+  // Success when `code` is cudaSuccess. Otherwise refused if the device did nothing, and lost if it failed, with CUDA's
+  // own message. `where` names the kernel and its shapes.
   static Status cuda(cudaError_t code, const char* where) {
     if (code == cudaSuccess) return {};
     std::string message = std::string(where) + ": " + cudaGetErrorName(code) + ": " + cudaGetErrorString(code);
     return did_nothing(code) ? refused(std::move(message)) : lost(std::move(message));
   }
 
-  // Errors of a call that was not carried out. The context stays valid, and what was queued before still runs.
+  // Errors of a call that did not run. The context stays valid, and work that was queued before still runs.
   static bool did_nothing(cudaError_t code) {
     switch (code) {
       case cudaErrorMemoryAllocation:
@@ -53,7 +53,7 @@ class [[nodiscard]] Status {
 
 }  // namespace embert
 
-// Returns from the calling function when `expression`, a Status, is not fine.
+// Returns from the calling function when `expression`, a Status, is an error.
 #define EMBERT_TRY(expression)                                                  \
   do {                                                                          \
     if (::embert::Status status_ = (expression); !status_.ok()) return status_; \

@@ -1,4 +1,4 @@
-// The tensor copy engine (TMA, sm_90): copies boxes of a matrix between global and shared memory, and swizzles them.
+// TMA (sm_90): copies boxes of a matrix between global and shared memory, and swizzles them.
 #pragma once
 
 #include <cuda.h>
@@ -15,7 +15,7 @@ __device__ __forceinline__ void load_box(const CUtensorMap* map, uint32_t to, ui
       "l"(map), "r"(barrier), "r"(column), "r"(row)
       : "memory");
 }
-// The same for bytes that nothing reads again soon: the L2 cache gives them up first.
+// The same for bytes that are not read again soon: the L2 cache evicts them first.
 __device__ __forceinline__ void load_last_box(const CUtensorMap* map, uint32_t to, uint32_t barrier, int column,
                                               int row) {
   uint64_t policy;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_box_for(uint16_t mask, const CUtensorMap* m
       "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(mask)
       : "memory");
 }
-// For a matrix that is mapped in chunks of 64 columns: copies the boxes of neighbouring chunks, one after another.
+// For a matrix that is mapped in chunks of 64 columns: copies the boxes of adjacent chunks.
 __device__ __forceinline__ void load_boxes(const CUtensorMap* map, uint32_t to, uint32_t barrier, int chunk, int row) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
@@ -57,18 +57,18 @@ template <int kLeft>
 __device__ __forceinline__ void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
-// Makes ordinary stores to shared memory visible to the copy engine.
+// Makes ordinary stores to shared memory visible to TMA.
 __device__ __forceinline__ void fence_for_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// For maps among a kernel's parameters, at its start: a copy without a cached descriptor has to fetch that first.
+// For maps among a kernel's parameters, at its start: a copy without a cached descriptor has to load that first.
 template <typename... Maps>
 __device__ __forceinline__ void prefetch_maps(const Maps&... maps) {
   (..., [](const CUtensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }(maps));
 }
 
-// The offset of a 16-byte chunk in a box with rows of 128 bytes. The engine puts chunk c of row r at c ^ (r mod 8), so
-// that the chunks of a column lie in different banks.
+// The offset of a 16-byte chunk in a box with rows of 128 bytes. TMA stores chunk c of row r at c ^ (r mod 8), so that
+// the chunks of a column lie in different banks.
 __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }

@@ -1,4 +1,4 @@
-// The index of a warp and of a lane in the forms that compile best, and registers that warpgroups hand to each other.
+// The index of a warp and of a lane in the forms that compile best, and the register counts of warpgroups.
 #pragma once
 
 #include <cstdint>
@@ -6,26 +6,26 @@
 namespace embert::hopper {
 
 // The warp's index in its block. It is read from lane 0, so that the compiler knows that all lanes have the same value.
-// What is computed below a branch on it then stays in uniform registers, wgmma's operands above all. Otherwise four
-// moves from one kind of register to the other (R2UR) precede every wgmma.
+// Values that depend on a branch on it then stay in uniform registers, in particular wgmma's operands. Otherwise four
+// moves between the kinds of registers (R2UR) precede every wgmma.
 __device__ __forceinline__ int warp_of_block() {
   return __shfl_sync(~0u, threadIdx.x / 32, 0);
 }
 
-// The lane's index, read anew. Values derived from an earlier read need not stay in registers until here.
+// The lane's index, read again. Values derived from an earlier read need not stay in registers until here.
 __device__ __forceinline__ int lane_of_warp() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
 
-// Keeps a value in its register: the compiler cannot compute it anew where it is used.
+// Keeps a value in its register: the compiler cannot recompute it where it is used.
 __device__ __forceinline__ void keep(uint32_t& value) {
   asm volatile("" : "+r"(value));
 }
 
-// True in one lane of a full warp. The compiler then knows that one thread goes on. Otherwise it puts a loop around
-// every instruction that takes uniform registers.
+// True in one lane of a full warp. The compiler then knows that only one thread continues. Otherwise it puts a loop
+// around every instruction that takes uniform registers.
 __device__ __forceinline__ bool elect_lane() {
   uint32_t elected;
   asm volatile(

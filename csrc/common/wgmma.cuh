@@ -12,7 +12,7 @@ namespace embert::hopper {
 __device__ __forceinline__ uint64_t operand(uint32_t address) {
   return (uint64_t(1) << 62) | (uint64_t(1024 >> 4) << 32) | (uint64_t(1) << 16) | ((address & 0x3FFFF) >> 4);
 }
-// The one with this low half.
+// The descriptor with this low half.
 __device__ __forceinline__ uint64_t operand_of(uint32_t low) {
   return (uint64_t(1) << 62) | (uint64_t(1024 >> 4) << 32) | low;
 }
@@ -20,7 +20,7 @@ __device__ __forceinline__ uint64_t operand_of(uint32_t low) {
 __device__ __forceinline__ uint64_t narrow_operand(uint32_t address) {
   return (uint64_t(2) << 62) | (uint64_t(512 >> 4) << 32) | (uint64_t(1) << 16) | ((address & 0x3FFFF) >> 4);
 }
-// The operand moved on by `bytes`, along its swizzled rows or by whole boxes. Only the low half changes, which saves
+// The operand advanced by `bytes`, along its swizzled rows or by whole boxes. Only the low half changes, which saves
 // the main loop an addition with carry.
 __device__ __forceinline__ uint64_t further(uint64_t operand, int bytes) {
   return (operand & 0xFFFFFFFF00000000u) | (uint32_t(operand) + (bytes >> 4));
@@ -35,7 +35,7 @@ template <int kLeft>
 __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
-// Ties the accumulators to this place. The compiler does not know that products are in flight, and may otherwise read
+// Orders accesses to the accumulators. The compiler does not know that products are in flight, and may otherwise read
 // accumulators before a wait that does not name them.
 template <int n>
 __device__ __forceinline__ void are_complete(float (&accumulators)[n]) {

@@ -1,4 +1,4 @@
-// wgmma with operands of 8 bits (sm_90a): exact sums in INT32. Stages, descriptors and accumulators lie as those of 16
+// wgmma with int8 operands (sm_90a): exact sums in INT32. Stages, descriptors and accumulators have the layout of 16
 // bits (wgmma.cuh), with 32 elements of K in 32 bytes where 16 bits have 16.
 #pragma once
 

@@ -12,14 +12,14 @@
 namespace embert::cpu {
 namespace {
 
-// Queries of a head that one task takes. It copies the keys and values that they see, so more queries share the copies:
-// of 8 192 tokens a head of 64 columns takes a quarter less with 384 than with 96. In a window they would see more
-// keys.
+// Queries of a head that one task processes. It copies the keys and values that they attend to, so more queries share
+// the copies: of 8 192 tokens a head of 64 columns takes a quarter less with 384 than with 96. In a window they would
+// attend to more keys.
 constexpr int kQueries = 96, kLongQueries = 384;
 constexpr int kLong = 1024;
-// Products that one thread takes in some 20 µs: another one would gain nothing.
+// Products that one thread computes in some 20 µs: a second thread would gain nothing.
 constexpr std::int64_t kAlone = 1 << 19;
-// Values of more keys are copied too: where they lie, they are kilobytes apart.
+// Values of more keys are copied too: in place, they are kilobytes apart.
 constexpr int kFewKeys = 64;
 
 int rounded_up(int count) {
@@ -34,7 +34,7 @@ struct HeadRows {
   const float* operator()(int row) const { return first + row * stride; }
 };
 
-// A row [size] of queries or keys, turned by its position: in `to`, or where it lies if nothing is turned.
+// A row [size] of queries or keys after RoPE: in `to`, or in place without RoPE.
 const float* rotated(const float* row, int position, const Positions& positions, int size, float* to) {
   if (!positions.cosines) return row;
   const int half = positions.rotary_dim;
@@ -81,8 +81,8 @@ void transpose_square(const float* from, std::ptrdiff_t stride, int real, float*
   }
 }
 
-// Turned keys first … first + count - 1 → panels [size, 64] side by side, the last one as wide as whole registers need,
-// with zeros after the last key. `rows` [16, size] is scratch memory.
+// Rotated keys first … first + count - 1 → panels [size, 64] side by side, the last one as wide as whole registers
+// need, with zeros after the last key. `rows` [16, size] is scratch memory.
 void transpose(const HeadRows& keys, int first, int count, const Positions& positions, int size, float* rows,
                float* to) {
   for (; count > 0; first += kTileColumns, count -= kTileColumns) {
@@ -103,7 +103,7 @@ void transpose(const HeadRows& keys, int first, int count, const Positions& posi
 
 // scores [count] of keys from `first` on, for one query → exp(score - the largest one); returns one over their sum.
 float exponentials(float* scores, int first, int count, const float* bias, int query, int window) {
-  if (window >= 0 && (query + window < first || query - window >= first + count)) {  // it sees no key
+  if (window >= 0 && (query + window < first || query - window >= first + count)) {  // it attends to no key
     std::fill(scores, scores + count, 0.0f);
     return 0.0f;
   }
@@ -133,7 +133,7 @@ float exponentials(float* scores, int first, int count, const float* bias, int q
   return 1.0f / _mm512_reduce_add_ps(sums);
 }
 
-// What the queries of a task share: one head of one sequence.
+// The common data of a task's queries: one head of one sequence.
 struct Head {
   const Positions& positions;
   const float* bias;  // of this head and query 0: of key j at j
@@ -143,8 +143,8 @@ struct Head {
   int first, count;  // the keys
 };
 
-// Of up to 6 queries, the first of which is number `query`: turned q [kRows, size] against the keys, and their shares
-// of the values. `scores` [kRows, count rounded up] is room.
+// Of up to 6 queries, the first of which has index `query`: rotated q [kRows, size] against the keys, and the weighted
+// sums of the values. `scores` [kRows, count rounded up] is scratch.
 template <int kRows>
 void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, float* context, std::ptrdiff_t stride) {
   const int padded = rounded_up(head.count);
@@ -153,7 +153,7 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
       constexpr int kWide = lanes;
       Floats sums[kRows][kWide];
       const float* const keys = head.keys + std::ptrdiff_t(at) * head.size;
-      set_zero(sums);  // a head has few columns: one run
+      set_zero(sums);  // a head has few columns: one partial sum
       add_products<kRows, kWide>(q.first, q.stride, keys, kWide * kLanes, head.size, sums);
       for (int row = 0; row < kRows; ++row) {
         for (int lane = 0; lane < kWide; ++lane) {
@@ -185,7 +185,7 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
 }
 
 // Queries first … first + count - 1 of a head. A window's keys begin at a whole register, so that each key is in the
-// same lane whatever the queries are: a query has the same bits in any company.
+// same lane for all queries: results are batch-invariant.
 void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const Group& group,
                   const Positions& positions, const float* bias, int size, int first, int count, float* context,
                   std::ptrdiff_t stride) {

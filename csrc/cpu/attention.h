@@ -3,26 +3,26 @@
 
 namespace embert::cpu {
 
-// Neighbours among sequences, which are of equal length.
+// Consecutive sequences of equal length.
 struct Group {
   int start;  // the first token
   int sequences;
   int length;  // tokens of each
-  int keys;    // its first tokens are attended to, so many of them
+  int keys;    // only the first tokens are attended to, this many
 };
 
-// How a layer knows positions, and how far it sees.
+// How a layer encodes positions, and its window.
 struct Positions {
-  const float* cosines = nullptr;  // [length, turned]: column i < turned of queries and keys is turned with i + turned
-  const float* sines = nullptr;    // likewise; null: none is
+  const float* cosines = nullptr;  // [length, rotary_dim]: RoPE pairs columns i and i + rotary_dim
+  const float* sines = nullptr;    // likewise; null: no RoPE
   int rotary_dim = 0;
   const float* bias = nullptr;  // [heads, 2 · longest - 1]: of key j and query i at j - i + longest - 1; null: none
   int longest = 0;
-  int window = -1;  // a query sees keys that are at most so many tokens away; -1: all
+  int window = -1;  // a query attends to keys that are at most this many tokens away; -1: all
 };
 
 // qkv [T, 3 · heads · size] → context [T, heads · size] for the tokens of a group. Queries are scaled already; `size`
-// is a multiple of 16. A query that sees no key gets zeros.
+// is a multiple of 16. A query that attends to no key gets zeros.
 void attend(const float* qkv, const Group& group, const Positions& positions, int heads, int size, float* context,
             int threads);
 

@@ -27,7 +27,7 @@ void Layer::operator()(const float* x, int rows, const std::vector<Group>& group
                        int threads) const {
   const int hidden = outer_.out();
   const std::size_t wide = std::max(qkv_.out(), inner_.out());
-  // Given back after each call: of a text of 8 192 tokens it is 150 MB. Freed memory stays with the process (host.py).
+  // Freed after each call: of a text of 8 192 tokens it is 150 MB. Freed memory stays with the process (host.py).
   const auto memory = std::make_unique_for_overwrite<float[]>(rows * (wide + 2 * std::size_t(hidden)));
   float* const first = memory.get();  // of query, key and value, then of inner activations
   float* const context = first + rows * wide;

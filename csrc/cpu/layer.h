@@ -14,8 +14,8 @@ struct Norm {
   float epsilon;
 };
 
-// Attention and the feed-forward network, each added to the row that it was given, and then normalized. One short text
-// spends a tenth of its time between these kernels if each is called from Python.
+// Attention and the feed-forward layer, each added to its input row, and then normalized. One short text spends a tenth
+// of its time between these kernels if each is called from Python.
 class Layer {
  public:
   // The linear layers must outlive this one; norms are copied.

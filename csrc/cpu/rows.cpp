@@ -10,7 +10,7 @@
 namespace embert::cpu {
 namespace {
 
-constexpr int kAlone = 1 << 15;  // elements that one thread reads or writes
+constexpr int kAlone = 1 << 15;  // elements for which one thread suffices
 
 bool in(std::int64_t row, const Table& table) {
   return row >= 0 && row < table.rows;

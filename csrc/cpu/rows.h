@@ -12,7 +12,7 @@ struct Table {
 };
 
 // words[ids[i]] + positions[places[i]], normalized as norm.h does → y [tokens, columns]. Returns whether all ids and
-// places are rows of their tables; if not, y is not complete.
+// places are rows of their tables; if not, y is incomplete.
 bool embed(const std::int64_t* ids, const std::int64_t* places, int tokens, const Table& words, const Table& positions,
            int columns, const float* gamma, const float* beta, float epsilon, float* y, int threads);
 

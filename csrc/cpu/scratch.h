@@ -1,4 +1,4 @@
-// Memory that a thread keeps between calls of a kernel.
+// Scratch memory that a thread keeps between calls of a kernel.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace embert::cpu {
 
-// At least `count` elements with what the last call of this kernel left in them. `Kernel` is any type of its own.
+// At least `count` elements, with the contents from the last call of this kernel. `Kernel` is any unique type.
 template <typename T, typename Kernel>
 T* room(std::size_t count) {
   thread_local std::vector<T> kept;

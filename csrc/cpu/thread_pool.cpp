@@ -10,10 +10,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// For so long a thread looks for the next job before it sleeps: some 10 µs lie between two calls of a forward. A longer
-// search would take the core from other processes.
+// How long a thread polls for the next job before it sleeps: some 10 µs lie between two calls of a forward pass. A
+// longer time would take the core from other processes.
 constexpr auto kSearch = std::chrono::microseconds(50);
-constexpr int kLooks = 32;                     // between two looks at the clock
+constexpr int kLooks = 32;                     // between two reads of the clock
 constexpr std::uint64_t kNoTask = 0xffffffff;  // more than any job has
 
 inline void pause() {
@@ -40,8 +40,8 @@ void ThreadPool::run_all(int threads, int tasks, Call call, const void* context)
     helpers_.push_back(std::make_unique<Helper>());
     std::thread(&ThreadPool::help, this, std::ref(*helpers_.back())).detach();
   }
-  if (++job_ == 0) ++job_;  // 0 is the number before the first
-  // Whoever still looks at the last job's number finds no task, and that before it can read what follows.
+  if (++job_ == 0) ++job_;  // 0 is the number before the first job
+  // A thread that still polls with the last job's number finds no task, and this precedes the writes below.
   next_.store(std::uint64_t{job_} << 32 | kNoTask, std::memory_order_relaxed);
   tasks_.store(tasks, std::memory_order_release);
   ended_.store(0, std::memory_order_relaxed);
@@ -65,7 +65,7 @@ bool ThreadPool::run_next(std::uint32_t job) {
     if (next >> 32 != job || task >= std::uint64_t(tasks_.load(std::memory_order_acquire))) return false;
     const Call call = call_.load(std::memory_order_acquire);
     const void* const context = context_.load(std::memory_order_acquire);
-    // Where this succeeds, the job has not ended, and what was read is its own.
+    // If this succeeds, the job has not ended, and the values read belong to it.
     if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
     call(context, static_cast<int>(task));
     ended_.fetch_add(1, std::memory_order_acq_rel);

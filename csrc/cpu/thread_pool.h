@@ -1,4 +1,4 @@
-// A team of threads that share the tasks of one call at a time.
+// A thread pool that shares the tasks of one call at a time.
 #pragma once
 
 #include <atomic>
@@ -9,18 +9,18 @@
 
 namespace embert::cpu {
 
-// The caller works too, and takes whatever is left. So it waits only for tasks that another thread has begun, never for
-// one that has not woken up.
+// The caller works too, and takes every task that no thread has begun. So it waits only for tasks that another thread
+// has begun, never for a thread that has not woken up.
 class ThreadPool {
  public:
-  // Threads are made when they are first needed, and end with the process.
+  // Threads are created when they are first needed, and end with the process.
   static ThreadPool& shared();
 
-  // Runs function(0) … function(tasks - 1) on up to `threads` threads, of which the caller is one. Another caller of
-  // the same time runs its tasks alone.
+  // Runs function(0) … function(tasks - 1) on up to `threads` threads, including the caller. A concurrent caller runs
+  // its tasks on its own thread only.
   template <typename Function>
   void run(int threads, int tasks, const Function& function) {
-    // A task that throws ends the process: others still use what the caller holds.
+    // A task that throws ends the process: other threads still use the caller's objects.
     const auto call = [](const void* context, int task) noexcept { (*static_cast<const Function*>(context))(task); };
     run_all(threads, tasks, call, &function);
   }
@@ -28,7 +28,7 @@ class ThreadPool {
  private:
   using Call = void (*)(const void* context, int task);
 
-  // A thread beside the caller. It waits for its own word, so that a call wakes no more threads than it has work for.
+  // A thread besides the caller. It waits on its own word, so that a call wakes no more threads than it has work for.
   struct alignas(64) Helper {
     std::atomic<std::uint32_t> job{0};
   };
@@ -40,9 +40,9 @@ class ThreadPool {
   std::mutex caller_;
   std::vector<std::unique_ptr<Helper>> helpers_;
   std::uint32_t job_ = 0;
-  // What the threads read belongs to the job in the upper half of `next_`, as long as that half stays.
+  // What the threads read belongs to the job in the upper half of `next_`, while that half does not change.
   alignas(64) std::atomic<std::uint64_t> next_{0};  // the job's number, and its next task
-  alignas(64) std::atomic<int> ended_{0};           // tasks of it
+  alignas(64) std::atomic<int> ended_{0};           // completed tasks of the job
   alignas(64) std::atomic<int> tasks_{0};
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> context_{nullptr};

@@ -8,7 +8,7 @@ namespace embert {
 namespace {
 
 constexpr Task kEach[kTaskCount] = {Task::kEmbed, Task::kTokens, Task::kClassify, Task::kSparse, Task::kMulti};
-constexpr size_t kAligned = 64;  // floats: parts begin where whole cache lines do
+constexpr size_t kAligned = 64;  // floats: parts are aligned to cache lines
 
 bool wants(const BatchView& batch, int sequence, Task task) {
   return batch.tasks == nullptr ? task == Task::kEmbed : (batch.tasks[sequence] & bit(task)) != 0;
@@ -29,7 +29,7 @@ int columns_of(Task task, const EncoderConfig& model) {
   }
 }
 
-// The first `kept` of what an array has, and `added` after them, in a new array.
+// A new array with the first `kept` elements of an array, and space for `added` more.
 template <typename Array, typename T>
 void extend(Array& array, size_t kept, const T* more, size_t added) {
   Array longer(new T[std::max<size_t>(kept + added, 1)]);

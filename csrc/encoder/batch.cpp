@@ -38,7 +38,7 @@ Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_t
     }
   }
   const auto in_range = [&](const int32_t* values, int limit) {
-    uint32_t highest = 0;  // a negative value is a very large one
+    uint32_t highest = 0;  // a negative value becomes a very large one
     for (int i = 0; i < batch.tokens; ++i) highest = std::max(highest, uint32_t(values[i]));
     return highest < uint32_t(limit);
   };

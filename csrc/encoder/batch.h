@@ -1,4 +1,4 @@
-// A batch as the caller has it, and as the device reads it: header, lengths, cuts, ids and types in one buffer.
+// A batch as the caller passes it, and as the device reads it: header, lengths, cuts, ids and types in one buffer.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@
 
 namespace embert {
 
-// A packed batch on the host, as the caller has it. `submit` reads it before it returns.
+// A packed batch on the host, as the caller passes it. `submit` reads it before it returns.
 struct BatchView {
   int tokens = 0, sequences = 0;
   const int32_t* ids = nullptr;         // [T]
   const int32_t* cu_seqlens = nullptr;  // [B + 1]
   const int32_t* types = nullptr;       // [T] or null: all 0
-  // [T] or null: counted from each sequence's start. Given where sequences contain padding tokens: rows of the position
+  // [T] or null: counted from each sequence's start. Used where sequences contain padding tokens: rows of the position
   // table.
   const int32_t* positions = nullptr;
   const Tasks* tasks = nullptr;         // [B], none of them 0, or null: all EMBED
@@ -24,14 +24,14 @@ struct BatchView {
   const uint8_t* normalize = nullptr;   // [B] or null: all of them
 };
 
-// Where the parts of a batch lie in that buffer.
+// Layout of that buffer.
 struct InputLayout {
   int tokens, sequences;
   size_t lengths, cuts, ids, types, bytes;  // offsets in bytes
   InputLayout(int tokens, int sequences);
 };
 
-// Refused where the batch is larger than these limits, contradicts itself, or has ids that the model does not know.
+// Returns an error if the batch exceeds these limits, is inconsistent, or has ids outside of the vocabulary.
 Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_tokens, int max_sequences);
 void write_batch(const BatchView& batch, const InputLayout& layout, uint8_t* to);
 

@@ -1,4 +1,4 @@
-// An encoder's life: what it takes from the device at the beginning, and gives back at the end.
+// An encoder's lifetime: the device memory and handles that it allocates at the start and frees at the end.
 
 #include "encoder/encoder.h"
 
@@ -26,7 +26,7 @@ Status Encoder::init() {
   EMBERT_CUDA(cudaGetDeviceProperties(&properties, options_.device));
   EMBERT_TRY(check_capability(properties.name, properties.major, properties.minor));
   EMBERT_CUDA(cudaSetDevice(options_.device));
-  EMBERT_CUDA(cudaFree(nullptr));  // creates the context, before memory is counted
+  EMBERT_CUDA(cudaFree(nullptr));  // creates the context, before memory is measured
   size_t total = 0;
   EMBERT_CUDA(cudaMemGetInfo(&free_before_, &total));
   EMBERT_CUDA(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking));
@@ -53,7 +53,7 @@ Status Encoder::choose_kernels(bool is_hopper, const Build& build) {
     EMBERT_TRY(maps_->open());
   }
   // Layers that share weights cannot fold different LayerNorms into them.
-  const bool can_fold = model_.int8 ? gemm_->has_int8() : gemm_->folds();  // products of 8 bits always do
+  const bool can_fold = model_.int8 ? gemm_->has_int8() : gemm_->folds();  // int8 GEMMs always fold
   folds_ = options_.fold && can_fold && model_.hidden <= kMaxStatColumns && model_.shared.empty();
   if (model_.int8 && !folds_)
     return Status::refused(std::string("matrices in int8 need LayerNorms in their products, and ") + gemm_->name() +
@@ -110,13 +110,13 @@ Status Encoder::allocate_activations() {
         reinterpret_cast<AttentionTile*>(arena.take(size_t(sequence_capacity_) * sizeof(AttentionTile)));
     if (pass == 0) EMBERT_TRY(arena_.allocate(arena.used()));
   }
-  // Batches that are rounded up compute rows that nobody reads. Zeros keep them finite.
+  // Batches that are rounded up compute rows that nothing reads. Zeros keep them finite.
   EMBERT_CUDA(cudaMemsetAsync(arena_.as(), 0, arena_.bytes(), stream_.handle));
   return {};
 }
 
 Status Encoder::allocate_slots() {
-  // Each part of an answer begins a cache line.
+  // Each part of an answer is aligned to a cache line.
   const size_t columns = std::max(model_.width(), model_.task_heads.labels());
   const size_t both = model_.width() + model_.task_heads.labels() + 1;
   const InputLayout input(row_capacity_, sequence_capacity_);

@@ -31,13 +31,14 @@ struct EncoderOptions {
   int max_tokens = 16384;
   std::string gemm = "auto";     // "auto", "hopper", "cublaslt"
   std::string cublaslt_library;  // file name or path; empty: the loader's own search
-  bool fold = true;              // fold LayerNorms into the products, where the GEMM can
-  // Whose small batches are captured at start: EMBED, CLASSIFY or both; the latter is left out where the model cannot.
+  bool fold = true;              // fold LayerNorms into the GEMMs, where the provider supports it
+  // Tasks whose small batches are captured at start: EMBED, CLASSIFY or both; CLASSIFY is skipped where the model has
+  // no classifier.
   Tasks graphs = bit(Task::kEmbed);
 };
 
 struct MemoryUse {
-  size_t weights, activations, total;  // bytes; total: by how much the device's free memory shrank
+  size_t weights, activations, total;  // bytes; total: the decrease of the device's free memory
 };
 
 class Encoder {
@@ -48,17 +49,17 @@ class Encoder {
   Encoder& operator=(const Encoder&) = delete;
 
   // Uploads one tensor; names and shapes as in encoder/weights.h, and after "splade." as in heads/splade/splade.h.
-  // First all tensors, then `start`, then batches.
+  // Call order: first all tensors, then `start`, then batches.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored);
-  // Prepares the products, warms up, captures graphs. Where LayerNorms cannot be folded into these weights,
-  // `fold_refusal` says why, and the encoder is not started: make another one that does not fold.
+  // Prepares the GEMMs, warms up, captures graphs. Where LayerNorms cannot be folded into these weights, `fold_refusal`
+  // has the reason, and the encoder is not started: create another one that does not fold.
   Status start(std::string& fold_refusal);
 
-  // Starts a forward. Its ticket goes to `wait`, once. Refused while two are in flight, for a batch that cannot be run,
-  // and when memory runs out; a refused batch leaves nothing behind. Tickets are unique in a process, so one that was
-  // redeemed, or is another encoder's, is recognised.
+  // Starts a forward pass. Its ticket goes to `wait`, once. Returns an error while two batches are in flight, for an
+  // invalid batch, and when memory runs out; such a batch leaves nothing in flight. Tickets are unique in a process, so
+  // a ticket that was redeemed, or is another encoder's, is recognized.
   Status submit(const BatchView& batch, int64_t& ticket);
-  // An answer for each task that some sequence wanted. An empty batch without tasks has an EMBED answer of no rows.
+  // An answer for each task that some sequence requests. An empty batch without tasks has an EMBED answer of no rows.
   Status wait(int64_t ticket, std::vector<Answer>& answers);
 
   const EncoderConfig& model() const { return model_; }
@@ -70,29 +71,29 @@ class Encoder {
  private:
   static constexpr int kSlots = 2;
 
-  // What a graph serves: batches of one task, which all sequences want, by token and sequence bucket.
+  // The key of a graph: batches of one task, which all sequences request, by token and sequence bucket.
   using GraphKey = std::tuple<Task, int, int>;
 
-  // What a forward needs to know on the host.
+  // What the host knows of a forward pass.
   struct Plan {
-    int rows;       // tokens, or the bucket they were rounded up to
+    int rows;       // tokens, or the bucket that they are rounded up to
     int sequences;  // likewise
     int tiles, shorts;
     int longest;                          // at least the tokens of the longest sequence
     const uint8_t* input;                 // in InputLayout(rows, sequences)
-    TaskOutputs parts;                    // what is wanted, and where it goes
+    TaskOutputs parts;                    // the requested tasks and their destinations
     bool on_host = false;                 // `input` is host memory
     const int* positions = nullptr;       // [rows] in host memory, in place of those of offsets.cu
     const int* cu_seqlens = nullptr;      // in host memory, where they are known
-    const SpladeAnswer* pairs = nullptr;  // where pairs go
+    const SpladeAnswer* pairs = nullptr;  // destination of pairs
   };
   struct Slot {
     HostBuffer input, positions;
     HostBuffer direct_output;  // heads write it; its address never changes
     HostBuffer output;         // answers are copied into it
-    HostBuffer lists;          // what the parts choose
+    HostBuffer lists;          // the lists of `chosen` of all parts
     DeviceBuffer device_input, device_lists;
-    DeviceBuffer vectors;  // answers but TOKENS and pairs
+    DeviceBuffer vectors;  // answers except TOKENS and pairs
     SpladeAnswer pairs;
     cudaEvent_t copied = nullptr, computed = nullptr, done = nullptr;
     std::map<GraphKey, cudaGraphExec_t> graphs;
@@ -126,15 +127,15 @@ class Encoder {
 
   // A batch.
   Status forward(const Plan& plan, const Stream& stream);
-  // What the steps of a forward leave each other.
+  // State that the ops of a forward pass hand to each other.
   struct Replay {
     const Plan& plan;
     AttentionWork work;
     Stream along;
     int count;                           // of rows
-    std::array<RowView, kBuffers> rows;  // as they were left
-    int gathers_after = -1;              // the layer after whose attention only the rows that heads read go on
-    Pooling gathered = Pooling::kCls;    // which those are
+    std::array<RowView, kBuffers> rows;  // as the last op left them
+    int gathers_after = -1;              // the layer after whose attention only the rows that heads read are processed
+    Pooling gathered = Pooling::kCls;    // which rows those are
   };
   Status run_op(const Op& op, Replay& replay);
   Status embed_batch(const Op& op, Replay& replay);
@@ -142,34 +143,34 @@ class Encoder {
   uint8_t* memory_of(Buffer place) const;
   float2* stats_of(Buffer place) const { return place == Buffer::kX ? at_.x_stats : at_.sum_stats; }
   RopeColumns rope_columns(int layer) const;
-  // Whether all that is wanted reads the same one row of a sequence, and which: as pooling by it would.
+  // Whether all requested tasks read the same single row of a sequence, and which: as a pooling mode.
   bool reads_one_row(const TaskOutputs& parts, Pooling& which) const;
-  // heads.cpp. gathered: x has a row a sequence.
+  // heads.cpp. gathered: x has one row a sequence.
   Status run_heads(const Plan& plan, const RowView& x, bool gathered, const Stream& stream);
   Status embed_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream);
   Status classification_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream);
   Status multi_vector_head(const Plan& plan, const Stream& stream);
   Status splade_head(const Plan& plan, const Stream& stream);
   float* between_layers(int half) const;
-  // The pairs of a batch that is done. Sequences whose pairs did not fit run again, as many at a time as fit.
+  // The pairs of a completed batch. Sequences whose pairs did not fit run again, as many at a time as fit.
   Status collect_pairs(Slot& slot, Answer& answer);
   Status run_again(Slot& slot, const BatchView& batch);
-  // What is still to be applied to the last layer's rows.
+  // What remains to be applied to the last layer's rows.
   Norm last_norm() const { return weights_.norm(program_.last); }
-  // While the first batch is inspected, keeps the largest |μ|/σ of its rows before a LayerNorm.
+  // While the first batch is inspected, records the largest |μ|/σ of its rows before a LayerNorm.
   Status inspect(const RowView& rows, int count, const Stream& stream);
   Status submit_small(Slot& slot, const BatchView& batch, const GraphKey& key);
   Status submit_large(Slot& slot, const BatchView& batch, const Plan& plan);
   // Queues the copies of a batch's answers to the host.
   Status download(Slot& slot);
-  // Plans a batch that is not small: everything that may be refused comes here, before anything is queued.
+  // Plans a batch that is not small. All errors of invalid input arise here, before anything is queued.
   Status plan_large(Slot& slot, const BatchView& batch, Plan& plan);
-  // After a failure with work queued. When this returns, no kernel or copy reads or writes a slot any more.
+  // After a failure with work queued. On return no kernel or copy reads or writes a slot any more.
   Status drain(Status failed);
   const Slot* find_slot(int64_t ticket) const;
-  // Whether a batch may be a graph, and which.
+  // Whether a graph serves this batch, and which.
   static bool key_of(const BatchView& batch, Tasks wanted, GraphKey& key);
-  // Memory of a slot for so many floats of answers, on the device and in all, and for so many numbers in lists.
+  // Memory of a slot: floats of answers on the device and in total, and indices in lists.
   Status reserve(Slot& slot, size_t own_floats, size_t floats, size_t listed);
   Status remember(Status status);
 
@@ -181,17 +182,17 @@ class Encoder {
   Program program_;
   struct Product {
     std::unique_ptr<Linear> alone;
-    std::unique_ptr<FeedForward> joined;  // with the product after it
+    std::unique_ptr<FeedForward> joined;  // fused with the GEMM after it
   };
-  std::vector<Product> products_;               // of the program's
+  std::vector<Product> products_;               // of the program's GEMMs
   std::vector<std::unique_ptr<Linear>> multi_;  // of the multi-vector head
   std::unique_ptr<SpladeHead> splade_;          // null: the model has none
   DeviceBuffer arena_;
   struct {
-    uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, program_.wide] or what heads need
+    uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, program_.wide] or the heads' maximum
     int* zeros;               // [rows]; null: the model has a table of positions
     float2 *x_stats, *sum_stats;
-    QuantizedRows quantized;  // [rows, the widest rows that a layer's products read]; with int8
+    QuantizedRows quantized;  // [rows, the widest rows that a layer's GEMMs read]; with int8
     OffsetsOutput offsets;
   } at_{};
   std::array<Slot, kSlots> slots_;
@@ -200,10 +201,10 @@ class Encoder {
   cudaStream_t uploads_ = nullptr, downloads_ = nullptr;
   bool folds_ = false;
   bool prescaled_rows_ = false;  // where a folded LayerNorm's gamma goes: gemm/gemm.h
-  DeviceBuffer largest_offset_;  // the largest |μ|/σ of a row; empty but while the first batch is inspected
+  DeviceBuffer largest_offset_;  // the largest |μ|/σ of a row; allocated only while the first batch is inspected
   int row_capacity_ = 0, sequence_capacity_ = 0, tile_capacity_ = 0;
   size_t free_before_ = 0;
-  std::string lost_;  // why the encoder cannot be used any more
+  std::string lost_;  // why the encoder can no longer be used
 };
 
 }  // namespace embert

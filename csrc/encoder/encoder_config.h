@@ -1,4 +1,4 @@
-// What a model computes: everything about it that is not a weight.
+// The configuration of a model: everything except its weights.
 #pragma once
 
 #include <vector>
@@ -12,34 +12,33 @@
 
 namespace embert {
 
-// How the attention of one layer knows positions, and how far it sees.
+// How one layer's attention encodes positions, and its window.
 struct LayerAttention {
-  int window = 0;  // a token sees so many tokens on each side of itself; 0: all
-  int rotary_dim =
-      0;  // columns of each head of queries and keys that are turned by their positions, the first ones; 0: none
-  int table = 0;  // the table of angles by which they are
+  int window = 0;      // a token attends to this many tokens on each side of itself; 0: all
+  int rotary_dim = 0;  // the first columns of each head of queries and keys, which RoPE rotates; 0: none
+  int table = 0;       // the index of its RoPE table
 };
 
-// BERT's layers, and how a model differs from them (engine/models/encoder_config.py says the same in Python).
+// BERT's layers, and how a model differs from them (engine/models/encoder_config.py is the same in Python).
 //
 // An embedding is the sum of a token's rows in the tables, then a LayerNorm, then a projection where the tables are
-// narrower than the layers. A layer is attention and a feed-forward part, each of which adds to the row that it was
-// given. LayerNorms follow these sums. With pre_norm they come before attention and before the feed-forward part, and
-// one more follows the last layer.
+// narrower than the layers. A layer is attention and a feed-forward layer, each of which adds to its input rows.
+// LayerNorms follow these sums. With pre_norm they come before attention and before the feed-forward layer, and one
+// more follows the last layer.
 struct EncoderConfig {
   int hidden = 0, layers = 0, heads = 0, inner = 0;
-  int padded_head = 0;            // columns of a head with zeros after hidden / heads of them; 0: it has no zeros
+  int padded_head = 0;            // columns of a head, zero-padded from hidden / heads of them; 0: no padding
   int vocabulary = 0, types = 0;  // rows of the embedding tables; types 0: the model has none
   int positions = 0;              // tokens of the longest text
-  bool position_table = true;     // positions have rows of a table
+  bool position_table = true;     // positions have an embedding table
   bool padding = false;           // the position table has one more row, the last: the padding token's
-  int embedding = 0;              // columns of the embedding tables where a projection follows; 0: hidden, and none
-  bool relative = false;          // attention adds scores by key − query: buckets of distances, or ALiBi
-  std::vector<LayerAttention> attention;  // of each layer; empty: plain in all
-  bool gated = false;                     // the feed-forward part is out(activation(gate(x)) · inner(x))
+  int embedding = 0;      // columns of the embedding tables where a projection follows; 0: hidden, without projection
+  bool relative = false;  // attention adds scores by key − query: buckets of distances, or ALiBi
+  std::vector<LayerAttention> attention;  // of each layer; empty: the default in all
+  bool gated = false;                     // the feed-forward layer is out(activation(gate(x)) · inner(x))
   bool pre_norm = false;
   bool first_norm = true;   // with pre_norm: a LayerNorm comes before the first layer's attention
-  std::vector<int> shared;  // of each layer, the number under which its weights are loaded; empty: its own
+  std::vector<int> shared;  // of each layer, the index under which its weights are loaded; empty: its own
   float epsilon = 1e-12f;
   Activation activation = Activation::kGeluErf;
   Pooling pooling = Pooling::kMean;
@@ -57,12 +56,12 @@ struct EncoderConfig {
   LayerAttention attention_of(int layer) const { return attention.empty() ? LayerAttention() : attention[layer]; }
   bool has_attention_norm(int layer) const { return !pre_norm || first_norm || layer > 0; }
   int stored(int layer) const { return shared.empty() ? layer : shared[layer]; }
-  int stored_layers() const;  // how many layers have weights
-  // Columns of each table of angles, which are half of those turned by it.
+  int stored_layers() const;  // number of layers with weights
+  // Columns of each RoPE table: half of its rotary dimension.
   std::vector<int> angle_tables() const;
-  // On each side, the distances for which `relative` scores are kept: whole tiles of attention.
+  // On each side, the distances for which `relative` scores are stored: whole tiles of attention.
   int reach() const { return relative ? (positions + kAttentionRows - 1) / kAttentionRows * kAttentionRows : 0; }
-  // Refused where the CUDA encoder cannot run such a model.
+  // Returns an error if the CUDA encoder does not support such a model.
   Status check() const;
 
  private:

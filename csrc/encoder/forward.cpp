@@ -1,4 +1,4 @@
-// A batch from token ids to vectors: the steps of the model's program (README.md has them as a table), then the heads
+// A batch from token ids to vectors: the ops of the model's program (README.md has them as a table), then the heads
 // (heads.cpp). The host decides by what it knows before the batch runs, so the same launches can be captured as a
 // graph.
 
@@ -13,8 +13,8 @@
 namespace embert {
 namespace {
 
-// From so many rows on, the last layer's products run on the rows that pooling reads, where it reads one a sequence.
-// Below, by count, gathering them costs a launch and saves no more than that.
+// From this many rows on, the last layer's GEMMs run only on the rows that pooling reads, where it reads one a
+// sequence. Below, by count, gathering them costs a launch and saves no more than that.
 constexpr int kGatherRows = 128;
 
 }  // namespace
@@ -50,8 +50,8 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   EMBERT_NVTX_RANGE("encoder forward");
   const OffsetsOutput& offsets = at_.offsets;
   Replay replay{plan, {offsets.tiles, plan.tiles, offsets.shorts, plan.shorts}, stream, plan.rows, {}};
-  // Not while rows are inspected: all rows of the last layer have to be, because token vectors use them.
-  // Nor with padded heads: gather.cu copies rows of one width.
+  // Not while rows are inspected: all rows of the last layer are needed, because token vectors use them. Nor with
+  // padded heads: gather.cu copies rows of one width.
   const bool gathers = reads_one_row(plan.parts, replay.gathered) && plan.rows >= kGatherRows &&
                        2 * plan.sequences <= plan.rows && largest_offset_.bytes() == 0 && model_.padded_head == 0;
   if (gathers) replay.gathers_after = model_.layers - 1;
@@ -73,7 +73,7 @@ Status Encoder::run_op(const Op& op, Replay& replay) {
       EMBERT_TRY(embed_batch(op, replay));
       break;
     case OpKind::kProduct: {
-      // A product that applies no LayerNorm takes rows as they are.
+      // A GEMM that applies no LayerNorm uses its rows unchanged.
       const ProductPlan& plan = program_.products[op.product];
       RowView from = x, residual = replay.rows[int(op.residual)];
       if (!plan.input.exists()) from.stats = nullptr;
@@ -114,7 +114,7 @@ Status Encoder::embed_batch(const Op& op, Replay& replay) {
   uint8_t* const to = memory_of(op.y);
   EmbeddingTables tables = weights_.tables();
   tables.prescaled_rows = prescaled_rows_;
-  // One launch for few rows, where the device has clusters; it leaves sums, and no positions behind.
+  // One launch for few rows, where the device has clusters; it writes row statistics, and no positions.
   const bool small = plan.on_host && op.leaves_stats && plan.rows <= kSmallRows && stream.dependent_launch;
   if (small && model_.angle_tables().empty())
     return embed_small(model_.dtype, tables, input, layout.bytes, offsets, capacity, columns, to, stats_of(op.y),
@@ -124,7 +124,7 @@ Status Encoder::embed_batch(const Op& op, Replay& replay) {
     EMBERT_CUDA(cudaMemcpyAsync(offsets.positions, plan.positions, size_t(plan.rows) * sizeof(int),
                                 cudaMemcpyHostToDevice, stream.handle));
   }
-  // Without a table of positions every row is given the same one, of zeros.
+  // Without a position table every row uses the same one, of zeros.
   const int* const positions = model_.position_table ? offsets.positions : at_.zeros;
   return embed(model_.dtype, tables, offsets.ids, offsets.types, positions, plan.rows, columns, model_.epsilon, to,
                op.leaves_stats ? stats_of(op.y) : nullptr, stream);
@@ -135,7 +135,7 @@ Status Encoder::attend(const Op& op, Replay& replay) {
   const Pooling row = replay.gathered;
   uint8_t* const qkv = memory_of(op.x);
   uint8_t* const context = memory_of(op.y);
-  // Tiles for long texts are for models that never ran without them: they are not measured yet.
+  // Only models with RoPE use tiles for long texts: for others they are not measured.
   const int longest = model_.angle_tables().empty() ? 0 : replay.plan.longest;
   WindowedWork work(replay.work, model_.attention_of(op.layer).window, longest);
   if (gathers) work.queries = row == Pooling::kCls ? Queries::kFirst : Queries::kLast;
@@ -152,8 +152,8 @@ Status Encoder::attend(const Op& op, Replay& replay) {
                        maps_.get(), replay.along.alternate_direction()));
   replay.rows[int(op.y)] = {context};
   if (!gathers) return {};
-  // The rows that heads read are copied to QKV's memory, and only they go on. They have been read when the inner
-  // activations are written there.
+  // The rows that heads read are copied to QKV's memory, and only they are processed further. They have been read when
+  // the inner activations are written there.
   RowView& x = replay.rows[int(Buffer::kX)];
   const size_t room = size_t(row_capacity_) * model_.hidden * bytes_of(model_.dtype);
   auto* const sums = folds_ ? reinterpret_cast<float2*>(qkv + 2 * room) : nullptr;

@@ -1,4 +1,4 @@
-// Captured graphs of small batches: which batches they serve, and how they are made.
+// Captured graphs of small batches: which batches they serve, and their capture.
 
 #include <algorithm>
 #include <iterator>
@@ -9,7 +9,7 @@
 namespace embert {
 namespace {
 
-// The least bucket that holds `value`; 0 where none does.
+// The smallest bucket that holds `value`; 0 if none does.
 template <size_t n>
 int round_up(const int (&buckets)[n], int value) {
   const int* const found = std::lower_bound(buckets, buckets + n, value);
@@ -52,7 +52,7 @@ Status Encoder::capture(Slot& slot, const GraphKey& key) {
             slot.input.as(),
             TaskOutputs(task, sequences, model_, slot.direct_output.as<float>()),
             true};
-  if (sequences == 1) {  // the bucket tells whether the one sequence is short or long
+  if (sequences == 1) {  // the bucket determines whether the one sequence is short or long
     plan.shorts = tokens <= kAttentionShort ? 1 : 0;
     plan.tiles = plan.shorts == 1 ? 0 : (tokens + kAttentionRows - 1) / kAttentionRows;
   }

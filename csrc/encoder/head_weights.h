@@ -1,4 +1,4 @@
-// The weights of a model's task heads: where they lie, and what they are called.
+// The weights of a model's task heads: memory layout and names.
 #pragma once
 
 #include <string>
@@ -14,16 +14,16 @@ namespace embert {
 
 using TensorShape = std::vector<size_t>;  // [rows, columns] or [elements]
 
-// Where a tensor goes, and its shape and type there.
+// A tensor's destination, with its shape and type there.
 struct WeightView {
   void* to = nullptr;
   TensorShape shape;
   DType dtype = DType::kFloat32;
   size_t pitch = 0;    // elements from row to row; 0: as many as a row has
-  bool apart = false;  // what lies between rows is another tensor's, else zeros
+  bool apart = false;  // gaps between rows belong to another tensor; otherwise they are zeros
 };
 
-// A layer of the multi-vector head, for the encoder's matrix products.
+// A layer of the multi-vector head, for the encoder's GEMMs.
 struct ProductWeights {
   DenseShape shape;
   uint8_t* weight;  // [out, in] of the encoder's type
@@ -31,13 +31,13 @@ struct ProductWeights {
 };
 
 // Names with an index, of a linear layer: dense, classifier and multi, each .weight [out, in] and .bias [out]. Without
-// one (−1): token_weights.weight [1, hidden], token_weights.bias [1]. A layer without a bias is loaded with zeros.
+// an index (−1): token_weights.weight [1, hidden], token_weights.bias [1]. A layer without a bias is loaded with zeros.
 class HeadWeights {
  public:
-  // Takes the places of what `heads` needs. The same calls each time: without a base they only find the size.
+  // Allocates what `heads` needs. The same calls each time: without a base they only compute the size.
   void lay_out(Arena& arena, const TaskHeads& heads, int hidden, DType dtype);
   bool find(const std::string& name, int index, WeightView& place) const;
-  std::vector<std::pair<int, std::string>> names() const;  // of all that must be loaded
+  std::vector<std::pair<int, std::string>> names() const;  // of all required tensors
   size_t largest() const;                                  // elements of the largest one
 
   const std::vector<DenseLayer>& dense() const { return dense_; }

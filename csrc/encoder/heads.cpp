@@ -1,5 +1,5 @@
-// The end of a forward: from the last layer's rows to what the sequences want of them, each head for those that want
-// it. Heads that read rows before their LayerNorm come first, because the others normalize the rows in place.
+// The end of a forward pass: from the last layer's rows to the requested tasks, each head for the sequences that
+// request it. Heads that read rows before their LayerNorm come first, because the others normalize the rows in place.
 
 #include <cstdint>
 #include <utility>
@@ -13,7 +13,7 @@
 
 namespace embert {
 
-// at_.wide is free after the last layer. The rows between a head's linear layers lie in its halves.
+// at_.wide is free after the last layer. Its halves hold the rows between a head's linear layers.
 float* Encoder::between_layers(int half) const {
   return reinterpret_cast<float*>(at_.wide) +
          half * size_t(sequence_capacity_) * model_.task_heads.widest(model_.hidden);
@@ -60,7 +60,7 @@ Status Encoder::embed_head(const Plan& plan, const RowView& x, bool gathered, co
   return cut_rows(from, offsets.cuts, part.chosen, part.rows, part.columns, part.out, stream);
 }
 
-// Its products run on all rows, in memory that is free then; the wanted rows are brought together at the end.
+// Its GEMMs run on all rows, in memory that is free then; the requested rows are gathered at the end.
 Status Encoder::multi_vector_head(const Plan& plan, const Stream& stream) {
   const TaskOutput& part = plan.parts.of(Task::kMulti);
   const size_t half = size_t(row_capacity_) * model_.task_heads.multi_room() / 2 * bytes_of(model_.dtype);
@@ -99,7 +99,7 @@ Status Encoder::splade_head(const Plan& plan, const Stream& stream) {
 
 namespace {
 
-// Some sequences of a batch that a slot's memory holds, as a batch of its own that wants SPARSE.
+// Some sequences of a batch that a slot's memory holds, as a batch of its own that requests SPARSE.
 class Again {
  public:
   Again(const InputLayout& layout, const uint8_t* input, const int* positions)

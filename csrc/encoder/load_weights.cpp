@@ -1,4 +1,4 @@
-// How weights come to the device: in which type, and in which order of rows.
+// Loads weights to the device: their types, and the order of their rows.
 
 #include <algorithm>
 #include <cmath>
@@ -38,7 +38,7 @@ size_t elements_of(const TensorShape& shape) {
 
 Status Weights::exact_place(const std::string& name, int layer, DType stored, float*& to) {
   const size_t hidden = model_.hidden, matrix = size_t(model_.attention_columns()) * hidden;
-  // Where each begins, in elements: the gate's rows take turns with inner's (row_order.h).
+  // Where each begins, in elements: the gate's rows alternate with inner's (row_order.h).
   const std::pair<const char*, size_t> places[] = {{"query.weight", 0},
                                                    {"key.weight", matrix},
                                                    {"value.weight", 2 * matrix},
@@ -49,7 +49,7 @@ Status Weights::exact_place(const std::string& name, int layer, DType stored, fl
   const bool is_matrix = at != std::end(places);
   const bool is_gamma = name == "gamma" || name == "attention.gamma" || name == "out.gamma";
   if (!keeps_exact_ || !(is_matrix || is_gamma)) return {};
-  // BF16 counts as exact in FP16: what is below 2⁻¹⁷ loses at most 2⁻²⁵, and a tensor to which that matters, or with an
+  // BF16 counts as exact in FP16: values below 2⁻¹⁷ lose at most 2⁻²⁵, and a tensor to which that matters, or with an
   // element above 65 504, is not loaded as FP16 (engine/encoders/float16_range.py).
   if (stored != model_.dtype && !(stored == DType::kBFloat16 && model_.dtype == DType::kFloat16)) ++rounded_;
   if (is_gamma) return {};
@@ -98,7 +98,7 @@ const void* Weights::ordered(const std::string& name, int layer, const void* hos
                              std::vector<uint8_t>& memory) const {
   const char* const names[] = {"query.weight", "query.bias", "key.weight", "key.bias"};
   if (layer < 0 || std::find(std::begin(names), std::end(names), name) == std::end(names)) return host;
-  int user = 0;  // a layer with these weights; all that share them turn as many columns
+  int user = 0;  // a layer with these weights; all that share them have the same rotary dimension
   while (model_.stored(user) != layer) ++user;
   const int rotary_dim = model_.attention_of(user).rotary_dim;
   if (rotary_dim == 0) return host;
@@ -153,8 +153,8 @@ Status Weights::load_into(const WeightView& place, const std::string& name, int 
   return {};
 }
 
-// Distances that only masked scores have are 0. The others are multiplied by √d, because the kernels scale after
-// adding.
+// Distances that only masked scores have are 0. The others are multiplied by √d, because the kernels scale after the
+// addition.
 Status Weights::load_relative(const void* host, const TensorShape& shape, DType stored, const Stream& stream) {
   const int heads = model_.heads, reach = model_.reach(), stored_reach = model_.positions - 1;
   const int row = 2 * stored_reach + 1;

@@ -22,15 +22,15 @@ class Compiler {
     } else {
       normalize(Buffer::kX, Buffer::kX, {NormOf::kLast});
     }
-    const bool apart = model_.gated && !caps_.gates;  // gates and what they make
+    const bool apart = model_.gated && !caps_.gates;  // gates and their results
     made_.inner_from = apart ? 2 * model_.inner : 0;
     made_.wide = std::max({4 * model_.attention_columns(), (apart ? 3 : 1) * model_.inner, model_.embedding_columns()});
     return made_;
   }
 
  private:
-  // The embedding's LayerNorm is left to its readers where these apply it: not before a projection, which would have to
-  // fold it, and not where the normalized row is itself the residual.
+  // The embedding's LayerNorm is applied by its readers where they support it: not before a projection, which would
+  // have to fold it, and not where the normalized row is itself the residual.
   void embed() {
     const bool projects = model_.embedding > 0, leaves = caps_.folds && !projects && !model_.pre_norm;
     Op step{OpKind::kEmbed};
@@ -75,14 +75,14 @@ class Compiler {
   }
 
   void feed_forward(int i) {
-    // Its rows: those of kSum, whose LayerNorm the products apply; or normalized ones.
+    // Its rows: those of kSum, whose LayerNorm the GEMMs apply; or normalized ones.
     const Buffer rows = caps_.folds ? Buffer::kSum : Buffer::kX;
     Buffer x = rows, y = caps_.folds || model_.pre_norm ? Buffer::kX : Buffer::kSum;
     ProductPlan in{Matrix::kInner, i}, out{Matrix::kOut, i};
     if (caps_.folds) in.input = inside(i);
     if (caps_.folds && !model_.pre_norm) {
       out.residual = inside(i);
-      out.next = i + 1 < model_.layers ? NormName{NormOf::kOut, i} : NormName{};  // no product reads the last rows
+      out.next = i + 1 < model_.layers ? NormName{NormOf::kOut, i} : NormName{};  // no GEMM reads the last rows
     }
     if (!caps_.folds && model_.pre_norm) {
       x = Buffer::kSum;
@@ -109,7 +109,7 @@ class Compiler {
     if (!caps_.folds) normalize(Buffer::kSum, Buffer::kX, {NormOf::kOut, i});
   }
 
-  // The LayerNorm between attention and the feed-forward part.
+  // The LayerNorm between attention and the feed-forward layer.
   NormName inside(int i) const { return {model_.pre_norm ? NormOf::kOut : NormOf::kAttention, i}; }
 
   void product(const ProductPlan& plan, Buffer x, Buffer y, Buffer residual = Buffer::kNothing,
@@ -129,8 +129,8 @@ class Compiler {
   const EncoderConfig& model_;
   const GemmCaps caps_;
   Program made_;
-  NormName waiting_;         // the LayerNorm after the rows of kX that is left to their readers
-  bool x_has_sums_ = false;  // the rows of kX have sums
+  NormName waiting_;         // the LayerNorm of kX's rows that their readers apply
+  bool x_has_sums_ = false;  // the rows of kX have row statistics
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A model's forward as a list of steps. It is made once, from the description of the model and from what the device's
-// products do themselves; encoder/forward.cpp replays it for every batch.
+// A model's forward pass as a list of ops. It is compiled once, from the model's configuration and from what the
+// device's GEMMs fuse; encoder/forward.cpp replays it for every batch.
 #pragma once
 
 #include <vector>
@@ -8,16 +8,16 @@
 
 namespace embert {
 
-// What the matrix products do beside multiplying (gemm/gemm.h).
+// What the GEMMs fuse (gemm/gemm.h).
 struct GemmCaps {
-  bool folds = false;  // they apply LayerNorms: rows are stored before their LayerNorm, with sums
+  bool folds = false;  // they apply LayerNorms: rows are stored before their LayerNorm, with row statistics
   bool rope = false;   // columns of queries and keys
   bool gates = false;
 };
 
 enum class Matrix : int { kProjection, kQkv, kAttentionOut, kInner, kOut };
 
-// A LayerNorm of the model: what it follows, or with pre_norm what it precedes.
+// A LayerNorm of the model: the op that it follows, or with pre_norm precedes.
 enum class NormOf : int { kNothing, kEmbedding, kAttention, kOut, kLast };
 struct NormName {
   NormOf of = NormOf::kNothing;
@@ -28,17 +28,17 @@ struct NormName {
 struct ProductPlan {
   Matrix matrix;
   int layer = 0;
-  NormName input = {}, residual = {};  // what it applies to its rows, and to the residual's
-  NormName next = {};                  // that the readers of its rows apply, with whose gamma these may be multiplied
+  NormName input = {}, residual = {};  // of its rows, and of the residual's
+  NormName next = {};                  // applied by the readers of its rows; these may be prescaled with its gamma
   bool rope = false, gates = false;
-  bool joins = false;  // it is one feed-forward part with the product after it
+  bool joins = false;  // it is fused with the GEMM after it into one feed-forward layer
 };
 
-// Memory for rows of activations. Rows that are not normalized yet have sums.
+// Memory for rows of activations. Rows that are not normalized yet have row statistics.
 enum class Buffer : int {
   kNothing,
-  kX,         // [rows, hidden]: what a layer is given, and leaves
-  kSum,       // [rows, hidden]: between the parts of a layer
+  kX,         // [rows, hidden]: a layer's input and output
+  kSum,       // [rows, hidden]: between attention and the feed-forward layer
   kQkv,       // [rows, 3·attention columns]
   kContext,   // [rows, attention columns]
   kInner,     // [rows, inner]
@@ -68,8 +68,8 @@ struct Op {
 struct Program {
   std::vector<ProductPlan> products;  // in the order in which they run
   std::vector<Op> steps;
-  NormName last;       // what is still to be applied to the rows that the last step leaves
-  int wide = 0;        // columns of the widest rows that lie in one piece of memory: Q, K, V and context; and so on
+  NormName last;       // still to be applied to the rows of the last op
+  int wide = 0;        // columns of the widest rows in one piece of memory, such as Q, K, V and context
   int inner_from = 0;  // the column of that piece at which kInner begins, after kGates
 };
 

@@ -1,4 +1,4 @@
-// `start`: the weights are there; an encoder becomes ready for batches.
+// `start`: all weights are loaded; prepares an encoder for batches.
 
 #include <algorithm>
 #include <array>
@@ -31,7 +31,8 @@ Status Encoder::start(std::string& fold_refusal) {
 }
 
 Status Encoder::prepare_products() {
-  // Not in pre-norm models: their rows are the residual, too. Nor where rows are quantized, which applies LayerNorms.
+  // Not in pre-norm models: their rows are the residual, too. Nor with int8: quantizing the rows applies their
+  // LayerNorms.
   prescaled_rows_ = folds_ && !model_.pre_norm && !model_.int8 && weights_.has_what_is_stored();
   products_.resize(program_.products.size());
   for (size_t i = 0; i < products_.size(); ++i) {
@@ -84,8 +85,8 @@ Status Encoder::prepare_product(size_t i, std::unique_ptr<Linear>& made) {
     rope = rope_columns(plan.layer);
     weights.rope = &rope;
   }
-  // Each product of the layers fetches the weights of the product after the next. The next batch's first ones follow
-  // the last layer's.
+  // Each GEMM of the layers prefetches the weights of the GEMM after the next. The first ones of the next batch follow
+  // those of the last layer.
   const size_t first = model_.embedding > 0 ? 1 : 0, count = program_.products.size() - first;
   if (i >= first) {
     const ProductPlan& ahead = program_.products[first + (i - first + 2) % count];
@@ -113,7 +114,7 @@ Status Encoder::prepare_multi_vectors() {
   return {};
 }
 
-// A batch of as many texts of full length as fit, of tokens from all over the vocabulary.
+// A batch of as many texts of full length as fit, with tokens from the whole vocabulary.
 struct Encoder::FullBatch {
   std::vector<int32_t> ids, cu_seqlens;
   std::vector<Tasks> tasks;
@@ -133,8 +134,8 @@ struct Encoder::FullBatch {
   }
 };
 
-// Full batches in every slot, so that all kernels are loaded before the first request. The tokens come from all over
-// the vocabulary: the first batch's rows decide whether LayerNorms can be folded.
+// Full batches in every slot, so that all kernels are loaded before the first request. The tokens come from the whole
+// vocabulary: the first batch's rows decide whether LayerNorms can be folded.
 Status Encoder::warm_up(std::string& fold_refusal) {
   const FullBatch batch(model_, options_.max_tokens, bit(Task::kEmbed));
   std::vector<Answer> answers;
@@ -152,8 +153,8 @@ Status Encoder::warm_up(std::string& fold_refusal) {
   return {};
 }
 
-// The same for the heads that the batches above have not run, with both slots' memory for their answers. What TOKENS
-// need is taken when they are first asked for.
+// The same for the heads that the batches above have not run, with both slots' memory for their answers. Memory for
+// TOKENS is allocated when they are first requested.
 Status Encoder::warm_up_heads() {
   const Tasks heads = model_.task_heads.tasks() & ~bit(Task::kTokens);
   if (heads == bit(Task::kEmbed)) return {};
@@ -171,8 +172,8 @@ Status Encoder::check_offset(std::string& fold_refusal) {
   largest_offset_.release();
   const std::string refusal = "LayerNorm cannot be folded into the products: a row before it ";
   if (std::isinf(largest)) {
-    // With gamma in the rows, gamma times a row may leave the type's range where the row does not. If the model itself
-    // does, it also does without folding, and its requests fail.
+    // With prescaled rows, gamma times a row may exceed the type's range where the row does not. If the model itself
+    // exceeds it, it also does without folding, and its requests fail.
     fold_refusal = refusal + "is not finite";
   } else if (largest > kMostOffset) {
     fold_refusal = refusal + "has a mean of " + std::to_string(largest) + " deviations, at most " +

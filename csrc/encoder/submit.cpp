@@ -1,4 +1,4 @@
-// The way of a batch: `submit` queues it, `wait` returns its answers.
+// `submit` queues a batch, `wait` returns its answers.
 
 #include <algorithm>
 #include <atomic>
@@ -22,7 +22,7 @@ Status Encoder::reserve(Slot& slot, size_t own_floats, size_t floats, size_t lis
   EMBERT_TRY(grow(slot.output, floats));
   if (slot.vectors.bytes() < own_floats * 4) {
     EMBERT_TRY(slot.vectors.allocate(own_floats * 4));
-    // Outputs begin at whole cache lines, and what lies between them is copied, too.
+    // Outputs are aligned to cache lines, and the gaps between them are copied, too.
     EMBERT_CUDA(cudaMemsetAsync(slot.vectors.as(), 0, slot.vectors.bytes(), stream_.handle));
   }
   EMBERT_TRY(grow(slot.lists, listed));
@@ -38,7 +38,7 @@ const Encoder::Slot* Encoder::find_slot(int64_t ticket) const {
 
 Status Encoder::drain(Status failed) {
   if (failed.is_lost()) return remember(failed);
-  cudaGetLastError();  // else a later launch reports it
+  cudaGetLastError();  // otherwise a later launch reports it
   for (const cudaStream_t stream : {uploads_, stream_.handle, downloads_}) {
     const Status rested = remember(Status::cuda(cudaStreamSynchronize(stream), "after a batch that was refused"));
     if (!rested.ok()) return rested;
@@ -131,7 +131,7 @@ Status Encoder::download(Slot& slot) {
   float* const host = slot.output.as<float>();
   cudaStream_t last = stream_.handle;
   if (const TaskOutput& part = parts.of(Task::kTokens); part.rows > 0) {
-    // The next forward uses this memory too, so the copy is on its stream.
+    // The next forward pass uses this memory too, so the copy is on its stream.
     EMBERT_CUDA(cudaMemcpyAsync(host + part.first, part.out, size_t(part.rows) * part.columns * sizeof(float),
                                 cudaMemcpyDeviceToHost, last));
   }
@@ -170,7 +170,7 @@ Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
   }
   if (splade_ == nullptr || !slot.parts.wants(bit(Task::kSparse))) return {};
   Answer pairs{Task::kSparse, slot.parts.of(Task::kSparse).sequences, 0, 1, {}, nullptr, nullptr};
-  EMBERT_TRY(collect_pairs(slot, pairs));  // last: it may use the slot's memory again
+  EMBERT_TRY(collect_pairs(slot, pairs));  // last: it may reuse the slot's memory
   answers.push_back(std::move(pairs));
   return {};
 }

@@ -126,7 +126,7 @@ bool Weights::find_layer(const std::string& name, int number, WeightView& place)
     place = {const_cast<float*>(to), {count}, DType::kFloat32};
     return true;
   };
-  // Rows of the gate and of what it multiplies take turns.
+  // Rows of the gate and of its value alternate.
   const auto apart = [&](const std::string& of_name, int part) {
     if (name == of_name + ".weight") {
       const size_t row = gated_row(0, part) * hidden * bytes_of(model_.dtype);

@@ -17,21 +17,21 @@
 
 namespace embert {
 
-// Matrices are of the model's type or int8, vectors are in FP32. Where columns are turned, the rows of query and key
-// are in the order of row_order.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
+// Matrices are of the model's type or int8, vectors are in FP32. With RoPE, the rows of query and key are in the order
+// of row_order.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
 struct LayerWeights {
   uint8_t *qkv_weight, *attention_weight;  // [3·attention, hidden]: query, key, value; [hidden, attention]
   uint8_t *inner_weight, *out_weight;      // [inner, hidden], [hidden, inner]
   float *qkv_bias, *attention_bias;        // [3·attention], [hidden]
   float *inner_bias, *out_bias;            // [inner], [hidden]
   Norm attention_norm, out_norm;           // [hidden]
-  // With int8 a scale for each row of a matrix, else none; and the LayerNorms of QKV's and FFN in's rows with each
-  // column over its factor, by which the matrices are multiplied (engine/quantization/balance.py).
+  // With int8 a scale for each row of a matrix, otherwise null; and the LayerNorms of QKV's and FFN in's rows, with
+  // each column divided by its factor, by which the matrices are multiplied (engine/quantization/balance.py).
   float *qkv_scale, *attention_scale, *inner_scale, *out_scale;
   Norm qkv_norm, inner_norm;  // [hidden]
 };
 
-// A matrix product's.
+// The weights of one GEMM.
 struct MatrixWeights {
   uint8_t* weight = nullptr;    // [out, in]
   const float* bias = nullptr;  // [out]
@@ -52,7 +52,7 @@ class Weights {
   //   relative [heads, 2·positions − 1] in FP32: the scores by key − query + positions − 1;
   //   projection.weight [hidden, embedding], projection.bias, last.gamma, last.beta;
   //   gate.weight, gate.bias of a layer, shaped as inner's;
-  //   angles [positions, turned / 2, 2] in FP32: cos and sin; a table's number is the layer here.
+  //   angles [positions, rotary_dim / 2, 2] in FP32: cos and sin; a table's number is the layer here.
   //   query.scale, key.scale, value.scale, attention.scale, inner.scale, out.scale: of int8 matrices;
   //   query.gamma, query.beta, inner.gamma, inner.beta: with int8 the LayerNorms of what QKV and FFN in multiply.
   // Layers that share weights have them under one number. Those of heads: head_weights.h; a layer's number is the layer
@@ -60,20 +60,20 @@ class Weights {
   // model's.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,
               const Stream& stream);
-  // Refused where one is missing. Else frees the memory for conversions.
+  // Returns an error if a tensor is missing. Otherwise frees the memory for conversions.
   Status complete();
 
   // To be called before `load`. Matrices that a LayerNorm may be folded into (query, key, value, inner, gate) are then
-  // kept in FP32 too, until `forget_exact`. Folded from there, they are rounded once.
+  // kept in FP32 too, until `forget_exact`. Folding starts from FP32, so they are rounded once.
   void keep_exact() { keeps_exact_ = true; }
   void forget_exact() { exact_.release(); }
-  // Whether these matrices and all gammas are here exactly as in the checkpoint.
+  // Whether these matrices and all gammas are stored exactly as in the checkpoint.
   bool has_what_is_stored() const { return rounded_ == 0; }
 
   const EmbeddingTables& tables() const { return tables_; }
   MatrixWeights matrix(Matrix which, int layer) const;
   Norm norm(const NormName& name) const;
-  // The LayerNorm that a product applies to its rows; none where it applies none.
+  // The LayerNorm that a GEMM applies to its rows; none if it applies none.
   Norm input_norm(const ProductPlan& of) const;
   const float2* angles(int table) const { return angles_[table]; }
   const HeadWeights& heads() const { return heads_; }
@@ -87,17 +87,17 @@ class Weights {
   bool find_layer(const std::string& name, int number, WeightView& place) const;
   Status load_into(const WeightView& place, const std::string& name, int layer, const void* host, DType stored,
                    const Stream& stream);
-  // `host` in the order in which products want the rows of a layer's query or key; else `host` itself.
+  // `host` in the order in which GEMMs need the rows of a layer's query or key; otherwise `host` itself.
   const void* ordered(const std::string& name, int layer, const void* host, size_t row_bytes,
                       std::vector<uint8_t>& memory) const;
   Status find(const std::string& name, int layer, WeightView& place) const;
-  // Rows that have others between them, by way of apart_: conversions take elements that lie end to end.
+  // Interleaved rows, through apart_: conversions need contiguous elements.
   Status upload_apart(const void* host, DType stored, const WeightView& place, float* exact, const Stream& stream);
   Status copy_apart(const void* from, const WeightView& place, void* to, DType dtype, const Stream& stream);
-  // Row by row, where the rows are padded.
+  // Row by row, for padded rows.
   Status upload_rows(const void* host, DType stored, const WeightView& place, const Stream& stream);
   Status upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream);
-  // Where a matrix is kept in FP32, if it is. Counts what is rounded.
+  // The FP32 copy of a matrix, if it is kept. Counts the matrices that are rounded.
   Status exact_place(const std::string& name, int layer, DType stored, float*& to);
   const LayerWeights& layer(int i) const { return layers_[model_.stored(i)]; }
   DType matrix_dtype() const { return model_.int8 ? DType::kInt8 : model_.dtype; }  // of the layers
@@ -114,7 +114,7 @@ class Weights {
   uint8_t* projection_weight_ = nullptr;          // [hidden, embedding]
   float* projection_bias_ = nullptr;              // [hidden]
   Norm last_norm_;                                // of pre-norm models
-  std::vector<float2*> angles_;                   // of each table: [positions, turned / 2]
+  std::vector<float2*> angles_;                   // of each table: [positions, rotary_dim / 2]
   float* relative_ = nullptr;                     // as in ops/attention_work.h
   std::set<std::pair<int, std::string>> loaded_;  // layer and name
   int rounded_ = 0;

@@ -1,6 +1,6 @@
-// Blocks of the kernels for many rows come in clusters of two, which lie below each other in y. Each has rows of its
-// own, and they share the tile of W: each fetches a half for both (multicast). docs/experiments.md has larger clusters
-// and blocks side by side.
+// Blocks of the kernels for many rows run in clusters of two, one below the other in y. Each has its own rows, and they
+// share the tile of W: each loads half of it for both (multicast). docs/experiments.md has measurements of larger
+// clusters and of blocks side by side.
 #pragma once
 
 namespace embert::hopper {

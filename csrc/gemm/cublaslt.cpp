@@ -1,7 +1,7 @@
-// The portable matrix product: cuBLASLt, with a plan for each shape bucket and one workspace.
+// The portable GEMM: cuBLASLt, with a plan for each shape bucket and one workspace.
 //
-// The library is opened at run time. So an encoder with our own kernels never loads its 500 MB, and a build needs its
-// header only. Without the header (EMBERT_HAS_CUBLASLT unset) this provider refuses and says why.
+// The library is opened at run time. So an encoder with our own kernels never loads its 500 MB, and a build needs only
+// its header. Without the header (EMBERT_HAS_CUBLASLT unset) this provider returns an error that says so.
 
 #include "gemm/gemm.h"
 
@@ -81,13 +81,13 @@ Status open_library(const std::string& path, Library& library) {
   return complete ? Status() : Status::refused("cuBLASLt lacks a function this build needs: another major version?");
 }
 
-constexpr size_t kWorkspaceBytes = 32 << 20;  // what NVIDIA advises for Hopper
+constexpr size_t kWorkspaceBytes = 32 << 20;  // NVIDIA's recommendation for Hopper
 
 cudaDataType_t data_type(DType dtype) {
   return dtype == DType::kFloat32 ? CUDA_R_32F : dtype == DType::kFloat16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-// Rows of one bucket share an algorithm. Buckets are narrow where rows are few: there the best tile changes.
+// Rows of one bucket share an algorithm. Buckets are narrow for small M: there the best tile changes.
 int bucket_of(int rows) {
   int bucket = 16;
   while (bucket < rows) bucket = bucket < 1024 ? bucket * 2 : bucket + 1024;
@@ -128,19 +128,19 @@ class CublasLt final : public GemmProvider {
   DeviceBuffer workspace_;
 };
 
-// Up to so many rows K may be split: without it the library's only algorithms for 3 072 columns to 768 and 64 rows
-// take 17 to 29 µs on an H100, and 7.2 with it. More rows have tiles enough, and their sums keep one order.
+// Up to this many rows split K is allowed: without it the library's only algorithms for 3 072 columns to 768 and 64
+// rows take 17 to 29 µs on an H100, and 7.2 with it. More rows have enough tiles, and their sums keep one order.
 constexpr int kSplitRows = 64;
 
-// What is multiplied, and how it is added up.
+// Shape, types and reductions of a GEMM.
 struct Multiplied {
   cudaDataType_t operands, results, scalars;
   cublasComputeType_t compute;
-  uint32_t reductions;  // that K may be split for, above kSplitRows
+  uint32_t reductions;  // allowed for split K, above kSplitRows
   int out, in, pitch;   // pitch: elements from a row of y to the next
 };
 
-// y[rows, out] = x[rows, in] · W[out, in]ᵀ (+ residual), and what the library's epilogue adds to it.
+// y[rows, out] = x[rows, in] · W[out, in]ᵀ (+ residual), and the library's epilogue.
 class Multiplication {
  public:
   Multiplication(CublasLt& owner, const Multiplied& of)
@@ -175,7 +175,7 @@ class Multiplication {
  private:
   struct Plan {
     explicit Plan(const Library& library) : x(library.layout_destroy), y(library.layout_destroy) {}
-    Layout x, y;  // of so many rows of either
+    Layout x, y;  // of this number of rows
     cublasLtMatmulAlgo_t algo{};
   };
 
@@ -192,7 +192,7 @@ class Multiplication {
     return make_layout(of_.results, of_.out, rows, of_.pitch, plan.y);
   }
 
-  // Layouts are exact. Algorithms are found once a bucket: a call of the heuristic takes tens of microseconds.
+  // Layouts are exact. Algorithms are selected once per bucket: a call of the heuristic takes tens of microseconds.
   Status plan_for(int rows, bool residual, const Plan*& plan) {
     const auto key = std::make_pair(rows, residual);
     if (const auto found = plans_.find(key); found != plans_.end()) {
@@ -210,8 +210,8 @@ class Multiplication {
     const auto key = std::make_pair(bucket_of(rows), residual);
     auto algo = algos_.find(key);
     if (algo == algos_.end()) {
-      // For the bucket's own size: the best algorithm for 1 row, a matrix-vector kernel, may refuse 15 and rounds
-      // otherwise.
+      // For the bucket's own size: the best algorithm for 1 row, a matrix-vector kernel, may not support 15 rows, and
+      // it rounds differently.
       cublasLtMatmulAlgo_t found{};
       EMBERT_TRY(best_algo(key.first, found));
       algo = algos_.emplace(key, found).first;

@@ -1,11 +1,10 @@
-// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)): the one matrix product that an encoder
-// needs.
+// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)): the GEMM of an encoder.
 //
 // There are two providers: cuBLASLt for every device and type, and our own Hopper kernels, which also apply LayerNorms
-// (EPILOGUES.md). With our own kernels an output row depends on its own row and the weights alone, bit for bit,
-// whatever `rows` is: no split of K varies with the number of rows. cuBLASLt is asked not to split K either, but does
-// not promise the order in which a block adds. Its rows are equal up to rounding; in 8 bits, whose sums are exact, to
-// the bit, and with either provider LayerNorms are then part of products.
+// (EPILOGUES.md). Our own kernels are batch-invariant: the bits of an output row depend only on its own row and the
+// weights, for every `rows`, because no split of K varies with the number of rows. cuBLASLt is configured not to split
+// K either, but does not guarantee the order of additions in a block. Its rows are equal up to rounding. int8 sums are
+// exact, so int8 rows have equal bits with either provider, which then both apply LayerNorms in their GEMMs.
 #pragma once
 
 #include <memory>
@@ -29,32 +28,33 @@ struct LinearWeights {
   Activation activation = Activation::kNone;
   Norm input_norm, residual_norm;  // only where the provider folds
   float epsilon = 0.0f;            // of both
-  // Where a LayerNorm's gamma goes (EPILOGUES.md). False: into the weights of the product after it, which are then
-  // rounded from `exact`. True: into its rows, which are stored multiplied with it; no weight changes.
+  // Where a LayerNorm's gamma is folded (EPILOGUES.md). False: into the weights of the next GEMM, which are then
+  // rounded from `exact`. True: into its rows, which are stored multiplied by it; no weight changes.
   bool prescaled_rows = false;
-  const float* exact = nullptr;       // [out, in]: `weight` in FP32. Only while it is prepared.
-  const float* next_gamma = nullptr;  // [out]: with prescaled_rows and a residual, what y is multiplied with; null: 1
-  // The weights of a later product, which a provider may bring to the L2 cache while this product runs.
+  const float* exact = nullptr;       // [out, in]: `weight` in FP32; only during preparation
+  const float* next_gamma = nullptr;  // [out]: factor of y with prescaled_rows and a residual; null: 1
+  // The weights of a later GEMM, which a provider may prefetch into the L2 cache during this one.
   const void* ahead = nullptr;
   size_t ahead_bytes = 0;
-  int pitch = 0;  // elements from a row of y to the next; 0: out. cuBLASLt alone takes another.
+  int pitch = 0;  // elements from a row of y to the next; 0: out. Other values: cuBLASLt only.
   // weight, exact and bias have 2·out rows: gate, value, gate, value, …; y[rows, out] = activation(gate)·value. `out`
   // counts the columns of y. Only where the provider fuses_gate; never with a residual.
   bool gated = false;
-  // Columns of y that are turned before they are rounded, after the bias; null: none. Only where the provider
-  // fuses_rope; read while the product is prepared, and copied.
+  // RoPE of columns of y, after the bias and before rounding; null: none. Only where the provider fuses_rope; read
+  // while the GEMM is prepared, and copied.
   const RopeColumns* rope = nullptr;
   // Not null: W is int8, rotated and rounded (ops/quantize.h), with a scale for each of its rows. Rows of x are
-  // quantized on the way, after their LayerNorm, into `quantized`; without x, what is there is multiplied. With an
+  // quantized first, after their LayerNorm, into `quantized`; without x, its present content is multiplied. With an
   // activation y is a quarter of it (ops/activation_pair.cuh). Only where the provider has_int8.
   const float* scales = nullptr;  // [out]
-  // Not 0: x is rounded in blocks of so many columns, and W is rotated for these (ops/quantize.h).
+  // Not 0: x is quantized in blocks of this many columns, and W is rotated for these (ops/quantize.h).
   int block = 0;
-  // Memory that products one after another share: the most rows, in whole groups of 32, and the widest `in`.
+  // Memory that consecutive GEMMs share: the most rows, in whole groups of 32, and the widest `in`.
   QuantizedRows quantized = {};
 };
 
-// A tile writes its part of y and of y's sums while other tiles still read x, the residual and their sums.
+// A tile writes its part of y and of y's row statistics while other tiles still read x, the residual and their
+// statistics.
 inline Status check_operands(const RowView& x, const RowView& residual, const void* y, const float2* y_stats) {
   if (y == x.data) return Status::refused("a product cannot write over its own input");
   if (y_stats == nullptr) return {};
@@ -63,7 +63,8 @@ inline Status check_operands(const RowView& x, const RowView& residual, const vo
   return {};
 }
 
-// In 8 bits a residual comes with its LayerNorm and its sums, and y leaves sums; or there is none of these.
+// With int8 a residual comes with its LayerNorm and its row statistics, and y gets statistics; or there is none of
+// these.
 inline Status check_residual_int8(const LinearWeights& of, const RowView& residual, const float2* y_stats) {
   const bool adds = of.residual_norm.gamma != nullptr;
   if (adds == (residual.data != nullptr) && adds == (residual.stats != nullptr) && adds == (y_stats != nullptr))
@@ -71,7 +72,7 @@ inline Status check_residual_int8(const LinearWeights& of, const RowView& residu
   return Status::refused("int8: a residual comes with its LayerNorm and leaves sums, or there is none");
 }
 
-// Its columns are balanced with the LayerNorm's, so rows that come without their sums are not what W expects.
+// W's columns are balanced with the LayerNorm's, so rows without row statistics do not match W.
 inline Status check_input_int8(const LinearWeights& of, const RowView& x) {
   if (x.data == nullptr || of.input_norm.gamma == nullptr || x.stats != nullptr) return {};
   return Status::refused("int8: x comes without sums, but has a LayerNorm");
@@ -80,18 +81,19 @@ inline Status check_input_int8(const LinearWeights& of, const RowView& x) {
 class Linear {
  public:
   virtual ~Linear() = default;
-  // residual: [rows, out] or none, added before rounding; never with an activation. y_stats: null, or where the sums of
-  // y's rows go; `y_splits` is then set. y may be the residual where y_stats is null, but never x (check_operands).
+  // residual: [rows, out] or none, added before rounding; never with an activation. y_stats: null, or the destination
+  // of y's row statistics; `y_splits` is then set. y may be the residual where y_stats is null, but never x
+  // (check_operands).
   //
-  // A residual without sums is added as it is; residual_norm is then absent, and y's sums are written as ever. So it is
-  // in models whose norms come before (pre-norm), where prescaled_rows is never set, because the rows are the residual.
+  // A residual without row statistics is added unchanged; residual_norm is then absent, and y's statistics are still
+  // written. Pre-norm models use this, and never set prescaled_rows, because their rows are the residual.
   virtual Status run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int& y_splits,
                      const Stream& stream) = 0;
-  // Whether x may come in blocks (RowView::maxima), where there are so many rows.
+  // Whether x may come in blocks (RowView::maxima) for this number of rows.
   virtual bool takes_blocks(int /* rows */) const { return false; }
 };
 
-// The feed-forward part of a layer: y = out(activation(in(x))), with x as the residual.
+// The feed-forward layer: y = out(activation(in(x))), with x as the residual.
 class FeedForward {
  public:
   virtual ~FeedForward() = default;
@@ -106,30 +108,30 @@ class GemmProvider {
   virtual ~GemmProvider() = default;
   virtual const char* name() const = 0;
   virtual Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) = 0;
-  // Maxima over texts of activation-free products. Leaves `made` empty where the provider has none of its own:
-  // make_portable_maxima then makes it of `prepare`.
+  // Maxima over texts of GEMMs without activation. Leaves `made` empty where the provider has no kernel for it:
+  // make_portable_maxima then builds it from `prepare`.
   virtual Status prepare_maxima(const LinearWeights& /* weights */, const Stream& /* stream */,
                                 std::unique_ptr<TextMaxima>& /* made */) {
     return {};
   }
-  // Joins two products made by `prepare`: the first has the activation, the second a residual.
+  // Fuses two GEMMs made by `prepare`: the first has the activation, the second a residual.
   virtual Status join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined);
   virtual size_t workspace_bytes() const = 0;
   // Whether the kernels before and after may be chained by programmatic dependent launch.
   virtual bool dependent_launch() const = 0;
-  // Whether it applies LayerNorms: Norms in LinearWeights, sums in Rows.
+  // Whether it applies LayerNorms: Norms in LinearWeights, row statistics in RowView.
   virtual bool folds() const = 0;
-  // What its products do themselves: LinearWeights::rope, LinearWeights::gated. Where they do not,
-  // encoder/program.cpp adds a kernel after the product (ops/rope.cu, ops/gate.cu), and neither is set.
+  // What its epilogues fuse: LinearWeights::rope, LinearWeights::gated. Otherwise encoder/program.cpp adds a kernel
+  // after the GEMM (ops/rope.cu, ops/gate.cu), and neither is set.
   virtual bool fuses_rope() const { return false; }
   virtual bool fuses_gate() const { return false; }
-  // Whether it takes weights of 8 bits: LinearWeights::scales. Such products apply LayerNorms, whatever `folds` says.
+  // Whether it supports int8 weights: LinearWeights::scales. Such GEMMs apply LayerNorms independently of `folds`.
   virtual bool has_int8() const { return false; }
-  // After all calls of `prepare`: refused where a Norm cannot be folded into its weights without loss.
+  // After all calls of `prepare`: returns an error where a Norm cannot be folded into its weights without loss.
   virtual Status check_folds() const { return {}; }
 };
 
-// One product after the other.
+// Two GEMMs, one after the other.
 class TwoProducts final : public FeedForward {
  public:
   TwoProducts(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out) : in_(std::move(in)), out_(std::move(out)) {}
@@ -149,7 +151,7 @@ inline Status GemmProvider::join(std::unique_ptr<Linear> in, std::unique_ptr<Lin
   return {};
 }
 
-// cuBLASLt, loaded on first use. `library`: a file name or path, or empty for the one beside the toolkit.
+// cuBLASLt, loaded on first use. `library`: a file name or path, or empty for the toolkit's own.
 Status make_cublaslt(DType dtype, const std::string& library, std::unique_ptr<GemmProvider>& provider);
 
 // Our own kernels: sm_90a, 16-bit types.

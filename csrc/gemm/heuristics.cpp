@@ -6,15 +6,15 @@
 namespace embert::hopper {
 namespace {
 
-// Up to so many tiles of 64 × 64 the kernel for few rows is faster: for products that widen, and for the others.
-// Forwards in µs with it and in ping-pong: BERT-base at 448 rows (QKV has 252 tiles) 513 and 481, -large at 320 rows
-// (240 tiles) 1 100 and 1 126.
+// Up to this many tiles of 64 × 64 the small M kernel is faster: for GEMMs with more columns out than in, and for the
+// others. Forward passes in µs with it and in ping-pong: BERT-base at 448 rows (QKV has 252 tiles) 513 and 481, -large
+// at 320 rows (240 tiles) 1 100 and 1 126.
 constexpr int kSmallMTilesWidening = 240, kSmallMTiles = 160;
-constexpr int kMaxSmallM = 4096;  // the sums of more rows, up to four parts a group, do not fit their memory (norm.h)
+constexpr int kMaxSmallM = 4096;  // statistics of more rows, up to four parts a group, do not fit their memory (norm.h)
 
-// Measured a whole layer at a time (BERT-base, -large, MiniLM; 16 to 1 024 rows; each product with each tile): this
-// choice loses 2.5 % of a layer to the best one. A launch should leave multiprocessors to the next one, whose W is
-// copied meanwhile: at 32 rows FFN out of BERT-base is better with 24 blocks than with 48 (14.5 µs a layer against
+// Measured for a whole layer at a time (BERT-base, -large, MiniLM; 16 to 1 024 rows; each GEMM with each tile): this
+// choice is 2.5 % of a layer slower than the best one. A launch should leave multiprocessors for the next one, whose W
+// is loaded meanwhile: at 32 rows FFN out of BERT-base is better with 24 blocks than with 48 (14.5 µs a layer against
 // 16.6).
 GemmConfig small_m_config(int rows, int out, int in) {
   const auto tile = [](int tile_rows, int columns) { return GemmConfig{GemmKernel::kSmallM, tile_rows, columns}; };
@@ -31,8 +31,8 @@ bool is_small_m(const GemmShape& shape) {
   return tiles <= (shape.n > shape.k ? kSmallMTilesWidening : kSmallMTiles) && shape.m <= kMaxSmallM;
 }
 
-// Without a residual and up to this K, tiles of 128 × 128 in turn are faster than wide ones. In µs, in turn and wide,
-// for 16 384 rows: 1 536 to 4 608 columns 308 and 326, 2 048 to 6 144 columns 594 and 586.
+// Without a residual and up to this K, ping-pong tiles of 128 × 128 are faster than cooperative ones. In µs, ping-pong
+// and cooperative, for 16 384 rows: 1 536 to 4 608 columns 308 and 326, 2 048 to 6 144 columns 594 and 586.
 constexpr int kMaxPingPongK = 1536;
 
 GemmConfig plain_config(const GemmShape& shape, int num_sms) {
@@ -42,10 +42,10 @@ GemmConfig plain_config(const GemmShape& shape, int num_sms) {
   return {GemmKernel::kPingPong, 128, 128};
 }
 
-// Cycles of a launch of the wide kernel: `step` for each round of tiles and each 64 of K, which is the matrix unit at
-// 84 to 95 %, and `rest` for everything else (these only relative to each other). Over 1 280 to 26 368 rows of O and
-// FFN out of BERT-base, -large and MiniLM, the choice takes 0.04 % more than the best of the three. Without
-// kCooperative192x128 it takes 2.5 % more. Narrow tiles came later and are not part of that.
+// Cycles of a launch of the cooperative kernel: `step` for each wave of tiles and each 64 of K, which is the tensor
+// cores at 84 to 95 %, and `rest` for everything else (values are relative to each other). Over 1 280 to 26 368 rows of
+// O and FFN out of BERT-base, -large and MiniLM, the choice takes 0.04 % more than the best of the three. Without
+// kCooperative192x128 it takes 2.5 % more. Narrow tiles are not part of that measurement.
 struct CooperativeTile {
   GemmConfig tile;
   int step, rest;
@@ -55,8 +55,8 @@ constexpr CooperativeTile kCooperativeTiles[] = {
     {{GemmKernel::kCooperative128, 128, 128}, 610, 5000},
     {{GemmKernel::kCooperative192x128, 192, 128}, 890, 6500},
 };
-// A step of kCooperative256's narrow tiles. In a round after four rounds of whole ones they took 0.55 to 0.60 of a
-// whole tile's time (768 and 1 024 columns, K the same and four times as much).
+// A step of kCooperative256's narrow tiles. In a wave after four waves of whole tiles they took 0.55 to 0.60 of a whole
+// tile's time (768 and 1 024 columns, K the same and four times as much).
 constexpr int kNarrowStep = 630;
 
 int cost_of(const CooperativeTile& wide, const GemmShape& shape, int clusters) {
@@ -72,12 +72,12 @@ GemmConfig residual_config(const GemmShape& shape, int clusters) {
     return cost_of(a, shape, clusters) < cost_of(b, shape, clusters);
   };
   return std::min_element(std::begin(kCooperativeTiles), std::end(kCooperativeTiles), cheaper)
-      ->tile;  // the first of equals
+      ->tile;  // the first of equal ones
 }
 
 }  // namespace
 
-// What does not fit whole rounds is narrow, where it then fits one round.
+// Rows beyond whole waves get narrow tiles, where these then fit one wave.
 Narrowing narrowing_of(int tile_rows, int across, int clusters) {
   const int whole_step = kCooperativeTiles[0].step;
   const int tiles = tile_rows * across, rounds = tiles / clusters;
@@ -93,17 +93,17 @@ GemmConfig choose_config(const GemmShape& shape, int num_sms) {
   return plain_config(shape, num_sms);
 }
 
-// With 8 bits and up to this K, tiles of 64 × 256 in turn are faster than kCooperative256. In a forward of BERT-large,
-// µs for 16 384 rows of 1 024 columns, wide and in turn: K = 1 024 57.8 and 51.0, K = 4 096 126.9 and 131.0, which
-// contain the wait for the kernel before.
+// With int8 and up to this K, ping-pong tiles of 64 × 256 are faster than kCooperative256. In a forward pass of
+// BERT-large, µs for 16 384 rows of 1 024 columns, cooperative and ping-pong: K = 1 024 57.8 and 51.0, K = 4 096 126.9
+// and 131.0, which contain the wait for the previous kernel.
 constexpr int kMaxInt8PingPongK = 1024;
 
-// Costs are those of 16 bits: a step has the same bytes and takes the matrix unit as long. For few rows, too, tiles are
+// Costs are those of 16 bits: a step has the same bytes and the same time on the tensor cores. Small M tiles, too, are
 // those of 16 bits, which is not measured.
 GemmConfig choose_int8_config(const GemmShape& shape, int num_sms) {
   if (is_small_m(shape)) {
     GemmConfig few = small_m_config(shape.m, shape.n, shape.k);
-    if (shape.residual) few.columns = 32;  // of 64 columns registers do not hold the scales, too
+    if (shape.residual) few.columns = 32;  // with 64 columns the scales do not fit the registers
     return few;
   }
   const GemmShape in_steps{shape.m, shape.n, (shape.k + 1) / 2, shape.residual, true};

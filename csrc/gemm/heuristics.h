@@ -1,5 +1,5 @@
-// Which kernel and which tile a product gets on Hopper, and all other numbers that were tuned by measuring. Host code
-// that sees sizes alone. Tiles change no bits, so every choice is correct, and only time depends on it.
+// Selects the kernel and the tile of a GEMM on Hopper, and has all other numbers that were tuned by measurement. Host
+// code that depends only on sizes. Tiles change no bits, so every choice is correct and affects only time.
 // Measurements: H100, 132 multiprocessors.
 #pragma once
 
@@ -14,14 +14,13 @@ constexpr int tiles_of(int size, int tile) {
 }
 
 enum class GemmKernel : int {
-  kSmallM = 0,          // small_m.cuh
-  kPingPong = 1,        // store.cuh, consumers in ping-pong
-  kShared = 2,          // store.cuh, both consumers on each tile
-  kCooperative256 = 3,  // cooperative.cuh, 128 × 256
-  kCooperative128 = 4,  // cooperative.cuh, 128 × 128
-  kCooperative192x128 =
-      5,  // cooperative.cuh, 192 × 128: what fits the multiprocessors in one round may not with the other two
-  kPingPong256 = 6,  // residual_pingpong.cuh, 64 × 256, consumers in ping-pong; 8 bits only
+  kSmallM = 0,              // small_m.cuh
+  kPingPong = 1,            // pingpong.cuh, consumers in ping-pong
+  kShared = 2,              // pingpong.cuh, both consumers on each tile
+  kCooperative256 = 3,      // cooperative.cuh, 128 × 256
+  kCooperative128 = 4,      // cooperative.cuh, 128 × 128
+  kCooperative192x128 = 5,  // cooperative.cuh, 192 × 128: for tile counts that fit one wave only with it
+  kPingPong256 = 6,         // residual_pingpong.cuh, 64 × 256, consumers in ping-pong; int8 only
 };
 
 struct GemmConfig {
@@ -32,38 +31,39 @@ struct GemmConfig {
 struct GemmShape {
   int m, n, k;  // n: W's rows; with gates two for each column of y
   bool residual;
-  bool rope_or_gated = false;  // such a product is run by kSmallM, kPingPong and kShared alone
+  bool rope_or_gated = false;  // only kSmallM, kPingPong and kShared support it
 };
 
 GemmConfig choose_config(const GemmShape& shape, int num_sms);
 
-// The same with operands of 8 bits, whose steps are 128 columns of K.
+// The same with int8 operands, whose steps are 128 columns of K.
 GemmConfig choose_int8_config(const GemmShape& shape, int num_sms);
 
 // How many rows of kCooperative256's tiles are whole, the others being narrow (NarrowingTileScheduler), and the cycles
-// that follow for a step.
+// per step that follow from it.
 struct Narrowing {
   int whole_rows, step;
 };
 Narrowing narrowing_of(int tile_rows, int across, int clusters);
 
-// Shared memory of a block for few rows: half of a multiprocessor's 227 KB, so that the next kernel's blocks fit beside
-// it.
+// Shared memory of a small M block: half of a multiprocessor's 227 KB, so that the next kernel's blocks fit too.
 constexpr int kSmallMBytes = 113 * 1024;
-// The same where a launch has at most a block a multiprocessor and over 64 rows: the pipeline has to cover the memory's
-// latency.
+// The same where a launch has at most one block per multiprocessor and over 64 rows: the pipeline has to cover the
+// memory latency.
 constexpr int kSmallMMaxBytes = 227 * 1024;
 
-// Up to so many rows a launch brings weights to the L2 cache, for the second product after it: the memory is idle then.
-// BERT-base, µs a layer without and with it: 16 rows 15.4 and 14.4, 64 rows 18.2 and 17.4, but 128 rows 20.8 and 21.1.
+// Up to this many rows a launch prefetches weights into the L2 cache, for the second GEMM after it: the memory is idle
+// then. BERT-base, µs a layer without and with it: 16 rows 15.4 and 14.4, 64 rows 18.2 and 17.4, but 128 rows 20.8 and
+// 21.1.
 constexpr int kAheadRows = 64;
 
-// From so many rows on, the feed-forward layer with hidden size 384 is one kernel, whose blocks have 128 rows each. A
-// forward of MiniLM-L6 takes 742 µs with it and 706 with two kernels at 11 264 tokens, 912 and 980 at 16 384.
+// From this many rows on, the feed-forward layer with hidden size 384 is one kernel, whose blocks have 128 rows each. A
+// forward pass of MiniLM-L6 takes 742 µs with it and 706 with two kernels at 11 264 tokens, 912 and 980 at 16 384.
 constexpr int kJoinedRows = 12800;
 
 // Maxima over texts (gemm/kernels/maxima.cuh): tiles of columns in a band, for rows of `in` elements. 16 MB of W stay
-// in the L2 cache (50 MB on an H100, in two halves that keep copies of each other's lines) beside the rows at work.
+// in the L2 cache (50 MB on an H100, in two halves that keep copies of each other's lines) together with the current
+// rows.
 constexpr size_t kBandBytes = size_t(16) << 20;
 inline int maxima_band(int in) {
   const size_t tile = size_t(128) * in * 2;

@@ -1,4 +1,4 @@
-// Maxima over texts on any device: products of some rows in memory, then a kernel that reads them.
+// Maxima over texts on any device: GEMMs of some rows into memory, then a kernel that reduces them.
 //
 // Floor for 26 692 rows of 30 522 columns, FP16: 1.6 GB written and read. Our Hopper kernel has neither.
 
@@ -14,11 +14,11 @@ namespace embert {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kRows = 32;                           // of a block: what a thread walks
+constexpr int kRows = 32;                           // rows of a block, over which a thread iterates
 constexpr size_t kProductBytes = size_t(64) << 20;  // of products in memory at a time
 
-// A thread has the columns of a pack. It keeps their maxima until the text changes. Positive floats order as their bits
-// do, and all negative ones count as 0, which the maxima begin with.
+// A thread has the columns of a pack. It keeps their maxima until the text changes. Positive floats have the order of
+// their bits, and all negative ones count as 0, the initial value of the maxima.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     raise_maxima_kernel(const T* products, int columns, int pitch, const int* text_of, int rows, int first_text,

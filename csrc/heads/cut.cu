@@ -1,5 +1,5 @@
-// What pool.cu does at its end, for rows that went through Dense modules: cut to the asked dimensions (Matryoshka) and
-// scaled to length 1. A block a row; the launch is the cost.
+// The end of pool.cu, for rows that went through Dense modules: truncated to the requested dimensions (Matryoshka) and
+// normalized to length 1. One block per row; the launch is the cost.
 
 #include "common/dependent_launch.cuh"
 #include "common/numeric.cuh"

@@ -1,8 +1,8 @@
 // A linear layer of a head: y = activation(x · Wᵀ + b) for one row a text, in FP32.
 //
-// A block takes up to 8 rows and 32 columns; a warp has 4 columns of all the rows. Its lanes share each sum: lane l
-// adds the elements of packs l, l + 32, … in order, and a butterfly adds the lanes. So a row has the same bits in any
-// company. The rows lie in shared memory, kDepth elements at a time; W is read once for each 8 rows.
+// A block has up to 8 rows and 32 columns; a warp has 4 columns of all the rows. Its lanes share each sum: lane l adds
+// the elements of packs l, l + 32, … in order, and a butterfly adds the lanes. So results are batch-invariant. The rows
+// lie in shared memory, kDepth elements at a time; W is read once for each 8 rows.
 //
 // Floor for 1 row, 1 024 to 1 024: 4 MB of W, 1.4 µs at 3 TB/s. For 100 rows: 13 reads of W from L2, and 0.2 GFLOP.
 
@@ -29,7 +29,7 @@ __device__ __forceinline__ float activated(HeadActivation activation, float x) {
     case HeadActivation::kTanh:
       return tanhf(x);
     case HeadActivation::kRelu:
-      return x <= 0.0f ? 0.0f : x;  // a NaN stays one
+      return x <= 0.0f ? 0.0f : x;  // NaN is preserved
     case HeadActivation::kSigmoid:
       return fmaf(tanhf(0.5f * x), 0.5f, 0.5f);  // cannot overflow
     case HeadActivation::kGelu:

@@ -1,5 +1,5 @@
 // Linear layers of heads on pooled rows, in FP32: sentence-transformers' Dense modules, classification heads. Each
-// launcher checks what the host can check, launches on a stream and returns at once.
+// launcher checks its arguments, launches on a stream and returns immediately.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,20 @@
 
 namespace embert {
 
-// A linear layer on the device. FP32 whatever the encoder's type: nothing is rounded, and the matrix is read from the
-// L2 cache.
+// A linear layer on the device. FP32 for every encoder type: nothing is rounded, and the matrix is read from the L2
+// cache.
 struct DenseLayer {
   DenseShape shape;
   const float* weight = nullptr;  // [out, dense_pitch(in)]
   const float* bias = nullptr;    // [out]
 };
 
-// dense.cu: y[rows, y_pitch] = activation(x[rows, dense_pitch(in)] · Wᵀ + bias). What lies past a row of x or W must be
-// 0, and is made 0 past a row of y.
+// dense.cu: y[rows, y_pitch] = activation(x[rows, dense_pitch(in)] · Wᵀ + bias). Elements past a row of x or W must be
+// 0, and are set to 0 past a row of y.
 Status dense(const float* x, int rows, const DenseLayer& layer, float* y, int y_pitch, const Stream& stream);
 
-// cut.cu: y[rows, width]: rows of x cut to their dimensions and, where asked, scaled to length 1, as pool.cu does.
-// cuts: by sequence; chosen: [rows], the rows' sequences, or null: row i is sequence i's.
+// cut.cu: y[rows, width]: rows of x truncated to their dimensions and, where requested, normalized to length 1, as
+// pool.cu does. cuts: by sequence; chosen: [rows], the rows' sequences, or null: row i is sequence i's.
 Status cut_rows(const float* x, const uint32_t* cuts, const int* chosen, int rows, int width, float* y,
                 const Stream& stream);
 

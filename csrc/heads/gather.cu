@@ -1,5 +1,5 @@
-// Copies the rows that pooling by cls or by the last token reads, one a sequence, to neighbouring places. After the
-// last attention no other row is needed, so what follows runs on B rows instead of T.
+// Gathers the rows that pooling by cls or by the last token reads, one a sequence. After the last attention no other
+// row is needed, so later ops run on B rows instead of T.
 //
 // A warp copies a sequence's row of context and of x. The launch is the cost.
 

@@ -1,17 +1,17 @@
-// One FP32 vector a sequence: cls, mean, max or last token, cut to the asked dimensions (Matryoshka) and scaled to
-// length 1.
+// Pooling: one FP32 vector a sequence, by cls, mean, max or last token, truncated to the requested dimensions
+// (Matryoshka) and normalized to length 1.
 //
-// For mean and max a block's threads form groups, each of which takes a row at a time. A group keeps two sums, of every
-// other of its rows, and adds them at the end; then the groups' sums are added in order. So nothing depends on the rest
-// of the batch. Where sequences are few and long, a cluster of two blocks computes one sum each: the same additions,
-// the same bits. With a Norm, the last LayerNorm is applied on the way, in FP32.
+// For mean and max a block's threads form groups, each of which processes a row at a time. A group keeps two sums, each
+// of every other row, and adds them at the end; then the groups' sums are added in order. So results are
+// batch-invariant. For few and long sequences, a cluster of two blocks computes one sum each: the same additions, the
+// same bits. With a Norm, this kernel also applies the last LayerNorm, in FP32.
 //
 // Floor for 26 692 rows of 768, FP16: 41 MB read, 14 µs. Registers do not hold as many rows as memory needs in flight.
-// So rows are copied to shared memory, and a thread asks for one more as soon as it takes one. It reads only what it
-// has copied itself, so no barrier is needed.
+// So rows are copied to shared memory, and a thread starts the next copy as soon as it has read a row. It reads only
+// what it has copied itself, so no barrier is needed.
 //
 // For one sequence latency is the cost: gamma and beta are loaded before the wait, and the first rows together with
-// their sums.
+// their row statistics.
 
 #include <algorithm>
 #include <type_traits>
@@ -28,19 +28,19 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kMaxGroups = 16;    // of a block's threads
-constexpr int kScaleLanes = 8;    // lanes that add a row's sums where they come in parts
+constexpr int kScaleLanes = 8;    // lanes that add a row's statistics where they come in parts
 constexpr int kScaledRows = 640;  // rows of a block whose LayerNorm scales are in shared memory at a time
-// Rows of a group that are on their way or in use. By count: at 3 TB/s and 0.8 µs of latency 18 KB a multiprocessor
-// must be in flight, and under load twice that. A block with five rows of each of five groups of 768 has 38 KB. By the
-// clock 4 and 6 are alike and 8 and more slower: 25 712 tokens of passages 20.9, 21.1, 21.6 µs, 22.4 with plain loads.
-// A kernel that only reads those bytes takes 14.4; for 128 × 128 it takes 10.2, pooling 11.4.
+// Rows of a group that are in flight or in use. By count: at 3 TB/s and 0.8 µs of latency 18 KB per multiprocessor must
+// be in flight, and under load twice that. A block with five rows of each of five groups of 768 has 38 KB. Measured, 4
+// and 6 are equal, and 8 and more slower: 25 712 tokens of passages 20.9, 21.1, 21.6 µs, 22.4 with plain loads. A
+// kernel that only reads those bytes takes 14.4; for 128 × 128 it takes 10.2, pooling 11.4.
 constexpr int kRowsAhead = 6;
-// Two blocks take a sequence where that is at most a block a multiprocessor (H100: 132), and a group has at least so
-// many rows. With one block and two, H = 768: 1 × 384 tokens 13.4 and 10.1 µs, 1 × 512 16.9 and 12.0, 32 × 512 19.9 and
-// 13.7, 60 × 512 28.6 and 22.7.
+// Two blocks share a sequence where that is at most one block per multiprocessor (H100: 132), and a group has at least
+// this many rows. With one block and two, H = 768: 1 × 384 tokens 13.4 and 10.1 µs, 1 × 512 16.9 and 12.0, 32 × 512
+// 19.9 and 13.7, 60 × 512 28.6 and 22.7.
 constexpr int kMostShared = 66, kLeastSharedRows = 60;
 
-// Two rows' elements pooled: their sum, or the larger one.
+// Combines two rows' elements: their sum, or the larger one.
 template <Pooling kPooling>
 __device__ __forceinline__ float joined(float a, float b) {
   return kPooling == Pooling::kMax ? fmaxf(a, b) : a + b;
@@ -69,8 +69,8 @@ constexpr int kPipeline = kRowsAhead * kThreads * 16, kMostSums = kThreads * 8 *
 static_assert(kStaticShared + kMostSums + kPipeline <= 99 << 10,
               "what a block may have on the devices that have least");
 
-// kShared: a cluster of two blocks has the sequence. kChosen: not all sequences are pooled. As an argument it would
-// cost the others registers, of which none is left.
+// kShared: a cluster of two blocks shares the sequence. kChosen: not all sequences are pooled. It is a template
+// argument because as a kernel argument it would cost registers, and none is free.
 template <typename T, Pooling kPooling, bool kShared, bool kChosen>
 __global__ void __launch_bounds__(kThreads, 2)
     pool_kernel(const RowView rows, bool gathered, const Norm norm, float epsilon, const int* cu_seqlens,
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
   for (int i = 0; i < kSums * kWidth; ++i) sums[i / kWidth][i % kWidth] = kPooling == Pooling::kMax ? -INFINITY : 0.0f;
   int row = group < groups ? block_row + group : length;  // the group's next
-  int next = row;                                         // the one to ask for next
+  int next = row;                                         // the one to copy next
   const T* from = static_cast<const T*>(rows.data) + size_t(row_zero + row) * hidden + pack * kWidth;
   Pack<T>* const mine_of_ring = reinterpret_cast<Pack<T>*>(shared + groups * hidden) + threadIdx.x;
   const auto ask = [&](int slot) {

@@ -1,4 +1,4 @@
-// What a model has on top of its last layer, besides pooling.
+// The heads of a model besides pooling.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace embert {
 
-// Of a head's linear layer.
+// The shape of a head's linear layer.
 enum class HeadActivation : int { kIdentity = 0, kTanh = 1, kRelu = 2, kSigmoid = 3, kGelu = 4, kGeluTanh = 5 };
 
 // y[out] = activation(W[out, in] · x + bias)
@@ -19,7 +19,7 @@ struct DenseShape {
   HeadActivation activation = HeadActivation::kIdentity;
 };
 
-// The elements that a row of `columns` takes where dense.cu reads it: whole packs, with zeros at the end.
+// The stored length of a row of `columns` elements for dense.cu: whole packs, with zeros at the end.
 constexpr int dense_pitch(int columns) {
   return (columns + 3) / 4 * 4;
 }
@@ -28,7 +28,7 @@ struct TaskHeads {
   std::vector<DenseShape> dense;       // after pooling, before the cut
   std::vector<DenseShape> classifier;  // on the first token's row; empty: no CLASSIFY
   std::vector<DenseShape> multi;       // on every token's row, by the encoder's matrix products; empty: no MULTI
-  bool token_weights = false;          // SPARSE: relu(w · h + b), a number a token
+  bool token_weights = false;          // SPARSE: relu(w · h + b), one number per token
   std::optional<SpladeKind> splade;    // SPARSE: pairs of the vocabulary; never both
 
   int width(int hidden) const { return dense.empty() ? hidden : dense.back().out; }  // of EMBED's rows
@@ -38,17 +38,17 @@ struct TaskHeads {
     return Tasks(bit(Task::kEmbed) | bit(Task::kTokens) | (classifier.empty() ? 0 : bit(Task::kClassify)) |
                  (token_weights || splade ? bit(Task::kSparse) : 0) | (multi.empty() ? 0 : bit(Task::kMulti)));
   }
-  // Tasks whose heads are given sequences, not tokens.
+  // Tasks whose heads read sequences, not tokens.
   Tasks by_sequence() const { return kRowTasks | (splade ? bit(Task::kSparse) : 0); }
-  // Columns that all rows of the multi-vector head take between its layers, and after the last one: two rows of the
-  // widest where there are several layers.
+  // Memory of the multi-vector head, in columns for all rows, between its layers and after the last one: two rows of
+  // the widest where there are several layers.
   int multi_room() const {
     int widest = 0;
     for (const DenseShape& layer : multi) widest = std::max(widest, layer.out);
     return multi.size() > 1 ? 2 * widest : widest;
   }
-  // The widest row before or after a linear layer, as it lies in memory; 0 where there are none. What the last layer of
-  // a classifier makes is the answer.
+  // The widest row before or after a linear layer, as stored; 0 without linear layers. The last layer of a classifier
+  // writes the answer.
   int widest(int hidden) const {
     int widest = dense.empty() && classifier.empty() ? 0 : hidden;
     for (const DenseShape& layer : dense) widest = std::max(widest, dense_pitch(layer.out));

@@ -1,5 +1,5 @@
-// What a sequence may want of a forward: bits of a mask, the same as in engine/tasks.py. A sequence may want several,
-// and sequences that want different ones share a batch.
+// The tasks of a forward pass: bits of a mask, the same as in engine/tasks.py. A sequence may request several, and
+// sequences with different tasks share a batch.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ enum class Task : int {
   kEmbed = 0,     // a vector a sequence: pooled, through the Dense modules, cut, of length 1
   kTokens = 1,    // a vector a token: the last hidden state
   kClassify = 2,  // logits of the classification head, a row a sequence
-  kSparse = 3,    // weights of a sparse vector; token_weights.cu makes a row a token
+  kSparse = 3,    // weights of a sparse vector; token_weights.cu writes one row per token
   kMulti = 4,     // a vector a token: projected, of length 1
 };
 constexpr int kTaskCount = 5;
@@ -21,7 +21,7 @@ constexpr Tasks bit(Task task) {
   return Tasks(1u << int(task));
 }
 
-// Tasks that take one row of the last layer a sequence, or pool one: their answers are a row a sequence.
+// Tasks that read one row of the last layer per sequence, or pool one: their answers have one row per sequence.
 constexpr Tasks kRowTasks = bit(Task::kEmbed) | bit(Task::kClassify);
 
 // For messages: "EMBED, TOKENS".

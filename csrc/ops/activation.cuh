@@ -41,7 +41,7 @@ __device__ __forceinline__ float silu_approximate(float x) {
   return __fdividef(x, 1.0f + power);
 }
 
-// What x has to be multiplied by before `activate`.
+// The factor of x before `activate`.
 __host__ __device__ constexpr float activation_factor(Activation activation) {
   return activation == Activation::kGeluErf || activation == Activation::kGeluTanh ? 0.5f : 1.0f;
 }

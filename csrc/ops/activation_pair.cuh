@@ -1,6 +1,7 @@
-// Activations of two elements at once in FP16, before rows are rounded to 8 bits (EPILOGUES.md).
+// Activations of two elements at once in FP16, before rows are quantized to int8 (EPILOGUES.md).
 //
-// They leave a quarter of the activation, which keeps every step in FP16's range; the rows' scales take it back.
+// They return a quarter of the activation, which keeps every step in FP16's range; the rows' scales include the factor
+// 4.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +11,9 @@
 
 namespace embert {
 
-constexpr float kPairFactor = 0.25f;  // of an activation, in rows that are rounded to 8 bits
+constexpr float kPairFactor = 0.25f;  // of an activation, in rows that are quantized to int8
 
-// What x has to be multiplied by before `activate_pair`.
+// The factor of x before `activate_pair`.
 __host__ __device__ constexpr float pair_factor(Activation activation) {
   return activation == Activation::kGeluErf || activation == Activation::kGeluTanh ? 0.5f * kPairFactor
          : activation == Activation::kRelu                                         ? kPairFactor
@@ -27,7 +28,7 @@ __device__ __forceinline__ __half2 tanh_approximate(__half2 x) {
 
 // activation(x) / 4 from pair_factor · x = v, both elements of it.
 //
-// GELU is v + v·tanh(v·p(w)) with w = v² held at 1, where x is 8 and tanh is 1 to all digits. p is that of
+// GELU is v + v·tanh(v·p(w)) with w = min(v², 1), where x is 8 and tanh is 1 to all digits. p is that of
 // gelu_erf_fitted for w, or the tanh form's own.
 template <Activation kActivation>
 __device__ __forceinline__ uint32_t activate_pair(uint32_t bits) {

@@ -1,4 +1,4 @@
-// Attention's work: tiles of queries, which queries are wanted, and scores by relative position.
+// Attention's work: tiles of queries, which queries are needed, and relative position scores.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace embert {
 constexpr int kAttentionRows = 64;   // query rows of a tile: 4 warps of 16
 constexpr int kAttentionShort = 32;  // sequences of up to this many tokens take two warps a head instead of tiles
 
-// One piece of work: up to kAttentionRows query rows of one sequence, and all its keys.
+// One entry of the work list: up to kAttentionRows query rows of one sequence, and all its keys.
 struct AttentionTile {
   int first_row;  // of the sequence, in the packed batch
   int length;     // of the sequence; 0: no work
@@ -19,13 +19,13 @@ struct AttentionTile {
   int reserved;
 };
 
-// The queries whose context is wanted: all, or only the first or the last of each sequence.
+// The queries whose context is needed: all, or only the first or the last of each sequence.
 enum class Queries : int { kAll = 0, kFirst = 1, kLast = 2 };
 
 // Scores by key − query, which attention adds to Q·Kᵀ before it scales; the same in every layer.
 struct RelativeScores {
   const float* scores = nullptr;  // [heads, 2·reach], of key - query + reach; null: nothing is added
-  int reach = 0;  // ≥ the longest sequence, a multiple of kAttentionRows: masked scores have a place too
+  int reach = 0;  // ≥ the longest sequence, a multiple of kAttentionRows: masked scores have an entry too
 };
 
 struct AttentionWork {
@@ -33,23 +33,23 @@ struct AttentionWork {
   int tile_count;
   const AttentionTile* shorts;
   int short_count;
-  Queries queries = Queries::kAll;  // the context of the others may be left unwritten
+  Queries queries = Queries::kAll;  // the context of the others may stay unwritten
 };
-// The same for a layer that may have a window. It is a type of its own because kernels without a window are given the
-// work alone: even in a hole of AttentionWork one more member changes their code (sm90.cu with RelativeScores).
+// The same for a layer that may have a window. It is a separate type because kernels without a window take only
+// AttentionWork: one more member changes their machine code, even in padding (sm90.cu with RelativeScores).
 struct WindowedWork : AttentionWork {
-  // A query sees so many keys on each side of its own; 0: all of its text. Never with RelativeScores.
+  // A query attends to this many keys on each side of its own; 0: all of its text. Never with RelativeScores.
   int window = 0;
-  // The batch's longest text has at most so many tokens. No bits depend on it; 0: it is not known, and tiles are of
+  // An upper bound on the tokens of the batch's longest text. No bits depend on it; 0: unknown, and tiles have
   // kAttentionRows.
   int longest = 0;
   WindowedWork(const AttentionWork& work, int window = 0, int longest = 0)
       : AttentionWork(work), window(window), longest(longest) {}
 };
-// From so many tokens on tiles have twice as many rows, on Hopper (hopper/long_texts.cu): by count, tiles of
+// From this many tokens on tiles have twice as many rows, on Hopper (attention/sm90/long_texts.cu): by count, tiles of
 // kAttentionRows are then bound by K and V, which each reads from the L2 cache. Not measured.
 constexpr int kLongTokens = 1024;
-constexpr int kMostAttentionTiles = 65535;  // gridDim.y: a tile has a block a head
+constexpr int kMostAttentionTiles = 65535;  // gridDim.y: a tile has one block per head
 inline Status check_attention_work(int tiles, int shorts) {
   if (int64_t(tiles) + (shorts + 1) / 2 <= kMostAttentionTiles && shorts <= kMostAttentionTiles) return {};
   return Status::refused("attention: " + std::to_string(tiles) + " tiles of " + std::to_string(kAttentionRows) +

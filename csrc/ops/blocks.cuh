@@ -1,9 +1,9 @@
-// Rows in 8 bits, a block of columns at a time: inner activations by 128, which the feed-forward part's first product
-// leaves, and attention's context by heads of 64. The product after them turns a block's integers into those of
-// the row's one scale (EPILOGUES.md). engine/quantization/blocks.py has it in numpy, to the bit.
+// Rows quantized to int8 in blocks of columns: inner activations in blocks of 128, written by FFN in, and attention's
+// context in heads of 64. The next GEMM rescales a block's int8 values to the row's one scale (EPILOGUES.md).
+// engine/quantization/blocks.py is the same in numpy, to the bit.
 //
-// A warp has 16 rows of a block as accumulators of m16n8: with g = lane / 4 and t = lane % 4, y[0][j] are columns
-// 8j + 2t and the next of row g, and y[1][j] of row g + 8.
+// A warp has 16 rows of a block as accumulators of m16n8: with g = lane / 4 and t = lane % 4, y[0][j] are columns 8j +
+// 2t and the next of row g, and y[1][j] of row g + 8.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace embert {
 
-// Multiplies the columns of a block that are the same modulo 8 by a Sylvester-Hadamard matrix, of order 16 where a
-// block has 128: a lane has them all. Each sum is rounded to FP16.
+// Multiplies the columns of a block that are the same modulo 8 by a Sylvester-Hadamard matrix, of order 16 for blocks
+// of 128: a lane has them all. Each sum is rounded to FP16.
 template <int kTiles>
 __device__ __forceinline__ void rotate_block(uint32_t (&y)[2][kTiles]) {
 #pragma unroll
@@ -30,16 +30,16 @@ __device__ __forceinline__ void rotate_block(uint32_t (&y)[2][kTiles]) {
   }
 }
 
-// Smaller magnitudes are rounded as if the block had this one: 127 over it must be in FP16's range.
+// Lower bound of a block's maximum: 127 over it must be in FP16's range.
 constexpr uint32_t kLeastMaximum = 0x18001800;  // 2⁻⁹, twice
 
-// The larger ones of rows g and g + 8 among their four lanes; NaN where one of them is.
+// The row maxima of rows g and g + 8 over their four lanes; NaN where one value is.
 __device__ __forceinline__ __half2 larger_of_row(__half2 most) {
   most = __hmax2_nan(most, as_half2(__shfl_xor_sync(~0u, as_bits(most), 1)));
   return __hmax2_nan(most, as_half2(__shfl_xor_sync(~0u, as_bits(most), 2)));
 }
 
-// The largest magnitudes of rows g and g + 8 in the block; NaN where one of them is. The row's four lanes get it.
+// The largest magnitudes of rows g and g + 8 in the block; NaN where one value is. The row's four lanes get it.
 template <int kTiles>
 __device__ __forceinline__ uint32_t block_maxima(const uint32_t (&y)[2][kTiles]) {
   __half2 most[2];
@@ -53,16 +53,16 @@ __device__ __forceinline__ uint32_t block_maxima(const uint32_t (&y)[2][kTiles])
   return as_bits(__hmax2_nan(larger_of_row(both), as_half2(kLeastMaximum)));
 }
 
-// half(127 / most). The approximation leaves the quotient's rounding as it is: 127 over a number of FP16 is at least
-// 2.4e-7 of it away from where FP16 rounds the other way.
+// half(127 / most). The approximation does not change the rounding of the quotient: 127 over an FP16 number is at least
+// 2.4e-7 of it away from the nearest rounding boundary.
 __device__ __forceinline__ __half2 block_inverse(__half most) {
   float inverse;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(__half2float(most)));
   return __float2half2_rn(127.0f * inverse);
 }
 
-// 128 + rint(y · 127 / most), half to even, of 16 columns each: adding 1 152 to a half rounds it to an integer and
-// leaves that in the lowest bits. A lane's four bytes of 16 columns are those of columns 2t, 2t + 1, 2t + 8 and 2t + 9.
+// 128 + rint(y · 127 / most), half to even, of 16 columns each: adding 1 152 to a half rounds it to an integer in the
+// lowest bits. A lane's four bytes of 16 columns are those of columns 2t, 2t + 1, 2t + 8 and 2t + 9.
 template <int kTiles>
 __device__ __forceinline__ void round_block(const uint32_t (&y)[2][kTiles], uint32_t maxima,
                                             uint32_t (&bytes)[2][kTiles / 2]) {
@@ -78,10 +78,10 @@ __device__ __forceinline__ void round_block(const uint32_t (&y)[2][kTiles], uint
   }
 }
 
-// Integers of two rows' blocks, 128 + q a byte, become those of their rows' scales: rint(q · f / 128), half to even,
+// Rescales int8 values of two rows' blocks, 128 + q a byte, to their rows' scales: rint(q · f / 128), half to even,
 // where f = rint(128 · a block's maximum / the row's). Adding 1 024 rounds f to an integer when it becomes a half.
-// 1 152 + q as a half times f / 128 plus 1 536 − 9 · f is 1 536 plus that; rounding it to FP16 rounds to an integer.
-// The first row has the low halves.
+// 1 152 + q as a half times f / 128 plus 1 536 − 9 · f is 1 536 plus the result; rounding it to FP16 rounds to an
+// integer. The first row has the low halves.
 struct BlockFactors {
   __half2 factors, offsets;
 
@@ -107,8 +107,8 @@ __device__ __forceinline__ float2 row_inverses_of(__half2 largest) {
   return {__fdiv_rn(128.0f, __low2float(largest)), __fdiv_rn(128.0f, __high2float(largest))};
 }
 
-// A row's scale from its largest maximum. The rotation's root is taken back; of inner activations it is 4, which makes
-// up for the quarter that rows have of them.
+// A row's scale from its largest maximum. It includes the rotation's factor; of inner activations that is 4, which
+// cancels the factor ¼ of their rows.
 template <int kBlock>
 __device__ __forceinline__ float row_scale_of(float maximum) {
   static_assert(kBlock == 128 || kBlock == 64);

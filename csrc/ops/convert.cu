@@ -1,4 +1,4 @@
-// y = x between storage types: for weights that are loaded, and token vectors that are returned.
+// y = x between storage types: for weights at load, and for token vectors in answers.
 
 #include <algorithm>
 

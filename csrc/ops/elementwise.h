@@ -1,5 +1,4 @@
-// The launchers of the elementwise kernels. Each checks what the host can check, launches on a stream and returns at
-// once.
+// The launchers of the elementwise kernels. Each checks its arguments, launches on a stream and returns immediately.
 #pragma once
 
 #include <cstddef>

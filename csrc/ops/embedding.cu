@@ -1,5 +1,5 @@
-// y = LayerNorm(word[id] + position[p] + type[t]): gather and normalization in one pass, a warp a token. With `sums`: y
-// is the sum itself, or gamma times it, and `sums` has what its LayerNorm needs (norm.h).
+// y = LayerNorm(word[id] + position[p] + type[t]): gather and normalization in one pass, one warp per token. With
+// `sums`: y is the sum itself, or gamma times it, and `sums` gets its row statistics (norm.h).
 //
 // Floor for 26 692 rows of 768, FP16: a word's row read (for common words mostly from L2) and one row written a token,
 // 82 MB, 27 µs at 3 TB/s. The sum is in FP32; HuggingFace's FP16 rounds it twice.
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kWarps = 4;
 
-// kLeavesSums: the LayerNorm is left to the reader, so no registers hold gamma and beta.
+// kLeavesSums: the reader applies the LayerNorm, so no registers hold gamma and beta.
 template <typename T, int kPacks, bool kLeavesSums>
 __global__ void __launch_bounds__(kWarps * 32)
     embedding_kernel(const EmbeddingTables tables, const int* ids, const int* types, const int* positions, int rows,

@@ -1,6 +1,5 @@
 // From a batch's ids to the first rows: prefix sums, attention's work lists, and the embedding. `T` rows are tokens,
-// end to end; `H` is the hidden size. Each launcher checks what the host can check, launches on a stream and returns at
-// once.
+// end to end; `H` is the hidden size. Each launcher checks its arguments, launches on a stream and returns immediately.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +12,7 @@
 
 namespace embert {
 
-// --- offsets.cu: from the lengths of a batch to what every later kernel needs to know of its layout ------------------
+// --- offsets.cu: from the lengths of a batch to the layout that every later kernel reads -----------------------------
 struct OffsetsInput {
   const int* header;     // [2] {sequences B, tokens T}
   const int* lengths;    // [B]
@@ -27,8 +26,8 @@ struct OffsetsOutput {
   int* positions;         // [token_capacity], counted from each sequence's start; 0 past T
   uint32_t* cuts;         // [sequence_capacity]
   int* cu_seqlens;        // [sequence_capacity + 1], T past B
-  AttentionTile* tiles;   // [tile_capacity], of sequences longer than kAttentionShort; empty past their number
-  AttentionTile* shorts;  // [short_capacity], the other sequences; empty past their number
+  AttentionTile* tiles;   // [tile_capacity], of sequences longer than kAttentionShort; empty past the last
+  AttentionTile* shorts;  // [short_capacity], the other sequences; empty past the last
 };
 struct OffsetsCapacity {
   int tokens, sequences, tiles, shorts;
@@ -43,7 +42,7 @@ struct EmbeddingTables {
   const void* position;  // [positions, H]
   const void* type;      // [types, H] or null
   Norm norm;
-  bool prescaled_rows = false;  // multiply rows that are not normalized with norm.gamma
+  bool prescaled_rows = false;  // multiply rows that are not normalized by norm.gamma
 };
 Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
              int rows, int hidden, float epsilon, void* y, float2* sums, const Stream& stream);

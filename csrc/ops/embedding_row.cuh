@@ -1,4 +1,4 @@
-// What the two embedding kernels share: reading a row of a table, and storing an embedded row before its LayerNorm.
+// Shared code of the two embedding kernels: reads a row of a table, and stores an embedded row before its LayerNorm.
 #pragma once
 
 #include "ops/embedding.h"
@@ -15,8 +15,8 @@ __device__ __forceinline__ void load_table_row(Pack<T> (&packs)[kPacks], const T
   }
 }
 
-// Stores an embedded row before its LayerNorm, as it is or times gamma. Its sums go into the part of the first group
-// (norm.h); those of the other groups are 0.
+// Stores an embedded row before its LayerNorm, unchanged or times gamma. Its statistics go into the part of the first
+// group (norm.h); those of the other groups are 0.
 template <typename T, int kPacks>
 __device__ __forceinline__ void leave_row(WarpRow<T, kPacks>& values, const EmbeddingTables& of, T* y, float2* sums,
                                           int row, int lane, int hidden) {

@@ -1,10 +1,10 @@
 // offsets.cu and embedding.cu in one launch, for batches of few rows, whose layer kernels take two microseconds.
 //
-// A cluster of up to eight blocks embeds a row a warp. The first block fetches the whole batch from the host's memory,
-// with one load a thread, and passes it on through the cluster's shared memory. If every block fetched it, the requests
-// would queue at 0.6 µs each. Every warp finds its row's position by itself, with a scan over the lengths, while the
-// word's row is in flight. One more warp of the first block writes what attention and pooling need. Only results pass
-// through the device's memory.
+// A cluster of up to eight blocks embeds one row per warp. The first block reads the whole batch from host memory, with
+// one load a thread, and distributes it through the cluster's shared memory. If every block read it, the requests would
+// queue at 0.6 µs each. Every warp computes its row's position itself, with a scan over the lengths, while the word's
+// row is in flight. One more warp of the first block writes what attention and pooling need. Only results pass through
+// device memory.
 
 #include "common/cluster.cuh"
 #include "common/dependent_launch.cuh"

@@ -12,7 +12,7 @@ Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hid
                  const Stream& stream);
 bool layernorm_takes(DType dtype, int hidden);
 
-// Raises `largest` (device memory, ≥ 0) to the largest |μ|/σ of `count` rows that have sums.
+// Raises `largest` (device memory, ≥ 0) to the largest |μ|/σ of `count` rows with row statistics.
 Status row_offsets(const RowView& rows, int count, int width, float epsilon, float* largest, const Stream& stream);
 
 }  // namespace embert

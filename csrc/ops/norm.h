@@ -1,4 +1,4 @@
-// LayerNorms, and rows whose LayerNorm their reader applies (EPILOGUES.md).
+// LayerNorms, and rows whose LayerNorm is applied by their reader (EPILOGUES.md).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,25 +14,25 @@ struct Norm {
   const float* beta = nullptr;   // [columns]
 };
 
-// Rows of a matrix. With `sums` they are not normalized yet; they may already be multiplied with their LayerNorm's
-// gamma. For each row and each group of 128 columns there are then `parts` (1, 2, 4 or 8) sums of elements (x) and of
-// their squares (y), in the order of the columns.
+// Rows of a matrix. With `sums` they are not normalized yet; they may be prescaled with their LayerNorm's gamma. For
+// each row and each group of 128 columns there are then `parts` (1, 2, 4 or 8) sums of elements (x) and of their
+// squares (y), in the order of the columns.
 struct RowView {
   const void* data = nullptr;
   const float2* stats = nullptr;
   int splits = 1;
-  // Not null: `data` are integers of 8 bits in blocks, and these are the blocks' maxima (ops/quantize.h).
+  // Not null: `data` is int8 in blocks, and these are the blocks' maxima (ops/quantize.h).
   const void* maxima = nullptr;
 };
 
 constexpr int kStatColumns = 128;      // of a group
 constexpr int kMaxStatColumns = 1024;  // of a row: eight groups with four lanes each are a warp
 
-// The largest |μ|/σ of a row for which σ² = Σr²/n − μ² is exact enough. At 30 the subtraction costs σ some 900
+// The largest |μ|/σ of a row for which σ² = Σr²/n − μ² is accurate enough. At 30 the subtraction costs σ some 900
 // roundings of FP32, 5e-5, a quarter of one of FP16. MiniLM's rows stay below 0.1.
 constexpr float kMostOffset = 30.0f;
 
-// Bytes for the sums of `rows` rows: one part a group, or up to eight parts where rows are few.
+// Bytes for the statistics of `rows` rows: one part a group, or up to eight parts for few rows.
 inline size_t stats_bytes(int rows, int columns) {
   return (size_t(rows) * ((columns + kStatColumns - 1) / kStatColumns) + (1 << 18)) * sizeof(float2);
 }

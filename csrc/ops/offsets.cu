@@ -1,8 +1,8 @@
-// From the lengths of a batch: cu_seqlens, positions and attention's work lists. It also brings the ids to the device.
+// From the lengths of a batch: cu_seqlens, positions and attention's work lists. It also copies the ids to the device.
 //
-// A block takes 32 sequences. It sums everything before them (at most B ints, from L2), one warp scans its own 32, then
-// its threads write the tokens. No block waits for another, so one launch is the whole prefix sum. Floor: 3 writes and
-// 2 reads of T ints, 20 B a token; 0.2 µs for 26 692 tokens at 3 TB/s, so the launch is the cost.
+// A block processes 32 sequences. It sums everything before them (at most B ints, from L2), one warp scans its own 32,
+// then its threads write the tokens. No block waits for another, so one launch is the whole prefix sum. Floor: 3 writes
+// and 2 reads of T ints, 20 B a token; 0.2 µs for 26 692 tokens at 3 TB/s, so the launch is the cost.
 
 #include "common/dependent_launch.cuh"
 #include "ops/embedding.h"
@@ -10,7 +10,7 @@
 namespace embert {
 namespace {
 
-constexpr int kSequences = 32;  // a block's: one warp scans them
+constexpr int kSequences = 32;  // of a block: one warp scans them
 constexpr int kThreads = 1024;
 static_assert(kThreads == 32 * kSequences, "a warp a sequence");
 
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kThreads)
   dependents_may_launch();
   wait_for_earlier_kernels();  // the previous batch may still read what is overwritten here
 
-  // Small batches are read from the host's memory, a microsecond away. So everything that a small batch needs is loaded
-  // at once, within the buffer's capacity. What turns out to lie past the batch's end is not used.
+  // Small batches are read from host memory, a microsecond away. So everything that a small batch needs is loaded at
+  // once, within the buffer's capacity. Values past the batch's end are ignored.
   const int first = blockIdx.x * kSequences;
   const bool has_id = blockIdx.x == 0 && threadIdx.x < capacity.tokens;
   const int early_id = has_id ? in.ids[threadIdx.x] : 0;

@@ -1,8 +1,8 @@
-// Rotates and rounds rows to 8 bits: a thread has 32 columns of a row, in registers between load and store.
+// Rotates rows and quantizes them to int8: a thread has 32 columns of a row, in registers between load and store.
 //
-// Floor for 16 384 rows of 1 024: x read and q written, 50 MB, 17 µs at 3 TB/s; 67 where rows have 4 096 columns. A
+// Floor for 16 384 rows of 1 024: x read and q written, 50 MB, 17 µs at 3 TB/s; 67 for rows of 4 096 columns. A
 // rotation of 32 columns takes 96 instructions of half2 and no shuffle. Loads are all in flight at once: a
-// multiprocessor needs some 40 KB on their way. Rows are read again much later, so the L2 cache gives them up first:
+// multiprocessor needs some 40 KB in flight. Rows are read again much later, so the L2 cache evicts them first:
 // otherwise rows of 1 024 take 24 µs and not 20.
 
 #include "common/dependent_launch.cuh"
@@ -16,7 +16,7 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kMostThreads = kMaxQuantized / kRotated;  // of a row
 
-// The larger one; NaN where one of them is.
+// The larger one; NaN where either is.
 __device__ __forceinline__ float larger(float a, float b) {
   float c;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
@@ -24,7 +24,7 @@ __device__ __forceinline__ float larger(float a, float b) {
 }
 
 // Four elements of a gamma or beta. The compiler would keep those of all columns in 64 registers, which leaves too few
-// loads of rows in flight.
+// registers for loads in flight.
 __device__ __forceinline__ float4 load_cached(const float* from) {
   float4 four;
   asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -33,8 +33,8 @@ __device__ __forceinline__ float4 load_cached(const float* from) {
   return four;
 }
 
-// How a row is rounded whose largest rotated magnitude is `most`. The power of two brings it near 1, so that 127 / most
-// does not leave FP16's range.
+// The rounding of a row with largest rotated magnitude `most`. The power of two brings it near 1, so that 127 / most
+// stays in FP16's range.
 struct RowScale {
   __half2 power, inverse;
   float scale;
@@ -71,7 +71,7 @@ struct QuarterSet {
                                      fmaf(fmaf(high.y, by.x, by.y), gamma.w, beta.w));
   }
 
-  // The factor keeps sums of all of FP16's values in its range.
+  // The factor keeps sums of all FP16 values in range.
   __device__ __forceinline__ void rotate() {
     const __half2 factor = as_half2(0x28002800), signs = as_half2(0xbc003c00);  // 2⁻⁵; 1 and −1
 #pragma unroll
@@ -89,7 +89,7 @@ struct QuarterSet {
     for (int i = 0; i < 16; ++i) y[i] = __hfma2(y[i], signs, __lowhigh2highlow(y[i]));
   }
 
-  // The largest magnitude; NaN where one of them is.
+  // The largest magnitude; NaN where one value is.
   __device__ __forceinline__ float largest() const {
     __half2 most = __habs2(y[0]);
 #pragma unroll
@@ -97,7 +97,7 @@ struct QuarterSet {
     return __half2float(__hmax_nan(__low2half(most), __high2half(most)));
   }
 
-  // Adding 1.5 · 2¹⁰ to a half rounds it to an integer, half to even, and leaves that in the lowest bits.
+  // Adding 1.5 · 2¹⁰ to a half rounds it to an integer, half to even, in the lowest bits.
   __device__ __forceinline__ void store(int8_t* row, int columns, int set, const RowScale& by) const {
     const __half2 rounds = as_half2(0x66006600);
 #pragma unroll
@@ -111,7 +111,7 @@ struct QuarterSet {
   }
 };
 
-// Up to 1 024 columns: kLanes have a row, and kRows rows one after another, so that a gamma is loaded once for them.
+// Up to 1 024 columns: kLanes share a row, and iterate over kRows rows, so that a gamma is loaded once for them.
 template <int kLanes, int kRows, bool kNormed>
 __global__ void __launch_bounds__(kWarps * 32) quantize_kernel(const RowView x, const Norm norm, int rows, int columns,
                                                                float epsilon, const QuantizedRows to, bool backwards) {
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kWarps * 32) quantize_kernel(const RowView x, 
   }
 }
 
-// More columns: a block has a row.
+// More columns: one block per row.
 __global__ void __launch_bounds__(kMostThreads)
     quantize_wide_kernel(const half_t* x, int columns, const QuantizedRows to, bool backwards) {
   __shared__ float most_of_warp[kMostThreads / 32];

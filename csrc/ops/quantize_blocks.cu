@@ -1,5 +1,5 @@
-// Rotates and rounds rows to 8 bits as the kernels that leave rows in blocks do on their way (ops/blocks.cuh): for few
-// rows, and where rows are left in FP16.
+// Rotates rows and quantizes them to int8 with the same bits as the epilogues that write rows in blocks
+// (ops/blocks.cuh): for few rows, and for rows in FP16.
 //
 // A block of threads has 16 rows and a warp one, two or four times 128 columns of them, in registers between load and
 // store. Floor: x read and q written, 3 bytes an element.

@@ -1,7 +1,7 @@
 // Applies RoPE to queries and keys by their positions, in place: for GEMM providers whose epilogue cannot do it.
 //
 // A thread has 16 bytes of a row: pairs of one head. Floor for 26 692 rows of 2 · 768, FP16: 82 MB read and as many
-// written, 55 µs at 3 TB/s; the angles of neighbouring rows come from the caches.
+// written, 55 µs at 3 TB/s; the angles of adjacent rows come from the caches.
 
 #include <algorithm>
 

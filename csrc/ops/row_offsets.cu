@@ -1,5 +1,5 @@
-// The largest |μ|/σ of rows before their LayerNorm, from the sums that their producer left. It runs only while a model
-// is loaded, to decide whether its LayerNorms can be folded into the products (EPILOGUES.md).
+// The largest |μ|/σ of rows before their LayerNorm, from the row statistics of their producer. It runs only while a
+// model is loaded, to decide whether its LayerNorms can be folded into the GEMMs (EPILOGUES.md).
 
 #include "common/dependent_launch.cuh"
 #include "common/numeric.cuh"
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kThreads)
   wait_for_earlier_kernels();
   const int row = (blockIdx.x * kThreads + threadIdx.x) / kLanes;
   const float offset = fabsf(row_scale(rows, min(row, count - 1), width, epsilon, threadIdx.x % kLanes).y);
-  // Positive floats order as their bits do; a NaN counts as the largest.
+  // Positive floats have the order of their bits; a NaN counts as the largest.
   atomicMax(reinterpret_cast<unsigned*>(largest), __float_as_uint(offset == offset ? offset : INFINITY));
 }
 

@@ -1,13 +1,13 @@
-// The order in which the sums of a row are added, and what its LayerNorm needs of them. Every reader and every writer
-// of sums adds in this order, so a row's bits do not depend on the tiles that wrote it and read it:
+// The order in which the sums of a row are added, and the scale and shift of its LayerNorm. Every reader and every
+// writer of row statistics adds in this order, so a row's bits do not depend on the tiles that wrote it and read it:
 //
 //   1. A piece of 16 columns: the columns of each of four lanes (of an m16n8 pair), then lanes 2 apart, then lanes 1
 //      apart.
 //   2. The 8 pieces of a group of 128 columns, as a balanced tree (`tree`). A part of a group is a subtree: 1, 2, 4 or
 //      all 8 pieces.
-//   3. The 8 groups of a row: g and g + 4, then neighbours, then the two pairs.
+//   3. The 8 groups of a row: g and g + 4, then adjacent ones, then the two pairs.
 //
-// What a row does not have counts as 0, which changes no bits.
+// Missing columns and groups count as 0, which changes no bits.
 //
 // The writers are in gemm/epilogue/row_stats.cuh; the embedding writes a row's sums as its first group's. The readers
 // differ in how lanes share a row's groups: one thread has them all, or eight lanes one each (here), or four lanes two
@@ -22,7 +22,7 @@ __device__ __forceinline__ float2 operator+(float2 a, float2 b) {
   return {a.x + b.x, a.y + b.y};
 }
 
-// Neighbours first, then pairs of them, and so on.
+// Adjacent ones first, then pairs of them, and so on.
 __device__ __forceinline__ float2 tree(const float2 (&of)[4]) {
   return (of[0] + of[1]) + (of[2] + of[3]);
 }
@@ -39,7 +39,7 @@ __device__ __forceinline__ float2 from_lane(float2 value, int step) {
 // whose code has to stay small. A row's last group may be narrower than 128 columns; parts past its end are not
 // written.
 __device__ __forceinline__ float2 group_sum(const float2* parts, int count, int columns) {
-  float2 two = {}, four = {}, sum = parts[0];  // two, four: sums of parts whose neighbours come later
+  float2 two = {}, four = {}, sum = parts[0];  // two, four: sums of parts whose adjacent parts come later
 #pragma unroll 1
   for (int part = 0; part + 1 < count; part += 2) {
     const int width = kStatColumns / count;
@@ -77,7 +77,7 @@ __device__ __forceinline__ float2 row_scale(const RowView& rows, int row, int wi
   return row_scale(low + high, 1.0f / width, epsilon, 1.0f);
 }
 
-// The same of a row for eight neighbouring lanes with a group each. All of them get it, and all loads are in flight
+// The same of a row for eight adjacent lanes with a group each. All of them get it, and all loads are in flight
 // before the first is used. `of`: 0 … 7, the lane's place among them.
 __device__ __forceinline__ float2 row_scale(const RowView& rows, int row, int width, float epsilon, int of) {
   const int groups = (width + kStatColumns - 1) / kStatColumns, split_columns = kStatColumns / rows.splits;

@@ -9,7 +9,7 @@
 
 namespace embert {
 
-// Lane l holds packs l, l + 32, …, so neighbouring lanes hold neighbouring 16 bytes.
+// Lane l holds packs l, l + 32, …, so adjacent lanes hold adjacent 16 bytes.
 template <typename T, int kPacks>
 struct WarpRow {
   static constexpr int kWidth = Pack<T>::kSize;
@@ -42,7 +42,7 @@ struct WarpRow {
       }
     }
   }
-  // Makes the vector this row.
+  // Replaces this row by the vector.
   __device__ void load_vector(const float* vector, int lane, int hidden) {
     with_vector(vector, lane, hidden, [](float& mine, float its) { mine = its; });
   }
@@ -81,7 +81,7 @@ struct WarpRow {
     return {warp_sum(total.x), warp_sum(total.y)};
   }
 
-  // Two passes over registers: the mean, then the variance about it. So outlier channels cost no digits.
+  // Two passes over registers: the mean, then the variance about it. So outlier channels cost no accuracy.
   __device__ void normalize_into(T* y, const WarpRow& gamma, const WarpRow& beta, int lane, int hidden,
                                  float epsilon) const {
     float sum = 0.0f;

@@ -1,9 +1,9 @@
 // softmax(Q·Kᵀ/√d)·V of long texts on Hopper: tiles of 128 queries, head size 64, 16-bit types.
 //
-// Two warpgroups take 64 queries each and share K and V, which come through a pipeline of four steps of 64 keys. A
-// block stands for two entries of the work list, of which the second one's block ends at once. Everything else is a
-// step of sm90.cu: the same products of the same shapes, the same softmax, keys in the same order. So the bits are the
-// same, and the choice between the two kernels may depend on the batch.
+// Two warpgroups have 64 queries each and share K and V, which come through a pipeline of four steps of 64 keys. A
+// block covers two entries of the work list; the second entry's own block exits immediately. Everything else is a step
+// of sm90.cu: the same wgmma shapes, the same softmax, keys in the same order. So the bits are the same, and the choice
+// between the two kernels may depend on the batch.
 //
 // By count, 16 texts of 8 192 tokens with 12 heads, a layer on an H100 (132 multiprocessors at 1.755 GHz):
 //   products            3.3 TFLOP          3.3 ms at 989 TFLOP/s
@@ -12,8 +12,8 @@
 //   Q, K, V, context    0.8 GB of memory   0.3 ms
 // A tile and step are 16 KB and 2.1 MFLOP. 400 TFLOP/s are 8.2 ms, so tiles of 64 queries cannot reach them.
 //
-// Products and exponentials of one warpgroup exclude each other in time. So four warpgroups share a multiprocessor, two
-// blocks; no two of them wait for each other in a step, unless one is three steps ahead.
+// Products and exponentials of one warpgroup do not overlap. So four warpgroups share a multiprocessor, two per block;
+// no two of them wait for each other in a step, unless one is three steps ahead.
 
 #include <cmath>
 
@@ -31,13 +31,13 @@ struct LongLayout {
   static constexpr int kStages = 4;
   static constexpr int kTileBytes = Layout<kDim>::kTileBytes;
   static constexpr int kQ = 0, kK = kGroups * kTileBytes, kV = kK + kStages * kTileBytes;
-  static constexpr int kFull = kV + kStages * kTileBytes;  // barriers; Q arrives at the first stage's
+  static constexpr int kFull = kV + kStages * kTileBytes;  // mbarriers; Q arrives at that of the first stage
   static constexpr int kEmpty = kFull + kStages * 8;
   static constexpr int kSharedBytes = kEmpty + kStages * 8;
   static_assert(2 * (kSharedBytes + 1024) <= 228 * 1024, "two blocks on a multiprocessor");
 };
 
-// The warps of a warpgroup wait for each other. Numbers are constants: named_barrier.cuh.
+// A barrier of the warps of a warpgroup. Numbers are constants: named_barrier.cuh.
 __device__ __forceinline__ void sync_group(int group) {
   static_assert(LongLayout::kGroups == 2, "a barrier each");
   if (group == 0)
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
   const int group = warp_of_block() / 4, warp = warp_of_block() % 4, lane = threadIdx.x % 32;
   const int head = blockIdx.x, index = blockIdx.y;
   const AttentionTile tile = early_tile(work.tiles + (backwards ? work.tile_count - 1 - index : index));
-  const int query = tile.query + group * kTileRows;                 // the warpgroup's first
-  const int groups = tile.query + kTileRows < tile.length ? 2 : 1;  // that have queries
+  const int query = tile.query + group * kTileRows;                 // of the warpgroup
+  const int groups = tile.query + kTileRows < tile.length ? 2 : 1;  // warpgroups with queries
   if (threadIdx.x == 0) {
     prefetch_maps(qkv_map);
     for (int stage = 0; stage < At::kStages; ++stage) {
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
   }
   wait_for_earlier_kernels();
   dependents_may_launch();                                           // not earlier: gemm/kernels/small_m.cuh
-  const bool is_second = tile.query / kTileRows % At::kGroups != 0;  // of the two entries
+  const bool is_second = tile.query / kTileRows % At::kGroups != 0;  // second of the two entries
   if (tile.length == 0 || is_second || !is_wanted(tile, work.queries, At::kGroups * kTileRows)) return;
   __syncthreads();
   if (group >= groups) return;
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
       multiply<T>(s, further(operand(own_q), k * 32), further(operand(k_from), k * 32), k > 0);
     commit_products();
     if (valid < kKeys) {
-      // As in tile.cuh. Each warpgroup writes the zeros that it reads; the other one's are the same.
+      // As in tile.cuh. Each warpgroup writes the zeros that it reads; the other one writes the same values.
       constexpr int kChunks = Layout<kDim>::kChunks;
       const int thread = threadIdx.x % kTileThreads, row = thread / kChunks;
       uint8_t* const place = raw + (v_from - base) + place_of<kDim>(row, thread % kChunks);
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
     commit_products();
     finish_products(out);
     if (lane == 0) arrive(empty + 8 * stage);
-    // The stage of the step before is fetched anew when both warpgroups have read it, which the other one usually has.
+    // The stage of the previous step is refilled when both warpgroups have read it, which the other one usually has.
     const int next = step - 1 + At::kStages;
     if (fetches && step > 0 && next < steps) {
       if (elect_lane()) {
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
   for (int step = 0; step < whole; ++step) attend(step, std::integral_constant<int, kTileRows>());
   if (ends_short) attend(whole, std::integral_constant<int, kTileRows / 2>());
 
-  // Results pass through the warpgroup's part of Q's memory, which it alone has read.
+  // Results pass through the warpgroup's part of Q's memory, which only this warpgroup has read.
   sync_group(group);
   const int rows = min(16, tile.length - query - warp * 16);
   if (rows <= 0) return;

@@ -1,19 +1,20 @@
 // softmax(Q·Kᵀ/√d)·V on Hopper, where there are sequences of over 32 tokens: head sizes 64 and 32, 16-bit types.
 //
-// A block is one warpgroup. It takes 64 query rows of a (sequence, head) and walks the keys 64 at a time. The tensor
-// copy engine brings Q once, and K and V in stages. Both products are wgmma: S = Q·Kᵀ from shared memory, and P·V with
-// P in the registers where the softmax left it. So no thread computes an address or loads a matrix. Where at most 32
-// keys are left, the last step is half as long. Keys are counted from the sequence's own start: same text, same bits.
+// A block is one warpgroup. It processes 64 query rows of a (sequence, head) and iterates over the keys 64 at a time.
+// TMA loads Q once, and K and V in stages. Both products are wgmma: S = Q·Kᵀ from shared memory, and P·V with P in the
+// registers where the softmax left it. So no thread computes an address or loads a matrix. Where at most 32 keys
+// remain, the last step is half as long. Keys are counted from the sequence's own start, so results are
+// batch-invariant.
 //
-// What bounds it: at d = 64 likely memory. BERT-base's passages take 65 µs a layer, 2.5 TB/s of Q, K, V and context (a
-// copy reaches 2.9); by count the steps take 25. At d = 32 issue slots count too, so what surrounds the steps is short:
-// whole strides instead of loops over elements. A block mostly waits for its copies, hence as many blocks on a
+// The bound: at d = 64 likely memory. BERT-base's passages take 65 µs a layer, 2.5 TB/s of Q, K, V and context (a copy
+// reaches 2.9); by count the steps take 25. At d = 32 issue slots count too, so the code around the steps is short:
+// whole strides instead of loops over elements. A block mostly waits for its loads, so as many blocks run on a
 // multiprocessor as registers allow.
 //
-// Scores by relative position (MPNet's) are fetched before the wait for K, and the products add to them. Where there
-// are sequences of up to 32 tokens as well, the last blocks take two of them each (short.cuh), which saves a launch.
+// Relative position scores (MPNet's) are loaded before the wait for K, and the products add to them. Where there are
+// sequences of up to 32 tokens as well, the last blocks process two of them each (short.cuh), which saves a launch.
 //
-// docs/cuda-notes.md says what attention waits for, docs/experiments.md what was tried.
+// docs/cuda-notes.md has a profile of attention, docs/experiments.md the alternatives that were measured.
 
 #include <cmath>
 #include <type_traits>
@@ -39,7 +40,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocks<kDim>)
 #endif
 }
 
-// The same with the context in 8 bits.
+// The same with an int8 context.
 template <bool kRelative>
 __global__ void __launch_bounds__(kTileThreads, kBlocks<kHeadBlock>)
     attention_hopper_blocks_kernel(const __grid_constant__ CUtensorMap qkv_map, const half_t* qkv,
@@ -53,8 +54,8 @@ __global__ void __launch_bounds__(kTileThreads, kBlocks<kHeadBlock>)
 #endif
 }
 
-// The same with a window: three steps a tile where it is ± 64, however long the text is. So a tile costs what one of a
-// text of 192 tokens does, and reads 56 KB for 8 KB of context. Texts of up to 32 tokens fit into the window.
+// The same with a window: three steps a tile where it is ± 64, for every text length. So a tile costs as much as one of
+// a text of 192 tokens, and reads 56 KB for 8 KB of context. Texts of up to 32 tokens fit into the window.
 template <typename T>
 __global__ void __launch_bounds__(kTileThreads, kBlocks<64>)
     attention_hopper_window_kernel(const __grid_constant__ CUtensorMap qkv_map, const T* qkv, const AttentionWork work,
@@ -97,7 +98,7 @@ Status launch_window(const void* qkv, int rows, const WindowedWork& work, int he
 
 bool attention_sm90_takes(DType dtype, int head_size, int window) {
   if (dtype == DType::kFloat32) return false;
-  // Short texts are attended to without a window, which must not cut them.
+  // Short texts are processed without a window, so it must not be narrower than they are.
   return window > 0 ? head_size == 64 && window >= kAttentionShort - 1 : head_size == 32 || head_size == 64;
 }
 

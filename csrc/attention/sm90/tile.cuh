@@ -1,4 +1,4 @@
-// A tile of attention on Hopper, for one warpgroup: what sm90.cu's kernels share.
+// A tile of attention on Hopper, for one warpgroup: the common part of sm90.cu's kernels.
 #pragma once
 
 #include <type_traits>
@@ -17,18 +17,18 @@ namespace embert::hopper {
 constexpr int kTileThreads = 128;  // a warpgroup
 constexpr int kTileRows = 64;      // of Q, and keys of a step
 static_assert(kTileRows == kAttentionRows, "a warpgroup takes a tile of the work list");
-// Blocks on a multiprocessor, and so registers of a thread: 96 and 80. With one more block they spill.
+// Blocks per multiprocessor, and so registers per thread: 96 and 80. With one more block they spill.
 template <int kDim>
 constexpr int kBlocks = kDim == 64 ? 5 : 6;
 
 template <int kDim>
 struct Layout {
   static constexpr int kRowBytes = kDim * 2, kChunks = kRowBytes / 16;
-  // As many as that many blocks have shared memory for.
+  // As many as fit the shared memory of that many blocks.
   static constexpr int kStages = kDim == 64 ? 2 : 4;
   static constexpr int kTileBytes = kTileRows * kRowBytes;
   static constexpr int kQ = 0, kK = kTileBytes, kV = kK + kStages * kTileBytes;
-  static constexpr int kBarriers = kV + kStages * kTileBytes;  // one a stage; Q arrives at the first stage's
+  static constexpr int kBarriers = kV + kStages * kTileBytes;  // one per stage; Q arrives at that of the first stage
   static constexpr int kSharedBytes = kBarriers + kStages * 8;
   static_assert(short_shared_bytes<half_t, kDim>() <= kSharedBytes, "short sequences fit");
 };
@@ -37,7 +37,7 @@ template <int kDim>
 __device__ __forceinline__ uint64_t rows_operand(uint32_t address) {
   return kDim == 64 ? operand(address) : narrow_operand(address);
 }
-// The offset at which the copy engine puts a 16-byte chunk of a row.
+// The offset at which TMA stores a 16-byte chunk of a row.
 template <int kDim>
 __device__ __forceinline__ uint32_t place_of(int row, int chunk) {
   return kDim == 64 ? swizzled(row, chunk) : row * 64 + ((chunk ^ (row >> 1 & 3)) << 4);
@@ -48,10 +48,10 @@ template <int kElements>
 __device__ __forceinline__ float (&tiles(float (&elements)[kElements]))
     [kElements / 4][4] { return reinterpret_cast<float (&)[kElements / 4][4]>(elements); }
 
-// Which keys a tile's queries see, and in which steps of 64. `mask` takes the keys of a step that a row does not see
-// out of its scores.
+// Which keys a tile's queries attend to, and in which steps of 64. `mask` removes the keys of a step that a row does
+// not attend to from its scores.
 struct AllKeys {
-  static constexpr bool kMayBeEmpty = false;  // whether a step may leave a row no key
+  static constexpr bool kMayBeEmpty = false;  // whether a row may have no key in a step
   __device__ __forceinline__ constexpr int first(const AttentionTile&) const { return 0; }
   __device__ __forceinline__ int end(const AttentionTile& tile) const {
     return (tile.length + kTileRows - 1) / kTileRows;
@@ -81,7 +81,7 @@ struct NearKeys {
   __device__ __forceinline__ int end(const AttentionTile& tile) const {
     return window.end_step(tile.query + kTileRows - 1, tile.length, kTileRows);
   }
-  // Only in steps of which one of the warp's 16 rows does not see all keys.
+  // Only in steps where one of the warp's 16 rows does not attend to all keys.
   template <int kElements>
   __device__ __forceinline__ void mask(float (&s)[kElements], const AttentionTile& tile, int step, int warp,
                                        int lane) const {
@@ -102,7 +102,7 @@ struct NearKeys {
   }
 };
 
-// The softmax of a step: turns scores into weights, as P·V's left operand, and rescales what earlier steps left.
+// The softmax of a step: replaces scores by weights, as P·V's left operand, and rescales the sums of earlier steps.
 template <typename T, bool kMayBeEmpty, int kElements, int kOut>
 __device__ __forceinline__ void weigh(float (&s)[kElements], uint32_t (&p)[kElements / 8][4], float (&out)[kOut],
                                       float (&maximum)[2], float (&sum)[2], float scale_log2) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ void store_context(uint8_t* rows_of_warp, const float
   }
 }
 
-// The same in 8 bits, with the head as a block; sums are divided by here, too.
+// The same in int8, with the head as a block; this divides by the sums, too.
 template <int kDim>
 __device__ __forceinline__ void store_blocks(uint8_t* rows_of_warp, const float (&out)[kDim / 2], const float (&sum)[2],
                                              int rows, const QuantizedBlocks& context, int first_row, int head,
@@ -158,7 +158,7 @@ __device__ __forceinline__ void store_blocks(uint8_t* rows_of_warp, const float 
   static_assert(kChunks == 4, "how chunks are mixed");
   const HeadBlocks<kDim> blocks([&](int n, int i) { return out[4 * n + i]; }, sum);
   blocks.store_maxima(context, first_row, rows, head, heads, lane);
-  // Chunks are mixed so that eight rows' words lie in different banks.
+  // Chunks are swizzled so that eight rows' words lie in different banks.
   const auto place = [&](int row, int chunk) { return rows_of_warp + row * kDim + (chunk ^ (row >> 1 & 3)) * 16; };
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ void store_blocks(uint8_t* rows_of_warp, const float 
   }
 }
 
-// A block's work: a tile, or two short texts. Keys: AllKeys or NearKeys; Context: T* or QuantizedBlocks.
+// Runs a block: a tile, or two short texts. Keys: AllKeys or NearKeys; Context: T* or QuantizedBlocks.
 template <typename T, int kDim, bool kRelative, typename Keys, typename Context>
 __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T* qkv, const AttentionWork& work,
                                             int heads, float scale_log2, const Context& context, bool backwards,
@@ -185,7 +185,7 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
   extern __shared__ __align__(1024) uint8_t raw[];
   const uint32_t base = shared_address(raw), barriers = base + At::kBarriers;
   const int warp = warp_of_block(), lane = threadIdx.x % 32;
-  // Heads of one tile run side by side: their rows are neighbours in memory.
+  // Heads of one tile run side by side: their rows are adjacent in memory.
   const int head = blockIdx.x, index = blockIdx.y;
   if (index >= work.tile_count) {
     const int pair = warp / 2, at = (index - work.tile_count) * kShortPairs + pair;
@@ -198,7 +198,7 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
     return;
   }
   const AttentionTile tile = early_tile(work.tiles + (backwards ? work.tile_count - 1 - index : index));
-  if (warp == 0) {  // this warp fetches; the others need the barriers later
+  if (warp == 0) {  // this warp issues the loads; the others need the barriers later
     if (elect_lane()) {
       prefetch_maps(qkv_map);
       for (int stage = 0; stage < At::kStages; ++stage) init_barrier(barriers + 8 * stage, 1);
@@ -239,7 +239,7 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
     const uint32_t k_from = base + At::kK + stage * At::kTileBytes, v_from = base + At::kV + stage * At::kTileBytes;
     const int valid = tile.length - step * kTileRows;
     float s[kKeys / 2];
-    if constexpr (kRelative)  // the products add to these, which are fetched while the copies are in flight
+    if constexpr (kRelative)  // the products add to these, which are loaded while the copies are in flight
       start_scores<kKeys / 8>(nearness + step * kTileRows, [&](int n, int i) -> float& { return s[4 * n + i]; });
     wait_barrier(barriers + 8 * stage, (step - first) / At::kStages % 2);
     fence_registers();
@@ -249,7 +249,7 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
                   kRelative || k > 0);
     commit_products();
     if (valid < kKeys) {
-      // Rows past the sequence's end belong to its neighbour. Their weights are 0, but 0 · infinity is not.
+      // Rows past the sequence's end belong to the next sequence. Their weights are 0, but 0 · infinity is NaN.
       const int row = threadIdx.x / At::kChunks;
       uint8_t* const place = raw + (v_from - base) + place_of<kDim>(row, threadIdx.x % At::kChunks);
 #pragma unroll

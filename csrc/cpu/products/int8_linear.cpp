@@ -15,17 +15,17 @@
 namespace embert::cpu {
 namespace {
 
-constexpr int kDepth = 4;        // neighbouring columns that one instruction multiplies and adds
-constexpr int kAlone = 1 << 15;  // elements that one thread quantizes: 11 µs on Zen 4
+constexpr int kDepth = 4;        // adjacent columns that one instruction multiplies and adds
+constexpr int kAlone = 1 << 15;  // elements for which one thread suffices to quantize: 11 µs on Zen 4
 
-// sum + a · b of four neighbours each. The intrinsic makes GCC 12 copy every sum and load b for every product: twice
-// the time.
+// sum + a · b of four adjacent columns each. The intrinsic makes GCC 12 copy every sum and load b for every product:
+// twice the time.
 inline __m512i with_products(__m512i sum, __m512i a, __m512i b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
   return sum;
 }
 
-// As `multiply`: of unsigned a and signed b. `sums` start from `zeros`.
+// As `multiply`: of unsigned a and signed b. `sums` start with `zeros`.
 template <int kRows>
 inline void multiply(const std::uint8_t* a, std::ptrdiff_t a_stride, const std::int8_t* b, int depth,
                      const std::int32_t* zeros, __m512i (&sums)[kRows][kTileLanes]) {
@@ -104,7 +104,7 @@ void Int8LinearAvx512::operator()(const float* x, int rows, const Following& fol
       Floats values[kTileLanes];
       for (int lane = 0; lane < kTileLanes; ++lane) {
         const int at = column + lane * kLanes;
-        // As quantization.products.product: each operation is rounded.
+        // As in quantization.products.product: each operation is rounded.
         const Floats scaled = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums[row][lane]), scale),
                                             _mm512_loadu_ps(scales_.data() + at));
         values[lane] = _mm512_add_ps(scaled, _mm512_loadu_ps(bias_.data() + at));

@@ -1,4 +1,4 @@
-// Linear layers in eight bits on a CPU with AVX-512 VNNI.
+// int8 linear layers on a CPU with AVX-512 VNNI.
 #pragma once
 
 #include <cstdint>

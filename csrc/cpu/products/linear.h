@@ -8,7 +8,7 @@ namespace embert::cpu {
 
 enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu };
 
-// What follows a product, element by element. `residual` and `gate` are [rows, out]; at most one is given, and then
+// The epilogue of a product, element by element. `residual` and `gate` are [rows, out]; at most one is given, and then
 // there is no activation.
 struct Following {
   Activation activation = Activation::kNone;
@@ -21,7 +21,7 @@ class LinearLayer {
  public:
   virtual ~LinearLayer();
 
-  // x [rows, in] → y [rows, out] = what follows x · weightᵀ + bias. A row of y has the same bits beside any other rows.
+  // x [rows, in] → y [rows, out] = epilogue of x · weightᵀ + bias. A row of y is batch-invariant.
   virtual void operator()(const float* x, int rows, const Following& following, float* y, int threads) const = 0;
 
   virtual int out() const = 0;

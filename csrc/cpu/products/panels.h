@@ -1,4 +1,4 @@
-// How a product is divided: panels of the weight's columns, blocks of rows, and tiles of both in registers.
+// Tiling of a product: panels of the weight's columns, blocks of rows, and tiles of both in registers.
 #pragma once
 
 #include <algorithm>
@@ -8,15 +8,15 @@
 
 namespace embert::cpu {
 
-// Rows that one thread takes through a panel of the weight: what they hold of x stays in its L2 cache beside the panel.
+// Rows that one thread multiplies by a panel of the weight: their part of x stays in its L2 cache with the panel.
 constexpr int kBlockRows = 96;
 
 inline int panels_of(int columns) {
   return (columns + kTileColumns - 1) / kTileColumns;
 }
 
-// How many blocks to divide rows into, of `least` to `most`: those that leave the fewest threads without a task in the
-// last round, where each block is `tasks` tasks.
+// How many blocks to divide rows into, of `least` to `most`: the number that leaves the fewest threads without a task
+// in the last wave, where each block is `tasks` tasks.
 inline int balanced_blocks(int least, int most, int tasks, int threads) {
   int best = least;
   double best_share = 0;

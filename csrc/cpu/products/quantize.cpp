@@ -36,7 +36,7 @@ inline void butterfly(Floats (&x)[kRegisters], int stride) {
 
 void quantize(const float* x, int columns, float* rotated, std::uint8_t* integers, float* scale) {
   Floats most = _mm512_setzero_ps();
-  __mmask16 wrong = 0;  // lanes with what is no number, which a maximum forgets
+  __mmask16 wrong = 0;  // lanes with NaN, which a maximum ignores
   for (int at = 0; at < columns; at += kRotated) {
     Floats y[kRegisters];
     for (int i = 0; i < kRegisters; ++i) {

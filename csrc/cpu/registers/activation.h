@@ -23,7 +23,7 @@ inline Floats normal_share(Floats x) {
   return _mm512_mask_mov_ps(_mm512_sub_ps(one, below), negative, below);
 }
 
-// 1 / (1 + e⁻ˣ), with the power of a number that is not positive: it cannot overflow.
+// 1 / (1 + e⁻ˣ), with the exponential of a number that is not positive: it cannot overflow.
 inline Floats sigmoid(Floats x) {
   const Floats one = _mm512_set1_ps(1.0f);
   const Floats power = exp(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));

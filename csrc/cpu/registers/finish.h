@@ -1,4 +1,4 @@
-// What follows a product's sums, for up to four registers of a row.
+// The epilogue of a product's sums, for up to four registers of a row.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace embert::cpu {
 
-// Writes `count` columns of y from `sums`, which have the bias: `at` is the place of the first one in y.
+// Writes `count` columns of y from `sums`, which include the bias: `at` is the offset of the first one in y.
 template <int kWide>
 inline void finish(const Floats (&sums)[kWide], const Following& following, float* y, std::ptrdiff_t at, int count) {
   for (int lane = 0; lane < kWide; ++lane) {

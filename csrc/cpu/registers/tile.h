@@ -1,4 +1,4 @@
-// A tile of a float32 product in registers: what linear layers and attention are made of.
+// A register tile of a float32 product, for linear layers and attention.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@ constexpr int kTileRows = 6;
 constexpr int kTileLanes = 4;
 constexpr int kTileColumns = kTileLanes * kLanes;
 
-// Products that are summed one after the other. Longer sums are sums of such ones: of 1 536 products they are 3 times
-// as near to the exact ones, for 1 % of the time.
+// Products in one partial sum. Longer sums are sums of these: for 1 536 products their error is 3 times smaller, for 1
+// % of the time.
 constexpr int kRun = 128;
 
-// sums[row][lane] += Σₖ a[row · a_stride + k] · b[k · b_stride + 16 · lane …] for k < depth, one after the other.
+// sums[row][lane] += Σₖ a[row · a_stride + k] · b[k · b_stride + 16 · lane …] for k < depth, in order.
 template <int kRows, int kWide>
 inline void add_products(const float* a, std::ptrdiff_t a_stride, const float* b, std::ptrdiff_t b_stride, int depth,
                          Floats (&sums)[kRows][kWide]) {
@@ -42,8 +42,8 @@ inline void set_zero(Floats (&sums)[kRows][kWide]) {
   }
 }
 
-// sums[row][lane] = Σₖ a[row · a_stride + k] · b[k · b_stride + 16 · lane …]: in an order that `depth` alone decides,
-// whatever the tile's size. So a row's sums have the same bits beside any other rows.
+// sums[row][lane] = Σₖ a[row · a_stride + k] · b[k · b_stride + 16 · lane …]: in an order that depends only on `depth`,
+// not on the tile's size. So a row's sums are batch-invariant.
 template <int kRows, int kWide>
 inline void multiply(const float* a, std::ptrdiff_t a_stride, const float* b, std::ptrdiff_t b_stride, int depth,
                      Floats (&sums)[kRows][kWide]) {

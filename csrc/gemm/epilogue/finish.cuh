@@ -1,4 +1,5 @@
-// Two elements of y from their products: what all our kernels do after multiplying, the same to the bit (EPILOGUES.md).
+// Two elements of y from their accumulators: the common end of all our epilogues, identical to the bit
+// (EPILOGUES.md).
 #pragma once
 
 #include "common/numeric.cuh"
@@ -9,7 +10,7 @@
 
 namespace embert::hopper {
 
-// Two neighbouring columns of x·Wᵀ + bias, where x may be a LayerNorm's.
+// Two adjacent columns of x·Wᵀ + bias, where a LayerNorm may apply to x.
 template <bool kPrescaledRows>
 __device__ __forceinline__ float2 normed(float low, float high, ColumnPair<false, kPrescaledRows> k, float2 by) {
   if constexpr (kPrescaledRows) {
@@ -19,9 +20,9 @@ __device__ __forceinline__ float2 normed(float low, float high, ColumnPair<false
   }
 }
 
-// Two neighbouring elements of y. `k`: their columns' constants; `by`: the row's scale and shift; `next`: the next
-// LayerNorm's gammas, where gamma is in the rows and there is a residual; `sum`: over the row's piece of 16 columns,
-// begun with the `first` of a lane's two pairs.
+// Two adjacent elements of y. `k`: their columns' constants; `by`: the row's scale and shift; `next`: the next
+// LayerNorm's gammas, with prescaled rows and a residual; `sum`: over the row's group of 16 columns, started by the
+// `first` of a lane's two pairs.
 template <typename T, Activation kActivation, bool kResidual, bool kPrescaledRows>
 __device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kResidual, kPrescaledRows> k, float2 by,
                                            uint32_t residual, uint32_t next, bool first, float2& sum) {
@@ -50,14 +51,14 @@ __device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kRe
   return pack_two<T>(low, high);
 }
 
-// A sum of integers of 8 bits times its row's scale and its column's (ops/quantize.h). Rounded each time: where the
-// compiler may, it makes a multiply-add of the last one and the bias.
+// Dequantizes an INT32 sum: times its row's scale and its column's (ops/quantize.h). Each product is rounded:
+// otherwise the compiler may contract the last one and the bias into a multiply-add.
 __device__ __forceinline__ float dequantize(int sum, float of_row, float of_column) {
   return __fmul_rn(__fmul_rn(float(sum), of_row), of_column);
 }
 
-// A warp's sums of 16 rows, accumulators of m16n8, as floats: kElements / 2 columns. `of_rows`: the scales of rows
-// lane / 4 and lane / 4 + 8; `of_columns`: in shared memory, two neighbouring columns' each.
+// Dequantizes a warp's sums of 16 rows, accumulators of m16n8: kElements / 2 columns. `of_rows`: the scales of rows
+// lane / 4 and lane / 4 + 8; `of_columns`: in shared memory, the scales of each two adjacent columns.
 template <int kElements>
 __device__ __forceinline__ void dequantize_tile(const int* sums, float2 of_rows, const float2* of_columns, int lane,
                                                 float (&scaled)[kElements]) {
@@ -72,7 +73,7 @@ __device__ __forceinline__ void dequantize_tile(const int* sums, float2 of_rows,
 }
 
 // Two elements of y from such sums, without a residual; with an activation a quarter of it (activation_pair.cuh).
-// `k`: (scale, c, scale, c) of the columns; `by`: the row's scale; scales of rows and c are times pair_factor.
+// `k`: (scale, c, scale, c) of the columns; `by`: the row's scale; row scales and c include the factor pair_factor.
 template <Activation kActivation>
 __device__ __forceinline__ uint32_t finish_sums(int low, int high, float4 k, float by) {
   return activate_pair<kActivation>(

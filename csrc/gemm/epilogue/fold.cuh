@@ -1,4 +1,4 @@
-// Prepares what a product's epilogue reads for each column of y, once, while the model is loaded (EPILOGUES.md).
+// Prepares the column constants that a GEMM's epilogue reads, once, while the model is loaded (EPILOGUES.md).
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -8,10 +8,11 @@
 namespace embert::hopper {
 
 constexpr int kFoldThreads = 128;
-// What may be left of a row's sum, times kMostOffset, relative to the row's length: a twentieth of FP16's rounding.
+// Bound on the remainder of a row's sum, times kMostOffset, relative to the row's length: a twentieth of FP16's
+// rounding.
 constexpr float kEnough = 1e-5f;
-// Elements of r between which γ·r has to keep its digits. In MiniLM-L6's rows the largest element is 230, and none is
-// beyond 20 deviations of its row. The limits leave a margin for other models.
+// Range of elements of r in which γ·r has to keep its precision. In MiniLM-L6's rows the largest element is 230, and
+// none is beyond 20 deviations of its row. The limits leave a margin for other models.
 constexpr float kLeastElement = 0.7f, kMostElement = 500.0f;
 
 // The next smaller or larger value of T; not for zeros or infinities.
@@ -23,8 +24,8 @@ __device__ __forceinline__ T neighbour(T value, bool below) {
 }
 
 // Rounding moves a row's sum, which should be 0, by some units in the last place. This rounds ten or fifteen elements
-// of the row the other way, those nearest to half a unit first, until at most `enough` of the sum is left, and returns
-// what is left. For one thread.
+// of the row in the other direction, those nearest to half a unit first, until at most `enough` of the sum remains.
+// Returns the remainder. For one thread.
 template <typename T>
 __device__ double balance(T* row, const float* exact, int count, float enough) {
   double left = 0.0;
@@ -45,7 +46,7 @@ __device__ double balance(T* row, const float* exact, int count, float enough) {
   return left;
 }
 
-// The sums over the block's threads; all threads get them.
+// Sums over the block's threads; all threads get them.
 __device__ __forceinline__ float2 sums_of_block(float x, float y) {
   __shared__ float2 parts[kFoldThreads / 32];
   x = warp_sum(x), y = warp_sum(y);
@@ -64,10 +65,10 @@ __device__ __forceinline__ void keep_worst(float* worst, float missed, float wan
   atomicMax(reinterpret_cast<unsigned*>(worst), __float_as_uint(error == error ? error : INFINITY));
 }
 
-// A block takes a row of W, a column of y. Without a Norm the column's constant is factor·bias. With one, W[n, k]
-// becomes γ[k]·W[n, k] less the row's mean of those, rounded so that the row's sum is 0 but for `left` (balance). The
-// constant is then factor·(bias + Σ W·β), in FP32. `worst` keeps the largest relative error that this rounding makes in
-// a row, for rows of x with |μ|/σ of up to kMostOffset.
+// One block for a row of W, a column of y. Without a Norm the column's constant is factor·bias. With one, W[n, k]
+// becomes γ[k]·W[n, k] minus the row's mean of those, rounded so that the row's sum is 0 except for a small remainder
+// (balance). The constant is then factor·(bias + Σ W·β), in FP32. `worst` keeps the largest relative error of this
+// rounding over all rows of W, for rows of x with |μ|/σ of up to kMostOffset.
 template <typename T>
 __global__ void __launch_bounds__(kFoldThreads)
     fold_input_kernel(T* weight, const float* unrounded, const float* bias, const Norm norm, int in, float factor,
@@ -109,8 +110,8 @@ __global__ void __launch_bounds__(kFoldThreads)
   keep_worst(worst, fmaf(of_offset, of_offset, missed), wanted);
 }
 
-// The same where gamma is in the rows: W does not change, and the column's constants are {Σ γ·W, factor·(bias + Σ
-// W·β)}. `worst` keeps the error of storing γ·r, for kLeastElement and kMostElement.
+// The same for prescaled rows: W does not change, and the column's constants are {Σ γ·W, factor·(bias + Σ W·β)}.
+// `worst` keeps the error of storing γ·r, for kLeastElement and kMostElement.
 template <typename T>
 __global__ void __launch_bounds__(kFoldThreads) sum_input_kernel(const T* weight, const float* bias, const Norm norm,
                                                                  int in, float factor, float2* columns, float* worst) {
@@ -137,8 +138,8 @@ __global__ void __launch_bounds__(kFoldThreads) sum_input_kernel(const T* weight
   }
 }
 
-// columns: {γ, bias + β} of the residual's LayerNorm, or {1, bias} without one. next: the gamma that y is multiplied
-// with where gamma is in the rows, or 1.
+// columns: {γ, bias + β} of the residual's LayerNorm, or {1, bias} without one. next: the gamma that multiplies y
+// with prescaled rows, or 1.
 template <typename T>
 __global__ void __launch_bounds__(kFoldThreads)
     fold_residual_kernel(const float* bias, const Norm norm, const float* next_gamma, int out, float2* columns,

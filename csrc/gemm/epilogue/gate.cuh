@@ -1,4 +1,4 @@
-// Gates: y = activation(gate)·value, of W's neighbouring rows (EPILOGUES.md).
+// Gated feed-forward: y = activation(gate)·value, from adjacent rows of W (EPILOGUES.md).
 #pragma once
 
 #include "common/numeric.cuh"
@@ -6,8 +6,8 @@
 
 namespace embert::hopper {
 
-// What a gate is multiplied by before its activation. Its value is not: its constants and its row's scale are undone by
-// 1 / kGateFactor, a power of two.
+// The factor of a gate before its activation. The value has no factor: its constants and its row's scale are
+// multiplied by 1 / kGateFactor, a power of two.
 constexpr float kGateFactor = 0.5f;
 
 // activation(x) from h = x/2. SiLU is x·σ(x) = h + h·tanh(h), because σ(x) = ½(1 + tanh(x/2)); tanh.approx adds at most
@@ -39,9 +39,9 @@ __device__ __forceinline__ float gated(float gate, float value, ColumnPair<false
   return opened<kActivation>(gate) * value;
 }
 
-// Of two neighbouring m16n8 tiles a lane has one element of y each, `first` and `second`, with columns lane % 4 of
-// four. Two lanes share them out, so that each can store two neighbours: the even one gets both of the first tile, the
-// odd one both of the second. They begin at column gated_column of the eight.
+// In two adjacent m16n8 tiles a lane has one element of y each, `first` and `second`, in column lane % 4 of four. Two
+// lanes exchange elements, so that each can store two adjacent ones: the even lane gets both of the first tile, the
+// odd lane both of the second. They begin at column gated_column of the eight.
 template <typename T>
 __device__ __forceinline__ uint32_t with_neighbour(float first, float second, int lane) {
   const uint32_t own = pack_two<T>(first, second), other = __shfl_xor_sync(~0u, own, 1);

@@ -1,4 +1,4 @@
-// The epilogue that keeps no product: the largest of each text's rows goes to memory (EPILOGUES.md).
+// The epilogue that stores no product: only the maxima over each text's rows go to memory (EPILOGUES.md).
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace embert::hopper {
 
-// What the kernel takes beside the tensor maps.
+// Kernel arguments besides the tensor maps.
 struct MaximaArguments {
   const float* bias;   // [whole tiles of columns]
   const int* text_of;  // TextRows
@@ -20,16 +20,16 @@ struct MaximaArguments {
   int band;  // columns of a band, in tiles (BandedTileScheduler)
 };
 
-// The larger number, NaN if one is (sm_80).
+// The larger number; NaN if either is (sm_80).
 __device__ __forceinline__ float larger(float a, float b) {
   float c;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
 
-// The largest over a warp's eight rows of lanes, of 64 columns of which a lane has those that it has of eight m16n8
-// accumulators: 8j + 2 · (lane % 4) and the next. Afterwards `low` and `high` are of columns 2 · lane and the next. The
-// lanes share the work: each keeps half of its columns and gives the other half to its partner.
+// The maximum over a warp's eight rows of lanes, for 64 columns. A lane holds those of eight m16n8 accumulators: 8j +
+// 2 · (lane % 4) and the next. Afterwards `low` and `high` are of columns 2 · lane and the next. The lanes share the
+// work: each keeps half of its columns and sends the other half to its partner.
 __device__ __forceinline__ void largest_of_lanes(float (&columns)[16], int lane, float& low, float& high) {
   const auto halve = [&](auto half, int step) {
     constexpr int kHalf = decltype(half)::value;
@@ -47,15 +47,15 @@ __device__ __forceinline__ void largest_of_lanes(float (&columns)[16], int lane,
   low = columns[0], high = columns[1];
 }
 
-// Positive floats order as their bits do. What is not positive changes nothing, because maxima begin with 0; the bits
-// of a NaN are larger than infinity's.
+// Positive floats have the order of their bits. Values that are not positive change nothing, because maxima begin
+// with 0; the bits of a NaN are larger than infinity's.
 __device__ __forceinline__ void raise(float* maximum, float value) {
   const int bits = __float_as_int(value);
   if (bits > 0) atomicMax(reinterpret_cast<int*>(maximum), bits);
 }
 
-// The epilogue (pingpong.cuh): maxima. Each warp goes through the texts of its 16 rows, usually one. The bias is added
-// to the largest product: rounding keeps order, so the bits are those of the largest sum.
+// The maxima epilogue (pingpong.cuh). Each warp iterates over the texts of its 16 rows, usually one. The bias is
+// added to the largest product: rounding is monotonic, so the bits are those of the largest sum.
 template <typename Shape, typename Scheduler, int kHalves>
 class RaisedMaxima {
  public:

@@ -1,4 +1,5 @@
-// Queries and keys turned by their rows' positions, in FP32 before the one rounding (EPILOGUES.md).
+// RoPE in the epilogue: queries and keys are rotated by their positions in FP32, before the one rounding
+// (EPILOGUES.md).
 #pragma once
 
 #include "common/numeric.cuh"
@@ -7,24 +8,24 @@
 
 namespace embert::hopper {
 
-constexpr int kRopeColumns = 64;  // what is turned is decided for so many columns at once
+constexpr int kRopeColumns = 64;  // RoPE applies to groups of this many columns
 
-// Whether the 64 columns around `column` hold a query or a key. The rule is the same in all loops, so that values stay
-// as they are to the bit, also those that are not finite.
+// Whether the 64 columns around `column` hold a query or a key. All main loops use the same rule, so that values keep
+// their bits, also those that are not finite.
 __device__ __forceinline__ bool holds_turned(const RopeColumns& of, int column) {
   return column / kRopeColumns * kRopeColumns < of.columns;
 }
 
-// Reads the positions of a lane's two rows; those past the end are read as the last row. For use after
-// wait_for_earlier_kernels. The loads bypass the L1 cache, which may hold the positions of the batch before.
+// Reads the positions of a lane's two rows; rows past the end are read as the last row. For use after
+// wait_for_earlier_kernels. The loads bypass the L1 cache, which may hold the positions of the previous batch.
 __device__ __forceinline__ void ask_positions(const RopeColumns& of, int row, int rows, int (&positions)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) positions[i] = __ldcg(of.positions + min(row + 8 * i, rows - 1));
 }
 
-// Reads (cos, sin) for a lane's pairs in tiles of 8 columns, one tile after the other, in two rows. Heads are a
-// multiple of 8 columns, so a tile lies in one head, and one division finds the place of all. Pairs that are not turned
-// get (1, 0). Four lanes read 32 neighbouring bytes, a sector of the cache.
+// Reads (cos, sin) for a lane's pairs in consecutive tiles of 8 columns, in two rows. Heads are a multiple of 8
+// columns, so a tile lies in one head, and one division locates all pairs. Pairs that are not rotated get (1, 0).
+// Four lanes read 32 adjacent bytes, a sector of the cache.
 class CosSin {
  public:
   __device__ __forceinline__ CosSin(const RopeColumns& of, int column, int lane, const int (&positions)[2])
@@ -48,11 +49,11 @@ class CosSin {
 
  private:
   const RopeColumns& of_;
-  int rows_[2];  // where they begin in the table
+  int rows_[2];  // their offsets in the table
   int column_, in_head_, pair_;
 };
 
-// Two neighbouring elements of y (normed), rotated where `rotates`.
+// Two adjacent elements of y (normed), rotated where `rotates`.
 template <typename T, bool kPrescaledRows>
 __device__ __forceinline__ uint32_t finish_rope(float low, float high, ColumnPair<false, kPrescaledRows> k, float2 by,
                                                 bool rotates, float2 cos_sin) {

@@ -1,6 +1,6 @@
-// The sums through which LayerNorms pass from one product to the next (EPILOGUES.md): how an epilogue reads those of
-// its rows, and writes those of the rows that it makes. The order of additions is row_stats.cuh's everywhere, so a
-// row's bits depend neither on the tile that wrote it nor on the one that reads it.
+// Row statistics, through which a LayerNorm passes from one GEMM to the next (EPILOGUES.md): how an epilogue reads
+// those of its input rows and writes those of its output rows. ops/row_stats.cuh defines the order of additions, so a
+// row's bits depend neither on the tile that wrote it nor on the tile that reads it.
 #pragma once
 
 #include <type_traits>
@@ -10,8 +10,8 @@
 
 namespace embert::hopper {
 
-// Reads the scale of a row where rows are few: their producers leave up to four parts a group. Two neighbouring lanes
-// take a row's even and odd groups, and both get its scale. All loads are in flight before the first is used.
+// Reads the scale of a row in the small M kernels: there the statistics have up to four parts a group. Two adjacent
+// lanes take a row's even and odd groups, and both get its scale. All loads are in flight before the first is used.
 __device__ __forceinline__ float2 scale_of_pair(const GemmArguments& args, int row, int rows, int odd, float factor) {
   const int groups = (args.width + kStatColumns - 1) / kStatColumns;
   const float2* const from = args.row_stats + size_t(row) * groups * args.splits;
@@ -31,13 +31,13 @@ __device__ __forceinline__ float2 scale_of_pair(const GemmArguments& args, int r
   return row_scale(low + high, args.inverse_width, args.epsilon, factor);
 }
 
-// Reads the scales of rows where rows are many: their producers usually leave one part a group. A lane reads groups
-// lane % 4 and lane % 4 + 4 of its two rows, and the loads may stay in flight while a tile is multiplied. If there are
-// more parts (many rows of a narrow product), they are added at once.
+// Reads the scales of rows in the kernels for many rows: there the statistics usually have one part a group. A lane
+// reads groups lane % 4 and lane % 4 + 4 of its two rows, and the loads may stay in flight while a tile is
+// multiplied. If there are more parts (many rows of a narrow GEMM), they are added immediately.
 struct RowStats {
   float2 held[2][2];  // of the rows lane / 4 and lane / 4 + 8
 
-  // Rows past the end are read as the last row; what becomes of them is not stored.
+  // Rows past the end are read as the last row; their results are not stored.
   __device__ __forceinline__ void load(const GemmArguments& args, int first_row, int lane) {
     const int groups = (args.width + kStatColumns - 1) / kStatColumns;
     const auto group_at = [&](int i) { return min(lane % 4 + i % 2 * 4, groups - 1); };
@@ -72,10 +72,10 @@ struct RowStats {
   }
 };
 
-// Adds the sums of kChunks neighbouring pieces of 16 columns, of which each of a row's four lanes holds a part. Every
-// lane gets the total in chunks[0]. Each piece is summed over the lanes first, then the pieces as a balanced tree, so
-// that tiles of any width agree. The lanes share the work: each keeps half of the pieces and gives the other half to
-// its partner.
+// Adds the sums of kChunks adjacent groups of 16 columns. Each of a row's four lanes holds a part of every sum. Every
+// lane gets the total in chunks[0]. Each group is summed over the lanes first, then the groups as a balanced tree, so
+// that tiles of any width give the same bits. The lanes share the work: each keeps half of the groups and sends the
+// other half to its partner.
 template <int kChunks>
 __device__ __forceinline__ void combine_chunks(float2 (&chunks)[kChunks], int lane) {
   const auto add = [](float2& to, float2 value) { to = to + value; };
@@ -100,7 +100,7 @@ __device__ __forceinline__ void combine_chunks(float2 (&chunks)[kChunks], int la
   if constexpr (kChunks >= 2) add(chunks[0], from_lane(chunks[0], 2));
 }
 
-// Writes the sums of this lane's two rows over kColumns columns, from those of their pieces of 16 columns.
+// Writes the sums of this lane's two rows over kColumns columns, from those of their groups of 16 columns.
 template <int kColumns, int kChunks>
 __device__ __forceinline__ void store_row_stats(const GemmArguments& args, float2 (&sums)[2][kChunks], int rows,
                                                 int first_row, int column, int lane) {

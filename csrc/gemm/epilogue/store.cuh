@@ -1,5 +1,5 @@
-// The store epilogue of ping-pong GEMMs: applies the LayerNorm of x, the bias and the activation, and stores rows of y.
-// TileRows is the base of the other epilogues of this main loop.
+// The store epilogue of ping-pong GEMMs: applies the LayerNorm of x, the bias and the activation, and stores rows of
+// y. TileRows is the base of the other epilogues of this main loop.
 #pragma once
 
 #include "common/named_barrier.cuh"
@@ -10,8 +10,8 @@
 
 namespace embert::hopper {
 
-// What the epilogues of this loop (pingpong.cuh) have in common. Loads start a tile ahead: the columns' constants (two
-// columns a thread), which pass through shared memory, and the sums of the rows of x.
+// The common part of this main loop's epilogues (pingpong.cuh). Loads start one tile ahead: the columns' constants
+// (two columns a thread), which pass through shared memory, and the row statistics of x.
 template <bool kPingPong, bool kPrescaledRows>
 class TileRows : public PlainProducts {
  protected:
@@ -36,14 +36,15 @@ class TileRows : public PlainProducts {
 
   __device__ __forceinline__ void before(int tile) {
     row_ = tiles_.row_of(tile) + own_row_ + warp_ * 16, column_ = tiles_.column_of(tile);
-    named_barrier_sync(kConsumerBarrier + consumer_, 128);  // all have read the columns before
+    named_barrier_sync(kConsumerBarrier + consumer_, 128);  // all threads have read the previous columns
     if (thread_ < Shape::kColumns / 2) columns_[thread_] = own_columns_;
     named_barrier_sync(kConsumerBarrier + consumer_, 128);
   }
 
   __device__ __forceinline__ void last() const {
     if (lane_ == 0)
-      wait_stores_read<0>();  // before the block and its shared memory end; the grid's end waits for the writes
+      wait_stores_read<0>();  // before the block exits and its shared memory is freed; the end of the grid waits for
+                              // the writes
   }
 
  protected:
@@ -57,7 +58,7 @@ class TileRows : public PlainProducts {
     for (int half = 0; half < kHalves; ++half)
       row_stats_[half].load(args_, tiles_.row_of(tile) + own_row_ + half * 64 + warp_ * 16, lane_);
   }
-  // What the rows of the tile at work are multiplied with, times `factor`.
+  // Scales of the current tile's rows, times `factor`.
   __device__ __forceinline__ void take_scales(float factor, float2 (&scale)[kHalves][2]) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -70,14 +71,14 @@ class TileRows : public PlainProducts {
   const TileScheduler<Shape>& tiles_;
   const CUtensorMap& y_map_;
   int consumer_, own_row_, thread_, warp_, lane_;
-  int row_, column_;  // of this warp, in the tile at work
+  int row_, column_;  // of this warp, in the current tile
   uint32_t own_staging_;
   Pair* columns_;
   Pair own_columns_ = {};
   RowStats row_stats_[kHalves];
 };
 
-// Rows of y.
+// The epilogue that stores rows of y.
 template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows>
 class StoredRows : public TileRows<kPingPong, kPrescaledRows> {
   using Base = TileRows<kPingPong, kPrescaledRows>;
@@ -94,8 +95,8 @@ class StoredRows : public TileRows<kPingPong, kPrescaledRows> {
       this->ask_columns(next);
       this->ask_sums(next);
     }
-    // 16 rows a warp and 64 columns at a time. A scheduler has one warp here, which waits for every result that it
-    // needs. So the work of a whole box is independent.
+    // 16 rows a warp and 64 columns at a time. A warp scheduler has one warp here, which stalls on every result that
+    // it needs. So the instructions of a whole box are independent of each other.
 #pragma unroll
     for (int box = 0; box < Shape::kColumns / 64; ++box) {
       typename Base::Pair of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
@@ -112,7 +113,7 @@ class StoredRows : public TileRows<kPingPong, kPrescaledRows> {
           packed[i / 4][i % 4] = finish<T, kActivation, false, kPrescaledRows>(
               c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2], 0, 0, true, none);
         }
-        if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the store from this box has read it
+        if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the last store from this box has read it
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; ++i) store_matrices(box_at + swizzled(lane_ % 16, 2 * i + lane_ / 16), packed[i]);

@@ -1,4 +1,4 @@
-// Which products that turn or gate our kernels do not run. Host code, seen by tests without a GPU.
+// Checks of GEMMs with RoPE or gates: shapes that our kernels do not support. Host code, tested without a GPU.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace embert::hopper {
 
-// What the kernels that turn or gate take for granted.
+// Preconditions of the kernels with RoPE or gates.
 inline Status check_fused(const LinearWeights& weights) {
   if (weights.gated && weights.residual_norm.gamma != nullptr)
     return Status::refused("hopper gemm: gates and a residual");

@@ -1,16 +1,16 @@
-// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)) on Hopper for many rows, where there is a
-// residual (attention out, FFN out) or K is long.
+// The cooperative GEMM: y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)) on Hopper for many
+// rows, where there is a residual (attention out, FFN out) or K is long.
 //
-// The consumers, two or three, multiply and finish 64 rows each of one tile of 128 or 256 columns. The others are a few
-// steps behind the first, so that one finishes while another multiplies. A wide tile reads less shared memory a product
-// than two narrow ones in turn (store.cuh), which pays where K is long. The smaller tiles are for batches that fill
-// the multiprocessors better with them, with all rows or with the last ones (heuristics.h).
+// The consumers, two or three, share one tile of 128 or 256 columns, 64 rows each. The others are a few steps behind
+// the first, so that the epilogue of one overlaps with the products of another. A wide tile reads less shared memory
+// per product than two narrow ones in ping-pong (pingpong.cuh), which pays where K is long. The smaller tiles are for
+// batches that fill the multiprocessors better with them, for all rows or for the last ones (heuristics.h).
 //
-// Accumulation walks K in order in one FP32 accumulator, so a row's bits depend on the row and the weights alone. The
+// K is accumulated in order in one FP32 accumulator, so a row's bits depend only on the row and the weights. The
 // residual comes through the pipeline too, as one or two more steps after those of K.
 //
-// LayerNorms are folded in (EPILOGUES.md): the epilogue turns the sums of its rows into (1/σ, −μ/σ), applies 1/σ to the
-// product (the LayerNorm of x) or both to the residual, and writes the sums of its own rows for the next product.
+// LayerNorms are folded in (EPILOGUES.md): the epilogue makes (1/σ, −μ/σ) from the row statistics, applies 1/σ to the
+// product (the LayerNorm of x) or both to the residual, and writes the statistics of its own rows for the next GEMM.
 #pragma once
 
 #include "common/named_barrier.cuh"
@@ -28,7 +28,7 @@ template <int kColumnsValue, int kStagesValue, int kConsumersValue = 2>
 struct CooperativeShape : StageShape<kColumnsValue, kConsumersValue> {
   using Stage = StageShape<kColumnsValue, kConsumersValue>;
   static constexpr int kStages = kStagesValue;
-  static constexpr int kBoxes = 2;  // of staging memory, a consumer
+  static constexpr int kBoxes = 2;  // staging boxes of a consumer
   // A consumer's constants of 128 columns, and the next LayerNorm's gammas.
   static constexpr int kPairBytes = kStatColumns * 8, kColumnBytes = kPairBytes + kStatColumns * 2;
   static constexpr int kStaging = kStages * Stage::kStageBytes;
@@ -37,21 +37,21 @@ struct CooperativeShape : StageShape<kColumnsValue, kConsumersValue> {
   static constexpr int kEmpty = kFull + 8 * kStages;
   static constexpr int kBegun = kEmpty + 8 * kStages;
   static constexpr int kSharedBytes = kBegun + 8;
-  // Columns of the residual in a step of the pipeline: as many as fit a stage; 64 columns take kRows · 128 bytes.
+  // Columns of the residual in a pipeline step: as many as fit a stage; 64 columns take kRows · 128 bytes.
   static constexpr int kResidualColumns = Stage::kStageBytes / (Stage::kRows * 128) >= 2 ? 128 : 64;
 
-  // Registers a thread, of the 65 536 of a multiprocessor.
+  // Registers per thread, of the 65 536 of a multiprocessor.
   static constexpr int kProducerRegisters = Stage::kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = Stage::kConsumers == 2 ? 232 : 152;
 
-  // Whether tiles of half the columns may follow where there is a residual: they have whole groups of sums too.
+  // Whether tiles of half the columns are possible with a residual: they too need whole groups of row statistics.
   static constexpr bool kNarrows = kColumnsValue == 2 * kStatColumns;
 
   static_assert(kColumnsValue == 128 || kColumnsValue == 256, "the widths that common/wgmma.cuh wraps");
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
 };
 
-// One of two arrays.
+// Selects one of two arrays.
 template <bool kFirst, typename A, typename B>
 __device__ __forceinline__ const auto& either(const A& first, const B& second) {
   if constexpr (kFirst)
@@ -62,10 +62,10 @@ __device__ __forceinline__ const auto& either(const A& first, const B& second) {
 
 constexpr int kLag = 2;  // steps between the first consumer and the others
 
-// The tiles of a block where only the first `whole_rows` rows of tiles are whole, and the others half as wide. Narrow
-// tiles are dealt out last and shorten a last round that would leave half of the multiprocessors idle. For example,
-// 26 361 rows of 1 024 columns are 412 tiles for 66 clusters, 6.24 rounds. With narrow tiles a forward of BERT-large
-// takes 2 to 3 % less.
+// The tile scheduler with narrow tiles: only the first `whole_rows` rows of tiles are whole, the others half as wide.
+// Narrow tiles are dealt out last and shorten a last wave that would leave half of the multiprocessors idle. For
+// example, 26 361 rows of 1 024 columns are 412 tiles for 66 clusters, 6.24 waves. With narrow tiles a forward pass of
+// BERT-large takes 2 to 3 % less time.
 template <typename Shape>
 struct NarrowingTileScheduler : TileScheduler<Shape> {
   int whole_rows, whole;  // in rows of tiles, in tiles
@@ -87,14 +87,14 @@ struct NarrowingTileScheduler : TileScheduler<Shape> {
   }
 
  private:
-  // A tile's row among tiles of the same width.
+  // The row of a tile among tiles of the same width.
   __device__ __forceinline__ int down_of(int tile) const {
     return this->row_tile(tile < whole ? tile : (tile - whole) / 2);
   }
 };
 
-// A block's work. With operands of 8 bits, sums are turned into floats, 128 columns at a time, before the epilogue of
-// 16 bits: the columns' scales pass through the memory that the constants take after them.
+// Runs a block. With int8 operands, sums are dequantized, 128 columns at a time, before the epilogue of 16-bit
+// operands: the columns' scales pass through the memory that holds the constants afterwards.
 template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kPrescaledRows, int kBlock = 0>
 __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
                                                   const CUtensorMap& narrow_w_map, const CUtensorMap& residual_map,
@@ -107,7 +107,7 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   const uint32_t base = shared_address(raw);
   const Pipeline pipeline{base, base + Shape::kFull, base + Shape::kEmpty};
-  const uint32_t begun = base + Shape::kBegun;  // a barrier: the first consumer's first steps are in flight
+  const uint32_t begun = base + Shape::kBegun;  // an mbarrier: the first consumer's first steps are in flight
   const int group = warp_of_block() / 4;
 
   if (threadIdx.x == 32) prefetch_maps(x_map, w_map, narrow_w_map, residual_map, y_map);
@@ -153,7 +153,7 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
       const int row = tiles.row_of(tile) + own_row, column = tiles.column_of(tile);
       const int tile_columns = tiles.columns_of(tile);
 
-      // Loads for the epilogue start now: the columns' constants (two columns a thread) and the rows' sums.
+      // Loads for the epilogue start here: the columns' constants (two columns a thread) and the row statistics.
       Pair own_columns = {};
       uint32_t own_next = 0;
       if (thread < tile_columns / 2) {
@@ -214,7 +214,7 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
         float scaled[kInt8Operands ? kStatColumns / 2 : 1];
         if constexpr (kInt8Operands) {
           float2* const of_part = reinterpret_cast<float2*>(constants);
-          named_barrier_sync(kConsumerBarrier + consumer, 128);  // all have read the columns before
+          named_barrier_sync(kConsumerBarrier + consumer, 128);  // all threads have read the previous columns
           if (thread / 64 == part) of_part[thread % 64] = column_scales;
           named_barrier_sync(kConsumerBarrier + consumer, 128);
           dequantize_tile(products + part * kStatColumns / 2, x_scales, of_part, lane, scaled);
@@ -232,14 +232,14 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
           const uint32_t box_at = own_staging + boxes % Shape::kBoxes * kBoxBytes;
           const int in_box = 2 * (chunk % 4) + lane / 16;  // 8 columns
           if (in_part == 0) {
-            named_barrier_sync(kConsumerBarrier + consumer, 128);  // all have read the columns before
+            named_barrier_sync(kConsumerBarrier + consumer, 128);  // all threads have read the previous columns
             if (thread / 64 == part) {
               columns[thread % 64] = own_columns;
               if constexpr (kNext) nexts[thread % 64] = own_next;
             }
             named_barrier_sync(kConsumerBarrier + consumer, 128);
           }
-          if (chunk % 4 == 0) {  // the store from this box has read it
+          if (chunk % 4 == 0) {  // the last store from this box has read it
             if (lane == 0) wait_stores_read<Shape::kBoxes - 1>();
             __syncwarp();
           }
@@ -255,7 +255,7 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
             load_matrices(residuals, base + last_stage * Shape::kStageBytes + residual_box * Shape::kRows * 128 +
                                          swizzled(own_row + warp * 16 + lane % 16, in_box));
           }
-          // Of the four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
+          // The four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
           uint32_t packed[4];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
@@ -281,7 +281,8 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
       }
     }
     if (lane == 0)
-      wait_stores_read<0>();  // before the block and its shared memory end; the grid's end waits for the writes
+      wait_stores_read<0>();  // before the block exits and its shared memory is freed; the end of the grid waits for
+                              // the writes
   }
 }
 
@@ -299,7 +300,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-// With a residual, and x and W of 8 bits. kBlock: columns of x's blocks (ops/blocks.cuh); 0: x has a scale a row.
+// With a residual, and x and W in int8. kBlock: columns of x's blocks (ops/blocks.cuh); 0: one scale per row of x.
 template <typename Shape, int kBlock>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     cooperative_int8_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,

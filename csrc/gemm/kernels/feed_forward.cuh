@@ -2,21 +2,19 @@
 //
 //   y[rows, 384] = activation(x · W_inᵀ + b_in) · W_outᵀ + b_out + x,   W_in [inner, 384], W_out [384, inner]
 //
-// Two products move the inner activations twice: 162 of 464 MB of a layer of MiniLM with 26 368 rows. Here they stay in
-// a warp's registers. A consumer multiplies 64 rows of x, which stay in shared memory, with 64 rows of W_in, and
-// applies the activation. The result is wgmma's left operand for 64 columns of W_out: a chunk. The accumulators of y,
-// [64, 384] a consumer, stay in registers over all chunks. They are 192 of a thread's 255 registers. That is why no
-// wider model fits, why a block has two warpgroups and none that only copies, and why W comes 64 inner activations at a
-// time.
+// Two GEMMs move the inner activations twice: 162 of 464 MB of a layer of MiniLM with 26 368 rows. Here they stay in
+// registers. A consumer multiplies 64 rows of x, which stay in shared memory, by 64 rows of W_in, and applies the
+// activation. The result is wgmma's left operand for 64 columns of W_out: a chunk. The accumulators of y, [64, 384] a
+// consumer, stay in registers over all chunks. They are 192 of a thread's 255 registers. For this reason no wider model
+// fits, a block has two consumers and no producer warp group, and W comes in chunks of 64 inner activations.
 //
-// The consumers take the matrix unit in turn, product by product: one applies its activation while the other
-// multiplies.
+// The consumers run in ping-pong, product by product: one applies its activation while the other multiplies.
 //
 // Clusters share the work in units of a chunk (feed_forward_range.h). A cluster starts with the first chunks of its
 // last tile and leaves the accumulators in memory. The next cluster does the rest of that tile last, so it hardly
-// waits, and it never waits for a later cluster. The chunks of a tile are added in their order all the same, in FP32,
-// and the inner activations are rounded as if stored: the bits are those of two products. LayerNorms are folded in as
-// there (EPILOGUES.md), and x's sums serve both. x in shared memory is also the residual, and y replaces it there
+// waits, and it never waits for a later cluster. The chunks of a tile are still added in order, in FP32, and the inner
+// activations are rounded as if stored: the bits are those of two GEMMs. LayerNorms are folded in as there
+// (EPILOGUES.md), and x's row statistics serve both. x in shared memory is also the residual, and y replaces it there
 // before it is stored.
 #pragma once
 
@@ -36,13 +34,13 @@ struct FeedForwardShape {
   static constexpr int kHidden = 384;
   static constexpr int kRows = 128;     // 64 a consumer
   static constexpr int kThreads = 256;  // two consumers
-  static constexpr int kChunk = 64;     // of the inner activations
+  static constexpr int kChunk = 64;     // inner activations in a chunk
   static constexpr int kBoxes = kHidden / 64;
-  static constexpr int kXBytes = kBoxes * kBoxBytes;  // a consumer's
+  static constexpr int kXBytes = kBoxes * kBoxBytes;  // of a consumer
   // A stage of the pipeline: half of K of a chunk's rows of W_in, or half of the rows of a chunk's columns of W_out.
   static constexpr int kHalf = kHidden / 2;
   static constexpr int kStageBytes = kHalf * kChunk * 2;
-  static constexpr int kStages = 4;        // of a chunk, each always at the same address, which saves registers
+  static constexpr int kStages = 4;        // of a chunk; each has a fixed address, which saves registers
   static constexpr int kMostInner = 3072;  // columns whose constants stay in shared memory
   static constexpr int kPipeline = 2 * kXBytes;
   static constexpr int kInColumns = kPipeline + kStages * kStageBytes;
@@ -51,16 +49,16 @@ struct FeedForwardShape {
   static constexpr int kScales = kNexts + kHidden * 2;      // of the rows, a float2 each
   static constexpr int kFull = kScales + kRows * 8;
   static constexpr int kEmpty = kFull + 8 * kStages;
-  static constexpr int kXFull = kEmpty + 8 * kStages;  // a barrier a consumer
+  static constexpr int kXFull = kEmpty + 8 * kStages;  // an mbarrier for each consumer
   static constexpr int kOrder = kXFull + 2 * 8;
   static constexpr int kSharedBytes = kOrder + 2 * 8;
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
 
   static constexpr int kHeldFloats = kRows * kHidden;  // accumulators that a block leaves
-  static constexpr int kFlags = kThreads / 32;         // a warp's accumulators are there
+  static constexpr int kFlags = kThreads / 32;         // signals that a warp's accumulators are in memory
 };
 
-// GemmArguments describe the second product; this the first one, and what clusters leave each other.
+// GemmArguments describe the second GEMM; this describes the first one, and the exchange between clusters.
 struct FeedForwardArguments {
   const void* columns;  // a ColumnPair for every two columns
   int chunks;
@@ -101,14 +99,14 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   wait_for_cluster_barriers();
 
   const int rank = cluster_rank();
-  const int tiles = (args.m + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);  // a cluster's
+  const int tiles = (args.m + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);  // tiles of a cluster
   const FeedForwardRange range = FeedForwardRange::of(tiles, work.chunks, blockIdx.x / kCluster, gridDim.x / kCluster);
   const int runs = range.runs();
   const auto row_of = [&](int tile) {  // the consumer's first row
     return ((args.backwards ? tiles - 1 - tile : tile) * kCluster + rank) * Shape::kRows + consumer * 64;
   };
 
-  // Copies, each for one thread. A block fetches half of W for both.
+  // TMA loads, each for one thread. A block loads half of W for both blocks.
   constexpr uint16_t kBoth = (1 << kCluster) - 1;
   const auto load_in = [&](int half, int chunk) {
     constexpr int kShare = Shape::kChunk / kCluster;
@@ -143,9 +141,9 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
     in_columns[i] = __ldg(static_cast<const InPair*>(work.columns) + i);
   wait_for_earlier_kernels();
   if (warp == 0 && elect_lane()) load_x(range.run(0).tile);
-  __syncthreads();  // the constants are there
+  __syncthreads();  // the constants are in shared memory
 
-  // The consumers take a chunk's first product in turn, then its second, and so they take their waits for stages.
+  // Consumers take a chunk's first product in ping-pong, then its second. Their waits for stages have the same order.
   uint32_t order_phase = consumer ^ 1;
   const auto wait_order = [&] {
     wait_barrier(order + 8 * consumer, order_phase);
@@ -214,8 +212,8 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
       }
       pass_order();
       // Constants are loaded long before they are needed: shared memory is busy with the other consumer's operands, and
-      // a load takes hundreds of cycles. All are in flight at once; where there are twice as many, half of them, so
-      // that fewer registers spill.
+      // a load takes hundreds of cycles. All loads are in flight at once; with two constants per column only half of
+      // them, so that fewer registers spill.
       const uint32_t columns =
           base + Shape::kInColumns + (chunk * (Shape::kChunk / 2) + lane % 4) * int(sizeof(InPair));
       constexpr int kPairs = Shape::kChunk / 8, kAhead = kPrescaledRows ? kPairs / 2 : kPairs;
@@ -253,8 +251,8 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         commit_products();
       }
       pass_order();
-      // W_in is free after consumer 1's first product, so consumer 0 fetches the next one while it waits. W_out is
-      // free when consumer 1 has read it, so consumer 1 fetches, a product earlier than consumer 0 could.
+      // W_in is free after consumer 1's first product, so consumer 0 loads the next one while it waits. W_out is free
+      // when consumer 1 has read it, so consumer 1 loads it, one product earlier than consumer 0 could.
       const auto fetch = [&](int stage, const auto& load) {
         if (following >= 0 && elect_lane()) {
           for (int half = 0; half < 2; ++half) {
@@ -271,8 +269,8 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
 
     are_complete(y);
 
-    // From here on a warp has 16 rows. The lane is read anew, so that no value derived from it occupies a register
-    // during the products.
+    // From here on a warp has 16 rows. The lane index is read again, so that no value derived from it occupies a
+    // register during the products.
     {
       const int lane = lane_of_warp();
       if (run.to < work.chunks) {
@@ -332,10 +330,10 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         if (lane == 0) wait_stores_read<0>();
       }
     }
-    named_barrier_sync(kConsumerBarrier + consumer, 128);  // all have read x
+    named_barrier_sync(kConsumerBarrier + consumer, 128);  // all threads have read x
     if (warp == 0 && i + 1 < runs && elect_lane()) load_x(range.run(i + 1).tile);
   }
-  // Waits for the neighbour's last arrivals (pipeline.cuh).
+  // Waits for the last arrivals of the cluster's other block (pipeline.cuh).
   if (warp == 0 && elect_lane()) {
     for (int half = 0; half < 2; ++half) wait_barrier(pipeline.empty + 8 * (2 * consumer + half), phase ^ 1);
   }

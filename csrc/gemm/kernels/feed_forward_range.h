@@ -12,7 +12,7 @@ struct FeedForwardRun {
   int tile, from, to;
 };
 
-// A cluster's part: chunks, counted through all tiles. It has at least as many chunks as a tile, so that a run which
+// A cluster's part: chunks, counted over all tiles. It has at least as many chunks as a tile, so that a run which
 // begins inside a tile also ends it.
 struct FeedForwardRange {
   int chunks, begin, end;
@@ -23,8 +23,8 @@ struct FeedForwardRange {
     return {chunks, int(all * cluster / clusters), int(all * (cluster + 1) / clusters)};
   }
 
-  // The first run is the begin of the last tile, if another cluster ends that tile. The last run is the end of the
-  // first tile, if the cluster before began it. So a cluster only waits for what an earlier cluster does first.
+  // The first run is the start of the last tile, if another cluster ends that tile. The last run is the end of the
+  // first tile, if the previous cluster began it. So a cluster waits only for what an earlier cluster does first.
   __host__ __device__ inline int runs() const {
     return (begin % chunks != 0) + (end / chunks - (begin + chunks - 1) / chunks) + (end % chunks != 0);
   }

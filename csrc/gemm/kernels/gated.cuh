@@ -1,8 +1,8 @@
-// Inner products that gate: y[rows, out] = activation(gate)·value, from W[2·out, in] with rows gate, value, gate,
-// value, …. The loops are those of store.cuh and small_m.cuh; a thread holds a gate beside its value. A tile of 128
-// of W's rows makes 64 columns of y, one box, so half as many bytes are stored as without gates.
+// Gated inner GEMMs: y[rows, out] = activation(gate)·value, from W[2·out, in] with rows gate, value, gate, value, ….
+// The main loops are those of pingpong.cuh and small_m.cuh; a thread holds a gate and its value. A tile of 128 rows of
+// W makes 64 columns of y, one box, so half as many bytes are stored as without gates.
 //
-// Such a product never takes cooperative.cuh: K is a hidden size, for which ping-pong is as fast or faster.
+// Gated GEMMs never use cooperative.cuh: K is a hidden size, for which ping-pong is as fast or faster.
 #pragma once
 
 #include "gemm/epilogue/gate.cuh"
@@ -11,7 +11,7 @@
 
 namespace embert::hopper {
 
-// Rows of y (store.cuh). A consumer has a box of staging memory for each 64 of its rows.
+// The store epilogue (store.cuh) with gates. A consumer has a staging box for each 64 of its rows.
 template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows>
 class GatedRows : public TileRows<kPingPong, kPrescaledRows> {
   using Base = TileRows<kPingPong, kPrescaledRows>;
@@ -33,7 +33,7 @@ class GatedRows : public TileRows<kPingPong, kPrescaledRows> {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const uint32_t box_at = this->own_staging_ + half * kBoxBytes;
-      if (lane_ == 0) wait_stores_read<kHalves - 1>();  // the store from this box has read it
+      if (lane_ == 0) wait_stores_read<kHalves - 1>();  // the last store from this box has read it
       __syncwarp();
 #pragma unroll
       for (int chunk = 0; chunk < Shape::kColumns / 16; ++chunk) {  // 8 columns of y
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
 #endif
 }
 
-// Rows of y (small_m.cuh).
+// The epilogue of small M (small_m.cuh) with gates.
 template <typename T, typename Shape, Activation kActivation, bool kPrescaledRowsValue>
 struct SmallMGated {
   static constexpr bool kResidual = false, kPrescaledRows = kPrescaledRowsValue, kGates = true;

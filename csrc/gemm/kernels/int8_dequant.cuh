@@ -1,7 +1,7 @@
-// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias) with x and W in 8 bits, on Hopper: QKV and FFN in, and
-// where rows are few all four products. The loops are those of 16 bits (pingpong.cuh, small_m.cuh), whose stages are
-// bytes; sums are exact integers, so no tile and no order of additions changes a bit. The epilogue multiplies them with
-// the row's scale and the column's (ops/quantize.h).
+// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias) with x and W in int8, on Hopper: QKV and FFN in, and for
+// small M all four GEMMs. The main loops are those of 16 bits (pingpong.cuh, small_m.cuh), whose stages are counted in
+// bytes. Sums are exact integers, so neither the tile nor the order of additions changes a bit. The epilogue
+// dequantizes: it multiplies sums by the row's scale and the column's (ops/quantize.h).
 #pragma once
 
 #include "gemm/epilogue/store.cuh"
@@ -11,7 +11,7 @@
 
 namespace embert::hopper {
 
-// Rows of y, as StoredRows has them. The columns' constants are (scale, c).
+// The store epilogue, as StoredRows. The columns' constants are (scale, c).
 template <Activation kActivation, bool kPingPong>
 class DequantRows : public TileRows<kPingPong, true> {
   using Base = TileRows<kPingPong, true>;
@@ -51,7 +51,7 @@ class DequantRows : public TileRows<kPingPong, true> {
           packed[i / 4][i % 4] =
               finish_sums<kActivation>(c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2]);
         }
-        if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the store from this box has read it
+        if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the last store from this box has read it
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; ++i) store_matrices(box_at + swizzled(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
@@ -70,14 +70,14 @@ class DequantRows : public TileRows<kPingPong, true> {
     this->ask_columns(tile);
     ask_scales(tile);
   }
-  // What the rows of the tile at work are multiplied with.
+  // Scales of the current tile's rows.
   __device__ __forceinline__ void take_scales(float (&scale)[kHalves][2]) const {
 #pragma unroll
     for (int i = 0; i < 2 * kHalves; ++i) scale[i / 2][i % 2] = pair_factor(kActivation) * asked_[i / 2][i % 2];
   }
 
  private:
-  // Rows past the end are read as the last row; what becomes of them is not stored.
+  // Rows past the end are read as the last row; their results are not stored.
   __device__ __forceinline__ void ask_scales(int tile) {
     const int first = tiles_.row_of(tile) + this->own_row_ + this->warp_ * 16 + lane_ / 4;
 #pragma unroll
@@ -89,8 +89,8 @@ class DequantRows : public TileRows<kPingPong, true> {
   float asked_[kHalves][2];
 };
 
-// Rows of y in 8 bits, a block of 128 columns by itself (ops/blocks.cuh): what the feed-forward part's second product
-// multiplies.
+// The epilogue that stores y in int8, in blocks of 128 columns (ops/blocks.cuh): the input of the second GEMM of the
+// feed-forward layer.
 template <Activation kActivation, bool kPingPong>
 class BlockRows : public DequantRows<kActivation, kPingPong> {
   using Base = DequantRows<kActivation, kPingPong>;
@@ -125,7 +125,7 @@ class BlockRows : public DequantRows<kActivation, kPingPong> {
         }
       }
     }
-    if (lane_ == 0) wait_stores_read<0>();  // the tile before has left the boxes
+    if (lane_ == 0) wait_stores_read<0>();  // the previous tile's stores have read the boxes
     __syncwarp();
     static_assert(kHalves <= Shape::kBoxes, "each half has a box");
 #pragma unroll
@@ -145,7 +145,7 @@ class BlockRows : public DequantRows<kActivation, kPingPong> {
         store_matrices(own_staging_ + half * kBoxBytes + swizzled(lane_ % 16, 2 * i + lane_ / 16), four);
       }
     }
-    // One fence for both: it waits some 270 cycles for whatever is in flight.
+    // One fence for both: it waits some 270 cycles for everything in flight.
     fence_for_copies();
     __syncwarp();
     if (lane_ == 0) {
@@ -160,11 +160,11 @@ class BlockRows : public DequantRows<kActivation, kPingPong> {
   half_t* maxima_;  // [rows, blocks]
 };
 
-// Rows of y (small_m.cuh), with a residual or without. Rows' scales are in flight during the products.
+// The epilogue of small M (small_m.cuh), with a residual or without. Rows' scales are in flight during the products.
 template <Activation kActivation, bool kResidualValue>
 struct SmallMInt8 {
   static constexpr bool kResidual = kResidualValue, kGates = false;
-  static constexpr bool kPrescaledRows = !kResidual;  // its constants are as wide: (scale, c, scale, c)
+  static constexpr bool kPrescaledRows = !kResidual;  // its constants have the same width: (scale, c, scale, c)
   static constexpr float kFactor = pair_factor(kActivation);
   struct Held {
     float of_rows[2];
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kSmallMThreads, 2)
 #endif
 }
 
-// A block's work. Epilogue: DequantRows or BlockRows.
+// Runs a block. Epilogue: DequantRows or BlockRows.
 template <typename Epilogue, bool kPingPong>
 __device__ __forceinline__ void int8_dequant_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
                                                    const CUtensorMap& y_map, const GemmArguments& args,

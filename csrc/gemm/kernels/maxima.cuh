@@ -1,6 +1,6 @@
-// maxima[text, column] on Hopper: the loop and the turns of store.cuh, with an epilogue that stores no product
-// (epilogue/maxima.cuh). A decoder has many more columns than a layer's products, 30 522 or 250 002, so W does not stay
-// in the L2 cache, and tiles come in bands.
+// maxima[text, column] on Hopper: the ping-pong main loop with an epilogue that stores no product
+// (epilogue/maxima.cuh). A decoder has many more columns than a layer's GEMMs, 30 522 or 250 002, so W does not stay in
+// the L2 cache, and tiles come in bands.
 #pragma once
 
 #include "common/shared_memory.cuh"
@@ -10,9 +10,9 @@
 
 namespace embert::hopper {
 
-// The tiles of a block: bands of columns, one after another. In a band all rows come in turn, and all of its columns
-// for each. W is then read from memory once, x once a band, and both are in the L2 cache else. A tile takes thousands
-// of cycles, beside which its divisions are nothing.
+// The banded tile scheduler: bands of columns, one after another. A band iterates over all rows, and for each over all
+// of its columns. So W is read from memory once, x once a band, and all other reads hit the L2 cache. A tile takes
+// thousands of cycles, so the cost of its divisions does not matter.
 template <typename Shape>
 struct BandedTileScheduler {
   int rows, columns, band;  // in tiles of a cluster
@@ -46,7 +46,7 @@ struct BandedTileScheduler {
   }
 };
 
-// What a consumer does (pingpong.cuh).
+// The epilogue of a consumer (pingpong.cuh).
 struct MaximaEpilogue
     : RaisedMaxima<PingPongShape, BandedTileScheduler<PingPongShape>, PingPongShape::kConsumerRows<true> / 64>,
       PlainProducts {

@@ -1,14 +1,14 @@
-// y[rows, out] = x[rows, in] · W[out, in]ᵀ + bias + residual with x and W in 8 bits, on Hopper for many rows: attention
-// out where y has whole tiles of 256 columns.
+// The ping-pong GEMM with a residual: y[rows, out] = x[rows, in] · W[out, in]ᵀ + bias + residual with x and W in int8,
+// on Hopper for many rows: attention out where y has whole tiles of 256 columns.
 //
-// Two consumers take tiles of 64 × 256 in turn, so that one finishes a tile while the other multiplies. With 16 bits
-// the products take so long that finishing cooperative.cuh's larger tiles costs less than what smaller ones read
-// besides. With 8 bits they take half as long, and finishing as long as before: O of BERT-large takes 47 µs in
-// cooperative.cuh for 16 384 rows, and would take 24 at the rate that QKV reaches. Where K is long, cooperative.cuh
-// stays faster.
+// Two consumers have a tile of 64 × 256 each: one multiplies during the other's epilogue. With 16 bits the main loop
+// takes so long that the exposed epilogue of cooperative.cuh's larger tiles costs less than the additional loads of
+// smaller tiles. With int8 the main loop takes half as long, and the epilogue as long as before: attention out of
+// BERT-large takes 47 µs in cooperative.cuh for 16 384 rows, and would take 24 at the rate of QKV. Where K is long,
+// cooperative.cuh is still faster.
 //
-// A consumer's staging memory holds its whole tile of y. The residual comes there while the tile is multiplied, and y
-// replaces it. Each warp asks for its own 16 rows, so warps wait for each other only around the columns' constants.
+// A consumer's staging memory holds its whole tile of y. The residual is loaded there while the tile is multiplied, and
+// y replaces it. Each warp loads its own 16 rows, so warps wait for each other only for the columns' constants.
 #pragma once
 
 #include "common/named_barrier.cuh"
@@ -23,17 +23,17 @@
 namespace embert::hopper {
 
 struct ResidualPingPongShape : StageShape<256, 1> {
-  static constexpr int kThreads = 3 * 128;             // a group that copies and two consumers
+  static constexpr int kThreads = 3 * 128;             // a producer warp group and two consumers
   static constexpr int kStages = 4;                    // as many as fit
-  static constexpr int kBoxes = kColumns / 64;         // of staging memory, a consumer
-  static constexpr int kPairBytes = kStatColumns * 8;  // a consumer's constants of 128 columns
-  static constexpr int kWarpBoxBytes = 16 * 128;       // of a box of 64 rows, a warp
+  static constexpr int kBoxes = kColumns / 64;         // staging boxes of a consumer
+  static constexpr int kPairBytes = kStatColumns * 8;  // constants of 128 columns of a consumer
+  static constexpr int kWarpBoxBytes = 16 * 128;       // a warp's part of a box of 64 rows
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kConstants = kStaging + 2 * kBoxes * kBoxBytes;
   static constexpr int kFull = kConstants + 2 * kPairBytes;
   static constexpr int kEmpty = kFull + 8 * kStages;
   static constexpr int kOrder = kEmpty + 8 * kStages;
-  static constexpr int kResidual = kOrder + 2 * 8;  // a barrier for each warp: its residual is there
+  static constexpr int kResidual = kOrder + 2 * 8;  // an mbarrier for each warp: its residual has arrived
   static constexpr int kSharedBytes = kResidual + 8 * 8;
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
 
@@ -41,7 +41,7 @@ struct ResidualPingPongShape : StageShape<256, 1> {
   static constexpr int kConsumerRows = kRows;
 };
 
-// What a consumer does (pingpong.cuh). kBlock: columns of x's blocks (ops/blocks.cuh); 0: x has a scale a row.
+// The epilogue of a consumer (pingpong.cuh). kBlock: columns of x's blocks (ops/blocks.cuh); 0: one scale per row of x.
 template <int kBlock>
 class ResidualRows {
   using Shape = ResidualPingPongShape;
@@ -61,7 +61,7 @@ class ResidualRows {
 
   __device__ __forceinline__ void first(int /* tile */) const { wait_for_earlier_kernels(); }
 
-  // What the epilogue needs: two columns a thread, in flight during the products, and the rows' scales.
+  // Loads for the epilogue, in flight during the products: constants of two columns a thread, and the rows' scales.
   __device__ __forceinline__ void before(int tile) {
     row_ = tiles_.row_of(tile) + warp_ * 16, column_ = tiles_.column_of(tile);
     own_columns_ = __ldg(column_pairs<true, false>(args_) + column_ / 2 + thread_);
@@ -75,7 +75,7 @@ class ResidualRows {
   template <typename T, typename S>
   __device__ __forceinline__ uint32_t multiply(const Pipeline& pipeline, PipelineState<S::kStages>& at, int steps,
                                                int own_row, int lane, Sums& c) {
-    // Once products are in flight: the stores of the tile before have read the memory by then.
+    // After products are in flight: by then the stores of the previous tile have read the staging memory.
     const auto committed = [&](int step) {
       if (step > 0) return;
       if (lane == 0) {
@@ -104,7 +104,7 @@ class ResidualRows {
     constexpr int kChunks = kStatColumns / 16;
 #pragma unroll
     for (int part = 0; part < Shape::kColumns / kStatColumns; ++part) {
-      named_barrier_sync(kConsumerBarrier + consumer_, 128);  // all have read the columns before
+      named_barrier_sync(kConsumerBarrier + consumer_, 128);  // all threads have read the previous columns
       if (thread_ / 64 == part) of_part[thread_ % 64] = column_scales_;
       named_barrier_sync(kConsumerBarrier + consumer_, 128);
       float scaled[kStatColumns / 2];
@@ -142,7 +142,7 @@ class ResidualRows {
   }
 
   __device__ __forceinline__ void last() const {
-    if (lane_ == 0) wait_stores_read<0>();  // before the block's shared memory ends
+    if (lane_ == 0) wait_stores_read<0>();  // before the block's shared memory is freed
   }
 
  private:
@@ -151,7 +151,7 @@ class ResidualRows {
   const TileScheduler<Shape>& tiles_;
   const CUtensorMap &residual_map_, &y_map_;
   int consumer_, thread_, warp_, lane_;
-  int row_, column_;  // of this warp, in the tile at work
+  int row_, column_;  // of this warp, in the current tile
   uint32_t residual_there_, own_staging_;
   uint8_t* constants_;
   Pair own_columns_;

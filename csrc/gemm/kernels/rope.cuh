@@ -1,10 +1,10 @@
-// QKV products that turn queries and keys: the loops of store.cuh and small_m.cuh with an epilogue of their own.
-// Such a product never takes cooperative.cuh, which would win 1 % from K = 2 048 on, beyond the widest encoder.
+// QKV GEMMs with RoPE: the main loops of pingpong.cuh and small_m.cuh with an epilogue that rotates queries and keys.
+// They never use cooperative.cuh, which would gain 1 % from K = 2 048 on, beyond the widest encoder.
 //
-// Rotary positions cost loads of (cos, sin): 16 bytes for a lane's two elements in two rows. A tile of 128 × 128 loads
-// 32 KB of them where the head size divides 64, because both of its boxes of 64 columns take the same ones, and else 64
-// KB. That is a tenth of what the tile reads at K = 768. The table of 8 192 positions and 64 columns is 2 MB, so loads
-// hit the L2 cache. In store.cuh the other consumer's products hide them.
+// RoPE costs loads of (cos, sin): 16 bytes for a lane's two elements in two rows. A tile of 128 × 128 loads 32 KB where
+// the head size divides 64, because both of its boxes of 64 columns use the same values, and otherwise 64 KB. That is a
+// tenth of what the tile reads at K = 768. The table of 8 192 positions and 64 columns is 2 MB, so loads hit the L2
+// cache. In ping-pong the other consumer's products hide them.
 #pragma once
 
 #include "gemm/epilogue/rope.cuh"
@@ -13,7 +13,7 @@
 
 namespace embert::hopper {
 
-// Rows of y (store.cuh).
+// The store epilogue (store.cuh) with RoPE.
 template <typename T, bool kPingPong, bool kPrescaledRows>
 class RopeRows : public TileRows<kPingPong, kPrescaledRows> {
   using Base = TileRows<kPingPong, kPrescaledRows>;
@@ -54,7 +54,7 @@ class RopeRows : public TileRows<kPingPong, kPrescaledRows> {
                                                                 columns_[box * 32 + i / 2 * 4 + lane_ % 4],
                                                                 scale[half][i % 2], is_rotated, cos_sin[i / 2][i % 2]);
         }
-        if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the store from this box has read it
+        if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the last store from this box has read it
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; ++i) store_matrices(box_at + swizzled(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
@@ -65,7 +65,7 @@ class RopeRows : public TileRows<kPingPong, kPrescaledRows> {
           commit_stores();
         }
       }
-      if (half == 0 && next < tiles_.end) this->ask_columns(next);  // not earlier, for want of registers
+      if (half == 0 && next < tiles_.end) this->ask_columns(next);  // not earlier: there are too few registers
     }
     if (next < tiles_.end) {  // they arrive during the products
       this->ask_sums(next);
@@ -83,7 +83,7 @@ class RopeRows : public TileRows<kPingPong, kPrescaledRows> {
   }
 
   const RopeColumns& rope_;
-  bool repeats_;  // a tile's second box takes what its first one does
+  bool repeats_;  // a tile's second box uses the same (cos, sin) as its first
   int positions_[kHalves][2];
 };
 
@@ -105,14 +105,14 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
 #endif
 }
 
-// Rows of y (small_m.cuh). Where the tile is narrow, (cos, sin) are in flight during the products; else there are not
-// enough registers, and the positions alone are.
+// The epilogue of small M (small_m.cuh) with RoPE. With a narrow tile, (cos, sin) are in flight during the products.
+// Otherwise registers suffice only for the positions.
 template <typename T, typename Shape, bool kPrescaledRowsValue>
 struct SmallMRope {
   static constexpr bool kResidual = false, kPrescaledRows = kPrescaledRowsValue, kGates = false;
   static constexpr float kFactor = 1.0f;
   static constexpr bool kEarly = Shape::kColumns == 32;
-  static constexpr int kTiles = kEarly ? Shape::kColumns / 8 : 2;  // of 8 columns, whose (cos, sin) are held
+  static constexpr int kTiles = kEarly ? Shape::kColumns / 8 : 2;  // tiles of 8 columns whose (cos, sin) are held
   struct Held {
     int positions[2];
     bool is_rotated;

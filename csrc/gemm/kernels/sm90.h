@@ -1,7 +1,6 @@
-// Our Hopper kernels as a GemmProvider: what the provider and its products hold. sm90_prepare.cu folds LayerNorms
-// into them, sm90_linear.cu launches them, sm90_rope.cu and sm90_gated.cu those that turn or gate,
-// sm90_feed_forward.cu joins two of them, sm90_int8.cu has those of
-// 8 bits.
+// Our Hopper kernels as a GemmProvider: the members of the provider and of its GEMMs. sm90_prepare.cu folds LayerNorms
+// into them, sm90_linear.cu launches them, sm90_rope.cu and sm90_gated.cu launch those with RoPE or gates,
+// sm90_feed_forward.cu fuses two of them, sm90_int8.cu has those of int8.
 #pragma once
 
 #include <memory>
@@ -31,7 +30,7 @@ Status with_activation(Activation activation, Run run) {
   }
 }
 
-// The same for a product's gates.
+// The same for a gated GEMM's activations.
 template <typename Run>
 Status with_gate(Activation activation, Run run) {
   if (activation == Activation::kSilu) return run(std::integral_constant<Activation, Activation::kSilu>());
@@ -45,7 +44,7 @@ Status with_gate(Activation activation, Run run) {
 class Hopper;
 class HopperFeedForward;
 
-// One matrix product.
+// One GEMM.
 class HopperLinear final : public Linear {
   friend class HopperFeedForward;
 
@@ -67,7 +66,7 @@ class HopperLinear final : public Linear {
     float2* y_stats;
     int& y_splits;
     const Stream& stream;
-    int tile_rows = 0;  // for few rows
+    int tile_rows = 0;  // small M only
   };
   template <typename T>
   Status fold(const Stream& stream);
@@ -81,7 +80,7 @@ class HopperLinear final : public Linear {
   Status run_plain(const Call& call, GemmKernel kernel);
   template <typename T, bool kPrescaledRows>
   Status run_residual(const Call& call, GemmKernel kernel);
-  // sm90_rope.cu, sm90_gated.cu; `tile` is of few rows or in turn.
+  // sm90_rope.cu, sm90_gated.cu; `tile` is small M or ping-pong.
   template <typename T, bool kPrescaledRows>
   Status run_rope(const Call& call, const GemmConfig& tile);
   template <typename T, bool kPrescaledRows>
@@ -106,16 +105,16 @@ class HopperLinear final : public Linear {
   void* next_gamma() const { return residual_columns() + 2 * padded_; }
 
   Hopper& owner_;
-  LinearWeights weights_;  // without `exact` and `rope`, which live only while they are prepared
+  LinearWeights weights_;  // without `exact` and `rope`, which exist only during preparation
   RopeColumns rope_;       // without a table: no RoPE
   int w_rows_;             // of W; with gates two for each column of y
-  // What the epilogue reads for each of W's rows: the constants with a residual, those without one (a float2 or a
-  // float), and the next LayerNorm's gamma.
+  // What the epilogue reads for each row of W: the constants with a residual, those without one (a float2 or a float),
+  // and the next LayerNorm's gamma.
   DeviceBuffer columns_;
   int padded_ = 0;
 };
 
-// All products of an encoder, and what they share.
+// All GEMMs of an encoder, and their shared memory and state.
 class Hopper final : public GemmProvider {
  public:
   explicit Hopper(DType dtype) : dtype_(dtype), maps_(dtype) {}
@@ -139,17 +138,18 @@ class Hopper final : public GemmProvider {
 
   Status map(const BoxedMatrix& matrix, const CUtensorMap*& found) { return maps_.get(matrix, found); }
 
-  // Allows a kernel more shared memory than 48 KB, once.
+  // Allows a kernel more than 48 KB of shared memory, once.
   Status allow_shared_memory(const void* kernel, int bytes) {
     if (!allowed_.insert(kernel).second) return {};
     EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     return {};
   }
 
-  // What blocks of the feed-forward kernel leave each other (sm90_feed_forward.cu); all layers share it.
+  // Memory through which blocks of the feed-forward kernel pass accumulators (sm90_feed_forward.cu); shared by all
+  // layers.
   DeviceBuffer& between_blocks() { return between_blocks_; }
 
-  // The largest relative error that folding a gamma into a row of weights has made so far; on the device.
+  // The largest relative error that folding a gamma into a row of weights has caused so far; on the device.
   float* fold_error() const { return fold_error_.as<float>(); }
   DType dtype() const { return dtype_; }
   int num_sms() const { return num_sms_; }

@@ -1,4 +1,5 @@
 // The feed-forward layer of narrow models as one launch (gemm/kernels/feed_forward.cuh), where that is faster than two
+// GEMMs.
 // products.
 
 #include <algorithm>
@@ -8,13 +9,13 @@
 
 namespace embert::hopper {
 
-// One kernel from kJoinedRows rows on, below two products.
+// One kernel from kJoinedRows rows on, two GEMMs below.
 class HopperFeedForward final : public FeedForward {
  public:
   HopperFeedForward(std::unique_ptr<HopperLinear> in, std::unique_ptr<HopperLinear> out)
       : in_(*in), out_(*out), apart_(std::move(in), std::move(out)) {}
   static bool takes(const HopperLinear& in, const HopperLinear& out) {
-    // The kernel reads x's sums once, for x and for the residual: both have the LayerNorm, or neither has.
+    // The kernel reads x's row statistics once, for x and for the residual: both have the LayerNorm, or neither has.
     const bool alike = (in.weights_.input_norm.gamma == nullptr) == (out.weights_.residual_norm.gamma == nullptr);
     return alike && !in.weights_.gated && in.weights_.k == FeedForwardShape::kHidden &&
            out.weights_.n == FeedForwardShape::kHidden && in.weights_.n % FeedForwardShape::kChunk == 0 &&
@@ -72,7 +73,7 @@ class HopperFeedForward final : public FeedForward {
         cudaLaunchKernelEx(&config, kernel, *x_map, *in_map, *out_map, *y_map, out_.arguments_of(call), work), call.m);
   }
 
-  HopperLinear &in_, &out_;  // which apart_ owns
+  HopperLinear &in_, &out_;  // owned by apart_
   TwoProducts apart_;
 };
 

@@ -1,4 +1,4 @@
-// Launches inner products that gate (gemm/kernels/gated.cuh).
+// Launches gated inner GEMMs (gemm/kernels/gated.cuh).
 
 #include "gemm/kernels/gated.cuh"
 #include "gemm/kernels/sm90.h"

@@ -1,4 +1,4 @@
-// Products of 8 bits: rows of x are quantized by a kernel of their own, then multiplied as integers (EPILOGUES.md).
+// int8 GEMMs: a separate kernel quantizes rows of x, then they are multiplied as integers (EPILOGUES.md).
 
 #include <algorithm>
 
@@ -19,7 +19,7 @@ using SmallM32 = SmallMShape<32>;
 
 constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
 
-// The constants of a product without a residual: {scale, factor·bias} of each column.
+// The constants of a GEMM without a residual: {scale, factor·bias} of each column.
 __global__ void __launch_bounds__(kFoldThreads)
     pair_scales_kernel(const float* scales, const float* bias, int out, float factor, float2* columns) {
   wait_for_earlier_kernels();
@@ -31,7 +31,8 @@ class Int8LinearSm90 final : public Linear {
  public:
   Int8LinearSm90(Hopper& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
 
-  // With a residual, {γ, bias + β} of each column and then the scales; else {scale, factor·bias}. Zeros past the last.
+  // With a residual, {γ, bias + β} of each column and then the scales; otherwise {scale, factor·bias}. Zeros past the
+  // end.
   Status init(const Stream& stream) {
     const int blocks = tiles_of(weights_.n, kFoldThreads);
     padded_ = tiles_of(weights_.n, kColumnPadding) * kColumnPadding;
@@ -95,7 +96,7 @@ class Int8LinearSm90 final : public Linear {
     float2* y_stats;
     const Stream& stream;
     const int8_t* x;
-    const void* maxima = nullptr;  // of blocks: y's, or x's where there is a residual
+    const void* maxima = nullptr;  // of blocks: y's, or x's with a residual
   };
 
   Status quantize(const RowView& x, int rows, const Stream& stream) const {
@@ -239,8 +240,8 @@ class Int8LinearSm90 final : public Linear {
   int padded_ = 0;
 };
 
-// The inner rows pass between the products in 8 bits where both are of many rows: none is written in FP16, none is read
-// to be quantized.
+// Between the two GEMMs the inner rows are int8 where both have many rows: they are neither written in FP16 nor read by
+// a kernel that quantizes.
 class Int8FeedForwardSm90 final : public FeedForward {
  public:
   Int8FeedForwardSm90(std::unique_ptr<Int8LinearSm90> in, std::unique_ptr<Int8LinearSm90> out)
@@ -257,7 +258,7 @@ class Int8FeedForwardSm90 final : public FeedForward {
   }
 
  private:
-  Int8LinearSm90 &in_, &out_;  // which apart_ owns
+  Int8LinearSm90 &in_, &out_;  // owned by apart_
   TwoProducts apart_;
 };
 

@@ -1,4 +1,4 @@
-// How the kernels for few rows and those in turn are launched, whatever becomes of their products.
+// Launches the small M and the ping-pong kernels, with any epilogue.
 #pragma once
 
 #include <algorithm>
@@ -9,11 +9,11 @@
 
 namespace embert::hopper {
 
-// Few rows: more and smaller tiles.
+// Small M: more and smaller tiles.
 using SmallM64 = SmallMShape<64>;
 using SmallM32 = SmallMShape<32>;
 
-// A block for each multiprocessor, in clusters, or fewer where there are fewer tiles.
+// One block for each multiprocessor, in clusters, or fewer with fewer tiles.
 template <typename Shape>
 cudaLaunchConfig_t HopperLinear::configure_many(const Call& call, int tiles,
                                                 cudaLaunchAttribute (&attributes)[2]) const {
@@ -26,7 +26,7 @@ cudaLaunchConfig_t HopperLinear::configure_many(const Call& call, int tiles,
   return config;
 }
 
-// `more`: what the kernel takes after what all kernels of its kind take.
+// `more`: the kernel's arguments after those that all kernels of its kind have.
 template <typename Kernel, typename... More>
 Status HopperLinear::launch_pingpong(const Call& call, Kernel kernel, const More&... more) {
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), PingPongShape::kSharedBytes));

@@ -1,4 +1,4 @@
-// Launches our products in the kernel and the tile that heuristics.h names.
+// Launches our GEMMs with the kernel and the tile that heuristics.h selects.
 
 #include <algorithm>
 #include <type_traits>
@@ -17,7 +17,7 @@ using Cooperative256 = CooperativeShape<256, 4>;
 using Cooperative128 = CooperativeShape<128, 6>;
 using Cooperative192x128 = CooperativeShape<128, 4, 3>;
 
-// What heuristics.cpp takes them for.
+// The corresponding kernel names of heuristics.cpp.
 static_assert(Cooperative256::kRows == 128 && Cooperative256::kColumns == 256 && Cooperative256::kNarrows,
               "kCooperative256");
 static_assert(Cooperative128::kRows == 128 && Cooperative128::kColumns == 128 && !Cooperative128::kNarrows,
@@ -31,7 +31,7 @@ static_assert(PingPongShape::kRows == 128 && PingPongShape::kColumns == 128, "kP
 GemmArguments HopperLinear::arguments_of(const Call& call, int tile_columns) const {
   const bool adds = call.residual.data != nullptr;
   const uint32_t tiles_across = tile_columns == 0 ? 1 : tiles_of(w_rows_, tile_columns);
-  // Rows without a LayerNorm are taken as they are: those of pre-norm models have sums, but for another product.
+  // Rows without a LayerNorm are used unchanged: those of pre-norm models have row statistics, but for another GEMM.
   const bool is_normed = (adds ? weights_.residual_norm : weights_.input_norm).gamma != nullptr;
   const RowView normed = is_normed ? (adds ? call.residual : call.x) : RowView{};
   const int width = adds ? weights_.n : weights_.k;
@@ -122,7 +122,7 @@ Status HopperLinear::run_plain(const Call& call, GemmKernel kernel) {
     constexpr Activation kActivation = decltype(activation)::value;
     if (kernel == GemmKernel::kShared)
       return launch_pingpong(call, pingpong_kernel<T, kActivation, false, kPrescaledRows>);
-    if constexpr (!kPrescaledRows) {  // gamma in the rows means a LayerNorm, of too few columns for this kernel
+    if constexpr (!kPrescaledRows) {  // prescaled rows imply a LayerNorm, of too few columns for this kernel
       if (kernel == GemmKernel::kCooperative256)
         return run_cooperative<T, Cooperative256, kActivation, false, false>(call);
     }
@@ -146,7 +146,7 @@ Status HopperLinear::run_type(const Call& call) {
     return Status::refused("hopper gemm: a residual and an activation");
   if (adds && rope_.table != nullptr) return Status::refused("hopper gemm: RoPE columns and a residual");
   if (!adds && call.y_stats != nullptr) return Status::refused("hopper gemm: sums come with a residual only");
-  // A product without any norm takes its rows as they are.
+  // A GEMM without any norm uses its rows unchanged.
   const bool in_rows = weights_.prescaled_rows && (adds || weights_.input_norm.gamma != nullptr);
   return in_rows ? run_tiled<T, true>(call) : run_tiled<T, false>(call);
 }

@@ -1,4 +1,4 @@
-// Maxima over texts as one product (gemm/kernels/maxima.cuh).
+// Maxima over texts in one GEMM (gemm/kernels/maxima.cuh).
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-// What happens while a model is loaded: our products are made, and LayerNorms are folded into them.
+// Preparation while a model is loaded: creates our GEMMs and folds LayerNorms into them.
 
 #include "gemm/epilogue/fold.cuh"
 #include "gemm/epilogue/gate.cuh"
@@ -10,13 +10,13 @@ namespace embert {
 namespace hopper {
 namespace {
 
-// LayerNorms are not folded where that costs more than this many times a model's own rounding of γ·W (2.1e-4 in FP16,
+// LayerNorms are not folded where that error exceeds this multiple of a model's own rounding of γ·W (2.1e-4 in FP16,
 // 1.7e-3 in BF16).
 constexpr float kFoldTolerance = 3.0f;
 constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
 
-// The constants of a product with gates, which fold.cuh has made times kGateFactor: the values' are not to be.
-// `width`: floats for each of W's rows; the last one counts, because {Σ γ·W, …} has no factor.
+// The constants of a gated GEMM. fold.cuh has multiplied all by kGateFactor; this undoes it for the values. `width`:
+// floats for each row of W; the last one counts, because {Σ γ·W, …} has no factor.
 __global__ void __launch_bounds__(kFoldThreads) free_values_kernel(float* columns, int out, int width) {
   wait_for_earlier_kernels();
   const int n = blockIdx.x * kFoldThreads + threadIdx.x;
@@ -53,7 +53,7 @@ Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::
     return Status::refused("hopper gemm: weights are folded from FP32 ones, which are not there");
   if (weights.input_norm.gamma != nullptr && weights.k > kMaxStatColumns)
     return Status::refused("hopper gemm: a LayerNorm of more than " + std::to_string(kMaxStatColumns) + " columns");
-  // The multiplication with which TileScheduler finds a tile's row is exact up to here; there are at most 4 194 240
+  // The multiplication with which TileScheduler computes a tile's row is exact up to here; there are at most 4 194 240
   // rows.
   const int w_rows = weights.gated ? 2 * weights.n : weights.n;
   if (tiles_of(w_rows, 128) > 256)
@@ -93,7 +93,7 @@ Status HopperLinear::init(const Stream& stream) {
   EMBERT_TRY(columns_.allocate(size_t(padded_) * (2 * sizeof(float2) + sizeof(half_t))));
   EMBERT_CUDA(cudaMemsetAsync(columns_.as(), 0, columns_.bytes(), stream.handle));
   EMBERT_TRY(owner_.dtype() == DType::kFloat16 ? fold<half_t>(stream) : fold<bfloat_t>(stream));
-  weights_.exact = nullptr;  // it is freed after this
+  weights_.exact = nullptr;  // freed after this
   weights_.rope = nullptr;
   return {};
 }

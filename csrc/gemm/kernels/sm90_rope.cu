@@ -1,4 +1,4 @@
-// Launches products that turn queries and keys (gemm/kernels/rope.cuh).
+// Launches QKV GEMMs with RoPE (gemm/kernels/rope.cuh).
 
 #include "gemm/kernels/rope.cuh"
 #include "gemm/kernels/sm90.h"

@@ -1,19 +1,19 @@
-// y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)) on Hopper for few rows, where latency is all
-// that counts: a launch takes two or three microseconds.
+// The small M GEMM: y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)) on Hopper for few rows,
+// where only latency counts: a launch takes two or three microseconds.
 //
-// A block has one tile: 16, 32 or 64 rows, and as many columns as its shape says. One warp copies, four multiply, and
-// four read the rows' sums and bring weights for later to the L2 cache. Against latency:
-//   - Copies of W start before the earlier kernel ends, those of x as soon as it has ended. One elected lane starts the
-//     copy of a whole stage with one instruction. A lane for each box takes 40 ns a box.
-//   - The next kernel may start when the copies of x have started, not before: weights for two kernels further on would
-//     delay x.
-//   - A stage is 128 columns of K, of 8 bits 256. Whether the next one is full is tested before the products of this
-//     one, so that the answer is there when it is needed.
-//   - A tile has fewer rows than wgmma's 64 where that leaves more multiprocessors to fetch x and W. The product reads
-//     64 rows all the same: those past the tile are whatever follows in shared memory, and are not stored.
+// A block has one tile: 16, 32 or 64 rows, and as many columns as its shape has. One warp is the producer, four
+// multiply, and four read the row statistics and prefetch weights of a later GEMM into the L2 cache. Against latency:
+//   - Loads of W start before the earlier kernel ends, those of x as soon as it has ended. One elected lane loads a
+//     whole stage with one instruction. One lane per box takes 40 ns a box.
+//   - The next kernel may start when the loads of x have started, not before: otherwise weights for the kernel after it
+//     would delay x.
+//   - A stage is 128 columns of K, with int8 256. Whether the next one is full is tested before the products of this
+//     one, so that the result is ready when it is needed.
+//   - A tile has fewer rows than wgmma's 64 where that leaves more multiprocessors to load x and W. wgmma still reads
+//     64 rows: rows past the tile are arbitrary shared memory, and their results are not stored.
 //   - Two blocks fit on a multiprocessor, so that the next kernel's blocks start before this kernel's blocks end.
-// Accumulation, epilogue and sums are those of the kernels for many rows, to the bit. The pipeline is pipeline.cuh's,
-// without clusters, and with addresses of its own.
+// Accumulation, epilogue and row statistics have the same bits as the kernels for many rows. The pipeline is that of
+// pipeline.cuh, without clusters, and with its own addresses.
 #pragma once
 
 #include <algorithm>
@@ -36,21 +36,21 @@ template <int kColumnsValue>
 struct SmallMShape {
   static constexpr int kColumns = kColumnsValue;  // of y
   static constexpr int kRows = 64;                // at most; wgmma's M
-  static constexpr int kBoxes = 2;                // of 64 columns of K, a stage; of 8 bits 128
+  static constexpr int kBoxes = 2;                // of 64 columns of K, a stage; with int8 of 128
   static constexpr int kWBoxBytes = kColumns * 128;
   static constexpr int kMaxStages = 16;
   static_assert(kColumns == 32 || kColumns == 64, "the widths that common/wgmma.cuh wraps");
 
   static constexpr int stage_bytes(int x_rows) { return kBoxes * (x_rows * 128 + kWBoxBytes); }
-  // Stages with two barriers each, and the rows' scales. What wgmma reads past the last rows of x has to lie in the
-  // block's memory too.
+  // Stages with two barriers each, and the rows' scales. The rows that wgmma reads past the last rows of x have to lie
+  // in the block's shared memory too.
   static constexpr int shared_bytes(int stages, int x_rows) {
     const int used = stages * (stage_bytes(x_rows) + 16) + kRows * 8, read = (stages * kBoxes * x_rows + kRows) * 128;
     return used > read ? used : read;
   }
 };
 
-// Stages of a block: as many as K has, and as fit.
+// Stages of a block: at most the steps of K, at most what fits.
 template <typename Shape>
 int small_m_stages(int rows, int x_rows, int wanted, int blocks, int num_sms) {
   const int room = rows > Shape::kRows && blocks <= num_sms ? kSmallMMaxBytes : kSmallMBytes;
@@ -59,21 +59,21 @@ int small_m_stages(int rows, int x_rows, int wanted, int blocks, int num_sms) {
 }
 
 constexpr int kSmallMMathThreads = 128, kSmallMTmaThreads = 32,
-              kSmallMScaleThreads = 128;  // threads of each kind, in this order
+              kSmallMScaleThreads = 128;  // threads of each role, in this order
 constexpr int kSmallMThreads = kSmallMMathThreads + kSmallMTmaThreads + kSmallMScaleThreads;
-// Up to so many rows the next kernel may launch when the copies of the first stages of x have started; with more rows,
-// when those of all of x have, because the next kernel's W would delay x. BERT-base, µs a forward, with the first and
-// the second rule: 256 rows 357 and 366, 512 rows 553 and 523.
+// Up to this many rows the next kernel may launch when the loads of the first stages of x have started. With more rows
+// it may launch when all loads of x have started, because the next kernel's W would delay x. BERT-base, µs per forward
+// pass, with the first and the second rule: 256 rows 357 and 366, 512 rows 553 and 523.
 constexpr int kEarlyRows = 256;
 
-// Where a lane's pairs of columns lie.
+// Position of a lane's pairs of columns.
 struct SmallMPosition {
-  int row, rows;     // the lane's first row; the first that is not the block's
+  int row, rows;     // the lane's first row; the end of the block's rows
   int column, lane;  // the tile's first column
 };
 
-// What becomes of a pair of columns. This: what finish.cuh says; rope.cuh and gated.cuh have others. What `pair`
-// reads of the rows is in `Held`: `ask` may put it there before the products, `look` before each 16 columns.
+// The default epilogue of a pair of columns, as finish.cuh; rope.cuh and gated.cuh have others. `Held` is what `pair`
+// reads of the rows: `ask` may load it before the products, `look` before each 16 columns.
 template <typename T, Activation kActivation, bool kResidualValue, bool kPrescaledRowsValue>
 struct SmallMStored {
   static constexpr bool kResidual = kResidualValue, kPrescaledRows = kPrescaledRowsValue, kGates = false;
@@ -88,7 +88,7 @@ struct SmallMStored {
   }
 };
 
-// A block's work, for all of its threads.
+// Runs a block, for all of its threads.
 template <typename T, typename Shape, typename Ending>
 __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUtensorMap& w_map,
                                              const GemmArguments& args, int x_rows, int stages, const Ending& ending) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUt
   const int all_x = stages * Shape::kBoxes * x_box, all_w = stages * Shape::kBoxes * Shape::kWBoxBytes;
   const uint32_t x_at = shared_address(raw), w_at = x_at + all_x;
   const uint32_t full = w_at + all_w, empty = full + 8 * stages;
-  float2* const scales = reinterpret_cast<float2*>(raw + all_x + all_w + 16 * stages);  // a row each
+  float2* const scales = reinterpret_cast<float2*>(raw + all_x + all_w + 16 * stages);  // one per row
   const int warp = warp_of_block(), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int s = 0; s < stages; ++s) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUt
   constexpr int kDepth = Shape::kBoxes * kDepthOf<T>;
   const int steps = (args.k + kDepth - 1) / kDepth;  // half a stage past K is filled with zeros
   const int row = blockIdx.y * x_rows, column = blockIdx.x * Shape::kColumns;
-  const int rows = min(args.m, row + x_rows);  // the first that is not this block's
+  const int rows = min(args.m, row + x_rows);  // the end of this block's rows
   if (warp == 4) {
     const int x_stage = Shape::kBoxes * x_box, w_stage = Shape::kBoxes * Shape::kWBoxBytes;
     const auto load_x = [&](int step, int stage) {
@@ -158,7 +158,7 @@ __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUt
     return;
   }
 
-  // What the epilogue needs is in flight during the products.
+  // Loads for the epilogue are in flight during the products.
   constexpr int kChunks = Shape::kColumns / 16;
   ColumnPair<kResidual, kPrescaledRows> columns[kChunks][2];
   uint32_t nexts[kChunks][2] = {};
@@ -169,7 +169,7 @@ __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUt
     if constexpr (kResidual && kPrescaledRows) nexts[i / 2][i % 2] = __ldg(next_gamma_pairs(args) + pair);
   }
   const int first_row = row + warp * 16 + lane / 4, first_column = column + 2 * (lane % 4);
-  // Of the four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
+  // The four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
   const auto is_inside = [&](int chunk, int i) {
     return first_row + 8 * (i % 2) < rows && first_column + chunk * 16 + 8 * (i / 2) < args.n;
   };
@@ -196,7 +196,7 @@ __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUt
     if (!is_full) wait_barrier(full + 8 * stage, phase);
     const int earlier = stage == 0 ? stages - 1 : stage - 1;
     if (++stage == stages) stage = 0, phase ^= 1;
-    // Tested before the products: the answer takes as long as five of them.
+    // Tested before the products: the result takes as long as five of them.
     is_full = test_barrier(full + 8 * stage, phase);
     fence_registers();
 #pragma unroll

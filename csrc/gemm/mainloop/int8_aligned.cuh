@@ -1,6 +1,6 @@
-// The main loop for x in blocks of 8 bits (ops/blocks.cuh): integers of a block become those of their row's scale on
-// the way from shared memory to registers, from which wgmma takes its left operand. They do so while the step before is
-// multiplied.
+// The main loop for x quantized in blocks (ops/blocks.cuh). The int8 values of a block are rescaled to the scale of
+// their row on the way from shared memory to registers, from which wgmma takes its left operand. This overlaps with
+// the products of the previous step.
 #pragma once
 
 #include "common/shared_memory.cuh"
@@ -10,11 +10,11 @@
 
 namespace embert::hopper {
 
-// The maxima of two rows' blocks: those of a lane's accumulators of m16n8.
+// The block maxima of two rows: those of a lane's accumulators of m16n8.
 template <int kBlock>
 class BlockMaxima {
  public:
-  static constexpr int kOfStep = kDepthOf<int8_t> / kBlock;  // blocks of a step
+  static constexpr int kOfStep = kDepthOf<int8_t> / kBlock;  // blocks in a step
 
   BlockMaxima() = default;
   // Rows past the end are read as the last row.
@@ -22,13 +22,13 @@ class BlockMaxima {
       : first_(static_cast<const uint16_t*>(maxima) + min(row, rows - 1) * blocks),
         second_(static_cast<const uint16_t*>(maxima) + min(row + 8, rows - 1) * blocks) {}
 
-  // The largest of each row.
+  // The row maximum of each of the two rows.
   __device__ __forceinline__ __half2 largest(int blocks, int lane) const {
     __half2 most = as_half2(0);
     for (int i = lane % 4; i < blocks; i += 4) most = __hmax2_nan(most, as_half2(pair(first_[i], second_[i])));
     return larger_of_row(most);
   }
-  // Begins to read those of a step, for `factors`.
+  // Starts the loads of a step's maxima, for `factors`.
   __device__ __forceinline__ void ask(int step) {
     if constexpr (kOfStep == 2) {
       asked_[0] = reinterpret_cast<const uint32_t*>(first_)[step];
@@ -50,8 +50,8 @@ class BlockMaxima {
   uint32_t asked_[2];
 };
 
-// What turns a lane's sums of two rows of x into numbers: the rows' scales, or the maxima of their blocks (kBlock
-// columns, if there are blocks).
+// What dequantizes a lane's sums of two rows of x: the rows' scales, or the maxima of their blocks (kBlock columns,
+// if there are blocks).
 template <int kBlock>
 struct XScales {
   BlockMaxima<kBlock> maxima;
@@ -78,11 +78,11 @@ struct XScales<0> {
   __device__ __forceinline__ float2 of_rows() const { return scales; }
 };
 
-// mainloop (pipeline.cuh) for 64 rows of such an x. `of_x` has been read. Half a step is
-// multiplied while the next half is turned: 16 registers hold both.
+// The main loop (pipeline.cuh) for 64 rows of such an x. `of_x` has been read. Half a step is multiplied while the
+// next half is rescaled: 16 registers hold both.
 //
-// Beside products a warp issues one instruction in four cycles or more, and a step of both consumers takes 1 024. So
-// what surrounds the turning is kept short: addresses that the compiler would compute anew stay in registers.
+// While wgmma runs, a warp issues one instruction in four cycles or more, and a step of both consumers takes 1 024
+// cycles. So the code around the rescaling is short: addresses that the compiler would recompute stay in registers.
 template <int kBlock, typename Shape, int kElements, typename Committed>
 __device__ __forceinline__ uint32_t mainloop_aligned(const Pipeline& pipeline, PipelineState<Shape::kStages>& at,
                                                      int steps, int own_row, int warp, int lane, XScales<kBlock>& of_x,
@@ -91,7 +91,7 @@ __device__ __forceinline__ uint32_t mainloop_aligned(const Pipeline& pipeline, P
   // Read from lane 0, so that wgmma's operands stay in uniform registers (common/warp.cuh).
   at = {__shfl_sync(~0u, at.stage, 0), __shfl_sync(~0u, at.phase, 0)};
   uint32_t last_stage = at.stage;
-  // The lane's part of the first stage. 32 columns further is an exclusive or with 32.
+  // The lane's part of the first stage. The address 32 columns further differs by an exclusive or with 32.
   uint32_t own_x = pipeline.base + (own_row + warp * 16) * 128 + swizzled(lane % 16, lane / 16);
   uint32_t w_from = uint32_t(operand(pipeline.base + Shape::kXBytes));
   keep(own_x), keep(w_from);

@@ -1,8 +1,7 @@
-// Two consumers that take the block's tiles in ping-pong. One multiplies while the other finishes the tile before, so
-// the matrix unit does not wait for epilogues. Tiles are of 128 × 128 (PingPongShape), or of 64 × 256
-// (residual_pingpong.cuh).
+// The ping-pong main loop: two consumers with a tile each. One multiplies during the other's epilogue, so the tensor
+// cores do not wait for epilogues. Tiles are 128 × 128 (PingPongShape) or 64 × 256 (residual_pingpong.cuh).
 //
-// Accumulation walks K in order in one FP32 accumulator, so a row's bits depend on the row and the weights alone.
+// K is accumulated in order in one FP32 accumulator, so a row's bits depend only on the row and the weights.
 #pragma once
 
 #include "common/warp.cuh"
@@ -13,8 +12,8 @@ namespace embert::hopper {
 
 struct PingPongShape : StageShape<128> {
   static constexpr int kStages = 6;                  // as many as fit
-  static constexpr int kBoxes = 2;                   // of staging memory, a consumer
-  static constexpr int kColumnBytes = kColumns * 8;  // a consumer's constants
+  static constexpr int kBoxes = 2;                   // staging boxes of a consumer
+  static constexpr int kColumnBytes = kColumns * 8;  // constants of a consumer
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kConstants = kStaging + 2 * kBoxes * kBoxBytes;
   static constexpr int kFull = kConstants + 2 * kColumnBytes;
@@ -24,12 +23,12 @@ struct PingPongShape : StageShape<128> {
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
   static_assert(kColumns == kStatColumns, "a thread's constants are two columns'");
 
-  // Rows of a consumer. Where the consumers do not take turns, each has half of every tile.
+  // Rows of a consumer. Without ping-pong each consumer has half of every tile.
   template <bool kPingPong>
   static constexpr int kConsumerRows = kPingPong ? kRows : kRows / 2;
 };
 
-// Makes the block's barriers. When this returns, the cluster's other block has made its own too.
+// Initializes the block's barriers. On return the cluster's other block has initialized its own too.
 template <bool kPingPong, typename Shape = PingPongShape>
 __device__ __forceinline__ void init_pingpong(uint32_t base) {
   const Pipeline pipeline{base, base + Shape::kFull, base + Shape::kEmpty};
@@ -42,7 +41,7 @@ __device__ __forceinline__ void init_pingpong(uint32_t base) {
   wait_for_cluster_barriers();
 }
 
-// How a consumer multiplies that does nothing else meanwhile.
+// The default main loop, without overlapped work.
 struct PlainProducts {
   template <typename T, typename Shape, int kHalves, int kElements>
   __device__ __forceinline__ uint32_t multiply(const Pipeline& pipeline, PipelineState<Shape::kStages>& at, int steps,
@@ -51,13 +50,13 @@ struct PlainProducts {
   }
 };
 
-// A block's work on its tiles, for all of its threads. `make_epilogue(consumer, own_row)` makes what a consumer, whose
-// rows begin at `own_row` of each tile, does:
+// Runs a block's tiles, for all of its threads. `make_epilogue(consumer, own_row)` makes the epilogue of a consumer,
+// whose rows begin at `own_row` of each tile:
 //   first(tile)           once, with its first tile
 //   before(tile)          before a tile's products, while the other consumer may still multiply
 //   multiply(…)           a tile's products, as PlainProducts
-//   after(c, turn, next)  with a tile's products; `turn` counts the consumer's tiles, `next` is its next one, or past
-//                         the end
+//   after(c, turn, next)  with a tile's products; `turn` counts the consumer's tiles; `next` is its next tile, or a
+//                         number past the end
 //   last()                after all tiles
 template <typename T, bool kPingPong, typename Shape = PingPongShape, typename Scheduler, typename MakeEpilogue>
 __device__ __forceinline__ void pingpong_mainloop(uint32_t base, const Scheduler& tiles, int in,
@@ -80,7 +79,7 @@ __device__ __forceinline__ void pingpong_mainloop(uint32_t base, const Scheduler
     const int consumer = group - 1, lane = threadIdx.x % 32;
     const int own_row = kPingPong ? 0 : consumer * Shape::template kConsumerRows<kPingPong>;
     auto epilogue = make_epilogue(consumer, own_row);
-    int ordinal = kPingPong ? consumer : 0;  // of the tile among the block's
+    int ordinal = kPingPong ? consumer : 0;  // index of the tile among the block's tiles
     int tile = tiles.first + ordinal * tiles.stride;
     if (tile < tiles.end) epilogue.first(tile);
     for (constexpr int kEvery = kPingPong ? 2 : 1; tile < tiles.end; tile += kEvery * tiles.stride, ordinal += kEvery) {
@@ -90,9 +89,9 @@ __device__ __forceinline__ void pingpong_mainloop(uint32_t base, const Scheduler
       if (kPingPong && ordinal > 0) wait_barrier(order + 8 * consumer, (ordinal - 1) / 2 & 1);
       SumOf<T> c[kHalves][Shape::kColumns / 2];
       const uint32_t last_stage = epilogue.template multiply<T, Shape>(pipeline, at, steps, own_row, lane, c);
-      if (kPingPong && lane == 0) arrive(order + 8 * (consumer ^ 1));  // its products follow while these are in flight
+      if (kPingPong && lane == 0) arrive(order + 8 * (consumer ^ 1));  // the other one multiplies; these are in flight
       finish_products(c);
-      pipeline.has_read(last_stage, lane);  // at once: the other consumer waits for what is copied there next
+      pipeline.has_read(last_stage, lane);  // at once: the other consumer waits for the next load into this stage
       epilogue.after(c, ordinal / kEvery, tile + kEvery * tiles.stride);
     }
     epilogue.last();

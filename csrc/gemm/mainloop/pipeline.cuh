@@ -1,20 +1,21 @@
-// The pipeline: stages in shared memory through which a copying thread hands tiles of x and W to the warps that
-// multiply.
+// The pipeline: stages in shared memory. The producer, one thread, fills them with tiles of x and W by TMA; the
+// consumers multiply from them.
 //
 // Barriers. A stage has two mbarriers. `full` completes when the bytes of the stage have arrived. `empty` completes
-// when all warps that read the stage have done so. The warps of both blocks of a cluster count, because each block's
-// copies of W write into both blocks' stages.
+// when all warps that read the stage have arrived. The warps of both blocks of a cluster count, because each block's
+// multicast of W writes into the stages of both blocks.
 //
-// Phases. A barrier's phase flips when it completes, and a wait names the parity of the phase that it waits for. Stages
-// are used in order, again and again. So a reader starts with parity 0 and flips it whenever it comes back to stage 0.
-// The producer starts with parity 1, which counts as complete before the first use: its first pass finds every stage
+// Phases. A barrier's phase flips when it completes, and a wait names the parity of the phase that it waits for.
+// Stages are used cyclically. A consumer starts with parity 0 and flips it when it wraps around to stage 0. The
+// producer starts with parity 1, which counts as complete before the first use: its first pass finds every stage
 // empty.
 //
-// Order. A parity cannot tell a phase from the one after the next. So a warp may wait for a stage only while it cannot
-// be two uses late. Consumers that take tiles in ping-pong therefore take their waits in turn too: two more mbarriers,
-// `turn`, say which consumer may wait and multiply (store.cuh, feed_forward.cuh).
+// Order. A parity cannot distinguish a phase from the one after the next. So a warp may wait for a stage only while
+// it cannot be two uses late. Consumers in ping-pong therefore order their waits too: two more mbarriers, `order`,
+// say which consumer may wait and multiply (pingpong.cuh, feed_forward.cuh).
 //
-// The end. A block may leave only when no other block writes to it any more, neither copies nor arrivals
+// Exit. A block may exit only when no other block writes to it any more, neither copies nor arrivals
+// (TmaProducer::wait_all_read).
 // (TmaProducer::wait_all_read).
 #pragma once
 
@@ -32,7 +33,7 @@ namespace embert::hopper {
 
 constexpr int kDepth = 64;                // columns of K in a stage: 128 bytes, one swizzled row, of 16-bit elements
 constexpr int kBoxBytes = 64 * 128;       // 64 rows of 64 columns
-constexpr int kSharedLimit = 227 * 1024;  // bytes that a block of sm_90 can have
+constexpr int kSharedLimit = 227 * 1024;  // shared memory that a block of sm_90 can have
 
 // A stage: tiles of x [kRows, kDepth] and W [kColumns, kDepth].
 template <int kColumnsValue, int kConsumersValue = 2>
@@ -44,7 +45,7 @@ struct StageShape {
   static constexpr int kXBytes = kRows * kDepth * 2;
   static constexpr int kWBytes = kColumns * kDepth * 2;
   static constexpr int kStageBytes = kXBytes + kWBytes;
-  static constexpr int kWShare = kColumns / kCluster;  // rows of W that a block fetches
+  static constexpr int kWShare = kColumns / kCluster;  // rows of W that a block loads
   static_assert(kStageBytes % 1024 == 0, "a stage starts on a swizzle pattern");
 };
 
@@ -58,13 +59,13 @@ struct Pipeline {
       init_barrier(empty + 8 * stage, readers * kCluster);
     }
   }
-  // For a whole warp: tells both blocks that it has read the stage.
+  // For a whole warp: signals both blocks that it has read the stage.
   __device__ __forceinline__ void has_read(uint32_t stage, int lane) const {
     if (lane < kCluster) arrive_in_cluster(empty + 8 * stage, lane);
   }
 };
 
-// A reader's or the producer's place in the pipeline: the next stage, and the parity of the phase to wait for.
+// The pipeline state of a consumer or of the producer: the next stage, and the parity of the phase to wait for.
 template <int kStages>
 struct PipelineState {
   uint32_t stage, phase;
@@ -75,8 +76,8 @@ struct PipelineState {
 };
 
 // The main loop: c = x · Wᵀ over the next `steps` stages, for kHalves times 64 rows of a tile from `own_row` on. A
-// stage is given back a step later, when its products are complete; the last stage's are still in flight at the end.
-// Returns that stage. `committed(step)` runs when a step's products have been committed.
+// stage is released one step later, when its products are complete. The products of the last stage are still in
+// flight at the end; its index is returned. `committed(step)` runs after a step's products are committed.
 template <typename T, typename Shape, int kHalves, int kElements, typename Committed>
 __device__ __forceinline__ uint32_t mainloop(const Pipeline& pipeline, PipelineState<Shape::kStages>& state, int steps,
                                              int own_row, int lane, SumOf<T> (&c)[kHalves][kElements],
@@ -88,7 +89,7 @@ __device__ __forceinline__ uint32_t mainloop(const Pipeline& pipeline, PipelineS
     const uint32_t w_from = pipeline.base + state.stage * Shape::kStageBytes + Shape::kXBytes;
     fence_registers();
 #pragma unroll
-    for (int k = 0; k < kDepth / 16; ++k) {  // 32 bytes each, whatever the type
+    for (int k = 0; k < kDepth / 16; ++k) {  // 32 bytes each, for every type
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
         multiply<T>(c[half], further(operand(x_from), half * kBoxBytes + k * 32), further(operand(w_from), k * 32),
@@ -107,7 +108,8 @@ __device__ __forceinline__ uint32_t mainloop(const Pipeline& pipeline, PipelineS
   return last_stage;
 }
 
-// Fills the pipeline with what the block's tiles need, in their order; for one thread. kColumns: of K in a stage.
+// Fills the pipeline with the operands of the block's tiles, in order; for one thread. kColumns: columns of K in a
+// stage.
 template <typename Shape, typename Scheduler = TileScheduler<Shape>, int kColumns = kDepth>
 class TmaProducer {
  public:
@@ -136,8 +138,8 @@ class TmaProducer {
     }
   }
 
-  // Waits for the neighbour's last arrivals. Its last copies have arrived already: this block's readers waited for
-  // them.
+  // Waits for the last arrivals of the cluster's other block. Its last copies have arrived already: this block's
+  // consumers waited for them.
   __device__ __forceinline__ void wait_all_read() {
     for (int i = 0; i < Shape::kStages; ++i) {
       wait_barrier(pipeline_.empty + 8 * state_.stage, state_.phase);
@@ -145,7 +147,7 @@ class TmaProducer {
     }
   }
 
-  // A step of its own: boxes of 64 columns from `column` on, with all rows of the tile.
+  // A step that is not one of K's: boxes of 64 columns from `column` on, with all rows of the tile.
   __device__ __forceinline__ void copy_boxes(const CUtensorMap& map, int boxes, int row, int column) {
     wait_barrier(pipeline_.empty + 8 * state_.stage, state_.phase);
     arrive_expecting(pipeline_.full + 8 * state_.stage, boxes * Shape::kRows * 128);
@@ -155,8 +157,8 @@ class TmaProducer {
 
  private:
   __device__ __forceinline__ uint32_t place() const { return pipeline_.base + state_.stage * Shape::kStageBytes; }
-  // Nothing reads x or the residual again soon. With 8 bits the L2 cache gives them up first, and what this kernel
-  // writes stays there for the next one. With 16 bits that gains nothing.
+  // Nothing reads x or the residual again soon. With int8 the L2 cache evicts them first, and this kernel's output
+  // stays there for the next kernel. With 16 bits that gains nothing.
   __device__ __forceinline__ void load_rows(const CUtensorMap& map, uint32_t to, int column, int row) const {
     const auto load = kColumns == kDepth ? load_box : load_last_box;
     load(&map, to, pipeline_.full + 8 * state_.stage, column, row);
@@ -175,7 +177,7 @@ class TmaProducer {
   const CUtensorMap& w_map_;
   const CUtensorMap& narrow_w_map_;
   int steps_;
-  int early_;  // stages whose W is on its way already
+  int early_;  // stages whose W is already in flight
   PipelineState<Shape::kStages> state_{0, 1};
 };
 

@@ -1,4 +1,4 @@
-// The tiles of a block in the kernels for many rows. Blocks are persistent: each takes tiles until none is left.
+// The tile scheduler of the kernels for many rows. Blocks are persistent: each takes tiles until none remains.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace embert::hopper {
 
-// A block's tiles are first, first + stride, … before end. Columns run fastest, so that the blocks at work share rows
-// of x, and W stays in the L2 cache. A tile's row is found with a multiplication: divisions take measurable time.
+// A block's tiles are first, first + stride, … before end. Columns run fastest, so that concurrent blocks share rows
+// of x, and W stays in the L2 cache. A multiplication finds a tile's row: a division takes measurable time.
 template <typename Shape>
 struct TileScheduler {
   int columns, rows;         // of y, in tiles of a cluster

@@ -1,5 +1,5 @@
-// Maxima → pairs: two passes, since where a text's pairs go depends on how many the texts before it have. Counting
-// makes the sums that the second pass starts from, and no block waits for another.
+// Maxima → pairs, in two passes, because the offset of a text's pairs depends on the number of pairs of earlier texts.
+// The counting pass makes the sums that the second pass starts from, and no block waits for another.
 //
 // Floor for 256 texts of 30 522 columns: 31 MB written once and read twice, mostly in the L2 cache.
 
@@ -15,7 +15,7 @@ namespace embert {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kLoads = kPieceColumns / kThreads;   // of a thread: 32 neighbouring columns a warp each
+constexpr int kLoads = kPieceColumns / kThreads;   // of a thread: 32 adjacent columns a warp each
 constexpr int kClearedColumns = 8 * kThreads * 4;  // of a block, 16 bytes a thread at a time
 static_assert(kMaximaColumns % 4 == 0, "rows of maxima are cleared 16 bytes at a time");
 
@@ -23,8 +23,8 @@ __device__ __forceinline__ int sequence_of(const TextSpan& span, int text) {
   return span.chosen == nullptr ? text : span.chosen[text];
 }
 
-// Blocks (text, part of its maxima). The first one also writes the text's rows, and those after them that are no
-// text's.
+// Blocks (text, part of its maxima). The first block of a text also writes the text's rows, and the following rows that
+// belong to no text.
 __global__ void __launch_bounds__(kThreads)
     begin_maxima_kernel(const TextSpan span, int pitch, int* text_of, float* maxima, int* totals) {
   dependents_may_launch();
@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_columns(const float* maxima, int columns, i
   for (int i = 0; i < kLoads; ++i) bits[i] = first + 32 * i < columns ? __ldcg(row + first + 32 * i) : 0;
 }
 
-// The sum of a value of each thread; all of them get it. For all threads of the block, once: it uses shared memory.
+// The sum of one value per thread; all of them get it. For all threads of the block, once: it uses shared memory.
 __device__ __forceinline__ int block_sum(int value) {
   __shared__ int of_warps[kWarps];
   value = __reduce_add_sync(~0u, value);
@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(kThreads)
   if (count > 0) atomicAdd(totals + blockIdx.y, count);
 }
 
-// A block writes the pairs of a piece of a text. What comes before it in the span, texts and pieces, is summed anew.
+// A block writes the pairs of a piece of a text. Each block sums the counts before it in the span (texts and pieces)
+// again.
 __global__ void __launch_bounds__(kThreads)
     write_pairs_kernel(const float* maxima, int columns, int pitch, int first_text, const int* totals,
                        const int* pieces, const int64_t* before, int64_t* after, const PairBuffers to) {

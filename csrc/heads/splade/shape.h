@@ -1,4 +1,4 @@
-// What a SPLADE head is, beside its weights.
+// The configuration of a SPLADE head, besides its weights.
 #pragma once
 
 #include "common/dtype.h"
@@ -6,7 +6,7 @@
 
 namespace embert {
 
-// What a model says of its head.
+// A model's SPLADE configuration.
 struct SpladeKind {
   Activation activation = Activation::kGeluErf;  // of the transform
   float epsilon = 1e-12f;                        // of its LayerNorm

@@ -9,7 +9,7 @@ namespace embert {
 namespace {
 
 constexpr size_t kConversionBytes = size_t(16) << 20;  // of a weight at a time
-// Texts of a group: every block that writes pairs adds up those of the texts before its own.
+// Texts of a group: every block that writes pairs sums the counts of the texts before its own.
 constexpr int kMostTexts = 1024;
 
 size_t elements_of(const std::vector<size_t>& shape) {

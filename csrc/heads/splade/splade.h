@@ -1,10 +1,9 @@
-// SPLADE: a sparse vector a text, from the last layer's rows. Transform (linear, activation, LayerNorm), then for each
-// of the vocabulary's tokens the largest log1p(relu(logit)) over the text's rows, as (index, value) pairs.
+// SPLADE: a sparse vector per text, from the last layer's rows. Transform (linear, activation, LayerNorm), then for
+// each token of the vocabulary the largest log1p(relu(logit)) over the text's rows, as (index, value) pairs.
 //
-// The logits are never in memory as a whole (gemm/text_maxima.h), their maxima are: `kMaximaBytes` at most, so texts
-// come in groups. How many pairs there are is known on the device alone. They go to the host's memory, which is
-// reserved for `kPairs`: real models have some hundreds a text. What does not fit is told to the host, which runs those
-// texts again.
+// The logits are never in memory as a whole (gemm/text_maxima.h). Their maxima are: `kMaximaBytes` at most, so texts
+// come in groups. Only the device knows the number of pairs. They go to host memory, which is reserved for `kPairs`:
+// real models have some hundreds a text. The host runs texts again whose pairs do not fit.
 #pragma once
 
 #include <memory>
@@ -25,13 +24,13 @@ namespace embert {
 constexpr size_t kMaximaBytes = size_t(64) << 20;  // of maxima at a time
 constexpr int64_t kPairs = int64_t(8) << 20;       // of a batch, 8 bytes each
 
-// The pairs of one batch, in the host's memory, where the device writes them; one for each batch in flight. To be read
-// when the batch's event has come.
+// The pairs of one batch, in host memory that the device writes; one for each batch in flight. Readable after the
+// batch's event.
 class SpladeAnswer {
  public:
-  // Room for at least one text's pairs, and for so many texts.
+  // Allocates memory for at least one text's pairs, and for this number of texts.
   Status allocate(int vocabulary, int texts, int64_t pairs = kPairs);
-  // Of so many texts, how many of the first ones have their pairs here.
+  // Of this number of texts, how many of the first ones have all their pairs here.
   int complete(int texts) const;
   const int* counts() const { return counts_.as<int>(); }    // [texts]
   const int* indices() const { return indices_.as<int>(); }  // end to end
@@ -50,12 +49,12 @@ class SpladeAnswer {
 // A batch as the head sees it.
 struct SpladeBatch {
   const void* x;          // [rows, hidden], after the last LayerNorm
-  void* scratch;          // [rows, hidden], not x: its rows are transformed here
-  int rows, texts;        // texts: those that want pairs
+  void* scratch;          // [rows, hidden], not x: for transformed rows
+  int rows, texts;        // texts: those that request pairs
   const int* cu_seqlens;  // [B + 1], device memory
-  const int* chosen;      // [texts], device memory: which of the B want pairs, ascending; null: the first ones
-  // The same in the host's memory. host_cu_seqlens null: unknown, as in a graph; the texts must then fit one group, and
-  // the last ones may be empty.
+  const int* chosen;      // [texts], device memory: which of the B request pairs, ascending; null: the first ones
+  // The same in host memory. host_cu_seqlens null: unknown, as in a graph; the texts must then fit one group, and the
+  // last ones may be empty.
   const int* host_cu_seqlens;
   const int* host_chosen;
 };
@@ -64,23 +63,23 @@ class SpladeHead {
  public:
   explicit SpladeHead(const SpladeShape& shape) : shape_(shape) {}
 
-  // Memory for the weights. Refused for a shape that cannot be run.
+  // Memory for the weights. Returns an error for an unsupported shape.
   Status allocate();
   // transform.weight [hidden, hidden]; transform.bias, gamma, beta [hidden]; decoder.bias [vocabulary]; decoder.weight
-  // [vocabulary, hidden] where it is not tied. `host` must stay until the stream was synchronized.
+  // [vocabulary, hidden] where it is not tied. `host` must stay valid until the stream is synchronized.
   Status load(const std::string& name, const void* host, const std::vector<size_t>& shape, DType stored,
               const Stream& stream);
-  // All weights are there; `word`: the word table [vocabulary, hidden], for a tied decoder. Room for batches of so many
-  // rows and texts.
+  // To be called after all weights are loaded; `word`: the word table [vocabulary, hidden], for a tied decoder.
+  // Allocates scratch for batches of this number of rows and texts.
   Status prepare(GemmProvider& gemm, const void* word, int rows, int texts, const Stream& stream);
 
-  // Queues a batch. Its answer is there when the stream has come to its end.
+  // Queues a batch. Its answer is ready when the stream has completed.
   Status run(const SpladeBatch& batch, const SpladeAnswer& answer, const Stream& stream);
 
   const SpladeShape& shape() const { return shape_; }
   int texts_at_once() const { return texts_at_once_; }
   size_t weight_bytes() const { return weights_.bytes(); }
-  // Of the device, beside the weights.
+  // Device memory besides the weights.
   size_t workspace_bytes() const { return work_.bytes() + (maxima_ == nullptr ? 0 : maxima_->workspace_bytes()); }
 
  private:
@@ -108,7 +107,7 @@ class SpladeHead {
     float* maxima;         // [texts_at_once, maxima_pitch(vocabulary)]
     int* text_of;          // [rows]
     int *totals, *pieces;  // [texts_at_once], [texts_at_once, pieces_of(vocabulary)]
-    int64_t* ends;         // [2]: pairs up to the end of a group, in turn
+    int64_t* ends;         // [2]: pairs up to the end of a group, alternating
   } at_{};
   int texts_at_once_ = 0;
 };
