@@ -117,8 +117,8 @@ class EngineLoop:
         """Run batches until drained. A free encoder takes whatever waits.
 
         A GPU gets the next batch while it is busy: a full one at once, any other shortly before the device is expected
-        to need it, and at the latest before rows are answered. While interactive requests come, a full one of bulk
-        requests waits as long. Answers wait while the device has next to nothing to do (device_work.py).
+        to need it, and at the latest before rows are answered. While interactive requests come, a full one of
+        low-priority requests waits as long. Answers wait while the device has next to nothing to do (device_work.py).
         """
         work = self._work
         while True:
@@ -149,8 +149,8 @@ class EngineLoop:
         work, now = self._work, time.monotonic()
         if not work.in_flight:
             return self._follow(full=False)
-        bulk = work.wants_bulk(now) or not self._queue.expects_interactive()
-        return work.wants_full(now) and self._follow(full=True, bulk=bulk)
+        low_priority = work.wants_low_priority(now) or not self._queue.expects_interactive()
+        return work.wants_full(now) and self._follow(full=True, low_priority=low_priority)
 
     def _submit_before_end(self) -> None:
         """Submit what waits shortly before the only batch is expected to end, so that the encoder is never idle.
@@ -166,12 +166,12 @@ class EngineLoop:
         time.sleep(max(0.0, work.left_s(time.monotonic()) - lead_s))
         self._follow(full=False)
 
-    def _follow(self, *, full: bool, bulk: bool = True) -> bool:
+    def _follow(self, *, full: bool, low_priority: bool = True) -> bool:
         """Submit the next batch behind the running one; with `full` only if it cannot gain from waiting."""
         work = self._work
         if not self._free_slots:
             return False
-        batch = self._queue.take_ahead(full=full, bulk=bulk, but=work.full_models())
+        batch = self._queue.take_ahead(full=full, low_priority=low_priority, exclude=work.full_models())
         if batch is None:
             return False
         work.in_flight.append(self._submit(batch))

@@ -38,7 +38,7 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     normalize: bool
     deadline: float
     admitted: float
-    bulk: bool = False  # low priority: runs in the capacity that other requests leave
+    low_priority: bool = False  # low priority: runs in the capacity that other requests leave
     isolated: bool = False  # an engine was lost while it ran this: give it a batch of its own
     adapter: int = -1  # the model's that runs on all of its texts; -1: none
     model: int = 0  # its number

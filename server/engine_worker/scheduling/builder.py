@@ -22,7 +22,7 @@ class BatchBuilder:
         """`tokens`: of this batch."""
         self.limits = limits
         self.tokens_left, self.texts_left = tokens, limits.texts
-        self.tokens, self.texts = [0, 0], [0, 0]  # of interactive and of bulk requests
+        self.tokens, self.texts = [0, 0], [0, 0]  # of interactive and of low-priority requests
         self._whole: list[Slice] = []  # small requests, or all that one has left
         self._starts: dict[Request, int] = {}  # first text taken, of large requests
 
@@ -133,8 +133,8 @@ class BatchBuilder:
         return taken
 
     def _count(self, lane: Lane, tokens: int, texts: int) -> None:
-        self.tokens[lane.bulk] += tokens
-        self.texts[lane.bulk] += texts
+        self.tokens[lane.low_priority] += tokens
+        self.texts[lane.low_priority] += texts
         self.tokens_left -= tokens
         self.texts_left -= texts
         lane.tokens -= tokens

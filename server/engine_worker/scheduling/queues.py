@@ -68,9 +68,9 @@ class BatchLimits:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """The waiting interactive requests of one model, or its waiting bulk requests."""
+    """The waiting interactive requests of one model, or its waiting low-priority requests."""
 
-    bulk: bool
+    low_priority: bool
     quantum: int  # tokens
     small: OrderedDict[Hashable, Slice] = field(default_factory=OrderedDict)  # whole requests, in order of arrival
     large: OrderedDict[Hashable, Request] = field(default_factory=OrderedDict)  # in the order of their rounds
@@ -95,7 +95,7 @@ class Lane:
             request = next(iter(large.values()))
             if request.has_quantum:
                 return request
-            # One that is alone takes nothing from others, and so has nothing to pay back.
+            # A single large request takes nothing from others, so it has no deficit to pay back.
             request.deficit = self.quantum + (request.deficit if len(large) > 1 else 0)
             if request.deficit > 0:
                 break
@@ -116,7 +116,7 @@ class ModelQueue:
 
     def __post_init__(self) -> None:
         quantum = self.limits.quantum_tokens
-        self.lanes = Lane(bulk=False, quantum=quantum), Lane(bulk=True, quantum=quantum)
+        self.lanes = Lane(low_priority=False, quantum=quantum), Lane(low_priority=True, quantum=quantum)
 
     @property
     def tokens(self) -> int:
