@@ -179,8 +179,8 @@ class _WaitingServer:
                 if path in _PROBES:
                     return 503, orjson.dumps({"status": what, "last_success_age_s": None}), json
                 if path == "/metrics":
-                    found = exposition(self.memory, scrape_form(headers))
-                    return 200, found.body, list(found.headers)
+                    metrics = exposition(self.memory, scrape_form(headers))
+                    return 200, metrics.body, list(metrics.headers)
             raise Unavailable(f"the server is starting ({what})", retry_after_s=2)
         except ServerError as error:
             error_format = ErrorFormat.OPENAI if path.startswith("/v1/") else ErrorFormat.TEI

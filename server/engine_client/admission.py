@@ -6,7 +6,7 @@ them than `--max-queue-seconds`. Each model has a budget of its own, so no flood
 of another; what the others have to do counts as time that they take of the engines (shares.py).
 
 A request counts as an eighth of the limit at most. While it waits, the engine gives others no more time than it takes
-itself (fair share), so what others have beyond that delays nobody. So a large request need not find an empty queue, and
+itself (fair share), so a larger queue of others adds no delay. So a large request need not find an empty queue, and
 does not fill it: a request of up to an eighth of the limit waits for at most the limit, and a larger one takes at most
 eight times as long as its own work. Large ones leave an eighth of the limit to smaller ones.
 """
@@ -29,7 +29,7 @@ from embert.server.observability.request_record import EXPIRED
 
 __all__ = ["Admission"]
 
-LOW_PRIORITY_SHARE = 0.75  # of the limit: bulk requests leave room for interactive ones
+LOW_PRIORITY_SHARE = 0.75  # of the limit: low-priority requests leave the rest to interactive ones
 LARGE_PART = 8  # of the limit divided by this: what a request counts as at most, and what larger ones leave free
 MIN_BATCHES = 2  # of each engine that the limit always holds; with fewer an engine would wait between two batches
 _RETRY_AFTER_MAX_S = 60
@@ -45,7 +45,7 @@ class Engine(Protocol):
 
     @property
     def state(self) -> EngineState:
-        """What the supervisor says of it."""
+        """Its state, as the supervisor reports it."""
         ...
 
     @property
@@ -92,8 +92,8 @@ class Admission:
     @property
     def failed(self) -> bool:
         """Whether no engine has the model, or will have it."""
-        found = [state.models.get(self._model) for state in self._states]
-        return bool(found) and all(each is not None and each.state == "failed" for each in found)
+        models = [state.models.get(self._model) for state in self._states]
+        return bool(models) and all(model is not None and model.state == "failed" for model in models)
 
     @property
     def _states(self) -> list[EngineState]:
@@ -177,7 +177,7 @@ class Admission:
         """Tokens of the model that may now be admitted and not yet answered; 0 until an engine tells its batch."""
         rate, limit_s = self.tokens_per_s, self._config.max_queue_seconds
         by_time = rate * limit_s
-        # With its share of the time alone, what others have to do does not matter.
+        # If its share of the time allows the whole budget, the work of other models does not matter.
         if not by_time or by_time / len(self._counters.admitted_tokens) >= self.max_queue_tokens:
             return self.max_queue_tokens
         if others_s := self._others_s():

@@ -106,7 +106,7 @@ class EngineConnection:
             self._schedule_flush()
 
     def cancel(self, request: int, tokens: int) -> None:
-        """Tell the engine that nobody wants this answer any more."""
+        """Tell the engine that the client has disconnected."""
         if self._channel is None:
             return
         self.tokens -= tokens
@@ -138,7 +138,7 @@ class EngineConnection:
             received = [decode_results(message) for message in self._channel.receive()]
         except (EOFError, ValueError, msgspec.MsgspecError) as error:
             if not isinstance(error, EOFError):
-                log.error("engine %d sent what is no message, connecting anew: %s", self.index, error)  # noqa: TRY400
+                log.error("malformed message from engine %d; reconnecting: %s", self.index, error)  # noqa: TRY400
             self.disconnect()
             return
         for results in received:

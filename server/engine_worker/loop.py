@@ -43,7 +43,7 @@ __all__ = ["EngineLoop"]
 
 log = logging.getLogger(__name__)
 
-SHORT_WAIT_S = 0.001  # for the encoder; for so long nobody needs to read the sockets
+SHORT_WAIT_S = 0.001  # for the encoder; for so long the sockets may stay unread
 IDLE_WRITE_S = 0.001  # without work, after which metrics are written: then nothing waits for that
 PROBE_INTERVAL_S = 5.0  # an idle engine runs a forward this often, so that a broken one is noticed
 
@@ -114,7 +114,7 @@ class EngineLoop:
     # --- running ---
 
     def run(self) -> None:
-        """Run batches until drained. A free encoder takes whatever waits.
+        """Run batches until drained. A free encoder takes the requests that wait.
 
         A GPU gets the next batch while it is busy: a full one at once, any other shortly before the device is expected
         to need it, and at the latest before rows are answered. While interactive requests come, a full one of
@@ -208,14 +208,14 @@ class EngineLoop:
         return flight
 
     def _wait(self, flight: InFlightBatch) -> None:
-        ticket, asked = flight.ticket, time.monotonic()
+        ticket, wait_began = flight.ticket, time.monotonic()
         try:
             if isinstance(ticket, EncoderError):
                 raise ticket
             flight.rows = self._health.watched(flight.model.number, lambda: flight.model.encoder.wait(ticket))
         except EncoderLost as error:
-            # A batch of several requests is not answered: the API processes send each again, to run alone. So only the
-            # request at fault ever fails.
+            # A batch of several requests is not answered: the API processes resend each, isolated. So only the request
+            # at fault ever fails.
             if len(flight.batch.slices) == 1:
                 self._responder.fail(flight.batch.slices, error)
             flight.ended = time.monotonic()
@@ -231,7 +231,7 @@ class EngineLoop:
         flight.seconds = self._busy.add(flight.started, flight.ended)
         self._metrics.of(flight.model.name).busy_s += flight.seconds
         if flight.lead_s:
-            flight.model.throughput.note_prediction(too_long=flight.ended - asked < flight.lead_s / 5)
+            flight.model.throughput.note_prediction(too_long=flight.ended - wait_began < flight.lead_s / 5)
 
     def _settle(self, flight: InFlightBatch) -> None:
         """Answer a batch that has been waited for."""

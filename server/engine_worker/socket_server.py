@@ -134,7 +134,7 @@ class SocketServer:
             status_due = self._send_status(status_due)
 
     def _send_status(self, due: float) -> float:
-        """Send the status to everybody where it is due; when it is due again."""
+        """Send the status to all API processes if it is due; returns when it is due again."""
         now = time.monotonic()
         if now < due:
             return due
@@ -145,15 +145,15 @@ class SocketServer:
         return now + STATUS_INTERVAL_S
 
     def _round(self, timeout_s: float) -> bool:
-        found = self._epoll.poll(timeout_s)
-        for descriptor, events in found:
+        ready = self._epoll.poll(timeout_s)
+        for descriptor, events in ready:
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
             elif descriptor == self._listener.fileno():
                 self._accept()
             else:
                 self._serve(self._channels[descriptor], events)
-        return bool(found)
+        return bool(ready)
 
     def _accept(self) -> None:
         try:

@@ -95,7 +95,7 @@ def keyless_paths(groups: Iterable[str], models: Iterable[str] = ()) -> frozense
     names, values = tuple(models), set(groups)
     keyless = [route for route in OPERATIONS if route.keyless in values]
     return frozenset(
-        each for route in keyless for path in (*route.paths, *route.files) for each in _with_names(path, names)
+        named for route in keyless for path in (*route.paths, *route.files) for named in _with_names(path, names)
     )
 
 

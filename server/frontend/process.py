@@ -177,7 +177,7 @@ def _uvicorn_config(app: ASGIApp, protocol: Callable[..., asyncio.Protocol]) -> 
         http=protocol,  # type: ignore[arg-type]  # it is only called
         ws="none",
         interface="asgi3",
-        proxy_headers=False,  # the access log has the peer of the connection, which nobody can make up
+        proxy_headers=False,  # the access log has the peer of the connection, which cannot be forged
         lifespan="off",
         access_log=False,  # ours costs less and knows more: observability/access_log.py
         log_config=None,

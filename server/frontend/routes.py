@@ -1,6 +1,6 @@
 """The tables' rows, and the table of the tasks: routes that want work of an engine or of the tokenizer.
 
-Whatever depends on which routes there are is made from this table and from that of operations.py: the ASGI app, the
+Everything that depends on the list of routes is derived from this table and that of operations.py: the ASGI app, the
 OpenAPI document, metric labels, the form of errors, what needs no key, and the text of `GET /`. The tests compare
 docs/api.md with it. A new task is a row here, and a file in ../protocols/.
 """
@@ -56,7 +56,7 @@ class TaskRoute(Route):
     answer: type[BaseModel]
     example: Mapping[str, Any]
     example_of: Mapping[Task, Mapping[str, Any]] = field(default_factory=dict)  # more of it, by the model's first
-    needs: Task = NO_TASK  # tasks that the model must have, whatever the request says
+    needs: Task = NO_TASK  # tasks that the model must have for every request
     needs_one: Task = NO_TASK  # and at least one of these; the request says which
     reranks: bool = False  # the model must be a classifier of one label
     also: tuple[str, ...] = ()  # the paths of other rows whose requests it takes too

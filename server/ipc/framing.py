@@ -49,7 +49,7 @@ class Channel:
 
     @classmethod
     def connect(cls, name: str) -> Channel:
-        """Connect to the socket of this name. Raises OSError where nobody listens, or another user does."""
+        """Connect to the socket of this name. Raises OSError if no process listens, or one of another user."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:

@@ -95,8 +95,8 @@ async def _some_at_once(answers: Iterator[Coroutine[Any, Any, None]]) -> None:
             failed.append(task)
 
     try:
-        for each in answers:
-            task = asyncio.ensure_future(each)
+        for answer in answers:
+            task = asyncio.ensure_future(answer)
             task.add_done_callback(on_end)
             tasks.append(task)
             await asyncio.sleep(0)

@@ -20,7 +20,7 @@ from embert.server.http.errors import PayloadTooLarge
 
 __all__ = ["LARGE", "CooperativeSteps", "SplitIds", "check_values", "memory_of", "split_ids"]
 
-LARGE = 65_536  # bytes; a smaller body is parsed within a millisecond, whatever it holds
+LARGE = 65_536  # bytes; a smaller body is parsed within a millisecond
 _OTHER_STRINGS = 4096  # names of fields, and values of fields that are not read
 _OTHER_VALUES = 65_536
 _MOST_VALUES = 1 << 20
@@ -44,7 +44,7 @@ class CooperativeSteps:
         self._lock = asyncio.Lock()
 
     async def run(self, steps: Iterable[Callable[[], None]], check_time: Callable[[], None]) -> None:
-        """Run the steps for a body, and `check_time` before each. Raises whatever they raise."""
+        """Run the steps for a body, and `check_time` before each. Raises what they raise."""
         async with self._lock:
             for step in steps:
                 check_time()

@@ -144,28 +144,28 @@ def load_registry(
         routes,
         LatencyBuckets.of(config.latency_buckets),
         tasks=tasks,
-        models=[each.name for each in start.models],
+        models=[model.name for model in start.models],
         engines=len(start.engines),
     )
     pool = TokenizerPool(config.tokenization_threads, config.payload_limit)
     handles, broken = [], dict(start.broken)
-    for each in start.models:
-        if each.name in broken:
+    for entry in start.models:
+        if entry.name in broken:
             continue
-        control.send(Progress("reading the tokenizer", each.number))
+        control.send(Progress("reading the tokenizer", entry.number))
         try:
-            model = load_model(each.folder, pooling=each.config.pooling, model_id=each.model_id)
-            handles.append(ModelHandle(each.config, model, Tokenizer(model), router, metrics, pool, each.number))
-        except Exception as error:  # whatever is wrong with a model, the others are served
+            model = load_model(entry.folder, pooling=entry.config.pooling, model_id=entry.model_id)
+            handles.append(ModelHandle(entry.config, model, Tokenizer(model), router, metrics, pool, entry.number))
+        except Exception as error:  # a broken model must not stop the others
             reason = str(error)
             if not isinstance(error, EngineError):
                 log.debug("reading a model failed", exc_info=True)
-                reason = f"{each.model_id} cannot be served: {type(error).__name__}: {error}"
+                reason = f"{entry.model_id} cannot be served: {type(error).__name__}: {error}"
             if len(start.models) == 1:
                 raise EngineError(reason) from error
             log.error("%s", reason)  # noqa: TRY400 - users need the sentence, not the traceback
-            broken[each.name] = reason
-            control.send(ModelFailed(each.number, reason))
+            broken[entry.name] = reason
+            control.send(ModelFailed(entry.number, reason))
     if not handles:
         raise EngineError("; ".join(broken.values()))
     return ModelRegistry(config, handles, router, metrics, memory, pool, broken)
@@ -200,7 +200,7 @@ class ModelSelector:
 
     @property
     def can(self) -> bool:
-        """Whether the default can do what the route needs whatever a request says."""
+        """Whether the default model supports this route."""
         return self.default.served.suits(Capability(self._capability.needs, reranks=self._capability.reranks))
 
     def check(self, handle: ModelHandle) -> None:

@@ -61,23 +61,23 @@ class Child:
 
         Raises OSError, and leaves nothing open then, where the system has no descriptors, memory or processes left.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
+        parent_end, child_end = socket.socketpair()
+        with child_end:
             try:
-                selector.register(ours, selectors.EVENT_READ, self)
+                selector.register(parent_end, selectors.EVENT_READ, self)
                 self.process = subprocess.Popen(
                     # -P: never import from the working directory
-                    [sys.executable, "-P", "-m", _MODULES[self.kind], str(theirs.fileno())],
-                    pass_fds=[theirs.fileno(), *inherited],
+                    [sys.executable, "-P", "-m", _MODULES[self.kind], str(child_end.fileno())],
+                    pass_fds=[child_end.fileno(), *inherited],
                     stdin=subprocess.DEVNULL,
                     process_group=0,  # Ctrl-C reaches the supervisor only, which then ends the children in order
                 )
             except OSError:
                 with contextlib.suppress(KeyError):
-                    selector.unregister(ours)
-                ours.close()
+                    selector.unregister(parent_end)
+                parent_end.close()
                 raise
-        self.control = ControlConnection(ours)
+        self.control = ControlConnection(parent_end)
         self.starts += 1
         self.ready, self.draining, self.killed, self.ready_since, self.start_at = (
             False,

@@ -49,7 +49,7 @@ class StartMessages:
             config=self.config,
             models=[self.models[number].start for number in numbers],
             one_by_one=one_by_one,
-            names=[each.start.name for each in self.models],
+            names=[model.start.name for model in self.models],
             memory_fd=self.memory_fd,
             index=child.index,
             device=devices[child.index],
@@ -70,7 +70,7 @@ class StartMessages:
         """Listen on these sockets, which the child has inherited."""
         return StartApi(
             config=self.config,
-            models=[each.start for each in self.models],
+            models=[model.start for model in self.models],
             broken=dict(self.broken),
             memory_fd=self.memory_fd,
             socket_fds=[sock.fileno() for sock in sockets],

@@ -32,8 +32,8 @@ class BatchBuilder:
 
     def fill(self, lane: Lane, tokens: int) -> None:
         """Take what fits into so many tokens: small requests in a part of them, large ones, then again small ones."""
-        kept = max(0, self.tokens_left - tokens)
-        self.tokens_left -= kept
+        reserved = max(0, self.tokens_left - tokens)
+        self.tokens_left -= reserved
         if lane.tokens <= self.tokens_left and lane.texts <= self.texts_left:
             self._take_all(lane)
         else:
@@ -43,7 +43,7 @@ class BatchBuilder:
                 self._take_quanta(lane)
             if lane.small:
                 self._take_small(lane, self.tokens_left, self.texts_left)
-        self.tokens_left += kept
+        self.tokens_left += reserved
 
     def _take_all(self, lane: Lane) -> None:
         self._count(lane, lane.tokens, lane.texts)

@@ -1,4 +1,4 @@
-"""Spans of one process to the collector, by OpenTelemetry's SDK. A dead or slow collector costs spans alone."""
+"""Exports the spans of one process with OpenTelemetry's SDK. A dead or slow collector costs only spans."""
 
 from __future__ import annotations
 
