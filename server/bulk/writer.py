@@ -66,7 +66,7 @@ class FileWriter:
         if not overwrite and not self._progress.exists() and self._path.exists() and self._path.stat().st_size:
             os.close(self._descriptor)
             self._partial.unlink(missing_ok=True)
-            raise BulkError(f"{self._path} was written by another run meanwhile; --overwrite replaces it")
+            raise BulkError(f"{self._path} was written by another run in the meantime; --overwrite replaces it")
         self._thread = ThreadPoolExecutor(1, "embert-commit")
         self._commit: Future[None] | None = None
 

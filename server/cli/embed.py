@@ -96,7 +96,7 @@ def _check(arguments: argparse.Namespace) -> None:
         if arguments.dimensions is not None or not arguments.normalize:
             raise ConfigError(f"{kind} goes without --dimensions and --no-normalize")
         if _output_format(arguments) == "npy":
-            raise ConfigError(f"{kind} writes JSON lines or Parquet: an array {arguments.output} has no room for them")
+            raise ConfigError(f"{kind} writes JSON lines or Parquet: an array {arguments.output} cannot hold them")
     if arguments.on_error == "skip" and _output_format(arguments) == "npy":
         raise ConfigError("--on-error skip goes with JSON lines and Parquet: rows of an array have no other name")
 

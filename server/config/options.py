@@ -191,7 +191,7 @@ class ServeConfig:
                 _check(option, value)
         self._check_tls()
         if len(self.keyless) > 1 and "none" in self.keyless:
-            raise ConfigError(f"--keyless none stands alone; the values are {', '.join(self.keyless)}")
+            raise ConfigError(f"--keyless none cannot be combined with other values; it is {', '.join(self.keyless)}")
         if self.default_prompt is not None and self.default_prompt_name is not None:
             raise ConfigError("--default-prompt and --default-prompt-name exclude each other; both were given")
         if self.held_limit < self.payload_limit:

@@ -1,9 +1,9 @@
-"""What may enter the queue of a model, and the 429 and 503 for what may not.
+"""Admission to the queue of a model; answers 429 and 503 to the rest.
 
 A request is admitted while all API processes together have fewer unanswered tokens of its model than the limit
 (server/ipc/shared_counters.py). The limit is the token budget, or fewer tokens where the engines would take longer for
 them than `--max-queue-seconds`. Each model has a budget of its own, so no flood of one model's requests refuses those
-of another; what the others have to do counts as time that they take of the engines (shares.py).
+of another; the work of other models counts as their share of the engines' time (shares.py).
 
 A request counts as an eighth of the limit at most. While it waits, the engine gives others no more time than it takes
 itself (fair share), so a larger queue of others adds no delay. So a large request need not find an empty queue, and
@@ -50,12 +50,12 @@ class Engine(Protocol):
 
     @property
     def status(self) -> EngineStatus | None:
-        """What it said last of itself; None before it has said anything."""
+        """Its last status; None before the first."""
         ...
 
 
 class Admission:
-    """Counts what this API process has admitted of one model, and decides what else may enter."""
+    """Counts the tokens of one model that this API process has admitted, and admits more within the limit."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Admission:
             raise self.unready()
 
     def unready(self) -> Unavailable:
-        """The answer while the model cannot work. One that has failed will not be there in a moment."""
+        """The error while the model is not ready. A failed model has no early retry."""
         return Unavailable(self.unready_reason(), retry_after_s=None if self.failed else 2, reason="loading")
 
     # --- limits ---
@@ -149,7 +149,7 @@ class Admission:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate at which the ready engines work a queue of the model off; 0 while it is not known."""
+        """Tokens a second of the ready engines for a queue of the model; 0 while unknown."""
         return self._rate(self._model)
 
     def _rate(self, model: int) -> float:
@@ -214,7 +214,7 @@ class Admission:
         does not fit.
         """
         admitted = self._counters.admitted(self._model)
-        # `check` tells of a server that is not ready.
+        # `check` reports a server that is not ready.
         if self._counted(most, admitted, options) or self.draining or not self.ready:
             return
         tokens = least()
@@ -239,7 +239,7 @@ class Admission:
     # --- errors with numbers in them ---
 
     def too_late(self, options: RequestOptions, why: str = "") -> Unavailable:
-        """The answer to a request that is out of time; `why` it cannot be met where the time is not over yet."""
+        """The error for a request past its deadline; `why`: the reason if the deadline cannot be met."""
         could = f"cannot be answered in time, {why}: it has" if why else "was not answered within"
         message = f"the request {could} {options.timeout_s:g} s ({options.set_by})"
         error = Unavailable(message, retry_after_s=self._retry_after_s(), reason="deadline")

@@ -56,7 +56,7 @@ class EngineConnection:
         return self.state.state == "ready"
 
     def update(self, state: EngineState) -> None:
-        """Take what the supervisor says of the engine now. It does not connect or disconnect."""
+        """Store the supervisor's state of the engine. It does not connect or disconnect."""
         self.state = state
         models = state.models.items() if state.state == "ready" else ()
         self.running = frozenset(number for number, model in models if model.state == "ready")
@@ -70,7 +70,7 @@ class EngineConnection:
             return
         try:
             self._channel = Channel.connect(self.state.endpoint)
-        except OSError as error:  # it just died, or too many files are open
+        except OSError as error:  # it has just died, or too many files are open
             log.debug("engine %d cannot be reached: %s", self.index, error)
             return
         self._loop.add_reader(self._channel.fileno(), exit_on_error(self._read))

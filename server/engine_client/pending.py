@@ -1,4 +1,4 @@
-"""A request on its way through the engines, and the rows that come back for it."""
+"""A pending request, and the rows of its answer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class PendingRequest:
         return Answer(rows, max(0.0, self.ended_s - self.inference_s), self.inference_s, self.last_engine)
 
     def restart(self, request_id: int) -> None:
-        """Forget the parts that a lost engine answered. Late ones of them carry the old id, and so do not count."""
+        """Forget the parts that a lost engine answered. Late parts carry the old id, so they are ignored."""
         self.id = self.message.id = request_id
         self.parts.clear()
         self.texts_left = self.encoded.sequences

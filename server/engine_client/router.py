@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Router"]
 
 SWEEP_INTERVAL_S = 0.05
-LOSSES_MAX = 8  # engines lost while they had a request; more are no coincidence
+LOSSES_MAX = 8  # engines lost while they held one request
 HEALTH_MAX_AGE_S = (
     15.0  # an engine whose last forward that worked ended this long before the next, or now, is not healthy
 )
@@ -213,7 +213,7 @@ class Router:
                 self._send(pending)
 
     def _fail_unservable(self) -> None:
-        """Answer what waits for models that no engine will have."""
+        """Answer requests for models that no engine will have."""
         for pending in list(self._pending.values()):
             admission = self.admissions[pending.message.model]
             if pending.engine < 0 and admission.failed:
@@ -261,7 +261,7 @@ class Router:
         engine.send(pending.message, pending.encoded.tokens)
 
     def _load_of(self, engine: EngineConnection) -> tuple[int, int]:
-        """For choosing; among equally loaded engines, each API process prefers a different one."""
+        """The sort key of an engine; among equally loaded ones, each API process prefers a different one."""
         return engine.tokens, (engine.index - self._http_index) % len(self._engines)
 
     def _send_waiting(self) -> None:

@@ -21,14 +21,14 @@ _ID_BYTES = 4  # int32
 
 @dataclass(slots=True)
 class Payload:
-    """What the scheduler carries along for a request: its message, and where the answer goes."""
+    """The scheduler's payload of a request: its message, and the channel of its answer."""
 
     reply_to: Channel
     message: EncodeRequest
     weights: int = 0  # of its sparse vectors so far
 
 
-_USUAL = (0, True, int(Task.EMBED), -1, 0)  # what an encoder assumes where it is told nothing
+_USUAL = (0, True, int(Task.EMBED), -1, 0)  # an encoder's defaults
 
 
 def pack(slices: list[Slice]) -> PackedBatch:

@@ -1,17 +1,16 @@
-"""The batches that a device has, in the order of their submission, and what the device loop does next about them.
+"""The batches on a device, in the order of their submission, and the next step of the device loop.
 
 Pure: the caller passes all times, which are seconds of its clock.
 
-A batch of a small model takes the device no longer than its answer takes the host. So the device gets work first:
-while it has less than `AHEAD_S` left, full batches are submitted before answers are made, and a batch that has ended
-already is waited for, so that the next one can be submitted. Answers wait for that, up to `UNANSWERED_MAX` of them;
+A batch of a small model takes the device no longer than its answer takes the host. So submission comes first. While
+the device has less than `AHEAD_S` of work left, full batches are submitted before answers are made, and the loop waits
+for a batch that has already ended in order to submit the next one. Up to `UNANSWERED_MAX` answers are delayed by that;
 they are made while the device runs a longer batch.
 
-What is submitted ahead makes requests wait that come afterwards. So there is never more than one batch beyond
-`AHEAD_S`, or beyond the one that runs. While interactive requests come, a batch that
-low-priority requests lead is submitted only `LOW_PRIORITY_LEAD_S` before the device is expected to need it, because an
-interactive request that comes until then goes first. The answers of interactive requests also go before those of
-low-priority requests.
+A batch that is submitted ahead delays requests that arrive later. So there is never more than one batch beyond
+`AHEAD_S`, or beyond the running one. While interactive requests come, a batch that low-priority requests lead is
+submitted only `LOW_PRIORITY_LEAD_S` before the device is expected to need it, because an interactive request that
+arrives until then goes first. The answers of interactive requests also go before those of low-priority requests.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class InFlightQueue:
     def __init__(self) -> None:
         self.in_flight: deque[InFlightBatch] = deque()
         self.unanswered: deque[InFlightBatch] = deque()
-        self._free_at = 0.0  # when the device is expected to have run all that it was given
+        self._free_at = 0.0  # when the device is expected to be idle
 
     def expect(self, flight: InFlightBatch) -> None:
         """Count a flight that starts: sets its `expected_end`."""
@@ -106,7 +105,7 @@ class InFlightQueue:
 
     @property
     def may_grow(self) -> bool:
-        """Whether a batch may be submitted behind what is there."""
+        """Whether a batch may be submitted behind the last one."""
         last = self.in_flight or self.unanswered
         return not last or last[-1].lets_others_follow
 
@@ -119,7 +118,7 @@ class InFlightQueue:
         return self.left_s(now) < AHEAD_S and (len(self.in_flight) == 1 or bool(self.unanswered))
 
     def lead_s(self, now: float, *, full: bool) -> float:
-        """How long before its expected end a batch is to be submitted behind the only one; 0: it is not worth it.
+        """How long before its expected end a batch is to be submitted behind the only one; 0: not at all.
 
         `full`: a full batch of low-priority requests waits, else it would have been submitted.
         """

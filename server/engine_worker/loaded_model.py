@@ -36,7 +36,7 @@ class LoadedModel:
     throughput: ThroughputEstimate = field(init=False)
     probe: PackedBatch = field(init=False)  # the smallest batch
     full_batch_s: float = 0.0
-    answer_s: float = 0.0  # what an answer to a batch took the host lately
+    answer_s: float = 0.0  # recent time of the host for the answer to a batch
 
     def __post_init__(self) -> None:
         self.throughput = ThroughputEstimate(self.encoder.batch_tokens)
@@ -75,8 +75,8 @@ class LoadedModel:
     def warm_up(self) -> None:
         """Run the smallest batch and the largest, so that no client pays for one-time work.
 
-        What they take is the only known speed until clients ask. Raises EncoderError where every request would fail,
-        because no vector is finite.
+        Their durations are the only known speed before the first request. Raises EncoderError where every request would
+        fail, because no vector is finite.
         """
         self._check_finite()
         budget = self.encoder.batch_tokens

@@ -1,4 +1,4 @@
-"""Loads the models of an engine process, side by side, and hands each over when it is ready.
+"""Loads the models of an engine process in parallel, and hands each over when it is ready.
 
 A model that cannot be loaded is reported and skipped; the others go on. If the device is lost, all its models are.
 """
@@ -34,7 +34,7 @@ class Loader:
         on_lost: Callable[[Exception], None],
         on_end: Callable[[], None],
     ) -> None:
-        """`on_step` gets a model's number and what is done for it, `on_ready` a model and the seconds that it took.
+        """`on_step` gets a model's number and the current step, `on_ready` a model and the seconds that it took.
 
         `on_failed` gets a number and a sentence. `on_lost`: the device is lost. `on_end` runs whenever the last of the
         models that were loading has ended.

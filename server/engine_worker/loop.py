@@ -1,7 +1,6 @@
 """The device loop: takes batches from the queue, runs them on the encoder and answers them.
 
-An engine process has two threads that matter, because a forward must never wait for a request, nor a request for a
-long forward:
+An engine process has two main threads, so that a forward never waits for a request, nor a request for a long forward:
 
     device loop        socket → queue → pack → encoder → answers → socket   (this file; only it touches loaded encoders)
     receiving thread   socket → queue, while the device loop waits long     (socket_server.py, work_queue.py)
@@ -118,7 +117,7 @@ class EngineLoop:
 
         A GPU gets the next batch while it is busy: a full one at once, any other shortly before the device is expected
         to need it, and at the latest before rows are answered. While interactive requests come, a full one of
-        low-priority requests waits as long. Answers wait while the device has next to nothing to do (device_work.py).
+        low-priority requests waits as long. Answers wait while the device is about to be idle (in_flight_queue.py).
         """
         work = self._work
         while True:
@@ -142,7 +141,7 @@ class EngineLoop:
             self._wait(ended)
             work.unanswered.append(ended)
             while not isinstance(ended.rows, dict) and (answer := work.next_answer()):
-                self._answer(answer)  # what failed runs again in halves, which need the free place
+                self._answer(answer)  # the halves of a failed batch need the free slot
 
     def _submit_ahead(self) -> bool:
         """Submit the next batch if the device is to have it now."""
@@ -255,7 +254,7 @@ class EngineLoop:
             self._tracer.record(flight.batch, started=started, ended=flight.ended, error=error)
 
     def _bisect(self, batch: Batch, error: EncoderError) -> None:
-        """Halve a batch that failed until only the requests that fail by themselves get the error."""
+        """Bisect a failed batch, so that only the requests at fault get the error."""
         if len(batch.slices) == 1:
             self._responder.fail(batch.slices, error)
             return
@@ -315,7 +314,7 @@ class EngineLoop:
         self._exit(70)
 
     def follow(self, control: ControlConnection, load: Callable[[StartModel], None]) -> None:
-        """Obey the supervisor, and exit when it does. Runs in a thread of its own.
+        """Follow the supervisor's messages, and exit when it does. Runs in a thread of its own.
 
         `load` begins to load one more model, and returns at once.
         """

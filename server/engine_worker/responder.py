@@ -38,7 +38,7 @@ class Responder:
         """Send the rows of each task, in the order of the slices, to the requests that they belong to.
 
         A row that is not finite fails its request, and no other. A request gets no more weights of sparse vectors than
-        `most_weights`: their number is known only now.
+        `most_weights`: their number is not known before the forward.
         """
         all_finite = {task: bool(np.isfinite(output.values.sum(dtype=np.float64))) for task, output in rows.items()}
         if len(rows) == 1 and all(all_finite.values()):
@@ -47,8 +47,8 @@ class Responder:
                 self._answer_rows(slices, int(task), output.values, started, ended)
                 return
         outgoing: dict[Channel, list[PartialResult]] = {}
-        pending_bytes = 0  # bytes of the rows in them
-        next_row = dict.fromkeys(rows, 0)  # sequences of each task that have their rows
+        pending_bytes = 0  # of the rows in `outgoing`
+        next_row = dict.fromkeys(rows, 0)  # by task
         for piece in slices:
             payload: Payload = piece.request.payload
             message = payload.message

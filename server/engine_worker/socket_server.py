@@ -3,8 +3,8 @@
 The device loop reads requests itself while it has nothing to run and between two batches, and it sends its answers:
 another thread would have to wake up and acquire the interpreter lock for every message. Before it waits long for the
 encoder, it hands the sockets over to the receiving thread, and takes them back by reading again. The reading thread
-also sends what an API process did not accept at once. The receiving thread sends the status as well, and looks after
-the sockets where the device loop waits for longer than it expected.
+also sends what an API process did not accept at once. The receiving thread sends the status as well, and takes
+over the sockets if the device loop waits longer than expected.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class AuthMiddleware:
         try:
             if self._keys.any and (name := self._keys.check(scope)):
                 scope[SCOPE_KEY].key = name
-            if scope.get("state"):  # the protocol's note on this connection
+            if scope.get("state"):  # set by the protocol for this connection
                 self._refuse_surplus(scope)
             app = self._hot.get(path) if scope["method"] == "POST" else None
             if app is None:  # whose answers are not counted before they are written

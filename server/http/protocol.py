@@ -298,7 +298,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _start(self, cycle: BoundedCycle) -> None:
-        """Answer a request: directly where it is complete and nothing else is to be considered, else by the app."""
+        """Answer a request: directly if it is complete and needs no layer of the app, else by the app."""
         self._unstarted = None
         if not (cycle.more_body or cycle.broken or self._surplus or self.flow.write_paused):
             work = self.bounds.direct(cycle)

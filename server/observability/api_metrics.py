@@ -232,7 +232,7 @@ class Work:
 
 
 class _Families:
-    """The metrics that have several series. What they make is kept in `made`, to be written."""
+    """The metrics that have several series. Their histograms are kept in `histograms`, to be written."""
 
     def __init__(self, buckets: LatencyBuckets) -> None:
         self.histograms: list[BufferedHistogram] = []

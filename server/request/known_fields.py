@@ -1,4 +1,4 @@
-"""What is known of a request's fields, and what becomes of those that are not in the schema's own words.
+"""Fields of other APIs: which of them are translated, ignored or refused.
 
 Parsing looks here only where a body has a field that its schema does not have, or a value that it does not take. The
 tables themselves are in ../protocols/fields.py.
@@ -39,11 +39,11 @@ class Api(Enum):
 
 
 class Verdict(Enum):
-    """What becomes of a field."""
+    """How a field is handled."""
 
     HONORED = "honored"
     HARMLESS = "harmless"  # dropped, of any type: the answer is the same without it
-    REFUSED = "refused"  # 422, except for null and for values that ask for what is done anyway
+    REFUSED = "refused"  # 422, except for null and for values that ask for the default behavior
 
 
 @dataclass(frozen=True, slots=True, eq=False)

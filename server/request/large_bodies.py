@@ -1,7 +1,7 @@
 """Large bodies: parsed step by step, and refused before that where they hold more than the limits can allow.
 
 Parsing holds the event loop: 0.1 µs for every number and string, and up to 5 ns for every byte of a string. The counts
-here are lower bounds. So nothing is refused that the limits allow, and what slips through is counted again once the
+here are lower bounds. So nothing is refused that the limits allow, and the rest is counted again once the
 fields are known.
 """
 
@@ -35,9 +35,9 @@ SplitIds = tuple[bytes, int, list[int] | list[list[int]]]  # see `split_ids`
 
 
 class CooperativeSteps:
-    """Runs work that holds the event loop for milliseconds: one step at a time, with a rest as long after each.
+    """Runs work that holds the event loop for milliseconds: one step at a time, with a pause as long after each.
 
-    An ordinary request needs the loop a few times. It so waits for one step of one large body, not for several.
+    An ordinary request needs the loop a few times. So it waits for one step of one large body, not for several.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ def _commas(body: bytes) -> int:
 def split_ids(body: bytes) -> SplitIds | None:
     """A body with token ids → the body without them, the id that stands for them, and the ids. None for other bodies.
 
-    Three times as fast as validating every id as part of a field. A body that is not quite right is left to that.
+    Three times as fast as validating every id as part of a field. An invalid body is left to that validation.
     """
     match = _IDS.search(body)
     if match is None:

@@ -84,7 +84,7 @@ class ModelRegistry:
             raise Unavailable(f"{name} has failed ({self.broken[name]})", reason="loading")
 
     def is_any(self, name: str) -> bool:
-        """Whether this name stands for whatever model there is, unless it is one's own."""
+        """Whether this name means any model, unless a model has it as its own."""
         return name in ANY_NAMES or self.config.any_model_name
 
     def unknown(self, name: str, param: str | None = "model", what: str = "`model`") -> ModelUnknown:
@@ -112,7 +112,7 @@ class ModelRegistry:
     # --- the process ---
 
     def write_metrics(self) -> None:
-        """Make everything that happened until now visible to scrapes."""
+        """Publish all metrics for scrapes."""
         self.metrics.held_bytes = self.held.total
         for handle in self.all:
             self.metrics.queues[handle.served.name] = handle.admission.admitted_tokens, handle.queue_limit

@@ -49,7 +49,7 @@ _AS_WRITTEN: Mapping[str, str] = {}  # names of fields, where the client has the
 
 @dataclass(slots=True)
 class _Shared:
-    """What the parts of one request may have together, and have so far."""
+    """The shared limits of one request's parts, and the counts so far."""
 
     token_vectors: int = 0
     weights: int = 0

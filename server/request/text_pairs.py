@@ -1,4 +1,4 @@
-"""Pairs of texts of one request, and single texts among them: how much work they are, and their tokens."""
+"""Pairs of texts of one request, and single texts among them: their size, and their tokens."""
 
 from __future__ import annotations
 

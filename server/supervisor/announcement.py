@@ -1,4 +1,4 @@
-"""What the log says once the server is ready."""
+"""Logs what is served once the server is ready."""
 
 from __future__ import annotations
 

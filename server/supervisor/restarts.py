@@ -1,4 +1,4 @@
-"""When a lost process is started again, and when the server gives up."""
+"""Restart delays of lost processes, and when the server gives up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first message to each child: what it is, and what it needs to begin."""
+"""The first message to each child: its role and its configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StartMessages:
     memory_fd: int
     counters_fd: int
     traces_url: str | None  # of the collector; None: no traces
-    instance: str = field(default_factory=lambda: str(uuid.uuid4()))  # a name for this server that no other has
+    instance: str = field(default_factory=lambda: str(uuid.uuid4()))  # a unique name of this server
 
     def engine(
         self,

@@ -1,4 +1,4 @@
-"""The supervisor's loop: starts the processes, watches them, starts them again, and ends them in order.
+"""The supervisor's loop: starts, watches, restarts and stops the processes.
 
 supervisor ── control ── API process 0 … N-1     each has its own listening socket, which stays open while it restarts
            └─ control ── engine process 0 … G-1  one per device, with all models of that device; each start has a Unix
@@ -56,8 +56,8 @@ PROGRESS_REPORTS = 10  # at most so many log lines about one start, spread over 
 GIVE_UP_GRACE_S = 5.0  # for clients to get their 503
 UNKILLABLE_S = 10.0  # a process blocked in a driver or a file system survives SIGKILL; the supervisor exits without it
 WATCH_INTERVAL_S = 0.5
-# The kernel gives an HTTP process its share of new connections while its socket listens, also while it is dead. One
-# that is back soon finds them waiting; of one that is not, the others get them.
+# The kernel assigns an HTTP process its share of new connections while its socket listens, even while it is dead. They
+# wait for a process that is back soon; otherwise the other processes get them.
 SHARE_WAIT_S = 3.0
 SAME_SIGNAL_S = 0.5  # `timeout` and shells signal the process and then its group; the two count as one
 

@@ -27,7 +27,7 @@ class BatchBuilder:
         self._starts: dict[Request, int] = {}  # first text taken, of large requests
 
     def slices(self) -> list[Slice]:
-        """All that was taken."""
+        """The slices taken so far."""
         return self._whole + [request.piece(first, request.taken) for request, first in self._starts.items()]
 
     def fill(self, lane: Lane, tokens: int) -> None:

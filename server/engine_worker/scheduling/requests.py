@@ -1,4 +1,4 @@
-"""What the scheduler takes and gives: requests, slices of them, batches."""
+"""The scheduler's types: requests, slices of them, batches."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Slice:
 
 @dataclass(slots=True)
 class Charge:
-    """What a batch is expected to take, charged to its model when it was formed."""
+    """The expected device time of a batch, charged to its model when the batch is formed."""
 
     seconds: float
     interactive: float  # share charged to the interactive lane; the low-priority lane is charged the rest

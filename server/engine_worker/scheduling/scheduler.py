@@ -36,7 +36,7 @@ from embert.server.engine_worker.scheduling.requests import Batch, Charge, Reque
 __all__ = ["Scheduler"]
 
 LOW_PRIORITY_INTERVAL = 8  # one batch in so many serves a low-priority request first
-SETTLED_MAX = 8.0  # times the expected time: a model does not pay for a machine that slept
+SETTLED_MAX = 8.0  # times the expected time: a suspended machine must not count as device time
 
 # Low-priority requests may make an interactive batch this much longer: of its own time, or in seconds.
 FILL_SHARE, FILL_S = 0.25, 0.005
@@ -164,7 +164,7 @@ class Scheduler:
         if interactive.texts:
             builder.fill(interactive, builder.tokens_left)
             if low_priority.texts and not self._fill_rest(builder, low_priority) and not low_priority_first:
-                self._batches_before_low_priority = LOW_PRIORITY_INTERVAL  # it follows instead
+                self._batches_before_low_priority = LOW_PRIORITY_INTERVAL  # low priority leads the next batch instead
         else:
             builder.fill(low_priority, builder.tokens_left)
         tokens, texts = sum(builder.tokens), sum(builder.texts)
@@ -174,7 +174,7 @@ class Scheduler:
         return Batch(queue.name, builder.slices(), tokens, texts, charge)
 
     def settle(self, batch: Batch, seconds: float) -> None:
-        """Correct what a batch was charged by what it took: once, when it has run."""
+        """Replace the charge of a batch by its measured device time: once, when it has run."""
         charge = batch.charged
         if charge is None:
             return
@@ -258,7 +258,7 @@ class Scheduler:
             return
         heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request.key))
         # Finished requests stay in the heap, because finding one would cost a search. The heap is rebuilt when most of
-        # it is finished, which costs next to nothing per request.
+        # it is finished, which has a negligible cost per request.
         if len(self._deadlines) > self._deadlines_max:
             lanes = [lane for queue in self._models.values() for lane in queue.lanes]
             requests = [piece.request for lane in lanes for piece in lane.small.values()]
