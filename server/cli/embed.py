@@ -151,7 +151,7 @@ def _source(job: Job, files: Sequence[str], stack: ExitStack) -> LineReader | Ta
 
 
 def _with_schema(job: Job, source: LineReader | TableReader | None) -> Job:
-    """The job with the schema of the columns that are kept. Raises BulkError where they are not to be had."""
+    """The job with the schema of the kept columns. Raises BulkError if the input does not have them."""
     columns: Sequence[str] = job.kept_columns or ()
     if job.output_format == "parquet":
         if job.input_format == "jsonl" and isinstance(source, LineReader):
@@ -216,7 +216,7 @@ def _say_what_is_complete(output: FileWriter | FolderWriter | StreamWriter | Non
 
 
 class _Bar:
-    """The progress bar, with the rate, and the share of the whole where that is known."""
+    """The progress bar, with the rate, and the completed share if the total is known."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet

@@ -47,7 +47,7 @@ old. Prometheus keeps them with `--enable-feature=exemplar-storage`.
 
 **How many series?** A server of one model on one engine has 328 at rest. Each route in use adds 26 for each of its
 priorities, its durations and its errors, and for each further outcome 22. The first bulk request adds 101, another
-engine about 100. A route that nobody asks costs one.
+engine about 100. An unused route has one.
 
 **What became of a request** is its `outcome`. Durations of what was `refused` say nothing of how long answers take, so
 latency is that of `outcome="answered"`; the server's own failures are `outcome="failed"`. From the first request of a

@@ -258,7 +258,7 @@ class EngineLoop:
         if len(batch.slices) == 1:
             self._responder.fail(batch.slices, error)
             return
-        log.warning("a batch of %d texts failed, running it again in halves: %s", batch.texts, error)
+        log.warning("a batch of %d texts failed; retrying it in halves: %s", batch.texts, error)
         middle = len(batch.slices) // 2
         for half in (batch.slices[:middle], batch.slices[middle:]):
             flight = self._submit(batch_of(batch.model, half))

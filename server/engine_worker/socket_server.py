@@ -162,7 +162,7 @@ class SocketServer:
             log.warning("an API process could not connect: %s", error)
             return
         if not is_ours(sock):
-            log.error("a connection of another user's process was closed")
+            log.error("closed a connection from another user's process")
             sock.close()
             return
         channel = Channel(sock)
@@ -182,7 +182,7 @@ class SocketServer:
         except EOFError:
             self._forget(channel)
         except (ValueError, msgspec.MsgspecError) as error:
-            log.error("a connection that is no API process's was closed: %s", error)  # noqa: TRY400
+            log.error("closed a connection that is not from an API process: %s", error)  # noqa: TRY400
             self._forget(channel)
         else:
             for submit in submits:

@@ -60,7 +60,7 @@ _RAW = {
 
 
 def description(registry: ModelRegistry) -> str:
-    """What the document says of the whole: what is served here, and how a request chooses."""
+    """The description of the API: the served models, and how a request chooses one."""
     models = [f"* `{handle.served.name}`: {', '.join(handle.served.task_names)}" for handle in registry.all]
     return "\n".join(
         (
@@ -93,7 +93,7 @@ def complete_document(document: dict[str, Any], served: Served) -> dict[str, Any
     document["security"] = [{}, {"key": []}]
     operations: dict[str, Any] = document["paths"]
     for item in operations.values():
-        item["get"]["responses"].pop("422", None)  # FastAPI's own, which no route of ours has
+        item["get"]["responses"].pop("422", None)  # FastAPI's own, which our routes do not have
     work: dict[str, Any] = {
         path: {"post": _operation(task, path, names, served)} for path, task in tasks_by_path(served[0][0]).items()
     }
@@ -178,7 +178,7 @@ def _state_bounds(schemas: dict[str, Any], served: Served) -> None:
 
 
 def _take_null(schema: dict[str, Any]) -> None:
-    """State that null is as if the field was not there."""
+    """State that null means that the field is absent."""
     if "anyOf" not in schema:
         about = ("title", "description", "default", "examples")
         schema["anyOf"] = [{key: schema.pop(key) for key in [*schema] if key not in about}]

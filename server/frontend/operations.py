@@ -99,7 +99,7 @@ class Operations:
     """The endpoints about the models. Their rows in the table of routes say the rest."""
 
     def __init__(self, registry: ModelRegistry, hint: bytes) -> None:
-        """`hint` is the text of `GET /` for clients that are no browsers."""
+        """`hint` is the text of `GET /` for clients other than browsers."""
         self._registry, self._hint = registry, hint
         self._created = int(time.time())
 
@@ -140,7 +140,7 @@ class Operations:
         return _readiness("ready", _unready(failed, registry.broken), states)
 
     async def readyz_of(self, name: str) -> Response:
-        """The same of one model, whatever the others are."""
+        """The same for one model, independent of the others."""
         if (reason := self._registry.broken.get(name)) is not None:
             return _readiness("failed", f"{name} has failed ({reason})", {name: "failed"})
         handle = self._registry.in_path(name)

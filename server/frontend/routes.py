@@ -94,7 +94,7 @@ COHERE, OPENAI, TEI = ErrorFormat.COHERE, ErrorFormat.OPENAI, ErrorFormat.TEI
 
 # Of these each model has one of several rows: see tasks_by_path.
 BY_MODEL = ("/", "/invocations")
-# These are of the first model, whatever it can do, where a request names none.
+# Without a name in the request, these use the first model, for any task.
 OF_THE_FIRST = (*BY_MODEL, "/vertex", "/tokenize", "/detokenize", "/decode")
 
 
@@ -333,7 +333,7 @@ def tasks_by_path(model: Model) -> dict[str, TaskRoute]:
 def _by_body(route: TaskRoute) -> Handler:
     """A handler of `POST /`: clients send other routes' bodies there, which `inputs` tells apart.
 
-    An object is of `/similarity`, whatever the model is for; texts are of `/predict` to a reranker, as in TEI.
+    An object is of `/similarity`, for any model; texts are of `/predict` to a reranker, as in TEI.
     """
 
     async def answer(context: RequestContext) -> tuple[bytes, bytes]:

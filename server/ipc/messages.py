@@ -39,7 +39,7 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     deadline: float
     admitted: float
     low_priority: bool = False  # runs in the capacity that other requests leave
-    isolated: bool = False  # an engine was lost while it ran this: give it a batch of its own
+    isolated: bool = False  # an engine was lost while it ran this: it needs a batch of its own
     adapter: int = -1  # the model's that runs on all of its texts; -1: none
     model: int = 0  # its number
     trace: bytes = b""  # of a sampled request: trace id, id of its span, `tracestate`
@@ -80,7 +80,7 @@ class PartialResult(msgspec.Struct, array_like=True):
 class TextRows(msgspec.Struct, array_like=True):
     """The answers of one batch to the requests of one API process, where each text has one row of the same task.
 
-    What most batches are. Lists run over the slices of the batch, `values` over their texts, in the same order.
+    Most batches are like this. Lists run over the slices of the batch, `values` over their texts, in the same order.
     """
 
     task: int

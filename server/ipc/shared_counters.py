@@ -8,7 +8,7 @@
 Asking one process that counts for all would cost each request a round trip. Reading all numbers costs 0.3 µs.
 Processes that read at the same moment may all admit, so the budget can be exceeded by one request for each process.
 
-What an engine runs stays here when the engine dies. API processes then know which requests may have killed it.
+The ids that an engine runs stay here when the engine dies. API processes then know which requests may have killed it.
 
 Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share. Slots are aligned doubles and 64-bit
 integers: loads and stores are atomic.

@@ -78,9 +78,7 @@ class ApiMetrics:
         )
         rejected = counter("rejected_total", "Requests refused, by reason.", ["reason"])
         self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
-        self.ignored_fields = counter(
-            "ignored_fields_total", "Fields of requests that no API has, and nobody has read."
-        )
+        self.ignored_fields = counter("ignored_fields_total", "Request fields that no API defines; they were ignored.")
         self.unread_answers = counter("unread_answers_total", "Answers aborted because the client did not read them.")
         for route in routes:
             for model in models if route in tasks else ("",):
@@ -104,7 +102,7 @@ class ApiMetrics:
         self._count(route, "", "", status).inc()
 
     def observe(self, record: RequestRecord, seconds: float) -> None:
-        """Count a request that has ended, and where its time went."""
+        """Count a request that has ended, and observe its parts."""
         key = record.route, record.model, record.priority, record.status, record.outcome
         answers = self._answers.get(key) or self._made(*key)
         answers.new += 1

@@ -180,7 +180,7 @@ def configure_logging(process: str, log_format: str, log_level: str) -> Callable
     """Send all loggers of this process to stderr, one line a record; `extra` fields appear in JSON lines.
 
     SIGUSR1 writes the stacks of all threads there, as plain text. With a full disk, or a pipe, socket or terminal
-    without a reader, lines are dropped and no caller blocks. Returns what writes a line of another kind among them.
+    without a reader, lines are dropped and no caller blocks. Returns a function that writes a preformatted line.
     """
     handler = _Stderr()
     handler.setFormatter(_Json(process) if log_format == "json" else _Text(process))

@@ -107,7 +107,7 @@ class Region:
 
     @property
     def exemplars(self) -> bytes:
-        """What `put_exemplars` wrote last."""
+        """The exemplars that `put_exemplars` wrote last."""
         slot = self._head[_SLOT]
         return bytes(self._exemplars[slot][: self._head[_SIZE + slot]])
 

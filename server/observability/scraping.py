@@ -86,7 +86,7 @@ class _Regions:
                         metric = metrics[metric_name] = Metric(metric_name, help_, kind)
                         metric._multiprocess_mode = mode  # type: ignore[attr-defined]
                     metric.add_sample(name, tuple(sorted(labels.items())), value)  # type: ignore[arg-type]
-        # Sums, maxima and cumulative buckets, as the library makes them of its own files.
+        # Sums, maxima and cumulative buckets, as the library computes them from its own files.
         return MultiProcessCollector._accumulate_metrics(metrics, accumulate=True)  # type: ignore[no-untyped-call,no-any-return]
 
 
@@ -146,7 +146,7 @@ class ExemplarOf(msgspec.Struct, array_like=True):
 
 
 async def publish(region: Region, take: Callable[[], list[ExemplarOf]]) -> NoReturn:
-    """Write what `take` returns, where that has changed, for ever."""
+    """Publish what `take` returns when it changes, for ever."""
     written = b""
     while True:
         data = msgspec.msgpack.encode(take())

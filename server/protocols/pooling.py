@@ -143,7 +143,7 @@ def _task(handle: ModelHandle, request: PoolingRequest) -> Task:
 
 
 def _check_fields(request: PoolingRequest, task: Task) -> None:
-    """Raise Invalid for what would change the answer and cannot, or cannot be written."""
+    """Raise Invalid for unsupported options, and for formats that cannot be written."""
     if request.dimensions is not None and task != Task.EMBED:
         raise Invalid("`dimensions` is for the task embed", "dimensions")
     if request.use_activation is False and task == Task.MULTI:

@@ -59,7 +59,7 @@ def documents_texts(documents: Sequence[str | Document]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Texts by their scores, best first; equals in the order given."""
+    """Texts by their scores, best first; ties keep the order of the request."""
 
     indices: list[int]
     scores: list[bytes]  # JSON

@@ -60,7 +60,7 @@ class SpanExport:
         thread.start()
         thread.join(FLUSH_S)
         if thread.is_alive():
-            log.warning("the collector did not take the last spans within %g s, they are lost", FLUSH_S)
+            log.warning("the collector did not accept the last spans within %g s; they are lost", FLUSH_S)
 
 
 def tracer_provider(sampler: Sampler | None, resource: Resource) -> TracerProvider:
