@@ -124,7 +124,7 @@ def test_bounds_hold_for_any_traffic(arrivals: list[list[tuple[list[int], bool]]
     assert set(traffic.took) == set(traffic.came)  # none starves
     for key, request in traffic.requests.items():
         rounds = ceil(request.offsets[-1] / QUANTUM)
-        # Each round is interrupted once at most, and a bulk request's by each interactive batch that it fills.
+        # Each round is interrupted once at most, and a low-priority request's by each interactive batch that it fills.
         assert traffic.pieces[key] <= (4 if request.low_priority else 2) * rounds
     # A small interactive request waits for those before it, of which half of a batch runs at once, and no longer.
     small = [

@@ -37,7 +37,7 @@ def test_a_long_text_is_not_starved_by_short_ones_without_end(others: int, *, lo
         scheduler.next_batch()
         if "long" not in scheduler.waiting():
             break
-    assert batches <= 8  # a bulk request waits for its turn
+    assert batches <= 8  # a low-priority request waits for its quantum
 
 
 def test_a_text_that_is_too_long_is_refused() -> None:

@@ -16,7 +16,7 @@ from tests.server.engine_worker.schedulers import scheduler_of
 
 @pytest.mark.parametrize("low_priority_model", ["small", "large"])
 def test_interactive_requests_of_any_model_go_before_low_priority_ones(low_priority_model: str) -> None:
-    """Even bulk that came first; and in one batch of eight it goes first, so that it moves on."""
+    """Even low-priority requests that came first; they lead one batch of eight, so that they progress."""
     scheduler = scheduler_of(2048)
     scheduler.add(Request("bulk", [200] * 500, low_priority_model, low_priority=True))
     for number in range(400):
@@ -119,7 +119,7 @@ def test_a_batch_is_settled_once() -> None:
 
 
 def test_low_priority_of_one_model_waits_for_interactive_requests_of_another() -> None:
-    """An interactive reranker beside a bulk embedder: its request is in the next batch but one batch of eight."""
+    """An interactive reranker beside a low-priority embedder: its request runs in the next batch, save one in eight."""
     scheduler = scheduler_of(100)
     scheduler.add(Request("bulk", [100] * 1000, "large", low_priority=True))
     waited = []

@@ -17,7 +17,7 @@ QUERY, TEXT = 5, 62  # tokens
 
 @dataclass
 class Encoder:
-    """Clients that ask for one short text, `think_s` after each answer, beside one large bulk request after another."""
+    """Clients that ask for one short text, `think_s` after each answer, beside low-priority requests, one at a time."""
 
     clients: int
     think_s: float = 0.002
@@ -67,13 +67,13 @@ def test_a_query_waits_for_a_short_batch_and_not_for_a_full_one(clients: int) ->
     run = Encoder(clients).run(10.0)
     own_s = FIXED_S + clients * QUERY * TOKEN_S
     assert run.median_s <= SHORT_S + 2 * own_s
-    # The first one may wait for a full batch of bulk, which nobody could know.
+    # The first one may wait for a full low-priority batch, because it was not expected.
     assert sorted(run.waited_s)[-1 - clients] <= 2 * (SHORT_S + own_s)
 
 
 @pytest.mark.parametrize("clients", [1, 2, 4, 8])
 def test_a_large_low_priority_request_is_done_beside_a_few_queries(clients: int) -> None:
-    """Alone it takes 32 s. Queries leave most of a batch empty, so bulk follows each of their batches."""
+    """Alone it takes 32 s. Queries leave most of a batch empty, so low priority follows each of their batches."""
     run = Encoder(clients).run(60.0)
     assert run.low_priority_done_s
     assert run.low_priority_done_s[0] <= 55.0
