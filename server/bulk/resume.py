@@ -1,4 +1,4 @@
-"""What a resumed run compares with the run that it continues, and files that survive a crash."""
+"""The manifest that a resumed run compares with the earlier run, and files that survive a crash."""
 
 from __future__ import annotations
 

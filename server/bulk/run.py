@@ -1,9 +1,9 @@
-"""A run: its processes, and the way of blocks through them.
+"""A run: its processes, and the path of blocks through them.
 
     reader ─▶ tokenization process ─▶ engine process ─▶ tokenization process ─▶ writer
               tokenize                encode            format                  in the order of the input
 
-One thread for each shared buffer takes block after block along this way.
+One thread for each shared buffer takes block after block along this path.
 """
 
 from __future__ import annotations

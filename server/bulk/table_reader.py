@@ -92,7 +92,7 @@ class TableReader:
         """The next rows: at most `max_rows` rows and `block_bytes` of texts, at least one; None at the end."""
         limit = self._job.block_bytes
         sizes = [self._sizes(batch) for _, _, batch in self._pending]
-        while sum(map(len, sizes)) < max_rows and sum(each.sum() for each in sizes) <= limit:
+        while sum(map(len, sizes)) < max_rows and sum(batch.sum() for batch in sizes) <= limit:
             if (item := next(self._batches, None)) is None:
                 break
             self._pending.append(item)
@@ -214,9 +214,9 @@ class TableReader:
         file = display_name(file)
         if not schema.names and not self._is_parquet:
             return  # an empty file has no header, and no rows
-        kept = schema.names if job.kept_columns is None else job.kept_columns
+        columns = schema.names if job.kept_columns is None else job.kept_columns
         fields = []
-        for name in dict.fromkeys([*kept, job.column]):
+        for name in dict.fromkeys([*columns, job.column]):
             count = schema.names.count(name)
             if count != 1:
                 option = "--column" if name == job.column else "--keep"

@@ -61,7 +61,7 @@ class _Progress:
 
 
 class WorkerProcess:
-    """A worker, in its parent. It ends when this end of the connection closes, for whatever reason."""
+    """A worker, in its parent. It ends when this end of the connection closes, for any reason."""
 
     def __init__(
         self, name: str, config: WorkerConfig, environment: dict[str, str], progress: Callable[[int], None]
@@ -122,7 +122,7 @@ class WorkerProcess:
             message = self._connection.recv()
         except (EOFError, OSError):
             raise BulkError(f"{self._name} {self._exit_reason()}") from None
-        except Exception as error:  # noqa: BLE001 - whatever unpickling raises
+        except Exception as error:  # noqa: BLE001 - unpickling raises anything
             raise BulkError(f"{self._name} sent a malformed message: {type(error).__name__}: {error}") from None
         if isinstance(message, _Failure):
             raise BulkError(message.message)
@@ -207,7 +207,7 @@ def _errors_to_parent(parent: _ParentConnection, config: WorkerConfig) -> Iterat
         parent.send(_Failure(f"not enough memory for {config.model.model_id}"))
     except _Disconnected:
         raise
-    except Exception as error:  # noqa: BLE001 - the user gets one sentence, whatever the error is
+    except Exception as error:  # noqa: BLE001 - the user gets one sentence for any error
         name = f"the engine of {config.device}" if config.kind == "engine" else "a tokenization process"
         parent.send(_Failure(f"internal error in {name}: {type(error).__name__}: {error}"))
 

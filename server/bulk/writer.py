@@ -34,8 +34,8 @@ class FileWriter:
         OUTPUT.partial.json      the manifest, the number of texts, and where the last complete block ends
         OUTPUT.partial.parquet   at the end of a run into Parquet: the output, made from OUTPUT.partial
 
-    A block is complete once OUTPUT.partial.json says so, after an fsync of its bytes. A resumed run truncates what is
-    behind. A thread completes blocks while the next ones are written. OUTPUT.partial is locked while a run writes it.
+    A block is complete once OUTPUT.partial.json says so, after an fsync of its bytes. A resumed run truncates the
+    rest. A thread completes blocks while the next ones are written. OUTPUT.partial is locked while a run writes it.
     """
 
     restart_hint = "omit --resume to start from the beginning"
@@ -66,7 +66,7 @@ class FileWriter:
         if not overwrite and not self._progress.exists() and self._path.exists() and self._path.stat().st_size:
             os.close(self._descriptor)
             self._partial.unlink(missing_ok=True)
-            raise BulkError(f"{self._path} was written by another run meanwhile; --overwrite replaces it")
+            raise BulkError(f"{self._path} was written by another run in the meantime; --overwrite replaces it")
         self._thread = ThreadPoolExecutor(1, "embert-commit")
         self._commit: Future[None] | None = None
 
@@ -231,7 +231,7 @@ class _Shard:
                     self._parquet.write_batch(batch)
 
     def finish(self) -> None:
-        """Write what a complete file has beside its blocks."""
+        """Write the parts of a complete file that are not blocks."""
         with _write_errors(self.path):
             if self._parquet is None:
                 self._file.seek(0)

@@ -96,7 +96,7 @@ def _check(arguments: argparse.Namespace) -> None:
         if arguments.dimensions is not None or not arguments.normalize:
             raise ConfigError(f"{kind} goes without --dimensions and --no-normalize")
         if _output_format(arguments) == "npy":
-            raise ConfigError(f"{kind} writes JSON lines or Parquet: an array {arguments.output} has no room for them")
+            raise ConfigError(f"{kind} writes JSON lines or Parquet: an array {arguments.output} cannot hold them")
     if arguments.on_error == "skip" and _output_format(arguments) == "npy":
         raise ConfigError("--on-error skip goes with JSON lines and Parquet: rows of an array have no other name")
 
@@ -119,13 +119,13 @@ def _output_format(arguments: argparse.Namespace) -> OutputFormat:
 def _job(arguments: argparse.Namespace, files: Sequence[str]) -> Job:
     format_ = input_format(files, arguments.input_format) if files else "text"
     if format_ == "text":
-        given = [
+        options = [
             name
             for name, value in (("--column", arguments.column), ("--keep", arguments.keep))
             if value not in (None, "text", ["text"])
         ]
-        if given:
-            raise ConfigError(f"{given[0]} goes with JSON lines, CSV and Parquet: lines of text have no columns")
+        if options:
+            raise ConfigError(f"{options[0]} goes with JSON lines, CSV and Parquet: lines of text have no columns")
     return Job(
         task=Task.SPARSE if arguments.sparse else Task.MULTI if arguments.multi else Task.EMBED,
         is_query=arguments.queries,
@@ -151,18 +151,18 @@ def _source(job: Job, files: Sequence[str], stack: ExitStack) -> LineReader | Ta
 
 
 def _with_schema(job: Job, source: LineReader | TableReader | None) -> Job:
-    """The job with the schema of the columns that are kept. Raises BulkError where they are not to be had."""
-    kept: Sequence[str] = job.kept_columns or ()
+    """The job with the schema of the kept columns. Raises BulkError if the input does not have them."""
+    columns: Sequence[str] = job.kept_columns or ()
     if job.output_format == "parquet":
         if job.input_format == "jsonl" and isinstance(source, LineReader):
             schema = json_schema(job, source.peek(job.block_texts))
         else:
             schema = input_schema(job, source.schema if isinstance(source, TableReader) else None)
-        kept = schema.names
+        columns = schema.names
         job = dataclasses.replace(job, schema=schema.serialize().to_pybytes())
     elif isinstance(source, TableReader) and job.kept_columns is None:
-        kept = source.schema.names
-    for name in set(kept) & set(job.vector_columns):
+        columns = source.schema.names
+    for name in set(columns) & set(job.vector_columns):
         raise BulkError(f"the column {name!r} of the input has the name of one of the output; name others with --keep")
     return job
 
@@ -216,7 +216,7 @@ def _say_what_is_complete(output: FileWriter | FolderWriter | StreamWriter | Non
 
 
 class _Bar:
-    """The progress bar, with the rate, and the share of the whole where that is known."""
+    """The progress bar, with the rate, and the completed share if the total is known."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet

@@ -247,9 +247,9 @@ def _serve_config(arguments: argparse.Namespace, environment: Mapping[str, str])
     check_environment(environment)
     values: dict[str, Any] = {}
     for option in dataclasses.fields(ServeConfig):
-        given = getattr(arguments, option.name, None)
-        if given is not None:
-            values[option.name] = tuple(given) if isinstance(given, list) else given
+        value = getattr(arguments, option.name, None)
+        if value is not None:
+            values[option.name] = tuple(value) if isinstance(value, list) else value
         elif (text := environment.get(environment_name(option.name))) or (
             text is not None and option.metadata.get("guards")
         ):

@@ -1,4 +1,4 @@
-"""Whether the models fit on their devices, before anything of them is loaded."""
+"""Estimates memory from the models' configs, and checks that they fit on their devices before loading."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ class _Place:
     """A memory that models share."""
 
     name: str
-    processes: tuple[str, ...]  # the devices whose processes take of it
+    processes: tuple[str, ...]  # the devices whose processes use it
     size: int  # bytes
     on_gpu: bool
 
 
 def check_memory(planned: Sequence[PlannedModel]) -> dict[str, str]:
-    """Log what is planned where there are several models. Raises ConfigError where it does not fit, with the sum.
+    """Log the plan for several models. Raises ConfigError with the sum if they do not fit together.
 
-    Returns those of several models that do not fit even alone, by name, each with a sentence: the others are planned
-    without them. An encoder of somebody else's is not counted: nothing is known of it.
+    Of several models, returns those that are too large for the device by themselves, as a reason by name; the others
+    are planned without them. A third-party encoder is not counted, because its needs are unknown.
     """
     too_large: dict[str, str] = {}
-    models = [each for each in planned if ":" not in each.start.config.encoder]
-    gpus = gpu_memory() if any(device != "cpu" for each in models for device in each.devices) else []
+    models = [model for model in planned if ":" not in model.start.config.encoder]
+    gpus = gpu_memory() if any(device != "cpu" for model in models for device in model.devices) else []
     for place in _places(models, gpus):
         sizes = {
-            each.start.name: _memory_estimate(each, on_gpu=place.on_gpu)
-            for each in models
-            for device in each.devices
-            if device in place.processes and each.start.name not in too_large
+            model.start.name: _memory_estimate(model, on_gpu=place.on_gpu)
+            for model in models
+            for device in model.devices
+            if device in place.processes and model.start.name not in too_large
         }
         for name, size in list(sizes.items()):
-            alone = _sum({name: size}, place)
-            if len(planned) > 1 and alone > place.size:
+            own_size = _sum({name: size}, place)
+            if len(planned) > 1 and own_size > place.size:
                 too_large[name] = (
-                    f"{name} needs {_gib(alone)} GiB of {place.name}'s memory, which has {_gib(place.size)}"
+                    f"{name} needs {_gib(own_size)} GiB of {place.name}'s memory, which has {_gib(place.size)}"
                 )
                 del sizes[name]
         needed = _sum(sizes, place)
@@ -65,7 +65,7 @@ def check_memory(planned: Sequence[PlannedModel]) -> dict[str, str]:
 
 
 def _places(models: list[PlannedModel], gpus: list[int]) -> list[_Place]:
-    devices = dict.fromkeys(device for each in models for device in each.devices)
+    devices = dict.fromkeys(device for model in models for device in model.devices)
     # Of a single model, "auto" is the GPU where there is one.
     on_gpu = [device for device in devices if device.startswith("cuda") or (device == "auto" and gpus)]
     places = [
@@ -85,10 +85,10 @@ def _memory_estimate(planned: PlannedModel, *, on_gpu: bool) -> MemoryEstimate:
 
 
 def _sum(sizes: Mapping[str, MemoryEstimate], place: _Place) -> int:
-    """Models of a GPU load in turns, so that only the largest one's needs at that time count."""
+    """Models load one after the other on a GPU, so only the largest loading peak counts."""
     processes = len(place.processes) * process_bytes("cuda" if place.on_gpu else "cpu")
-    loading = max((each.loading for each in sizes.values()), default=0)
-    return sum(each.kept for each in sizes.values()) + loading + processes
+    loading = max((size.loading for size in sizes.values()), default=0)
+    return sum(size.kept for size in sizes.values()) + loading + processes
 
 
 def _number(device: str) -> int:

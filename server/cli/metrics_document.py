@@ -47,7 +47,7 @@ old. Prometheus keeps them with `--enable-feature=exemplar-storage`.
 
 **How many series?** A server of one model on one engine has 328 at rest. Each route in use adds 26 for each of its
 priorities, its durations and its errors, and for each further outcome 22. The first bulk request adds 101, another
-engine about 100. A route that nobody asks costs one.
+engine about 100. An unused route has one.
 
 **What became of a request** is its `outcome`. Durations of what was `refused` say nothing of how long answers take, so
 latency is that of `outcome="answered"`; the server's own failures are `outcome="failed"`. From the first request of a
@@ -92,9 +92,9 @@ def document() -> str:
         make()
         new = [family for family in _families() if family.name not in known]
         known |= {family.name for family in new}
-        sections.append(f"\n## {title}\n{_TABLE}" + "".join(map(_row, sorted(new, key=lambda each: each.name))))
+        sections.append(f"\n## {title}\n{_TABLE}" + "".join(map(_row, sorted(new, key=lambda family: family.name))))
         buckets |= {family.name: _bounds(family) for family in new if family.type == "histogram"}
-    rows = "".join(map(_row, sorted(processes, key=lambda each: each.name)))
+    rows = "".join(map(_row, sorted(processes, key=lambda family: family.name)))
     sections.append(f"\n## Processes (all, from /proc)\n{_TABLE}{rows}")
     usual = ", ".join(f"{bound:g}" for bound in REQUEST_BUCKETS_S)
     values = {
@@ -103,8 +103,10 @@ def document() -> str:
         "`stage`": CANCEL_STAGES,
         "`priority` (empty on routes that ask nothing of a model)": PRIORITIES,
     }
-    labels = [_bullet(f"{label}: {', '.join(f'`{value}`' for value in each)}") for label, each in values.items()]
-    bounds = [_bullet(f"`{name}`: {each}") for name, each in sorted(buckets.items()) if each != usual]
+    labels = [
+        _bullet(f"{label}: {', '.join(f'`{value}`' for value in examples)}") for label, examples in values.items()
+    ]
+    bounds = [_bullet(f"`{name}`: {text}") for name, text in sorted(buckets.items()) if text != usual]
     return "".join(
         [
             _HEAD,
@@ -172,8 +174,8 @@ def _row(family: Metric) -> str:
 
 
 def _bounds(family: Metric) -> str:
-    found = {sample.labels["le"]: None for sample in family.samples if "le" in sample.labels}
-    return ", ".join(f"{float(bound):g}" for bound in found if bound != "+Inf")
+    bounds = {sample.labels["le"]: None for sample in family.samples if "le" in sample.labels}
+    return ", ".join(f"{float(bound):g}" for bound in bounds if bound != "+Inf")
 
 
 def main() -> None:

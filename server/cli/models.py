@@ -27,14 +27,14 @@ def plan(
 ) -> tuple[list[PlannedModel], dict[str, str]]:
     """The models that can be read, and the reasons why others cannot, by name. Logs both.
 
-    Downloads what is not here, side by side; `on_download` gets a model's name, and the bytes that have come and those
-    that are known of. Raises ConfigError for options that do not fit a model.
+    Downloads missing models in parallel; `on_download` gets a model's name, its downloaded bytes and its known total.
+    Raises ConfigError for options that do not fit a model.
     """
     with ThreadPoolExecutor(len(configs)) as pool:
-        found = list(pool.map(lambda config: _read(config, on_download), configs))
+        results = list(pool.map(lambda config: _read(config, on_download), configs))
     models: list[tuple[ModelConfig, Model]] = []
     broken: dict[str, str] = {}
-    for config, model in zip(configs, found, strict=True):
+    for config, model in zip(configs, results, strict=True):
         if isinstance(model, ModelError):
             name = name_of(config)
             log.error(*(("%s: %s", name, model) if len(configs) > 1 else ("%s", model)))
@@ -44,13 +44,13 @@ def plan(
         models.append((config, model))
     planned = _with_devices(models)
     _check_names(planned)
-    for each in planned:
-        _tell(each, several=len(configs) > 1)
+    for entry in planned:
+        _log_model(entry, several=len(configs) > 1)
     if too_large := check_memory(planned):
         for reason in too_large.values():
             log.error("%s", reason)
         planned = _with_devices(
-            [(each.start.config, each.model) for each in planned if each.start.name not in too_large]
+            [(entry.start.config, entry.model) for entry in planned if entry.start.name not in too_large]
         )
     return planned, broken | too_large
 
@@ -97,14 +97,14 @@ def _check(config: ModelConfig, model: Model) -> None:
 
 
 def _check_names(planned: list[PlannedModel]) -> None:
-    """Two models cannot be told apart by one name. Raises ConfigError."""
-    names = [each.start.name for each in planned]
+    """Check that the names are unique. Raises ConfigError."""
+    names = [entry.start.name for entry in planned]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"{names.count(name)} models are named {name!r}; give each its own, as in NAME=MODEL")
 
 
-def _tell(planned: PlannedModel, *, several: bool) -> None:
+def _log_model(planned: PlannedModel, *, several: bool) -> None:
     model, encoder_config, name = planned.model, planned.model.config, planned.start.name
     shown = f"{name} = {model.model_id}" if several and name != model.model_id else model.model_id
     log.info(

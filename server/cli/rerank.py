@@ -54,10 +54,10 @@ def rerank(arguments: argparse.Namespace) -> int:
         report_failure(error)
         return 1
     option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
-    for each in ranked:
-        line: dict[str, Any] = {"index": each.index, "score": np.float32(each.score)}
+    for result in ranked:
+        line: dict[str, Any] = {"index": result.index, "score": np.float32(result.score)}
         if arguments.return_text:
-            line["text"] = texts[each.index]
+            line["text"] = texts[result.index]
         sys.stdout.buffer.write(orjson.dumps(line, option=option))
     sys.stdout.buffer.flush()
     return 0

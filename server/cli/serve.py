@@ -56,7 +56,7 @@ def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None)
 
     metrics = SupervisorMetrics(names, __version__)
     downloads = Downloads(names)
-    all_sockets = [sock for each in sockets for sock in each]
+    all_sockets = [sock for group in sockets for sock in group]
     with waiting_server(config, context, all_sockets, metrics_socket, downloads, memory):
         planned, broken = plan(configs, downloads.note)
     if not planned:

@@ -1,8 +1,8 @@
-"""Answers HTTP until the models are here: a download may take minutes, and probes and Prometheus ask from the start on.
+"""Answers HTTP while models are downloaded: that may take minutes, and probes and Prometheus ask from the start on.
 
-/livez is 200, /readyz 503 with the bytes that have come, /metrics has what is known, and all else is 503. It runs in a
-thread of the supervisor, on the sockets that the HTTP processes get afterwards, and only where reading the models takes
-longer than a moment. A connection carries one request.
+/livez is 200, /readyz 503 with the downloaded bytes, /metrics has the supervisor's metrics, and all else is 503. It
+runs in a thread of the supervisor, on the sockets that the HTTP processes get afterwards, and only if reading the
+models takes longer than a moment. A connection carries one request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Downloads", "waiting_server"]
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 0.3  # what is here already is read within that
+PATIENCE_S = 0.3  # local models are read within that
 LOG_INTERVAL_S = 10.0
 REQUEST_S = 5.0  # for a request to come and its answer to go
 BACKLOG = 4096
@@ -43,13 +43,13 @@ _PROBES = frozenset({"/livez", "/readyz", "/health", "/ping"})
 
 @dataclass
 class Downloads:
-    """What has come of each model's files. Threads of downloads write it."""
+    """The progress of each model's download. Download threads write it."""
 
     names: Sequence[str]  # of the models
     _bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def note(self, name: str, done: int, total: int) -> None:
-        """So many bytes of a model have come, of those that are known of."""
+        """Set the downloaded bytes of a model, and the known total."""
         self._bytes[name] = done, total
 
     def __str__(self) -> str:
@@ -148,7 +148,7 @@ class _WaitingServer:
             writer.close()
 
     def _answer(self, head: bytes, *, only_metrics: bool) -> bytes:
-        """The whole answer. Raises ValueError for what is no head of a request."""
+        """The whole answer. Raises ValueError for an invalid request head."""
         first, *lines = head.split(b"\r\n")[:-2]
         method, target, _ = first.decode("ascii").split(" ")
         pairs = [line.partition(b":") for line in lines]
@@ -179,8 +179,8 @@ class _WaitingServer:
                 if path in _PROBES:
                     return 503, orjson.dumps({"status": what, "last_success_age_s": None}), json
                 if path == "/metrics":
-                    found = exposition(self.memory, scrape_form(headers))
-                    return 200, found.body, list(found.headers)
+                    metrics = exposition(self.memory, scrape_form(headers))
+                    return 200, metrics.body, list(metrics.headers)
             raise Unavailable(f"the server is starting ({what})", retry_after_s=2)
         except ServerError as error:
             error_format = ErrorFormat.OPENAI if path.startswith("/v1/") else ErrorFormat.TEI

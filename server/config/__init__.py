@@ -1,4 +1,4 @@
-"""Every option of `embert serve`, and what of them holds for each of its models."""
+"""Every option of `embert serve`, and the options of each model."""
 
 from embert.server.config.models import ModelConfig, model_configs
 from embert.server.config.options import (

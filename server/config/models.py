@@ -73,8 +73,8 @@ def model_configs(config: ServeConfig) -> tuple[ModelConfig, ...]:
             raise ConfigError(f"--config {config.config} lists the models; MODEL {config.model[0]!r} is one too many")
         configs = tuple(_from_file(config, config.config))
     else:
-        given: tuple[str | None, ...] = config.model or (None,)
-        configs = tuple(_from_argument(config, each) for each in given)
+        arguments: tuple[str | None, ...] = config.model or (None,)
+        configs = tuple(_from_argument(config, argument) for argument in arguments)
     if len(configs) > 1 or config.config is not None:
         for option in _OF_ONE_MODEL:
             if getattr(config, option) is not None:
@@ -82,7 +82,7 @@ def model_configs(config: ServeConfig) -> tuple[ModelConfig, ...]:
                     f"{option_name(option)} is for a server of one model; with several, write NAME=MODEL, or a file "
                     "for --config"
                 )
-    named = Counter(each.served_model_name or each.source for each in configs)
+    named = Counter(model.served_model_name or model.source for model in configs)
     for name, times in named.items():
         if times > 1:
             raise ConfigError(f"{times} models are named {name!r}; give each a name of its own, as in NAME=MODEL")
@@ -94,14 +94,14 @@ def _for_model(config: ServeConfig, **values: Any) -> ModelConfig:
     return ModelConfig(**{**options, **values})
 
 
-def _from_argument(config: ServeConfig, given: str | None) -> ModelConfig:
-    named = None if given is None or Path(given).exists() else _NAMED.fullmatch(given)
+def _from_argument(config: ServeConfig, argument: str | None) -> ModelConfig:
+    named = None if argument is None or Path(argument).exists() else _NAMED.fullmatch(argument)
     if named is None:
-        return _for_model(config, source=given)
+        return _for_model(config, source=argument)
     name, source = named[1], named[2]
     if config.served_model_name is not None:
-        raise ConfigError(f"--served-model-name and {given!r} name the same model; give one of them")
-    _check_name(name, f"the name in {given!r}")
+        raise ConfigError(f"--served-model-name and {argument!r} name the same model; give one of them")
+    _check_name(name, f"the name in {argument!r}")
     return _for_model(config, source=source, served_model_name=name)
 
 
@@ -134,9 +134,9 @@ def _from_table(config: ServeConfig, table: dict[str, Any], where: str) -> Model
         _check_name(name, f"{where}: `name`")
     if values.get("priority", PRIORITIES[0]) not in PRIORITIES:
         raise ConfigError(f"{where}: `priority` must be one of {', '.join(PRIORITIES)}; it is {values['priority']!r}")
-    # Of two options that exclude each other, the model's own is in place of the server's.
-    for mine, other in (("default_prompt", "default_prompt_name"), ("default_prompt_name", "default_prompt")):
-        if mine in values and other not in values:
+    # Of two options that exclude each other, the model's own replaces the server's.
+    for own, other in (("default_prompt", "default_prompt_name"), ("default_prompt_name", "default_prompt")):
+        if own in values and other not in values:
             values[other] = None
     try:
         return _for_model(config, source=values.pop("model"), served_model_name=name, **values)

@@ -191,7 +191,7 @@ class ServeConfig:
                 _check(option, value)
         self._check_tls()
         if len(self.keyless) > 1 and "none" in self.keyless:
-            raise ConfigError(f"--keyless none stands alone; the values are {', '.join(self.keyless)}")
+            raise ConfigError(f"--keyless none cannot be combined with other values; it is {', '.join(self.keyless)}")
         if self.default_prompt is not None and self.default_prompt_name is not None:
             raise ConfigError("--default-prompt and --default-prompt-name exclude each other; both were given")
         if self.held_limit < self.payload_limit:
@@ -278,25 +278,27 @@ def read_api_keys(config: ServeConfig) -> list[ApiKey]:
             text = _read_key_file(path).decode("utf-8-sig")  # some editors write a byte order mark
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
-        found: list[ApiKey] = []
+        file_keys: list[ApiKey] = []
         name = ""
         for number, line in enumerate(text.split("\n"), 1):  # splitlines would divide keys at U+2028 and U+0085
             stripped = line.strip(_KEY_ENDS)
             if named := _KEY_NAME.fullmatch(stripped):
                 name = named[1]
             elif stripped and not stripped.startswith("#"):
-                found.append(_api_key(name or f"file-{len(found) + 1}", line, f"--api-key-file {path}: line {number}"))
+                file_keys.append(
+                    _api_key(name or f"file-{len(file_keys) + 1}", line, f"--api-key-file {path}: line {number}")
+                )
                 name = ""
-        if not found:
+        if not file_keys:
             raise ConfigError(f"--api-key-file {path} holds no key")
-        keys += found
+        keys += file_keys
     return keys
 
 
 def _api_key(name: str, text: str, source: str) -> ApiKey:
     key = text.strip(_KEY_ENDS)
-    if found := _CONTROL.search(key):
-        raise ConfigError(f"{source} has the control character {found[0]!r} in it, which no header can carry")
+    if control := _CONTROL.search(key):
+        raise ConfigError(f"{source} has the control character {control[0]!r} in it, which no header can carry")
     return ApiKey(name, key)
 
 
@@ -346,7 +348,9 @@ def check_environment(environment: Mapping[str, str]) -> None:
             continue
         if _SERVICE_LINK.fullmatch(name) or (name.endswith("_PORT") and _LINK_URL.match(environment[name])):
             continue
-        near = difflib.get_close_matches(name.removeprefix(_PREFIX), [each.removeprefix(_PREFIX) for each in known], 1)
+        near = difflib.get_close_matches(
+            name.removeprefix(_PREFIX), [option.removeprefix(_PREFIX) for option in known], 1
+        )
         meant = f"did you mean {_PREFIX}{near[0]}?" if near else "`embert serve --help` lists them"
         raise ConfigError(f"{name} is not an option of `embert serve`; {meant}")
 

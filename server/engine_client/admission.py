@@ -1,12 +1,12 @@
-"""What may enter the queue of a model, and the 429 and 503 for what may not.
+"""Admission to the queue of a model; answers 429 and 503 to the rest.
 
 A request is admitted while all API processes together have fewer unanswered tokens of its model than the limit
 (server/ipc/shared_counters.py). The limit is the token budget, or fewer tokens where the engines would take longer for
 them than `--max-queue-seconds`. Each model has a budget of its own, so no flood of one model's requests refuses those
-of another; what the others have to do counts as time that they take of the engines (shares.py).
+of another; the work of other models counts as their share of the engines' time (shares.py).
 
 A request counts as an eighth of the limit at most. While it waits, the engine gives others no more time than it takes
-itself (fair share), so what others have beyond that delays nobody. So a large request need not find an empty queue, and
+itself (fair share), so a larger queue of others adds no delay. So a large request need not find an empty queue, and
 does not fill it: a request of up to an eighth of the limit waits for at most the limit, and a larger one takes at most
 eight times as long as its own work. Large ones leave an eighth of the limit to smaller ones.
 """
@@ -29,7 +29,7 @@ from embert.server.observability.request_record import EXPIRED
 
 __all__ = ["Admission"]
 
-LOW_PRIORITY_SHARE = 0.75  # of the limit: bulk requests leave room for interactive ones
+LOW_PRIORITY_SHARE = 0.75  # of the limit: low-priority requests leave the rest to interactive ones
 LARGE_PART = 8  # of the limit divided by this: what a request counts as at most, and what larger ones leave free
 MIN_BATCHES = 2  # of each engine that the limit always holds; with fewer an engine would wait between two batches
 _RETRY_AFTER_MAX_S = 60
@@ -45,17 +45,17 @@ class Engine(Protocol):
 
     @property
     def state(self) -> EngineState:
-        """What the supervisor says of it."""
+        """Its state, as the supervisor reports it."""
         ...
 
     @property
     def status(self) -> EngineStatus | None:
-        """What it said last of itself; None before it has said anything."""
+        """Its last status; None before the first."""
         ...
 
 
 class Admission:
-    """Counts what this API process has admitted of one model, and decides what else may enter."""
+    """Counts the tokens of one model that this API process has admitted, and admits more within the limit."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class Admission:
     @property
     def failed(self) -> bool:
         """Whether no engine has the model, or will have it."""
-        found = [state.models.get(self._model) for state in self._states]
-        return bool(found) and all(each is not None and each.state == "failed" for each in found)
+        models = [state.models.get(self._model) for state in self._states]
+        return bool(models) and all(model is not None and model.state == "failed" for model in models)
 
     @property
     def _states(self) -> list[EngineState]:
@@ -127,7 +127,7 @@ class Admission:
             raise self.unready()
 
     def unready(self) -> Unavailable:
-        """The answer while the model cannot work. One that has failed will not be there in a moment."""
+        """The error while the model is not ready. A failed model has no early retry."""
         return Unavailable(self.unready_reason(), retry_after_s=None if self.failed else 2, reason="loading")
 
     # --- limits ---
@@ -149,7 +149,7 @@ class Admission:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate at which the ready engines work a queue of the model off; 0 while it is not known."""
+        """Tokens a second of the ready engines for a queue of the model; 0 while unknown."""
         return self._rate(self._model)
 
     def _rate(self, model: int) -> float:
@@ -177,7 +177,7 @@ class Admission:
         """Tokens of the model that may now be admitted and not yet answered; 0 until an engine tells its batch."""
         rate, limit_s = self.tokens_per_s, self._config.max_queue_seconds
         by_time = rate * limit_s
-        # With its share of the time alone, what others have to do does not matter.
+        # If its share of the time allows the whole budget, the work of other models does not matter.
         if not by_time or by_time / len(self._counters.admitted_tokens) >= self.max_queue_tokens:
             return self.max_queue_tokens
         if others_s := self._others_s():
@@ -214,7 +214,7 @@ class Admission:
         does not fit.
         """
         admitted = self._counters.admitted(self._model)
-        # `check` tells of a server that is not ready.
+        # `check` reports a server that is not ready.
         if self._counted(most, admitted, options) or self.draining or not self.ready:
             return
         tokens = least()
@@ -239,7 +239,7 @@ class Admission:
     # --- errors with numbers in them ---
 
     def too_late(self, options: RequestOptions, why: str = "") -> Unavailable:
-        """The answer to a request that is out of time; `why` it cannot be met where the time is not over yet."""
+        """The error for a request past its deadline; `why`: the reason if the deadline cannot be met."""
         could = f"cannot be answered in time, {why}: it has" if why else "was not answered within"
         message = f"the request {could} {options.timeout_s:g} s ({options.set_by})"
         error = Unavailable(message, retry_after_s=self._retry_after_s(), reason="deadline")

@@ -1,4 +1,4 @@
-"""Tasks that run as long as an API process does. One that fails ends the process, which the supervisor starts again.
+"""Tasks that run as long as an API process. One that fails ends the process, and the supervisor restarts it.
 
 Without its sweeps, a process would look alive and miss deadlines, keys or the supervisor's messages for ever.
 """
@@ -48,7 +48,7 @@ def exit_on_error(callback: Callable[P, None], end: Callable[[int], Any] = exit_
     def watched(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             callback(*args, **kwargs)
-        except Exception:  # a bug of ours, of any kind: the loop would log it and go on without the callback
+        except Exception:  # a bug: the loop would log it and go on without the callback
             name = getattr(callback, "__qualname__", "a callback")
             log.critical("internal error in %s, this process ends", name, exc_info=True)
             end(70)

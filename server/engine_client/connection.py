@@ -56,7 +56,7 @@ class EngineConnection:
         return self.state.state == "ready"
 
     def update(self, state: EngineState) -> None:
-        """Take what the supervisor says of the engine now. It does not connect or disconnect."""
+        """Store the supervisor's state of the engine. It does not connect or disconnect."""
         self.state = state
         models = state.models.items() if state.state == "ready" else ()
         self.running = frozenset(number for number, model in models if model.state == "ready")
@@ -70,7 +70,7 @@ class EngineConnection:
             return
         try:
             self._channel = Channel.connect(self.state.endpoint)
-        except OSError as error:  # it just died, or too many files are open
+        except OSError as error:  # it has just died, or too many files are open
             log.debug("engine %d cannot be reached: %s", self.index, error)
             return
         self._loop.add_reader(self._channel.fileno(), exit_on_error(self._read))
@@ -106,7 +106,7 @@ class EngineConnection:
             self._schedule_flush()
 
     def cancel(self, request: int, tokens: int) -> None:
-        """Tell the engine that nobody wants this answer any more."""
+        """Tell the engine that the client has disconnected."""
         if self._channel is None:
             return
         self.tokens -= tokens
@@ -138,7 +138,7 @@ class EngineConnection:
             received = [decode_results(message) for message in self._channel.receive()]
         except (EOFError, ValueError, msgspec.MsgspecError) as error:
             if not isinstance(error, EOFError):
-                log.error("engine %d sent what is no message, connecting anew: %s", self.index, error)  # noqa: TRY400
+                log.error("malformed message from engine %d; reconnecting: %s", self.index, error)  # noqa: TRY400
             self.disconnect()
             return
         for results in received:

@@ -1,4 +1,4 @@
-"""A request on its way through the engines, and the rows that come back for it."""
+"""A pending request, and the rows of its answer."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class PendingRequest:
     texts_left: int = field(init=False)
     inference_s: float = 0.0
     ended_s: float = 0.0  # from its admission to the end of its last batch so far
-    asked: int = -1  # the last engine that it was sent to
-    losses: int = 0  # engines lost while they had it
+    last_engine: int = -1  # the engine that it was sent to last
+    losses: int = 0  # engines lost while they held it
     watcher: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
@@ -82,10 +82,10 @@ class PendingRequest:
             parts = [rows for _, rows in sorted(self.parts, key=lambda part: part[0])]
             rows = {task: TaskOutput.joined([part[task] for part in parts]) for task in parts[0]}
         # An engine runs one batch at a time, so what is not a batch of this request is its wait for one.
-        return Answer(rows, max(0.0, self.ended_s - self.inference_s), self.inference_s, self.asked)
+        return Answer(rows, max(0.0, self.ended_s - self.inference_s), self.inference_s, self.last_engine)
 
     def restart(self, request_id: int) -> None:
-        """Forget the parts that a lost engine answered. Late ones of them carry the old id, and so do not count."""
+        """Forget the parts that a lost engine answered. Late parts carry the old id, so they are ignored."""
         self.id = self.message.id = request_id
         self.parts.clear()
         self.texts_left = self.encoded.sequences
@@ -96,7 +96,7 @@ TASKS = {int(task): task for task in ALL_TASKS}  # a look-up costs a tenth of a 
 
 def rows_of(part: PartialResult) -> dict[Task, TaskOutput]:
     """The rows of a part, by task."""
-    return {TASKS[each.task]: _rows(each, part.texts) for each in part.rows}
+    return {TASKS[message.task]: _rows(message, part.texts) for message in part.rows}
 
 
 def _rows(message: TaskRows, texts: int) -> TaskOutput:

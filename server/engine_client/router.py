@@ -1,10 +1,10 @@
-"""Which engine gets a request, and what becomes of it when an engine is lost or time runs out.
+"""Routes requests to engines, and handles lost engines and expired deadlines.
 
-An engine gets the requests of the models that are ready there. When it is lost, what it still owed goes to whichever
-engine has the model; where no engine has it any more, it is answered 503. The requests that it was running
-(server/ipc/shared_counters.py) may have caused the loss: each runs alone from now on, and is answered 424 when an
-engine is lost again while it runs. A request that only waited is sent again as it was. What is out of time is answered
-503.
+An engine gets requests for the models that are ready there. When it is lost, its unanswered requests go to another
+engine that has the model, or are answered 503 if there is none. The requests that it was running
+(server/ipc/shared_counters.py) may have caused the loss: from then on each runs isolated, in a batch of its own, and is
+answered 424 if an engine is lost again while it runs. A request that only waited is resent unchanged. A request past
+its deadline is answered 503.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Router"]
 
 SWEEP_INTERVAL_S = 0.05
-LOSSES_MAX = 8  # engines lost while they had a request; more are no coincidence
+LOSSES_MAX = 8  # engines lost while they held one request
 HEALTH_MAX_AGE_S = (
     15.0  # an engine whose last forward that worked ended this long before the next, or now, is not healthy
 )
@@ -49,14 +49,14 @@ class Router:
         self._engines: dict[int, EngineConnection] = {}
         self.admissions = [  # by number of the model
             Admission(
-                each.config, counters, http_index, self._engines, each.number, each.name if len(models) > 1 else ""
+                model.config, counters, http_index, self._engines, model.number, model.name if len(models) > 1 else ""
             )
-            for each in models
+            for model in models
         ]
         self._infos: list[ModelInfo | None] = [None] * len(models)
         self._counters, self._http_index = counters, http_index
         self._pending: dict[int, PendingRequest] = {}
-        # Engines report what they run by request ids alone, so no two API processes may use the same id.
+        # Engines report what they run by request ids only, so no two API processes may use the same id.
         self._ids = itertools.count((os.getpid() << 40) + 1)
         self._loop = asyncio.get_running_loop()
         self._sweeper = keep_running(self._sweep())
@@ -154,7 +154,7 @@ class Router:
             if isinstance(error, asyncio.CancelledError):
                 self._cancel(pending)
             if note_failure is not None:
-                note_failure(pending.asked, time.monotonic() - now)
+                note_failure(pending.last_engine, time.monotonic() - now)
             raise
         finally:
             admission.add(-counted)
@@ -166,7 +166,7 @@ class Router:
                 pending.watcher = None
 
     def _has_run(self, pending: PendingRequest) -> bool:
-        """Whether texts of it have run or are running."""
+        """Whether texts of the request have run or are running."""
         return bool(pending.parts) or any(pending.id in self._counters.running(index) for index in self._engines)
 
     def give_up(self, *, unready: bool = False) -> None:
@@ -197,14 +197,14 @@ class Router:
         engine.connect()
         self._take_back(engine)
         self._send_waiting()
-        self._fail_hopeless()
+        self._fail_unservable()
 
     def _info(self, model: int) -> ModelInfo | None:
-        found = (self._engines[index].state.models.get(model) for index in sorted(self._engines))
-        return next((each.info for each in found if each is not None and each.info is not None), None)
+        states = (self._engines[index].state.models.get(model) for index in sorted(self._engines))
+        return next((state.info for state in states if state is not None and state.info is not None), None)
 
     def _take_back(self, engine: EngineConnection) -> None:
-        """Send what an engine owes of models that it does not run any more to another one."""
+        """Send the requests of an engine for models that it does not run any more to another engine."""
         for pending in list(self._pending.values()):
             if pending.engine == engine.index and pending.message.model not in engine.running:
                 engine.cancel(pending.id, pending.encoded.tokens)
@@ -212,27 +212,31 @@ class Router:
                 self._renew(pending)
                 self._send(pending)
 
-    def _fail_hopeless(self) -> None:
-        """Answer what waits for models that no engine will have."""
+    def _fail_unservable(self) -> None:
+        """Answer requests for models that no engine will have."""
         for pending in list(self._pending.values()):
             admission = self.admissions[pending.message.model]
             if pending.engine < 0 and admission.failed:
                 self._fail(pending, admission.unready())
 
     def _resend(self, engine: EngineConnection, never_sent: set[int]) -> None:
-        """Send again what a lost engine owed, or give up on it."""
-        owed = [each for each in self._pending.values() if each.engine == engine.index and not each.future.done()]
+        """Resend the unanswered requests of a lost engine, or give up on them."""
+        owed = [
+            request
+            for request in self._pending.values()
+            if request.engine == engine.index and not request.future.done()
+        ]
         ran = self._counters.running(engine.index)
         for pending in owed:
             pending.engine = -1
             pending.losses += pending.id not in never_sent
             if pending.id in ran and pending.message.isolated:
-                said = "inference failed: an engine was lost twice while it ran this request"
-                self._fail(pending, InferenceFailed(said))
+                detail = "inference failed: an engine was lost twice while it ran this request"
+                self._fail(pending, InferenceFailed(detail))
                 continue
             if pending.losses >= LOSSES_MAX:
-                said = f"the engine was lost {LOSSES_MAX} times while it had this request"
-                self._fail(pending, Unavailable(said, retry_after_s=5))
+                detail = f"the engine was lost {LOSSES_MAX} times while it had this request"
+                self._fail(pending, Unavailable(detail, retry_after_s=5))
                 continue
             pending.message.isolated = pending.message.isolated or pending.id in ran
             self._renew(pending)
@@ -249,19 +253,19 @@ class Router:
     def _send(self, pending: PendingRequest) -> None:
         model = pending.message.model
         # One that has not greeted yet may be dying: its socket still takes connections for a moment.
-        able = [each for each in self._engines.values() if each.status is not None and model in each.running]
+        able = [engine for engine in self._engines.values() if engine.status is not None and model in engine.running]
         engine = able[0] if len(able) == 1 else min(able, key=self._load_of, default=None)
         if engine is None:
             return  # it stays pending until an engine greets that has the model
-        pending.engine = pending.asked = engine.index
+        pending.engine = pending.last_engine = engine.index
         engine.send(pending.message, pending.encoded.tokens)
 
     def _load_of(self, engine: EngineConnection) -> tuple[int, int]:
-        """For choosing; among equally loaded engines, each API process prefers a different one."""
+        """The sort key of an engine; among equally loaded ones, each API process prefers a different one."""
         return engine.tokens, (engine.index - self._http_index) % len(self._engines)
 
     def _send_waiting(self) -> None:
-        for waiting in [each for each in self._pending.values() if each.engine < 0]:
+        for waiting in [request for request in self._pending.values() if request.engine < 0]:
             self._send(waiting)
 
     def _cancel(self, pending: PendingRequest) -> None:

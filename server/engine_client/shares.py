@@ -1,4 +1,4 @@
-"""How long work takes on engines that share their time equally between models: arithmetic alone.
+"""How long work takes on engines that share their time equally between models. Pure arithmetic.
 
 While several models have work, each gets the same share of an engine's time. A model's own work of w seconds is so done
 after w + Σ min(w, work of another model): others take as much time as it does, or as much as they have work for.

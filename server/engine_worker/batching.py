@@ -21,14 +21,14 @@ _ID_BYTES = 4  # int32
 
 @dataclass(slots=True)
 class Payload:
-    """What the scheduler carries along for a request: its message, and where the answer goes."""
+    """The scheduler's payload of a request: its message, and the channel of its answer."""
 
     reply_to: Channel
     message: EncodeRequest
     weights: int = 0  # of its sparse vectors so far
 
 
-_USUAL = (0, True, int(Task.EMBED), -1, 0)  # what an encoder assumes where it is told nothing
+_USUAL = (0, True, int(Task.EMBED), -1, 0)  # an encoder's defaults
 
 
 def pack(slices: list[Slice]) -> PackedBatch:
@@ -47,8 +47,8 @@ def pack(slices: list[Slice]) -> PackedBatch:
             shift = tokens - offsets[start]
             ends += [shift + end for end in offsets[start + 1 : stop + 1]]
         tokens += piece.tokens
-        asked = message.dimensions, message.normalize, message.tasks, message.adapter, message.prompt_tokens
-        if asked != _USUAL:
+        options = message.dimensions, message.normalize, message.tasks, message.adapter, message.prompt_tokens
+        if options != _USUAL:
             unusual = True
         if message.token_types:
             typed = True
@@ -84,7 +84,7 @@ def _with_options(batch: PackedBatch, slices: list[Slice], *, typed: bool) -> Pa
         dimensions=np.repeat(np.array(dimensions, np.int32), sizes) if any(dimensions) else None,
         normalize=np.repeat(np.array(normalize, np.bool_), sizes) if not all(normalize) else None,
         tasks=np.repeat(np.array(tasks, np.uint8), sizes) if any(task != Task.EMBED for task in tasks) else None,
-        adapters=np.repeat(np.array(adapters, np.int8), sizes) if any(each >= 0 for each in adapters) else None,
+        adapters=np.repeat(np.array(adapters, np.int8), sizes) if any(adapter >= 0 for adapter in adapters) else None,
         prompt_tokens=np.repeat(np.array(prompt_tokens, np.int32), sizes) if any(prompt_tokens) else None,
     )
 
@@ -96,5 +96,5 @@ def batch_of(model: Any, slices: list[Slice]) -> Batch:
 
 
 def runs_isolated(batch: Batch) -> bool:
-    """True for a isolated batch (server/engine_worker/work_queue.py)."""
+    """True for an isolated batch (server/engine_worker/work_queue.py)."""
     return len(batch.slices) == 1 and bool(batch.slices[0].request.payload.message.isolated)

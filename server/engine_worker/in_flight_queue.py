@@ -1,16 +1,16 @@
-"""The batches that a device has, in the order of their submission, and what the device loop does next about them.
+"""The batches on a device, in the order of their submission, and the next step of the device loop.
 
 Pure: the caller passes all times, which are seconds of its clock.
 
-A batch of a small model takes the device no longer than its answer takes the host. So the device gets work first:
-while it has less than `AHEAD_S` left, full batches are submitted before answers are made, and a batch that has ended
-already is waited for, which makes room for the next one. Answers wait for that, up to `UNANSWERED_MAX` of them; they
-are made while the device runs a longer batch.
+A batch of a small model takes the device no longer than its answer takes the host. So submission comes first. While
+the device has less than `AHEAD_S` of work left, full batches are submitted before answers are made, and the loop waits
+for a batch that has already ended in order to submit the next one. Up to `UNANSWERED_MAX` answers are delayed by that;
+they are made while the device runs a longer batch.
 
-What is submitted ahead makes requests wait that come afterwards. So there is never more than one batch beyond
-`AHEAD_S`, or beyond the one that runs. While interactive requests come, a batch that bulk requests lead is submitted
-only `BULK_LEAD_S` before the device is expected to need it, because an interactive request that comes until then goes
-first. The answers of interactive requests go before those of bulk requests, too.
+A batch that is submitted ahead delays requests that arrive later. So there is never more than one batch beyond
+`AHEAD_S`, or beyond the running one. While interactive requests come, a batch that low-priority requests lead is
+submitted only `LOW_PRIORITY_LEAD_S` before the device is expected to need it, because an interactive request that
+arrives until then goes first. The answers of interactive requests also go before those of low-priority requests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AHEAD_S = 0.0015  # an answer takes the host 0.1 to 1.5 ms
 LEAD_MIN_S = 0.0005
 LEAD_SHARE = 0.15  # of the time left
 LEAD_TIME_LEFT_MAX_S = 0.1  # beside a longer batch the gap does not matter, and an error would cost more
-BULK_LEAD_S = 0.002  # bulk waits for interactive requests that may come, and must not cost the device a gap
+LOW_PRIORITY_LEAD_S = 0.002  # time for interactive requests to arrive, without an idle gap on the device
 _ENDED_S = 0.0003  # from so long before its expected end on, a batch counts as ended: less than an answer takes
 
 
@@ -53,10 +53,10 @@ class InFlightBatch:
     seconds: float = 0.0  # of the device's time
     lead_s: float = 0.0  # from the submission of what waited to the expected end; 0: none was submitted that way
     rows: dict[Task, TaskOutput] | EncoderError | None = None  # set when it has ended; None: the encoder was lost
-    is_bulk: bool = field(init=False)  # no interactive request has a text in it
+    is_low_priority: bool = field(init=False)  # no interactive request has a text in it
 
     def __post_init__(self) -> None:
-        self.is_bulk = all(piece.request.bulk for piece in self.batch.slices)
+        self.is_low_priority = all(piece.request.low_priority for piece in self.batch.slices)
 
     @property
     def began(self) -> float:
@@ -80,7 +80,7 @@ class InFlightQueue:
     def __init__(self) -> None:
         self.in_flight: deque[InFlightBatch] = deque()
         self.unanswered: deque[InFlightBatch] = deque()
-        self._free_at = 0.0  # when the device is expected to have run all that it was given
+        self._free_at = 0.0  # when the device is expected to be idle
 
     def expect(self, flight: InFlightBatch) -> None:
         """Count a flight that starts: sets its `expected_end`."""
@@ -92,52 +92,54 @@ class InFlightQueue:
 
     def note_end(self, flight: InFlightBatch) -> None:
         """A flight has ended; it is not in `in_flight` any more."""
-        rest_s = flight.ended + sum(each.expected_s for each in self.in_flight)
+        rest_s = flight.ended + sum(other.expected_s for other in self.in_flight)
         # Batches of one model run one after the other. Those of several models may run side by side, so what is behind
         # this one may have ended, too.
-        is_serial = all(each.model is flight.model for each in self.in_flight)
+        is_serial = all(other.model is flight.model for other in self.in_flight)
         self._free_at = rest_s if is_serial else min(self._free_at, rest_s)
 
     def full_models(self) -> frozenset[int]:
         """The numbers of the models whose encoder takes no other batch."""
-        numbers = [each.model.number for each in self.in_flight]
+        numbers = [flight.model.number for flight in self.in_flight]
         return frozenset(number for number in numbers if numbers.count(number) >= BATCHES_OF_A_MODEL)
 
     @property
     def may_grow(self) -> bool:
-        """Whether a batch may be submitted behind what is there."""
+        """Whether a batch may be submitted behind the last one."""
         last = self.in_flight or self.unanswered
         return not last or last[-1].lets_others_follow
 
     def wants_full(self, now: float) -> bool:
         """Whether a full batch is to be submitted now, of interactive requests at least."""
-        return len(self.in_flight) == 1 or self.wants_bulk(now)
+        return len(self.in_flight) == 1 or self.wants_low_priority(now)
 
-    def wants_bulk(self, now: float) -> bool:
-        """Whether a full batch is to be submitted now, whatever is in it."""
+    def wants_low_priority(self, now: float) -> bool:
+        """Whether a full batch is to be submitted now, also one of low-priority requests only."""
         return self.left_s(now) < AHEAD_S and (len(self.in_flight) == 1 or bool(self.unanswered))
 
     def lead_s(self, now: float, *, full: bool) -> float:
-        """How long before its expected end a batch is to be submitted behind the only one; 0: it is not worth it.
+        """How long before its expected end a batch is to be submitted behind the only one; 0: not at all.
 
-        `full`: a full batch waits, of bulk requests, else it would have been submitted.
+        `full`: a full batch of low-priority requests waits, else it would have been submitted.
         """
         left_s = self.left_s(now)
         if len(self.in_flight) != 1 or not self.may_grow or left_s >= LEAD_TIME_LEFT_MAX_S:
             return 0.0
         if full:
-            return max(0.0, min(left_s, BULK_LEAD_S))
+            return max(0.0, min(left_s, LOW_PRIORITY_LEAD_S))
         return max(LEAD_MIN_S, LEAD_SHARE * left_s) if left_s > 2 * LEAD_MIN_S else 0.0
 
     def next_answer(self) -> InFlightBatch | None:
         """Which flight is answered next: the oldest with interactive requests, or else the oldest."""
-        return next((each for each in self.unanswered if not each.is_bulk), next(iter(self.unanswered), None))
+        return next(
+            (flight for flight in self.unanswered if not flight.is_low_priority), next(iter(self.unanswered), None)
+        )
 
     def waits_before(self, answer: InFlightBatch, now: float, *, more_waits: bool) -> bool:
         """Whether the oldest flight is waited for before `answer` is made; `more_waits`: a full batch could follow."""
         if not self.in_flight or len(self.unanswered) >= UNANSWERED_MAX:
             return False
         oldest, answer_s = self.in_flight[0], answer.model.answer_s
-        if answer.is_bulk and not oldest.is_bulk and oldest.expected_end - now < answer_s:
+        if answer.is_low_priority and not oldest.is_low_priority and oldest.expected_end - now < answer_s:
             return True
         return more_waits and self.left_s(now) < answer_s and oldest.expected_end - now < _ENDED_S

@@ -36,7 +36,7 @@ class LoadedModel:
     throughput: ThroughputEstimate = field(init=False)
     probe: PackedBatch = field(init=False)  # the smallest batch
     full_batch_s: float = 0.0
-    answer_s: float = 0.0  # what an answer to a batch took the host lately
+    answer_s: float = 0.0  # recent time of the host for the answer to a batch
 
     def __post_init__(self) -> None:
         self.throughput = ThroughputEstimate(self.encoder.batch_tokens)
@@ -64,19 +64,19 @@ class LoadedModel:
         if not never:
             return
         names, dtype = ", ".join(task_names(never)), self.encoder.dtype
-        said = (
+        message = (
             f"{self.model.model_id}: no vector of the self-test is finite ({names}); its weights hold NaN or "
             f"infinities, or overflow in {dtype}"
         )
         if never == self.model.tasks:
-            raise EncoderError(said)
-        log.warning("%s", said)
+            raise EncoderError(message)
+        log.warning("%s", message)
 
     def warm_up(self) -> None:
         """Run the smallest batch and the largest, so that no client pays for one-time work.
 
-        What they take is the only known speed until clients ask. Raises EncoderError where every request would fail,
-        because no vector is finite.
+        Their durations are the only known speed before the first request. Raises EncoderError where every request would
+        fail, because no vector is finite.
         """
         self._check_finite()
         budget = self.encoder.batch_tokens
@@ -91,11 +91,11 @@ class LoadedModel:
         self.answer_s += 0.2 * (min(seconds, _ANSWER_MAX_S) - self.answer_s)
 
     def run(self, batch: PackedBatch) -> None:
-        """Run a batch that nobody asked for."""
+        """Run a batch of the server's own."""
         self.encoder.wait(self.encoder.submit(batch))
 
     def info(self, load_s: float) -> ModelInfo:
-        """What the other processes learn of it, once it is warm."""
+        """What other processes need to know of the model, after its warm-up."""
         encoder = self.encoder
         return ModelInfo(
             encoder=encoder.name,

@@ -1,6 +1,6 @@
-"""Loads the models of an engine process, side by side, and hands each over when it is ready.
+"""Loads the models of an engine process in parallel, and hands each over when it is ready.
 
-A model that cannot be loaded is told of and left out; the others go on. Where a device is lost, all its models are.
+A model that cannot be loaded is reported and skipped; the others go on. If the device is lost, all its models are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Loader:
         on_lost: Callable[[Exception], None],
         on_end: Callable[[], None],
     ) -> None:
-        """`on_step` gets a model's number and what is done for it, `on_ready` a model and the seconds that it took.
+        """`on_step` gets a model's number and the current step, `on_ready` a model and the seconds that it took.
 
         `on_failed` gets a number and a sentence. `on_lost`: the device is lost. `on_end` runs whenever the last of the
         models that were loading has ended.
@@ -42,7 +42,7 @@ class Loader:
         self._device = device
         self._on_step, self._on_ready, self._on_failed = on_step, on_ready, on_failed
         self._on_lost, self._on_end = on_lost, on_end
-        # CPU encoders load at the same time; what allocates and captures on a GPU is serialized. Several models on a
+        # CPU encoders load at the same time; allocation and graph capture on a GPU are serialized. Several models on a
         # GPU have a device with a number, never "auto".
         self._gpu_lock: AbstractContextManager[object] = contextlib.nullcontext()
         if device.startswith("cuda"):
@@ -71,10 +71,10 @@ class Loader:
                 self._on_failed(model.number, str(error))
             except MemoryError:
                 self._on_failed(model.number, f"not enough memory to load {model.model_id}")
-            except BaseException as error:  # the user gets one sentence, whatever the error is; a panic is no Exception
+            except BaseException as error:  # the user gets one sentence for any error; a Rust panic is no Exception
                 log.debug("loading failed", exc_info=True)
-                said = f"{model.model_id} cannot be loaded: {type(error).__name__}: {error}"
-                self._on_failed(model.number, said)
+                message = f"{model.model_id} cannot be loaded: {type(error).__name__}: {error}"
+                self._on_failed(model.number, message)
             else:
                 self._on_ready(loaded, time.monotonic() - began)
         with self._lock:

@@ -1,7 +1,6 @@
 """The device loop: takes batches from the queue, runs them on the encoder and answers them.
 
-An engine process has two threads that matter, because a forward must never wait for a request, nor a request for a
-long forward:
+An engine process has two main threads, so that a forward never waits for a request, nor a request for a long forward:
 
     device loop        socket → queue → pack → encoder → answers → socket   (this file; only it touches loaded encoders)
     receiving thread   socket → queue, while the device loop waits long     (socket_server.py, work_queue.py)
@@ -43,7 +42,7 @@ __all__ = ["EngineLoop"]
 
 log = logging.getLogger(__name__)
 
-SHORT_WAIT_S = 0.001  # for the encoder; for so long nobody needs to read the sockets
+SHORT_WAIT_S = 0.001  # for the encoder; for so long the sockets may stay unread
 IDLE_WRITE_S = 0.001  # without work, after which metrics are written: then nothing waits for that
 PROBE_INTERVAL_S = 5.0  # an idle engine runs a forward this often, so that a broken one is noticed
 
@@ -114,11 +113,11 @@ class EngineLoop:
     # --- running ---
 
     def run(self) -> None:
-        """Run batches until drained. A free encoder takes whatever waits.
+        """Run batches until drained. A free encoder takes the requests that wait.
 
         A GPU gets the next batch while it is busy: a full one at once, any other shortly before the device is expected
-        to need it, and at the latest before rows are answered. While interactive requests come, a full one of bulk
-        requests waits as long. Answers wait while the device has next to nothing to do (device_work.py).
+        to need it, and at the latest before rows are answered. While interactive requests come, a full one of
+        low-priority requests waits as long. Answers wait while the device is about to be idle (in_flight_queue.py).
         """
         work = self._work
         while True:
@@ -142,15 +141,15 @@ class EngineLoop:
             self._wait(ended)
             work.unanswered.append(ended)
             while not isinstance(ended.rows, dict) and (answer := work.next_answer()):
-                self._answer(answer)  # what failed runs again in halves, which need the free place
+                self._answer(answer)  # the halves of a failed batch need the free slot
 
     def _submit_ahead(self) -> bool:
         """Submit the next batch if the device is to have it now."""
         work, now = self._work, time.monotonic()
         if not work.in_flight:
             return self._follow(full=False)
-        bulk = work.wants_bulk(now) or not self._queue.expects_interactive()
-        return work.wants_full(now) and self._follow(full=True, bulk=bulk)
+        low_priority = work.wants_low_priority(now) or not self._queue.expects_interactive()
+        return work.wants_full(now) and self._follow(full=True, low_priority=low_priority)
 
     def _submit_before_end(self) -> None:
         """Submit what waits shortly before the only batch is expected to end, so that the encoder is never idle.
@@ -166,12 +165,12 @@ class EngineLoop:
         time.sleep(max(0.0, work.left_s(time.monotonic()) - lead_s))
         self._follow(full=False)
 
-    def _follow(self, *, full: bool, bulk: bool = True) -> bool:
+    def _follow(self, *, full: bool, low_priority: bool = True) -> bool:
         """Submit the next batch behind the running one; with `full` only if it cannot gain from waiting."""
         work = self._work
         if not self._free_slots:
             return False
-        batch = self._queue.take_ahead(full=full, bulk=bulk, but=work.full_models())
+        batch = self._queue.take_ahead(full=full, low_priority=low_priority, exclude=work.full_models())
         if batch is None:
             return False
         work.in_flight.append(self._submit(batch))
@@ -208,14 +207,14 @@ class EngineLoop:
         return flight
 
     def _wait(self, flight: InFlightBatch) -> None:
-        ticket, asked = flight.ticket, time.monotonic()
+        ticket, wait_began = flight.ticket, time.monotonic()
         try:
             if isinstance(ticket, EncoderError):
                 raise ticket
             flight.rows = self._health.watched(flight.model.number, lambda: flight.model.encoder.wait(ticket))
         except EncoderLost as error:
-            # A batch of several requests is not answered: the API processes send each again, to run alone. So only the
-            # request at fault ever fails.
+            # A batch of several requests is not answered: the API processes resend each, isolated. So only the request
+            # at fault ever fails.
             if len(flight.batch.slices) == 1:
                 self._responder.fail(flight.batch.slices, error)
             flight.ended = time.monotonic()
@@ -231,7 +230,7 @@ class EngineLoop:
         flight.seconds = self._busy.add(flight.started, flight.ended)
         self._metrics.of(flight.model.name).busy_s += flight.seconds
         if flight.lead_s:
-            flight.model.throughput.note_prediction(too_long=flight.ended - asked < flight.lead_s / 5)
+            flight.model.throughput.note_prediction(too_long=flight.ended - wait_began < flight.lead_s / 5)
 
     def _settle(self, flight: InFlightBatch) -> None:
         """Answer a batch that has been waited for."""
@@ -255,11 +254,11 @@ class EngineLoop:
             self._tracer.record(flight.batch, started=started, ended=flight.ended, error=error)
 
     def _bisect(self, batch: Batch, error: EncoderError) -> None:
-        """Halve a batch that failed until only the requests that fail by themselves get the error."""
+        """Bisect a failed batch, so that only the requests at fault get the error."""
         if len(batch.slices) == 1:
             self._responder.fail(batch.slices, error)
             return
-        log.warning("a batch of %d texts failed, running it again in halves: %s", batch.texts, error)
+        log.warning("a batch of %d texts failed; retrying it in halves: %s", batch.texts, error)
         middle = len(batch.slices) // 2
         for half in (batch.slices[:middle], batch.slices[middle:]):
             flight = self._submit(batch_of(batch.model, half))
@@ -315,7 +314,7 @@ class EngineLoop:
         self._exit(70)
 
     def follow(self, control: ControlConnection, load: Callable[[StartModel], None]) -> None:
-        """Obey the supervisor, and exit when it does. Runs in a thread of its own.
+        """Follow the supervisor's messages, and exit when it does. Runs in a thread of its own.
 
         `load` begins to load one more model, and returns at once.
         """

@@ -59,8 +59,8 @@ class Gpu:
         self._nvml = _library(_NVML)
         _check(self._nvml.nvmlInit_v2(), "nvmlInit")
         self._handle = ctypes.c_void_p()
-        found = self._nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(self._handle))
-        _check(found, "nvmlDeviceGetHandleByPciBusId")
+        status = self._nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(self._handle))
+        _check(status, "nvmlDeviceGetHandleByPciBusId")
 
     def read(self) -> Reading:
         """Take a sample now."""

@@ -44,7 +44,7 @@ def main() -> None:
     loader.start(start.models, one_by_one=start.one_by_one)
     try:
         loop.run()
-    except Exception:  # a bug of ours, of any kind: other threads would keep this process alive without its loop
+    except Exception:  # a bug: other threads would keep this process alive without its loop
         log.critical("internal error; exiting", exc_info=True)
         exit_now(70)
     loop.close()
@@ -86,7 +86,7 @@ def _loader(start: StartEngine, control: ControlConnection, loop: EngineLoop) ->
 
 
 def _end_process(error: threading.ExceptHookArgs) -> None:
-    """End the process: an engine without one of its threads would look alive and answer nobody."""
+    """End the process: an engine without one of its threads would look alive without answering."""
     what = error.exc_type, error.exc_value, error.exc_traceback
     log.critical("internal error in a thread; exiting", exc_info=what)  # type: ignore[arg-type]
     exit_now(70)

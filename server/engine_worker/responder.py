@@ -26,7 +26,7 @@ _SENT_AT_ONCE = 1 << 26  # bytes of rows; sparse vectors of one batch can be mor
 
 
 class Responder:
-    """Used by the device loop alone."""
+    """Only the device loop uses it."""
 
     def __init__(self, send: Send, drop: Callable[[Hashable], None]) -> None:
         """`drop` removes the waiting texts of a request that has failed."""
@@ -38,30 +38,30 @@ class Responder:
         """Send the rows of each task, in the order of the slices, to the requests that they belong to.
 
         A row that is not finite fails its request, and no other. A request gets no more weights of sparse vectors than
-        `most_weights`: their number is known only now.
+        `most_weights`: their number is not known before the forward.
         """
-        all_finite = {task: bool(np.isfinite(each.values.sum(dtype=np.float64))) for task, each in rows.items()}
+        all_finite = {task: bool(np.isfinite(output.values.sum(dtype=np.float64))) for task, output in rows.items()}
         if len(rows) == 1 and all(all_finite.values()):
-            ((task, each),) = rows.items()
+            ((task, output),) = rows.items()
             if task in _ROW_A_TEXT and not any(piece.request.payload.message.dimensions for piece in slices):
-                self._answer_rows(slices, int(task), each.values, started, ended)
+                self._answer_rows(slices, int(task), output.values, started, ended)
                 return
         outgoing: dict[Channel, list[PartialResult]] = {}
-        held = 0  # bytes of the rows in them
-        given = dict.fromkeys(rows, 0)  # sequences of each task that have their rows
+        pending_bytes = 0  # of the rows in `outgoing`
+        next_row = dict.fromkeys(rows, 0)  # by task
         for piece in slices:
             payload: Payload = piece.request.payload
             message = payload.message
             texts = piece.stop - piece.start
-            mine: dict[Task, TaskOutput] = {}
-            for task, each in rows.items():
+            parts: dict[Task, TaskOutput] = {}
+            for task, output in rows.items():
                 if int(task) & message.tasks:
-                    mine[task] = each.slice(given[task], given[task] + texts)
-                    given[task] += texts
-            if not all(all_finite[task] or np.isfinite(each.values).all() for task, each in mine.items()):
+                    parts[task] = output.slice(next_row[task], next_row[task] + texts)
+                    next_row[task] += texts
+            if not all(all_finite[task] or np.isfinite(output.values).all() for task, output in parts.items()):
                 self.fail([piece], EncoderError("the encoder returned a vector that is not finite"))
                 continue
-            if Task.SPARSE in mine and _count_weights(payload, mine[Task.SPARSE]) > most_weights:
+            if Task.SPARSE in parts and _count_weights(payload, parts[Task.SPARSE]) > most_weights:
                 self._drop(piece.request.key)
                 outgoing.setdefault(payload.reply_to, []).append(
                     PartialResult(message.id, piece.start, texts, [], 0.0, 0.0, "weights", str(payload.weights))
@@ -71,15 +71,15 @@ class Responder:
                 message.id,
                 piece.start,
                 texts,
-                [_message(task, each, message.dimensions) for task, each in mine.items()],
+                [_message(task, output, message.dimensions) for task, output in parts.items()],
                 started - message.admitted,
                 ended - started,
             )
             outgoing.setdefault(payload.reply_to, []).append(part)
-            held += sum(each.values.nbytes for each in mine.values())
-            if held > _SENT_AT_ONCE:
+            pending_bytes += sum(output.values.nbytes for output in parts.values())
+            if pending_bytes > _SENT_AT_ONCE:
                 self._send_all(outgoing)
-                held = 0
+                pending_bytes = 0
         self._send_all(outgoing)
 
     def _answer_rows(

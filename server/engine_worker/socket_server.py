@@ -3,8 +3,8 @@
 The device loop reads requests itself while it has nothing to run and between two batches, and it sends its answers:
 another thread would have to wake up and acquire the interpreter lock for every message. Before it waits long for the
 encoder, it hands the sockets over to the receiving thread, and takes them back by reading again. The reading thread
-also sends what an API process did not accept at once. The receiving thread sends the status as well, and looks after
-the sockets where the device loop waits for longer than it expected.
+also sends what an API process did not accept at once. The receiving thread sends the status as well, and takes
+over the sockets if the device loop waits longer than expected.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class SocketServer:
             status_due = self._send_status(status_due)
 
     def _send_status(self, due: float) -> float:
-        """Send the status to everybody where it is due; when it is due again."""
+        """Send the status to all API processes if it is due; returns when it is due again."""
         now = time.monotonic()
         if now < due:
             return due
@@ -145,15 +145,15 @@ class SocketServer:
         return now + STATUS_INTERVAL_S
 
     def _round(self, timeout_s: float) -> bool:
-        found = self._epoll.poll(timeout_s)
-        for descriptor, events in found:
+        ready = self._epoll.poll(timeout_s)
+        for descriptor, events in ready:
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
             elif descriptor == self._listener.fileno():
                 self._accept()
             else:
                 self._serve(self._channels[descriptor], events)
-        return bool(found)
+        return bool(ready)
 
     def _accept(self) -> None:
         try:
@@ -162,7 +162,7 @@ class SocketServer:
             log.warning("an API process could not connect: %s", error)
             return
         if not is_ours(sock):
-            log.error("a connection of another user's process was closed")
+            log.error("closed a connection from another user's process")
             sock.close()
             return
         channel = Channel(sock)
@@ -182,7 +182,7 @@ class SocketServer:
         except EOFError:
             self._forget(channel)
         except (ValueError, msgspec.MsgspecError) as error:
-            log.error("a connection that is no API process's was closed: %s", error)  # noqa: TRY400
+            log.error("closed a connection that is not from an API process: %s", error)  # noqa: TRY400
             self._forget(channel)
         else:
             for submit in submits:

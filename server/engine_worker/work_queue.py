@@ -43,7 +43,7 @@ class WorkQueue:
         self._lock = threading.RLock()  # guards the scheduler and the fields below
         self._running: set[Batch] = set()  # and those that wait in `_isolated`
         self._disconnected: set[Key] = set()  # running requests whose client has disconnected
-        self._isolated: deque[Batch] = deque()  # batches of one request each that must run alone
+        self._isolated: deque[Batch] = deque()  # batches of one request each
         self._isolated_next = False
         self._draining = False
         self._interactive_at = -INTERACTIVE_MEMORY_S  # when the last interactive request came
@@ -97,21 +97,26 @@ class WorkQueue:
             lengths = [int.from_bytes(message.lengths, sys.byteorder)]
         else:
             lengths = np.frombuffer(message.lengths, np.int32).tolist()
-        if not message.bulk:
+        if not message.low_priority:
             self._interactive_at = now
         if message.model not in self._models:
-            said = f"model {message.model} is not loaded on this engine"
-            self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "backend", said)])
+            detail = f"model {message.model} is not loaded on this engine"
+            self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "backend", detail)])
             return
         waiting = self._scheduler.queue_tokens
         if waiting and waiting + ids > slowest * (message.deadline - now):  # else it surely is in time
             wait_s = self._least_wait_s(ids, message)
             if wait_s and now + wait_s > message.deadline:
-                said = f"the work queued before it takes {wait_s:.2g} s"
-                self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "cannot_meet_deadline", said)])
+                detail = f"the work queued before it takes {wait_s:.2g} s"
+                self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "cannot_meet_deadline", detail)])
                 return
         request = Request(
-            (channel, message.id), lengths, message.model, message.deadline, message.bulk, Payload(channel, message)
+            (channel, message.id),
+            lengths,
+            message.model,
+            message.deadline,
+            message.low_priority,
+            Payload(channel, message),
         )
         try:
             self._scheduler.add(request)
@@ -128,16 +133,22 @@ class WorkQueue:
         rate = self._models[request.model].throughput.tokens_per_s
         if not rate:
             return 0.0
-        left_s = request.deadline - request.admitted - (scheduler.tokens_of(request.model, bulk=True) + tokens) / rate
+        left_s = (
+            request.deadline
+            - request.admitted
+            - (scheduler.tokens_of(request.model, low_priority=True) + tokens) / rate
+        )
         if len(self._models) == 1 and left_s >= 0:
             return 0.0
         rates = {number: model.throughput.tokens_per_s for number, model in self._models.items()}
         del rates[request.model]
         known = {number: other for number, other in rates.items() if other}
-        if sum(scheduler.tokens_of(number, bulk=True) / other for number, other in known.items()) <= left_s:
+        if sum(scheduler.tokens_of(number, low_priority=True) / other for number, other in known.items()) <= left_s:
             return 0.0
-        own_s = (scheduler.ahead(request.model, tokens, bulk=request.bulk) + tokens) / rate
-        others_s = [scheduler.tokens_of(number, bulk=request.bulk) / other for number, other in known.items()]
+        own_s = (scheduler.ahead(request.model, tokens, low_priority=request.low_priority) + tokens) / rate
+        others_s = [
+            scheduler.tokens_of(number, low_priority=request.low_priority) / other for number, other in known.items()
+        ]
         return own_s + sum(min(own_s, other_s) for other_s in others_s)
 
     def _cancel(self, key: Key) -> None:
@@ -181,18 +192,19 @@ class WorkQueue:
         with self._lock:
             return self._scheduler.full()
 
-    def take_ahead(self, *, full: bool, bulk: bool = True, but: Collection[int] = ()) -> Batch | None:
+    def take_ahead(self, *, full: bool, low_priority: bool = True, exclude: Collection[int] = ()) -> Batch | None:
         """A batch to submit behind a running one; with `full` only one that cannot gain from waiting.
 
-        Without `bulk` none that a bulk request leads; none of the models in `but`. Nobody else goes in its place.
+        Returns None if a low-priority request leads the next batch and `low_priority` is false, or its model is in
+        `exclude`. Another batch does not take its place.
         """
         with self._lock:
-            self._answer_expired()  # first: it may change whose turn it is
+            self._answer_expired()  # first: it may change which queue is next
             # Isolated batches need a free encoder, which would never come while batches are submitted ahead.
             if self._isolated or (full and not self._scheduler.full()):
                 return None
-            turn = self._scheduler.next_queue()
-            if turn is None or turn[0] in but or (turn[1] and not bulk):
+            queue = self._scheduler.next_queue()
+            if queue is None or queue[0] in exclude or (queue[1] and not low_priority):
                 return None
             return self._scheduled()
 
@@ -220,14 +232,14 @@ class WorkQueue:
         return sum(piece.stop - piece.start for piece in gone)
 
     def _next_batch(self) -> Batch | None:
-        """The next batch for a free encoder: the scheduler's batches and isolated batches take turns."""
+        """The next batch for a free encoder: the scheduler's batches and isolated batches alternate."""
         self._isolated_next = not self._isolated_next
         if self._isolated_next and (batch := self._next_isolated()):
             return batch
         return self._scheduled() or self._next_isolated()  # what is scheduled may be for an isolated batch
 
     def _scheduled(self) -> Batch | None:
-        """The scheduler's next batch, without the requests that must run alone; those go to `_isolated`."""
+        """The scheduler's next batch, without isolated requests; those go to `_isolated`."""
         batch = self._scheduler.next_batch()
         if batch is None:
             return None
@@ -260,7 +272,7 @@ class WorkQueue:
     def _forget(self, batch: Batch) -> None:
         self._running.discard(batch)
         if self._disconnected:
-            self._disconnected &= {piece.request.key for each in self._running for piece in each.slices}
+            self._disconnected &= {piece.request.key for running in self._running for piece in running.slices}
 
     def _answer_expired(self) -> None:
         self._answer_late(self._scheduler.expire(time.monotonic()))
@@ -277,7 +289,7 @@ class WorkQueue:
 
     def _publish(self) -> None:
         for number, model in self._models.items():
-            waiting = self._scheduler.texts_of(number), self._scheduler.tokens_of(number, bulk=True)
+            waiting = self._scheduler.texts_of(number), self._scheduler.tokens_of(number, low_priority=True)
             if waiting != self._published.get(number):  # an idle model costs no gauge
                 self._published[number] = waiting
                 metrics = self._metrics.of(model.name)

@@ -50,7 +50,7 @@ class App(NamedTuple):
     """What answers HTTP."""
 
     asgi: ASGIApp
-    direct: DirectRoutes  # the short way to some of it
+    direct: DirectRoutes  # serves some routes without the app
 
 
 def create_app(
@@ -193,7 +193,7 @@ def _no_route(path: str, registry: ModelRegistry, by_model: Mapping[str, ModelPa
     shown_path = describe_name(path)
     words = [word for word in path.split("/") if word]
     words = [word for index, word in enumerate(words) if word not in ("v1", "v2") or word not in words[:index][-1:]]
-    routes = {each for route in ROUTES for each in route.paths} | by_model.keys()
+    routes = {path for route in ROUTES for path in route.paths} | by_model.keys()
     suggestion = "/" + "/".join(words)
     if suggestion in routes and suggestion != "/":
         return NotFound(f"no such route: {shown_path}; {suggestion} is one")

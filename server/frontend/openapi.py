@@ -60,8 +60,8 @@ _RAW = {
 
 
 def description(registry: ModelRegistry) -> str:
-    """What the document says of the whole: what is served here, and how a request chooses."""
-    models = [f"* `{each.served.name}`: {', '.join(each.served.task_names)}" for each in registry.all]
+    """The description of the API: the served models, and how a request chooses one."""
+    models = [f"* `{handle.served.name}`: {', '.join(handle.served.task_names)}" for handle in registry.all]
     return "\n".join(
         (
             "Embeddings, scores and labels from BERT-family encoders, in the protocols of OpenAI, "
@@ -93,7 +93,7 @@ def complete_document(document: dict[str, Any], served: Served) -> dict[str, Any
     document["security"] = [{}, {"key": []}]
     operations: dict[str, Any] = document["paths"]
     for item in operations.values():
-        item["get"]["responses"].pop("422", None)  # FastAPI's own, which no route of ours has
+        item["get"]["responses"].pop("422", None)  # FastAPI's own, which our routes do not have
     work: dict[str, Any] = {
         path: {"post": _operation(task, path, names, served)} for path, task in tasks_by_path(served[0][0]).items()
     }
@@ -111,10 +111,10 @@ def _operation(task: TaskRoute, path: str, names: dict[Any, Any], served: Served
     error = {"application/json": {"schema": names[ERROR_MODELS[task.error_format], "validation"]}}
     content: dict[str, Any] = {"application/json": {"schema": names[task.answer, "validation"]}}
     body = {"schema": names[task.request, "validation"], "example": task.example_for(able or served[0][0])}
-    if others := [each for each in TASKS if each.path in task.also]:
-        requests = dict.fromkeys(each.request for each in (task, *others))
+    if others := [other for other in TASKS if other.path in task.also]:
+        requests = dict.fromkeys(route.request for route in (task, *others))
         body["schema"] = {"anyOf": [names[request, "validation"] for request in requests]}
-        answers = dict.fromkeys(each.answer for each in (task, *others))
+        answers = dict.fromkeys(route.answer for route in (task, *others))
         content["application/json"]["schema"] = {"anyOf": [names[answer, "validation"] for answer in answers]}
     place = re.search(r"\{(\w+)\}", path)
     parameter = {"in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
@@ -139,19 +139,19 @@ def _state_bounds(schemas: dict[str, Any], served: Served) -> None:
     vocabulary = max(model.config.vocab_size for model in models)
 
     def bound(schema: dict[str, Any], form: InputForm, most: int) -> None:
-        for each in schema.get("anyOf", [schema]):
-            kind = each.get("type")
+        for option in schema.get("anyOf", [schema]):
+            kind = option.get("type")
             if kind == "string":
-                each["minLength"] = form.shortest
+                option["minLength"] = form.shortest
             elif kind == "integer":
-                each.update(minimum=0, maximum=vocabulary - 1)
+                option.update(minimum=0, maximum=vocabulary - 1)
             elif kind == "array":
-                item = each["items"].get("type")
-                each["minItems"] = 1
+                item = option["items"].get("type")
+                option["minItems"] = 1
                 if item != "integer":
-                    each["maxItems"] = form.together if form.together and item == "string" else most
+                    option["maxItems"] = form.together if form.together and item == "string" else most
                 # Texts of a pair may be empty.
-                bound(each["items"], dataclasses.replace(form, shortest=0) if form.together else form, most)
+                bound(option["items"], dataclasses.replace(form, shortest=0) if form.together else form, most)
 
     for body in _bodies(RequestBody):
         for field in body.model_fields:
@@ -161,7 +161,7 @@ def _state_bounds(schemas: dict[str, Any], served: Served) -> None:
             most = max(getattr(config, body.text_limit) for _, config in served)
             bound(schemas[body.__name__]["properties"][field], form, most)
     adapters = [model.config.adapters for model in models]
-    tasks = [name for each in adapters if each is not None for name in each.names]
+    tasks = [name for adapter in adapters if adapter is not None for name in adapter.names]
     named = {
         "prompt_name": sorted({name for model in models for name in model.prompts}),
         "task": list(dict.fromkeys(tasks)),
@@ -178,7 +178,7 @@ def _state_bounds(schemas: dict[str, Any], served: Served) -> None:
 
 
 def _take_null(schema: dict[str, Any]) -> None:
-    """State that null is as if the field was not there."""
+    """State that null means that the field is absent."""
     if "anyOf" not in schema:
         about = ("title", "description", "default", "examples")
         schema["anyOf"] = [{key: schema.pop(key) for key in [*schema] if key not in about}]

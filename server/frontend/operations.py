@@ -99,7 +99,7 @@ class Operations:
     """The endpoints about the models. Their rows in the table of routes say the rest."""
 
     def __init__(self, registry: ModelRegistry, hint: bytes) -> None:
-        """`hint` is the text of `GET /` for clients that are no browsers."""
+        """`hint` is the text of `GET /` for clients other than browsers."""
         self._registry, self._hint = registry, hint
         self._created = int(time.time())
 
@@ -129,18 +129,18 @@ class Operations:
         registry = self._registry
         states = {handle.served.name: handle.state for handle in registry.all}
         states |= dict.fromkeys(registry.broken, "failed")
-        waited_for = [each for each in registry.all if each.state == "loading" and not each.admission.was_ready]
+        waited_for = [handle for handle in registry.all if handle.state == "loading" and not handle.admission.was_ready]
         if registry.router.draining:
             return _readiness("draining", _unready(registry.all), states)
         if waited_for or "ready" not in states.values():
             status = "failed" if set(states.values()) == {"failed"} else "loading"
-            unready = [each for each in registry.all if states[each.served.name] != "ready"]
+            unready = [handle for handle in registry.all if states[handle.served.name] != "ready"]
             return _readiness(status, _unready(unready, registry.broken), states)
-        failed = [each for each in registry.all if each.state == "failed"]
+        failed = [handle for handle in registry.all if handle.state == "failed"]
         return _readiness("ready", _unready(failed, registry.broken), states)
 
     async def readyz_of(self, name: str) -> Response:
-        """The same of one model, whatever the others are."""
+        """The same for one model, independent of the others."""
         if (reason := self._registry.broken.get(name)) is not None:
             return _readiness("failed", f"{name} has failed ({reason})", {name: "failed"})
         handle = self._registry.in_path(name)
@@ -167,10 +167,10 @@ class Operations:
     async def model_card(self, id: str) -> ModelCard:  # noqa: A002 - the path's name in OpenAI's API
         """A model, by its served name or its model id; the first where any name will do."""
         registry = self._registry
-        found = registry.by_name.get(id)
-        if found is None and id not in registry.broken and not registry.is_any(id):
+        handle = registry.by_name.get(id)
+        if handle is None and id not in registry.broken and not registry.is_any(id):
             raise registry.unknown(id, "id")
-        name = id if id in registry.broken else (found or registry.first).served.name
+        name = id if id in registry.broken else (handle or registry.first).served.name
         return ModelCard(id=name, created=self._created)
 
     async def metrics(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""What is known of every path: its label in metrics, its form of errors, and whether it needs a key.
+"""Properties of every path: its label in metrics, its form of errors, and whether it needs a key.
 
 The tasks' routes are also below `/models/NAME`, which names the model in the path.
 """
@@ -36,9 +36,9 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (*TASKS, *OPERATIONS)
 
 
 class _ByPath(dict[str, ValueT]):
-    """A value for every path that there can be: by route, else by how the path begins, else `rest`.
+    """A value for every possible path: by route, else by how the path begins, else `rest`.
 
-    A task's route below the name of a model counts as that route, whether there is such a model or not.
+    A task's route below the name of a model counts as that route, whether the model exists or not.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ def keyless_paths(groups: Iterable[str], models: Iterable[str] = ()) -> frozense
     names, values = tuple(models), set(groups)
     keyless = [route for route in OPERATIONS if route.keyless in values]
     return frozenset(
-        each for route in keyless for path in (*route.paths, *route.files) for each in _with_names(path, names)
+        named for route in keyless for path in (*route.paths, *route.files) for named in _with_names(path, names)
     )
 
 
@@ -117,7 +117,7 @@ class ModelPath(NamedTuple):
 
 
 def model_paths(registry: ModelRegistry) -> dict[str, ModelPath]:
-    """All of them. Raises ConfigError for names of which one is the other with a part of a route behind it."""
+    """All of them. Raises ConfigError if one name is another name followed by a part of a route."""
     paths: dict[str, ModelPath] = {}
     for name, handle in registry.by_name.items():
         for path, entry in _paths(name, handle):

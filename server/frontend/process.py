@@ -164,7 +164,7 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: on SIGTERM it would close its socket before anybody saw `draining`."""
+    """uvicorn without its signal handlers: on SIGTERM it would close its socket before clients see `draining`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -177,12 +177,12 @@ def _uvicorn_config(app: ASGIApp, protocol: Callable[..., asyncio.Protocol]) -> 
         http=protocol,  # type: ignore[arg-type]  # it is only called
         ws="none",
         interface="asgi3",
-        proxy_headers=False,  # the access log has the peer of the connection, which nobody can make up
+        proxy_headers=False,  # the access log has the peer of the connection, which cannot be forged
         lifespan="off",
         access_log=False,  # ours costs less and knows more: observability/access_log.py
         log_config=None,
         server_header=False,
-        timeout_graceful_shutdown=1,  # what is in flight has had its time before
+        timeout_graceful_shutdown=1,  # requests in flight have had their time before
     )
 
 

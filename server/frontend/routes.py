@@ -1,6 +1,6 @@
 """The tables' rows, and the table of the tasks: routes that want work of an engine or of the tokenizer.
 
-Whatever depends on which routes there are is made from this table and from that of operations.py: the ASGI app, the
+Everything that depends on the list of routes is derived from this table and that of operations.py: the ASGI app, the
 OpenAPI document, metric labels, the form of errors, what needs no key, and the text of `GET /`. The tests compare
 docs/api.md with it. A new task is a row here, and a file in ../protocols/.
 """
@@ -56,7 +56,7 @@ class TaskRoute(Route):
     answer: type[BaseModel]
     example: Mapping[str, Any]
     example_of: Mapping[Task, Mapping[str, Any]] = field(default_factory=dict)  # more of it, by the model's first
-    needs: Task = NO_TASK  # tasks that the model must have, whatever the request says
+    needs: Task = NO_TASK  # tasks that the model must have for every request
     needs_one: Task = NO_TASK  # and at least one of these; the request says which
     reranks: bool = False  # the model must be a classifier of one label
     also: tuple[str, ...] = ()  # the paths of other rows whose requests it takes too
@@ -94,7 +94,7 @@ COHERE, OPENAI, TEI = ErrorFormat.COHERE, ErrorFormat.OPENAI, ErrorFormat.TEI
 
 # Of these each model has one of several rows: see tasks_by_path.
 BY_MODEL = ("/", "/invocations")
-# These are of the first model, whatever it can do, where a request names none.
+# Without a name in the request, these use the first model, for any task.
 OF_THE_FIRST = (*BY_MODEL, "/vertex", "/tokenize", "/detokenize", "/decode")
 
 
@@ -333,7 +333,7 @@ def tasks_by_path(model: Model) -> dict[str, TaskRoute]:
 def _by_body(route: TaskRoute) -> Handler:
     """A handler of `POST /`: clients send other routes' bodies there, which `inputs` tells apart.
 
-    An object is of `/similarity`, whatever the model is for; texts are of `/predict` to a reranker, as in TEI.
+    An object is of `/similarity`, for any model; texts are of `/predict` to a reranker, as in TEI.
     """
 
     async def answer(context: RequestContext) -> tuple[bytes, bytes]:

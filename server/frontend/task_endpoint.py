@@ -18,7 +18,7 @@ class TaskEndpoint:
     """Of one task's route; also its ASGI app."""
 
     def __init__(self, selector: ModelSelector, handler: Handler, error_format: ErrorFormat) -> None:
-        """`selector` says which model answers; the handler may need more of it than the route does."""
+        """`selector` chooses the model; the handler may need more capabilities than the route."""
         self._selector, self._handler, self._error_format = selector, handler, error_format
         self._can = selector.can
         self._model = "" if selector.by_body else selector.default.served.name  # for metrics, until the body is read

@@ -18,10 +18,10 @@ _EXACT = 2
 MAX_BYTES = 2048  # of a client's headers of one name; parsing them takes 0.4 µs a byte on the event loop
 
 
-def prefers(asked: bytes, default: bytes, values: list[bytes], header: str = "Accept") -> bool:
-    """Whether a client with these values of the header wants `asked` rather than `default`.
+def prefers(media_type: bytes, default: bytes, values: list[bytes], header: str = "Accept") -> bool:
+    """Whether a client with these values of the header wants `media_type` rather than `default`.
 
-    Where both weigh the same, `asked` is wanted if it is named and `default` is not, but allowed by a wildcard. A
+    Where both weigh the same, `media_type` is wanted if it is named and `default` is not, but allowed by a wildcard. A
     client that takes neither gets the default. Raises HeadTooLarge for headers of more than MAX_BYTES.
     """
     if values in ([], [b"*/*"]):
@@ -29,7 +29,7 @@ def prefers(asked: bytes, default: bytes, values: list[bytes], header: str = "Ac
     if (size := sum(map(len, values)) + len(values)) > MAX_BYTES:
         raise HeadTooLarge(f"`{header}` has {size} bytes; the limit is {MAX_BYTES}")
     ranges = [_range(element) for value in values for element in _ELEMENT.findall(value)]
-    wanted = _weight(asked, ranges)
+    wanted = _weight(media_type, ranges)
     return wanted[0] > 0 and wanted > _weight(default, ranges)
 
 
@@ -59,7 +59,7 @@ def _weight(media_type: bytes, ranges: list[tuple[bytes, float]]) -> tuple[float
     """The weight that the most specific matching range gives, and how specific that range is."""
     wildcards = (b"*/*", media_type.partition(b"/")[0] + b"/*", media_type)
     for specificity in range(_EXACT, -1, -1):
-        found = [weight for name, weight in ranges if name == wildcards[specificity]]
-        if found:
-            return max(found), specificity
+        weights = [weight for name, weight in ranges if name == wildcards[specificity]]
+        if weights:
+            return max(weights), specificity
     return 0.0, -1

@@ -54,7 +54,7 @@ class AuthMiddleware:
         try:
             if self._keys.any and (name := self._keys.check(scope)):
                 scope[SCOPE_KEY].key = name
-            if scope.get("state"):  # the protocol's note on this connection
+            if scope.get("state"):  # set by the protocol for this connection
                 self._refuse_surplus(scope)
             app = self._hot.get(path) if scope["method"] == "POST" else None
             if app is None:  # whose answers are not counted before they are written
@@ -104,7 +104,7 @@ class Keys:
         if not scheme and (azures := headers.get(b"api-key")):
             scheme, key = b"bearer", azures
         digest = _digest(key.strip(b" \t"))
-        # All of them, whichever matches: there is no early exit to time.
+        # Compare with all keys: an early exit would leak timing.
         matches = [name for known, name in self._digests if hmac.compare_digest(digest, known)]
         if scheme.lower() != b"bearer" or not matches:
             wrong = "is wrong" if scheme or key else "is missing"
@@ -132,17 +132,17 @@ class Keys:
             self.refresh()
 
     def _read(self) -> list[tuple[bytes, str]]:
-        return [(_digest(each.key.encode()), each.name) for each in read_api_keys(self._config)]
+        return [(_digest(api_key.key.encode()), api_key.name) for api_key in read_api_keys(self._config)]
 
     def _stamp(self) -> tuple[int, ...] | None:
         """A value that changes with the file; None where no file is configured."""
         if self._config.api_key_file is None:
             return None
         try:
-            found = Path(self._config.api_key_file).stat()
+            status = Path(self._config.api_key_file).stat()
         except OSError:
             return ()
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _digest(key: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""How many connections an HTTP process has, and which of them make room for others.
+"""Limits the connections of an HTTP process, and closes idle ones for new ones.
 
-Every connection holds a file descriptor, and a process without a free one can accept nobody. So one is always left:
-idle connections are closed for new ones, and what is still too many is refused within a bounded time.
+Every connection holds a file descriptor, and a process without a free one cannot accept. So one always stays free: idle
+connections are closed for new ones, and connections above the limit are refused within a bounded time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ConnectionLimit", "ConnectionSlot", "Connections", "connection_limit
 
 log = logging.getLogger(__name__)
 
-IDLE_TIMEOUT_S = 75.0  # without a request, whatever else comes
+IDLE_TIMEOUT_S = 75.0  # without a request, even if other bytes come
 SPARE_FILES = 64  # descriptors opened later that are no connections: engines, metrics, files of the docs
 MOST_SURPLUS = 1024  # connections above the limit that are refused at the same time; others are closed unanswered
 UNREAD_CHECK_S = 0.25
@@ -54,9 +54,9 @@ def connection_limit(wanted: int) -> ConnectionLimit:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard == resource.RLIM_INFINITY:
         return ConnectionLimit(wanted, MOST_SURPLUS)
-    room = max(2, hard - sum(1 for _ in Path("/proc/self/fd").iterdir()) - SPARE_FILES)
-    served = min(wanted, room - max(1, min(room // 8, MOST_SURPLUS)))
-    return ConnectionLimit(served, min(room - served, MOST_SURPLUS))
+    available = max(2, hard - sum(1 for _ in Path("/proc/self/fd").iterdir()) - SPARE_FILES)
+    served = min(wanted, available - max(1, min(available // 8, MOST_SURPLUS)))
+    return ConnectionLimit(served, min(available - served, MOST_SURPLUS))
 
 
 class Connection(Protocol):
@@ -78,7 +78,7 @@ class Connection(Protocol):
 
 
 class Connections:
-    """All connections of one process, whatever port they came to."""
+    """All connections of one process, of all its ports."""
 
     def __init__(self, limit: ConnectionLimit, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
@@ -88,7 +88,7 @@ class Connections:
         self.unread: set[Connection] = set()  # read no further before an answer: the event loop does not see their end
         self.draining = False  # the next answer of each connection is its last
         self._clock = clock
-        self._logged: dict[str, tuple[float, int]] = {}  # kind → time of its last line, how many were left out since
+        self._logged: dict[str, tuple[float, int]] = {}  # kind → time of its last line, how many were suppressed since
 
     def __len__(self) -> int:
         return len(self._served) + len(self._surplus)
@@ -97,7 +97,7 @@ class Connections:
         return chain(self._served, self._surplus)
 
     def add(self, connection: Connection) -> ConnectionSlot:
-        """Count a new one; where there is no room, close the one that has been idle for longest."""
+        """Count a new one; at the limit, close the one that has been idle for longest."""
         if len(self._served) < self.limit.served or self.evict():
             self._served.add(connection)
             return ConnectionSlot.SERVED
@@ -136,10 +136,10 @@ class Connections:
 
     def evict(self) -> bool:
         """Close the one that has been idle for longest; False where none can be closed."""
-        found = next((connection for connection in self._idle if connection.evict()), None)
-        if found is None:
+        evicted = next((connection for connection in self._idle if connection.evict()), None)
+        if evicted is None:
             return False
-        self.remove(found)
+        self.remove(evicted)
         return True
 
     async def watch_unread(self) -> NoReturn:
@@ -161,7 +161,7 @@ class Connections:
             by_file[file].transport.abort()
 
     async def watch(self) -> NoReturn:
-        """Close what is idle for too long, and make room when no file can be opened; for ever.
+        """Close connections that are idle for too long, or idle ones when no file can be opened; for ever.
 
         One sweep replaces a timer for each connection, which every request would set and cancel.
         """
@@ -177,7 +177,7 @@ class Connections:
             connection.transport.close()
 
     def check_files(self) -> None:
-        """Make room, and log it, when no file can be opened.
+        """Close idle connections, and log it, when no file can be opened.
 
         libuv silently closes what it cannot accept, so only an attempt to open a file shows it.
         """

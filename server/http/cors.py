@@ -47,7 +47,7 @@ class _Cors(CORSMiddleware):
             return answer
         what = bytes(answer.body).decode().removeprefix("Disallowed CORS ")
         why = f"the origin's preflight asks for what is not allowed (--cors-allow-origin): {what}"
-        kept = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
+        answer_headers = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
         return Response(
-            error_body(BadRequest(why), self._error_formats[path]), 400, kept, media_type="application/json"
+            error_body(BadRequest(why), self._error_formats[path]), 400, answer_headers, media_type="application/json"
         )

@@ -1,6 +1,6 @@
-"""The short way of a request: from the protocol to its task's endpoint and back, without ASGI's messages and layers.
+"""The direct path of a request: from the protocol to its task's endpoint and back, without ASGI messages and layers.
 
-It is for requests whose body came with their head. The layers around the app add four coroutines, two messages and a
+It serves requests whose body came with their head. The layers around the app add four coroutines, two messages and a
 second write to each answer: half of what a short text costs the HTTP process.
 """
 

@@ -260,12 +260,12 @@ async def send_error(send: Send, error: ServerError, error_format: ErrorFormat) 
 
 
 def describe_name(name: str) -> str:
-    """A name that a client gave, for an error: as it is, unless it looks more like a text."""
+    """A client's name for an error message: as it is, unless it looks like a text."""
     return repr(name) if len(name) <= 100 and name.isprintable() else describe(name)
 
 
 def describe(value: Any) -> str:
-    """What a value is, without giving away a text."""
+    """Describes a value without revealing a text."""
     match value:
         case None:
             return "null"

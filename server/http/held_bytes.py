@@ -1,7 +1,7 @@
-"""How many bytes an HTTP process holds for its clients, and the limit of that, which is checked before the work.
+"""Limits the bytes that an HTTP process holds for its clients; checked before the work.
 
-They are bodies, from their first byte until their request is answered; room for answers, from before the work until
-they are written; what of an answer its client has not read; and what has come and waits for the answers before it.
+They are bodies, from their first byte until their request is answered; reservations for answers, from before the work
+until they are written; bytes of answers that clients have not read; and pipelined requests that wait for earlier ones.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from embert.server.http.errors import PayloadTooLarge, Unavailable
 
 __all__ = ["SMALL_BYTES", "HeldBytes"]
 
-SMALL_BYTES = 65_536  # what has no more may take a quarter on top, so that large requests keep no small ones out
+SMALL_BYTES = 65_536  # requests up to this may use a quarter more, so that large requests do not block small ones
 
 
 class HeldBytes:
-    """Of one process. What adds to `requests` or `unread` also subtracts it."""
+    """Of one process. Code that adds to `requests` or `unread` also subtracts it."""
 
     __slots__ = ("limit", "requests", "unread")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit  # --max-held-bytes
-        self.requests = 0  # bodies, and room for answers
+        self.requests = 0  # bodies, and reservations for answers
         self.unread = 0  # in connections' buffers
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All bytes held."""
         return self.requests + self.unread
 
     @property
@@ -51,7 +51,7 @@ class HeldBytes:
             raise self.refusal(what, size)
 
     def refusal(self, what: str, size: int) -> Unavailable:
-        """The answer to a request for which there is no room."""
+        """The error for a request that would exceed the limit."""
         return Unavailable(
             f"{what} would have {size} bytes, and this HTTP process holds {self.total} for its clients already; "
             f"the limit is {self.limit} (--max-held-bytes)",

@@ -16,7 +16,7 @@ LINGER_BYTES = 128 << 20
 
 
 class LingeringClose:
-    """Begins at once. The owner tells what arrives, and when the connection is lost."""
+    """Begins at once. The owner reports arriving data, and the loss of the connection."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop

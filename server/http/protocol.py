@@ -36,8 +36,8 @@ __all__ = ["bounded_protocol"]
 Count = Callable[[str, int, "tuple[str, int] | None"], None]
 Direct = Callable[[BoundedCycle], "Coroutine[None, None, None] | None"]
 HEAD_TIMEOUT_S = 20.0  # from a head's first byte to its last
-SURPLUS_S = 3.0  # that a connection above the limit may last, whatever it sends
-_PIECE = 16_384  # bytes parsed at a time: the most that is parsed of pipelined requests before their turn
+SURPLUS_S = 3.0  # the longest life of a connection above the limit
+_PIECE = 16_384  # bytes parsed at a time: the most that is parsed of pipelined requests in advance
 
 
 def bounded_protocol(
@@ -153,7 +153,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._counted = size
 
     def evict(self) -> bool:
-        """Close, to make room for another connection. False while the client has not taken its answer."""
+        """Close for another connection. False while the client has not read its answer."""
         if self.transport.get_write_buffer_size():
             return False
         self.transport.abort()  # closing would wait for the client to end TLS
@@ -208,7 +208,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.bounds.known.learn(data, self.url, scope["raw_path"], scope["query_string"], self.headers)
 
     def _parse(self) -> None:
-        """Parse what came, but nothing after a pipelined request that waits for its turn."""
+        """Parse what came, but nothing after a pipelined request that waits for earlier ones."""
         while self._unparsed and not self.pipeline and not self._ignores_input:
             piece, self._unparsed = self._unparsed[:_PIECE], self._unparsed[_PIECE:]
             self._progressed = False
@@ -298,7 +298,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _start(self, cycle: BoundedCycle) -> None:
-        """Answer a request: directly where it is complete and nothing else is to be considered, else by the app."""
+        """Answer a request: directly if it is complete and needs no layer of the app, else by the app."""
         self._unstarted = None
         if not (cycle.more_body or cycle.broken or self._surplus or self.flow.write_paused):
             work = self.bounds.direct(cycle)

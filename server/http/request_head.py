@@ -20,7 +20,7 @@ Headers = list[tuple[bytes, bytes]]
 _HEAD_END = b"\r\n\r\n"
 _KNOWN_MAX = 1024  # heads
 _KNOWN_BYTES = 2048  # of one
-PLAIN_KEY = "embert.plain"  # in the scope of a request whose headers ask for nothing, so that nobody looks at them
+PLAIN_KEY = "embert.plain"  # in the scope of a request whose headers ask for nothing, so that they are not parsed
 # A head with one of these is parsed every time: it asks for something, and its value may be another in each request.
 _NEVER_KNOWN = frozenset((
     b"content-encoding", b"expect", b"traceparent", b"transfer-encoding", b"upgrade", b"x-priority", b"x-request-id",
@@ -102,10 +102,10 @@ def without_upgrade(method: bytes, target: bytes, version: str, headers: Headers
     """
     lines = [b"%b %b HTTP/%b" % (method, target, version.encode())]
     for name, value in headers:
-        kept = value
+        new_value = value
         if name == b"connection":
             tokens = [token.strip() for token in value.split(b",")]
-            kept = b", ".join(token for token in tokens if token.lower() != b"upgrade")
-        if name != b"upgrade" and (kept or not value):
-            lines.append(name + b": " + kept)
+            new_value = b", ".join(token for token in tokens if token.lower() != b"upgrade")
+        if name != b"upgrade" and (new_value or not value):
+            lines.append(name + b": " + new_value)
     return b"\r\n".join([*lines, b"", b""])

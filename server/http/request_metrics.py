@@ -1,6 +1,6 @@
 """The outermost layer of the app: every request gets an id, an answer, and is counted.
 
-Pure ASGI: a BaseHTTPMiddleware would cost more than everything else together.
+Pure ASGI: a BaseHTTPMiddleware would cost more than all other layers together.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class ObservedRequest(NamedTuple):
 
 
 def ids_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
-    """The id of a request, made up where it brings none that can be used, and the id of its trace; b"": none."""
+    """The id of a request, generated if it has no valid one, and the id of its trace; b"": none."""
     request_id = trace_id = b""
     for name, value in headers:
         if name == b"x-request-id":

@@ -1,7 +1,7 @@
 """TLS between a TCP connection and the HTTP protocol.
 
 The event loop's own TLS hides the TCP connection: one that never begins its handshake is not counted, and what TLS
-buffers is not seen. Here a connection has its place from the start, an answer is encrypted only as fast as its client
+buffers is not seen. Here a connection is counted from the start, an answer is encrypted only as fast as its client
 reads, and the write buffer has all that is not in the kernel yet.
 """
 

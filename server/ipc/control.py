@@ -88,7 +88,7 @@ class StartApi(msgspec.Struct, tag=True):
 
     config: ServeConfig
     models: list[StartModel]
-    broken: dict[str, str]  # models that were asked for and cannot even be read, by name, with the reason
+    broken: dict[str, str]  # configured models that cannot be read: name → reason
     memory_fd: int  # of metrics
     socket_fds: list[int]
     metrics_fd: int | None
@@ -96,7 +96,7 @@ class StartApi(msgspec.Struct, tag=True):
     counters_fd: int
     engines: list[EngineState]
     traces_url: str | None = None  # of the collector; None: no traces
-    instance: str = ""  # a name for this server that no other has
+    instance: str = ""  # a unique name of this server
 
 
 class StartEngine(msgspec.Struct, tag=True):
@@ -104,7 +104,7 @@ class StartEngine(msgspec.Struct, tag=True):
 
     config: ServeConfig
     models: list[StartModel]  # those to load
-    one_by_one: bool  # not side by side: the last start was lost while it loaded, and which model did it is not known
+    one_by_one: bool  # not in parallel: the last start was lost while it loaded, and the model at fault is unknown
     names: list[str]  # of all models of the server, by number
     memory_fd: int  # of metrics
     index: int
@@ -154,7 +154,7 @@ class Failed(msgspec.Struct, tag=True):
 
 
 class Drained(msgspec.Struct, tag=True):
-    """API process → supervisor, last message: what became of requests for a model since it was told to drain."""
+    """API process → supervisor, last message: the outcomes of requests for a model since it began to drain."""
 
     answered: int
     refused: int

@@ -20,7 +20,7 @@ _READ_BYTES = 1 << 18  # per recv
 _SOCKET_BYTES = 1 << 20  # send buffer asked for; the system may allow less
 _PIECES = 64  # buffers per sendmsg
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
-MESSAGE_BYTES = 1 << 30  # a larger length is not one that we sent
+MESSAGE_BYTES = 1 << 30  # a larger length is invalid
 
 
 def address(name: str) -> bytes:
@@ -49,7 +49,7 @@ class Channel:
 
     @classmethod
     def connect(cls, name: str) -> Channel:
-        """Connect to the socket of this name. Raises OSError where nobody listens, or another user does."""
+        """Connect to the socket of this name. Raises OSError if no process listens, or one of another user."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:

@@ -1,6 +1,6 @@
 """Messages between API processes and engine processes, as msgpack arrays (server/ipc/framing.py carries them).
 
-A process sends at most one message per loop tick in each direction, whatever the number of requests in it. Arrays
+A process sends at most one message per loop tick in each direction, for any number of requests in it. Arrays
 travel as little-endian bytes. Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
@@ -38,8 +38,8 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     normalize: bool
     deadline: float
     admitted: float
-    bulk: bool = False  # low priority: runs in the capacity that other requests leave
-    isolated: bool = False  # an engine was lost while it ran this: give it a batch of its own
+    low_priority: bool = False  # runs in the capacity that other requests leave
+    isolated: bool = False  # an engine was lost while it ran this: it needs a batch of its own
     adapter: int = -1  # the model's that runs on all of its texts; -1: none
     model: int = 0  # its number
     trace: bytes = b""  # of a sampled request: trace id, id of its span, `tracestate`
@@ -59,7 +59,7 @@ class TaskRows(msgspec.Struct, array_like=True):
     task: int
     values: bytes  # float32 [rows, columns]
     counts: bytes = b""  # int32 [texts]: the rows of each; empty: one each
-    indices: bytes = b""  # int32 [rows], of sparse vectors alone
+    indices: bytes = b""  # int32 [rows], only of sparse vectors
 
 
 class PartialResult(msgspec.Struct, array_like=True):
@@ -80,7 +80,7 @@ class PartialResult(msgspec.Struct, array_like=True):
 class TextRows(msgspec.Struct, array_like=True):
     """The answers of one batch to the requests of one API process, where each text has one row of the same task.
 
-    What most batches are. Lists run over the slices of the batch, `values` over their texts, in the same order.
+    Most batches are like this. Lists run over the slices of the batch, `values` over their texts, in the same order.
     """
 
     task: int

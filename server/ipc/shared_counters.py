@@ -5,10 +5,10 @@
     of engine i         when it last showed a sign of life; when its forward began (0: none runs), and of which model;
                         which requests run
 
-Asking one process that counts for all would cost each request a round trip. Reading everybody's number costs 0.3 µs.
+Asking one process that counts for all would cost each request a round trip. Reading all numbers costs 0.3 µs.
 Processes that read at the same moment may all admit, so the budget can be exceeded by one request for each process.
 
-What an engine runs stays here when the engine dies. API processes then know which requests may have killed it.
+The ids that an engine runs stay here when the engine dies. API processes then know which requests may have killed it.
 
 Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share. Slots are aligned doubles and 64-bit
 integers: loads and stores are atomic.
@@ -25,7 +25,7 @@ __all__ = ["MAX_BATCHES_IN_FLIGHT", "SharedCounters"]
 
 _NUMBER_BYTES = 8
 MAX_BATCHES_IN_FLIGHT = 4  # of an engine: two of a model, and short ones of another model behind them
-_RUNNING_MAX = 1 << 16  # request ids kept for one batch; pages that nobody writes take no memory
+_RUNNING_MAX = 1 << 16  # request ids written for one batch; unwritten pages take no memory
 
 
 class SharedCounters:
@@ -62,18 +62,18 @@ class SharedCounters:
         The count is 0 while the ids are written, so that a reader never takes old ids for new ones.
         """
         start = (engine * MAX_BATCHES_IN_FLIGHT + slot) * (1 + _RUNNING_MAX)
-        kept = array("q", ids)[:_RUNNING_MAX]
+        written = array("q", ids)[:_RUNNING_MAX]
         self._running[start] = 0
-        self._running[start + 1 : start + 1 + len(kept)] = kept
-        self._running[start] = len(kept)
+        self._running[start + 1 : start + 1 + len(written)] = written
+        self._running[start] = len(written)
 
     def running(self, engine: int) -> set[int]:
         """The ids of the requests that an engine runs, or ran when it was lost."""
-        found: set[int] = set()
+        running: set[int] = set()
         for slot in range(MAX_BATCHES_IN_FLIGHT):
             start = (engine * MAX_BATCHES_IN_FLIGHT + slot) * (1 + _RUNNING_MAX)
-            found.update(self._running[start + 1 : start + 1 + self._running[start]])
-        return found
+            running.update(self._running[start + 1 : start + 1 + self._running[start]])
+        return running
 
     def admitted(self, model: int = 0) -> int:
         """Tokens of a model that are admitted and not yet answered, of all API processes."""

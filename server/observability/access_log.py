@@ -1,6 +1,6 @@
 """The access log: a line for each request, where --access-log asks for it. It has no text and no key of a client.
 
-Lines go where all log lines go, in the same order, and nobody waits for a slow reader there (logs.py). They are made
+Lines go where all log lines go, in the same order, and a slow reader delays no request (logs.py). They are made
 without the logging package, whose records cost several times as much.
 """
 
@@ -70,10 +70,10 @@ class AccessLog:
                 f" tokenize={parts.tokenize_s * 1e3:.3f} queue={parts.queue_s * 1e3:.3f}"
                 f" inference={parts.inference_s * 1e3:.3f} encode={parts.encode_s * 1e3:.3f}"
             )
-        asked = f" model={record.model or '-'} priority={record.priority}" if record.priority else ""
+        model = f" model={record.model or '-'} priority={record.priority}" if record.priority else ""
         trace = f" trace={record.trace_id.decode()}" if record.trace_id else ""
         line = (
-            f"{clock}.{milliseconds:03d} INFO    {self._process:<10} {record.status} {record.route}{asked}{tokens}"
+            f"{clock}.{milliseconds:03d} INFO    {self._process:<10} {record.status} {record.route}{model}{tokens}"
             f" ms={seconds * 1e3:.3f}{spent} id={record.id.decode()}{trace} key={record.key or '-'} peer={peer or '-'}"
         )
         return line.encode() + b"\n"

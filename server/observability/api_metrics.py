@@ -4,7 +4,7 @@ A request only appends to lists and adds to numbers. `write` publishes them ten 
 that this process answers.
 
 Series are made when they are first needed, except those that a served model surely has: a label's values multiply, and
-few servers see bulk requests, or more than a handful of routes.
+few servers see low-priority requests, or more than a handful of routes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ApiMetrics:
         self.requests_in_flight = 0
         self.ended = dict.fromkeys(OUTCOMES, 0)  # requests that asked something of a model, until the last write
         self.queues: dict[str, tuple[int, int]] = {}  # by model: tokens admitted by this process, and the limit of all
-        self.open_connections: Callable[[], int] = int  # none, until somebody counts them
+        self.open_connections: Callable[[], int] = int  # 0 until set
         self.connections_limit = 0
         self.held_bytes = 0
         self._held = gauge("held_bytes", "Bytes held for clients: bodies, answers, and what is not read of them.")
@@ -78,9 +78,7 @@ class ApiMetrics:
         )
         rejected = counter("rejected_total", "Requests refused, by reason.", ["reason"])
         self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
-        self.ignored_fields = counter(
-            "ignored_fields_total", "Fields of requests that no API has, and nobody has read."
-        )
+        self.ignored_fields = counter("ignored_fields_total", "Request fields that no API defines; they were ignored.")
         self.unread_answers = counter("unread_answers_total", "Answers aborted because the client did not read them.")
         for route in routes:
             for model in models if route in tasks else ("",):
@@ -94,17 +92,17 @@ class ApiMetrics:
 
     def work(self, model: str, priority: str) -> Work:
         """The series of a served model's requests of one priority."""
-        found = self._work.get((model, priority))
-        if found is None:
-            found = self._work[model, priority] = Work(self._families, model, priority)
-        return found
+        work = self._work.get((model, priority))
+        if work is None:
+            work = self._work[model, priority] = Work(self._families, model, priority)
+        return work
 
     def count(self, route: str, status: int) -> None:
         """Count an answer that no app gave."""
         self._count(route, "", "", status).inc()
 
     def observe(self, record: RequestRecord, seconds: float) -> None:
-        """Count a request that has ended, and where its time went."""
+        """Count a request that has ended, and observe its parts."""
         key = record.route, record.model, record.priority, record.status, record.outcome
         answers = self._answers.get(key) or self._made(*key)
         answers.new += 1
@@ -114,17 +112,17 @@ class ApiMetrics:
 
     def exemplars(self) -> list[ExemplarOf]:
         """A request of each bucket of their durations; of a trace's request, the trace."""
-        found = []
+        exemplars = []
         for (route, model, priority, outcome), histogram_ in self._durations.items():
             labels = {"route": route, "model": model, "priority": priority, "outcome": outcome}
             for bucket, (record, seconds, time) in histogram_.newest.items():
                 kind, id_ = ("trace_id", record.trace_id) if record.trace_id else ("request_id", record.id)
                 le = self._families.duration_bounds[bucket]
-                found.append(ExemplarOf({**labels, "le": le}, kind, id_.decode(), seconds, time))
-        return [each for each in found if each.fits]
+                exemplars.append(ExemplarOf({**labels, "le": le}, kind, id_.decode(), seconds, time))
+        return [exemplar for exemplar in exemplars if exemplar.fits]
 
     def _made(self, route: str, model: str, priority: str, status: int, outcome: str) -> _Answers:
-        """The series of the first request that ends so, and beside them those of errors, at zero."""
+        """The series for the first request with these labels, and those of its errors, at zero."""
         if model:
             for error in _ERRORS:
                 self._count(route, model, priority, *error)
@@ -145,8 +143,8 @@ class ApiMetrics:
         """Publish everything that has been observed since the last call."""
         for work in self._work.values():
             work.write()
-        for each in self._families.made:
-            each.write()
+        for histogram_ in self._families.histograms:
+            histogram_.write()
         for answers in self._answers.values():
             if answers.new:
                 answers.counter.inc(answers.new)
@@ -189,13 +187,13 @@ class Work:
 
     def on(self, engine: int) -> tuple[BufferedHistogram, BufferedHistogram]:
         """Time in the queue of an engine, and on it."""
-        found = self._engines.get(engine)
-        if found is None:
-            found = self._engines[engine] = self._families.engine(*self._labels, str(engine))
-        return found
+        histograms = self._engines.get(engine)
+        if histograms is None:
+            histograms = self._engines[engine] = self._families.engine(*self._labels, str(engine))
+        return histograms
 
     def observe(self, record: RequestRecord, seconds: float) -> None:
-        """Note where the time of a request went.
+        """Observe the parts of a request's time.
 
         `other` is what is left. Parts of several texts' work at the same time, as that of `/vertex`, can be more than
         the whole; they are then scaled to it.
@@ -225,17 +223,17 @@ class Work:
 
     def write(self) -> None:
         """Publish the counters."""
-        for name, each in self._counters:
+        for name, series in self._counters:
             if value := getattr(self, name):
-                each.inc(value)
+                series.inc(value)
                 setattr(self, name, 0)
 
 
 class _Families:
-    """The metrics that have several series. What they make is kept in `made`, to be written."""
+    """The metrics that have several series. Their histograms are kept in `histograms`, to be written."""
 
     def __init__(self, buckets: LatencyBuckets) -> None:
-        self.made: list[BufferedHistogram] = []
+        self.histograms: list[BufferedHistogram] = []
         self._sizes: dict[str, tuple[BufferedHistogram, BufferedHistogram]] = {}
         duration_help = "From the request's headers to the end of its answer."
         durations = histogram(
@@ -272,7 +270,7 @@ class _Families:
 
     def counters(self, *labels: str) -> list[tuple[str, Counter]]:
         """The counters of one model and priority, with the names of their numbers in Work."""
-        return [(name, each.labels(*labels)) for name, each in self._counters]
+        return [(name, family.labels(*labels)) for name, family in self._counters]
 
     def sizes(self, model: str) -> tuple[BufferedHistogram, BufferedHistogram]:
         """Texts of a request, and tokens of a text."""
@@ -290,6 +288,6 @@ class _Families:
         return partial(self._make, BufferedHistogram, histogram(name, help_, bounds, labels), bounds)
 
     def _make(self, kind: type[HistogramT], family: Histogram, bounds: Sequence[float], *labels: str) -> HistogramT:
-        made = kind(family.labels(*labels), bounds)
-        self.made.append(made)
-        return made
+        buffered = kind(family.labels(*labels), bounds)
+        self.histograms.append(buffered)
+        return buffered

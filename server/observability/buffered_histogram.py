@@ -33,12 +33,12 @@ class BufferedHistogram:
         """Do for all collected values what `Histogram.observe` does for one: add to a bucket and to the sum."""
         if not self._values:
             return
-        found = np.searchsorted(self._bounds, self._values)
-        counts = np.bincount(found, minlength=len(self._bounds) + 1)
+        buckets = np.searchsorted(self._bounds, self._values)
+        counts = np.bincount(buckets, minlength=len(self._bounds) + 1)
         for bucket in counts.nonzero()[0].tolist():
             self._histogram._buckets[bucket].inc(int(counts[bucket]))
         self._histogram._sum.inc(float(np.sum(self._values)))
-        self._note(found)
+        self._note(buckets)
         self._values.clear()
 
     def _note(self, buckets: npt.NDArray[np.intp]) -> None:

@@ -12,7 +12,7 @@ __all__ = ["after_startup", "before_imports"]
 
 
 def before_imports() -> None:
-    """Collect seldom while modules load: their objects are permanent, so collecting every 700 objects finds nothing."""
+    """Collect rarely while modules load: their objects are permanent, so collecting every 700 objects finds nothing."""
     gc.set_threshold(50_000, 20, 100)
 
 

@@ -39,7 +39,7 @@ class _Text(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         line = super().formatMessage(record)
-        return f"{line} trace_id={found}" if (found := _trace_id(record)) else line
+        return f"{line} trace_id={trace_id}" if (trace_id := _trace_id(record)) else line
 
 
 class _Json(logging.Formatter):
@@ -55,8 +55,8 @@ class _Json(logging.Formatter):
             "pid": record.process,
             "message": record.getMessage(),
         }
-        if found := _trace_id(record):
-            line["trace_id"] = found
+        if trace_id := _trace_id(record):
+            line["trace_id"] = trace_id
         line.update((key, value) for key, value in record.__dict__.items() if key not in _OWN)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -148,10 +148,10 @@ class _Stderr(logging.Handler):
                     self._changed.notify_all()
                     return
             if len(left) == len(data):
-                time.sleep(RETRY_S)  # stderr is writable, but has no room for a whole line
+                time.sleep(RETRY_S)  # stderr is writable, but cannot take a whole line
 
     def _lost_lines(self) -> bytes:
-        text = f"{self._lost} lines before this one are lost: nobody took them in time"
+        text = f"{self._lost} lines before this one are lost: the log reader is too slow"
         self._lost = 0
         return self.format(logging.makeLogRecord({"levelno": 30, "levelname": "WARNING", "msg": text})).encode() + b"\n"
 
@@ -179,8 +179,8 @@ def _send(sock: socket.socket, data: bytes) -> int:
 def configure_logging(process: str, log_format: str, log_level: str) -> Callable[[bytes], None]:
     """Send all loggers of this process to stderr, one line a record; `extra` fields appear in JSON lines.
 
-    SIGUSR1 writes the stacks of all threads there, as plain text. With a full disk, or a pipe, socket or terminal that
-    nobody reads, lines are dropped and no caller blocks. Returns what writes a line of another kind among them.
+    SIGUSR1 writes the stacks of all threads there, as plain text. With a full disk, or a pipe, socket or terminal
+    without a reader, lines are dropped and no caller blocks. Returns a function that writes a preformatted line.
     """
     handler = _Stderr()
     handler.setFormatter(_Json(process) if log_format == "json" else _Text(process))

@@ -12,7 +12,7 @@ one continues its counters and histograms, so totals lose nothing and regions do
               exemplars            two slots; the older one is written
     series    length of the key in bytes, the key, padded to 8 bytes, the value as a double
 
-Pages that nobody writes take no memory. Values are aligned doubles with one writer: loads and stores are atomic.
+Unwritten pages take no memory. Values are aligned doubles with one writer: loads and stores are atomic.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ class Region:
 
     @property
     def exemplars(self) -> bytes:
-        """What `put_exemplars` wrote last."""
+        """The exemplars that `put_exemplars` wrote last."""
         slot = self._head[_SLOT]
         return bytes(self._exemplars[slot][: self._head[_SIZE + slot]])
 
     def put_exemplars(self, data: bytes) -> None:
-        """Replace the exemplars, unless they are too large. Who reads the others meanwhile gets them whole."""
+        """Replace the exemplars, unless they are too large. A concurrent reader gets the previous ones whole."""
         if len(data) <= _EXEMPLAR_BYTES:
             slot = 1 - self._head[_SLOT]
             self._exemplars[slot][: len(data)] = data
@@ -130,7 +130,7 @@ class _Series:
         self._places: dict[bytes, int] = {}
 
     def place(self, key: bytes) -> int:
-        """The index of a key's value in `values`; a new one is 0. Raises MemoryError where there is no room."""
+        """The index of a key's value in `values`; a new one is 0. Raises MemoryError when the memory is full."""
         if not self._places:
             self._places = dict(self._entries())
         place = self._places.get(key)
@@ -139,7 +139,7 @@ class _Series:
             begin = start + _NUMBER_BYTES
             end = begin + -(-len(key) // _NUMBER_BYTES) * _NUMBER_BYTES
             if end + _NUMBER_BYTES > len(self._memory):
-                raise MemoryError(f"no room for another series; {len(self._places)} take {start} bytes")
+                raise MemoryError(f"metric memory is full; {len(self._places)} series take {start} bytes")
             place = end // _NUMBER_BYTES
             self._lengths[start // _NUMBER_BYTES] = len(key)
             self._memory[begin : begin + len(key)] = key
@@ -166,7 +166,7 @@ class _Series:
 def value_class(region: Region, encode: Any) -> type:
     """prometheus_client's `ValueClass`, writing to a region. `encode` makes a key of what it is constructed with.
 
-    A series for which there is no room is counted by nobody.
+    A series that does not fit is not counted.
     """
     lock = threading.Lock()
 

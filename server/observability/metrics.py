@@ -115,12 +115,12 @@ class EngineMetrics:
 
     def of(self, model: str) -> EngineModelMetrics:
         """The series of a model on this engine, by its served name."""
-        found = self._models.get(model)
-        if found is None:
+        metrics = self._models.get(model)
+        if metrics is None:
             from embert.server.observability.buffered_histogram import BufferedHistogram  # numpy: not in the supervisor
 
             labels = self._label, model
-            found = self._models[model] = EngineModelMetrics(
+            metrics = self._models[model] = EngineModelMetrics(
                 self._batches.labels(*labels),
                 self._busy.labels(*labels),
                 BufferedHistogram(self._duration.labels(*labels), self._buckets.request),
@@ -131,7 +131,7 @@ class EngineMetrics:
                 self._queue_texts.labels(model),
                 self._queue_tokens.labels(model),
             )
-        return found
+        return metrics
 
     def write_last_success(self) -> None:
         """Publish it; any thread may call this."""
@@ -139,10 +139,10 @@ class EngineMetrics:
             self._last_success.set(self.last_success)
 
     def write(self) -> None:
-        """Publish what the device loop has noted since the last call; for the device loop alone."""
+        """Publish what the device loop has noted since the last call; only the device loop calls it."""
         self.write_last_success()
-        for each in list(self._models.values()):
-            each.write()
+        for metrics in list(self._models.values()):
+            metrics.write()
 
     def describe(self, facts: dict[str, str]) -> None:
         """Export what a model is; the keys are MODEL_FACTS."""
@@ -171,12 +171,12 @@ class EngineModelMetrics:
         self._batches.inc(self.batches)
         self._busy.inc(self.busy_s)
         self.batches, self.busy_s = 0, 0.0
-        for each in (self.batch_duration, self.batch_texts, self.batch_tokens, self.fill_ratio):
-            each.write()
+        for histogram_ in (self.batch_duration, self.batch_texts, self.batch_tokens, self.fill_ratio):
+            histogram_.write()
 
 
 class GpuMetrics:
-    """Written by engine processes on a GPU. A gauge for which this GPU reports no value is left out."""
+    """Written by engine processes on a GPU. A gauge without a value from this GPU is omitted."""
 
     NAMES: ClassVar[dict[str, str]] = {
         "memory_bytes": "GPU memory in use by all processes.",

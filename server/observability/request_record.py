@@ -1,4 +1,4 @@
-"""What is known of one request when it has ended: for metrics and the access log.
+"""The record of one request, for metrics and the access log.
 
 The layers that a request passes fill it in. It lies in the ASGI scope under SCOPE_KEY.
 """
@@ -29,7 +29,7 @@ INTERACTIVE, LOW_PRIORITY = "interactive", "bulk"
 PRIORITIES = (INTERACTIVE, LOW_PRIORITY)
 SCOPE_KEY = "embert"
 TRACE_KEY = "embert.trace"  # of a sampled request's RequestTrace in its ASGI scope
-# What became of a request. `expired`: its own deadline, shorter than the server's, passed.
+# The outcome of a request. `expired`: its own deadline, shorter than the server's, passed.
 ANSWERED, REFUSED, FAILED, EXPIRED, CLIENT_ERROR, DISCONNECTED = OUTCOMES = (
     "answered", "refused", "failed", "expired", "client_error", "disconnected",
 )  # fmt: skip
@@ -48,7 +48,7 @@ def outcome_of(status: int) -> str:
 
 
 class Parts(Protocol):
-    """Where the time of a request went, in seconds; 0.0 for a part that it did not reach."""
+    """The seconds of each part of a request; 0.0 for a part that it did not reach."""
 
     tokenize_s: float
     queue_s: float
@@ -63,7 +63,7 @@ class RequestRecord:
     """One HTTP request."""
 
     route: str
-    id: bytes  # printable ASCII: the client's X-Request-Id, or made up
+    id: bytes  # printable ASCII: the client's X-Request-Id, or generated
     trace_id: bytes = b""  # 32 hexadecimal digits: of the trace that it belongs to, if any
     priority: str = ""  # one of PRIORITIES; empty on routes that ask nothing of a model
     model: str = ""  # its served name; empty where the request was refused before it was known

@@ -76,18 +76,18 @@ class _Regions:
         from prometheus_client import Metric
         from prometheus_client.multiprocess import MultiProcessCollector
 
-        found: dict[str, Metric] = {}
+        metrics: dict[str, Metric] = {}
         for region in self._memory.regions:
             for series in (region.lasting, region.live):
                 for key, value in series.read():
                     kind, mode, metric_name, name, labels, help_ = _decode(key)
-                    metric = found.get(metric_name)
+                    metric = metrics.get(metric_name)
                     if metric is None:
-                        metric = found[metric_name] = Metric(metric_name, help_, kind)
+                        metric = metrics[metric_name] = Metric(metric_name, help_, kind)
                         metric._multiprocess_mode = mode  # type: ignore[attr-defined]
                     metric.add_sample(name, tuple(sorted(labels.items())), value)  # type: ignore[arg-type]
-        # Sums, maxima and cumulative buckets, as the library makes them of its own files.
-        return MultiProcessCollector._accumulate_metrics(found, accumulate=True)  # type: ignore[no-untyped-call,no-any-return]
+        # Sums, maxima and cumulative buckets, as the library computes them from its own files.
+        return MultiProcessCollector._accumulate_metrics(metrics, accumulate=True)  # type: ignore[no-untyped-call,no-any-return]
 
 
 _Key = tuple[str, str, str, str, dict[str, str], str]  # type, mode, metric, name, labels, help
@@ -113,7 +113,7 @@ class _ProcessesCollector:
         from prometheus_client import ProcessCollector
 
         together: dict[str, Metric] = {}
-        for region in sorted(self._memory.regions, key=lambda each: each.name):
+        for region in sorted(self._memory.regions, key=lambda region: region.name):
             with contextlib.suppress(OSError):  # the process has just died
                 if not (pid := region.pid):
                     continue
@@ -146,7 +146,7 @@ class ExemplarOf(msgspec.Struct, array_like=True):
 
 
 async def publish(region: Region, take: Callable[[], list[ExemplarOf]]) -> NoReturn:
-    """Write what `take` returns, where that has changed, for ever."""
+    """Publish what `take` returns when it changes, for ever."""
     written = b""
     while True:
         data = msgspec.msgpack.encode(take())
@@ -170,8 +170,10 @@ class _WithExemplars:
         for metric in self._collect():
             if metric.name == self._histogram:
                 for index, sample in enumerate(metric.samples):
-                    if found := newest.get(frozenset(sample.labels.items())):
-                        exemplar = Exemplar({found.kind: found.id}, found.value, found.time)
+                    if newest_exemplar := newest.get(frozenset(sample.labels.items())):
+                        exemplar = Exemplar(
+                            {newest_exemplar.kind: newest_exemplar.id}, newest_exemplar.value, newest_exemplar.time
+                        )
                         metric.samples[index] = sample._replace(exemplar=exemplar)
             yield metric
 
@@ -180,10 +182,10 @@ class _WithExemplars:
         newest: dict[frozenset[tuple[str, str]], ExemplarOf] = {}
         written = filter(None, (region.exemplars for region in self._memory.regions))
         for data in written:
-            for each in msgspec.msgpack.decode(data, type=list[ExemplarOf]):
-                key = frozenset(each.labels.items())
-                if key not in newest or newest[key].time < each.time:
-                    newest[key] = each
+            for exemplar in msgspec.msgpack.decode(data, type=list[ExemplarOf]):
+                key = frozenset(exemplar.labels.items())
+                if key not in newest or newest[key].time < exemplar.time:
+                    newest[key] = exemplar
         return newest
 
 

@@ -248,7 +248,7 @@ def _texts(request: CohereEmbedRequest) -> tuple[list[str], str]:
     if request.inputs is None:
         assert request.texts is not None  # noqa: S101 - one of both is there
         return request.texts, "texts"
-    for index, each in enumerate(request.inputs):
-        if len(each.content) != 1:
-            raise Invalid(f"`inputs[{index}].content` must have one part; it has {len(each.content)}", "inputs")
-    return [each.content[0].text for each in request.inputs], "inputs"
+    for index, item in enumerate(request.inputs):
+        if len(item.content) != 1:
+            raise Invalid(f"`inputs[{index}].content` must have one part; it has {len(item.content)}", "inputs")
+    return [item.content[0].text for item in request.inputs], "inputs"

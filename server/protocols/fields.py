@@ -384,7 +384,7 @@ _INPUTS = frozenset(
 
 
 def _complete() -> None:
-    """Refuse what changes other routes' answers wherever a route has no word of its own about it."""
+    """Refuse fields that change the answers of other routes, unless this route defines them."""
     elsewhere: dict[str, KnownField] = {}
     for table in _TABLES:
         for name, field in table.items():

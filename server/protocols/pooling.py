@@ -143,7 +143,7 @@ def _task(handle: ModelHandle, request: PoolingRequest) -> Task:
 
 
 def _check_fields(request: PoolingRequest, task: Task) -> None:
-    """Raise Invalid for what would change the answer and cannot, or cannot be written."""
+    """Raise Invalid for unsupported options, and for formats that cannot be written."""
     if request.dimensions is not None and task != Task.EMBED:
         raise Invalid("`dimensions` is for the task embed", "dimensions")
     if request.use_activation is False and task == Task.MULTI:
@@ -178,20 +178,20 @@ async def _written(
     model, usage = context.handle.served.name, {"prompt_tokens": tokens, "total_tokens": tokens}
     facts = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
     if request.encoding_format.startswith("bytes"):
-        pieces = [_bytes(each, request) for each in texts]
+        pieces = [_bytes(rows, request) for rows in texts]
         if request.encoding_format == "bytes":
             metadata = {**facts, "data": _places(texts, pieces, request), "usage": usage}
             context.headers.append((b"metadata", json.dumps(metadata, separators=(",", ":")).encode()))
         return OCTETS, b"".join(pieces)
     items = []
     pauses = Pauses()
-    for index, each in enumerate(texts):
+    for index, rows in enumerate(texts):
         if request.encoding_format == "base64":
-            data = b'"%b"' % pybase64.b64encode(_bytes(each, request))
+            data = b'"%b"' % pybase64.b64encode(_bytes(rows, request))
         else:
-            data = await (floats_json(each) if each.ndim == 2 else flat_json(each))
+            data = await (floats_json(rows) if rows.ndim == 2 else flat_json(rows))
         items.append(b'{"index":%d,"object":"pooling","data":%b}' % (index, data))
-        await pauses.after(each.size)
+        await pauses.after(rows.size)
     return JSON, b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(facts)[:-1], b",".join(items), orjson.dumps(usage))
 
 
@@ -206,6 +206,6 @@ def _places(texts: list[Floats], pieces: list[bytes], request: PoolingRequest) -
     kind = {"embed_dtype": request.embed_dtype, "endianness": request.endianness}
     ends = [*itertools.accumulate(map(len, pieces), initial=0)]
     return [
-        {"index": index, **kind, "start": ends[index], "end": ends[index + 1], "shape": each.shape}
-        for index, each in enumerate(texts)
+        {"index": index, **kind, "start": ends[index], "end": ends[index + 1], "shape": rows.shape}
+        for index, rows in enumerate(texts)
     ]

@@ -59,7 +59,7 @@ def documents_texts(documents: Sequence[str | Document]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Texts by their scores, best first; equals in the order given."""
+    """Texts by their scores, best first; ties keep the order of the request."""
 
     indices: list[int]
     scores: list[bytes]  # JSON
@@ -67,7 +67,7 @@ class Ranking:
 
 
 def activation(classifier: Classifier, *, raw: bool) -> str:
-    """What makes scores of logits in answers: one label has a sigmoid, whatever the model's files say."""
+    """What makes scores of logits in answers: one label has a sigmoid, even against the model's files."""
     if raw:
         return "identity"
     return "sigmoid" if len(classifier.labels) == 1 else classifier.activation

@@ -57,7 +57,7 @@ class PairFields(RequestBody):
     def cuts(self) -> bool | None:
         """Whether a pair that is too long is cut; None: as the server has it."""
         wanted = (self.truncate_prompt_tokens, self.max_tokens_per_query, self.max_tokens_per_doc)
-        return True if any(each is not None for each in wanted) else None
+        return True if any(option is not None for option in wanted) else None
 
     @property
     def limits(self) -> PairLimits:

@@ -81,9 +81,9 @@ async def _answer(part: RequestContext, handler: Handler, index: int) -> bytes:
 
 
 async def _some_at_once(answers: Iterator[Coroutine[Any, Any, None]]) -> None:
-    """Run all of them, AT_ONCE at a time, and start one for each round of the event loop, which others need too.
+    """Run all of them, AT_ONCE at a time. Each round of the event loop starts one, because other requests need it too.
 
-    Once one fails, the others are of no use.
+    The first failure cancels the others.
     """
     places = asyncio.Semaphore(AT_ONCE)
     tasks: list[asyncio.Task[None]] = []
@@ -95,8 +95,8 @@ async def _some_at_once(answers: Iterator[Coroutine[Any, Any, None]]) -> None:
             failed.append(task)
 
     try:
-        for each in answers:
-            task = asyncio.ensure_future(each)
+        for answer in answers:
+            task = asyncio.ensure_future(answer)
             task.add_done_callback(on_end)
             tasks.append(task)
             await asyncio.sleep(0)

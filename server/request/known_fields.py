@@ -1,4 +1,4 @@
-"""What is known of a request's fields, and what becomes of those that are not in the schema's own words.
+"""Fields of other APIs: which of them are translated, ignored or refused.
 
 Parsing looks here only where a body has a field that its schema does not have, or a value that it does not take. The
 tables themselves are in ../protocols/fields.py.
@@ -39,11 +39,11 @@ class Api(Enum):
 
 
 class Verdict(Enum):
-    """What becomes of a field."""
+    """How a field is handled."""
 
     HONORED = "honored"
-    HARMLESS = "harmless"  # dropped, whatever its type: the answer is the same without it
-    REFUSED = "refused"  # 422, except for null and for values that ask for what is done anyway
+    HARMLESS = "harmless"  # dropped, of any type: the answer is the same without it
+    REFUSED = "refused"  # 422, except for null and for values that ask for the default behavior
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,16 +55,16 @@ class KnownField:
     reason: str = ""  # why it is harmless or refused; of an honored field that the schema does not have: as what
     unless: tuple[Any, ...] = ()  # values of a refused field that change nothing
     translation: Callable[[Any], Mapping[str, Any]] | None = None  # the value in the schema's words
-    ignored_beside: str = ""  # a field beside which this one is dropped, whatever its type
+    ignored_beside: str = ""  # a field beside which this one is dropped, of any type
     is_flat: bool = False  # an object whose fields count as the request's own
 
     def takes(self, value: Any) -> bool:
         """Whether a refused field may have this value."""
         if isinstance(value, list) and value and value not in self.unless:  # one value for each text
-            return all(not isinstance(each, list) and self.takes(each) for each in value)
-        if value in ("true", "false") and any(isinstance(each, bool) for each in self.unless):
+            return all(not isinstance(item, list) and self.takes(item) for item in value)
+        if value in ("true", "false") and any(isinstance(harmless, bool) for harmless in self.unless):
             value = value == "true"
-        return any(value == each and type(value) is type(each) for each in (None, *self.unless))
+        return any(value == harmless and type(value) is type(harmless) for harmless in (None, *self.unless))
 
 
 Fields = Mapping[str, KnownField]
@@ -107,11 +107,11 @@ def translate_fields(values: Mapping[str, Any], own: Collection[str], fields: Fi
                     raise Invalid(f"the request has `{name}` twice, with values that differ", name)
                 result[name] = value
             elif value is not None:
-                for target, each in field.translation(value).items():
-                    other, its_value = others.get(target, (name, each))
-                    if its_value != each:
+                for target, translated in field.translation(value).items():
+                    other, its_value = others.get(target, (name, translated))
+                    if its_value != translated:
                         raise Invalid(f"`{name}` and `{other}` both say what `{target}` is, and they differ", name)
-                    others[target] = other, each
+                    others[target] = other, translated
     for target, (name, value) in others.items():
         if target != name and result.get(target) not in (None, value):
             raise Invalid(f"`{name}` is another name of `{target}`; the request has both, and they differ", name)

@@ -1,7 +1,7 @@
 """Large bodies: parsed step by step, and refused before that where they hold more than the limits can allow.
 
 Parsing holds the event loop: 0.1 µs for every number and string, and up to 5 ns for every byte of a string. The counts
-here are lower bounds. So nothing is refused that the limits allow, and what slips through is counted again once the
+here are lower bounds. So nothing is refused that the limits allow, and the rest is counted again once the
 fields are known.
 """
 
@@ -20,7 +20,7 @@ from embert.server.http.errors import PayloadTooLarge
 
 __all__ = ["LARGE", "CooperativeSteps", "SplitIds", "check_values", "memory_of", "split_ids"]
 
-LARGE = 65_536  # bytes; a smaller body is parsed within a millisecond, whatever it holds
+LARGE = 65_536  # bytes; a smaller body is parsed within a millisecond
 _OTHER_STRINGS = 4096  # names of fields, and values of fields that are not read
 _OTHER_VALUES = 65_536
 _MOST_VALUES = 1 << 20
@@ -35,16 +35,16 @@ SplitIds = tuple[bytes, int, list[int] | list[list[int]]]  # see `split_ids`
 
 
 class CooperativeSteps:
-    """Runs work that holds the event loop for milliseconds: one step at a time, with a rest as long after each.
+    """Runs work that holds the event loop for milliseconds: one step at a time, with a pause as long after each.
 
-    An ordinary request needs the loop a few times. It so waits for one step of one large body, not for several.
+    An ordinary request needs the loop a few times. So it waits for one step of one large body, not for several.
     """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def run(self, steps: Iterable[Callable[[], None]], check_time: Callable[[], None]) -> None:
-        """Run the steps for a body, and `check_time` before each. Raises whatever they raise."""
+        """Run the steps for a body, and `check_time` before each. Raises what they raise."""
         async with self._lock:
             for step in steps:
                 check_time()
@@ -91,7 +91,7 @@ def _commas(body: bytes) -> int:
 def split_ids(body: bytes) -> SplitIds | None:
     """A body with token ids → the body without them, the id that stands for them, and the ids. None for other bodies.
 
-    Three times as fast as validating every id as part of a field. A body that is not quite right is left to that.
+    Three times as fast as validating every id as part of a field. An invalid body is left to that validation.
     """
     match = _IDS.search(body)
     if match is None:

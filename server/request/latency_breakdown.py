@@ -1,4 +1,4 @@
-"""Where a request's time went, for the headers of its answer."""
+"""The latency breakdown of a request, for the headers of its answer."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class LowPriorityThrottle:
         await waiter
 
     def _fits(self, cost: int) -> bool:
-        """A round has one request at least, whatever it costs."""
+        """A round has at least one request, of any cost."""
         return not self._spent or self._spent + cost <= _BYTES_OF_A_ROUND
 
     def _next_round(self) -> None:

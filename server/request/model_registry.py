@@ -84,7 +84,7 @@ class ModelRegistry:
             raise Unavailable(f"{name} has failed ({self.broken[name]})", reason="loading")
 
     def is_any(self, name: str) -> bool:
-        """Whether this name stands for whatever model there is, unless it is one's own."""
+        """Whether this name means any model, unless a model has it as its own."""
         return name in ANY_NAMES or self.config.any_model_name
 
     def unknown(self, name: str, param: str | None = "model", what: str = "`model`") -> ModelUnknown:
@@ -112,7 +112,7 @@ class ModelRegistry:
     # --- the process ---
 
     def write_metrics(self) -> None:
-        """Make everything that happened until now visible to scrapes."""
+        """Publish all metrics for scrapes."""
         self.metrics.held_bytes = self.held.total
         for handle in self.all:
             self.metrics.queues[handle.served.name] = handle.admission.admitted_tokens, handle.queue_limit
@@ -144,28 +144,28 @@ def load_registry(
         routes,
         LatencyBuckets.of(config.latency_buckets),
         tasks=tasks,
-        models=[each.name for each in start.models],
+        models=[model.name for model in start.models],
         engines=len(start.engines),
     )
     pool = TokenizerPool(config.tokenization_threads, config.payload_limit)
     handles, broken = [], dict(start.broken)
-    for each in start.models:
-        if each.name in broken:
+    for entry in start.models:
+        if entry.name in broken:
             continue
-        control.send(Progress("reading the tokenizer", each.number))
+        control.send(Progress("reading the tokenizer", entry.number))
         try:
-            model = load_model(each.folder, pooling=each.config.pooling, model_id=each.model_id)
-            handles.append(ModelHandle(each.config, model, Tokenizer(model), router, metrics, pool, each.number))
-        except Exception as error:  # whatever is wrong with a model, the others are served
+            model = load_model(entry.folder, pooling=entry.config.pooling, model_id=entry.model_id)
+            handles.append(ModelHandle(entry.config, model, Tokenizer(model), router, metrics, pool, entry.number))
+        except Exception as error:  # a broken model must not stop the others
             reason = str(error)
             if not isinstance(error, EngineError):
                 log.debug("reading a model failed", exc_info=True)
-                reason = f"{each.model_id} cannot be served: {type(error).__name__}: {error}"
+                reason = f"{entry.model_id} cannot be served: {type(error).__name__}: {error}"
             if len(start.models) == 1:
                 raise EngineError(reason) from error
             log.error("%s", reason)  # noqa: TRY400 - users need the sentence, not the traceback
-            broken[each.name] = reason
-            control.send(ModelFailed(each.number, reason))
+            broken[entry.name] = reason
+            control.send(ModelFailed(entry.number, reason))
     if not handles:
         raise EngineError("; ".join(broken.values()))
     return ModelRegistry(config, handles, router, metrics, memory, pool, broken)
@@ -200,7 +200,7 @@ class ModelSelector:
 
     @property
     def can(self) -> bool:
-        """Whether the default can do what the route needs whatever a request says."""
+        """Whether the default model supports this route."""
         return self.default.served.suits(Capability(self._capability.needs, reranks=self._capability.reranks))
 
     def check(self, handle: ModelHandle) -> None:

@@ -184,7 +184,7 @@ def _translated(schema: type[RequestBody], values: Mapping[str, Any]) -> Transla
         if value is None and not field.is_required():
             del translated.values[name]
         kinds = (field.annotation, *get_args(field.annotation))
-        kind = next((each for each in kinds if isinstance(each, type) and issubclass(each, RequestBody)), None)
+        kind = next((type_ for type_ in kinds if isinstance(type_, type) and issubclass(type_, RequestBody)), None)
         if kind is not None and isinstance(value, dict):
             try:
                 inner = _translated(kind, value)
@@ -192,7 +192,7 @@ def _translated(schema: type[RequestBody], values: Mapping[str, Any]) -> Transla
                 error.message, error.param = error.message.replace("`", f"`{name}.", 1), name
                 raise
             translated.values[name] = inner.values
-            translated.ignored.extend(f"{name}.{each}" for each in inner.ignored)
+            translated.ignored.extend(f"{name}.{ignored}" for ignored in inner.ignored)
     return translated
 
 

@@ -49,7 +49,7 @@ _AS_WRITTEN: Mapping[str, str] = {}  # names of fields, where the client has the
 
 @dataclass(slots=True)
 class _Shared:
-    """What the parts of one request may have together, and have so far."""
+    """The shared limits of one request's parts, and the counts so far."""
 
     token_vectors: int = 0
     weights: int = 0
@@ -213,7 +213,7 @@ class RequestContext:
         return handle
 
     def give_way(self) -> None:
-        """Let interactive requests go first: the body says that it is bulk."""
+        """Run with low priority, as the body asks."""
         record: RequestRecord = self.scope[SCOPE_KEY]
         self.options.low_priority, record.priority = True, LOW_PRIORITY
 
@@ -304,9 +304,9 @@ class RequestContext:
             self.hold(weights * BYTES_A_WEIGHT, "the answer")
         head = handle.model.heads.multi_vector
         if Task.MULTI in tasks and head is not None:
-            kept = kept_rows(encoded.ids, cumulative(encoded.lengths), head, is_query=self._is_query)
-            answer.rows[Task.MULTI] = answer.rows[Task.MULTI].where(kept)
-            answer.token_ids = encoded.ids[kept]
+            row_mask = kept_rows(encoded.ids, cumulative(encoded.lengths), head, is_query=self._is_query)
+            answer.rows[Task.MULTI] = answer.rows[Task.MULTI].where(row_mask)
+            answer.token_ids = encoded.ids[row_mask]
         return answer
 
     def _count_weights(self, weights: int) -> None:
@@ -316,8 +316,8 @@ class RequestContext:
     @property
     def wants_raw(self) -> bool:
         """Whether the client asks for raw rows instead of JSON."""
-        asked = [value for name, value in self.scope["headers"] if name == b"accept"]
-        return asked not in ([], [b"*/*"]) and prefers(OCTETS, JSON, asked)
+        accept = [value for name, value in self.scope["headers"] if name == b"accept"]
+        return accept not in ([], [b"*/*"]) and prefers(OCTETS, JSON, accept)
 
     def raw(self, vectors: npt.NDArray[np.float32], counts: Sequence[int] | None = None) -> tuple[bytes, bytes]:
         """The answer with float32 [n, d] as raw rows. `counts`: the rows of each text; None: one each."""

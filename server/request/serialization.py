@@ -158,13 +158,13 @@ async def typed_openai_json(
     items: list[bytes] = []
     pauses = Pauses()
     for index in range(next(iter(rows.values())).sequences):
-        # Clients read `embedding` whatever they asked for: without dense vectors it is empty.
+        # Clients always read `embedding`: without dense vectors it is empty.
         embedding, more = b"[]", b""
         if Task.EMBED in rows:
             vector = rows[Task.EMBED].values[index]
             embedding = _base64(vector) if base64 else _dump(vector)
         if Task.SPARSE in rows:
-            indices, values = [await flat_json(each) for each in _pairs(rows[Task.SPARSE], index)]
+            indices, values = [await flat_json(pair) for pair in _pairs(rows[Task.SPARSE], index)]
             more += b',"sparse":{"indices":%b,"values":%b}' % (indices, values)
         if Task.MULTI in rows:
             multi = rows[Task.MULTI]
@@ -175,7 +175,7 @@ async def typed_openai_json(
                 ids = token_ids[multi.offsets[index] : multi.offsets[index + 1]]
                 more += b',"token_ids":%b' % await flat_json(ids)
         items.append(b'{"object":"embedding","embedding":%b,"index":%d%b}' % (embedding, index, more))
-        await pauses.after(sum(each.slice(index, index + 1).values.size for each in rows.values()))
+        await pauses.after(sum(output.slice(index, index + 1).values.size for output in rows.values()))
     return _openai_list(items, model, prompt_tokens)
 
 

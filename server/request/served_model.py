@@ -15,7 +15,7 @@ from embert.server.http.errors import Invalid, TaskMissing, describe_name
 __all__ = ["ANY_NAMES", "TEI_NAME", "Capability", "ServedModel"]
 
 ROLES = {True: "retrieval.query", False: "retrieval.passage"}  # adapters of queries and of documents, in jina's words
-TEI_NAME = "text-embeddings-inference"  # what its users write into `model`, whatever it serves: no model's own name
+TEI_NAME = "text-embeddings-inference"  # what its users write into `model` for any model: no model's own name
 ANY_NAMES = frozenset((TEI_NAME, "default/not-specified"))  # and Infinity's, where its user names none
 
 
@@ -36,7 +36,7 @@ class Capability:
 
 
 class ServedModel:
-    """A model, and what the server's options say of it."""
+    """A model, with its server options."""
 
     def __init__(self, config: ServeConfig, model: Model) -> None:
         self._config, self._model = config, model

@@ -1,4 +1,4 @@
-"""Pairs of texts of one request, and single texts among them: how much work they are, and their tokens."""
+"""Pairs of texts of one request, and single texts among them: their size, and their tokens."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def interleaved(are_single: Sequence[bool], singles: Encoded, others: Encoded) -
     """At each place the single text of one or the pair, or ids, of the other. Both have something at every place."""
     sources = (others, singles)
     starts = [cumulative(source.lengths) for source in sources]
-    spans = [slice(*starts[single][at : at + 2]) for at, single in enumerate(are_single)]
+    spans = [slice(*starts[single][index : index + 2]) for index, single in enumerate(are_single)]
     ids = [sources[single].ids[span] for single, span in zip(are_single, spans, strict=True)]
     types = None
     if others.token_types is not None:

@@ -1,4 +1,4 @@
-"""Texts, token ids, or both in one list, of one request: how much work they are, and their tokens."""
+"""Texts, token ids, or both in one list, of one request: their size, and their tokens."""
 
 from __future__ import annotations
 

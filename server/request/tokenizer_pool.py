@@ -1,4 +1,4 @@
-"""The tokenizer's threads: large inputs are tokenized in chunks, beside the event loop and beside each other."""
+"""The tokenizer's threads: large inputs are tokenized in chunks, in parallel and off the event loop."""
 
 from __future__ import annotations
 

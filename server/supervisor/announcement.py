@@ -1,4 +1,4 @@
-"""What the log says once the server is ready."""
+"""Logs what is served once the server is ready."""
 
 from __future__ import annotations
 
@@ -40,26 +40,28 @@ def announce(
             log.error("model    %s is not served: %s", name, broken.get(name) or states[0].detail)
             continue
         works.append(model)
-        of = f"{name}: " if len(models) > 1 else ""
+        prefix = f"{name}: " if len(models) > 1 else ""
         shown = ", ".join(model.devices) if len(model.devices) > 1 else info.device
-        log.info("encoder  %s%s on %s (%s), %s; %s", of, info.encoder, shown, info.device_name, info.dtype, info.choice)
-        mine = model.start.config
-        seconds = f" or {mine.max_queue_seconds:g} s" if mine.max_queue_seconds else ""
+        log.info(
+            "encoder  %s%s on %s (%s), %s; %s", prefix, info.encoder, shown, info.device_name, info.dtype, info.choice
+        )
+        model_config = model.start.config
+        seconds = f" or {model_config.max_queue_seconds:g} s" if model_config.max_queue_seconds else ""
         log.info(
             "limits   %sbatch %d tokens, queue %d tokens%s, request %d texts and %d bytes, %g s",
-            of,
+            prefix,
             info.max_batch_tokens,
-            mine.queue_budget(info.max_batch_tokens, len(model.devices)),
+            model_config.queue_budget(info.max_batch_tokens, len(model.devices)),
             seconds,
-            mine.max_client_batch_size,
-            mine.payload_limit,
-            mine.request_timeout,
+            model_config.max_client_batch_size,
+            model_config.payload_limit,
+            model_config.request_timeout,
         )
     if not works:
         return False
     url = _url(sock, tls=config.ssl_certfile is not None)
-    asked = len({*broken, *(model.start.name for model in models)})
-    served = f", models: {len(works)} of {asked}" if asked > 1 else ""
+    configured = len({*broken, *(model.start.name for model in models)})
+    served = f", models: {len(works)} of {configured}" if configured > 1 else ""
     log.info(
         "ready    %s after %.1f s%s, HTTP processes: %d; documentation at %s/docs",
         url,

@@ -28,7 +28,7 @@ _MODULES: dict[Kind, str] = {"api": "embert.server.frontend.process", "engine": 
 
 @dataclass(eq=False)
 class Child:
-    """A process that the supervisor keeps running. Moments are seconds of CLOCK_MONOTONIC."""
+    """A process that the supervisor keeps running. Times are seconds of CLOCK_MONOTONIC."""
 
     kind: Kind
     index: int
@@ -42,12 +42,12 @@ class Child:
     slowest_start_s: float = 0.0  # of the starts that succeeded; 0: none has
     doing: str = ""  # the step of its start that it last reported
     reads: int = -1  # of an HTTP process that starts: the model, by number, whose files it reads; -1: none
-    reported: float = 0.0  # when the log last told of its start
+    reported: float = 0.0  # when its start was last logged
     hang_limit_s: float = API_HANG_S  # longest time without a sign of life, or in one forward
-    limits_unknown: bool = True  # no model of this start has told how long its batches take
+    limits_unknown: bool = True  # no model of this start has reported its batch time
     process: subprocess.Popen[bytes] | None = None
     control: ControlConnection | None = None
-    draining: bool = False  # told to end its work and exit
+    draining: bool = False  # has been asked to drain and exit
     killed: bool = False  # by the supervisor because it hung, or about to be, and not yet reaped
     endpoint: str = ""  # Unix socket of this start
 
@@ -57,27 +57,27 @@ class Child:
         return f"{self.kind}-{self.index}"
 
     def spawn(self, inherited: Sequence[int], selector: selectors.BaseSelector) -> None:
-        """Start the process with these descriptors, and register our end of its control connection.
+        """Start the process with these descriptors, and register the parent's end of its control connection.
 
         Raises OSError, and leaves nothing open then, where the system has no descriptors, memory or processes left.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
+        parent_end, child_end = socket.socketpair()
+        with child_end:
             try:
-                selector.register(ours, selectors.EVENT_READ, self)
+                selector.register(parent_end, selectors.EVENT_READ, self)
                 self.process = subprocess.Popen(
                     # -P: never import from the working directory
-                    [sys.executable, "-P", "-m", _MODULES[self.kind], str(theirs.fileno())],
-                    pass_fds=[theirs.fileno(), *inherited],
+                    [sys.executable, "-P", "-m", _MODULES[self.kind], str(child_end.fileno())],
+                    pass_fds=[child_end.fileno(), *inherited],
                     stdin=subprocess.DEVNULL,
                     process_group=0,  # Ctrl-C reaches the supervisor only, which then ends the children in order
                 )
             except OSError:
                 with contextlib.suppress(KeyError):
-                    selector.unregister(ours)
-                ours.close()
+                    selector.unregister(parent_end)
+                parent_end.close()
                 raise
-        self.control = ControlConnection(ours)
+        self.control = ControlConnection(parent_end)
         self.starts += 1
         self.ready, self.draining, self.killed, self.ready_since, self.start_at = (
             False,

@@ -1,4 +1,4 @@
-"""When a lost process is started again, and when the server gives up."""
+"""Restart delays of lost processes, and when the server gives up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Outages:
 
     def note_loss(self, child: Child, siblings: Sequence[Child]) -> None:
         """A child was lost: an outage of its kind begins if none of its siblings is ready."""
-        if not any(each.ready for each in siblings):
+        if not any(sibling.ready for sibling in siblings):
             self._since.setdefault(child.kind, time.monotonic())
 
     def restart_clocks(self, now: float) -> None:

@@ -41,11 +41,11 @@ def bind_beside(siblings: Sequence[socket.socket]) -> list[socket.socket]:
 
     Raises OSError.
     """
-    return [_bound(each.family, each.getsockname(), shared=True, both=not _is_ipv6_only(each)) for each in siblings]
+    return [_bound(sock.family, sock.getsockname(), shared=True, both=not _is_ipv6_only(sock)) for sock in siblings]
 
 
 def _bound(family: int, address: Any, *, shared: bool, both: bool) -> socket.socket:
-    """An inheritable TCP socket; `both`: one of IPv6 takes IPv4 too, whatever the system's default is."""
+    """An inheritable TCP socket; `both`: an IPv6 socket also takes IPv4, for any system default."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -73,7 +73,7 @@ def listen_for_each(host: str, port: int, processes: int) -> list[list[socket.so
     sockets = listen(host, port)  # not shared, so that it fails where another server uses the port
     if processes == 1:
         return [sockets]
-    found: int = sockets[0].getsockname()[1]
+    free_port: int = sockets[0].getsockname()[1]
     for sock in sockets:
         sock.close()
-    return [listen(host, found, shared=True) for _ in range(processes)]
+    return [listen(host, free_port, shared=True) for _ in range(processes)]

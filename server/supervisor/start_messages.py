@@ -1,4 +1,4 @@
-"""The first message to each child: what it is, and what it needs to begin."""
+"""The first message to each child: its role and its configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StartMessages:
     memory_fd: int
     counters_fd: int
     traces_url: str | None  # of the collector; None: no traces
-    instance: str = field(default_factory=lambda: str(uuid.uuid4()))  # a name for this server that no other has
+    instance: str = field(default_factory=lambda: str(uuid.uuid4()))  # a unique name of this server
 
     def engine(
         self,
@@ -49,7 +49,7 @@ class StartMessages:
             config=self.config,
             models=[self.models[number].start for number in numbers],
             one_by_one=one_by_one,
-            names=[each.start.name for each in self.models],
+            names=[model.start.name for model in self.models],
             memory_fd=self.memory_fd,
             index=child.index,
             device=devices[child.index],
@@ -70,7 +70,7 @@ class StartMessages:
         """Listen on these sockets, which the child has inherited."""
         return StartApi(
             config=self.config,
-            models=[each.start for each in self.models],
+            models=[model.start for model in self.models],
             broken=dict(self.broken),
             memory_fd=self.memory_fd,
             socket_fds=[sock.fileno() for sock in sockets],

@@ -1,4 +1,4 @@
-"""The supervisor's loop: starts the processes, watches them, starts them again, and ends them in order.
+"""The supervisor's loop: starts, watches, restarts and stops the processes.
 
 supervisor ── control ── API process 0 … N-1     each has its own listening socket, which stays open while it restarts
            └─ control ── engine process 0 … G-1  one per device, with all models of that device; each start has a Unix
@@ -56,8 +56,8 @@ PROGRESS_REPORTS = 10  # at most so many log lines about one start, spread over 
 GIVE_UP_GRACE_S = 5.0  # for clients to get their 503
 UNKILLABLE_S = 10.0  # a process blocked in a driver or a file system survives SIGKILL; the supervisor exits without it
 WATCH_INTERVAL_S = 0.5
-# The kernel gives an HTTP process its share of new connections while its socket listens, also while it is dead. One
-# that is back soon finds them waiting; of one that is not, the others get them.
+# The kernel assigns an HTTP process its share of new connections while its socket listens, even while it is dead. They
+# wait for a process that is back soon; otherwise the other processes get them.
 SHARE_WAIT_S = 3.0
 SAME_SIGNAL_S = 0.5  # `timeout` and shells signal the process and then its group; the two count as one
 
@@ -113,7 +113,7 @@ class Supervisor:
         self._hangs = HangDetector(self.config, self._counters)
         self._outages = Outages(self.config.give_up_after, self.config.start_timeout)
         self._engine_models = [
-            EngineModels(each.start.number for each in self.models if device in each.devices) for device in devices
+            EngineModels(model.start.number for model in self.models if device in model.devices) for device in devices
         ]
         self._states = [
             EngineState(i, "loading", "starting", models=dict(models.states))
@@ -160,7 +160,7 @@ class Supervisor:
     @property
     def devices(self) -> list[str]:
         """One for each engine process."""
-        return list(dict.fromkeys(device for each in self.models for device in each.devices))
+        return list(dict.fromkeys(device for model in self.models for device in model.devices))
 
     @property
     def _children(self) -> list[Child]:
@@ -286,8 +286,8 @@ class Supervisor:
         self._engine_models[child.index].failed(message.model, message.message)
         self._tell_engine(child)
         # The server was never ready: wrong models or options, which a retry does not fix.
-        hopeless = not several or all(models.hopeless for models in self._engine_models)
-        if not self._announced and hopeless:
+        is_fatal = not several or all(models.all_failed for models in self._engine_models)
+        if not self._announced and is_fatal:
             self._give_up()
         self._announce()
 
@@ -299,11 +299,11 @@ class Supervisor:
             self._give_up()
 
     def _announce(self) -> None:
-        """Log what is served, once everything is ready that will be."""
+        """Log what is served, once every model is ready or has failed."""
         engines = zip(self._engines, self._engine_models, strict=True)
         if self._announced or self._stopping or not all(api.ready for api in self._apis):
             return
-        if all((engine.ready and models.settled) or models.hopeless for engine, models in engines):
+        if all((engine.ready and models.settled) or models.all_failed for engine, models in engines):
             self._announced = True
             self.metrics.starting.set(0)
             took_s = time.monotonic() - self.began
@@ -312,7 +312,7 @@ class Supervisor:
                 self._give_up()
 
     def _tell_engine(self, child: Child) -> None:
-        """Tell the API processes of an engine that works, or of one of its models."""
+        """Send the state of an engine and its models to the API processes."""
         state: Literal["ready", "loading"] = "ready" if child.ready else "loading"
         models = dict(self._engine_models[child.index].states)
         self._tell_state(EngineState(child.index, state, "", child.endpoint if child.ready else "", models))
@@ -321,9 +321,9 @@ class Supervisor:
         self._states[state.index] = state
         ready = {
             number
-            for each in self._states
-            if each.state == "ready"
-            for number, model in each.models.items()
+            for engine in self._states
+            if engine.state == "ready"
+            for number, model in engine.models.items()
             if model.state == "ready"
         }
         for planned in self.models:
@@ -366,10 +366,10 @@ class Supervisor:
         self._watch_outages(now)
 
     def _withdraw_shares(self, now: float) -> None:
-        """Stop listening for HTTP processes that do not come back, as long as another one works."""
+        """Close the sockets of an HTTP process that does not restart, if another one is ready."""
         for api in self._apis:
             sockets = self.sockets[api.index]
-            if sockets and now - api.lost_at > SHARE_WAIT_S and any(each.ready for each in self._apis):
+            if sockets and now - api.lost_at > SHARE_WAIT_S and any(other.ready for other in self._apis):
                 log.warning("%s is not back after %.0f s; the others take its connections", api.name, SHARE_WAIT_S)
                 for sock in sockets:
                     sock.close()
@@ -389,7 +389,7 @@ class Supervisor:
             self._tell_engine(engine)
 
     def _watch_outages(self, now: float) -> None:
-        """Exit when no engine, or no API process, has worked for too long; whatever runs the server may restart it."""
+        """Exit after too long without any engine or any API process; a service manager may restart the server."""
         kinds: tuple[tuple[Kind, str], ...] = (("engine", "engine"), ("api", "HTTP process"))
         for kind, what in kinds:
             outage_s = self._outages.exceeded_s(kind, self._siblings(kind), now)
@@ -412,7 +412,7 @@ class Supervisor:
             self._on_exit(child, status)
 
     def _on_exit(self, child: Child, status: int) -> None:
-        how = describe_exit(status)
+        exit_detail = describe_exit(status)
         self._outages.note_loss(child, self._siblings(child.kind))
         if child.kind == "engine":
             self.metrics.engine_up[child.index].set(0)
@@ -420,43 +420,43 @@ class Supervisor:
             running = int(self._counters.forward_model[child.index]) if runs else None
             self._counters.forward_since[child.index] = 0.0
             models = self._engine_models[child.index]
-            hopeless = models.hopeless
-            if (quarantined := models.lost(how, time.monotonic(), running)) is not None:
+            all_failed = models.all_failed
+            if (quarantined := models.lost(exit_detail, time.monotonic(), running)) is not None:
                 log.error("%s is quarantined: %s", self.models[quarantined[0]].start.name, quarantined[1])
-            detail = f"the engine process {how} and is being restarted"
+            detail = f"the engine process {exit_detail} and is being restarted"
             self._tell_state(EngineState(child.index, "down", detail, models=dict(models.states)))
         else:
-            hopeless = False
+            all_failed = False
             if self._stopping:  # without its last message, what was in flight is lost
                 lost = Drained(0, 0, int(self._counters.in_flight[child.index]))
                 self._drained.setdefault(child.index, lost)
             self._counters.forget_api(child.index)  # its clients' connections have closed with it
-            self._note_reading_loss(child, how)
+            self._note_reading_loss(child, exit_detail)
         if self._stopping:
             return
-        alone = len(self._engines) == 1 or not hopeless
-        if not self._announced and not child.slowest_start_s and child.starts >= FIRST_STARTS and alone:
-            log.error("%s %s; failed to start %d times; giving up", child.name, how, child.starts)
+        is_decisive = len(self._engines) == 1 or not all_failed
+        if not self._announced and not child.slowest_start_s and child.starts >= FIRST_STARTS and is_decisive:
+            log.error("%s %s; failed to start %d times; giving up", child.name, exit_detail, child.starts)
             self._give_up()
             return
         if time.monotonic() - child.ready_since > STABLE_S:
             child.backoff.reset()
         delay_s = child.start_later()
-        log.error("%s %s; restarting in %.1f s", child.name, how, delay_s)
+        log.error("%s %s; restarting in %.1f s", child.name, exit_detail, delay_s)
         if child.kind == "engine":
             self.metrics.engine_restarts[child.index].inc()
         else:
             self.metrics.api_restarts.inc()
 
-    def _note_reading_loss(self, api: Child, how: str) -> None:
-        """Leave a model out whose tokenizer ends HTTP processes, where there are others to serve."""
+    def _note_reading_loss(self, api: Child, exit_detail: str) -> None:
+        """Quarantine a model whose tokenizer ends HTTP processes, if there are other models to serve."""
         number, api.reads = api.reads, -1
         if api.ready_since < float("inf") or number < 0 or len(self.models) == 1:
             return
         self._reading_losses[number] += 1
         if self._reading_losses[number] == READING_LOSSES_MAX:
             name = self.models[number].start.name
-            self.broken[name] = f"an HTTP process {how} while it read this model, {READING_LOSSES_MAX} times"
+            self.broken[name] = f"an HTTP process {exit_detail} while it read this model, {READING_LOSSES_MAX} times"
             log.error("%s is quarantined: %s", name, self.broken[name])
 
     # --- stopping ---

@@ -71,10 +71,10 @@ class Bench:
             reranks.append(post("/v1/rerank", body, kind="rerank", texts=DOCUMENTS, tokens=tokens))
         self.requests["rerank"] = tuple(reranks)
 
-    def serving(self, *names: str, bulk: bool = False) -> Any:
-        """A server of these models; with `bulk`, `large` gives way to others."""
+    def serving(self, *names: str, low_priority: bool = False) -> Any:
+        """A server of these models; with `low_priority`, `large` gives way to others."""
         arguments = [f"{name}={self.folders[name]}" for name in names]
-        if bulk:
+        if low_priority:
             file = Path(self.folders["large"]).with_name("models.toml")
             tables = [
                 f'[[models]]\nname = "{name}"\nmodel = "{self.folders[name]}"\n'
@@ -112,7 +112,7 @@ class Bench:
                 found[f"{name} seconds"] = grown.samples.total("embert_engine_busy_seconds_total", model=name)
                 found[f"{name} batch tokens"] = _mean(grown.samples, "embert_batch_tokens", name)
                 found[f"{name} batch seconds"] = _mean(grown.samples, "embert_batch_duration_seconds", name)
-        with self.serving(*self.folders, bulk=True) as server:
+        with self.serving(*self.folders, low_priority=True) as server:
             rerank = self.plan(server, "rerank", connections=8, rate=self.options.rerank_rate)
             run = self._run(server, [rerank], loads)
             found["rerank alone p99"] = _p99(run.answers[0])

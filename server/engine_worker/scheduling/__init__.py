@@ -1,4 +1,4 @@
-"""Which texts run together, of which model, and what a batch will take. Pure: the callers have clocks and threads."""
+"""Forms batches, chooses their model and estimates their durations. Pure: the callers have clocks and threads."""
 
 from embert.server.engine_worker.scheduling.queues import BatchLimits
 from embert.server.engine_worker.scheduling.requests import Batch, Request, Slice

@@ -22,18 +22,18 @@ class BatchBuilder:
         """`tokens`: of this batch."""
         self.limits = limits
         self.tokens_left, self.texts_left = tokens, limits.texts
-        self.tokens, self.texts = [0, 0], [0, 0]  # of interactive and of bulk requests
+        self.tokens, self.texts = [0, 0], [0, 0]  # of interactive and of low-priority requests
         self._whole: list[Slice] = []  # small requests, or all that one has left
         self._starts: dict[Request, int] = {}  # first text taken, of large requests
 
     def slices(self) -> list[Slice]:
-        """All that was taken."""
+        """The slices taken so far."""
         return self._whole + [request.piece(first, request.taken) for request, first in self._starts.items()]
 
     def fill(self, lane: Lane, tokens: int) -> None:
         """Take what fits into so many tokens: small requests in a part of them, large ones, then again small ones."""
-        kept = max(0, self.tokens_left - tokens)
-        self.tokens_left -= kept
+        reserved = max(0, self.tokens_left - tokens)
+        self.tokens_left -= reserved
         if lane.tokens <= self.tokens_left and lane.texts <= self.texts_left:
             self._take_all(lane)
         else:
@@ -43,7 +43,7 @@ class BatchBuilder:
                 self._take_quanta(lane)
             if lane.small:
                 self._take_small(lane, self.tokens_left, self.texts_left)
-        self.tokens_left += kept
+        self.tokens_left += reserved
 
     def _take_all(self, lane: Lane) -> None:
         self._count(lane, lane.tokens, lane.texts)
@@ -133,8 +133,8 @@ class BatchBuilder:
         return taken
 
     def _count(self, lane: Lane, tokens: int, texts: int) -> None:
-        self.tokens[lane.bulk] += tokens
-        self.texts[lane.bulk] += texts
+        self.tokens[lane.low_priority] += tokens
+        self.texts[lane.low_priority] += texts
         self.tokens_left -= tokens
         self.texts_left -= texts
         lane.tokens -= tokens

@@ -12,15 +12,15 @@ from embert.server.engine_worker.scheduling.requests import Request, Slice
 __all__ = ["QUANTA", "BatchCost", "BatchLimits", "Lane", "ModelQueue", "Sizes"]
 
 # The quantum of deficit round robin is a batch divided by QUANTA. With the default batches of a GPU it holds a request
-# of 32 passages, which is so answered in one piece or two. With smaller quanta everything after the scheduler costs
+# of 32 passages, which then runs in one or two batches. With smaller quanta everything after the scheduler costs
 # more, because it costs per slice; with larger ones a request waits longer for its round (docs/experiments.md).
 QUANTA = 4
-SKIPPED_MAX = 32  # requests passed over at once because they took too much before: texts longer than a quantum
+SKIPPED_MAX = 32  # requests with a deficit that are skipped in one step: their texts are longer than a quantum
 SMALL_SHARE = 8  # a request of at most a quantum divided by this is small: it goes first
 
 
 class BatchCost(Protocol):
-    """What batches of a model take."""
+    """The durations of a model's batches."""
 
     def seconds(self, tokens: int) -> float:
         """The time that a batch of so many tokens is expected to take."""
@@ -38,7 +38,7 @@ class BatchCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How large a batch of a model may be, and what it takes."""
+    """The limits of a model's batches, and their durations."""
 
     tokens: int
     texts: int
@@ -68,9 +68,9 @@ class BatchLimits:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """The waiting interactive requests of one model, or its waiting bulk requests."""
+    """The waiting interactive requests of one model, or its waiting low-priority requests."""
 
-    bulk: bool
+    low_priority: bool
     quantum: int  # tokens
     small: OrderedDict[Hashable, Slice] = field(default_factory=OrderedDict)  # whole requests, in order of arrival
     large: OrderedDict[Hashable, Request] = field(default_factory=OrderedDict)  # in the order of their rounds
@@ -95,7 +95,7 @@ class Lane:
             request = next(iter(large.values()))
             if request.has_quantum:
                 return request
-            # One that is alone takes nothing from others, and so has nothing to pay back.
+            # A single large request takes nothing from others, so it has no deficit to pay back.
             request.deficit = self.quantum + (request.deficit if len(large) > 1 else 0)
             if request.deficit > 0:
                 break
@@ -116,7 +116,7 @@ class ModelQueue:
 
     def __post_init__(self) -> None:
         quantum = self.limits.quantum_tokens
-        self.lanes = Lane(bulk=False, quantum=quantum), Lane(bulk=True, quantum=quantum)
+        self.lanes = Lane(low_priority=False, quantum=quantum), Lane(low_priority=True, quantum=quantum)
 
     @property
     def tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""What the scheduler takes and gives: requests, slices of them, batches."""
+"""The scheduler's types: requests, slices of them, batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Request:
     lengths: Sequence[int]  # tokens of each text, all ≥ 1
     model: Hashable = None  # a batch is of one model
     deadline: float = float("inf")  # on the caller's clock; it must not start later
-    bulk: bool = False  # low priority
+    low_priority: bool = False
     payload: Any = None
     offsets: list[int] = field(init=False)  # prefix sums of lengths, [n + 1]
     taken: int = field(default=0, init=False)  # texts already in a batch, of a large request
@@ -66,10 +66,10 @@ class Slice:
 
 @dataclass(slots=True)
 class Charge:
-    """What a batch is expected to take, charged to its model when it was formed."""
+    """The expected device time of a batch, charged to its model when the batch is formed."""
 
     seconds: float
-    interactive: float  # the share of it that the interactive lane bears; the bulk lane bears the rest
+    interactive: float  # share charged to the interactive lane; the low-priority lane is charged the rest
 
 
 @dataclass(slots=True, eq=False)
@@ -80,4 +80,4 @@ class Batch:
     slices: list[Slice]
     tokens: int
     texts: int
-    charged: Charge | None = None  # None: it was made of parts of another batch
+    charged: Charge | None = None  # None: made of parts of another batch

@@ -3,7 +3,7 @@
 Three rules, with their reasons:
 
 * **Late binding.** `next_batch` is called when the encoder is free, and takes what waits at that moment. A batch that
-  was closed earlier would miss the texts that arrive meanwhile. Only a *full* batch may be taken ahead (`full`),
+  was closed earlier would miss the texts that arrive later. Only a *full* batch may be taken ahead (`full`),
   because waiting cannot improve it.
 * **Token budget.** Tokens limit a batch, not texts, because the cost of a packed forward depends on its tokens. A text
   that is longer than the budget is a batch of its own, when its request is next.
@@ -12,12 +12,12 @@ Three rules, with their reasons:
   in its round. Small requests go first, in half of a batch. So a small request waits for the batch that is running, and
   for other small ones; a large request waits for its round, and the end of a batch interrupts its quantum once at most.
 
-A batch is of one model. Models share the device's time equally: the next one is the one that has had least of it.
-Interactive requests of any model go before bulk requests, which have low priority, of any model. Bulk requests fill
-what the interactive requests of their model leave, as long as that keeps the batch short, and else follow it. In every
-eighth batch a quantum of bulk goes first, so that bulk work progresses under any load. While interactive requests come,
-bulk takes a short time at once, because the next interactive request waits for it. A batch is charged what it is
-expected to take when it is formed, and `settle` corrects that.
+A batch has one model. Models share the device's time equally: the model with the least device time is next.
+Interactive requests of any model go before low-priority requests of any model. Low-priority requests fill the capacity
+that the interactive requests of their model leave, as long as that keeps the batch short; otherwise they run in the
+next batch. In every eighth batch a quantum of low-priority requests goes first, so that they progress under any load.
+While interactive requests come, low-priority batches are short, because the next interactive request waits for them.
+A batch is charged its expected time when it is formed, and `settle` corrects that.
 
 Forming a batch costs time in proportion to the batch, not to the queue: no step scans the whole queue. The encoder may
 be waiting, so work is done in `add` where possible: the slice of a small request is made there.
@@ -35,13 +35,13 @@ from embert.server.engine_worker.scheduling.requests import Batch, Charge, Reque
 
 __all__ = ["Scheduler"]
 
-BULK_INTERVAL = 8  # one batch in so many serves a bulk request first
-SETTLED_MAX = 8.0  # times the expected time: a model does not pay for a machine that slept
+LOW_PRIORITY_INTERVAL = 8  # one batch in so many serves a low-priority request first
+SETTLED_MAX = 8.0  # times the expected time: a suspended machine must not count as device time
 
-# Bulk requests may make an interactive batch this much longer: of its own time, or in seconds.
+# Low-priority requests may make an interactive batch this much longer: of its own time, or in seconds.
 FILL_SHARE, FILL_S = 0.25, 0.005
-# While interactive requests come, a batch of bulk alone takes so long, or so many times its fixed time: shorter ones
-# would cost throughput.
+# While interactive requests come, a batch of only low-priority requests takes so long, or so many times its fixed time:
+# shorter ones would cost throughput.
 SHORT_S, SHORT_FIXED = 0.04, 5.0
 INTERACTIVE_MEMORY_S = 10.0  # device time of batches after an interactive request, in which another one is expected
 
@@ -51,8 +51,8 @@ class Scheduler:
 
     def __init__(self) -> None:
         self._models: dict[Hashable, ModelQueue] = {}
-        self._batches_before_bulk = 0  # in a row, while bulk requests waited
-        self._served_s = [0.0, 0.0]  # `served_s` of the last interactive and of the last bulk lane, before its batch
+        self._batches_before_low_priority = 0  # in a row, while low-priority requests waited
+        self._served_s = [0.0, 0.0]  # of the last lane of each priority, before its batch
         self._since_interactive_s = INTERACTIVE_MEMORY_S  # device time of batches since an interactive request came
         self._deadlines: list[tuple[float, int, Hashable]] = []  # a heap; finished requests stay in it for a while
         self._deadlines_max = 1024
@@ -82,10 +82,10 @@ class Scheduler:
         if shortest < 1 or longest > limits.longest_text:
             wrong = shortest if shortest < 1 else longest
             raise ValueError(f"a text of {wrong} tokens cannot be in a batch of 1 to {limits.longest_text}")
-        lane = queue.lanes[request.bulk]
+        lane = queue.lanes[request.low_priority]
         if not lane.texts:  # an idle model does not accumulate credit
-            lane.served_s = max(lane.served_s, self._served_s[request.bulk])
-        if not request.bulk:
+            lane.served_s = max(lane.served_s, self._served_s[request.low_priority])
+        if not request.low_priority:
             self._since_interactive_s = 0.0
         if tokens <= limits.small_tokens and texts <= limits.small_texts:
             lane.small[request.key] = request.piece(0, texts)
@@ -100,8 +100,8 @@ class Scheduler:
 
     def cancel(self, key: Hashable) -> int:
         """Drop the waiting texts of a request; returns their number, 0 for an unknown key."""
-        found = self._find(key)
-        return self._drop(*found) if found is not None else 0
+        waiting = self._find(key)
+        return self._drop(*waiting) if waiting is not None else 0
 
     def waiting(self) -> list[Hashable]:
         """Keys of the requests with texts still waiting."""
@@ -112,29 +112,29 @@ class Scheduler:
         late = []
         while self._deadlines and self._deadlines[0][0] < now:
             deadline, _, key = heapq.heappop(self._deadlines)
-            found = self._find(key)
-            if found is not None and found[1].deadline == deadline:
-                late.append(found[1])
-                self._drop(*found)
+            waiting = self._find(key)
+            if waiting is not None and waiting[1].deadline == deadline:
+                late.append(waiting[1])
+                self._drop(*waiting)
         return late
 
-    def ahead(self, model: Hashable, tokens: int, *, bulk: bool) -> int:
+    def ahead(self, model: Hashable, tokens: int, *, low_priority: bool) -> int:
         """Tokens of the model's other requests that run before a new one of `tokens` is done, if nothing else arrives.
 
         Small requests run before. Until a large one is done, each of the other large ones runs as many tokens, or all
         that it has. The result is at least the sum of these, and at most twice the sum.
         """
         queue = self._models[model]
-        lane = queue.lanes[bulk]
+        lane = queue.lanes[low_priority]
         before = lane.tokens - lane.sizes.tokens
         if tokens > queue.limits.small_tokens:
             before += lane.sizes.up_to(tokens)
-        return before + queue.lanes[False].tokens if bulk else before
+        return before + queue.lanes[False].tokens if low_priority else before
 
-    def tokens_of(self, model: Hashable, *, bulk: bool) -> int:
-        """Tokens of a model that wait; without `bulk` those of its interactive requests alone."""
+    def tokens_of(self, model: Hashable, *, low_priority: bool) -> int:
+        """Tokens of a model that wait; without `low_priority`, only those of its interactive requests."""
         queue = self._models[model]
-        return queue.tokens if bulk else queue.lanes[False].tokens
+        return queue.tokens if low_priority else queue.lanes[False].tokens
 
     def texts_of(self, model: Hashable) -> int:
         """Texts of a model that wait."""
@@ -146,82 +146,89 @@ class Scheduler:
         return queue is not None and queue.full
 
     def next_queue(self) -> tuple[Hashable, bool] | None:
-        """The model of the next batch, and whether a bulk request goes first in it; None for an empty queue."""
-        queue, bulk_first = self._next()
-        return None if queue is None else (queue.name, bulk_first)
+        """The model of the next batch, and whether a low-priority request goes first in it; None for an empty queue."""
+        queue, low_priority_first = self._next()
+        return None if queue is None else (queue.name, low_priority_first)
 
     def next_batch(self) -> Batch | None:
         """Form a batch from what waits now; None for an empty queue."""
-        queue, bulk_first = self._next()
+        queue, low_priority_first = self._next()
         if queue is None:
             return None
-        limits, (interactive, bulk) = queue.limits, queue.lanes
-        bulk_tokens = self._bulk_tokens(limits)
-        budget = limits.tokens if interactive.texts else bulk_tokens
-        builder = BatchBuilder(limits, max(budget, (bulk if bulk_first else interactive).least_tokens))
-        if bulk_first and interactive.texts:
-            builder.fill(bulk, max(min(bulk_tokens, limits.quantum_tokens), bulk.least_tokens))
+        limits, (interactive, low_priority) = queue.limits, queue.lanes
+        low_priority_tokens = self._low_priority_tokens(limits)
+        budget = limits.tokens if interactive.texts else low_priority_tokens
+        builder = BatchBuilder(limits, max(budget, (low_priority if low_priority_first else interactive).least_tokens))
+        if low_priority_first and interactive.texts:
+            builder.fill(low_priority, max(min(low_priority_tokens, limits.quantum_tokens), low_priority.least_tokens))
         if interactive.texts:
             builder.fill(interactive, builder.tokens_left)
-            if bulk.texts and not self._fill_rest(builder, bulk) and not bulk_first:
-                self._batches_before_bulk = BULK_INTERVAL  # it follows instead
+            if low_priority.texts and not self._fill_rest(builder, low_priority) and not low_priority_first:
+                self._batches_before_low_priority = LOW_PRIORITY_INTERVAL  # low priority leads the next batch instead
         else:
-            builder.fill(bulk, builder.tokens_left)
+            builder.fill(low_priority, builder.tokens_left)
         tokens, texts = sum(builder.tokens), sum(builder.texts)
         self.queue_tokens -= tokens
         self.queue_texts -= texts
-        charge = self._charge(queue, builder.tokens, bulk_first=bulk_first)
+        charge = self._charge(queue, builder.tokens, low_priority_first=low_priority_first)
         return Batch(queue.name, builder.slices(), tokens, texts, charge)
 
     def settle(self, batch: Batch, seconds: float) -> None:
-        """Correct what a batch was charged by what it took: once, when it has run."""
+        """Replace the charge of a batch by its measured device time: once, when it has run."""
         charge = batch.charged
         if charge is None:
             return
         batch.charged = None
         surplus_s = min(seconds, SETTLED_MAX * charge.seconds) - charge.seconds
-        interactive, bulk = self._models[batch.model].lanes
+        interactive, low_priority = self._models[batch.model].lanes
         interactive.served_s += surplus_s * charge.interactive
-        bulk.served_s += surplus_s * (1 - charge.interactive)
+        low_priority.served_s += surplus_s * (1 - charge.interactive)
 
     def _next(self) -> tuple[ModelQueue | None, bool]:
-        """The model of the next batch, and whether a bulk request goes first in it."""
-        waiting = [[queue for queue in self._models.values() if queue.lanes[bulk].texts] for bulk in (False, True)]
-        bulk = bool(waiting[True]) and (not waiting[False] or self._batches_before_bulk >= BULK_INTERVAL - 1)
-        return min(waiting[bulk], key=lambda queue: queue.lanes[bulk].served_s, default=None), bulk
+        """The model of the next batch, and whether a low-priority request goes first in it."""
+        models = self._models.values()
+        waiting = [[queue for queue in models if queue.lanes[low].texts] for low in (False, True)]
+        is_due = self._batches_before_low_priority >= LOW_PRIORITY_INTERVAL - 1
+        low_priority = bool(waiting[True]) and (not waiting[False] or is_due)
+        return min(
+            waiting[low_priority], key=lambda queue: queue.lanes[low_priority].served_s, default=None
+        ), low_priority
 
-    def _bulk_tokens(self, limits: BatchLimits) -> int:
-        """Tokens of a batch of bulk alone: short while interactive requests come."""
+    def _low_priority_tokens(self, limits: BatchLimits) -> int:
+        """Tokens of a batch of only low-priority requests: short while interactive requests come."""
         if self._since_interactive_s >= INTERACTIVE_MEMORY_S:
             return limits.tokens
         short_s = max(SHORT_S, SHORT_FIXED * limits.cost.fixed_s)
         return min(limits.tokens, limits.cost.tokens_within(short_s))
 
-    def _fill_rest(self, builder: BatchBuilder, bulk: Lane) -> bool:
-        """Fill an interactive batch with bulk, as long as it stays short, and not with crumbs.
+    def _fill_rest(self, builder: BatchBuilder, low_priority: Lane) -> bool:
+        """Fill an interactive batch with low-priority requests, if it stays short and they get enough tokens.
 
-        False: half of the batch or more would be free for bulk, and is not used because that would take too long.
+        False: half of the batch or more stays empty, because filling it would take too long.
         """
         limits, taken = builder.limits, sum(builder.tokens)
         own_s = limits.cost.seconds(taken)
         most = limits.cost.tokens_within(own_s + max(FILL_SHARE * own_s, FILL_S))
         tokens = min(builder.tokens_left, most - taken)
-        if tokens >= min(bulk.tokens, max(1, limits.quantum_tokens // 2)):
-            builder.fill(bulk, tokens)
+        if tokens >= min(low_priority.tokens, max(1, limits.quantum_tokens // 2)):
+            builder.fill(low_priority, tokens)
             return True
         return 2 * builder.tokens_left < limits.tokens
 
-    def _charge(self, queue: ModelQueue, tokens: list[int], *, bulk_first: bool) -> Charge:
-        """Charge a batch to its lanes: bulk that fills an interactive batch takes of that batch's time."""
+    def _charge(self, queue: ModelQueue, tokens: list[int], *, low_priority_first: bool) -> Charge:
+        """Charge a batch to its lanes. Low-priority requests in an interactive batch are not charged."""
         whole = sum(tokens)
-        charge = Charge(queue.limits.cost.seconds(whole), tokens[False] / whole if bulk_first else 1.0)
-        interactive, bulk = queue.lanes
-        self._served_s[bulk_first] = queue.lanes[bulk_first].served_s
+        charge = Charge(queue.limits.cost.seconds(whole), tokens[False] / whole if low_priority_first else 1.0)
+        interactive, low_priority = queue.lanes
+        self._served_s[low_priority_first] = queue.lanes[low_priority_first].served_s
         interactive.served_s += charge.seconds * charge.interactive
-        bulk.served_s += charge.seconds * (1 - charge.interactive)
+        low_priority.served_s += charge.seconds * (1 - charge.interactive)
         self._since_interactive_s += charge.seconds
-        bulk_waits = any(each.lanes[True].texts for each in self._models.values())
-        self._batches_before_bulk = self._batches_before_bulk + 1 if bulk_waits and not bulk_first else 0
+        low_priority_waits = any(other.lanes[True].texts for other in self._models.values())
+        if low_priority_waits and not low_priority_first:
+            self._batches_before_low_priority += 1
+        else:
+            self._batches_before_low_priority = 0
         return charge
 
     def _find(self, key: Hashable) -> tuple[Lane, Request] | None:
@@ -251,12 +258,12 @@ class Scheduler:
             return
         heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request.key))
         # Finished requests stay in the heap, because finding one would cost a search. The heap is rebuilt when most of
-        # it is finished, which costs next to nothing per request.
+        # it is finished, which has a negligible cost per request.
         if len(self._deadlines) > self._deadlines_max:
             lanes = [lane for queue in self._models.values() for lane in queue.lanes]
             requests = [piece.request for lane in lanes for piece in lane.small.values()]
-            requests += [each for lane in lanes for each in lane.large.values()]
-            left = [each for each in requests if each.deadline < float("inf")]
-            self._deadlines = [(each.deadline, next(self._numbers), each.key) for each in left]
+            requests += [request for lane in lanes for request in lane.large.values()]
+            left = [request for request in requests if request.deadline < float("inf")]
+            self._deadlines = [(request.deadline, next(self._numbers), request.key) for request in left]
             heapq.heapify(self._deadlines)
             self._deadlines_max = 4 * len(left) + 1024

@@ -18,7 +18,7 @@ _LEAST_WEIGHT = 0.05  # of full batches that were seen long ago; of smaller ones
 
 @dataclass(slots=True)
 class BusyTime:
-    """When the device ran batches, of whichever model. Times are seconds on the caller's clock."""
+    """When the device ran batches, of all models. Times are seconds on the caller's clock."""
 
     last_ended: float = 0.0
     total_s: float = 0.0
@@ -50,11 +50,11 @@ class _Size:
 
 @dataclass(slots=True)
 class ThroughputEstimate:
-    """What batches of one model take: a fixed time and a time for each token, learned from every batch.
+    """The cost of one model's batches: a fixed time and a time for each token, fitted to every batch.
 
-    The line is fitted by least squares of relative errors to the means of each size of batches (powers of two). What
-    was seen last weighs most, but a size is forgotten only when batches of it come again. So a thousand batches of
-    single short texts, which take their fixed time, change nothing that is known of full ones.
+    The line is fitted by least squares of relative errors to the means of each size of batches (powers of two). Recent
+    batches weigh most, but a size is updated only by batches of that size. So a thousand batches of single short texts,
+    which take their fixed time, do not change the estimate of full ones.
     """
 
     batch_tokens: int  # of a full batch
@@ -75,7 +75,7 @@ class ThroughputEstimate:
         return self._line[0] if self._line else 0.0
 
     def seconds(self, tokens: int) -> float:
-        """What a batch takes; next to nothing before `calibrate`."""
+        """The expected seconds of a batch; near 0 before `calibrate`."""
         return max(_at(self._line, tokens), 1e-6) if self._line else 1e-6
 
     def tokens_within(self, seconds: float) -> int:
@@ -95,7 +95,7 @@ class ThroughputEstimate:
         """Learn from a batch that the device spent so long on. Does nothing before `calibrate`."""
         if self._line is None:
             return
-        # One that is looked for late seems long, and the one after it too short.
+        # A batch whose end is noticed late seems long, and the next one too short.
         seconds = max(seconds, _SHORTEST * _at(self._shortest, tokens))
         expected_s = _at(self._line, tokens)
         self._batches += 1

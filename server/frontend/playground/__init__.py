@@ -58,7 +58,7 @@ HEADERS = {
 
 
 def hint(routes: Iterable[tuple[str, str]], models: Iterable[str]) -> bytes:
-    """The text for clients that are no browsers; `routes` are method and path, and what is there."""
+    """The text for clients other than browsers; `routes` are method and path, and what is there."""
     lines = [f"  {route:<22} {summary}" for route, summary in routes]
     return "\n".join(
         [

@@ -33,7 +33,7 @@ class Sampler:
 
 
 def traces_url(option: str | None, environment: Mapping[str, str]) -> str | None:
-    """The URL that takes spans; None where nobody asked for traces.
+    """The URL that takes spans; None if tracing is off.
 
     `option` is that of --otlp-endpoint. Raises TracingUnavailable where spans cannot be exported there.
     """
@@ -41,17 +41,17 @@ def traces_url(option: str | None, environment: Mapping[str, str]) -> str | None
         return None
     named = next((name for name in _ENDPOINTS if environment.get(name)), None)
     if option is not None:
-        named, given = "--otlp-endpoint", option
+        named, url = "--otlp-endpoint", option
     elif named is None or environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() != "otlp":
         return None
     else:
-        given = environment[named]
-    if not _is_url(given):
-        raise TracingUnavailable(f"{named} must be a URL such as http://collector:4318; it is {shown(given)}")
+        url = environment[named]
+    if not _is_url(url):
+        raise TracingUnavailable(f"{named} must be a URL such as http://collector:4318; it is {shown(url)}")
     _check_protocol(environment)
     if not _is_installed():
-        raise TracingUnavailable(f"{named} {shown(given)} needs OpenTelemetry's exporter: {INSTALL_OTEL}")
-    return given if named == _ENDPOINTS[0] else _with_path(given)
+        raise TracingUnavailable(f"{named} {shown(url)} needs OpenTelemetry's exporter: {INSTALL_OTEL}")
+    return url if named == _ENDPOINTS[0] else _with_path(url)
 
 
 def shown(url: str) -> str:
@@ -101,7 +101,7 @@ def read_sampler(option: float | None, environment: Mapping[str, str]) -> Sample
     name = environment.get("OTEL_TRACES_SAMPLER", "").strip().lower() or "parentbased_always_on"
     kind = name.removeprefix(_PARENT_BASED)
     if kind not in _SAMPLERS:
-        known = ", ".join((*_SAMPLERS, *(_PARENT_BASED + each for each in _SAMPLERS)))
+        known = ", ".join((*_SAMPLERS, *(_PARENT_BASED + sampler for sampler in _SAMPLERS)))
         raise TracingUnavailable(f"OTEL_TRACES_SAMPLER must be one of {known}; it is {name}")
     ratio = 1.0 if kind != "always_off" else 0.0
     if kind == "traceidratio":

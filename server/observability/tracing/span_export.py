@@ -1,4 +1,4 @@
-"""Spans of one process to the collector, by OpenTelemetry's SDK. A dead or slow collector costs spans alone."""
+"""Exports the spans of one process with OpenTelemetry's SDK. A dead or slow collector costs only spans."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SpanExport:
         thread.start()
         thread.join(FLUSH_S)
         if thread.is_alive():
-            log.warning("the collector did not take the last spans within %g s, they are lost", FLUSH_S)
+            log.warning("the collector did not accept the last spans within %g s; they are lost", FLUSH_S)
 
 
 def tracer_provider(sampler: Sampler | None, resource: Resource) -> TracerProvider:

@@ -436,7 +436,7 @@ def test_a_blank_key_opens_no_server(name: str, value: str, tmp_path: Path, monk
             "--ssl-ca-certs and --ssl-cert-reqs 1 or 2 go together; only one of them was given",
         ),
         ({"keyless": ("all",)}, "--keyless must be one of probes, page, metrics, docs, none; it is 'all'"),
-        ({"keyless": ("none", "docs")}, "--keyless none stands alone; the values are none, docs"),
+        ({"keyless": ("none", "docs")}, "--keyless none cannot be combined with other values; it is none, docs"),
     ],
 )
 def test_values_that_cannot_be(values: dict[str, Any], said: str) -> None:

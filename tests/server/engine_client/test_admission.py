@@ -68,8 +68,8 @@ def admissions_of(*engines: dict[int, float], **options: Any) -> list[Admission]
     return admissions
 
 
-def asks(*, bulk: bool = False, deadline: float = math.inf) -> RequestOptions:
-    return RequestOptions(60.0, "--request-timeout", deadline, bulk)
+def asks(*, low_priority: bool = False, deadline: float = math.inf) -> RequestOptions:
+    return RequestOptions(60.0, "--request-timeout", deadline, low_priority)
 
 
 # --- the limit ---
@@ -99,27 +99,27 @@ def test_the_smaller_of_tokens_and_time_holds(rates: list[float | None], options
 
 
 @pytest.mark.parametrize(
-    ("options", "bulk", "limit"),
+    ("options", "low_priority", "limit"),
     [
         ({"max_queue_tokens": 1000}, False, "the limit is 1000 (--max-queue-tokens)"),
         ({"max_queue_tokens": 1000}, True, "(--max-queue-tokens), of which bulk requests may fill 75%"),
         ({"max_queue_seconds": 5.0}, False, "the limit is 5000 (--max-queue-seconds 5 at 1000 tokens/s)"),
     ],
 )
-def test_a_refusal_names_the_numbers(options: dict[str, Any], bulk: bool, limit: str) -> None:
+def test_a_refusal_names_the_numbers(options: dict[str, Any], low_priority: bool, limit: str) -> None:
     admission = admission_of([1000.0], **options)
-    admission.check(1_000_000, asks(bulk=bulk))  # alone, a request enters whatever its size
-    room = int(admission.queue_limit * (0.75 if bulk else 1.0))
+    admission.check(1_000_000, asks(low_priority=low_priority))  # alone, a request enters whatever its size
+    room = int(admission.queue_limit * (0.75 if low_priority else 1.0))
     admission.add(room - 10)
-    admission.check(10, asks(bulk=bulk))
+    admission.check(10, asks(low_priority=low_priority))
     with pytest.raises(Overloaded) as refused:
-        admission.check(11, asks(bulk=bulk))
+        admission.check(11, asks(low_priority=low_priority))
     assert f"the queue holds {room - 10} tokens and this request has 11; " in refused.value.message
     assert limit in refused.value.message
     assert refused.value.retry_after_s == math.ceil((room - 10) / 1000)
     admission.add(10 - room)
     assert admission.admitted_tokens == 0
-    admission.check(room + 1, asks(bulk=bulk))
+    admission.check(room + 1, asks(low_priority=low_priority))
 
 
 def test_words_are_counted_only_where_the_upper_bound_does_not_fit() -> None:
@@ -142,29 +142,29 @@ def test_words_are_counted_only_where_the_upper_bound_does_not_fit() -> None:
         admission.check_capacity(least, 90, asks())
 
 
-@pytest.mark.parametrize("bulk", [False, True])
-def test_a_large_request_neither_needs_an_empty_queue_nor_fills_it(bulk: bool) -> None:
+@pytest.mark.parametrize("low_priority", [False, True])
+def test_a_large_request_neither_needs_an_empty_queue_nor_fills_it(low_priority: bool) -> None:
     admission = admission_of([1000.0], max_queue_tokens=1000)
     admission.add(300)  # of a few others
-    assert admission.check(1_000_000, asks(bulk=bulk)) == 125
-    admission.check_capacity(lambda: 1_000_000, 1_000_000, asks(bulk=bulk))
+    assert admission.check(1_000_000, asks(low_priority=low_priority)) == 125
+    admission.check_capacity(lambda: 1_000_000, 1_000_000, asks(low_priority=low_priority))
     admission.add(125)
     assert admission.check(3, asks()) == 3
 
 
-@pytest.mark.parametrize(("bulk", "limit"), [(False, 1000), (True, 750)])
-def test_large_requests_leave_an_eighth_to_small_ones(bulk: bool, limit: int) -> None:
+@pytest.mark.parametrize(("low_priority", "limit"), [(False, 1000), (True, 750)])
+def test_large_requests_leave_an_eighth_to_small_ones(low_priority: bool, limit: int) -> None:
     admission = admission_of([1000.0], max_queue_tokens=1000)
     for _ in range(limit // 125 - 1):
-        admission.add(admission.check(10_000, asks(bulk=bulk)))
+        admission.add(admission.check(10_000, asks(low_priority=low_priority)))
     with pytest.raises(Overloaded, match="over 125 tokens counts as 125 and leaves 125 free"):
-        admission.check(10_000, asks(bulk=bulk))
+        admission.check(10_000, asks(low_priority=low_priority))
     with pytest.raises(Overloaded, match="has at least 9000"):
-        admission.check_capacity(lambda: 9000, 10_000, asks(bulk=bulk))
+        admission.check_capacity(lambda: 9000, 10_000, asks(low_priority=low_priority))
     for _ in range(12):
-        admission.add(admission.check(10, asks(bulk=bulk)))
+        admission.add(admission.check(10, asks(low_priority=low_priority)))
     with pytest.raises(Overloaded) as refused:
-        admission.check(10, asks(bulk=bulk))
+        admission.check(10, asks(low_priority=low_priority))
     assert "counts as" not in refused.value.message
 
 
@@ -174,14 +174,14 @@ def test_no_client_fills_the_queue_for_others(requests: list[tuple[int, bool, bo
     admission = admission_of([1e9], max_queue_tokens=limit)
     small = max(1, limit // 8)
     entered: list[int] = []
-    for tokens, bulk, leaves in requests:
+    for tokens, low_priority, leaves in requests:
         if leaves and entered:
             admission.add(-entered.pop(0))
         try:
-            counted = admission.check(tokens, asks(bulk=bulk))
+            counted = admission.check(tokens, asks(low_priority=low_priority))
         except Overloaded:
             assert admission.admitted_tokens > 0
-            assert admission.admitted_tokens + 2 * min(tokens, small) > (0.75 if bulk else 1.0) * limit - 1
+            assert admission.admitted_tokens + 2 * min(tokens, small) > (0.75 if low_priority else 1.0) * limit - 1
             continue
         assert counted == min(tokens, small)
         admission.add(counted)

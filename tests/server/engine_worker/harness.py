@@ -152,7 +152,7 @@ class Harness:
         isolated: bool = False,
         token_types: Sequence[Sequence[int]] = (),
         model: int = 0,
-        bulk: bool = False,
+        low_priority: bool = False,
         prompt_tokens: int = 0,
     ) -> EncodeRequest:
         self._ids += 1
@@ -169,7 +169,7 @@ class Harness:
             normalize,
             now + patience_s,
             now,
-            bulk,
+            low_priority,
             isolated,
             model=model,
             prompt_tokens=prompt_tokens,

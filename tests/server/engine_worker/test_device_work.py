@@ -32,9 +32,11 @@ def simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Simulate:
         seconds: float = 1.5,
         side_by_side: bool = False,
         slower: float = 1.0,
-        bulk: tuple[str, ...] = (),
+        low_priority: tuple[str, ...] = (),
     ) -> Run:
-        engine = VirtualEngine(tmp_path, monkeypatch, SPEEDS, side_by_side=side_by_side, slower=slower, bulk=bulk)
+        engine = VirtualEngine(
+            tmp_path, monkeypatch, SPEEDS, side_by_side=side_by_side, slower=slower, low_priority=low_priority
+        )
         return engine.run(floods=dict.fromkeys(floods, 48), asked=asked, seconds=seconds)
 
     return run
@@ -56,18 +58,18 @@ def test_two_models_together_are_as_fast_as_one(simulate: Simulate, side_by_side
 
 @pytest.mark.parametrize("slower", [0.8, 1.0, 1.3])
 @pytest.mark.parametrize("side_by_side", [False, True])
-def test_an_interactive_request_waits_for_hardly_more_than_one_batch_of_bulk(
+def test_an_interactive_request_waits_for_hardly_more_than_one_batch_of_low_priority(
     simulate: Simulate, side_by_side: bool, slower: float
 ) -> None:
     """The one that runs; or the next one, if that was submitted a moment ago."""
     own_s = max(simulate(asked=("asked", 20)).waited_s["asked"])
-    run = simulate("large", asked=("asked", 50), bulk=("large",), side_by_side=side_by_side, slower=slower)
+    run = simulate("large", asked=("asked", 50), low_priority=("large",), side_by_side=side_by_side, slower=slower)
     assert len(run.waited_s["asked"]) >= 60
     assert max(run.waited_s["asked"]) <= 1.75 * LARGE_S * slower + own_s
     assert run.tokens_per_s["large"] * LARGE_S * slower / 16384 >= 0.94
 
 
-@pytest.mark.parametrize("bulk", [(), ("large",)])
-def test_the_device_is_never_idle_under_a_flood(simulate: Simulate, bulk: tuple[str, ...]) -> None:
-    run = simulate("large", bulk=bulk)
+@pytest.mark.parametrize("low_priority", [(), ("large",)])
+def test_the_device_is_never_idle_under_a_flood(simulate: Simulate, low_priority: tuple[str, ...]) -> None:
+    run = simulate("large", low_priority=low_priority)
     assert run.tokens_per_s["large"] * LARGE_S / 16384 >= 0.98

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from embert.server.engine_worker.scheduling import Request, Scheduler
 from embert.server.engine_worker.scheduling.builder import SMALL_PART
 from embert.server.engine_worker.scheduling.queues import QUANTA, SMALL_SHARE
-from embert.server.engine_worker.scheduling.scheduler import BULK_INTERVAL
+from embert.server.engine_worker.scheduling.scheduler import LOW_PRIORITY_INTERVAL
 from tests.server.engine_worker.schedulers import scheduler_of
 from tests.server.engine_worker.virtual import BATCH_TOKENS, Speed, VirtualEngine
 
@@ -28,12 +28,12 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 @pytest.mark.parametrize("clients", [16, 64, 256])
-@pytest.mark.parametrize("bulk", [(), ("m",)])
+@pytest.mark.parametrize("low_priority", [(), ("m",)])
 def test_requests_of_32_passages_are_answered_in_at_most_three_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: int, bulk: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: int, low_priority: tuple[str, ...]
 ) -> None:
     """The real loop before a simulated GPU: each piece is a slice of a batch, and a message to an HTTP process."""
-    engine = VirtualEngine(tmp_path, monkeypatch, {"m": MINILM}, bulk=bulk)
+    engine = VirtualEngine(tmp_path, monkeypatch, {"m": MINILM}, low_priority=low_priority)
     run = engine.run(floods={"m": clients}, short=("m", 200), seconds=0.3)
     assert len(run.pieces["m"]) > clients
     assert max(run.pieces["m"]) <= 3
@@ -74,10 +74,10 @@ class Traffic:
     took: dict[Hashable, int] = field(default_factory=dict)  # batches until it was done
     batches: int = 0
 
-    def come(self, lengths: list[int], *, bulk: bool) -> None:
+    def come(self, lengths: list[int], *, low_priority: bool) -> None:
         key = len(self.came)
         self.came[key] = self.batches
-        self.requests[key] = Request(key, lengths, bulk=bulk)
+        self.requests[key] = Request(key, lengths, low_priority=low_priority)
         self.scheduler.add(self.requests[key])
 
     def run(self) -> bool:
@@ -116,18 +116,20 @@ arrivals = st.lists(  # of the time of each batch
 def test_bounds_hold_for_any_traffic(arrivals: list[list[tuple[list[int], bool]]]) -> None:
     traffic = Traffic(scheduler_of(BUDGET))
     for requests in arrivals:
-        for lengths, bulk in requests:
-            traffic.come(lengths, bulk=bulk)
+        for lengths, low_priority in requests:
+            traffic.come(lengths, low_priority=low_priority)
         traffic.run()
     while traffic.run():
         pass
     assert set(traffic.took) == set(traffic.came)  # none starves
     for key, request in traffic.requests.items():
         rounds = ceil(request.offsets[-1] / QUANTUM)
-        # Each round is interrupted once at most, and a bulk request's by each interactive batch that it fills.
-        assert traffic.pieces[key] <= (4 if request.bulk else 2) * rounds
+        # Each round is interrupted once at most, and a low-priority request's by each interactive batch that it fills.
+        assert traffic.pieces[key] <= (4 if request.low_priority else 2) * rounds
     # A small interactive request waits for those before it, of which half of a batch runs at once, and no longer.
-    small = [request for request in traffic.requests.values() if request.offsets[-1] <= SMALL and not request.bulk]
+    small = [
+        request for request in traffic.requests.values() if request.offsets[-1] <= SMALL and not request.low_priority
+    ]
     for request in small:
         before = sum(
             each.offsets[-1]
@@ -136,7 +138,7 @@ def test_bounds_hold_for_any_traffic(arrivals: list[list[tuple[list[int], bool]]
             and traffic.came[each.key] + traffic.took[each.key] > traffic.came[request.key]
         )
         batches = ceil(before / (BUDGET // SMALL_PART - QUANTUM - SMALL))
-        assert traffic.took[request.key] <= batches + batches // (BULK_INTERVAL - 1) + 1
+        assert traffic.took[request.key] <= batches + batches // (LOW_PRIORITY_INTERVAL - 1) + 1
 
 
 @settings(deadline=None, max_examples=50)
@@ -167,8 +169,8 @@ def test_three_pieces_hold_wherever_a_quantum_holds_the_request(budget: int) -> 
     traffic = Traffic(scheduler_of(budget))
     for batch in range(60):
         for number in range(12):
-            traffic.come([100] * 32, bulk=number % 4 == 0)
-            traffic.come([16] * (batch % 3 + 1), bulk=False)
+            traffic.come([100] * 32, low_priority=number % 4 == 0)
+            traffic.come([16] * (batch % 3 + 1), low_priority=False)
         traffic.run()
     while traffic.run():
         pass

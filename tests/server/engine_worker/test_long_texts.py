@@ -16,8 +16,8 @@ lengths_of_a_request = st.lists(st.integers(1, LONGEST), min_size=1, max_size=10
 @given(st.lists(st.tuples(lengths_of_a_request, st.booleans()), min_size=1, max_size=20))
 def test_every_text_leaves_once_and_long_ones_alone(requests: list[tuple[list[int], bool]]) -> None:
     scheduler = scheduler_of(BUDGET, longest_text=LONGEST)
-    for key, (lengths, bulk) in enumerate(requests):
-        scheduler.add(Request(key, lengths, bulk=bulk))
+    for key, (lengths, low_priority) in enumerate(requests):
+        scheduler.add(Request(key, lengths, low_priority=low_priority))
     seen: dict[object, list[int]] = {key: [] for key in range(len(requests))}
     while (batch := scheduler.next_batch()) is not None:
         assert batch.texts == 1 or batch.tokens <= BUDGET
@@ -27,17 +27,17 @@ def test_every_text_leaves_once_and_long_ones_alone(requests: list[tuple[list[in
 
 
 @pytest.mark.parametrize("others", [3, 256])
-@pytest.mark.parametrize("bulk", [False, True])
-def test_a_long_text_is_not_starved_by_short_ones_without_end(others: int, *, bulk: bool) -> None:
+@pytest.mark.parametrize("low_priority", [False, True])
+def test_a_long_text_is_not_starved_by_short_ones_without_end(others: int, *, low_priority: bool) -> None:
     scheduler = scheduler_of(BUDGET, longest_text=LONGEST)
-    scheduler.add(Request("long", [LONGEST], bulk=bulk))
+    scheduler.add(Request("long", [LONGEST], low_priority=low_priority))
     for batches in range(others * 20):
         for key in range(others):
             scheduler.add(Request((batches, key), [BUDGET // others or 1]))
         scheduler.next_batch()
         if "long" not in scheduler.waiting():
             break
-    assert batches <= 8  # a bulk request waits for its turn
+    assert batches <= 8  # a low-priority request waits for its quantum
 
 
 def test_a_text_that_is_too_long_is_refused() -> None:

@@ -10,23 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.server.engine_worker.scheduling import Batch, Request, Scheduler
-from embert.server.engine_worker.scheduling.scheduler import BULK_INTERVAL
+from embert.server.engine_worker.scheduling.scheduler import LOW_PRIORITY_INTERVAL
 from tests.server.engine_worker.schedulers import scheduler_of
 
 
-@pytest.mark.parametrize("bulk_model", ["small", "large"])
-def test_interactive_requests_of_any_model_go_before_bulk_ones(bulk_model: str) -> None:
-    """Even bulk that came first; and in one batch of eight it goes first, so that it moves on."""
+@pytest.mark.parametrize("low_priority_model", ["small", "large"])
+def test_interactive_requests_of_any_model_go_before_low_priority_ones(low_priority_model: str) -> None:
+    """Even low-priority requests that came first; they lead one batch of eight, so that they progress."""
     scheduler = scheduler_of(2048)
-    scheduler.add(Request("bulk", [200] * 500, bulk_model, bulk=True))
+    scheduler.add(Request("bulk", [200] * 500, low_priority_model, low_priority=True))
     for number in range(400):
         scheduler.add(Request(number, [12] * 20, "small"))
-    led_by_bulk = []
-    for _ in range(4 * BULK_INTERVAL):
+    led_by_low_priority = []
+    for _ in range(4 * LOW_PRIORITY_INTERVAL):
         batch = scheduler.next_batch()
         assert batch is not None
-        led_by_bulk.append("bulk" in {piece.request.key for piece in batch.slices})
-    assert led_by_bulk == ([False] * (BULK_INTERVAL - 1) + [True]) * 4
+        led_by_low_priority.append("bulk" in {piece.request.key for piece in batch.slices})
+    assert led_by_low_priority == ([False] * (LOW_PRIORITY_INTERVAL - 1) + [True]) * 4
 
 
 def test_models_get_equal_shares_however_many_requests_have_them() -> None:
@@ -80,12 +80,14 @@ def run(scheduler: Scheduler, took_s: Callable[[Batch], float], until_s: float) 
 
 
 @given(st.floats(0.3, 7), st.floats(0.3, 7), st.booleans())
-def test_models_share_the_devices_time_whatever_their_batches_take(small: float, large: float, bulk: bool) -> None:
+def test_models_share_the_devices_time_whatever_their_batches_take(
+    small: float, large: float, low_priority: bool
+) -> None:
     """Up to what one batch takes; expectations that are wrong by a factor are corrected by what batches took."""
     scheduler = scheduler_of(100, token_s=1.0)
     for model in ("small", "large"):
         for number in range(3):
-            scheduler.add(Request((model, number), [20] * 2000, model, bulk=bulk))
+            scheduler.add(Request((model, number), [20] * 2000, model, low_priority=low_priority))
     wrong_by = {"small": small, "large": large}
     spent = run(scheduler, lambda batch: batch.tokens * wrong_by[str(batch.model)], until_s=20_000)
     assert abs(spent["small"] - spent["large"]) <= 100 * (small + large)
@@ -116,10 +118,10 @@ def test_a_batch_is_settled_once() -> None:
     }
 
 
-def test_bulk_of_one_model_waits_for_interactive_requests_of_another() -> None:
-    """An interactive reranker beside a bulk embedder: its request is in the next batch but one batch of eight."""
+def test_low_priority_of_one_model_waits_for_interactive_requests_of_another() -> None:
+    """An interactive reranker beside a low-priority embedder: its request runs in the next batch, save one in eight."""
     scheduler = scheduler_of(100)
-    scheduler.add(Request("bulk", [100] * 1000, "large", bulk=True))
+    scheduler.add(Request("bulk", [100] * 1000, "large", low_priority=True))
     waited = []
     for number in range(64):
         scheduler.add(Request(number, [10], "small"))
@@ -128,7 +130,7 @@ def test_bulk_of_one_model_waits_for_interactive_requests_of_another() -> None:
             batches += 1
         waited.append(batches)
     assert max(waited) == 2
-    assert waited.count(2) <= len(waited) / (BULK_INTERVAL - 1) + 1
+    assert waited.count(2) <= len(waited) / (LOW_PRIORITY_INTERVAL - 1) + 1
 
 
 def test_a_request_for_a_model_that_is_not_here_is_refused() -> None:

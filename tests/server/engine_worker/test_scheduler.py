@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from embert.server.engine_worker.scheduling import Batch, Request
-from embert.server.engine_worker.scheduling.scheduler import BULK_INTERVAL
+from embert.server.engine_worker.scheduling.scheduler import LOW_PRIORITY_INTERVAL
 from tests.server.engine_worker.schedulers import scheduler_of
 
 BUDGET, TEXT_BUDGET, LONGEST = 1024, 64, 300
@@ -39,29 +39,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.waiting: dict[int, list[tuple[int, int]]] = {}  # key → (text, tokens) not yet in a batch
         self.models: dict[int, str] = {}
         self.deadlines: dict[int, float] = {}
-        self.bulk: set[int] = set()
+        self.low_priority: set[int] = set()
         self.small: set[int] = set()
         self.events = 0
         self.last: dict[Hashable, int] = {}  # the event of a request's last batch, or of its arrival
         self.passed: dict[Hashable, int] = {}  # batches of its lane without the request that waited longest
-        self.batches_before_bulk = 0
+        self.batches_before_low_priority = 0
 
     @rule(
         lengths=lengths_of_a_request,
         model=st.sampled_from(["small", "small", "large"]),
         patience=st.integers(1, 8),
-        bulk=st.sampled_from([False, False, True]),
+        low_priority=st.sampled_from([False, False, True]),
     )
-    def add(self, lengths: list[int], model: str, patience: int, bulk: bool) -> None:
+    def add(self, lengths: list[int], model: str, patience: int, low_priority: bool) -> None:
         key = self.count
         self.count += 1
         self.waiting[key], self.models[key] = list(enumerate(lengths)), model
         self.deadlines[key] = self.clock + patience
-        self.bulk |= {key} if bulk else set()
+        self.low_priority |= {key} if low_priority else set()
         self.small |= {key} if is_small(lengths) else set()
         self.events += 1
         self.last[key] = self.events
-        self.scheduler.add(Request(key, lengths, model, self.deadlines[key], bulk))
+        self.scheduler.add(Request(key, lengths, model, self.deadlines[key], low_priority))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -90,28 +90,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._check_contents(batch)
         served = {piece.request.key for piece in batch.slices}
         candidates = {key for key in waited if self.models[key] == batch.model}
-        interactive = candidates - self.bulk
-        bulk_first = self._check_lanes(waited, interactive)
-        leading = candidates & self.bulk if bulk_first else interactive
+        interactive = candidates - self.low_priority
+        low_priority_first = self._check_lanes(waited, interactive)
+        leading = candidates & self.low_priority if low_priority_first else interactive
         self._check_nobody_is_passed_over(leading, served)
         assert not leading & self.small or leading & served, "a small request waited for nothing"
-        self._check_little_more_fits(batch, leading if full and bulk_first else interactive)
+        self._check_little_more_fits(batch, leading if full and low_priority_first else interactive)
         self.events += 1
         self.last |= dict.fromkeys(served, self.events)
 
     def _check_lanes(self, waited: set[int], interactive: set[int]) -> bool:
         """Interactive requests go first, but every eighth time; whether it was that, or none were there."""
-        bulk_due = self.batches_before_bulk == BULK_INTERVAL - 1 and bool(waited & self.bulk)
-        bulk_first = bulk_due or waited <= self.bulk
-        if not bulk_first:
-            assert interactive, "bulk of one model went before interactive requests of another"
-        self.batches_before_bulk = (
-            self.batches_before_bulk + 1 if not bulk_first and self.bulk & set(self.waiting) else 0
+        low_priority_due = self.batches_before_low_priority == LOW_PRIORITY_INTERVAL - 1 and bool(
+            waited & self.low_priority
         )
-        if not bulk_due:  # bulk runs in what others left
+        low_priority_first = low_priority_due or waited <= self.low_priority
+        if not low_priority_first:
+            assert interactive, "low priority of one model went before interactive requests of another"
+        self.batches_before_low_priority = (
+            self.batches_before_low_priority + 1
+            if not low_priority_first and self.low_priority & set(self.waiting)
+            else 0
+        )
+        if not low_priority_due:  # low priority runs in what others left
             left = [self.waiting[key][0][1] for key in interactive if key in self.waiting]
-            assert not left or max(left) > self.bulk_tokens_run
-        return bulk_first
+            assert not left or max(left) > self.low_priority_tokens_run
+        return low_priority_first
 
     def _check_nobody_is_passed_over(self, leading: set[int], served: set[Any]) -> None:
         """Whoever waits longest is in the batch, or in the next one if a quantum was going on in this one."""
@@ -128,7 +132,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert 1 <= batch.tokens <= BUDGET
         assert len({piece.request.key for piece in batch.slices}) == len(batch.slices)
         tokens = 0
-        self.bulk_tokens_run = sum(piece.tokens for piece in batch.slices if piece.request.key in self.bulk)
+        self.low_priority_tokens_run = sum(
+            piece.tokens for piece in batch.slices if piece.request.key in self.low_priority
+        )
         for piece in batch.slices:
             key = piece.request.key
             assert isinstance(key, int)
@@ -167,15 +173,15 @@ class SchedulerMachine(RuleBasedStateMachine):
                 for key, texts in self.waiting.items()
                 if self.models[key] == model
             }
-            interactive = {key: tokens for key, tokens in sizes.items() if key not in self.bulk}
-            bulk = {key: tokens for key, tokens in sizes.items() if key in self.bulk}
+            interactive = {key: tokens for key, tokens in sizes.items() if key not in self.low_priority}
+            low_priority = {key: tokens for key, tokens in sizes.items() if key in self.low_priority}
             for tokens in (1, 50, 300, 10_000):
                 exactly = self._before(interactive, tokens)
-                assert exactly <= self.scheduler.ahead(model, tokens, bulk=False) <= 2 * exactly
-                exactly = sum(interactive.values()) + self._before(bulk, tokens)
-                assert exactly <= self.scheduler.ahead(model, tokens, bulk=True) <= 2 * exactly
-            assert self.scheduler.tokens_of(model, bulk=True) == sum(sizes.values())
-            assert self.scheduler.tokens_of(model, bulk=False) == sum(interactive.values())
+                assert exactly <= self.scheduler.ahead(model, tokens, low_priority=False) <= 2 * exactly
+                exactly = sum(interactive.values()) + self._before(low_priority, tokens)
+                assert exactly <= self.scheduler.ahead(model, tokens, low_priority=True) <= 2 * exactly
+            assert self.scheduler.tokens_of(model, low_priority=True) == sum(sizes.values())
+            assert self.scheduler.tokens_of(model, low_priority=False) == sum(interactive.values())
 
     def _before(self, sizes: dict[int, int], tokens: int) -> int:
         """Tokens of a lane that run before a new request of so many: of large ones only before another large one."""
@@ -266,9 +272,9 @@ def test_one_text_beside_a_hundred_requests_waits_for_its_share() -> None:
     assert len(waiting) <= 3, waiting  # a share of 2048 / 103 tokens a batch is a text in three batches
 
 
-def test_bulk_runs_in_what_others_leave() -> None:
+def test_low_priority_runs_in_what_others_leave() -> None:
     scheduler = scheduler_of(100)
-    scheduler.add(Request("bulk", [30] * 20, bulk=True))
+    scheduler.add(Request("bulk", [30] * 20, low_priority=True))
     for number in range(6):
         scheduler.add(Request(number, [20, 20]))
     batches = [scheduler.next_batch() for _ in range(4)]
@@ -277,17 +283,17 @@ def test_bulk_runs_in_what_others_leave() -> None:
     assert [share.get("bulk", 0) for share in shares] == [0, 0, 60, 90]
 
 
-def test_bulk_is_not_starved_by_others_without_end() -> None:
+def test_low_priority_is_not_starved_by_others_without_end() -> None:
     scheduler = scheduler_of(100)
-    scheduler.add(Request("bulk", [60] * 5, bulk=True))
+    scheduler.add(Request("bulk", [60] * 5, low_priority=True))
     batches = 0
     while "bulk" in scheduler.waiting():
         for key in range(10):  # all that can be run, again and again
             scheduler.add(Request((batches, key), [10]))
         assert scheduler.next_batch() is not None
         batches += 1
-        assert batches <= 5 * BULK_INTERVAL
-    assert batches >= 4 * BULK_INTERVAL
+        assert batches <= 5 * LOW_PRIORITY_INTERVAL
+    assert batches >= 4 * LOW_PRIORITY_INTERVAL
 
 
 def test_a_crowd_is_not_cut_into_crumbs() -> None:
@@ -346,9 +352,9 @@ def test_texts_longer_than_half_of_a_batch_and_small_requests_alternate() -> Non
     assert large == [True, False] * 3
 
 
-def test_neither_budget_lets_bulk_go_first() -> None:
+def test_neither_budget_lets_low_priority_go_first() -> None:
     scheduler = scheduler_of(2048, 8)
-    scheduler.add(Request("bulk", [3] * 400, bulk=True))
+    scheduler.add(Request("bulk", [3] * 400, low_priority=True))
     scheduler.add(Request("interactive", [12]))
     batch = scheduler.next_batch()
     assert batch is not None

@@ -41,8 +41,8 @@ def test_what_a_batch_costs_does_not_grow_with_the_queue(lengths: list[int]) -> 
     def cost(requests: int) -> int:
         scheduler = scheduler_of(2048)
         for number in range(requests):
-            model, bulk = "small" if number % 2 else "large", number % 3 == 0
-            scheduler.add(Request(number, lengths, model, 100.0 + number, bulk))
+            model, low_priority = "small" if number % 2 else "large", number % 3 == 0
+            scheduler.add(Request(number, lengths, model, 100.0 + number, low_priority))
 
         def three_batches() -> None:
             for _ in range(3):

@@ -140,7 +140,7 @@ def test_the_encoder_never_holds_more_than_two_batches(engine: Harness, monkeypa
 
 
 @pytest.mark.parametrize("beside_interactive", [False, True])
-def test_full_batches_of_bulk_wait_only_while_interactive_requests_come(
+def test_full_batches_of_low_priority_wait_only_while_interactive_requests_come(
     engine: Harness, clock: Clock, beside_interactive: bool
 ) -> None:
     engine.model.throughput.calibrate(0.0, 0.009)
@@ -149,7 +149,7 @@ def test_full_batches_of_bulk_wait_only_while_interactive_requests_come(
         engine.receive(1)
     before = len(engine.encoder.batches)
     engine.hold()
-    engine.send(*[[[number] * BUDGET] for number in range(1, 4)], bulk=True)
+    engine.send(*[[[number] * BUDGET] for number in range(1, 4)], low_priority=True)
     engine.wait_until_running()
     if beside_interactive:
         engine.wait_until(lambda: engine.queued() == 2)

@@ -137,7 +137,7 @@ def test_a_request_that_expires_gives_no_place_to_a_model_whose_encoder_is_full(
     two.wait_until(lambda: two.queued() == 2)
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 300)
     monkeypatch.setattr("embert.server.engine_worker.work_queue.time", later)
-    assert two.loop._queue.take_ahead(full=False, but={1}) is None
+    assert two.loop._queue.take_ahead(full=False, exclude={1}) is None
     assert two.receive(1)[late][0].error == "deadline"
     assert two.queued() == 1
 

@@ -172,10 +172,10 @@ class VirtualEngine:
         *,
         side_by_side: bool = False,
         slower: float = 1.0,
-        bulk: tuple[str, ...] = (),
+        low_priority: tuple[str, ...] = (),
     ) -> None:
         """`slower`: what batches take, as a multiple of what they are expected to."""
-        self._clock, self._names, self._bulk = Clock(), list(speeds), bulk
+        self._clock, self._names, self._low_priority = Clock(), list(speeds), low_priority
         for module in ("loop", "work_queue", "health"):
             monkeypatch.setattr(f"embert.server.engine_worker.{module}.time", self._clock)
         counters = SharedCounters.create(1, 1, len(speeds))
@@ -253,7 +253,7 @@ class VirtualEngine:
             True,
             self._clock.now + 600,
             self._clock.now,
-            name in self._bulk,
+            name in self._low_priority,
             model=self._names.index(name),
         )
         self._open[request.id] = [texts, name if texts > 1 else "short", self._clock.now, 0]

@@ -13,7 +13,7 @@ from tests.server.live import STAND_IN, Live, Samples, live, until
 from tests.server.stand_in import FAIL, SLEEP
 
 PARTS = ("tokenize", "queue", "inference", "response_encode", "request_other")
-INTERACTIVE, BULK = 'priority="interactive"', 'priority="bulk"'
+INTERACTIVE, LOW_PRIORITY = 'priority="interactive"', 'priority="bulk"'
 
 
 def total(samples: Samples, part: str, of: str, labels: str = "") -> float:
@@ -143,8 +143,8 @@ def test_labels_say_which_requests_were_slow(paced: Live) -> None:
         ]  # fmt: skip
         assert {answer.result().status_code for answer in sent} == {200}
     grown = growth(paced, before)
-    for labels in (INTERACTIVE, BULK, 'engine="0"', 'engine="1"'):
+    for labels in (INTERACTIVE, LOW_PRIORITY, 'engine="0"', 'engine="1"'):
         assert total(grown, "inference", "count", labels) == 1, labels
         assert 0.5 <= total(grown, "inference", "sum", labels) < 20
-    assert grown[f'embert_requests_total{{{BULK},route="/embed",status="200"}}'] == 1
-    assert grown[f"embert_tokens_total{{{BULK}}}"] == 3
+    assert grown[f'embert_requests_total{{{LOW_PRIORITY},route="/embed",status="200"}}'] == 1
+    assert grown[f"embert_tokens_total{{{LOW_PRIORITY}}}"] == 3

@@ -190,9 +190,9 @@ def test_series_are_as_few_as_documented() -> None:
         counts.append(series())
         server.post("/embed", {"inputs": "a"}, headers={"x-priority": "bulk"})
         counts.append(series())
-    _, at_rest, route, failed, bulk = counts
+    _, at_rest, route, failed, low_priority = counts
     assert [at_rest, route - at_rest, failed - route] == [int(said[1]), int(said[2]), int(said[3])]
-    assert bulk - failed == int(said[4]) + int(said[2])
+    assert low_priority - failed == int(said[4]) + int(said[2])
 
 
 def test_connections_are_counted(two: Live) -> None:

@@ -27,11 +27,11 @@ async def _order(costs: list[int], cancelled: tuple[int, ...] = ()) -> list[str]
     """In which order bulk requests work, and rounds of the event loop end."""
     turns, order = LowPriorityThrottle(), []
 
-    async def bulk(number: int, cost: int) -> None:
+    async def low_priority(number: int, cost: int) -> None:
         await turns.before_tokenizing(cost)
         order.append(f"bulk {number}")
 
-    tasks = [asyncio.create_task(bulk(number, cost)) for number, cost in enumerate(costs)]
+    tasks = [asyncio.create_task(low_priority(number, cost)) for number, cost in enumerate(costs)]
     waiting = set(tasks)
     await asyncio.sleep(0)  # each has asked for its turn
     for number in cancelled:
@@ -54,11 +54,11 @@ def _rounds(order: list[str]) -> list[list[str]]:
     return [each for each in rounds if each]
 
 
-def test_a_large_bulk_request_has_a_round_for_itself() -> None:
+def test_a_large_low_priority_request_has_a_round_for_itself() -> None:
     assert _rounds(asyncio.run(_order([LARGE] * 8))) == [[f"bulk {number}"] for number in range(8)]
 
 
-def test_small_bulk_requests_share_a_round() -> None:
+def test_small_low_priority_requests_share_a_round() -> None:
     assert _rounds(asyncio.run(_order([SMALL] * 40))) == [
         [f"bulk {number}" for number in span] for span in (range(16), range(16, 32), range(32, 40))
     ]
@@ -68,7 +68,7 @@ def test_a_request_that_is_cancelled_while_it_waits_holds_up_nobody() -> None:
     assert _rounds(asyncio.run(_order([LARGE] * 4, cancelled=(1, 2)))) == [["bulk 0"], ["bulk 3"]]
 
 
-def test_one_bulk_request_does_not_wait() -> None:
+def test_one_low_priority_request_does_not_wait() -> None:
     async def alone() -> None:
         turns = LowPriorityThrottle()
         for _ in range(3):
@@ -114,8 +114,8 @@ class _Recorder(LowPriorityThrottle):
         self.asked.append(("answer", vector_bytes))
 
 
-@pytest.mark.parametrize("bulk", [False, True])
-def test_only_bulk_requests_take_turns(bulk: bool) -> None:
+@pytest.mark.parametrize("low_priority", [False, True])
+def test_only_low_priority_requests_take_turns(low_priority: bool) -> None:
     turns, encoded = _Recorder(), SimpleNamespace(truncated=0)
     answer = Answer({Task.EMBED: TaskOutput.one_each(np.zeros((2, 4), np.float32))}, 0.0, 0.0)
 
@@ -126,7 +126,7 @@ def test_only_bulk_requests_take_turns(bulk: bool) -> None:
         return answer
 
     context = object.__new__(RequestContext)
-    context.options = cast("RequestOptions", SimpleNamespace(low_priority=bulk))
+    context.options = cast("RequestOptions", SimpleNamespace(low_priority=low_priority))
     context.breakdown, context.trace, context.receive, context.truncated = LatencyBreakdown(), None, receive, 0
     registry = SimpleNamespace(low_priority_throttle=turns, held=HeldBytes(1 << 20))
     context._selector = cast("ModelSelector", SimpleNamespace(registry=registry))
@@ -147,7 +147,7 @@ def test_only_bulk_requests_take_turns(bulk: bool) -> None:
         await context.run(found)
 
     asyncio.run(request())
-    assert turns.asked == ([("tokenize", 300), ("answer", 32)] if bulk else [])
+    assert turns.asked == ([("tokenize", 300), ("answer", 32)] if low_priority else [])
 
 
 async def receive() -> Any:

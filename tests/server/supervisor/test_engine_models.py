@@ -6,8 +6,8 @@ from embert.server.ipc.control import ModelInfo
 from embert.server.supervisor.engine_models import (
     FORGIVEN_AFTER_S,
     FORWARD_LOSSES_MAX,
-    LEFT_OUT_MAX_S,
     LOAD_LOSSES_MAX,
+    QUARANTINE_MAX_S,
     QUARANTINE_S,
     EngineModels,
 )
@@ -44,7 +44,7 @@ def test_a_model_that_ends_the_process_is_found_and_left_out() -> None:
     assert models.states[1].state == "failed"
     assert models.states[1].detail == f"the engine process {KILLED} while it loaded this model, {LOAD_LOSSES_MAX} times"
     assert models.settled
-    assert not models.hopeless
+    assert not models.all_failed
 
 
 def test_the_models_that_were_never_at_fault_load_first() -> None:
@@ -120,7 +120,7 @@ def test_one_more_loss_after_its_return_leaves_it_out_for_twice_as_long() -> Non
         quarantine_s = next(step for step in (60, 120, 240, 480, 960, 1920, 3600) if models.due(now + step) == [1])
         seen.append(quarantine_s)
         now += quarantine_s
-    assert seen == [60, 120, 240, 480, 960, 1920, LEFT_OUT_MAX_S, LEFT_OUT_MAX_S, LEFT_OUT_MAX_S]
+    assert seen == [60, 120, 240, 480, 960, 1920, QUARANTINE_MAX_S, QUARANTINE_MAX_S, QUARANTINE_MAX_S]
 
 
 def test_losses_long_ago_are_forgiven() -> None:

@@ -142,7 +142,7 @@ def test_a_model_that_kills_the_engine_again_and_again_is_left_out_for_a_while(n
         assert "quarantined for 60 s" in server.get("/readyz/b").text
         answer = server.post("/models/b/embed", {"inputs": [GOOD]})
         assert answer.status_code == 503
-        assert "again and again" in answer.json()["error"]
+        assert "repeatedly in forwards" in answer.json()["error"]
         assert right(server, "a")
         assert server.get("/readyz").status_code == 200
 

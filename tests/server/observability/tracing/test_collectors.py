@@ -22,7 +22,7 @@ def test_a_collector_that_hangs_costs_spans_and_nothing_else() -> None:
         until(lambda: dropped(server) > 400, what="spans to be dropped")
         server.signal()
         assert server.wait() == 0  # though the exporter would wait ten seconds for this collector
-        assert "did not take the last spans" in server.log
+        assert "did not accept the last spans" in server.log
 
 
 def test_a_collector_that_comes_back_gets_spans() -> None:
