@@ -38,6 +38,7 @@ REQUEST_S = 5.0  # for a request to come and its answer to go
 BACKLOG = 4096
 MOST_CONNECTIONS = 256
 _HEAD_BYTES = 65_536
+ACCEPT_STEPS = 4  # of the event loop, from accept() to a task of `_tasks`: an accepted client gets its answer
 _PROBES = frozenset({"/livez", "/readyz", "/health", "/ping"})
 
 
@@ -121,6 +122,8 @@ class _WaitingServer:
             log.info("%s", self.downloads)
         for server in servers:
             server.close()
+        for _ in range(ACCEPT_STEPS):
+            await asyncio.sleep(0)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=1.0)
 
