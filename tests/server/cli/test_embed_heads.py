@@ -63,7 +63,7 @@ def test_queries(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (("--queries",), 2, "--queries goes with --multi"),
         (("--sparse", "--dimensions", "8"), 2, "--sparse goes without --dimensions and --no-normalize"),
         (("--multi", "--no-normalize"), 2, "--multi goes without --dimensions and --no-normalize"),
-        (("--sparse", "-o", "x.npy"), 2, "--sparse writes JSON lines or Parquet: an array x.npy has no room"),
+        (("--sparse", "-o", "x.npy"), 2, "--sparse writes JSON lines or Parquet: an array x.npy cannot hold"),
         (("--sparse",), 1, "does not have the task sparse; it has embed, tokens"),
         (("--multi",), 1, "does not have the task multi_vector; it has embed, tokens"),
     ],
