@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
-import random
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -187,17 +186,23 @@ def into(texts: Path, target: Path, *options: str) -> list[str]:
     return ["embed", "-q", "--dimensions", "8", "-f", str(texts), "-o", str(target), *options, *STAND_IN]
 
 
-def stopped_run(texts: Path, target: Path) -> None:
-    """A run that was killed at some moment after its first texts were complete."""
+def killed_run(texts: Path, target: Path) -> None:
+    """A run, killed after its first texts are complete while it waits for the last: they come through a pipe."""
+    content = texts.read_bytes()
+    texts.unlink()
+    os.mkfifo(texts)
     progress = target.with_name(f"{target.name}.partial.json")
     command = [sys.executable, "-m", "embert.server.cli.main", *into(texts, target, "--overwrite")]
-    slow = environment({"STAND_IN_TOKENS_PER_S": "60000"})  # a few tenths of a second a block
-    with subprocess.Popen(command, cwd=ROOT, env=slow, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE) as process:
         try:
-            until(progress.exists, 60, what="the first complete texts")
-            time.sleep(0.3 * random.random())
+            with texts.open("r+b", buffering=0) as pipe:  # to read as well: opening it waits for nobody
+                pipe.write(content[: content.index(b"text 5000\n")])  # less than a pipe holds: nor does this
+                until(progress.exists, what="the first complete texts")
+                process.kill()
         finally:
             process.kill()
+    texts.unlink()
+    texts.write_bytes(content)
 
 
 @pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl"])
@@ -206,7 +211,7 @@ def test_embed_goes_on_where_a_killed_run_ended(
 ) -> None:
     target, whole = tmp_path / name, tmp_path / f"whole-{name}"
     target.write_bytes(b"of an earlier run")
-    stopped_run(texts, target)
+    killed_run(texts, target)
     assert target.read_bytes() == b"of an earlier run"
     partial = tmp_path / f"{name}.partial"
     with partial.open("ab") as file:
