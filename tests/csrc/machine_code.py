@@ -1,29 +1,42 @@
-"""Which kernels of two source trees have different machine code: for changes of csrc that should change none.
+"""Compares the machine code of all kernels of two source trees: for changes of csrc that must not change any.
 
     python -m tests.csrc.machine_code BEFORE AFTER [--architecture 90a] [--folder build/machine-code]
 
-Compiles every .cu file of both trees as CMake does, and compares the instructions of all kernels by name, and their
-registers. Needs nvcc, no GPU. What is compiled stays in the folder: an interrupted run goes on where it ended.
+Compiles every .cu file of both trees as CMake does. Kernels are paired by their instructions and registers, so a renamed
+kernel is equal. What remains is printed: kernels of the same name, then kernels that only one tree has. Needs nvcc and no
+GPU. Cubins stay in the folder: an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import re
 import struct
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 OPTIONS = ("-O3", "-DNDEBUG", "-std=c++17", "-Xcompiler=-fPIC,-fvisibility=hidden")
-UNNAMED = re.compile(r"\d+_GLOBAL__N__\w*?_cu_[0-9a-f]+(?:_\d+)?")  # an unnamed namespace, which names its file
-NO_BYTES = 8  # SHT_NOBITS
+UNNAMED = re.compile(r"\d+_GLOBAL__N__\w*?_cu_[0-9a-f]+(?:_\d+)?")  # an unnamed namespace's mangled name has its file
+SHT_NOBITS = 8
 
-Code = tuple[bytes, int]  # instructions, registers
+
+class Body(NamedTuple):
+    """What the GPU runs: equal for equal kernels, whatever their names."""
+
+    digest: str  # of the instructions
+    size: int  # bytes of instructions
+    registers: int
+
+
+Kernel = tuple[str, Body]  # mangled name, without unnamed namespaces
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compile, compare, name what differs."""
+    """Compile, compare, print what differs; exit with 1 if anything does."""
     parser = argparse.ArgumentParser(prog="tests.csrc.machine_code")
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
@@ -31,57 +44,69 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, default=Path("build/machine-code"))
     options = parser.parse_args(argv)
     before, after = (
-        kernels(compiled(tree, options.config, options.folder / options.config / name))
+        kernels(compile_tree(tree, options.architecture, options.folder / options.architecture / name))
         for name, tree in (("before", options.before), ("after", options.after))
     )
-    different = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-    for name in different:
-        print(f"differs: {name} {sizes(before.get(name, []))} {sizes(after.get(name, []))}")
-    print(f"sm_{options.config}: {len(before)} kernels before, {len(after)} after, {len(different)} differ")
-    raise SystemExit(bool(different))
+    equal, only_before, only_after = compare(before, after)
+    for (name, body), tree in [(kernel, "before") for kernel in only_before] + [(kernel, "after") for kernel in only_after]:
+        print(f"only {tree}: {body.size} B, {body.registers} registers: {name}")
+    print(
+        f"sm_{options.architecture}: {len(before)} kernels before, {len(after)} after: {equal} have equal machine code, "
+        f"{len(only_before)} are only before and {len(only_after)} only after"
+    )
+    raise SystemExit(bool(only_before or only_after))
 
 
-def compiled(tree: Path, config: str, folder: Path) -> list[Path]:
-    """The cubins of a tree's sources."""
+def compile_tree(tree: Path, architecture: str, folder: Path) -> list[Path]:
+    """The cubins of a tree's sources that define or instantiate kernels."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    cubins = []
     for source in sorted((tree / "csrc").rglob("*.cu")):
-        cubin = folder / f"{source.stem}.cubin"
-        made.append(cubin)
+        cubin = folder / "-".join(source.relative_to(tree / "csrc").with_suffix(".cubin").parts)
+        cubins.append(cubin)
         if not cubin.exists():
-            print(f"{source}", flush=True)
-            part = cubin.with_suffix(".part")
-            machine = f"-gencode=arch=compute_{config},code=sm_{config}"
-            command = ["nvcc", *OPTIONS, machine, f"-I{tree / 'csrc'}", "-cubin", "-o", str(part), str(source)]
+            print(source, flush=True)
+            partial = cubin.with_suffix(".partial")
+            target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+            command = ["nvcc", *OPTIONS, target, f"-I{tree / 'csrc'}", "-cubin", "-o", str(partial), str(source)]
             subprocess.run(command, check=True)
-            part.rename(cubin)
-    return made
+            partial.rename(cubin)
+    return cubins
 
 
-def kernels(cubins: Sequence[Path]) -> dict[str, list[Code]]:
-    """By mangled name, without what an unnamed namespace adds: so several may have the same."""
-    found: dict[str, list[Code]] = {}
-    for cubin in cubins:
-        for name, code in texts(cubin.read_bytes()):
-            found.setdefault(UNNAMED.sub("", name), []).append(code)
-    return {name: sorted(codes) for name, codes in found.items()}
+def compare(before: Sequence[Kernel], after: Sequence[Kernel]) -> tuple[int, list[Kernel], list[Kernel]]:
+    """How many kernels have the same body in both trees, and the kernels left on either side."""
+    equal = Counter(body for _, body in before) & Counter(body for _, body in after)
+    return equal.total(), _left(before, after, equal), _left(after, before, equal)
 
 
-def texts(elf: bytes) -> Iterator[tuple[str, Code]]:
+def _left(kernels: Sequence[Kernel], others: Sequence[Kernel], equal: Counter[Body]) -> list[Kernel]:
+    """Kernels without a partner; of kernels with equal bodies those whose names the other tree has are paired first."""
+    unpaired, names, left = equal.copy(), set(others), []
+    for kernel in sorted(kernels, key=lambda kernel: kernel not in names):
+        if unpaired[kernel[1]]:
+            unpaired[kernel[1]] -= 1
+        else:
+            left.append(kernel)
+    return sorted(left)
+
+
+def kernels(cubins: Sequence[Path]) -> list[Kernel]:
+    """Every kernel of the cubins."""
+    return [(UNNAMED.sub("", name), body) for cubin in cubins for name, body in _text_sections(cubin.read_bytes())]
+
+
+def _text_sections(elf: bytes) -> Iterator[Kernel]:
     """Each kernel's section of instructions; its registers are the highest byte of the section's info."""
     (headers,) = struct.unpack_from("<Q", elf, 0x28)
-    size, count, names_at = struct.unpack_from("<HHH", elf, 0x3A)
+    size, count, name_section = struct.unpack_from("<HHH", elf, 0x3A)
     sections = [struct.unpack_from("<IIQQQQIIQQ", elf, headers + i * size) for i in range(count)]
-    names = elf[sections[names_at][4] :]
-    for name_at, kind, _, _, offset, length, _, info, _, _ in sections:
-        name = names[name_at : names.index(b"\0", name_at)].decode()
-        if name.startswith(".text.") and kind != NO_BYTES:
-            yield name.removeprefix(".text."), (elf[offset : offset + length], info >> 24)
-
-
-def sizes(codes: Sequence[Code]) -> str:
-    """Bytes and registers, to see at a glance how much differs."""
-    return ", ".join(f"{len(code)} B in {registers} registers" for code, registers in codes) or "none"
+    names = elf[sections[name_section][4] :]
+    for name_offset, kind, _, _, offset, length, _, info, _, _ in sections:
+        name = names[name_offset : names.index(b"\0", name_offset)].decode()
+        if name.startswith(".text.") and kind != SHT_NOBITS:
+            code = elf[offset : offset + length]
+            yield name.removeprefix(".text."), Body(hashlib.sha256(code).hexdigest(), length, info >> 24)
 
 
 if __name__ == "__main__":
