@@ -2,9 +2,9 @@
 
     python -m tests.csrc.machine_code BEFORE AFTER [--architecture 90a] [--folder build/machine-code]
 
-Compiles every .cu file of both trees as CMake does. Kernels are paired by their instructions and registers, so a renamed
-kernel is equal. What remains is printed: kernels of the same name, then kernels that only one tree has. Needs nvcc and no
-GPU. Cubins stay in the folder: an interrupted run continues where it stopped.
+Compiles every .cu file of both trees as CMake does. Kernels are paired by their instructions and registers, so a
+renamed kernel is equal. What has no partner is printed: kernels of the same name, then kernels that only one tree has.
+Needs nvcc and no GPU. Cubins stay in the folder: an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name, tree in (("before", options.before), ("after", options.after))
     )
     equal, only_before, only_after = compare(before, after)
-    for (name, body), tree in [(kernel, "before") for kernel in only_before] + [(kernel, "after") for kernel in only_after]:
+    for (name, body), tree in [(kernel, "before") for kernel in only_before] + [
+        (kernel, "after") for kernel in only_after
+    ]:
         print(f"only {tree}: {body.size} B, {body.registers} registers: {name}")
     print(
         f"sm_{options.architecture}: {len(before)} kernels before, {len(after)} after: {equal} have equal machine code, "
