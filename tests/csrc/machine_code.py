@@ -48,13 +48,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name, tree in (("before", options.before), ("after", options.after))
     )
     equal, only_before, only_after = compare(before, after)
-    for (name, body), tree in [(kernel, "before") for kernel in only_before] + [
-        (kernel, "after") for kernel in only_after
-    ]:
-        print(f"only {tree}: {body.size} B, {body.registers} registers: {name}")
+    for name in sorted({name for name, _ in (*only_before, *only_after)}):
+        print(f"{sizes(only_before, name)} before, {sizes(only_after, name)} after: {name}")
     print(
-        f"sm_{options.architecture}: {len(before)} kernels before, {len(after)} after: {equal} have equal machine code, "
-        f"{len(only_before)} are only before and {len(only_after)} only after"
+        f"sm_{options.architecture}: {len(before)} kernels before, {len(after)} after; {equal} are equal, "
+        f"{len(only_before)} before and {len(only_after)} after are not"
     )
     raise SystemExit(bool(only_before or only_after))
 
@@ -109,6 +107,13 @@ def _text_sections(elf: bytes) -> Iterator[Kernel]:
         if name.startswith(".text.") and kind != SHT_NOBITS:
             code = elf[offset : offset + length]
             yield name.removeprefix(".text."), Body(hashlib.sha256(code).hexdigest(), length, info >> 24)
+
+
+def sizes(kernels: Sequence[Kernel], name: str) -> str:
+    """Bytes and registers of the kernels of this name, to see how much differs."""
+    return (
+        ", ".join(f"{body.size} B in {body.registers} registers" for other, body in kernels if other == name) or "none"
+    )
 
 
 if __name__ == "__main__":
