@@ -10,8 +10,7 @@ import time
 
 from embert import __version__
 from embert.server.cli.models import name_of, plan
-from embert.server.config import ConfigError, ServeConfig, model_configs, read_api_keys
-from embert.server.http.tls_context import tls_context
+from embert.server.config import ConfigError, ServeConfig, model_configs, read_api_keys, tls_context
 from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import use_memory

@@ -22,9 +22,9 @@ from functools import partial
 import orjson
 
 from embert.server.config import ServeConfig
-from embert.server.http.accept import scrape_form
 from embert.server.http.auth import Keys
 from embert.server.http.errors import ErrorFormat, ServerError, Unavailable, error_body
+from embert.server.http.request_head import scrape_form
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping import exposition
 

@@ -9,6 +9,7 @@ from embert.server.config.options import (
     environment_names,
     option_name,
     read_api_keys,
+    tls_context,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "model_configs",
     "option_name",
     "read_api_keys",
+    "tls_context",
 ]

@@ -7,6 +7,7 @@ import difflib
 import math
 import os
 import re
+import ssl
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ __all__ = [
     "environment_names",
     "option_name",
     "read_api_keys",
+    "tls_context",
 ]
 
 _PREFIX = "EMBERT_"
@@ -315,6 +317,28 @@ def _read_key_file(path: str) -> bytes:
         if facts.st_size > KEY_FILE_LIMIT:
             raise OSError(f"it has {facts.st_size} bytes; the limit is {KEY_FILE_LIMIT}")
         return file.read(KEY_FILE_LIMIT)
+
+
+def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
+    """None without --ssl-certfile. Raises ConfigError for files and ciphers that cannot be used."""
+    if config.ssl_certfile is None:
+        return None
+    options = [f"--ssl-certfile {config.ssl_certfile}"]
+    options += [f"--ssl-keyfile {config.ssl_keyfile}"] if config.ssl_keyfile else []
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without a password, OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, config.ssl_keyfile_password or "")
+        context.verify_mode = ssl.VerifyMode(config.ssl_cert_reqs)
+        if config.ssl_ca_certs is not None:
+            options = [f"--ssl-ca-certs {config.ssl_ca_certs}"]
+            context.load_verify_locations(config.ssl_ca_certs)
+        if config.ssl_ciphers is not None:
+            options = [f"--ssl-ciphers {config.ssl_ciphers}"]
+            context.set_ciphers(config.ssl_ciphers)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"{' with '.join(options)}: {error}") from None
+    return context
 
 
 def option_name(name: str) -> str:

@@ -21,7 +21,7 @@ from typing import Protocol
 from embert.server.config import ServeConfig
 from embert.server.engine_client.shares import wait_s, work_within
 from embert.server.http.errors import Overloaded, Unavailable
-from embert.server.http.request_options import TIMEOUT_HEADER, RequestOptions
+from embert.server.http.request_head import TIMEOUT_HEADER, RequestOptions
 from embert.server.ipc.control import EngineState, ModelInfo
 from embert.server.ipc.messages import EngineStatus
 from embert.server.ipc.shared_counters import SharedCounters

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from embert.engine import Encoded, Task, TaskOutput
 from embert.engine.batch import cumulative
 from embert.engine.tasks import ALL_TASKS
-from embert.server.http.request_options import RequestOptions
+from embert.server.http.request_head import RequestOptions
 from embert.server.ipc.messages import EncodeRequest, PartialResult, TaskRows
 
 __all__ = ["TASKS", "Answer", "PendingRequest", "Receive", "TooManyWeights", "rows_of"]

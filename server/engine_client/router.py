@@ -24,7 +24,7 @@ from embert.server.engine_client.background import keep_running
 from embert.server.engine_client.connection import EngineConnection
 from embert.server.engine_client.pending import TASKS, Answer, PendingRequest, Receive, TooManyWeights, rows_of
 from embert.server.http.errors import InferenceFailed, ServerError, Unavailable
-from embert.server.http.request_options import RequestOptions
+from embert.server.http.request_head import RequestOptions
 from embert.server.ipc.control import EngineState, ModelInfo, StartModel
 from embert.server.ipc.messages import EncodeRequest, PartialResult, Results, TextRows
 from embert.server.ipc.shared_counters import SharedCounters

@@ -32,10 +32,8 @@ from embert.server.frontend.playground import hint
 from embert.server.frontend.routes import OF_THE_FIRST, TaskRoute, tasks_by_path
 from embert.server.frontend.task_endpoint import TaskEndpoint
 from embert.server.http.auth import AuthMiddleware, Keys
-from embert.server.http.cors import with_cors
-from embert.server.http.direct import DirectRoutes
 from embert.server.http.errors import ErrorFormats, Invalid, NotFound, ServerError, describe_name, error_body
-from embert.server.http.request_metrics import RequestMetricsMiddleware
+from embert.server.http.middleware import DirectRoutes, RequestMetricsMiddleware, with_cors
 from embert.server.observability.access_log import AccessLog
 from embert.server.request.model_handle import ModelHandle
 from embert.server.request.model_registry import ModelRegistry, ModelSelector

@@ -14,8 +14,8 @@ from embert import __version__
 from embert.engine import Model, Task
 from embert.server.frontend.playground import HEADERS, PAGE
 from embert.server.frontend.routes import Operation
-from embert.server.http.accept import prefers, scrape_form
 from embert.server.http.errors import ErrorFormat
+from embert.server.http.request_head import prefers, scrape_form
 from embert.server.request.model_handle import ModelHandle
 from embert.server.request.model_registry import ModelRegistry
 

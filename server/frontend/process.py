@@ -18,8 +18,8 @@ import uvicorn
 import uvloop
 
 from embert.server.engine_client.background import exit_on_error, keep_running
-from embert.server.http.accept import scrape_form
 from embert.server.http.errors import ErrorFormat, ServerError, send_error
+from embert.server.http.request_head import scrape_form
 from embert.server.ipc.control import ControlConnection, Drain, Drained, EngineState, Failed, Message, Ready, StartApi
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability import gc_tuning
@@ -77,15 +77,13 @@ async def _serve(
 ) -> None:
     # Not at the top: they take seconds to import, and the logs come first.
     from embert.engine.errors import EngineError
-    from embert.server.config import ConfigError
+    from embert.server.config import ConfigError, tls_context
     from embert.server.frontend.app import create_app
     from embert.server.frontend.path_lookup import METRIC_ROUTES, METRIC_TASKS, error_formats_by_path, keyless_paths
     from embert.server.http.auth import Keys
-    from embert.server.http.connections import Connections, connection_limit
+    from embert.server.http.connections import Connections, connection_limit, end_slow_readers
     from embert.server.http.protocol import bounded_protocol
-    from embert.server.http.timeouts import end_slow_readers
     from embert.server.http.tls import with_tls
-    from embert.server.http.tls_context import tls_context
     from embert.server.request.model_registry import load_registry
 
     config = start.config

@@ -52,7 +52,7 @@ class AuthMiddleware:
         """ASGI."""
         path: str = scope["path"]
         try:
-            if self._keys.any and (name := self._keys.check(scope)):
+            if self._keys.digests and (name := self._keys.check(scope)):
                 scope[SCOPE_KEY].key = name
             if scope.get("state"):  # set by the protocol for this connection
                 self._refuse_surplus(scope)
@@ -88,16 +88,11 @@ class Keys:
         self._config = config
         self._open = open_paths
         self._seen = self._stamp()
-        self._digests = self._read()  # of the keys, with their names
-
-    @property
-    def any(self) -> bool:
-        """Whether there are keys."""
-        return bool(self._digests)
+        self.digests = self._read()  # of the keys, with their names; empty: no request needs one
 
     def check(self, scope: Scope) -> str:
         """The name of the key that the request carries; empty where it needs none. Raises Unauthorized otherwise."""
-        if not self._digests or (scope["path"] in self._open and scope["method"] in ("GET", "HEAD")):
+        if not self.digests or (scope["path"] in self._open and scope["method"] in ("GET", "HEAD")):
             return ""
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of two alike, the first counts
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
@@ -105,7 +100,7 @@ class Keys:
             scheme, key = b"bearer", azures
         digest = _digest(key.strip(b" \t"))
         # Compare with all keys: an early exit would leak timing.
-        matches = [name for known, name in self._digests if hmac.compare_digest(digest, known)]
+        matches = [name for known, name in self.digests if hmac.compare_digest(digest, known)]
         if scheme.lower() != b"bearer" or not matches:
             wrong = "is wrong" if scheme or key else "is missing"
             hint = _FOR_BROWSERS if scope["path"] == "/docs" else ""
@@ -119,11 +114,11 @@ class Keys:
             return
         self._seen = stamp
         try:
-            self._digests = self._read()
+            self.digests = self._read()
         except ConfigError as error:
             log.error("%s; the keys stay as they were", error)  # noqa: TRY400 - the message is complete
         else:
-            log.info("--api-key-file has changed; keys accepted now: %d", len(self._digests))
+            log.info("--api-key-file has changed; keys accepted now: %d", len(self.digests))
 
     def follow(self) -> NoReturn:
         """Refresh periodically, for ever. For a thread: a file system that hangs would hold up the event loop."""

@@ -7,19 +7,24 @@ connections are closed for new ones, and connections above the limit are refused
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import resource
 import select
+import sys
+import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-__all__ = ["ConnectionLimit", "ConnectionSlot", "Connections", "connection_limit"]
+from embert.server.http.held_bytes import HeldBytes
+
+__all__ = ["ConnectionLimit", "ConnectionSlot", "Connections", "connection_limit", "end_slow_readers", "unread_bytes"]
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +35,8 @@ UNREAD_CHECK_S = 0.25
 WATCH_INTERVAL_S = 1.0
 LOG_INTERVAL_S = 10.0  # between two lines of a kind
 EVICTED_WITHOUT_FILES = 32  # idle connections closed at once when no descriptor is left
+LEAST_TAKEN = 16_384  # bytes of an answer that a client must read in --client-timeout
+LEAST_TAKEN_PER_S = 32_768  # and where memory is scarce, so many a second
 
 
 class ConnectionSlot(Enum):
@@ -195,3 +202,41 @@ class Connections:
             return
         self._logged[line] = now, 0
         log.warning(line + " (and %d times since the last such line)", *values, missed)
+
+
+def unread_bytes(connection: Connection) -> int:
+    """Bytes of an answer that the client's machine has not taken; 0 where all of it is in the kernel.
+
+    The kernel holds megabytes. Without them, the number would stand still for long while a client reads steadily.
+    """
+    size = connection.transport.get_write_buffer_size()
+    if not size or (file := connection.transport.get_extra_info("socket").fileno()) < 0:
+        return size
+    return size + int.from_bytes(fcntl.ioctl(file, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+
+async def end_slow_readers(
+    connections: Iterable[Connection], held: HeldBytes, timeout_s: float, on_end: Callable[[], None]
+) -> NoReturn:
+    """Abort connections whose client has read fewer than LEAST_TAKEN bytes of its answer in `timeout_s`; for ever.
+
+    Where memory is scarce, it must have read more. `on_end` is called for each. Closing would wait until everything is
+    sent, which may never happen.
+    """
+    unread: dict[Connection, tuple[int, float]] = {}  # bytes that waited, and since when too few were read
+    while True:
+        await asyncio.sleep(min(1.0, timeout_s / 4))
+        now = time.monotonic()
+        before, unread = unread, {}
+        least = max(LEAST_TAKEN, int(timeout_s * LEAST_TAKEN_PER_S)) if held.scarce else LEAST_TAKEN
+        for connection in list(connections):
+            connection.count_unread()
+            size = unread_bytes(connection)
+            if not size:
+                continue
+            known = before.get(connection)
+            stuck = known is not None and known[0] - least < size <= known[0]
+            unread[connection] = known if known is not None and stuck else (size, now)
+            if now - unread[connection][1] > timeout_s:
+                connection.transport.abort()
+                on_end()

@@ -1,14 +1,25 @@
-"""Limits the bytes that an HTTP process holds for its clients; checked before the work.
+"""Limits the bytes that an HTTP process holds for its clients, checked before the work; reads bodies within that limit.
 
 They are bodies, from their first byte until their request is answered; reservations for answers, from before the work
 until they are written; bytes of answers that clients have not read; and pipelined requests that wait for earlier ones.
+
+A periodic sweep ends bodies that do not arrive. It replaces per-request timers, so an ordinary request pays nothing.
 """
 
 from __future__ import annotations
 
-from embert.server.http.errors import PayloadTooLarge, Unavailable
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
 
-__all__ = ["SMALL_BYTES", "HeldBytes"]
+from embert.server.http.errors import PayloadTooLarge, RequestTimeout, Unavailable
+
+__all__ = [
+    "SMALL_BYTES",
+    "BodyReader",
+    "HeldBytes",
+]
 
 SMALL_BYTES = 65_536  # requests up to this may use a quarter more, so that large requests do not block small ones
 
@@ -61,3 +72,81 @@ class HeldBytes:
 
     def _limit_of(self, size: int) -> int:
         return self.limit if size > SMALL_BYTES else self.limit + self.limit // 4
+
+
+Receive = Callable[[], Awaitable[Any]]  # ASGI's
+
+
+class BodyReader:
+    """Reads the bodies of one API process's requests."""
+
+    def __init__(self, limit: int, held: HeldBytes, timeout_s: float) -> None:
+        """`limit` is of a body, in bytes; `timeout_s` is for each piece that the network brings."""
+        self._limit, self._held, self._timeout_s = limit, held, timeout_s
+        self._due: dict[asyncio.Task[Any], float] = {}  # tasks that wait for a client, and until when
+        self._late: set[asyncio.Task[Any]] = set()
+
+    async def read(self, headers: list[tuple[bytes, bytes]], receive: Receive, deadline: float, set_by: str) -> bytes:
+        """The whole body, whose bytes stay counted. `set_by` is the option or the header that the deadline is from.
+
+        Raises PayloadTooLarge as soon as it is known to be too large, Unavailable when it cannot be held,
+        RequestTimeout when nothing of it comes for too long or not all of it before `deadline` (CLOCK_MONOTONIC),
+        CancelledError when the client left.
+        """
+        for name, value in headers:
+            if name == b"content-length" and value.isdigit():
+                self.check(int(value), 0)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this is a coroutine
+        try:
+            return await self._pieces(task, receive, deadline)
+        except asyncio.CancelledError:
+            if task not in self._late:
+                raise
+            self._late.remove(task)
+            task.uncancel()
+            limit = "--client-timeout" if time.monotonic() < deadline else set_by
+            raise RequestTimeout(f"the request's body did not arrive in time ({limit})") from None
+        finally:
+            self._due.pop(task, None)
+
+    async def _pieces(self, task: asyncio.Task[Any], receive: Receive, deadline: float) -> bytes:
+        held, complete = self._held, False
+        body = bytearray()  # a list of small pieces would take more memory than their bytes
+        try:
+            while True:
+                self._due[task] = min(deadline, time.monotonic() + self._timeout_s)
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise asyncio.CancelledError
+                piece: bytes = message.get("body", b"")
+                self.check(len(body) + len(piece), len(body))
+                more = message.get("more_body", False)
+                held.requests += len(piece)
+                complete = not more
+                if complete and not body:
+                    return piece
+                body += piece
+                if complete:
+                    return bytes(body)
+        finally:
+            if not complete:
+                held.requests -= len(body)
+
+    def check(self, size: int, counted: int = 0) -> None:
+        """Raise where a body may not grow to `size` bytes; `counted` of them are held already."""
+        if size > self._limit:
+            raise PayloadTooLarge(
+                f"the request body has {size} bytes or more; the limit is {self._limit} (--payload-limit)"
+            )
+        self._held.check(size, "the request body", counted=counted)
+
+    async def watch(self) -> NoReturn:
+        """End the reads that have waited for too long; for ever."""
+        while True:
+            await asyncio.sleep(min(0.25, self._timeout_s / 4))
+            now = time.monotonic()
+            for task in [task for task, due in self._due.items() if due < now]:
+                del self._due[task]
+                self._late.add(task)
+                task.cancel()

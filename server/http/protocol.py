@@ -4,8 +4,8 @@ A connection is in exactly one state at a time, and each state has an end:
 
     idle        its client may ask something                     connections.py
     head        a request has begun                              HEAD_TIMEOUT_S, --header-limit
-    answering   the app reads a body, computes and answers       timeouts.py, the request's deadline
-    lingering   the answer is given, and more comes              lingering.py
+    answering   the app reads a body, computes and answers       held_bytes.py, the request's deadline
+    lingering   the answer is given, and more comes              LingeringClose
 
 A mistake in a request's head is answered here, as JSON, counted, and after the answers to the requests before it. A
 mistake in a body is told to the app, which answers.
@@ -18,20 +18,164 @@ import http
 import urllib.parse
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from embert.server.http.connections import Connections, ConnectionSlot
-from embert.server.http.errors import BadRequest, ErrorFormats, HeadTooLarge, RequestTimeout, ServerError, error_body
+from embert.server.http.errors import (
+    BadRequest,
+    ErrorFormats,
+    HeadTooLarge,
+    Reply,
+    RequestTimeout,
+    ServerError,
+    error_body,
+)
 from embert.server.http.held_bytes import HeldBytes
-from embert.server.http.lingering import LingeringClose
-from embert.server.http.request_cycle import BoundedCycle, HoldableFlow
 from embert.server.http.request_head import PLAIN_KEY, KnownHeads, check_headers, split_target, without_upgrade
 
-__all__ = ["bounded_protocol"]
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+
+__all__ = [
+    "LINGER_BYTES",
+    "LINGER_QUIET_S",
+    "LINGER_S",
+    "BoundedCycle",
+    "HoldableFlow",
+    "LingeringClose",
+    "bounded_protocol",
+]
+
+_JOINED_BYTES = 1 << 18  # a longer body is written beside its head, which saves a copy
+
+
+class HoldableFlow(FlowControl):
+    """An app that waits for a body resumes reading, but not while `hold` says that too much is unparsed."""
+
+    held = False
+    answer_bytes = 0  # of the newest answer's body
+
+    def hold(self) -> None:
+        """Read nothing more until `release`."""
+        self.held = True
+        self.pause_reading()
+
+    def release(self) -> None:
+        """Read again, where `hold` stopped it."""
+        if self.held:
+            self.held = False
+            self.resume_reading()
+
+    def resume_reading(self) -> None:
+        """Resume, unless held."""
+        if not self.held:
+            super().resume_reading()
+
+
+class BoundedCycle(RequestResponseCycle):
+    """A request and its answer."""
+
+    broken: ServerError | None = None  # what is wrong with the body, from here on
+    closes = False  # the connection ends with this answer
+    flow: HoldableFlow
+    direct: asyncio.Task[None] | None = None  # what answers it without the app
+    _tasks: set[asyncio.Task[None]]  # of the server, with `direct` while that runs
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """ASGI's. Raises what is wrong with the body."""
+        message: ASGIReceiveEvent = {"type": "http.disconnect"}
+        if self.broken is None:
+            message = await super().receive()
+        if self.broken is not None and not self.disconnected and not self.response_complete:
+            raise self.broken
+        return message
+
+    def begin_direct(self, task: asyncio.Task[None], tasks: set[asyncio.Task[None]]) -> None:
+        """Note the task that answers, among the server's `tasks`."""
+        self.direct, self._tasks = task, tasks
+        tasks.add(task)
+
+    def end_direct(self) -> None:
+        """The task ends; called by itself, because a callback of a task costs a step of the event loop."""
+        if self.direct is not None:
+            self._tasks.discard(self.direct)
+            self.direct = None
+
+    def take_body(self) -> bytes:
+        """The whole body, of a request that is complete."""
+        body, self.body = bytes(self.body), bytearray()
+        return body
+
+    def reply(self, reply: Reply, request_id: bytes) -> None:
+        """Answer in one write, without ASGI. Does nothing where the client has left."""
+        if self.disconnected:
+            return
+        close = b"" if self.keep_alive else b"connection: close\r\n"
+        head = b"%b%bx-request-id: %b\r\n%b\r\n" % (STATUS_LINE[reply.status], reply.head, request_id, close)
+        self.response_started = self.response_complete = True
+        self.flow.answer_bytes = len(reply.body)
+        self.closes, self.keep_alive = not self.keep_alive, True
+        if len(reply.body) < _JOINED_BYTES:
+            self.transport.write(head + reply.body)
+        else:
+            self.transport.write(head)
+            self.transport.write(reply.body)
+        self.message_event.set()
+        self.on_response()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """ASGI's."""
+        begins = not self.response_started
+        if message["type"] == "http.response.body":
+            self.flow.answer_bytes = len(message.get("body", b""))
+        if begins and self.more_body:
+            self.keep_alive = False  # where the rest of the body ends is not known yet
+        await super().send(message)
+        if begins:
+            # The protocol closes, not the cycle: it may have to read on for a while.
+            self.closes, self.keep_alive = not self.keep_alive, True
+
+
+LINGER_QUIET_S = 2.0  # without a byte more
+LINGER_S = 30.0  # in all
+LINGER_BYTES = 128 << 20
+
+
+class LingeringClose:
+    """Begins at once. The owner reports arriving data, and the loss of the connection."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._bytes_left = LINGER_BYTES
+        self._until, self._last = loop.time() + LINGER_S, loop.time()
+        if transport.can_write_eof():  # TLS cannot: its clients know the end by the answer's length
+            transport.write_eof()
+        self._timer = loop.call_later(LINGER_QUIET_S, self._check)
+
+    def received(self, size: int) -> None:
+        """Note that so many more bytes came; they are dropped."""
+        self._last = self._loop.time()
+        self._bytes_left -= size
+        if self._bytes_left < 0:
+            self.cancel()
+            self._transport.close()
+
+    def cancel(self) -> None:
+        """Stop the timer: the connection is closed."""
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        until = min(self._until, self._last + LINGER_QUIET_S)
+        if now < until:
+            self._timer = self._loop.call_later(until - now, self._check)
+        else:
+            self._transport.close()
+
 
 Count = Callable[[str, int, "tuple[str, int] | None"], None]
 Direct = Callable[[BoundedCycle], "Coroutine[None, None, None] | None"]

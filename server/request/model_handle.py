@@ -12,7 +12,7 @@ from embert.server.config import ModelConfig, ServeConfig
 from embert.server.engine_client.pending import Receive
 from embert.server.engine_client.router import Router
 from embert.server.http.errors import Invalid, PayloadTooLarge
-from embert.server.http.request_options import RequestOptions
+from embert.server.http.request_head import RequestOptions
 from embert.server.ipc.control import ModelInfo
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.request.latency_breakdown import LatencyBreakdown

@@ -10,8 +10,7 @@ from embert.engine.errors import EngineError
 from embert.server.config import ConfigError, ServeConfig
 from embert.server.engine_client.router import Router
 from embert.server.http.errors import ModelUnknown, Unavailable, describe_name
-from embert.server.http.held_bytes import HeldBytes
-from embert.server.http.timeouts import BodyReader
+from embert.server.http.held_bytes import BodyReader, HeldBytes
 from embert.server.ipc.control import ControlConnection, ModelFailed, Progress, StartApi
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.api_metrics import ApiMetrics

@@ -17,11 +17,9 @@ from embert.engine.batch import cumulative
 from embert.engine.heads.multi_vector import kept_rows
 from embert.server.config import option_name
 from embert.server.engine_client.pending import Answer, TooManyWeights
-from embert.server.http.accept import prefers
 from embert.server.http.errors import PayloadTooLarge, ServerError, UnsupportedEncoding, describe_name
 from embert.server.http.held_bytes import SMALL_BYTES
-from embert.server.http.request_head import PLAIN_KEY
-from embert.server.http.request_options import read_request_options
+from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options
 from embert.server.observability.request_record import LOW_PRIORITY, SCOPE_KEY, TRACE_KEY, RequestRecord
 from embert.server.request.known_fields import TranslatedFields, header_value
 from embert.server.request.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids

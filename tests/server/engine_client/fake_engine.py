@@ -14,7 +14,7 @@ from embert.engine import Encoded
 from embert.server.config import ModelConfig
 from embert.server.engine_client.pending import Answer
 from embert.server.engine_client.router import Router
-from embert.server.http.request_options import RequestOptions
+from embert.server.http.request_head import RequestOptions
 from embert.server.ipc.control import EngineState, ModelInfo, ModelState, StartModel
 from embert.server.ipc.framing import Channel, address
 from embert.server.ipc.messages import (

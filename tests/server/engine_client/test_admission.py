@@ -14,7 +14,7 @@ from embert.server.config import ServeConfig
 from embert.server.engine_client.admission import Admission
 from embert.server.engine_client.shares import wait_s, work_within
 from embert.server.http.errors import Overloaded, Unavailable
-from embert.server.http.request_options import RequestOptions
+from embert.server.http.request_head import RequestOptions
 from embert.server.ipc.control import EngineState, ModelInfo, ModelState
 from embert.server.ipc.messages import EngineStatus
 from embert.server.ipc.shared_counters import SharedCounters

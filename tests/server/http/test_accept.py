@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from embert.server.http.accept import MAX_BYTES, prefers
 from embert.server.http.errors import HeadTooLarge
+from embert.server.http.request_head import MAX_BYTES, prefers
 
 OCTETS, JSON = b"application/octet-stream", b"application/json"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from embert.server.http import lingering
+from embert.server.http import protocol
 from embert.server.http.connections import IDLE_TIMEOUT_S
 from embert.server.http.protocol import HEAD_TIMEOUT_S
 from tests.server.http.echo_server import GET, H2C, INNER, Clock, Serving, chunked, cut, play, post, serving
@@ -116,7 +116,7 @@ def test_anything_is_answered_the_same_way_however_it_is_cut(seed: int) -> None:
     async def exchange(make: Callable[[], asyncio.Protocol], server: Serving, pieces: list[bytes]) -> list[Any]:
         pipe = Pipe(make())
         await pipe.feed(pieces)
-        for seconds in (HEAD_TIMEOUT_S, IDLE_TIMEOUT_S, lingering.LINGER_S):
+        for seconds in (HEAD_TIMEOUT_S, IDLE_TIMEOUT_S, protocol.LINGER_S):
             for _ in range(10):
                 await asyncio.sleep(0)
             loop = asyncio.get_running_loop()

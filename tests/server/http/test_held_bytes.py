@@ -15,11 +15,10 @@ from typing import Any, cast
 
 import pytest
 
-from embert.server.http import timeouts
-from embert.server.http.connections import Connection
+from embert.server.http import connections
+from embert.server.http.connections import LEAST_TAKEN, LEAST_TAKEN_PER_S, Connection, end_slow_readers
 from embert.server.http.errors import PayloadTooLarge, Unavailable
 from embert.server.http.held_bytes import SMALL_BYTES, HeldBytes
-from embert.server.http.timeouts import LEAST_TAKEN, LEAST_TAKEN_PER_S, end_slow_readers
 from tests.server.connections import connect, head
 from tests.server.http.echo_server import GET, LARGE, play, post, serving
 from tests.server.live import STAND_IN, Live, live, until
@@ -153,9 +152,9 @@ def test_clients_must_read_faster_where_memory_is_scarce(scarce: bool, monkeypat
         nonlocal ended
         ended += 1
 
-    monkeypatch.setattr(timeouts, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(timeouts, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(timeouts, "unread_bytes", lambda connection: 0 if connection.aborted else connection.size)
+    monkeypatch.setattr(connections, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(connections, "unread_bytes", lambda connection: 0 if connection.aborted else connection.size)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(end_slow_readers(cast("list[Connection]", readers), held, 30.0, on_end))
     cut = [reader.rate for reader in readers if reader.aborted]

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from embert.server.http import lingering
+from embert.server.http import protocol
 from embert.server.http.connections import IDLE_TIMEOUT_S
 from tests.server.http.echo_server import EARLY, GET, INNER, LIMIT, play, post, serving, skip
 
@@ -39,7 +39,7 @@ def test_a_flood_of_empty_lines_ends() -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("pause_s", [lingering.LINGER_QUIET_S * 2, lingering.LINGER_QUIET_S / 2])
+@pytest.mark.parametrize("pause_s", [protocol.LINGER_QUIET_S * 2, protocol.LINGER_QUIET_S / 2])
 def test_a_connection_lingers_while_a_body_follows_its_answer(pause_s: float) -> None:
     async def scene() -> None:
         async with serving() as server:
@@ -48,21 +48,21 @@ def test_a_connection_lingers_while_a_body_follows_its_answer(pause_s: float) ->
             assert (answer.body, answer.closes) == (b"early", True)
             passed_s = 0.0
             with contextlib.suppress(ConnectionError):
-                while len(server.connections) and passed_s < 2 * lingering.LINGER_S:
+                while len(server.connections) and passed_s < 2 * protocol.LINGER_S:
                     await client.send(INNER)
                     await skip(pause_s)
                     passed_s += pause_s
-            if pause_s > lingering.LINGER_QUIET_S:
+            if pause_s > protocol.LINGER_QUIET_S:
                 assert passed_s <= 2 * pause_s
             else:
-                assert lingering.LINGER_S <= passed_s <= lingering.LINGER_S + 2 * pause_s
+                assert protocol.LINGER_S <= passed_s <= protocol.LINGER_S + 2 * pause_s
             assert server.asked == ["/early"]
 
     play(scene)
 
 
 def test_what_follows_an_early_answer_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lingering, "LINGER_BYTES", 1_000_000)
+    monkeypatch.setattr(protocol, "LINGER_BYTES", 1_000_000)
 
     async def scene() -> None:
         async with serving() as server:

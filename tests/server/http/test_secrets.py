@@ -25,7 +25,7 @@ from embert.server.frontend.path_lookup import error_formats_by_path, keyless_pa
 from embert.server.http.auth import Keys
 from embert.server.http.errors import Unauthorized
 from embert.server.http.held_bytes import HeldBytes
-from embert.server.http.request_metrics import RequestMetricsMiddleware
+from embert.server.http.middleware import RequestMetricsMiddleware
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.latency_buckets import LatencyBuckets
 from tests.server.live import STAND_IN, Live, live, until

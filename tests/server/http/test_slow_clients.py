@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from embert.server.http.held_bytes import HeldBytes
-from embert.server.http.timeouts import BodyReader, unread_bytes
+from embert.server.http.connections import unread_bytes
+from embert.server.http.held_bytes import BodyReader, HeldBytes
 from tests.server.connections import connect, head, read_all
 from tests.server.http.echo_server import play, serving
 from tests.server.live import STAND_IN, Live, live, until

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from embert.server.http.connections import unread_bytes
 from embert.server.http.protocol import HEAD_TIMEOUT_S
-from embert.server.http.timeouts import unread_bytes
 from tests.server.http.echo_server import GET, LARGE, Client, Serving, chunked, play, post, serving, skip
 
 GET_LARGE = b"GET /large HTTP/1.1\r\nhost: h\r\n\r\n"

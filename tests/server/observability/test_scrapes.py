@@ -17,8 +17,8 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Exemplar
 
-from embert.server.http.accept import scrape_form
-from embert.server.http.request_metrics import ids_of
+from embert.server.http.middleware import ids_of
+from embert.server.http.request_head import scrape_form
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping import ExemplarOf, Form, exposition
 from tests.server.connections import one_to_each

@@ -12,7 +12,7 @@ import pytest
 from embert.engine import Task, TaskOutput
 from embert.server.engine_client.pending import Answer
 from embert.server.http.held_bytes import HeldBytes
-from embert.server.http.request_options import RequestOptions
+from embert.server.http.request_head import RequestOptions
 from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
 from embert.server.request.latency_breakdown import LatencyBreakdown
 from embert.server.request.low_priority_throttle import LowPriorityThrottle

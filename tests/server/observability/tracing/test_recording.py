@@ -16,7 +16,7 @@ from embert.server.engine_worker.scheduling import Batch
 from embert.server.frontend.path_lookup import error_formats_by_path, labels_by_path
 from embert.server.http.errors import Unavailable, send_error
 from embert.server.http.held_bytes import HeldBytes
-from embert.server.http.request_metrics import RequestMetricsMiddleware
+from embert.server.http.middleware import RequestMetricsMiddleware
 from embert.server.observability import logs
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.latency_buckets import LatencyBuckets
