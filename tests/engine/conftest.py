@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
@@ -103,6 +104,25 @@ def float32_encoder(default_model: Model) -> Encoder:
 @pytest.fixture(scope="session")
 def bfloat16_encoder(default_model: Model) -> Encoder:
     return engine.load_encoder(default_model, device="cpu", dtype="bfloat16", max_batch_tokens=20_000)
+
+
+class ModelFolder(Protocol):
+    """The folder of a small model, made once: a test that changes files builds its own."""
+
+    def __call__(self, case: str) -> Path: ...
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    from tests.engine.model_cases import build, byte_level
+
+    @functools.cache
+    def built(case: str) -> Path:
+        folder = build(tmp_path_factory.mktemp("model"), case)
+        byte_level(300).save(str(folder / "tokenizer.json"))
+        return folder
+
+    return built
 
 
 @pytest.fixture

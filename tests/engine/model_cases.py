@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from tests.engine.conftest import write_modules
 
-__all__ = ["MODEL_CASES", "build", "byte_level", "unigram"]
+__all__ = ["MODEL_CASES", "SHORT_CASES", "build", "byte_level", "unigram"]
 
 BERT_LIKE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 ROBERTA_LIKE = {**BERT_LIKE, "type_vocab_size": 1, "max_position_embeddings": 130}
@@ -56,6 +56,7 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gte": ("Gte", ROTARY),
     "gte, untyped": ("Gte", {**ROTARY, "type_vocab_size": 0, "hidden_act": "silu"}),
 }
+SHORT_CASES = [name for name in MODEL_CASES if "long" not in name]  # of 128 positions
 
 
 def build(

@@ -1,4 +1,4 @@
-"""GTE: both kinds of keys of config.json and of tensor names, the older code's fixed NTK, and what is refused."""
+"""GTE: both spellings of config.json and of tensor names, and the fixed NTK of its own code."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.errors import ModelError
 from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, Ntk, Rotary
 from embert.engine.tasks import Task
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
 from tests.engine.model_cases import build, byte_level
 from tests.engine.models.exact import Doubles, hidden_states, near
-from tests.engine.models.own_names import check_own_names
-from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 17, 33, 64, 65, 128, 5]
 # As gte-large-en-v1.5's, smaller.
@@ -49,30 +46,30 @@ def stretched(folder: Path, sequences: list[Ids], frequencies: torch.Tensor) -> 
         return [model(torch.from_numpy(ids.astype(np.int64))[None]).last_hidden_state[0].numpy() for ids in sequences]
 
 
-@pytest.mark.parametrize("kind", ["gte", "new"])
 @pytest.mark.parametrize(
-    ("family", "factor", "theta"), [("gte", 2.0, 160_000), ("gte", 8.0, 20_000), ("gte, untyped", 2.0, 500_000)]
+    ("model_type", "case", "factor", "theta"),
+    [("gte", "gte", 2.0, 160_000), ("new", "gte", 8.0, 20_000), ("new", "gte, untyped", 2.0, 500_000)],
 )
-def test_the_older_codes_ntk(tmp_path: Path, kind: str, family: str, factor: float, theta: float) -> None:
+def test_fixed_ntk(tmp_path: Path, model_type: str, case: str, factor: float, theta: float) -> None:
     """As its NTKScalingRotaryEmbedding: a larger θ, then slower by one factor, whatever the length of the text."""
-    folder = build(tmp_path, family)
+    folder = build(tmp_path, case)
     sequences = random_sequences(LENGTHS, 60)
     frequencies = 1 / (theta * factor) ** (torch.arange(0, 16, 2).float() / 16) / factor ** (2 / 16)
     expected = stretched(folder, sequences, frequencies)
     stated = json.loads((folder / "config.json").read_text())
     written(
-        folder / "config.json", model_type=kind, rope_theta=theta, rope_scaling={"type": "ntk", "factor": factor},
+        folder / "config.json", model_type=model_type, rope_theta=theta, rope_scaling={"type": "ntk", "factor": factor},
         type_vocab_size=stated["type_vocab_size"], hidden_act=stated["hidden_act"],
     )  # fmt: skip
     read = read_config(folder / "config.json")
-    assert (read.model_type, read.attention) == (kind, (Attention(Rotary(theta, 16, Ntk(factor))),) * 2)
+    assert (read.model_type, read.attention) == (model_type, (Attention(Rotary(theta, 16, Ntk(factor))),) * 2)
     assert near(folder, sequences, expected) >= 0.999999
 
 
 @pytest.mark.parametrize(
     "fields", [{"rope_scaling": None}, {"rope_scaling": {"rope_type": "ntk", "factor": 1}}], ids=str
 )
-def test_the_older_code_without_scaling_is_transformers(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_own_spelling_without_scaling(tmp_path: Path, fields: dict[str, Any]) -> None:
     folder = build(tmp_path, "gte")
     sequences = random_sequences(LENGTHS, 60)
     expected = hidden_states(folder, sequences)
@@ -80,7 +77,7 @@ def test_the_older_code_without_scaling_is_transformers(tmp_path: Path, fields: 
     assert near(folder, sequences, expected) >= 0.999999
 
 
-def test_queries_keys_and_values_apart(tmp_path: Path) -> None:
+def test_separate_queries_keys_and_values(tmp_path: Path) -> None:
     folder = build(tmp_path, "gte")
     byte_level(300).save(str(folder / "tokenizer.json"))
     written(folder / "config.json", pack_qkv=False)
@@ -97,7 +94,7 @@ def test_queries_keys_and_values_apart(tmp_path: Path) -> None:
     np.testing.assert_array_equal(answers[0], answers[1])
 
 
-def test_a_table_of_positions(tmp_path: Path) -> None:
+def test_position_table(tmp_path: Path) -> None:
     folder = build(tmp_path, "gte")
     table = torch.randn(128, 64, generator=torch.Generator().manual_seed(0)) * 0.3
     model: Any = transformers.GteModel.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
@@ -114,13 +111,8 @@ def test_a_table_of_positions(tmp_path: Path) -> None:
     assert near(folder, sequences, expected) >= 0.999999
 
 
-@pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForSequenceClassification"])
-def test_transformers_own_tensor_names(tmp_path: Path, head: str) -> None:
-    check_own_names(tmp_path, "gte", head)
-
-
 @pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification"])
-def test_heads_under_the_older_codes_names(tmp_path: Path, head: str) -> None:
+def test_heads_under_own_names(tmp_path: Path, head: str) -> None:
     """They differ from what transformers writes by "new." alone, which it reads."""
     folder = build(tmp_path, "gte", head=head, modules=False)
     small_tokenizer(64).save(str(folder / "tokenizer.json"))
@@ -136,7 +128,7 @@ def test_heads_under_the_older_codes_names(tmp_path: Path, head: str) -> None:
     np.testing.assert_array_equal(answers[0].values, answers[1].values)
 
 
-def test_the_activation_of_the_masked_language_models_head(tmp_path: Path) -> None:
+def test_activation_of_the_masked_lm_head(tmp_path: Path) -> None:
     """transformers fixes it, the older code does not."""
     folder = build(tmp_path, "gte", head="ForMaskedLM", modules=False, hidden_act="silu")
     small_tokenizer(64).save(str(folder / "tokenizer.json"))
@@ -144,68 +136,3 @@ def test_the_activation_of_the_masked_language_models_head(tmp_path: Path) -> No
         sparse: Any = engine.load_model(str(folder), pooling="splade").heads.sparse
         assert sparse.transform.activation == activation
         written(folder / "config.json", architectures=["NewForMaskedLM"], hidden_act="silu")
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(("dtype", "cosine"), [("float32", 0.999999), ("bfloat16", 0.99)])
-def test_long_texts(tmp_path: Path, dtype: str, cosine: float) -> None:
-    folder = build(tmp_path, "gte", max_position_embeddings=8192)
-    sequences = random_sequences([20, 600, 1500], 60)
-    assert near(folder, sequences, hidden_states(folder, sequences, attn_implementation="sdpa"), dtype=dtype) >= cosine
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"layer_norm_type": "rms_norm"}, ": layer_norm_type 'rms_norm' is not supported; supported: 'layer_norm'"),
-        ({"logn_attention_scale": True}, ": logn_attention_scale True is not supported; supported: False"),
-        ({"position_embedding_type": "alibi"}, ": position_embedding_type 'alibi' is not supported; supported: 'rope'"),
-        ({"hidden_act": "mish"}, ": hidden_act 'mish' is not supported; supported: 'gelu'"),
-        ({"rope_theta": None}, ": rope_theta must be a positive float, found None"),
-        ({"rope_scaling": 5}, ": rope_scaling must be an object, found 5"),
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, ": rope_scaling.type 'linear' is not supported; supported"),
-        ({"rope_scaling": {"type": "ntk"}}, " has no rope_scaling.factor"),
-        ({"rope_scaling": {"type": "ntk", "factor": 0.5}}, ": rope_scaling.factor must be at least 1, found 0.5"),
-        ({"rope_scaling": {"type": "ntk", "factor": 2, "mixed_b": 0.6}}, ": rope_scaling.mixed_b 0.6 is not supported"),
-        ({"rope_scaling": {"type": "ntk", "alpha": 2}}, ": rope_scaling.alpha is not supported; supported: type, rope"),
-        ({"num_attention_heads": 5}, ": hidden_size 64 is not a multiple of num_attention_heads 5"),
-        (
-            {"num_attention_heads": 64},
-            ": rotary positions rotate pairs of a head's columns, and hidden_size / num_atten",
-        ),
-        ({"type_vocab_size": -1}, ": type_vocab_size must be a positive int, found -1"),
-        (
-            {"rope_scaling": None, "rope_parameters": {"rope_type": "ntk", "factor": 2}},
-            ": rope_parameters.rope_type 'ntk' is not supported; supported: 'default', 'dynamic'",
-        ),
-        (
-            {"rope_parameters": {"rope_type": "default"}},
-            ": rope_scaling {'factor': 2.0, 'type': 'ntk'} is not supported",
-        ),
-    ],
-)
-def test_what_is_refused_by_name(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
-    path = written(tmp_path / "config.json", **fields)
-    with pytest.raises(ModelError) as caught:
-        read_config(path)
-    assert str(caught.value).startswith(f"{path}{message}")
-
-
-@pytest.mark.parametrize("name", ["new.pooler.dense.bias", "classifier.weight"])
-def test_a_head_without_its_weights(tmp_path: Path, name: str) -> None:
-    folder = build(tmp_path, "gte", head="ForSequenceClassification", modules=False)
-    small_tokenizer(64).save(str(folder / "tokenizer.json"))
-    path = folder / "model.safetensors"
-    tensors = {each.replace("gte.", "new."): tensor for each, tensor in load_file(path).items()}
-    del tensors[name]
-    save_file(tensors, path, {"format": "pt"})
-    with pytest.raises(ModelError) as caught:
-        engine.load_model(str(folder))
-    assert str(caught.value) == f"{path} has no tensor {name}"
-
-
-def test_a_file_of_neither_spelling(tmp_path: Path) -> None:
-    path = written(tmp_path / "config.json")
-    edit_json(path, rope_theta=None)
-    with pytest.raises(ModelError, match="rope_theta must be a positive float, found None"):
-        read_config(path)

@@ -15,8 +15,7 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 from safetensors.torch import save_file
 
 from embert import engine
-from embert.engine.errors import BrokenModel, ModelError
-from embert.engine.models import read_config
+from embert.engine.errors import BrokenModel
 from embert.engine.tasks import Task
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer, write_modules
 from tests.engine.model_cases import byte_level
@@ -137,11 +136,11 @@ def test_hidden_states(tmp_path: Path, kind: str, heads: int) -> None:
 @pytest.mark.parametrize(("dtype", "cosine"), [("float32", 0.999999), ("bfloat16", 0.995)])
 def test_long_texts(tmp_path: Path, dtype: str, cosine: float) -> None:
     reference = JinaBert(tmp_path)
-    sequences = random_sequences([1300, 20], VOCABULARY)
+    sequences = random_sequences([1100, 20], VOCABULARY)
     assert near(tmp_path, sequences, list(map(reference.hidden, sequences)), dtype=dtype) >= cosine
 
 
-def test_a_classifier_and_a_prefix(tmp_path: Path) -> None:
+def test_classifier_under_a_prefix(tmp_path: Path) -> None:
     """A reranker's file: the encoder under "bert.", BERT's pooler, and a classifier."""
     reference = JinaBert(tmp_path, architectures=["JinaBertForSequenceClassification"], num_labels=1)
     (tmp_path / "modules.json").unlink()
@@ -165,31 +164,7 @@ def test_a_classifier_and_a_prefix(tmp_path: Path) -> None:
         np.testing.assert_allclose(ours, exact["classifier.weight"] @ pooled + exact["classifier.bias"], atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"feed_forward_type": "swiglu"},
-            "feed_forward_type 'swiglu' is not supported; supported: 'original', 'geglu'",
-        ),
-        ({"num_attention_heads": 7}, "hidden_size 48 is not a multiple of num_attention_heads 7"),
-        ({"is_decoder": True}, "is_decoder True is not supported; supported: False"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' is not supported"),
-        (
-            {"auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}},
-            "auto_map 'jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel' is not supported; supported: 'ji",
-        ),
-    ],
-)
-def test_what_is_refused_by_name(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**CONFIG, **fields}))
-    with pytest.raises(ModelError) as caught:
-        read_config(path)
-    assert str(caught.value).startswith(f"{path}: {message}")
-
-
-def test_norms_of_queries_are_refused_where_only_the_weights_show_them(tmp_path: Path) -> None:
+def test_query_norms_in_the_weights_are_refused(tmp_path: Path) -> None:
     reference = JinaBert(tmp_path)
     byte_level(300).save(str(tmp_path / "tokenizer.json"))
     name = "encoder.layer.0.attention.self.layer_norm_q.weight"
