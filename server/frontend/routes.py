@@ -18,9 +18,9 @@ from embert.engine import Model
 from embert.engine.tasks import ALL_TASKS, NO_TASK, Task
 from embert.server.http.errors import ErrorFormat
 from embert.server.protocols import cohere, nvidia, openai, pooling, rerank, tei, tei_pairs, tei_tokens, vertex, vllm
+from embert.server.request.model_handle import Capability
 from embert.server.request.request_body import RequestBody
 from embert.server.request.request_context import Handler, RequestContext
-from embert.server.request.served_model import Capability
 
 __all__ = ["BY_MODEL", "OF_THE_FIRST", "TASKS", "Operation", "Route", "TaskRoute", "tasks_by_path"]
 

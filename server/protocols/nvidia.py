@@ -9,9 +9,9 @@ from pydantic import BaseModel, Field
 from embert.server.protocols.fields import RANKING
 from embert.server.protocols.openai import Usage
 from embert.server.protocols.ranking import Document, documents_texts, joined, rank
+from embert.server.request.inputs import PairTokenizeOptions
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody
 from embert.server.request.request_context import JSON, RequestContext
-from embert.server.request.text_pairs import PairTokenizeOptions
 
 __all__ = ["NvidiaRanking", "RankingRequest", "ranking"]
 

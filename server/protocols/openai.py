@@ -10,7 +10,8 @@ from embert.engine import Task
 from embert.engine.tasks import NO_TASK
 from embert.server.http.errors import Invalid, describe_name
 from embert.server.protocols.fields import EMBEDDINGS
-from embert.server.request.model_handle import ModelHandle
+from embert.server.request.inputs import TokenizeOptions
+from embert.server.request.model_handle import Capability, ModelHandle
 from embert.server.request.request_body import (
     FAIL_FAST,
     TASK,
@@ -22,8 +23,6 @@ from embert.server.request.request_body import (
 )
 from embert.server.request.request_context import JSON, RequestContext
 from embert.server.request.serialization import NumberType, openai_json, quantize, typed_openai_json
-from embert.server.request.served_model import Capability
-from embert.server.request.texts_and_ids import TokenizeOptions
 
 __all__ = [
     "EmbeddingList",

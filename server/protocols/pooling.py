@@ -20,12 +20,11 @@ from embert.server.http.errors import Invalid, TaskMissing
 from embert.server.protocols.fields import POOLING
 from embert.server.protocols.openai import Usage, check_foreign_ids, read_input_type
 from embert.server.protocols.ranking import activation
-from embert.server.request.model_handle import ModelHandle
+from embert.server.request.inputs import InputTexts, TokenizeOptions
+from embert.server.request.model_handle import Capability, ModelHandle
 from embert.server.request.request_body import TEXT_OR_IDS, InputForms, InputType, RequestBody, TextOrIds
 from embert.server.request.request_context import JSON, OCTETS, RequestContext
 from embert.server.request.serialization import Pauses, flat_json, floats_json
-from embert.server.request.served_model import Capability
-from embert.server.request.texts_and_ids import InputTexts, TokenizeOptions
 
 __all__ = ["PoolingList", "PoolingRequest", "pooling"]
 

@@ -16,9 +16,9 @@ from embert.engine import Encoded, Task
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import scores
 from embert.server.http.errors import EmptyInput
+from embert.server.request.inputs import PairTokenizeOptions, TextPairs
 from embert.server.request.request_body import FAIL_FAST, InputForm, RequestBody
 from embert.server.request.request_context import RequestContext
-from embert.server.request.text_pairs import PairTokenizeOptions, TextPairs
 
 __all__ = [
     "DOCUMENTS",

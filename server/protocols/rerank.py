@@ -15,9 +15,9 @@ from pydantic import BaseModel, Field
 from embert.engine.tokenization.pairs import PairLimits
 from embert.server.protocols.fields import RERANK
 from embert.server.protocols.ranking import DOCUMENTS, Documents, Ranking, documents_texts, joined, rank
+from embert.server.request.inputs import PairTokenizeOptions
 from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody
 from embert.server.request.request_context import JSON, RequestContext
-from embert.server.request.text_pairs import PairTokenizeOptions
 
 __all__ = [
     "ApiVersion",

@@ -17,6 +17,7 @@ from embert.server.protocols.fields import (
     SIMILARITY_INPUTS,
     SIMILARITY_PARAMETERS,
 )
+from embert.server.request.inputs import TokenizeOptions
 from embert.server.request.request_body import (
     MODELS_DIRECTION,
     TASK,
@@ -32,7 +33,6 @@ from embert.server.request.request_body import (
 )
 from embert.server.request.request_context import JSON, RequestContext
 from embert.server.request.serialization import floats_json, nested_floats_json, sparse_json
-from embert.server.request.texts_and_ids import TokenizeOptions
 
 __all__ = [
     "EmbedAllRequest",

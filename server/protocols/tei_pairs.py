@@ -17,6 +17,7 @@ from embert.server.http.errors import EmptyInput, Invalid
 from embert.server.protocols.fields import PREDICT, PREDICT_PARAMETERS, TEI_RERANK
 from embert.server.protocols.ranking import DOCUMENTS, Documents, activation, joined, json_numbers
 from embert.server.protocols.rerank import Reranked, RerankFields, ranked, rerank_documents
+from embert.server.request.inputs import PairTokenizeOptions, TextPairs
 from embert.server.request.request_body import (
     MODELS_DIRECTION,
     Direction,
@@ -28,7 +29,6 @@ from embert.server.request.request_body import (
     TextLists,
 )
 from embert.server.request.request_context import JSON, RequestContext
-from embert.server.request.text_pairs import PairTokenizeOptions, TextPairs
 
 __all__ = ["PredictRequest", "Predictions", "Ranks", "RerankRequest", "predict", "rerank"]
 

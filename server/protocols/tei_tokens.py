@@ -14,9 +14,9 @@ from embert.engine.tokenization.chunks import Chunks
 from embert.engine.tokenization.encoded import TokenInfo
 from embert.server.http.errors import EmptyInput, Invalid
 from embert.server.protocols.fields import DECODE, DETOKENIZE, TOKENIZE
+from embert.server.request.inputs import InputTexts
 from embert.server.request.request_body import IDS, IdList, IdLists, InputForm, InputForms, RequestBody, TextList
 from embert.server.request.request_context import JSON, RequestContext
-from embert.server.request.texts_and_ids import InputTexts
 
 __all__ = [
     "DecodeRequest",

@@ -18,10 +18,9 @@ from embert.server.http.errors import Invalid
 from embert.server.protocols.fields import CLASSIFY, SCORE
 from embert.server.protocols.ranking import activation, joined, json_numbers, score_pairs
 from embert.server.protocols.rerank import PairFields
+from embert.server.request.inputs import PairTokenizeOptions, TokenizeOptions
 from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody, TextList
 from embert.server.request.request_context import JSON, RequestContext
-from embert.server.request.text_pairs import PairTokenizeOptions
-from embert.server.request.texts_and_ids import TokenizeOptions
 
 __all__ = ["Classes", "ClassifyRequest", "ScoreRequest", "Scores", "classify", "score"]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -17,25 +19,22 @@ from embert.engine.batch import cumulative
 from embert.engine.heads.multi_vector import kept_rows
 from embert.server.config import option_name
 from embert.server.engine_client.pending import Answer, TooManyWeights
-from embert.server.http.errors import PayloadTooLarge, ServerError, UnsupportedEncoding, describe_name
+from embert.server.http.errors import Invalid, PayloadTooLarge, ServerError, UnsupportedEncoding, describe_name
 from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options
 from embert.server.observability.request_record import LOW_PRIORITY, SCOPE_KEY, TRACE_KEY, RequestRecord
+from embert.server.request.inputs import InputTexts, PairTokenizeOptions, TextPairs, TokenizeOptions
 from embert.server.request.known_fields import TranslatedFields, header_value
 from embert.server.request.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
-from embert.server.request.latency_breakdown import LatencyBreakdown
-from embert.server.request.model_handle import ModelHandle
+from embert.server.request.model_handle import Capability, ModelHandle
 from embert.server.request.model_registry import ModelSelector
 from embert.server.request.request_body import RequestBody, TextsAndIds, as_sent, parse, validate
 from embert.server.request.serialization import BYTES_A_WEIGHT, raw_rows
-from embert.server.request.served_model import Capability
-from embert.server.request.text_pairs import PairTokenizeOptions, TextPairs
-from embert.server.request.texts_and_ids import TokenizeOptions
 
 if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTrace
 
-__all__ = ["JSON", "OCTETS", "Handler", "RequestContext"]
+__all__ = ["JSON", "OCTETS", "Handler", "LatencyBreakdown", "RequestContext"]
 
 RequestT = TypeVar("RequestT", bound=RequestBody)
 
@@ -43,6 +42,7 @@ JSON, OCTETS = b"application/json", b"application/octet-stream"
 _A_ROW_A_TOKEN = Task.TOKENS | Task.MULTI
 _DEFAULT_OPTIONS = TokenizeOptions()
 _AS_WRITTEN: Mapping[str, str] = {}  # names of fields, where the client has the schema's own
+_QUICK_TOKENS = 128  # so few are tokenized without a look at the queue first
 
 
 @dataclass(slots=True)
@@ -224,28 +224,84 @@ class RequestContext:
     def _answer_with(self, handle: ModelHandle) -> None:
         self.handle = handle
         if not self.options.has_priority:
-            self.options.low_priority = handle.config.low_priority
+            self.options.low_priority = handle.low_priority
 
     async def tokenize(self, inputs: TextsAndIds, param: str, options: TokenizeOptions = _DEFAULT_OPTIONS) -> Encoded:
-        """Texts or ids of the field `param` to packed ids; see ModelHandle.tokenize."""
-        await self._wait_to_tokenize()
-        self._param, self._is_query = param, bool(options.is_query)
-        encoded = await self.handle.tokenize(inputs, self.receive, self.breakdown, self.options, param, options)
+        """Texts or ids of the field `param`, checked, to packed ids. Raises the ServerError of what is wrong with them.
+
+        Raises Overloaded, before tokenizing, where the queue cannot take as many tokens as there are words.
+        """
+        handle, request = self.handle, self.options
+        if request.low_priority:
+            await self._selector.registry.low_priority_throttle.before_tokenizing(self._size)
+        truncate, direction, limit, task, prompt_name, is_query = options
+        self._param, self._is_query = param, bool(is_query)
+        texts = InputTexts.of(inputs, param)
+        handle.limits.check_count(len(texts.items), param)
+        if texts.kind is not str and prompt_name is not None:
+            raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
+        name, adapter = handle.served.chosen(task, prompt_name, is_query=is_query)
+        prompt = handle.served.prompt(name, is_query=is_query)
+        began = time.perf_counter()
+        self.breakdown.characters = texts.characters
+        if texts.most_tokens > _QUICK_TOKENS:
+            least = partial(texts.least_tokens, handle.model.max_input_length)
+            handle.admission.check_capacity(least, texts.most_tokens, request)
+        encoded = await handle.input_tokenizer.encode(
+            texts,
+            self.receive,
+            handle.checking(request, partial(handle.limits.check_tokens, param=param, more=True)),
+            {
+                "truncate": handle.config.auto_truncate if truncate is None else truncate,
+                "direction": direction,
+                "prompt": prompt,
+                "param": param,
+                "is_query": is_query,
+                "limit": limit,
+            },
+        )
+        self.breakdown.tokenize_s, self.breakdown.tokens = time.perf_counter() - began, encoded.tokens
+        handle.limits.check_tokens(encoded.tokens, param)
         self._note_tokenized(encoded)
-        return encoded
+        return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
 
     async def tokenize_pairs(self, texts: TextPairs, params: tuple[str, str], options: PairTokenizeOptions) -> Encoded:
-        """Pairs of texts of the fields `params` to packed ids; see ModelHandle.tokenize_pairs."""
-        await self._wait_to_tokenize()
-        encoded = await self.handle.tokenize_pairs(texts, self.receive, self.breakdown, self.options, params, options)
+        """Pairs of texts, which the caller has counted, to packed ids. Bounds and errors are those of `tokenize`.
+
+        `params` are the request fields of first and second texts. The default prompt precedes first texts.
+        """
+        handle, request = self.handle, self.options
+        if request.low_priority:
+            await self._selector.registry.low_priority_throttle.before_tokenizing(self._size)
+        began = time.perf_counter()
+        self.breakdown.characters = texts.characters
+        least = partial(texts.least_tokens, handle.model.max_input_length, options.limits)
+        handle.admission.check_capacity(least, texts.most_tokens, request)
+        if prompt := handle.served.default_prompt:
+            texts = TextPairs([prompt + first for first in texts.firsts], texts.seconds)
+        encoded = await handle.input_tokenizer.encode_pairs(
+            texts,
+            self.receive,
+            handle.checking(request, partial(handle.limits.check_pair_tokens, param=params[1], more=True)),
+            {
+                "truncate": handle.config.auto_truncate if options.truncate is None else options.truncate,
+                "direction": options.direction,
+                "limits": options.limits,
+                "params": params,
+            },
+        )
+        self.breakdown.tokenize_s, self.breakdown.tokens = time.perf_counter() - began, encoded.tokens
+        handle.limits.check_pair_tokens(encoded.tokens, params[1])
         self._note_tokenized(encoded)
         return encoded
 
-    async def _wait_to_tokenize(self) -> None:
-        if self.options.low_priority:
-            await self._selector.registry.low_priority_throttle.before_tokenizing(self._size)
-
     def _note_tokenized(self, encoded: Encoded) -> None:
+        work = self.handle.metrics.work(self.handle.served.name, self.options.priority)
+        work.texts += encoded.sequences
+        work.tokens += encoded.tokens
+        work.truncated_texts += encoded.truncated
+        work.request_texts.observe(encoded.sequences)
+        work.text_tokens.observe_many(encoded.lengths.tolist())
         self.truncated += encoded.truncated
         if self.trace is not None:
             now = time.perf_counter()
@@ -348,3 +404,76 @@ def _check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
             raise UnsupportedEncoding(
                 f"`Content-Encoding` must be `identity`, that is not compressed; it is {encoding}"
             )
+
+
+# --- where its time went ---
+
+_HEAD = (
+    b"x-compute-type: %b\r\nx-compute-time: %d\r\nx-compute-characters: %d\r\nx-compute-tokens: %d\r\n"
+    b"x-total-time: %d\r\nx-tokenization-time: %d\r\nx-queue-time: %d\r\nx-inference-time: %d\r\n"
+    b"server-timing: tokenize;dur=%d.%03d, queue;dur=%d.%03d, inference;dur=%d.%03d, total;dur=%d.%03d\r\n"
+)
+
+
+@dataclass(slots=True)
+class LatencyBreakdown:
+    """Of one request. Seconds of perf_counter."""
+
+    started: float = field(default_factory=time.perf_counter)
+    tokenize_s: float = 0.0
+    queue_s: float = 0.0
+    inference_s: float = 0.0
+    encode_s: float = 0.0
+    engine: int = -1  # that had it, or had it last; -1: none
+    characters: int = 0
+    tokens: int = 0
+    answered: float | None = None  # when the engine's answer was complete
+
+    def note(self, answer: Answer) -> None:
+        """Take over the engine's times."""
+        self.queue_s, self.inference_s, self.engine = answer.queue_s, answer.inference_s, answer.engine
+        self.answered = time.perf_counter()
+
+    def note_failure(self, engine: int, waited_s: float) -> None:
+        """The engine gave no rows: all of the time counts as time in its queue."""
+        self.engine, self.queue_s = engine, waited_s
+
+    def encoded(self) -> None:
+        """The answer's body is there."""
+        if self.answered is not None:
+            self.encode_s = time.perf_counter() - self.answered
+
+    def add(self, part: LatencyBreakdown) -> None:
+        """Take over what a part of the request took."""
+        self.queue_s = min(self.queue_s, part.queue_s) if self.answered is not None else part.queue_s
+        self.tokenize_s += part.tokenize_s
+        self.inference_s += part.inference_s
+        self.engine = part.engine
+        self.characters += part.characters
+        self.tokens += part.tokens
+        self.answered = max(self.answered or 0.0, part.answered or 0.0) or None
+
+    def head(self, compute_type: bytes) -> bytes:
+        """Header lines: TEI's in whole milliseconds, Server-Timing in fractions, of the same microseconds."""
+        tokenize_us, queue_us = round(self.tokenize_s * 1e6), round(self.queue_s * 1e6)
+        inference_us, total_us = round(self.inference_s * 1e6), round((time.perf_counter() - self.started) * 1e6)
+        tokenize_ms, queue_ms = tokenize_us // 1000, queue_us // 1000
+        inference_ms, total_ms = inference_us // 1000, total_us // 1000
+        return _HEAD % (
+            compute_type,
+            (tokenize_us + inference_us) // 1000,
+            self.characters,
+            self.tokens,
+            total_ms,
+            tokenize_ms,
+            queue_ms,
+            inference_ms,
+            tokenize_ms,
+            tokenize_us - 1000 * tokenize_ms,
+            queue_ms,
+            queue_us - 1000 * queue_ms,
+            inference_ms,
+            inference_us - 1000 * inference_ms,
+            total_ms,
+            total_us - 1000 * total_ms,
+        )

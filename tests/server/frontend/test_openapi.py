@@ -15,7 +15,7 @@ from embert.engine import Task
 from embert.server.frontend.path_lookup import error_formats_by_path
 from embert.server.frontend.routes import BY_MODEL, TASKS
 from embert.server.http.errors import ErrorFormat
-from embert.server.request.served_model import TEI_NAME
+from embert.server.request.model_handle import TEI_NAME
 from tests.server.live import STAND_IN, Live, live
 from tests.server.models import build_classifier
 

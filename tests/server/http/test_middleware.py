@@ -21,7 +21,7 @@ import pytest
 from embert.server.config import ServeConfig
 from embert.server.http.auth import Keys
 from embert.server.http.errors import Unauthorized
-from embert.server.request.latency_breakdown import LatencyBreakdown
+from embert.server.request.request_context import LatencyBreakdown
 from tests.server.live import STAND_IN, Live, Samples, live, until
 from tests.server.stand_in import expected
 

@@ -11,8 +11,7 @@ import pytest
 from embert.server.config import ModelConfig
 from embert.server.http.errors import Invalid, ServerError
 from embert.server.protocols.vertex import AT_ONCE, Instance, VertexRequest, answer_instances
-from embert.server.request.latency_breakdown import LatencyBreakdown
-from embert.server.request.request_context import RequestContext
+from embert.server.request.request_context import LatencyBreakdown, RequestContext
 
 COUNT = 2048
 

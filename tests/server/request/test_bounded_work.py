@@ -15,8 +15,8 @@ import pytest
 
 from embert.server.config import ModelConfig
 from embert.server.http.errors import PayloadTooLarge
+from embert.server.request.inputs import InputTexts
 from embert.server.request.model_handle import ModelHandle
-from embert.server.request.texts_and_ids import InputTexts
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.models import splade
 

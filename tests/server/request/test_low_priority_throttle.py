@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
-from embert.engine import Task, TaskOutput
+from embert.engine import Encoded, Task, TaskOutput
 from embert.server.engine_client.pending import Answer
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.request_head import RequestOptions
 from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
-from embert.server.request.latency_breakdown import LatencyBreakdown
 from embert.server.request.low_priority_throttle import LowPriorityThrottle
-from embert.server.request.model_handle import ModelHandle
 from embert.server.request.model_registry import ModelSelector
-from embert.server.request.request_context import RequestContext
+from embert.server.request.request_context import LatencyBreakdown, RequestContext
 
 SMALL, LARGE = 1_000, 20_000  # bytes of a body; a round has 16 384
 
@@ -116,31 +115,29 @@ class _Recorder(LowPriorityThrottle):
 
 @pytest.mark.parametrize("low_priority", [False, True])
 def test_only_low_priority_requests_take_turns(low_priority: bool) -> None:
-    turns, encoded = _Recorder(), SimpleNamespace(truncated=0)
+    turns = _Recorder()
+    ids = np.arange(3, dtype=np.int32)
+    encoded = Encoded(ids, np.array([3], np.int32), 0, None)
     answer = Answer({Task.EMBED: TaskOutput.one_each(np.zeros((2, 4), np.float32))}, 0.0, 0.0)
 
-    async def tokenize(*_: Any, **__: Any) -> Any:
+    async def tokenize(*_: Any, **__: Any) -> Encoded:
         return encoded
 
     async def encode(*_: Any, **__: Any) -> Answer:
         return answer
 
     context = object.__new__(RequestContext)
-    context.options = cast("RequestOptions", SimpleNamespace(low_priority=low_priority))
+    context.options = cast("RequestOptions", SimpleNamespace(low_priority=low_priority, priority=""))
     context.breakdown, context.trace, context.receive, context.truncated = LatencyBreakdown(), None, receive, 0
     registry = SimpleNamespace(low_priority_throttle=turns, held=HeldBytes(1 << 20))
     context._selector = cast("ModelSelector", SimpleNamespace(registry=registry))
     context._size, context._param = 300, ""
     context.scope = {SCOPE_KEY: RequestRecord("", b"")}
-    heads = SimpleNamespace(heads=SimpleNamespace(multi_vector=None))
-    handle = SimpleNamespace(
-        tokenize=tokenize,
-        router=SimpleNamespace(encode=encode),
-        number=0,
-        model=heads,
-        answer_bytes=lambda *_: 32,
-    )
-    context.handle = cast("ModelHandle", handle)
+    handle = MagicMock()
+    handle.input_tokenizer.encode, handle.router.encode = tokenize, encode
+    handle.served.chosen.return_value = None, -1
+    handle.answer_bytes.return_value = 32
+    context.handle = handle
 
     async def request() -> None:
         found = await context.tokenize(["a"], "input")

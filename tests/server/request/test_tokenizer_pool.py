@@ -12,7 +12,7 @@ import pytest
 from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.tokenization.chunks import Chunks
 from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge, ServerError, Unavailable
-from embert.server.request.tokenizer_pool import TokenizerPool
+from embert.server.request.inputs import TokenizerPool
 
 
 async def stays() -> Any:

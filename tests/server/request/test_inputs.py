@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from embert import engine
 from embert.engine import Encoded
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
-from embert.server.request.text_pairs import TextPairs, interleaved
+from embert.server.request.inputs import TextPairs, interleaved
 
 texts = st.lists(st.sampled_from(["a", "cat—s", "unbelievably", "日本", "  ", "."]), max_size=9).map(" ".join)
 limits = st.one_of(st.none(), st.integers(1, 12))

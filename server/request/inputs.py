@@ -1,0 +1,374 @@
+"""What a request gives to encode: texts, token ids, both in one list, or pairs of texts. Their sizes, and their tokens.
+
+Small inputs are tokenized on the event loop, large ones in chunks on the tokenizer's threads, in parallel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from embert.engine import Encoded, Tokenizer
+from embert.engine.batch import cumulative
+from embert.engine.errors import InputError, InputTooLarge
+from embert.engine.tokenization.chunks import Chunks
+from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits, PairOptions
+from embert.engine.tokenization.tokenizer import EncodeOptions
+from embert.server.engine_client.pending import Receive
+from embert.server.http.errors import EmptyInput, Invalid, Overloaded, PayloadTooLarge
+from embert.server.request.request_body import TextsAndIds
+
+__all__ = [
+    "InputTexts",
+    "InputTokenizer",
+    "PairTokenizeOptions",
+    "TextPairs",
+    "TokenizeOptions",
+    "TokenizerPool",
+    "interleaved",
+]
+
+# Up to so many are tokenized on the event loop, which costs less than the way to a thread and back.
+_INLINE_CHARACTERS = 4096
+_INLINE_KNOWN_CHARACTERS = 65536  # where the word cache knows all words: half a millisecond
+_INLINE_IDS = 16384
+_WORDS_SOUGHT_IN = 262_144  # characters: a few milliseconds on the event loop
+_SPECIAL_TOKENS = 4  # of a pair, at the most
+MAX_WAITING_BODIES = 2  # the characters, or ids, that may wait for the threads, in bodies of --payload-limit
+_CHARACTERS_PER_S = 1_000_000  # of one thread, at the least
+
+# What stands for texts where a list has ids, too, so that errors name the right index.
+_NO_IDS = [0]
+
+ResultT = TypeVar("ResultT")
+
+
+class TokenizeOptions(NamedTuple):
+    """How a request wants its texts or ids read. A named tuple: a frozen dataclass takes longer to make."""
+
+    truncate: bool | None = None  # whether a text that is too long is cut; None: as --auto-truncate says
+    direction: Any = None  # the end that is cut off, "right" or "left"; None: the tokenizer's own
+    limit: int | None = None  # tokens of a text at most, special ones included; None: what the model takes
+    task: str | None = None  # the name of one of the model's adapters
+    prompt_name: str | None = None  # the name of one of the model's prompts
+    is_query: bool | None = None  # queries or documents, of late interaction or to adapters; None: neither
+
+
+class PairTokenizeOptions(NamedTuple):
+    """How a request wants its pairs read."""
+
+    truncate: bool | None = None  # whether a pair that is too long is cut; None: as --auto-truncate says
+    direction: Any = None  # the end of a text that is cut off, "right" or "left"; None: the tokenizer's own
+    limits: PairLimits = NO_PAIR_LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class InputTexts:
+    """A list of texts, of lists of ids, or of both."""
+
+    items: Sequence[Any]
+    kind: type | None  # str, list, or None for both
+    characters: int
+    ids: int
+
+    @classmethod
+    def of(cls, inputs: TextsAndIds, param: str) -> InputTexts:
+        """From a request's field. Raises EmptyInput when there is nothing to encode."""
+        if isinstance(inputs, str):
+            inputs = [inputs]
+        if not inputs:
+            raise EmptyInput(f"`{param}` must not be an empty list", param)
+        if isinstance(inputs[0], int):
+            return cls([inputs], list, 0, len(inputs))
+        for index, item in enumerate(inputs):
+            if not item:
+                name = f"{param}[{index}]" if len(inputs) > 1 else param
+                raise EmptyInput(f"`{name}` must not be empty", param)
+        kinds = {*map(type, inputs)}
+        kind = kinds.pop() if len(kinds) == 1 else None
+        size = sum(map(len, inputs))
+        ids = 0 if kind is str else sum(len(item) for item in inputs if isinstance(item, list))
+        return cls(inputs, kind, size - ids, ids)
+
+    @property
+    def most_tokens(self) -> int:
+        """A cheap upper bound, as long as nothing is cut."""
+        return self.characters + self.ids + (0 if self.kind is list else 2 * len(self.items))
+
+    def least_tokens(self, longest: int) -> int:
+        """A lower bound for items cut to `longest`: no token spans a space. Reads only the beginning."""
+        tokens = 0
+        characters = _WORDS_SOUGHT_IN
+        for item in self.items:
+            if isinstance(item, str):
+                words = len(item[:characters].split(maxsplit=longest))
+                characters -= len(item)
+                if characters <= 0:
+                    return tokens + min(words, longest)
+                tokens += min(words, longest)
+            else:
+                tokens += min(len(item), longest)
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TextPairs:
+    """Pairs of a first and a second text; None for the second: a single text. One first text is for all pairs."""
+
+    firsts: Sequence[str]
+    seconds: Sequence[str | None]
+
+    @property
+    def size(self) -> int:
+        """Characters that the request has."""
+        return sum(map(len, self.firsts)) + self._second_characters
+
+    @property
+    def characters(self) -> int:
+        """Characters of all pairs."""
+        shared = len(self.seconds) if len(self.firsts) == 1 else 1
+        return shared * sum(map(len, self.firsts)) + self._second_characters
+
+    @property
+    def _second_characters(self) -> int:
+        return sum(len(second) for second in self.seconds if second is not None)
+
+    @property
+    def most_tokens(self) -> int:
+        """A cheap upper bound, as long as nothing is cut."""
+        return self.characters + _SPECIAL_TOKENS * len(self.seconds)
+
+    def first(self, index: int) -> str:
+        """The first text of a pair."""
+        return self.firsts[0 if len(self.firsts) == 1 else index]
+
+    def least_tokens(self, longest: int, limits: PairLimits) -> int:
+        """A lower bound for pairs cut to `longest` tokens: no token spans a space. Reads only the beginning."""
+        longest = min(longest, limits.pair or longest)
+        most_first, most_second = (min(limit or longest, longest) for limit in (limits.first, limits.second))
+        left, tokens, first_words = _WORDS_SOUGHT_IN, 0, 0
+        for index, second in enumerate(self.seconds):
+            if left <= 0:
+                break
+            if index < len(self.firsts):
+                first_words = _words(self.firsts[index], left, most_first)
+                left -= len(self.firsts[index])
+            second_words = 0
+            if second is not None:
+                second_words = _words(second, max(left, 0), most_second)
+                left -= len(second)
+            tokens += min(first_words + second_words, longest)
+        return tokens
+
+    def of_kind(self, *, single: bool, filler: str) -> TextPairs:
+        """The single texts, or the pairs. `filler` stands in the others' places, so errors name the right index."""
+        here = [(second is None) == single for second in self.seconds]
+        firsts = [self.first(index) if is_here else filler for index, is_here in enumerate(here)]
+        seconds = [second or "" if is_here else "" for second, is_here in zip(self.seconds, here, strict=True)]
+        return TextPairs(firsts, seconds)
+
+
+def _words(text: str, characters: int, most: int) -> int:
+    return min(len(text[:characters].split(maxsplit=most)), most)
+
+
+# --- their tokens ---
+
+
+@dataclass(frozen=True, slots=True)
+class InputTokenizer:
+    """A model's tokenizer, here or on its threads. `check` and the errors of its methods: see TokenizerPool.run."""
+
+    tokenizer: Tokenizer
+    pool: TokenizerPool
+    most_unbroken: int  # characters of a text without a place to divide it
+
+    async def encode(
+        self, inputs: InputTexts, receive: Receive, check: Callable[[int], None], options: EncodeOptions
+    ) -> Encoded:
+        """Texts, ids or both, in their order."""
+        with _INPUT_ERRORS:
+            if inputs.kind is str:
+                return await self._encode(inputs.items, inputs.characters, receive, check, options)
+            if inputs.kind is list:
+                return await self._pack(inputs.items, inputs.ids, receive, check, options)
+            are_texts = [isinstance(item, str) for item in inputs.items]
+            texts = [
+                item if is_text else self.tokenizer.probe for item, is_text in zip(inputs.items, are_texts, strict=True)
+            ]
+            lists = [_NO_IDS if is_text else item for item, is_text in zip(inputs.items, are_texts, strict=True)]
+            encoded = await self._encode(texts, inputs.characters, receive, check, options)
+            return interleaved(are_texts, encoded, await self._pack(lists, inputs.ids, receive, check, options))
+
+    async def encode_pairs(
+        self, texts: TextPairs, receive: Receive, check: Callable[[int], None], options: PairOptions
+    ) -> Encoded:
+        """Pairs and single texts, in their order."""
+        are_single = [second is None for second in texts.seconds]
+        with _INPUT_ERRORS:
+            if not any(are_single):
+                return await self._encode_pairs(texts, receive, check, options)
+            firsts = texts.of_kind(single=True, filler=self.tokenizer.probe)
+            single: EncodeOptions = {
+                "truncate": options["truncate"],
+                "direction": options["direction"],
+                "param": options["params"][0],
+            }
+            singles = await self._encode(firsts.firsts, firsts.size, receive, check, single)
+            if all(are_single):
+                return singles
+            pairs = texts.of_kind(single=False, filler=self.tokenizer.probe)
+            return interleaved(are_single, singles, await self._encode_pairs(pairs, receive, check, options))
+
+    async def _encode(
+        self,
+        texts: Sequence[str],
+        characters: int,
+        receive: Receive,
+        check: Callable[[int], None],
+        options: EncodeOptions,
+    ) -> Encoded:
+        if characters <= _INLINE_KNOWN_CHARACTERS:
+            known = self.tokenizer.encode_known(texts, **options)
+            if known is not None:
+                return known
+        if characters <= _INLINE_CHARACTERS:
+            return self.tokenizer.encode(texts, **options)
+        chunks = self.tokenizer.encode_chunks(texts, **options, most_unbroken=self.most_unbroken)
+        return await self.pool.run(chunks, characters, receive, check)
+
+    async def _encode_pairs(
+        self,
+        texts: TextPairs,
+        receive: Receive,
+        check: Callable[[int], None],
+        options: PairOptions,
+    ) -> Encoded:
+        firsts, seconds = texts.firsts, cast("Sequence[str]", texts.seconds)
+        if texts.characters <= _INLINE_CHARACTERS:
+            return self.tokenizer.encode_pairs(firsts, seconds, **options)
+        if texts.characters <= _INLINE_KNOWN_CHARACTERS:
+            known = self.tokenizer.encode_known_pairs(firsts, seconds, **options)
+            if known is not None:
+                return known
+        chunks = self.tokenizer.encode_pairs_chunks(firsts, seconds, **options, most_unbroken=self.most_unbroken)
+        return await self.pool.run(chunks, texts.size, receive, check)
+
+    async def _pack(
+        self,
+        lists: Sequence[Sequence[int]],
+        ids: int,
+        receive: Receive,
+        check: Callable[[int], None],
+        options: EncodeOptions,
+    ) -> Encoded:
+        of_ids: dict[str, Any] = {name: options.get(name) for name in ("truncate", "direction", "param", "limit")}
+        if ids <= _INLINE_IDS:
+            return self.tokenizer.from_ids(lists, **of_ids)
+        return await self.pool.run(self.tokenizer.from_ids_chunks(lists, **of_ids), ids, receive, check)
+
+
+def interleaved(are_single: Sequence[bool], singles: Encoded, others: Encoded) -> Encoded:
+    """At each place the single text of one or the pair, or ids, of the other. Both have something at every place."""
+    sources = (others, singles)
+    starts = [cumulative(source.lengths) for source in sources]
+    spans = [slice(*starts[single][index : index + 2]) for index, single in enumerate(are_single)]
+    ids = [sources[single].ids[span] for single, span in zip(are_single, spans, strict=True)]
+    types = None
+    if others.token_types is not None:
+        both = (others.token_types, np.zeros(singles.tokens, np.int32))
+        types = np.concatenate([both[single][span] for single, span in zip(are_single, spans, strict=True)])
+    lengths = np.where(are_single, singles.lengths, others.lengths)
+    return Encoded(np.concatenate(ids), lengths, singles.truncated + others.truncated, types)
+
+
+# --- the tokenizer's threads ---
+
+
+class TokenizerPool:
+    """One per API process, for all of its models."""
+
+    def __init__(self, threads: int, payload_limit: int) -> None:
+        self._threads, self._payload_limit = threads, payload_limit
+        self._executor = ThreadPoolExecutor(threads, "tokenize")
+        self._waiting = 0  # characters, or ids, of the requests that are here
+
+    async def run(
+        self,
+        chunks: Chunks[ResultT],
+        size: int,
+        receive: Callable[[], Awaitable[Any]] | None,
+        check: Callable[[int], None],
+    ) -> ResultT:
+        """Do the tokenizer's work for one request of `size` characters, or ids; other requests run between its chunks.
+
+        `check` gets the number of tokens so far after each chunk, and raises where the work must end: over a limit, or
+        out of time. Raises Overloaded where too much waits already, CancelledError when the client has left, and what
+        `chunks` raises, as ServerErrors.
+        """
+        self._check_waiting(size)
+        loop = asyncio.get_running_loop()
+        left: asyncio.Task[None] | None = None
+        self._waiting += size
+        try:
+            with _INPUT_ERRORS:
+                while True:
+                    tokens, last = await loop.run_in_executor(self._executor, _next_chunk, chunks)
+                    if last is not None:
+                        return last.value  # type: ignore[no-any-return]
+                    check(tokens)
+                    if left is not None and left.done():
+                        raise asyncio.CancelledError
+                    if left is None and receive is not None:
+                        left = loop.create_task(_until_left(receive))
+        finally:
+            self._waiting -= size
+            if left is not None:
+                left.cancel()
+
+    def _check_waiting(self, size: int) -> None:
+        limit = MAX_WAITING_BODIES * self._payload_limit
+        if self._waiting and self._waiting + size > limit:
+            raise Overloaded(
+                f"the tokenizer has {self._waiting} characters to do and this request has {size}; the limit is {limit} "
+                f"({MAX_WAITING_BODIES} times --payload-limit)",
+                retry_after_s=math.ceil(self._waiting / (_CHARACTERS_PER_S * self._threads)),
+            )
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _next_chunk(chunks: Chunks[Any]) -> tuple[int, StopIteration | None]:
+    try:
+        return next(chunks), None
+    except StopIteration as last:
+        return 0, last
+
+
+async def _until_left(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _InputErrors:
+    """A class, because a generator costs each request a microsecond."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, InputTooLarge):
+            raise PayloadTooLarge(f"{error} (--max-unbroken-characters)", error.param) from None
+        if isinstance(error, InputError):
+            raise Invalid(str(error), error.param, kind=error.kind.capitalize()) from None
+
+
+_INPUT_ERRORS = _InputErrors()
