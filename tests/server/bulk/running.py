@@ -1,20 +1,28 @@
-"""`embert embed` as a process of its own, with the stand-in encoder."""
+"""`embert embed` with the stand-in encoder: to its end, or stopped on the way."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.server.live import EMBERT, ROOT, STAND_IN, environment, run_cli
+import pytest
 
-__all__ = ["embed", "embedded", "started"]
+from embert.server.cli.main import main
+from tests.server.live import EMBERT, ROOT, STAND_IN, environment
+
+__all__ = ["embed", "embedded", "fed", "started"]
 
 
 def embedded(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A run until its end."""
-    return run_cli("embed", "-q", *map(str, arguments), *STAND_IN)
+    """A run until its end; the command itself runs in this process."""
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        main(("embed", "-q", *map(str, arguments), *STAND_IN))
+    out.seek(0)
+    return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), out.read(), err.getvalue())
 
 
 def embed(*arguments: str | Path) -> str:
@@ -25,14 +33,14 @@ def embed(*arguments: str | Path) -> str:
 
 
 @contextlib.contextmanager
-def started(arguments: Sequence[str | Path], extra: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+def started(arguments: Sequence[str | Path], extra: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
     """A run that goes on, with some of the stand-in's orders in its environment; ended with the context."""
     command = [*EMBERT, "embed", "-q", *map(str, arguments), *STAND_IN]
     with subprocess.Popen(
         command,
         cwd=ROOT,
         env=environment(extra),
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -41,3 +49,19 @@ def started(arguments: Sequence[str | Path], extra: Mapping[str, str]) -> Iterat
             yield process
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def fed(
+    texts: Path, lines: int, arguments: Sequence[str | Path], extra: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """A run that has read the first lines of `texts` from standard input and waits for the others, which come too.
+
+    It stays in this state, however long a test takes to kill it. `process.communicate` sends it more lines.
+    """
+    every = texts.read_text().splitlines(keepends=True)
+    with started(["-f", "-", *arguments], extra) as process:
+        assert process.stdin is not None
+        process.stdin.writelines(every[:lines])
+        process.stdin.flush()
+        yield process, "".join(every[lines:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,11 +16,10 @@ import pyarrow.dataset
 import pytest
 
 from tests.server.bulk.crash import STEPS_OF_A_CRASH
-from tests.server.bulk.running import embed, embedded, started
+from tests.server.bulk.running import embed, embedded, fed
 from tests.server.live import ROOT, environment, until
 
 LINES = 20_000  # 5 blocks
-KILLS = 4
 
 
 @pytest.fixture(scope="module")
@@ -31,64 +29,63 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def into(texts: Path, target: Path) -> list[str]:
-    """A folder's shards end in the middle of what would be a block."""
+@pytest.fixture(scope="module")
+def shards(texts: Path) -> Path:
+    """A complete folder. Its shards end in the middle of what would be a block."""
+    target = texts.with_name("shards.d")
+    embed("-f", texts, *into(target))
+    return target
+
+
+@pytest.fixture(scope="module")
+def array(texts: Path) -> Path:
+    target = texts.with_name("array.npy")
+    embed("-f", texts, *into(target))
+    return target
+
+
+def into(target: Path) -> list[str]:
     folder = ["--shard-texts", "7000"] if target.suffix == ".d" else []
-    return ["--dimensions", "16", "-f", str(texts), "-o", str(target), *folder]
+    return ["--dimensions", "16", "-o", str(target), *folder]
 
 
-def written(target: Path) -> int:
-    """Bytes that a run has written so far."""
-    beside = target.with_name(target.name + ".partial")
-    files = [*target.iterdir()] if target.is_dir() else [beside, target]
-    total = 0
-    for file in files:
-        try:
-            total += file.stat().st_size
-        except FileNotFoundError:  # renamed a moment ago
-            continue
-    return total
-
-
-def kill_at(size: int, command: list[str], target: Path) -> bool:
-    """Run until so many bytes are written, and kill all of it with SIGKILL. False where the run has ended before."""
-    # Slow enough that there are moments: a few milliseconds a block.
-    with started(command, {"STAND_IN_TOKENS_PER_S": "500000"}) as process:
-
-        def reached() -> bool:
-            return written(target) >= size or process.poll() is not None
-
-        until(reached, 120, what=f"{size} bytes of output")
-        children = psutil.Process(process.pid).children() if process.poll() is None else []
-        process.kill()
-        killed = process.wait() == -9
-        _, alive = psutil.wait_procs(children, 60)
-        assert not alive, "processes outlive their run"
-        return killed
+def complete(target: Path) -> int:
+    """The number of rows that a run which is killed now would not lose."""
+    progress = target / "_manifest.json" if target.suffix == ".d" else target.with_name(f"{target.name}.partial.json")
+    return int(json.loads(progress.read_text())["rows"]) if progress.exists() else 0
 
 
 @pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl", "vectors.parquet", "vectors.d"])
-def test_killed_at_random_sizes_of_the_output(texts: Path, tmp_path: Path, name: str) -> None:
-    whole, target = tmp_path / f"whole-{name}", tmp_path / name
-    embed(*into(texts, whole))
-    size = written(whole)
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    moments = sorted(random.Random(seed).randrange(size) for _ in range(KILLS - 1))
-    kills = 0
-    complete: dict[str, int] = {}
-    for moment in (0, *moments):
-        kills += kill_at(moment, [*into(texts, target), "--resume"], target)
-        if whole.is_dir():
-            shards = {path.name: path.stat().st_ino for path in target.glob("part-*")}
-            assert complete.items() <= shards.items(), "a complete shard was made again"
-            complete = {shard["name"]: shards[shard["name"]] for shard in manifest_of(target)["shards"]}
-    assert kills, "no run was killed"
-    if target.is_dir() or not target.exists() or Path(f"{target}.partial.json").exists():  # else it has ended
-        embed(*into(texts, target), "--resume")
+def test_killed_and_resumed_at_once(texts: Path, request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
+    """Killed while it waits for more lines, then in full flight. The lock ends with the killed run."""
+    target, whole = tmp_path / name, tmp_path / f"whole-{name}"
+    if name in ("vectors.d", "vectors.npy"):
+        whole = request.getfixturevalue("shards" if name == "vectors.d" else "array")
+    else:
+        embed("-f", texts, *into(whole))
+    shards = dict[str, int]()
+    children = []
+    for lines in (8_200, LINES):
+        before = complete(target)
+        with fed(texts, lines, [*into(target), "--resume"]) as (process, _):
+            until(lambda: complete(target) > before or process.poll() is not None, what="more complete texts")  # noqa: B023
+            if process.poll() is None:
+                children += psutil.Process(process.pid).children()
+            process.kill()
+            assert process.wait() == -9
+        if not target.is_dir():
+            with Path(f"{target}.partial").open("ab") as partial:
+                partial.write(b"half a bl")  # as if it had been killed while it wrote
+        else:
+            now = {path.name: path.stat().st_ino for path in target.glob("part-*")}
+            assert shards.items() <= now.items(), "a complete shard was made again"
+            shards = now
+    embed("-f", texts, *into(target), "--resume")
+    _, alive = psutil.wait_procs(children, 60)
+    assert not alive, "processes outlive their run"
     if whole.is_file():
         assert target.read_bytes() == whole.read_bytes()
-        assert {path.name for path in tmp_path.iterdir()} == {name, whole.name}
+        assert {path.name for path in tmp_path.iterdir()} <= {name, whole.name}
         return
     names = sorted(path.name for path in whole.glob("part-*"))
     assert names == [f"part-{number:06d}.parquet" for number in range(3)]
@@ -99,29 +96,8 @@ def test_killed_at_random_sizes_of_the_output(texts: Path, tmp_path: Path, name:
     assert (manifest_of(target)["finished"], manifest_of(target)["rows"]) == (True, LINES)
 
 
-@pytest.mark.parametrize("name", ["vectors.npy", "vectors.d"])
-def test_resumed_at_once(texts: Path, tmp_path: Path, name: str) -> None:
-    """The lock ends with the killed run."""
-    whole, target = tmp_path / f"whole-{name}", tmp_path / name
-    embed(*into(texts, whole))
-    size = written(whole) // 5
-    slow = {"STAND_IN_TOKENS_PER_S": "500000"}
-    with started([*into(texts, target), "--tokenization-workers", "3"], slow) as process:
-        until(lambda: written(target) > size or process.poll() is not None, 120, what="some output")
-        process.kill()
-        assert process.wait() == -9
-        embed(*into(texts, target), "--resume")
-    if whole.is_file():
-        assert target.read_bytes() == whole.read_bytes()
-        return
-    names = sorted(path.name for path in whole.glob("part-*"))
-    assert {path.name for path in target.iterdir()} == {*names, "_manifest.json"}
-    assert all((target / each).read_bytes() == (whole / each).read_bytes() for each in names)
-
-
 def manifest_of(folder: Path) -> Any:
-    path = folder / "_manifest.json"
-    return json.loads(path.read_text()) if path.exists() else {"shards": []}
+    return json.loads((folder / "_manifest.json").read_text())
 
 
 @pytest.mark.parametrize("kind", ["file", "parquet", "folder"])
@@ -172,19 +148,16 @@ def remove(path: Path) -> None:
         path.rmdir()
 
 
-def test_a_run_that_is_complete_is_not_made_again(texts: Path, tmp_path: Path) -> None:
-    target = tmp_path / "vectors.d"
-    embed(*into(texts, target))
-    times = {path.name: path.stat().st_mtime_ns for path in target.iterdir()}
-    again = embedded(*into(texts, target), "--resume")
+def test_a_run_that_is_complete_is_not_made_again(texts: Path, shards: Path) -> None:
+    times = {path.name: path.stat().st_mtime_ns for path in shards.iterdir()}
+    again = embedded("-f", texts, *into(shards), "--resume")
     assert (again.returncode, again.stderr) == (0, "embert: everything is embedded already\n")
-    assert {path.name: path.stat().st_mtime_ns for path in target.iterdir()} == times
+    assert {path.name: path.stat().st_mtime_ns for path in shards.iterdir()} == times
 
 
-def test_arrays_of_shards_are_arrays(texts: Path, tmp_path: Path) -> None:
+def test_arrays_of_shards_are_arrays(texts: Path, array: Path, tmp_path: Path) -> None:
     target = tmp_path / "vectors.d"
-    embed(*into(texts, target), "--output-format", "npy")
+    embed("-f", texts, *into(target), "--output-format", "npy")
     shards = [np.load(path) for path in sorted(target.glob("part-*.npy"))]
     assert [shard.shape for shard in shards] == [(7000, 16)] * 2 + [(6000, 16)]
-    embed(*into(texts, tmp_path / "whole.npy"))
-    assert np.array_equal(np.concatenate(shards), np.load(tmp_path / "whole.npy"))
+    assert np.array_equal(np.concatenate(shards), np.load(array))

@@ -65,7 +65,7 @@ def test_a_finished_folder_is_compared_with_the_input(tmp_path: Path) -> None:
     run = ("-f", source, "-o", f"{target}/", "--output-format", "jsonl", "--shard-texts", "4", "--dimensions", "8")
     source.write_text("".join(f"line {n}\n" for n in range(6)))
     embed(*run)
-    for changed in (range(9), range(1, 7), range(3)):
+    for changed in (range(9), range(1, 7)):
         source.write_text("".join(f"line {n}\n" for n in changed))
         ended = embedded(*run, "--resume")
         assert ended.returncode == 1

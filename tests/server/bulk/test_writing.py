@@ -47,15 +47,15 @@ def some(first: int, count: int) -> ParsedRows:
     return ParsedRows([str(row["text"]) for row in rows], range(count), [], rows)
 
 
-@pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl", "vectors.parquet"])
+@pytest.mark.parametrize("name", ["vectors.npy", "vectors.parquet"])
 def test_many_tokenization_processes_write_what_one_writes(tmp_path: Path, name: str) -> None:
     """Blocks are formatted side by side, and the texts of a block are encoded in another order."""
     texts = tmp_path / "texts"
-    lines = [f"{number} " + "word " * (number * 7 % 13) for number in range(20_000)]  # 5 blocks
+    lines = [f"{number} " + "word " * (number * 7 % 13) for number in range(15_000)]  # 4 blocks
     texts.write_text("".join(f"{line}\n" for line in lines))
     one, many = tmp_path / f"one-{name}", tmp_path / f"many-{name}"
     embed("--dimensions", "16", "-f", texts, "-o", one, "--tokenization-workers", "1")
-    embed("--dimensions", "16", "-f", texts, "-o", many, "--tokenization-workers", "4")
+    embed("--dimensions", "16", "-f", texts, "-o", many, "--tokenization-workers", "3")
     assert many.read_bytes() == one.read_bytes()
     if name == "vectors.npy":
         some = tmp_path / "some.npy"  # of blocks that are cut elsewhere

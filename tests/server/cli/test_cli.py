@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ from embert.server.config import (
     option_name,
     read_api_keys,
 )
-from tests.server.live import ROOT, STAND_IN, environment, run_cli, until
+from tests.server.live import ROOT, STAND_IN, environment, run_cli
 from tests.server.models import copy_model, edit_json
 from tests.server.stand_in import expected
 
@@ -184,47 +183,6 @@ def texts(tmp_path: Path) -> Path:
 
 def into(texts: Path, target: Path, *options: str) -> list[str]:
     return ["embed", "-q", "--dimensions", "8", "-f", str(texts), "-o", str(target), *options, *STAND_IN]
-
-
-def killed_run(texts: Path, target: Path) -> None:
-    """A run, killed after its first texts are complete while it waits for the last: they come through a pipe."""
-    content = texts.read_bytes()
-    texts.unlink()
-    os.mkfifo(texts)
-    progress = target.with_name(f"{target.name}.partial.json")
-    command = [sys.executable, "-m", "embert.server.cli.main", *into(texts, target, "--overwrite")]
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE) as process:
-        try:
-            with texts.open("r+b", buffering=0) as pipe:  # to read as well: opening it waits for nobody
-                pipe.write(content[: content.index(b"text 5000\n")])  # less than a pipe holds: nor does this
-                until(progress.exists, what="the first complete texts")
-                process.kill()
-        finally:
-            process.kill()
-    texts.unlink()
-    texts.write_bytes(content)
-
-
-@pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl"])
-def test_embed_goes_on_where_a_killed_run_ended(
-    capsys: pytest.CaptureFixture[str], texts: Path, tmp_path: Path, name: str
-) -> None:
-    target, whole = tmp_path / name, tmp_path / f"whole-{name}"
-    target.write_bytes(b"of an earlier run")
-    killed_run(texts, target)
-    assert target.read_bytes() == b"of an earlier run"
-    partial = tmp_path / f"{name}.partial"
-    with partial.open("ab") as file:
-        file.write(b"half a bl")  # as if it had been killed while it wrote
-    assert run(capsys, *into(texts, target, "--resume")) == (0, "", "")
-    assert run(capsys, *into(texts, whole)) == (0, "", "")
-    assert target.read_bytes() == whole.read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["texts", name, whole.name])
-    if name.endswith(".npy"):
-        assert np.load(target).shape == (LINES, 8)
-    else:
-        found = [json.loads(line)["text"] for line in target.read_text().splitlines()]
-        assert found == texts.read_text().splitlines()
 
 
 def test_embed_that_fails_keeps_what_is_complete_and_the_output_as_it_was(
