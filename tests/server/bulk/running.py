@@ -54,7 +54,7 @@ def started(arguments: Sequence[str | Path], extra: Mapping[str, str] | None = N
 @contextlib.contextmanager
 def fed(
     texts: Path, lines: int, arguments: Sequence[str | Path], extra: Mapping[str, str] | None = None
-) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A run that has read the first lines of `texts` from standard input and waits for the others, which come too.
 
     It stays in this state, however long a test takes to kill it. `process.communicate` sends it more lines.
