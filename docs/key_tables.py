@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from embert.engine.files.json_files import Key, Table, Verdict
 from embert.engine.files.key_tables import REFUSED_MODULES, TABLES
-from embert.engine.files.keys import Key, Table, Verdict
 
 __all__ = ["PAGE", "replaced"]
 

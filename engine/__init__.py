@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from embert.engine import errors
 
 if TYPE_CHECKING:
-    from embert.engine.batch import PackedBatch, pack
+    from embert.engine.batch import PackedBatch, SparseVector, TaskOutput, pack
     from embert.engine.encoders.base import Encoder
     from embert.engine.engine import Engine
     from embert.engine.heads.scores import LabelScore, Ranked
     from embert.engine.int8_accuracy import load_encoder
     from embert.engine.model import Model, load_model
-    from embert.engine.task_output import SparseVector, TaskOutput
     from embert.engine.tasks import Task
     from embert.engine.tokenization.encoded import Encoded
     from embert.engine.tokenization.tokenizer import Tokenizer
@@ -57,8 +56,8 @@ _MODULES = {
     "Model": "embert.engine.model",
     "PackedBatch": "embert.engine.batch",
     "Ranked": "embert.engine.heads.scores",
-    "TaskOutput": "embert.engine.task_output",
-    "SparseVector": "embert.engine.task_output",
+    "TaskOutput": "embert.engine.batch",
+    "SparseVector": "embert.engine.batch",
     "Task": "embert.engine.tasks",
     "Tokenizer": "embert.engine.tokenization.tokenizer",
     "load_encoder": "embert.engine.int8_accuracy",

@@ -10,20 +10,18 @@ from typing import TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.batch import cumulative
+from embert.engine.batch import SparseVector, TaskOutput, cumulative
 from embert.engine.encode_batches import encode_batches
 from embert.engine.encoders.base import Encoder, check_finite
 from embert.engine.errors import InputError
 from embert.engine.heads.description import Classifier
-from embert.engine.heads.multi_vector import kept_rows
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
+from embert.engine.heads.token_rows import kept_rows
 from embert.engine.int8_accuracy import load_encoder
 from embert.engine.model import Model, load_model
 from embert.engine.quantization import MIN_ACCURACY
-from embert.engine.task_output import SparseVector, TaskOutput
 from embert.engine.tasks import Task, task_names
-from embert.engine.tokenization.encoded import Encoded
-from embert.engine.tokenization.input_errors import check_sequence, check_text
+from embert.engine.tokenization.encoded import Encoded, check_sequence, check_text
 from embert.engine.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Engine", "ScoreOptions", "batch_budget", "encode_texts", "kept_columns", "require_task"]

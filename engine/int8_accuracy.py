@@ -12,17 +12,16 @@ from importlib.resources import files
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.batch import TaskOutput
 from embert.engine.encode_batches import encode_batches
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.loader import create_encoder
 from embert.engine.errors import UnsupportedModel
 from embert.engine.heads.scores import scores
 from embert.engine.model import Model
-from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.models.tensor_shapes import tensor_shapes
+from embert.engine.models.encoder_config import EncoderConfig, tensor_shapes
 from embert.engine.quantization import MIN_ACCURACY
 from embert.engine.quantization.accuracy import Int8Accuracy, accuracy_of_labels, accuracy_of_rows
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import ALL_TASKS, Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.engine.tokenization.tokenizer import Tokenizer

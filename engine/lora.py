@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import read_object
+from embert.engine.files.json_files import check_keys, read_object
 from embert.engine.files.key_tables import ADAPTER_CONFIG
-from embert.engine.files.keys import check_keys
 from embert.engine.models.tensor_names import TensorNames, stored_names_of
 
 __all__ = [

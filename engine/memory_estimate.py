@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from embert.engine.model import Model
-from embert.engine.models.tensor_shapes import tensor_shapes
+from embert.engine.models.encoder_config import tensor_shapes
 
 __all__ = ["MemoryEstimate", "estimate_memory", "process_bytes"]
 

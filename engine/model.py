@@ -10,23 +10,18 @@ from typing import Any
 
 from embert.engine.errors import BrokenModel, EngineError, ModelNotFound, UnsupportedModel
 from embert.engine.files.hub import locate
-from embert.engine.files.json_files import read_object
+from embert.engine.files.json_files import check_keys, read_object
 from embert.engine.files.key_tables import CONFIG_SENTENCE_TRANSFORMERS
-from embert.engine.files.keys import check_keys
 from embert.engine.files.tokenizer_config import TokenizerConfig, define, read_tokenizer_config
-from embert.engine.heads.checkpoints.bge_m3 import CONVERT
 from embert.engine.heads.checkpoints.classifier import read_classifier, stored_classifier
-from embert.engine.heads.checkpoints.heads import read_vector_heads
-from embert.engine.heads.checkpoints.stored import stored_in, stored_tensors
-from embert.engine.heads.checkpoints.unused import named_groups, unused_tensors
-from embert.engine.heads.dense import Module, width_after
+from embert.engine.heads.checkpoints.stored import named_groups, stored_in, stored_tensors, unused_tensors
+from embert.engine.heads.checkpoints.vector_heads import CONVERT, read_vector_heads
 from embert.engine.heads.description import NO_HEADS, Heads
 from embert.engine.heads.modules import Modules, read_modules
-from embert.engine.heads.pooling import POOLINGS, modes_of
+from embert.engine.heads.pooling import POOLINGS, Module, modes_of, width_after
 from embert.engine.lora import PEFT_PREFIX, Lora, placed, read_lora
 from embert.engine.models import EncoderConfig, check_config, read_config
-from embert.engine.models.encoder_config import Adapters
-from embert.engine.models.tensor_shapes import tensor_shapes
+from embert.engine.models.encoder_config import Adapters, tensor_shapes
 from embert.engine.tasks import NO_TASK, Task
 
 __all__ = ["Model", "load_model", "prompts_with_adapters", "read_prompts"]

@@ -1,4 +1,4 @@
-"""Tasks: what a request asks of a model. A task's head computes its rows from hidden states (task_output.py).
+"""Tasks: what a request asks of a model. A task's head computes its rows from hidden states (TaskOutput in batch.py).
 
 Requests of different tasks share a batch: the layers run once, and each head runs on the sequences that want it.
 """

@@ -7,10 +7,9 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.batch import PackedBatch, cumulative
+from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.base import Encoder
 from embert.engine.model import Model
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 
 __all__ = ["PacedEncoder", "StubEncoder"]

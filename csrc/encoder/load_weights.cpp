@@ -50,7 +50,7 @@ Status Weights::exact_place(const std::string& name, int layer, DType stored, fl
   const bool is_gamma = name == "gamma" || name == "attention.gamma" || name == "out.gamma";
   if (!keeps_exact_ || !(is_matrix || is_gamma)) return {};
   // BF16 counts as exact in FP16: values below 2⁻¹⁷ lose at most 2⁻²⁵, and a tensor to which that matters, or with an
-  // element above 65 504, is not loaded as FP16 (engine/encoders/float16_range.py).
+  // element above 65 504, is not loaded as FP16 (engine/encoders/cuda/weights.py).
   if (stored != model_.dtype && !(stored == DType::kBFloat16 && model_.dtype == DType::kFloat16)) ++rounded_;
   if (is_gamma) return {};
   if (exact_.bytes() == 0) EMBERT_TRY(exact_.allocate(exact_count() * model_.stored_layers() * sizeof(float)));

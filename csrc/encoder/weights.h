@@ -26,7 +26,7 @@ struct LayerWeights {
   float *inner_bias, *out_bias;            // [inner], [hidden]
   Norm attention_norm, out_norm;           // [hidden]
   // With int8 a scale for each row of a matrix, otherwise null; and the LayerNorms of QKV's and FFN in's rows, with
-  // each column divided by its factor, by which the matrices are multiplied (engine/quantization/balance.py).
+  // each column divided by its factor, by which the matrices are multiplied (engine/quantization/blocks.py).
   float *qkv_scale, *attention_scale, *inner_scale, *out_scale;
   Norm qkv_norm, inner_norm;  // [hidden]
 };

@@ -3,7 +3,7 @@
 // A set of 32 columns is rotated together: eight adjacent columns of each quarter of the row, so that one thread has
 // them all. Set m's element n = 8j + e is column 8m + j · columns / 4 + e. The 32 elements are multiplied by the
 // Sylvester-Hadamard matrix of order 32 in place, then all of a row are rounded to -127 … 127 by a scale of the row.
-// engine/quantization/quarters.py is the same in numpy, to the bit.
+// engine/quantization/blocks.py is the same in numpy, to the bit.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""The encoder protocol: packed token ids in (batch.py), the rows of each task out (task_output.py)."""
+"""The encoder protocol: packed token ids in, the rows of each task out (batch.py)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.batch import PackedBatch
+from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.errors import EncoderError
 from embert.engine.models.encoder_config import Adapters
 from embert.engine.quantization.accuracy import Int8Accuracy
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 
 __all__ = ["Encoder", "check_adapters", "check_dimensions", "check_finite", "check_tasks"]

@@ -1,30 +1,215 @@
 """The self test of an encoder before it serves: compares the device with numpy, and checks for finite rows.
 
 An encoder whose kernels are built for another GPU, do nothing, or read the wrong weights still returns vectors of the
-right shape. `self_test_ids`, `vector_of` and `mismatch` find that; the other side of the comparison is reference.py.
-`tasks_never_finite` finds tasks whose every request would fail.
+right shape. `self_test_ids`, `vector_of` and `mismatch` find that. `tasks_never_finite` finds tasks whose every request
+would fail. The reference is the architecture's definition in numpy: one text at a time, in float32. It shares no code
+with the encoders.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import math
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from embert.engine.batch import pack
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.reference import hidden_state
+from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance, rotations
 from embert.engine.model import Model
-from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.models.encoder_config import EncoderConfig, Rotary
+from embert.engine.models.tensor_names import (
+    EMBEDDING_PROJECTION,
+    FINAL_NORM,
+    POSITION_EMBEDDINGS,
+    RELATIVE_ATTENTION_BIAS,
+    TOKEN_TYPE_EMBEDDINGS,
+    WORD_EMBEDDINGS,
+)
+from embert.engine.quantization.rows import product, quantized_rows, quantized_weight
 from embert.engine.tasks import NO_TASK, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-__all__ = ["mismatch", "self_test_ids", "tasks_never_finite", "vector_of"]
+__all__ = ["hidden_state", "mismatch", "normed_magnitudes", "self_test_ids", "tasks_never_finite", "vector_of"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def hidden_state(
+    ids: Ints, config: EncoderConfig, checkpoint: Checkpoint, adapter: int = -1, *, int8: bool = False
+) -> Floats:
+    """The last hidden state of token ids [L] of type 0 with one of the model's adapters, -1: none. float32 [L, hidden].
+
+    The checkpoint's weights have no adapter: what it adds is computed beside them. `int8`: layers use int8
+    products.
+    """
+    return _Reference(config, checkpoint, adapter, int8=int8).hidden_state(ids)
+
+
+def normed_magnitudes(ids: Ints, config: EncoderConfig, checkpoint: Checkpoint) -> dict[str, npt.NDArray[np.float64]]:
+    """The root mean square of each column of the inputs of layers' products, over token ids [L] of type 0.
+
+    By the name of the product, of queries and of the feed-forward part: float64 [hidden] each, computed in float64, so
+    that its first six digits are the same on every machine.
+    """
+    recorder = _Recorder(config, checkpoint, -1, int8=False)
+    recorder.hidden_state(ids)
+    return recorder.found
+
+
+class _Reference:
+    def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, adapter: int, *, int8: bool) -> None:
+        self._is = config
+        self._checkpoint = checkpoint
+        self._adapter = adapter
+        self._int8 = int8
+
+    def hidden_state(self, ids: Ints) -> Floats:
+        x = self._norm(self._embedded(ids), "embeddings.LayerNorm")
+        if self._is.embedding_size is not None:
+            x = self._linear(x, EMBEDDING_PROJECTION)
+        bias = self._bias(len(ids))
+        for layer in range(self._is.layers):
+            x = self._layer(x, layer, bias)
+        return self._norm(x, FINAL_NORM) if self._is.pre_norm else x
+
+    def _embedded(self, ids: Ints) -> Floats:
+        x = self._rows(WORD_EMBEDDINGS, ids) + self._rows(TOKEN_TYPE_EMBEDDINGS, slice(1))
+        return x + self._rows(POSITION_EMBEDDINGS, slice(len(ids))) if self._is.position_table else x
+
+    def _layer(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
+        prefix = f"encoder.layer.{self._is.stored_layer(layer)}."
+        attention_norm, pre_norm = self._is.has_attention_norm(layer), self._is.pre_norm
+        sublayer_input = self._norm(x, f"{prefix}attention.output.LayerNorm") if pre_norm and attention_norm else x
+        x = x + self._linear(self._attention(sublayer_input, layer, bias), f"{prefix}attention.output.dense")
+        if attention_norm and not pre_norm:
+            x = self._norm(x, f"{prefix}attention.output.LayerNorm")
+        sublayer_input = self._norm(x, f"{prefix}output.LayerNorm") if pre_norm else x
+        inner = self._linear(sublayer_input, f"{prefix}intermediate.dense")
+        if self._is.gated:
+            inner = inner * self._activated(self._linear(sublayer_input, f"{prefix}intermediate.gate"))
+        else:
+            inner = self._activated(inner)
+        x = x + self._linear(inner, f"{prefix}output.dense")
+        return x if pre_norm else self._norm(x, f"{prefix}output.LayerNorm")
+
+    def _attention(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
+        length, heads, size = len(x), self._is.heads, self._is.head_size
+        known = self._is.attention_of(layer)
+        q, k, v = (
+            self._linear(x, f"encoder.layer.{self._is.stored_layer(layer)}.attention.self.{name}")
+            .reshape(length, heads, size)
+            .swapaxes(0, 1)
+            for name in ("query", "key", "value")
+        )
+        if known.rotary is not None:
+            q, k = _rotated(q, known.rotary), _rotated(k, known.rotary)
+        scores = q @ k.swapaxes(1, 2) / np.float32(math.sqrt(size))
+        if bias is not None:
+            scores = scores + bias
+        if known.window is not None:
+            scores = np.where(np.abs(_distances(length)) > known.window, -np.inf, scores)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        context: Floats = (weights @ v).swapaxes(0, 1).reshape(length, -1)
+        return context
+
+    def _bias(self, length: int) -> Floats | None:
+        """What is added to attention's scores: [heads, queries, keys]."""
+        if self._is.relative_buckets:
+            by_distance = bias_by_distance(self._checkpoint.float32(RELATIVE_ATTENTION_BIAS), length)
+        elif self._is.alibi:
+            by_distance = alibi_by_distance(self._is.heads, length)
+        else:
+            return None
+        return by_distance[:, _distances(length) + length - 1]
+
+    def _rows(self, name: str, index: npt.NDArray[np.signedinteger] | slice) -> Floats:
+        stored = self._checkpoint.stored(name)
+        rows = type(stored)(stored.array[index], stored.dtype).float32()  # converts only the rows that are read
+        added = self._added(name)
+        if added is not None:
+            rows = rows + added[0][index] @ added[1]
+        return rows
+
+    def _linear(self, x: Floats, name: str) -> Floats:
+        weight, bias = (self._checkpoint.float32(f"{name}.{kind}") for kind in ("weight", "bias"))
+        if self._int8 and name.startswith("encoder.layer."):
+            y: Floats = product(quantized_rows(x), quantized_weight(weight, f"{name}.weight"), bias)
+        else:
+            y = x @ weight.T + bias
+        added = self._added(f"{name}.weight")
+        if added is not None:
+            y += x @ added[1].T @ added[0].T
+        return y
+
+    def _added(self, name: str) -> tuple[Floats, Floats] | None:
+        """The two matrices whose product the adapter adds to a weight; None: nothing."""
+        low_rank, adapters = self._checkpoint.low_rank(name), self._is.adapters
+        if self._adapter < 0 or low_rank is None or adapters is None:
+            return None
+        return low_rank.left[self._adapter] * np.float32(adapters.scale), low_rank.right[self._adapter]
+
+    def _norm(self, x: Floats, name: str) -> Floats:
+        gamma, epsilon = self._checkpoint.float32(f"{name}.weight"), np.float32(self._is.layer_norm_eps)
+        if not self._is.rms_norm:
+            x = x - x.mean(-1, keepdims=True)
+        y: Floats = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + epsilon) * gamma
+        if not self._is.rms_norm:
+            y += self._checkpoint.float32(f"{name}.bias")
+        return y
+
+    def _activated(self, x: Floats) -> Floats:
+        if self._is.activation == "relu":
+            return np.maximum(x, np.float32(0))
+        half, one = np.float32(0.5), np.float32(1)
+        match self._is.activation:
+            case "gelu":
+                curve: Floats = _erf(x / math.sqrt(2)).astype(np.float32)
+            case "silu":  # x times its logistic function
+                curve = np.tanh(half * x)
+            case _:  # the tanh approximation of Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016
+                curve = np.tanh(math.sqrt(2 / math.pi) * (x + np.float32(0.044715) * x**3))
+        y: Floats = half * x * (one + curve)
+        return y
+
+
+class _Recorder(_Reference):
+    """The model in float64, which keeps what `normed_magnitudes` returns."""
+
+    RECORDED = ("attention.self.query", "intermediate.dense")
+
+    def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, adapter: int, *, int8: bool) -> None:
+        super().__init__(config, checkpoint, adapter, int8=int8)
+        self.found: dict[str, npt.NDArray[np.float64]] = {}
+
+    def _embedded(self, ids: Ints) -> Floats:
+        return cast("Floats", super()._embedded(ids).astype(np.float64))
+
+    def _linear(self, x: Floats, name: str) -> Floats:
+        if name.endswith(self.RECORDED):
+            self.found[name] = np.sqrt(np.square(x, dtype=np.float64).mean(0))
+        return super()._linear(x, name)
+
+
+def _distances(length: int) -> npt.NDArray[np.int64]:
+    """The key's position less the query's: [queries, keys]."""
+    positions = np.arange(length)
+    return positions - positions[:, None]
+
+
+def _rotated(x: Floats, rotary: Rotary) -> Floats:
+    """Queries or keys [heads, L, size] rotated by their positions."""
+    cosines, sines = rotations(rotary, x.shape[1])
+    half = rotary.columns // 2
+    low, high, rest = np.split(x, [half, 2 * half], axis=-1)
+    return np.concatenate([low * cosines - high * sines, high * cosines + low * sines, rest], axis=-1)
+
 
 TEST_LENGTH = 5
 PAST_WINDOW = 16  # tokens

@@ -1,15 +1,21 @@
-"""Reads a model folder's JSON files, with errors that name the file."""
+"""A model folder's JSON files: reads them, and gives a verdict on each key: honored, irrelevant, or refused by name.
+
+Each kind of file has a table of keys. Readers check a file against its table, so that no key is ignored silently.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from embert.engine.errors import BrokenModel
+from embert.engine.errors import BrokenModel, UnsupportedModel
 
-__all__ = ["read_json", "read_object"]
+__all__ = ["Key", "Table", "Verdict", "check_keys", "honored", "irrelevant", "read_json", "read_object", "refused"]
 
 # A lone surrogate: half of a character beyond 16 bits. UTF-8 cannot encode it, so logs and responses cannot hold it.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -39,3 +45,59 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BrokenModel(f"{path} must hold a JSON object, found {type(value).__name__}")
     return value
+
+
+class Verdict(StrEnum):
+    """How the engine treats a key."""
+
+    HONORED = "honored"  # same effect as in the library that writes the file, or the value is refused
+    IRRELEVANT = "irrelevant"  # no value changes a vector, a score or a token
+    REFUSED = "refused"  # values that change nothing are accepted, others are an error that names the key
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One row of a table."""
+
+    verdict: Verdict
+    note: str  # its effect here; why it is irrelevant; or the effect that is not supported
+    accepted: tuple[object, ...] = ()  # of a refused key: the values that change nothing
+
+
+Table = Mapping[str, Key]
+
+
+def honored(note: str) -> Key:
+    """A row of a key that a reader reads."""
+    return Key(Verdict.HONORED, note)
+
+
+def irrelevant(reason: str) -> Key:
+    """A row of a key that changes nothing."""
+    return Key(Verdict.IRRELEVANT, reason)
+
+
+def refused(note: str, *accepted: object) -> Key:
+    """A row of a key whose other values than `accepted` are an error."""
+    return Key(Verdict.REFUSED, note, accepted)
+
+
+def check_keys(path: Path, fields: Mapping[str, Any], table: Table) -> tuple[str, ...]:
+    """Check a file's keys against its table. Returns a sentence for the start-up log where some are unknown.
+
+    Raises UnsupportedModel for a refused key, naming the file, the key, its value and the values that are accepted.
+    """
+    for name, value in fields.items():
+        key = table.get(name)
+        if key is not None and key.verdict is Verdict.REFUSED and not any(_is(value, item) for item in key.accepted):
+            supported = ", ".join(map(repr, key.accepted)) or "none of its values"
+            raise UnsupportedModel(f"{path}: {name} {value!r} is not supported ({key.note}); supported: {supported}")
+    unknown = [name for name in fields if name not in table]
+    if not unknown:
+        return ()
+    return (f"{path}: unknown keys, which are ignored and may change vectors: {', '.join(unknown)}",)
+
+
+def _is(value: object, accepted: object) -> bool:
+    """Equal, and true is not 1."""
+    return value == accepted and isinstance(value, bool) == isinstance(accepted, bool)

@@ -6,7 +6,7 @@ shows the tables; tests/engine/test_key_tables.py walks them against the install
 
 from __future__ import annotations
 
-from embert.engine.files.keys import Key, Table, honored, irrelevant, refused
+from embert.engine.files.json_files import Key, Table, honored, irrelevant, refused
 
 __all__ = [
     "ADAPTER_CONFIG",

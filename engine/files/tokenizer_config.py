@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import read_object
+from embert.engine.files.json_files import check_keys, read_object
 from embert.engine.files.key_tables import TOKENIZER, TOKENIZER_CONFIG
-from embert.engine.files.keys import check_keys
 
 __all__ = [
     "CLASSES",

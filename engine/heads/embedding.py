@@ -5,18 +5,184 @@ Encoders that fuse the cut and the normalization into their own work call it onl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.heads.dense import Module
-from embert.engine.heads.dense_layer import load_modules
+from embert.engine.errors import BrokenModel
+from embert.engine.files.safetensors_file import SafetensorsFile
+from embert.engine.heads import pooling
+from embert.engine.heads.pooling import Module
 
-__all__ = ["EmbeddingHead"]
+__all__ = ["DenseLayer", "EmbeddingHead", "LayerNorm", "load_modules", "normalized"]
 
 Floats = npt.NDArray[np.float32]
+
+TORCH_EPSILON = 1e-5  # of its LayerNorm
+
+
+def _sigmoid(x: Floats) -> Floats:
+    # sigmoid(x) = (1 + tanh(x / 2)) / 2. Unlike exp, tanh cannot overflow.
+    half = np.float32(0.5)
+    y: Floats = np.tanh(half * x) * half + half
+    return y
+
+
+def _silu(x: Floats) -> Floats:
+    y: Floats = x * _sigmoid(x)
+    return y
+
+
+def _gelu(x: Floats) -> Floats:
+    # numpy has no erf. Abramowitz and Stegun, formula 7.1.26, which is at most 1.5e-7 off.
+    z = np.abs(x) / np.float64(math.sqrt(2))
+    t = 1 / (1 + 0.3275911 * z)
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    erf = np.copysign(1 - series * np.exp(-z * z), x)
+    y: Floats = (x * (1 + erf) / 2).astype(np.float32)
+    return y
+
+
+def _gelu_tanh(x: Floats) -> Floats:
+    half, inner = np.float32(0.5), np.float32(math.sqrt(2 / math.pi))
+    y: Floats = half * x * (1 + np.tanh(inner * (x + np.float32(0.044715) * x * x * x)))
+    return y
+
+
+def _softplus(x: Floats) -> Floats:
+    # torch's threshold: above it the function is its argument.
+    y: Floats = np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, np.float32(20)))))
+    return y
+
+
+def _elu(x: Floats) -> Floats:
+    y: Floats = np.where(x > 0, x, np.expm1(np.minimum(x, np.float32(0))))
+    return y
+
+
+def _selu(x: Floats) -> Floats:
+    # Klambauer and others, "Self-Normalizing Neural Networks", 2017: alpha and the scale.
+    y: Floats = np.float32(1.0507009873554805) * np.where(x > 0, x, np.float32(1.6732632423543772) * _elu(x))
+    return y
+
+
+def _leaky(slope: float) -> Callable[[Floats], Floats]:
+    return lambda x: np.where(x >= 0, x, np.float32(slope) * x)
+
+
+def _log_softmax(x: Floats) -> Floats:
+    shifted = x - x.max(-1, keepdims=True)
+    y: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return y
+
+
+ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
+    "identity": lambda x: x,
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, np.float32(0)),
+    "sigmoid": _sigmoid,
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu6": lambda x: np.clip(x, np.float32(0), np.float32(6)),
+    "leaky_relu": _leaky(0.01),
+    "rrelu": _leaky((1 / 8 + 1 / 3) / 2),  # in inference: the mean of the slopes
+    "elu": _elu,
+    "selu": _selu,
+    "softplus": _softplus,
+    "softsign": lambda x: x / (1 + np.abs(x)),
+    "mish": lambda x: x * np.tanh(_softplus(x)),
+    "hardtanh": lambda x: np.clip(x, np.float32(-1), np.float32(1)),
+    "hardswish": lambda x: x * (np.clip(x + 3, np.float32(0), np.float32(6)) / np.float32(6)),
+    "hardsigmoid": lambda x: np.clip(x + 3, np.float32(0), np.float32(6)) / np.float32(6),
+    "log_sigmoid": lambda x: np.minimum(x, np.float32(0)) - np.log1p(np.exp(-np.abs(x))),
+    "tanhshrink": lambda x: x - np.tanh(x),
+    "softshrink": lambda x: x - np.clip(x, np.float32(-0.5), np.float32(0.5)),
+    "hardshrink": lambda x: np.where(np.abs(x) > 0.5, x, np.float32(0)),
+    "softmax": lambda x: np.exp(_log_softmax(x)),
+    "softmin": lambda x: np.exp(_log_softmax(-x)),
+    "log_softmax": _log_softmax,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """gamma · (x - mean) / √(variance + eps) + beta."""
+
+    gamma: Floats  # [columns]
+    beta: Floats | None  # [columns]
+    eps: float
+
+    def __call__(self, x: Floats) -> Floats:
+        """float32 [B, columns] → float32 [B, columns]."""
+        centred = x - x.mean(1, keepdims=True)
+        variance = np.einsum("ij,ij->i", centred, centred)[:, None] / np.float32(x.shape[1])
+        y: Floats = centred / np.sqrt(variance + np.float32(self.eps)) * self.gamma
+        return y if self.beta is None else y + self.beta
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """A linear layer with its weights. With a residual its argument is added, or a projection of that."""
+
+    weight: Floats  # [out, in]
+    bias: Floats | None  # [out]
+    activation: str
+    norm: LayerNorm | None = None
+    residual: bool = False
+    projection: Floats | None = None  # [out, in]
+
+    def __call__(self, x: Floats) -> Floats:
+        """float32 [B, in] → float32 [B, out]."""
+        y = x @ self.weight.T
+        if self.bias is not None:
+            y += self.bias
+        y = ACTIVATIONS[self.activation](y)
+        if self.residual:
+            y = y + (x if self.projection is None else x @ self.projection.T)
+        return y if self.norm is None else self.norm(y)
+
+
+def normalized(x: Floats) -> Floats:
+    """Rows of length 1; a row of zeros stays zeros. float32 [B, columns] → float32 [B, columns]."""
+    # sentence-transformers, too, divides by max(norm, 1e-12).
+    y: Floats = x / np.maximum(np.sqrt(np.einsum("ij,ij->i", x, x)), np.float32(1e-12))[:, None]
+    return y
+
+
+def load_modules(folder: Path, modules: Sequence[pooling.Module]) -> tuple[Callable[[Floats], Floats], ...]:
+    """The modules after a model's pooling, with their weights. Raises BrokenModel."""
+    return tuple(_loaded(folder, module) for module in modules)
+
+
+def _loaded(folder: Path, module: pooling.Module) -> Callable[[Floats], Floats]:
+    if isinstance(module, pooling.Normalize):
+        return normalized
+    file = SafetensorsFile(folder / module.folder / "model.safetensors")
+    if isinstance(module, pooling.LayerNorm):
+        gamma, beta = (_tensor(file, f"norm.{part}", (module.columns,)) for part in ("weight", "bias"))
+        return LayerNorm(gamma, beta, TORCH_EPSILON)
+    shape = (module.outputs, module.inputs)
+    projects = module.residual and module.inputs != module.outputs
+    return DenseLayer(
+        _tensor(file, "linear.weight", shape),
+        _tensor(file, "linear.bias", (module.outputs,)) if module.bias else None,
+        module.activation,
+        residual=module.residual,
+        projection=_tensor(file, "residual.weight", shape) if projects else None,
+    )
+
+
+def _tensor(file: SafetensorsFile, name: str, shape: tuple[int, ...]) -> Floats:
+    if name not in file:
+        raise BrokenModel(f"{file.path} has no tensor {name}")
+    tensor = file.tensor(name)
+    tensor.check(file.path, name, shape)
+    return tensor.float32()
 
 
 class EmbeddingHead:

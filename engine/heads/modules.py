@@ -10,14 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import read_json, read_object
+from embert.engine.files.json_files import check_keys, read_json, read_object
 from embert.engine.files.key_tables import MODULE_CONFIGS, MODULES
-from embert.engine.files.keys import check_keys
 from embert.engine.heads.checkpoints.late_interaction import Mask, read_mask
-from embert.engine.heads.checkpoints.splade import read_splade_pooling
 from embert.engine.heads.checkpoints.transformer_module import TransformerModule, read_transformer_module
-from embert.engine.heads.dense import Dense, Module, Normalize, check_normalize, read_dense, read_layer_norm
-from embert.engine.heads.pooling import PoolingModule, read_pooling
+from embert.engine.heads.pooling import (
+    Dense,
+    Module,
+    Normalize,
+    PoolingModule,
+    check_normalize,
+    read_dense,
+    read_layer_norm,
+    read_pooling,
+)
 
 __all__ = ["Modules", "read_modules"]
 
@@ -38,6 +44,8 @@ SUPPORTED = (
 )
 JINA_TRANSFORMER = "custom_st.Transformer"  # jina-embeddings-v3's own class: a Transformer with adapters
 PYLATE_DENSE = "pylate.models.Dense.Dense"
+# SpladePooling's activations → whether the logarithm is taken twice.
+SPLADE_ACTIVATIONS = {"relu": False, "log1p_relu": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +113,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
         elif kind == "token Dense":
             token_dense.append(read_dense(folder, module["path"], of="token_embeddings"))
         elif kind == "SpladePooling":
-            splade = read_splade_pooling(folder / module["path"] / "config.json")
+            splade = _splade_pooling(folder / module["path"] / "config.json")
         elif kind == "MultiVectorMask":
             mask = read_mask(folder / module["path"] / "config.json")
     if token_dense and not _is_pylate(folder, listed):
@@ -156,6 +164,22 @@ def _kind(folder: Path, module: dict[str, Any], previous: str) -> str:
         input_name = read_object(path).get("module_input_name") if module["path"] and path.is_file() else None
         return "token Normalize" if input_name == "token_embeddings" else kind
     return kind
+
+
+def _splade_pooling(path: Path) -> bool:
+    """Whether the logarithm is taken twice, from the `config.json` of a SpladePooling module.
+
+    Raises BrokenModel or UnsupportedModel.
+    """
+    fields = read_object(path)
+    strategy = fields.get("pooling_strategy", "max")
+    if strategy != "max":
+        raise UnsupportedModel(f"{path}: pooling_strategy {strategy!r} is not supported; supported: 'max'")
+    activation = fields.get("activation_function", "relu")
+    if activation not in SPLADE_ACTIVATIONS:
+        named = ", ".join(map(repr, SPLADE_ACTIVATIONS))
+        raise UnsupportedModel(f"{path}: activation_function {activation!r} is not supported; supported: {named}")
+    return SPLADE_ACTIVATIONS[activation]
 
 
 def _is_pylate(folder: Path, listed: list[dict[str, Any]]) -> bool:

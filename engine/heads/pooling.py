@@ -1,14 +1,34 @@
-"""Pooling: how a sequence's hidden states become one row. Reads the mode from the model's files."""
+"""Pooling and the modules after it: Dense (in late interaction on tokens too), LayerNorm, Normalize.
+
+Descriptions, read from sentence-transformers' files. Imports no numpy: the supervisor reads descriptions, and computes
+nothing. `embedding` does.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from embert.engine.errors import UnsupportedModel
+from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 
-__all__ = ["POOLINGS", "PoolingModule", "modes_of", "read_pooling"]
+__all__ = [
+    "POOLINGS",
+    "Dense",
+    "LayerNorm",
+    "Module",
+    "Normalize",
+    "PoolingModule",
+    "check_normalize",
+    "is_plain",
+    "modes_of",
+    "read_dense",
+    "read_layer_norm",
+    "read_pooling",
+    "width_after",
+]
 
 # What a user may ask for, and what encoders compute by themselves: the first token's row, the mean, the maximum of each
 # column, the last token's row.
@@ -67,3 +87,159 @@ def read_pooling(path: Path, *, replaced: bool = False) -> PoolingModule:
             "in a list"
         )
     return PoolingModule("+".join(MODES[mode] for mode in modes), include_prompt)
+
+
+# torch's class, made without arguments → our name. PReLU has a weight, GLU halves the columns.
+ACTIVATION_CLASSES = {
+    "Identity": "identity",
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "Sigmoid": "sigmoid",
+    "GELU": "gelu",
+    "SiLU": "silu",
+    "ReLU6": "relu6",
+    "LeakyReLU": "leaky_relu",
+    "RReLU": "rrelu",
+    "ELU": "elu",
+    "CELU": "elu",
+    "SELU": "selu",
+    "Softplus": "softplus",
+    "Softsign": "softsign",
+    "Mish": "mish",
+    "Hardtanh": "hardtanh",
+    "Hardswish": "hardswish",
+    "Hardsigmoid": "hardsigmoid",
+    "LogSigmoid": "log_sigmoid",
+    "Tanhshrink": "tanhshrink",
+    "Softshrink": "softshrink",
+    "Hardshrink": "hardshrink",
+    "Softmax": "softmax",
+    "Softmin": "softmin",
+    "LogSoftmax": "log_softmax",
+    "Dropout": "identity",
+}
+# Those that every encoder has, for layers of late interaction; the rest run on the host, after pooling.
+PLAIN = ("identity", "tanh", "relu", "sigmoid", "gelu")
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """activation(x · weightᵀ + bias), and x or its projection added to that."""
+
+    folder: str  # inside the model's folder; holds model.safetensors
+    inputs: int  # columns in
+    outputs: int  # columns out
+    bias: bool
+    activation: str  # a value of ACTIVATION_CLASSES
+    residual: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """torch's LayerNorm with its default epsilon."""
+
+    folder: str  # inside the model's folder; holds model.safetensors
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """Rows of length 1, before another module. At the end of a model a request decides."""
+
+
+Module = Dense | LayerNorm | Normalize
+
+
+def is_plain(module: Module) -> bool:
+    """Whether every encoder has a kernel for it."""
+    return isinstance(module, Dense) and module.activation in PLAIN and not module.residual
+
+
+def read_dense(folder: Path, name: str, *, of: str = "sentence_embedding") -> Dense:
+    """Read the Dense module in the folder `name` of a model's `folder`. Raises BrokenModel or UnsupportedModel.
+
+    `of` is sentence-transformers' name for the rows it takes: "sentence_embedding" or "token_embeddings".
+    """
+    path = folder / name / "config.json"
+    fields = read_object(path)
+    # sentence-transformers' own default is Tanh.
+    activation = str(fields.get("activation_function") or "torch.nn.modules.activation.Tanh")
+    kind = activation.rpartition(".")[2]
+    on_tokens = of == "token_embeddings"
+    supported = [class_name for class_name, ours in ACTIVATION_CLASSES.items() if ours in PLAIN or not on_tokens]
+    if kind not in supported or not activation.startswith("torch.nn."):
+        raise UnsupportedModel(
+            f"{path}: activation_function {activation} is not supported; supported: {', '.join(supported)}"
+        )
+    if on_tokens:
+        _only(path, fields, "use_residual", False)
+    _only(path, fields, "module_input_name", of)
+    _only(path, fields, "module_output_name", of, None)
+    inputs, outputs = (_count(path, fields, field) for field in ("in_features", "out_features"))
+    _check_weights(folder, name, "MultiVectorEncoder" if on_tokens else "SentenceTransformer")
+    return Dense(
+        name,
+        inputs,
+        outputs,
+        bool(fields.get("bias", True)),
+        ACTIVATION_CLASSES[kind],
+        bool(fields.get("use_residual", False)),
+    )
+
+
+def read_layer_norm(folder: Path, name: str) -> LayerNorm:
+    """Read the LayerNorm module in the folder `name` of a model's `folder`. Raises BrokenModel or UnsupportedModel."""
+    path = folder / name / "config.json"
+    columns = _count(path, read_object(path), "dimension")
+    _check_weights(folder, name, "SentenceTransformer")
+    return LayerNorm(name, columns)
+
+
+def check_normalize(folder: Path, name: str) -> None:
+    """Raise UnsupportedModel for a Normalize module that does not take and give a text's own row."""
+    path = folder / name / "config.json"
+    if not path.is_file():
+        return
+    fields = read_object(path)
+    _only(path, fields, "module_input_name", "sentence_embedding")
+    _only(path, fields, "module_output_name", "sentence_embedding", None)
+
+
+def width_after(folder: Path, modules: Sequence[Module], width: int) -> int:
+    """The columns of rows of `width` columns after these modules. Raises BrokenModel if they do not fit."""
+    for module in modules:
+        if isinstance(module, Normalize):
+            continue
+        inputs, outputs = (
+            (module.inputs, module.outputs) if isinstance(module, Dense) else (module.columns, module.columns)
+        )
+        if inputs != width:
+            raise BrokenModel(f"{folder / module.folder} takes {inputs} columns, but its input has {width}")
+        width = outputs
+    return width
+
+
+def _count(path: Path, fields: dict[str, Any], field: str) -> int:
+    value = fields.get(field)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BrokenModel(f"{path}: {field} must be a positive int, found {value!r}")
+    return value
+
+
+def _check_weights(folder: Path, name: str, library: str) -> None:
+    if (folder / name / "model.safetensors").is_file():
+        return
+    if (folder / name / "pytorch_model.bin").is_file():
+        raise UnsupportedModel(
+            f"{folder / name} has only pickled weights (pytorch_model.bin), which can run code when read and are "
+            "refused; convert the model once with: pip install sentence-transformers && "
+            'python -c "from sentence_transformers import '
+            f"{library} as S; S('{folder}').save_pretrained('{folder}')\""
+        )
+    raise BrokenModel(f"{folder / name} has no model.safetensors")
+
+
+def _only(path: Path, fields: dict[str, Any], field: str, *supported: object) -> None:
+    value = fields.get(field, supported[0])
+    if value not in supported:
+        raise UnsupportedModel(f"{path}: {field} {value!r} is not supported; supported: {supported[0]!r}")

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from embert.engine.errors import BrokenModel
-from embert.engine.files.json_files import read_object
+from embert.engine.files.json_files import check_keys, read_object
 from embert.engine.files.key_tables import CONFIG, CONFIG_OF_MODEL_TYPE
-from embert.engine.files.keys import check_keys
 from embert.engine.models import (
     albert,
     distilbert,

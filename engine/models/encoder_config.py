@@ -1,12 +1,20 @@
-"""What an encoder computes: one frozen description that every model type's `config.json` becomes."""
+"""What an encoder computes: one frozen description that every model type's `config.json` becomes, and its tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from embert.engine.models.tensor_names import TensorNames
+from embert.engine.models.tensor_names import (
+    EMBEDDING_PROJECTION,
+    FINAL_NORM,
+    POSITION_EMBEDDINGS,
+    RELATIVE_ATTENTION_BIAS,
+    TOKEN_TYPE_EMBEDDINGS,
+    WORD_EMBEDDINGS,
+    TensorNames,
+)
 
-__all__ = ["Adapters", "Attention", "DynamicNtk", "EncoderConfig", "Ntk", "Rotary"]
+__all__ = ["Adapters", "Attention", "DynamicNtk", "EncoderConfig", "Ntk", "Rotary", "tensor_shapes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +128,54 @@ class EncoderConfig:
     def has_attention_norm(self, layer: int) -> bool:
         """Whether a layer has a norm with its attention."""
         return layer > 0 or self.first_norm
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def tensor_shapes(encoder_config: EncoderConfig) -> Shapes:
+    """BERT's name of each tensor, without a prefix → its shape, [out, in] for a weight.
+
+    Row i of the position table is the sequence's token i, and there is a table of token types. Layers that
+     share weights name the same tensors: "encoder.layer.0." of ALBERT is every layer's.
+    """
+    hidden, columns = encoder_config.hidden_size, encoder_config.embedding_columns
+    shapes: Shapes = {WORD_EMBEDDINGS: (encoder_config.vocab_size, columns)}
+    if encoder_config.position_table:
+        shapes[POSITION_EMBEDDINGS] = (encoder_config.max_positions, columns)
+    shapes[TOKEN_TYPE_EMBEDDINGS] = (encoder_config.type_vocab_size, columns)
+    shapes |= _norm("embeddings.LayerNorm", columns)
+    if encoder_config.embedding_size is not None:
+        shapes |= _linear(EMBEDDING_PROJECTION, hidden, columns)
+    if encoder_config.relative_buckets:
+        shapes[RELATIVE_ATTENTION_BIAS] = (encoder_config.relative_buckets, encoder_config.heads)
+    for layer in range(encoder_config.layers):
+        prefix = f"encoder.layer.{encoder_config.stored_layer(layer)}."
+        if prefix + "output.dense.weight" not in shapes:
+            shapes |= {prefix + name: shape for name, shape in _layer(encoder_config, layer).items()}
+    if encoder_config.pre_norm:
+        shapes |= _norm(FINAL_NORM, hidden)
+    return shapes
+
+
+def _layer(encoder_config: EncoderConfig, layer: int) -> Shapes:
+    """The tensors of one layer. A norm has the same name whether it comes before attention or after."""
+    hidden, inner = encoder_config.hidden_size, encoder_config.intermediate_size
+    shapes: Shapes = {}
+    for name in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"):
+        shapes |= _linear(name, hidden, hidden)
+    if encoder_config.gated:
+        shapes |= _linear("intermediate.gate", inner, hidden)
+    shapes |= _linear("intermediate.dense", inner, hidden)
+    shapes |= _linear("output.dense", hidden, inner)
+    if encoder_config.has_attention_norm(layer):
+        shapes |= _norm("attention.output.LayerNorm", hidden)
+    return shapes | _norm("output.LayerNorm", hidden)
+
+
+def _linear(name: str, out: int, columns: int) -> Shapes:
+    return {f"{name}.weight": (out, columns), f"{name}.bias": (out,)}
+
+
+def _norm(name: str, columns: int) -> Shapes:
+    return {f"{name}.weight": (columns,), f"{name}.bias": (columns,)}

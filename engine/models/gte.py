@@ -13,9 +13,8 @@ from collections.abc import Mapping
 
 from embert.engine.errors import BrokenModel
 from embert.engine.models.bert import DEFAULTS, GATES, read_bert_like
-from embert.engine.models.config_file import ConfigFile
+from embert.engine.models.config_file import ConfigFile, check_pairs, with_rope_parameters, with_rotary
 from embert.engine.models.encoder_config import EncoderConfig, Ntk, Rotary
-from embert.engine.models.rope_parameters import check_pairs, with_rope_parameters, with_rotary
 from embert.engine.models.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     Classification,

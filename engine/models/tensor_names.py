@@ -114,7 +114,7 @@ class MaskedLM:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """A model type's names of the tensors of tensor_shapes.py."""
+    """A model type's names of the tensors of `tensor_shapes`."""
 
     mappings: tuple[WeightMapping, ...]  # the first is HuggingFace's own
     absent: frozenset[str] = frozenset()  # tensors that the model type or its heads do not have: they count as zeros

@@ -4,8 +4,8 @@
 
 A product's input x is rotated: its columns are multiplied by a Hadamard matrix H. So are the weights: H is orthogonal,
 hence (x·H)·(w·H)ᵀ = x·wᵀ. A rotation spreads a large column over many, and even steps then fit all of them. The CPU
-encoder rotates 128 neighboring columns together (`rotation`, `rows`, `weights`), the CUDA encoder 32 (`quarters`), and
-it balances columns with their weights before (`balance`).
+encoder rotates 128 neighboring columns together (`rows`), the CUDA encoder 32, and it balances columns with their
+weights before (`blocks`).
 Sums are exact in INT32; scales, bias, attention, residuals and norms are those of float32.
 
 Only the products of layers are int8. The tables, a projection of embeddings and the heads are not.

@@ -1,14 +1,35 @@
-"""Output of tokenization: packed token ids, or tokens with their offsets."""
+"""What goes into tokenization and what comes out: checks of texts and ids, packed ids, and work in chunks.
+
+Errors name the request field and the text's index."""
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Direction", "Encoded", "TokenInfo"]
+from embert.engine.errors import InputError, InputTooLarge
+
+__all__ = [
+    "NO_LIMIT",
+    "Chunks",
+    "Direction",
+    "Encoded",
+    "TokenInfo",
+    "bad_id",
+    "check_sequence",
+    "check_text",
+    "check_texts",
+    "check_unicode",
+    "finish",
+    "groups",
+    "too_long",
+    "unbroken",
+    "untokenizable",
+]
 
 Direction = Literal["right", "left"]  # the end that is cut off
 
@@ -44,3 +65,102 @@ class TokenInfo:
     special: bool
     start: int | None
     stop: int | None
+
+
+NO_LIMIT = 1 << 62
+
+ResultT = TypeVar("ResultT")
+Chunks = Generator[int, None, ResultT]  # yields the number of tokens so far after each chunk, and returns the result
+
+
+def finish(chunks: Chunks[ResultT]) -> ResultT:
+    """Run all chunks and return the result."""
+    while True:
+        try:
+            next(chunks)
+        except StopIteration as last:
+            result: ResultT = last.value
+            return result
+
+
+def groups(sizes: Iterable[int], most: int) -> Iterator[slice]:
+    """Group neighbors whose sizes add up to at most `most`; a larger one gets its own group."""
+    first = last = together = 0
+    for last, size in enumerate(sizes, 1):
+        if together and together + size > most:
+            yield slice(first, last - 1)
+            first, together = last - 1, 0
+        together += size
+    if first < last:
+        yield slice(first, last)
+
+
+def check_texts(texts: object, param: str) -> None:
+    """Raise InputError if it is no sequence of strings. A bare string would be read as a text for each character."""
+    if type(texts) is list and {str}.issuperset(map(type, texts)):
+        return
+    check_sequence(texts, param)
+    for index, text in enumerate(cast("Sequence[object]", texts)):
+        check_text(text, param, f"text {index}")
+
+
+def check_sequence(values: object, param: str) -> None:
+    """Raise InputError if it is no sequence of texts or other inputs; a string or bytes is one input, not many."""
+    if isinstance(values, (str, bytes)):
+        raise InputError(f"`{param}` must be a list, found one {type(values).__name__}; use [text]", param=param)
+    if isinstance(values, Mapping) or not (hasattr(values, "__len__") and hasattr(values, "__getitem__")):
+        raise InputError(f"`{param}` must be a list, found {type(values).__name__}", param=param)
+
+
+def check_text(text: object, param: str, what: str = "") -> None:
+    """Raise InputError if it is no string; `what` names the item of `param`."""
+    if not isinstance(text, str):
+        named = f"`{param}`: {what}" if what else f"`{param}`"
+        raise InputError(f"{named} must be a string, found {type(text).__name__}", param=param)
+
+
+def too_long(index: int, tokens: int, limit: int, param: str, more: str = "", what: str = "text") -> InputError:
+    """A text or pair of `tokens` tokens, special ones included, exceeds the `limit`.
+
+    `more` is "more than " where only so many are known. `what` has the `index`: "text" or "pair".
+    """
+    return InputError(
+        f"`{param}`: {what} {index} has {more}{tokens} tokens, the limit is {limit}; "
+        "shorten it or set truncate to true",
+        param=param,
+    )
+
+
+def unbroken(index: int, characters: int, limit: int, param: str) -> InputTooLarge:
+    """A text without split points that is too long to tokenize at once."""
+    return InputTooLarge(
+        f"`{param}`: text {index} has {characters} characters and no place to divide it for "
+        f"{limit} of them, which is the limit",
+        param=param,
+    )
+
+
+def bad_id(index: int, token_id: object, vocab_size: int, param: str) -> InputError:
+    """A token id is not one of the model's."""
+    # int() of a JSON number may have any number of digits, and repr refuses more than 4300 of them.
+    shown = repr(token_id) if not isinstance(token_id, int) or abs(token_id) < 10**20 else "out of all bounds"
+    return InputError(
+        f"`{param}`: sequence {index} has the token id {shown}; ids are integers from 0 to {vocab_size - 1}",
+        param=param,
+    )
+
+
+def untokenizable(index: int, reason: str, param: str) -> InputError:
+    """The tokenizer fails on a text."""
+    return InputError(f"`{param}`: text {index} cannot be tokenized: {reason}", param=param, kind="tokenizer")
+
+
+def check_unicode(texts: Sequence[str], param: str) -> None:
+    """Raise InputError for the first text with a lone surrogate, which the library answers with a TypeError."""
+    for index, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"`{param}`: text {index} is not valid Unicode: it has a lone surrogate", param=param, kind="tokenizer"
+            ) from None

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from embert.engine.tokenization.backend import Backend, TokenizerFailed
-from embert.engine.tokenization.chunks import groups
-from embert.engine.tokenization.encoded import TokenInfo
-from embert.engine.tokenization.input_errors import check_unicode, untokenizable
+from embert.engine.tokenization.encoded import TokenInfo, check_unicode, groups, untokenizable
 from embert.engine.tokenization.parts import TextParts
 
 __all__ = ["tokens_with_offsets"]

@@ -16,9 +16,7 @@ import numpy.typing as npt
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import ID_BYTES, Backend, PairTemplate
-from embert.engine.tokenization.chunks import Chunks, finish, groups
-from embert.engine.tokenization.encoded import Direction, Encoded
-from embert.engine.tokenization.input_errors import too_long
+from embert.engine.tokenization.encoded import Chunks, Direction, Encoded, finish, groups, too_long
 from embert.engine.tokenization.parts import read_bodies
 
 __all__ = ["NO_PAIR_LIMITS", "PairLimits", "PairOptions", "Pairs"]

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from embert.engine.errors import InputError
 from embert.engine.tokenization.backend import ID_BYTES, Backend, TokenizerFailed
-from embert.engine.tokenization.chunks import Chunks, groups
-from embert.engine.tokenization.encoded import Direction
-from embert.engine.tokenization.input_errors import check_unicode, unbroken, untokenizable
+from embert.engine.tokenization.encoded import Chunks, Direction, check_unicode, groups, unbroken, untokenizable
 from embert.engine.tokenization.split_points import NoSplitPoint, SplitPoints
 
 __all__ = ["TextParts", "read_bodies"]

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine import Encoder, Model
-from embert.engine.batch import PackedBatch, cumulative
+from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encode_batches import packed, spans
 from embert.engine.engine import batch_budget, kept_columns, require_task
-from embert.engine.heads.multi_vector import kept_rows
-from embert.engine.task_output import TaskOutput
+from embert.engine.heads.token_rows import kept_rows
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.server.bulk.blocks import Block, SharedBuffers

@@ -12,8 +12,8 @@ import orjson
 import pybase64
 
 from embert.engine import Model
+from embert.engine.batch import TaskOutput
 from embert.engine.engine import kept_columns
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from embert.server.bulk.input_files import require_pyarrow
 from embert.server.bulk.job import BulkError, Job

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from embert.engine import Model, Tokenizer
-from embert.engine.batch import cumulative
+from embert.engine.batch import TaskOutput, cumulative
 from embert.engine.encode_batches import by_length, gathered
 from embert.engine.engine import encode_texts
 from embert.engine.errors import InputError
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.server.bulk.blocks import Block, SharedBuffers

@@ -54,7 +54,7 @@ class Submit(msgspec.Struct, array_like=True):
 
 
 class TaskRows(msgspec.Struct, array_like=True):
-    """The rows of one task for the texts of a part: see embert.engine.task_output."""
+    """The rows of one task for the texts of a part: see embert.engine.batch."""
 
     task: int
     values: bytes  # float32 [rows, columns]

@@ -10,8 +10,7 @@ from typing import ClassVar, TypeVar
 import orjson
 from pydantic import BaseModel, Field, RootModel
 
-from embert.engine.tokenization.chunks import Chunks
-from embert.engine.tokenization.encoded import TokenInfo
+from embert.engine.tokenization.encoded import Chunks, TokenInfo
 from embert.server.http.errors import EmptyInput, Invalid
 from embert.server.protocols.fields import DECODE, DETOKENIZE, TOKENIZE
 from embert.server.request.inputs import InputTexts

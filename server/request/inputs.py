@@ -17,7 +17,7 @@ import numpy as np
 from embert.engine import Encoded, Tokenizer
 from embert.engine.batch import cumulative
 from embert.engine.errors import InputError, InputTooLarge
-from embert.engine.tokenization.chunks import Chunks
+from embert.engine.tokenization.encoded import Chunks
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits, PairOptions
 from embert.engine.tokenization.tokenizer import EncodeOptions
 from embert.server.engine_client.pending import Receive

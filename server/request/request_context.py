@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope
 
 from embert.engine import Encoded, Task
 from embert.engine.batch import cumulative
-from embert.engine.heads.multi_vector import kept_rows
+from embert.engine.heads.token_rows import kept_rows
 from embert.server.config import option_name
 from embert.server.engine_client.pending import Answer, TooManyWeights
 from embert.server.http.errors import Invalid, PayloadTooLarge, ServerError, UnsupportedEncoding, describe_name

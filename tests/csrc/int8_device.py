@@ -9,8 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from embert.engine.encoders.cuda.encoder import _cublaslt_library
-from embert.engine.quantization.blocks import block_weight
-from embert.engine.quantization.quarters import quarter_weight
+from embert.engine.quantization.blocks import block_weight, quarter_weight
 from tests.csrc import reference as ref
 from tests.csrc.device import Device
 

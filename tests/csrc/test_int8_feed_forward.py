@@ -9,8 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from embert.engine.encoders.cuda.encoder import _cublaslt_library
-from embert.engine.quantization.blocks import aligned_rows, block_rows, block_weight, rounded_blocks
-from embert.engine.quantization.quarters import quarter_weight
+from embert.engine.quantization.blocks import aligned_rows, block_rows, block_weight, quarter_weight, rounded_blocks
 from tests.csrc import int8
 from tests.csrc import reference as ref
 from tests.csrc.device import Device

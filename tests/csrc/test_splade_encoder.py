@@ -14,12 +14,11 @@ import torch
 import transformers
 
 from embert import engine
-from embert.engine.batch import PackedBatch
+from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import UnsupportedModel
 from embert.engine.heads.description import Heads, Layer, Norm, Splade
 from embert.engine.model import Model
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 
 pytestmark = pytest.mark.gpu

@@ -15,14 +15,13 @@ import torch
 import transformers
 
 from embert import engine
-from embert.engine.batch import PackedBatch, cumulative
+from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import EncoderError
-from embert.engine.heads.dense import Dense
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, TokenWeights
-from embert.engine.heads.token_weights import token_weight_rows
+from embert.engine.heads.pooling import Dense
+from embert.engine.heads.token_rows import token_weight_rows
 from embert.engine.model import Model
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import ALL_TASKS, Task
 from tests.csrc.encoder.random_models import agrees, packed, random_bert, relative_error, with_cublaslt
 from tests.csrc.reference import LENGTHS

@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 
 from embert import engine
 from embert.engine.model import Model
-from embert.engine.models.encoder_config import Attention, Rotary
+from embert.engine.models.encoder_config import Attention, Rotary, tensor_shapes
 from embert.engine.models.tensor_names import TensorNames, WeightMapping
-from embert.engine.models.tensor_shapes import tensor_shapes
 from tests.engine.model_cases import build, byte_level
 
 __all__ = ["ARCHITECTURES", "described"]

@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cpu.encoder import TorchEncoder
 from embert.engine.encoders.cuda.weights import EMBEDDING_WEIGHTS, LAYER_LINEAR, LAYER_NORMS
-from embert.engine.heads.dense_layer import DenseLayer
 from embert.engine.heads.description import NO_HEADS
+from embert.engine.heads.embedding import DenseLayer
 from embert.engine.model import Model
 from embert.engine.models.tensor_names import TensorNames, WeightMapping
 from embert.engine.tasks import Task

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, processors
 
 from embert import engine
+from embert.engine.batch import TaskOutput
 from embert.engine.heads.checkpoints.transformer_module import NAMES
 from embert.engine.models import read_config
-from embert.engine.task_output import TaskOutput
 from tests.engine.checkpoints import LONG, SPECIAL, byte_level, check, unigram, word_piece, write
 from tests.engine.model_cases import MODEL_CASES
 from tests.server.models import edit_json

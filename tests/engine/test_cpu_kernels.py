@@ -14,15 +14,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
 from embert import engine
-from embert.engine.encoders.cpu import kernels, threads
+from embert.engine.encoders.cpu import kernels, runs
 from embert.engine.encoders.cpu.kernels import Activation
-from embert.engine.encoders.cpu.layer import Layer
 from embert.engine.encoders.cpu.positions import DistanceBias, Positions, Rotation, rotate
 from embert.engine.encoders.cpu.runs import Group
+from embert.engine.encoders.cpu.transformer import Layer
 from embert.engine.encoders.loader import create_encoder
 from embert.engine.models.encoder_config import Rotary
-from embert.engine.quantization.rows import quantized_rows
-from embert.engine.quantization.weights import product, quantized_weight
+from embert.engine.quantization.rows import product, quantized_rows, quantized_weight
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
@@ -45,9 +44,9 @@ EXACT: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.fixture(params=[1, 3], ids=["one thread", "three"])
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = torch.get_num_threads()
-    threads.allow_threads(request.param)
+    runs.allow_threads(request.param)
     yield
-    threads.allow_threads(1)
+    runs.allow_threads(1)
     torch.set_num_threads(before)
 
 
@@ -284,7 +283,7 @@ def test_callers_of_one_team_do_not_disturb_each_other() -> None:
     wanted = layer(x)
 
     def ask(number: int) -> bool:
-        threads.allow_threads(1 + number % 4)
+        runs.allow_threads(1 + number % 4)
         return all(torch.equal(layer(x), wanted) for _ in range(50))
 
     with ThreadPoolExecutor(6) as pool:

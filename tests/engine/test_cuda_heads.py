@@ -19,7 +19,7 @@ from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Norm, Splade, TokenWeights
-from embert.engine.heads.token_weights import token_weight_rows
+from embert.engine.heads.token_rows import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, write_modules

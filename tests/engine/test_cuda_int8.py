@@ -16,8 +16,7 @@ from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.cuda.weights import column_factors
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
-from embert.engine.quantization.blocks import HEAD, block_weight
-from embert.engine.quantization.quarters import quarter_weight
+from embert.engine.quantization.blocks import HEAD, block_weight, quarter_weight
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.model_cases import build
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu

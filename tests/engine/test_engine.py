@@ -16,12 +16,11 @@ from hypothesis.extra import numpy as arrays
 
 from embert import engine
 from embert.engine import encoders
-from embert.engine.batch import PackedBatch, cumulative
+from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.base import Encoder
 from embert.engine.errors import EncoderError, InputError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from tests.engine.conftest import unit
 from tests.server.models import three_heads

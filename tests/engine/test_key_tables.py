@@ -23,6 +23,7 @@ from transformers.models.auto import tokenization_auto
 from docs.key_tables import PAGE, replaced
 from embert import engine
 from embert.engine.errors import UnsupportedModel
+from embert.engine.files.json_files import Verdict, check_keys, refused
 from embert.engine.files.key_tables import (
     CONFIG,
     CONFIG_OF_MODEL_TYPE,
@@ -36,7 +37,6 @@ from embert.engine.files.key_tables import (
     TOKENIZER,
     TOKENIZER_CONFIG,
 )
-from embert.engine.files.keys import Verdict, check_keys, refused
 from embert.engine.models import MODEL_TYPES as READERS
 from tests.engine.conftest import BuildBert
 from tests.engine.model_cases import MODEL_CASES

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import embert
 from embert import engine
 from embert.engine.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
-from embert.engine.heads.dense import Dense
+from embert.engine.heads.pooling import Dense
 from embert.engine.model import Model
 from tests.engine.conftest import BuildBert, write_modules
 

@@ -22,8 +22,7 @@ from embert import engine
 from embert.engine.errors import BrokenModel, InputError, InputTooLarge
 from embert.engine.files.tokenizer_config import read_tokenizer_config
 from embert.engine.model import Model
-from embert.engine.tokenization.chunks import finish
-from embert.engine.tokenization.encoded import Direction
+from embert.engine.tokenization.encoded import Direction, finish
 from embert.engine.tokenization.pairs import PairLimits
 from tests.engine.conftest import AS_IT_STANDS, small_tokenizer
 from tests.engine.model_cases import byte_level, unigram

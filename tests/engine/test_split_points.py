@@ -18,8 +18,7 @@ from tokenizers import Tokenizer as Backend
 from embert import engine
 from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.model import Model
-from embert.engine.tokenization.chunks import finish
-from embert.engine.tokenization.encoded import Direction, TokenInfo
+from embert.engine.tokenization.encoded import Direction, TokenInfo, finish
 from embert.engine.tokenization.split_points import split_points_of
 from tests.engine.conftest import AS_IT_STANDS, small_tokenizer
 from tests.engine.model_cases import byte_level, unigram

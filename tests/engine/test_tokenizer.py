@@ -18,8 +18,8 @@ from tokenizers import Tokenizer as Backend
 from embert import engine
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
+from embert.engine.tokenization.backend import MAX_CHUNKS, WordCache
 from embert.engine.tokenization.encoded import Direction, TokenInfo
-from embert.engine.tokenization.word_cache import MAX_CHUNKS, WordCache
 from tests.engine.conftest import BuildBert
 
 
@@ -259,7 +259,7 @@ def test_known_words_need_no_library() -> None:
 
 
 def test_the_word_cache_is_bounded(tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embert.engine.tokenization.word_cache.MAX_CHUNKS", 50)
+    monkeypatch.setattr("embert.engine.tokenization.backend.MAX_CHUNKS", 50)
     asked: list[list[str]] = []
 
     def encode(chunks: Any) -> list[bytes]:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from embert.engine import Model, pack
-from embert.engine.encoders.cpu import threads
-from embert.engine.encoders.cpu.adapters import AdaptedLinear
+from embert.engine.encoders.cpu import runs
 from embert.engine.encoders.cpu.encoder import TorchEncoder
-from embert.engine.encoders.cpu.linear import kernel_rows, row_counts
+from embert.engine.encoders.cpu.linear import AdaptedLinear
+from embert.engine.encoders.cpu.runs import kernel_rows, row_counts
 from tests.engine.onednn import check_no_kernel_is_made_after_loading
 
 ENCODE = """
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from embert import engine
 from embert.engine.weights.checkpoint import Checkpoint
-from embert.engine.encoders.cpu import threads
-from embert.engine.encoders.cpu.adapters import AdaptedLinear
+from embert.engine.encoders.cpu import runs
+from embert.engine.encoders.cpu.linear import AdaptedLinear
 from embert.engine.encoders.cpu.encoder import TorchEncoder
 dtype, pooling, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.sched_getaffinity = lambda pid: set(range(threads))
@@ -77,24 +77,24 @@ def test_short_texts_have_two_threads(default_model: Model, monkeypatch: pytest.
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    threads.allow_threads(2)
+    runs.allow_threads(2)
     yield
-    threads.allow_threads(1)
+    runs.allow_threads(1)
     torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_large_operators_have_all_threads_and_small_ones_one() -> None:
-    threads.threads_for_elements(16 * 384)
+    runs.threads_for_elements(16 * 384)
     assert torch.get_num_threads() == 1
-    threads.threads_for_elements(512 * 384)
+    runs.threads_for_elements(512 * 384)
     assert torch.get_num_threads() == 2
-    threads.threads_for_products(torch.empty(1, 384), 384)
+    runs.threads_for_products(torch.empty(1, 384), 384)
     assert torch.get_num_threads() == 1
-    threads.threads_for_products(torch.empty(8, 384), 384)
+    runs.threads_for_products(torch.empty(8, 384), 384)
     assert torch.get_num_threads() == 2
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as other:
-        other.submit(threads.threads_for_elements, 512 * 384).result()
+        other.submit(runs.threads_for_elements, 512 * 384).result()
         assert other.submit(torch.get_num_threads).result() == 1, "another thread has not been allowed any"
 
 
@@ -123,7 +123,7 @@ def test_a_short_text_has_two_threads_in_its_products_only(
         assert torch.get_num_threads() == 2, "heads have all threads"
     finally:
         encoder.close()
-        threads.allow_threads(1)
+        runs.allow_threads(1)
         torch.set_num_threads(before)
     assert seen["norms"] == {1}
     assert seen["products"] == {2}

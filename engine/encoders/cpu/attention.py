@@ -12,8 +12,7 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
 from embert.engine.encoders.cpu import kernels
 from embert.engine.encoders.cpu.positions import PLAIN, DistanceBias, Positions, Rotation, rotate
-from embert.engine.encoders.cpu.runs import Group
-from embert.engine.encoders.cpu.threads import threads_for_elements
+from embert.engine.encoders.cpu.runs import Group, threads_for_elements
 
 __all__ = ["LENGTH_STEP", "LONG_LENGTH", "SHORT_LENGTH", "attention", "is_banded", "outside", "windowed"]
 

@@ -15,25 +15,29 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from embert.engine.batch import PackedBatch
+from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
-from embert.engine.encoders.cpu.heads import Hidden, kernels_of, load_heads
-from embert.engine.encoders.cpu.host import cpu_name, keep_freed_memory
-from embert.engine.encoders.cpu.int8_linear import check_exact
+from embert.engine.encoders.cpu.heads import ONE_ROW, Hidden, kernels_of, load_heads, one_row_each
 from embert.engine.encoders.cpu.kernels import has_vnni
-from embert.engine.encoders.cpu.layer import products_of
-from embert.engine.encoders.cpu.linear import kernel_rows, limit_kernel_caches, row_counts
-from embert.engine.encoders.cpu.pooling import ONE_ROW, one_row_each
-from embert.engine.encoders.cpu.runs import MAX_RUN_TOKENS, MIN_RUN_TOKENS, Group, Run, cut_into_runs, run_count
-from embert.engine.encoders.cpu.threads import allow_threads
-from embert.engine.encoders.cpu.transformer import Transformer
+from embert.engine.encoders.cpu.linear import check_exact, limit_kernel_caches
+from embert.engine.encoders.cpu.runs import (
+    MAX_RUN_TOKENS,
+    MIN_RUN_TOKENS,
+    Group,
+    Run,
+    allow_threads,
+    attended_tokens,
+    cut_into_runs,
+    kernel_rows,
+    row_counts,
+    run_count,
+)
+from embert.engine.encoders.cpu.transformer import Transformer, products_of
 from embert.engine.encoders.positions import padding_positions
-from embert.engine.encoders.unattended import attended_tokens
 from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
-from embert.engine.host import usable_cpus
+from embert.engine.host import cpu_name, keep_freed_memory, usable_cpus
 from embert.engine.model import Model
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import ALL_TASKS, Task
 from embert.engine.weights.checkpoint import Checkpoint
 

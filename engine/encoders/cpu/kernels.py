@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from embert.engine.encoders.cpu.positions import Positions
-from embert.engine.encoders.cpu.runs import Group
-from embert.engine.encoders.cpu.threads import allowed_threads
-from embert.engine.quantization.weights import QuantizedWeight
+from embert.engine.encoders.cpu.runs import Group, allowed_threads
+from embert.engine.quantization.rows import QuantizedWeight
 
 __all__ = [
     "Activation",

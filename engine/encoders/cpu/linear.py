@@ -1,4 +1,4 @@
-"""A linear layer on a CPU, fused with the activation or the residual that follows it.
+"""Linear layers on a CPU, fused with the activation or the residual that follows: float, int8, and with adapters.
 
 oneDNN's packed weights are used where they work. On Zen 5 they run float32 2.3 times as fast as `F.linear`, whose MKL
 uses only AVX2 on AMD, and exact GELU costs 5 % instead of a separate pass. Limited to AVX2 (ONEDNN_MAX_CPU_ISA), one
@@ -6,34 +6,55 @@ core needs 7.8 ms instead of 9.2 for a text of 16 tokens of MiniLM, and the same
 instead of 4.2, and 6 % less for the batch. torch reaches them through undocumented operators of its compiler. So
 `choose_products` tests them on real weights when a model is loaded, and `F.linear` replaces them where they are absent,
 fail, or give other results. Our own AVX-512 kernels (kernels.py) replace both where they run.
+
+int8 is defined in quantization/. oneDNN multiplies an unsigned and a signed matrix, so activations are stored as
+q + 128, with zero point 128. Loading a model tests its operator, too, on rows that overflow 16 bits: CPUs without VNNI
+add neighboring products in 16 bits, which saturate.
+
+Sequences of a run may have different adapters. Every row is multiplied by the low-rank matrices of all n adapters,
+which have few columns in total, and a mask keeps the columns of the row's own adapter. So rows need no sorting, and
+results are batch-invariant.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
 from embert.engine.encoders.cpu.kernels import Activation, has_avx512, linear_avx512
-from embert.engine.encoders.cpu.threads import threads_for_products
+from embert.engine.encoders.cpu.runs import row_counts, threads_for_elements, threads_for_products
+from embert.engine.errors import UnsupportedModel
+from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.quantization.rows import BLOCK, LEVELS, QuantizedWeight, hadamard
+from embert.engine.weights.adapters import LowRank
+from embert.engine.weights.checkpoint import Checkpoint
 
 __all__ = [
+    "AdaptedLinear",
+    "Additions",
+    "Int8Linear",
     "Linear",
     "LinearOneDnn",
     "LinearPlain",
     "Products",
     "activated",
+    "check_exact",
     "choose_products",
-    "kernel_rows",
+    "chosen_adapters",
+    "exact_sums",
     "limit_kernel_caches",
     "make_linear",
     "packed_works",
-    "row_counts",
+    "quantized",
 ]
-
 
 # Our name → oneDNN's operation and algorithm. The algorithm "none" of gelu is the erf form.
 FUSED = {
@@ -57,26 +78,6 @@ def limit_kernel_caches(products: int) -> None:
     every, few = (len(list(row_counts(most))) for most in (1024, 128))
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(cache, str(2 * (2 * every + few) * products))
-
-
-def kernel_rows(rows: int) -> int:
-    """`rows` rounded up to one of few numbers, so that every kernel is made only once.
-
-    oneDNN makes a kernel for each number of rows, and packed batches keep bringing new numbers. Without rounding, new
-    kernels cost 5 % of the throughput of mixed work, and fragmented the heap: 300 MB were unusable after some minutes.
-    Steps are shorter for a single short text, whose time grows with its rows: 18 of them take 2.7 ms of products in
-    MiniLM, 24 take 3.3.
-    """
-    step = 4 if 8 < rows <= 32 else 8 if rows <= 128 else 16 if rows <= 256 else 32 if rows <= 1024 else 128
-    return -(-rows // step) * step
-
-
-def row_counts(most: int) -> Iterator[int]:
-    """Every value of `kernel_rows` for 1 … `most` rows."""
-    rows = 0
-    while rows < most:
-        rows = kernel_rows(rows + 1)
-        yield rows
 
 
 class Linear(Protocol):
@@ -180,3 +181,207 @@ def packed_works(weight: torch.Tensor, bias: torch.Tensor, activation: Activatio
         )
     except (AttributeError, RuntimeError):  # no such operator in this torch; it does not run here
         return False
+
+
+ZERO = 128  # what stands for 0 in unsigned activations
+# Columns that one product rotates; butterflies of larger strides follow, in place. On a core of an EPYC 16 rows of 384
+# columns take 21 µs, 128 of 384 55 and 512 of 1 536 706. With 32 columns they take 21, 63 and 984, with 128 24, 135 and
+# 2 479.
+FIRST = 16
+_FIRST_OF = torch.from_numpy(hadamard(FIRST).astype(np.float32))
+# Of a row's largest magnitude, so that 127 divided by it is finite. A row of zeros then has integers of 0.
+_SMALLEST = 2.0**-120
+_LEVELS = torch.tensor(float(LEVELS))  # a tensor, because torch divides numbers by multiplying with a reciprocal
+SCALE = 1 / LEVELS / math.sqrt(BLOCK)  # times a row's largest magnitude: the scale of its integers
+# Added to a number of a magnitude below 2²², it leaves the nearest integer, halves to the even one, plus ZERO in the
+# low byte of the sum. That is one pass in place of four that multiply, round, convert and shift.
+_INTEGERS_FROM = 1.5 * 2.0**23 + ZERO
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """Rotated rows in int8."""
+
+    shifted: torch.Tensor  # uint8 [n, columns]: q + 128
+    largest: torch.Tensor  # float32 [n, 1]: the largest magnitude; times SCALE it is the scale
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    """As quantization.rows.rotated, except for rounding: terms are added in another order."""
+    y = torch.mm(x.reshape(-1, FIRST), _FIRST_OF)
+    stride = FIRST
+    while stride < BLOCK:
+        first, second = y.view(-1, 2, stride).unbind(1)
+        first.add_(second)
+        torch.sub(first, second, alpha=2, out=second)  # of the sum, so that no third buffer is needed
+        stride *= 2
+    return y.view(x.shape)
+
+
+def quantized(x: torch.Tensor) -> Quantized:
+    """As quantization.rows.quantized_rows: float32 [n, columns]."""
+    y = rotated(x)
+    largest = y.abs().amax(1, keepdim=True)
+    torch.addcmul(_integers_from(y.shape[1]), y, torch.div(_LEVELS, largest.clamp_min(_SMALLEST)), out=y)
+    return Quantized(y.view(torch.int32).to(torch.uint8), largest)
+
+
+@functools.cache
+def _integers_from(columns: int) -> torch.Tensor:
+    """A row of _INTEGERS_FROM: with two factors that are the same for a row's columns, torch's loop takes long."""
+    return torch.full((columns,), _INTEGERS_FROM)
+
+
+def exact_sums(shifted: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    """The sums of products of q and the packed weight, times a scale a column: float32 [n, out].
+
+    `zeros` are the weight's zero points, int32 [out].
+    """
+    multiply = torch.ops.onednn.qlinear_pointwise.default
+    y: torch.Tensor = multiply(shifted, 1.0, ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+    return y
+
+
+class Int8Linear:
+    """See linear.Linear: float32 in, float32 out."""
+
+    def __init__(self, weights: Sequence[QuantizedWeight], bias: torch.Tensor, activation: Activation = "none") -> None:
+        """`weights` lie one below the other; `bias` is float32 [out] of all."""
+        integers = torch.from_numpy(np.concatenate([weight.integers for weight in weights]))
+        self._scales = torch.from_numpy(np.concatenate([weight.scales for weight in weights])) * SCALE
+        self._weight = torch.ops.onednn.qlinear_prepack(integers, None)
+        self._zeros = torch.zeros(len(integers), dtype=torch.int32)
+        self._bias = bias
+        self._activation = activation
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See Linear."""
+        threads_for_elements(x.numel())
+        rows = quantized(x)
+        threads_for_products(rows.shifted, len(self._bias))
+        y = exact_sums(rows.shifted, self._weight, self._scales, self._zeros)
+        threads_for_elements(y.numel())
+        torch.addcmul(self._bias, y, rows.largest, out=y)
+        if residual is not None:
+            return y.add_(residual)
+        if gate is not None:
+            return y.mul_(gate)
+        return activated(y, self._activation)
+
+
+def check_exact() -> None:
+    """Raise UnsupportedModel where oneDNN's sums are not exact here, or it has none."""
+    x = torch.full((2, BLOCK), 2 * ZERO - 1, dtype=torch.uint8)  # 127, the largest, in every column
+    x[1] = 1  # -127
+    weight = torch.full((16, BLOCK), LEVELS, dtype=torch.int8)
+    weight[1::2] = -LEVELS
+    sums: object
+    try:
+        packed = torch.ops.onednn.qlinear_prepack(weight, None)
+        sums = exact_sums(x, packed, torch.ones(16), torch.zeros(16, dtype=torch.int32))
+        expected = (x.to(torch.float32) - ZERO) @ weight.to(torch.float32).T
+        if torch.equal(sums, expected):
+            return
+        reason = "lacks VNNI: it adds int8 products in 16 bits, which saturate"
+    except (AttributeError, RuntimeError) as error:  # no such operator in this torch; it does not run here
+        reason = f"has no int8 products in this torch: {str(error).partition(chr(10))[0]}"
+    raise UnsupportedModel(f"int8 is not supported on this CPU, which {reason}; use --dtype float32 or bfloat16")
+
+
+def chosen_adapters(adapters: torch.Tensor, config: EncoderConfig) -> torch.Tensor | None:
+    """`chosen`: float32 [T, n], 1 where a token has an adapter. From their numbers [T], -1: none.
+
+    None where no token has one: then nothing is computed.
+    """
+    if config.adapters is None or not (adapters >= 0).any():
+        return None
+    return (adapters[:, None] == torch.arange(len(config.adapters.names))).float()
+
+
+class Additions:
+    """The adapters' low-rank additions to the weights of one product, or to one table. Always float32."""
+
+    def __init__(self, low_rank: LowRank) -> None:
+        left, right = low_rank
+        self._left = torch.from_numpy(np.concatenate(left, 1))  # [rows, n · rank]
+        self._right = torch.from_numpy(np.concatenate(right))  # [n · rank, columns]
+
+    @classmethod
+    def of(
+        cls, config: EncoderConfig, checkpoint: Checkpoint, names: Sequence[str], scales: Sequence[float] = (1.0,)
+    ) -> Additions | None:
+        """Those of weights that are multiplied as one, the second below the first; None where no adapter adds any.
+
+        `scales` are those of the weights, besides the adapters' own.
+        """
+        parts = [checkpoint.low_rank(name) for name in names]
+        adapters, first = config.adapters, next(filter(None, parts), None)
+        if adapters is None or first is None:
+            return None
+        scaled = []
+        for name, part, scale in zip(names, parts, scales, strict=True):
+            rows = checkpoint.stored(name).shape[0]
+            left = np.zeros((len(adapters.names), rows, adapters.rank), np.float32) if part is None else part.left
+            right = first.right if part is None else part.right
+            scaled.append(LowRank(left * np.float32(adapters.scale * scale), right))
+        return cls(_joined(scaled))
+
+    def add_to_product(self, y: torch.Tensor, x: torch.Tensor, chosen: torch.Tensor) -> None:
+        """Add to `y` [T, rows], the weight's product with `x` [T, columns], in place."""
+        low_rank = _kept(F.linear(x.float(), self._right), chosen)
+        if y.dtype == torch.float32:
+            y.addmm_(low_rank, self._left.T)
+        else:
+            y += F.linear(low_rank, self._left)
+
+    def of_table(self, ids: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """float32 [T, columns], for rows of a table: int64 [T]."""
+        return _kept(F.embedding(ids, self._left), chosen) @ self._right
+
+
+class AdaptedLinear:
+    """A linear layer with an activation, to which adapters may add: see Linear."""
+
+    def __init__(self, linear: Linear, additions: Additions | None, activation: Activation) -> None:
+        """`linear` has the activation itself where there are no additions: they come before it."""
+        self._linear, self._additions, self._activation = linear, additions, activation
+
+    @property
+    def plain(self) -> Linear | None:
+        """The linear layer, where no adapter adds to it."""
+        return self._linear if self._additions is None else None
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        chosen: torch.Tensor | None,
+        residual: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As of Linear; `chosen` is that of `chosen_adapters`."""
+        if self._additions is None:
+            return self._linear(x, residual, gate)
+        y = self._linear(x, residual)
+        if chosen is not None:
+            self._additions.add_to_product(y, x, chosen)
+        y = activated(y, self._activation)
+        return y if gate is None else y.mul_(gate)
+
+
+def _kept(every: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """[T, n · rank] with zeros in place of the adapters that a row does not have."""
+    return (every.view(*chosen.shape, -1) * chosen[:, :, None]).flatten(1)
+
+
+def _joined(parts: Sequence[LowRank]) -> LowRank:
+    """As one, the second below the first."""
+    if all(np.array_equal(part.right, parts[0].right) for part in parts):  # as jina's query, key and value have it
+        return LowRank(np.concatenate([part.left for part in parts], 1), parts[0].right)
+    n, rows, rank = parts[0].left.shape[0], [part.left.shape[1] for part in parts], parts[0].left.shape[2]
+    left = np.zeros((n, sum(rows), len(parts) * rank), np.float32)
+    for number, part in enumerate(parts):
+        start = sum(rows[:number])
+        left[:, start : start + rows[number], number * rank : (number + 1) * rank] = part.left
+    return LowRank(left, np.concatenate([part.right for part in parts], 1))

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.batch import PackedBatch
-from embert.engine.encoders.cuda.weights import layer_tensors
-from embert.engine.encoders.float16_range import misfit
+from embert.engine.batch import PackedBatch, TaskOutput
+from embert.engine.encoders.cuda.weights import layer_tensors, misfit
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import ALL_TASKS, Task
 from embert.engine.weights.checkpoint import Checkpoint
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.batch import PackedBatch, cumulative
+from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
 from embert.engine.encoders.cuda.adapters import (
     AdapterSlice,
@@ -31,16 +31,14 @@ from embert.engine.encoders.cuda.shapes import (
     layer_shapes,
     on_the_host,
 )
-from embert.engine.encoders.float16_range import unfit_for_float16
+from embert.engine.encoders.cuda.weights import unfit_for_float16
 from embert.engine.encoders.positions import padding_positions
 from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
 from embert.engine.errors import EncoderError, EncoderLost, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
-from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.models.encoder_config import EncoderConfig, tensor_shapes
 from embert.engine.models.tensor_names import RELATIVE_ATTENTION_BIAS
-from embert.engine.models.tensor_shapes import tensor_shapes
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 

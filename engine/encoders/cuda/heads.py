@@ -9,16 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.batch import PackedBatch, cumulative
+from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.cuda.shapes import classifies_on_the_host, embeds_on_the_host, pools_on_the_host
 from embert.engine.errors import UnsupportedModel
-from embert.engine.heads.dense_layer import DenseLayer, LayerNorm, load_modules
 from embert.engine.heads.description import Layer, Splade, TokenWeights
-from embert.engine.heads.embedding import EmbeddingHead
-from embert.engine.heads.pooled_rows import pooled_rows
-from embert.engine.heads.token_weights import token_weight_rows
+from embert.engine.heads.embedding import DenseLayer, EmbeddingHead, LayerNorm, load_modules
+from embert.engine.heads.token_rows import pooled_rows, token_weight_rows
 from embert.engine.model import Model
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import NO_TASK, Task
 from embert.engine.weights.checkpoint import Checkpoint
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from embert.engine.errors import UnsupportedModel
-from embert.engine.heads.dense import Dense, is_plain
 from embert.engine.heads.description import Splade, TokenWeights
-from embert.engine.heads.pooling import POOLINGS
+from embert.engine.heads.pooling import POOLINGS, Dense, is_plain
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig, Rotary
 

@@ -1,4 +1,8 @@
-"""A model's embeddings and layers for the CUDA extension: their tensors for `load`.
+"""A model's embeddings and layers for the CUDA extension: their tensors for `load`, and whether they fit float16.
+
+float16's numbers end at 65 504 and lose digits below 6e-5; checkpoints in bfloat16 or float32 may hold others. A weight
+below 2⁻¹⁷ is stored with an error of up to 2⁻²⁵. That is nothing beside weights of a usual size, but ruins a matrix
+that has no others. So the test looks at a matrix as a whole, not at single small numbers.
 
 For int8, `column_factors` balances the products whose input is a LayerNorm: QKV and the first one of the feed-forward
 network. Dividing by a column's factor costs nothing: loading divides the LayerNorm's weight and bias.
@@ -6,7 +10,7 @@ network. Dividing by a column's factor costs nothing: loading divides the LayerN
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,9 +18,10 @@ import numpy.typing as npt
 
 from embert.engine.encoders.cuda.shapes import padded_head, rotary_tables
 from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance, rotations
-from embert.engine.encoders.reference import normed_magnitudes
-from embert.engine.encoders.self_test import spread_ids
-from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.encoders.self_test import normed_magnitudes, spread_ids
+from embert.engine.errors import BrokenModel
+from embert.engine.files.safetensors_file import Tensor
+from embert.engine.models.encoder_config import EncoderConfig, tensor_shapes
 from embert.engine.models.tensor_names import (
     EMBEDDING_PROJECTION,
     FINAL_NORM,
@@ -25,14 +30,65 @@ from embert.engine.models.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
 )
-from embert.engine.models.tensor_shapes import tensor_shapes
-from embert.engine.quantization.balance import balance
-from embert.engine.quantization.blocks import HEAD, block_weight
-from embert.engine.quantization.quarters import quarter_weight
-from embert.engine.quantization.weights import QuantizedWeight
+from embert.engine.quantization.blocks import HEAD, balance, block_weight, quarter_weight
+from embert.engine.quantization.rows import QuantizedWeight
 from embert.engine.weights.checkpoint import PADDING_POSITION, Checkpoint
 
-__all__ = ["column_factors", "layer_tensors"]
+__all__ = ["column_factors", "layer_tensors", "misfit", "unfit_for_float16"]
+
+LARGEST = 65504.0
+# The smallest step of float16 is 2⁻²⁴, so rounding errors there are 2⁻²⁴/√12 on average. Below this root mean square
+# that is over three times the relative error that float16 makes in a usual matrix, 2.1e-4.
+LEAST_RMS = 2.0**-15
+SAMPLE = 1 << 18  # evenly spaced elements that a tensor's root mean square is taken from
+
+
+def unfit_for_float16(checkpoint: Checkpoint, names: Iterable[str]) -> str | None:
+    """Which matrix does not fit float16, and why, in half a sentence; None if all fit.
+
+    Raises BrokenModel naming a tensor that has a NaN or an infinity.
+    """
+    for name in names:
+        reason = misfit(checkpoint.stored(name), f"{checkpoint.path}: {name}")
+        if reason is not None:
+            return f"{name} {reason}"
+    return None
+
+
+def misfit(tensor: Tensor, called: str) -> str | None:
+    """Why a matrix does not fit float16, as the rest of a sentence about it; None if it fits.
+
+    Raises BrokenModel by what the matrix is `called`, if it has a NaN or an infinity.
+    """
+    largest = _largest(tensor)
+    if not np.isfinite(largest):
+        raise BrokenModel(f"{called} has elements that are not finite")
+    if tensor.dtype == "F16":
+        return None
+    if largest > LARGEST:
+        return f"has an element of {largest:.4g}, and float16 ends at {LARGEST:.0f}"
+    rms = _root_mean_square(tensor)
+    if 0 < rms < LEAST_RMS:
+        return f"has elements of {rms:.2g} on average, too small for float16"
+    return None
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest absolute value; NaN if there is one."""
+    array = tensor.array
+    if array.size == 0:
+        return 0.0
+    if tensor.dtype == "BF16":  # without the sign, its bits sort as its numbers do
+        bits = np.uint16((array & np.uint16(0x7FFF)).max())
+        return float((bits.astype(np.uint32) << 16).view(np.float32))
+    return float(max(array.max(), -array.min()))
+
+
+def _root_mean_square(tensor: Tensor) -> float:
+    flat: npt.NDArray[np.generic] = tensor.array.reshape(-1)
+    some = Tensor(flat[:: max(1, flat.size // SAMPLE)], tensor.dtype).float32().astype(np.float64)
+    return float(np.sqrt(np.mean(np.square(some)))) if some.size else 0.0
+
 
 # The extension's name of a layer's weights → BERT's. In pre-norm models a norm precedes the block that names it.
 LAYER_LINEAR = {

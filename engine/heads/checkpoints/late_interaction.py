@@ -15,11 +15,10 @@ from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
-from embert.engine.heads.checkpoints.stored import stored_tensors
+from embert.engine.heads.checkpoints.stored import Vocabulary, stored_tensors
 from embert.engine.heads.checkpoints.transformer_module import TransformerModule
-from embert.engine.heads.checkpoints.vocabulary import Vocabulary
-from embert.engine.heads.dense import Dense
 from embert.engine.heads.description import Expansion, Layer, MultiVector, Role
+from embert.engine.heads.pooling import Dense
 
 __all__ = ["Mask", "is_stanford", "read_late_interaction", "read_mask", "read_stanford"]
 

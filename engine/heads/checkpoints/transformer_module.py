@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import read_object
+from embert.engine.files.json_files import check_keys, read_object
 from embert.engine.files.key_tables import PROCESSING_KWARGS, SENTENCE_BERT_CONFIG
-from embert.engine.files.keys import check_keys
 
 __all__ = ["TransformerModule", "read_transformer_module"]
 

@@ -20,8 +20,8 @@ from embert import engine
 from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import BrokenModel, ModelError, UnsupportedModel
+from embert.engine.files.json_files import Verdict
 from embert.engine.files.key_tables import ADAPTER_CONFIG
-from embert.engine.files.keys import Verdict
 from embert.engine.lora import read_lora
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, HuggingFace, random_sequences, small_tokenizer, unit

@@ -15,11 +15,10 @@ from sentence_transformers.sentence_transformer.modules import Dropout, LayerNor
 from transformers import PreTrainedTokenizerFast
 
 from embert import engine
-from embert.engine.batch import PackedBatch
+from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import EncoderError
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, small_tokenizer
 from tests.engine.stand_in_gpu import StandInGpu

@@ -15,11 +15,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer as Backend
 
 from embert import engine
-from embert.engine.batch import PackedBatch
+from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.base import Encoder
 from embert.engine.errors import BrokenModel, EncoderError, InputError
 from embert.engine.heads.description import TokenWeights
-from embert.engine.task_output import TaskOutput
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, HuggingFace, Ids, random_sequences, unit
 from tests.engine.heads.m3 import build_m3, heads

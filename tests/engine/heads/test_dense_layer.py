@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from embert.engine.heads.dense import ACTIVATION_CLASSES
-from embert.engine.heads.dense_layer import ACTIVATIONS, DenseLayer, LayerNorm
+from embert.engine.heads.embedding import ACTIVATIONS, DenseLayer, LayerNorm
+from embert.engine.heads.pooling import ACTIVATION_CLASSES
 
 TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda x: x,

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from embert import engine
 from embert.engine.batch import PackedBatch, cumulative
-from embert.engine.encoders.unattended import attended_tokens
+from embert.engine.encoders.cpu.runs import attended_tokens
 from embert.engine.errors import BrokenModel, InputError, UnsupportedModel
-from embert.engine.heads.multi_vector import kept_rows
+from embert.engine.heads.token_rows import kept_rows
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, unit
 from tests.engine.heads.late_interaction import COLUMNS, encoder, linear, pylate, stanford

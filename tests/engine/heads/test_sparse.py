@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.batch import cumulative
+from embert.engine.batch import TaskOutput, cumulative
 from embert.engine.encoders.base import Encoder
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.heads.token_weights import token_weight_rows
-from embert.engine.task_output import TaskOutput
+from embert.engine.heads.token_rows import token_weight_rows
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, Ids, random_sequences, small_tokenizer, write_modules
 from tests.engine.heads.late_interaction import save_tokenizer

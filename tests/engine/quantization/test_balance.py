@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.engine.encoders.cuda.weights import column_factors
-from embert.engine.encoders.reference import hidden_state, normed_magnitudes
-from embert.engine.encoders.self_test import spread_ids
+from embert.engine.encoders.self_test import hidden_state, normed_magnitudes, spread_ids
 from embert.engine.model import Model
-from embert.engine.quantization.balance import MOST, balance
-from embert.engine.quantization.quarters import quarter_rows, quarter_weight
-from embert.engine.quantization.weights import product
+from embert.engine.quantization.blocks import MOST, balance, quarter_rows, quarter_weight
+from embert.engine.quantization.rows import product
 from embert.engine.weights.checkpoint import Checkpoint
 
 

@@ -18,8 +18,7 @@ from embert.engine.quantization.blocks import (
     rounded_blocks,
     stored_order,
 )
-from embert.engine.quantization.rows import LEVELS, hadamard, quantized_rows
-from embert.engine.quantization.weights import product, quantized_weight
+from embert.engine.quantization.rows import LEVELS, hadamard, product, quantized_rows, quantized_weight
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -14,17 +14,16 @@ import torch
 from benchmarks.lib.texts import english
 from embert import engine
 from embert.engine.batch import pack
-from embert.engine.encoders.cpu import int8_linear as int8
+from embert.engine.encoders.cpu import linear as int8
 from embert.engine.encoders.cpu.runs import Group
 from embert.engine.encoders.cpu.transformer import Transformer
 from embert.engine.encoders.loader import create_encoder
-from embert.engine.encoders.reference import hidden_state
+from embert.engine.encoders.self_test import hidden_state
 from embert.engine.engine import Engine
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model, load_model
 from embert.engine.quantization.accuracy import accuracy_of_rows
-from embert.engine.quantization.rows import quantized_rows
-from embert.engine.quantization.weights import product, quantized_weight, sums
+from embert.engine.quantization.rows import product, quantized_rows, quantized_weight, sums
 from embert.engine.tasks import Task
 from embert.engine.tokenization.tokenizer import Tokenizer
 from embert.engine.weights.checkpoint import Checkpoint

@@ -13,13 +13,16 @@ from embert.engine.quantization.rows import (
     BLOCK,
     LEVELS,
     QuantizedRows,
+    QuantizedWeight,
     hadamard,
+    product,
     quantized,
     quantized_blocks,
     quantized_rows,
+    quantized_weight,
     rotated,
+    sums,
 )
-from embert.engine.quantization.weights import QuantizedWeight, product, quantized_weight, sums
 from tests.engine.conftest import Floats
 
 seeds = st.integers(0, 2**32 - 1)

@@ -1,4 +1,4 @@
-"""Rows in eight bits by quarters (engine/quantization/quarters.py)."""
+"""Rows in eight bits by quarters (engine/quantization/blocks.py)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.engine.errors import UnsupportedModel
-from embert.engine.quantization.quarters import SET, by_quarters, quarter_rows, quarter_weight
-from embert.engine.quantization.rows import LEVELS, hadamard, quantized_rows
-from embert.engine.quantization.weights import product, quantized_weight
+from embert.engine.quantization.blocks import SET, by_quarters, quarter_rows, quarter_weight
+from embert.engine.quantization.rows import LEVELS, hadamard, product, quantized_rows, quantized_weight
 
 seeds = st.integers(0, 2**32 - 1)
 

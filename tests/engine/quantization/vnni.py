@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embert.engine.encoders.cpu.int8_linear import check_exact
+from embert.engine.encoders.cpu.linear import check_exact
 from embert.engine.errors import UnsupportedModel
 
 __all__ = ["needs_exact_sums"]

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow
 
 from embert.engine import load_model
-from embert.engine.task_output import TaskOutput
+from embert.engine.batch import TaskOutput
 from embert.server.bulk.blocks import Block
 from embert.server.bulk.job import Job
 from embert.server.bulk.output_format import ArrowFormat, FileLayout

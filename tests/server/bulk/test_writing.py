@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from embert.engine import Model, load_model
-from embert.engine.task_output import TaskOutput
+from embert.engine.batch import TaskOutput
 from embert.engine.tasks import Task
 from embert.server.bulk.blocks import Block
 from embert.server.bulk.job import BulkError, Job

@@ -14,10 +14,9 @@ import pytest
 
 from embert import engine
 from embert.engine import Task
-from embert.engine.batch import PackedBatch, cumulative
+from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.heads.description import Heads, MultiVector, Role
-from embert.engine.heads.multi_vector import kept_rows
-from embert.engine.task_output import TaskOutput
+from embert.engine.heads.token_rows import kept_rows
 from embert.server.config import ModelConfig
 from embert.server.request.model_handle import ModelHandle
 from tests.server.live import Live

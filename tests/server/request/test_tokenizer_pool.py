@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from embert.engine.errors import InputError, InputTooLarge
-from embert.engine.tokenization.chunks import Chunks
+from embert.engine.tokenization.encoded import Chunks
 from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge, ServerError, Unavailable
 from embert.server.request.inputs import TokenizerPool
 

@@ -1,18 +1,20 @@
-"""All of sentence-transformers' pooling modes, in numpy, on the hidden states of packed sequences.
+"""What heads make of the rows of a sequence's tokens, in numpy: pooled rows, sparse vectors, multi-vectors.
 
-Encoders compute the modes of POOLINGS themselves; this file computes the others.
+Encoders compute the pooling modes of POOLINGS themselves; `pooled_rows` computes the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.batch import TaskOutput
+from embert.engine.heads.description import MultiVector
 from embert.engine.heads.pooling import modes_of
 
-__all__ = ["pooled_rows"]
+__all__ = ["kept_rows", "pooled_rows", "token_weight_rows"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.integer]
@@ -71,3 +73,40 @@ def pooled_rows(hidden: Floats, offsets: Ints, pooling: str, prompt_tokens: Ints
     }
     rows = [modes[mode]() for mode in modes_of(pooling)]
     return np.concatenate(rows, axis=1).astype(np.float32, copy=False)
+
+
+def token_weight_rows(
+    ids: npt.NDArray[np.integer],
+    cu_seqlens: npt.NDArray[np.integer],
+    weights: npt.NDArray[np.float32],
+    special_ids: Sequence[int],
+) -> TaskOutput:
+    """The (id, weight) pairs of sequences, ids ascending, as bge-m3 makes them: the largest weight of each id.
+
+    `ids` are int [T], `weights` float32 [T] after relu, `cu_seqlens` int [B + 1] the prefix sums of the sequences'
+    lengths. Tokens of weight 0 and special tokens have no pair; a weight that is not a number is kept, to be seen.
+    """
+    sequences = len(cu_seqlens) - 1
+    (positions,) = np.nonzero((weights != 0) & ~np.isin(ids, special_ids))
+    # One key a pair of sequence and id, so that equal ones of a sequence are neighbors once sorted.
+    span = int(ids.max(initial=0)) + 1
+    keys = np.repeat(np.arange(sequences, dtype=np.int64), np.diff(cu_seqlens))[positions] * span + ids[positions]
+    order = np.argsort(keys, kind="stable")
+    keys, values = keys[order], weights[positions][order]
+    first = np.flatnonzero(np.diff(keys, prepend=-1))  # of each run of equal keys
+    largest = np.maximum.reduceat(values, first) if len(first) else values
+    owners, indices = np.divmod(keys[first], span)
+    offsets = np.searchsorted(owners, np.arange(sequences + 1)).astype(np.int32)
+    return TaskOutput(largest.reshape(-1, 1), offsets, indices.astype(np.int32))
+
+
+def kept_rows(ids: Ints, cu_seqlens: Ints, head: MultiVector, *, is_query: bool) -> npt.NDArray[np.bool_]:
+    """Whether each token's row is a vector of its query or document: bool [T].
+
+    `ids` are int32 [T], the tokens of sequences whose lengths have the prefix sums `cu_seqlens`, int32 [B + 1].
+    """
+    skipped = head.role(is_query).skipped
+    mask = ~np.isin(ids, skipped) if skipped else np.ones(len(ids), np.bool_)
+    if head.skips_first:
+        mask[cu_seqlens[:-1]] = False
+    return mask
