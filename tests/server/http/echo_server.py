@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import json
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
@@ -27,6 +30,7 @@ from embert.server.http.tls import with_tls
 LIMIT = 4096
 GET = b"GET /livez HTTP/1.1\r\nhost: h\r\n\r\n"
 INNER = b"GET /inner HTTP/1.1\r\nhost: h\r\n\r\n"
+GET_LARGE = b"GET /large HTTP/1.1\r\nhost: h\r\n\r\n"
 EARLY = b"POST /early HTTP/1.1\r\nhost: h\r\ncontent-length: 30000000\r\n\r\n"
 LARGE = bytes(range(256)) * 32_768  # more than kernels buffer
 H2C = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA")
@@ -51,9 +55,37 @@ async def skip(seconds: float) -> None:
     await asyncio.sleep(0)
 
 
-def play(scene: Callable[[], Coroutine[None, None, None]]) -> None:
-    with asyncio.Runner(loop_factory=Clock) as runner:
-        runner.run(scene())
+P = ParamSpec("P")
+Scene = Callable[Concatenate["Serving", P], Coroutine[None, None, None]]
+
+
+def scene(**options: Any) -> Callable[[Scene[P]], Callable[P, None]]:
+    """A test that gets a server with these options of `serving`, and with the test's `tls` where it has one."""
+
+    def decorate(test: Scene[P]) -> Callable[P, None]:
+        @functools.wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            async def play() -> None:
+                tls: Any = kwargs.get("tls")
+                async with serving(**options, tls=tls) as server:
+                    await test(server, *args, **kwargs)
+
+            with asyncio.Runner(loop_factory=Clock) as runner:
+                runner.run(play())
+
+        signature = inspect.signature(test)
+        _, *fixtures = signature.parameters.values()
+        run.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]  # what pytest reads
+        return run
+
+    return decorate
+
+
+async def wait_until(condition: Callable[[], object]) -> None:
+    """Until it is true, in real time."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.002)
 
 
 @dataclass
@@ -116,6 +148,7 @@ class Serving:
     held: HeldBytes
     make: Callable[[], asyncio.Protocol] = asyncio.Protocol
     port: int = 0
+    made: int = 0  # protocols, one for each connection so far
     counted: list[tuple[str, int]] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)  # paths, in the order in which the app began with them
@@ -123,17 +156,19 @@ class Serving:
     trust: ssl.SSLContext | None = None  # of clients, with TLS
     going: asyncio.Event = field(default_factory=asyncio.Event)  # `/slow` waits for it
 
-    async def connect(self) -> Client:
-        before = len(self.connections)
-        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24, ssl=self.trust))
+    async def connect(self, *, plain: bool = False) -> Client:
+        """A new connection, with TLS where the server has it and `plain` is false."""
+        made = self.made
+        client = Client(
+            *await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24, ssl=None if plain else self.trust)
+        )
         self.clients.append(client)
-        with contextlib.suppress(TimeoutError):  # it may be closed at once, or take another's place
-            await asyncio.wait_for(self.count(before + 1), 0.1)
+        await wait_until(lambda: self.made > made)
+        await asyncio.sleep(0.002)  # the protocol gets its transport in the next round of the loop
         return client
 
     async def count(self, connections: int) -> None:
-        while len(self.connections) != connections:
-            await asyncio.sleep(0.002)
+        await wait_until(lambda: len(self.connections) == connections)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers with path, body, and whether the connection is above the limit."""
@@ -193,7 +228,12 @@ async def serving(
     config = uvicorn.Config(serving.app, http=protocol, ws="none", interface="asgi3", lifespan="off", log_config=None)
     config.load()
     state = ServerState()
-    serving.make = lambda: factory(config=config, server_state=state, app_state={}, _loop=loop)
+
+    def make() -> asyncio.Protocol:
+        serving.made += 1
+        return factory(config=config, server_state=state, app_state={}, _loop=loop)
+
+    serving.make = make
     listening = await loop.create_server(serving.make, "127.0.0.1")
     serving.port = listening.sockets[0].getsockname()[1]
     watching = loop.create_task(serving.connections.watch())

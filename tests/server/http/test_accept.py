@@ -68,5 +68,5 @@ def test_odd_headers_are_parsed_quickly(piece: bytes) -> None:
 
 @pytest.mark.parametrize("values", [[b"a," * 32_000], [b"a"] * MAX_BYTES, [b"a" * MAX_BYTES]])
 def test_what_would_take_long_to_parse_is_refused(values: list[bytes]) -> None:
-    with pytest.raises(HeadTooLarge, match=f"`Accept` .* {MAX_BYTES}"):
+    with pytest.raises(HeadTooLarge, match=f"`Accept`.*{MAX_BYTES}"):
         prefers(OCTETS, JSON, values)

@@ -1,115 +1,163 @@
-"""TLS: what it carries, the connections before their handshake, and answers that nobody reads."""
+"""TLS: the bytes that it carries, connections before their handshake, answers that nobody reads, and certificates."""
 
 from __future__ import annotations
 
-import asyncio
+import socket
 import ssl
 import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from embert.server.http.connections import unread_bytes
 from embert.server.http.protocol import HEAD_TIMEOUT_S
-from tests.server.http.echo_server import GET, LARGE, Client, Serving, chunked, play, post, serving, skip
+from tests.server.http.echo_server import GET, GET_LARGE, LARGE, Serving, chunked, post, scene, skip, wait_until
+from tests.server.live import STAND_IN, Live, live
 
-GET_LARGE = b"GET /large HTTP/1.1\r\nhost: h\r\n\r\n"
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ca.pem signs server.pem (its key encrypted with `s3cret`) and client.pem; stranger.pem signs itself."""
     folder = tmp_path_factory.mktemp("tls")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=h -keyout key -out cert"
-    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+
+    def make(name: str, *options: str) -> None:
+        command = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -days 2 -subj /CN={name}".split()
+        command += ["-keyout", f"{name}.key", "-out", f"{name}.pem", *options]
+        subprocess.run(command, cwd=folder, capture_output=True, check=True)
+
+    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:FALSE")
+    make("ca", "-nodes", "-addext", "keyUsage=keyCertSign,cRLSign")
+    make("server", *signed, "-addext", "subjectAltName=IP:127.0.0.1", "-passout", "pass:s3cret")
+    make("client", "-nodes", *signed)
+    make("stranger", "-nodes")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tls(certificates: Path) -> Contexts:
+    """Of a server, and of clients that trust it."""
     server, clients = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    server.load_cert_chain(folder / "cert", folder / "key")
+    server.load_cert_chain(certificates / "server.pem", certificates / "server.key", "s3cret")
     clients.check_hostname = False
-    clients.load_verify_locations(Path(folder, "cert"))
+    clients.load_verify_locations(certificates / "ca.pem")
     return server, clients
 
 
-async def connect(server: Serving) -> Client:
-    """Without TLS."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    client = Client(reader, writer)
-    server.clients.append(client)
-    return client
-
-
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
-def test_requests_over_tls(tls: Contexts, version: ssl.TLSVersion) -> None:
-    async def scene() -> None:
-        clients = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        clients.check_hostname, clients.verify_mode = False, ssl.CERT_NONE
-        clients.minimum_version = clients.maximum_version = version
-        async with serving(tls=(tls[0], clients)) as server:
-            client = await server.connect()
-            body = LARGE[:3_000_000]
-            await client.send(post(body), post(b"b"), chunked(b"c", b"d"), GET_LARGE)
-            bodies = [(await client.answer()).body for _ in range(4)]
-            assert bodies == [b"/echo " + body, b"/echo b", b"/echo cd", LARGE]
-            answer = await client.ask(post(b"", "/echo", b"connection: close"))
-            assert answer.closes
-            assert await client.rest() == []
-
-    play(scene)
+@scene()
+async def test_requests_over_tls(server: Serving, tls: Contexts, version: ssl.TLSVersion) -> None:
+    clients = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    clients.check_hostname, clients.verify_mode = False, ssl.CERT_NONE
+    clients.minimum_version = clients.maximum_version = version
+    server.trust = clients
+    client = await server.connect()
+    body = LARGE[:3_000_000]
+    await client.send(post(body), post(b"b"), chunked(b"c", b"d"), GET_LARGE)
+    bodies = [(await client.answer()).body for _ in range(4)]
+    assert bodies == [b"/echo " + body, b"/echo b", b"/echo cd", LARGE]
+    answer = await client.ask(post(b"", "/echo", b"connection: close"))
+    assert answer.closes
+    assert await client.rest() == []
 
 
-def test_connections_count_before_their_handshake(tls: Contexts) -> None:
-    async def scene() -> None:
-        async with serving(3, 1, tls=tls) as server:
-            silent = [await connect(server) for _ in range(3)]
-            await server.count(3)
-            for _ in range(3):  # each takes the place of the one that has been silent for longest
-                assert await (await server.connect()).is_open()
-                assert len(server.connections) == 3
-            assert all([await each.reader.read() == b"" for each in silent])
-
-    play(scene)
+@scene(served=3, surplus=1)
+async def test_connections_count_before_their_handshake(server: Serving, tls: Contexts) -> None:
+    silent = [await server.connect(plain=True) for _ in range(3)]
+    await server.count(3)
+    for _ in range(3):  # each takes the place of the one that has been silent for longest
+        assert await (await server.connect()).is_open()
+        assert len(server.connections) == 3
+    assert all([await each.reader.read() == b"" for each in silent])
 
 
-def test_a_handshake_has_its_time(tls: Contexts) -> None:
-    async def scene() -> None:
-        async with serving(tls=tls) as server:
-            silent = await connect(server)
-            await server.count(1)
-            await silent.send(b"\x16\x03\x01\x02\x00\x01")  # a record that does not end
-            await skip(HEAD_TIMEOUT_S - 1)
-            assert len(server.connections) == 1
-            await skip(2)
-            await server.count(0)
-
-    play(scene)
+@scene()
+async def test_a_handshake_has_its_time(server: Serving, tls: Contexts) -> None:
+    silent = await server.connect(plain=True)
+    await server.count(1)
+    await silent.send(b"\x16\x03\x01\x02\x00\x01")  # a record that does not end
+    await skip(HEAD_TIMEOUT_S - 1)
+    assert len(server.connections) == 1
+    await skip(2)
+    await server.count(0)
 
 
-def test_what_is_not_tls_is_closed(tls: Contexts) -> None:
-    async def scene() -> None:
-        async with serving(tls=tls) as server:
-            plain = await connect(server)
-            await plain.send(GET)
-            assert not (await plain.reader.read()).startswith(b"HTTP")
-            await server.count(0)
-            assert not server.asked
-
-    play(scene)
+@scene()
+async def test_plain_http_is_closed(server: Serving, tls: Contexts) -> None:
+    client = await server.connect(plain=True)
+    await client.send(GET)
+    assert not (await client.reader.read()).startswith(b"HTTP")
+    await server.count(0)
+    assert not server.asked
 
 
-def test_an_answer_is_encrypted_as_its_client_reads(tls: Contexts) -> None:
-    async def scene() -> None:
-        async with serving(tls=tls) as server:
-            client = await server.connect()
-            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-            await client.send(GET_LARGE + GET)
-            (connection,) = server.connections
-            while not unread_bytes(connection):
-                await asyncio.sleep(0.002)
-            raw = connection.transport.transport  # type: ignore[attr-defined]
-            assert raw.get_write_buffer_size() < 200_000
-            assert len(LARGE) > connection.transport.get_write_buffer_size() > len(LARGE) // 8
-            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-            assert (await client.answer()).body == LARGE
-            assert (await client.answer()).status == 200
-            assert unread_bytes(connection) == 0
+@scene()
+async def test_an_answer_is_encrypted_as_its_client_reads(server: Serving, tls: Contexts) -> None:
+    client = await server.connect()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await client.send(GET_LARGE + GET)
+    (connection,) = server.connections
+    await wait_until(lambda: unread_bytes(connection))
+    raw = connection.transport.transport  # type: ignore[attr-defined]
+    assert raw.get_write_buffer_size() < 200_000
+    assert len(LARGE) > connection.transport.get_write_buffer_size() > len(LARGE) // 8
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    assert (await client.answer()).body == LARGE
+    assert (await client.answer()).status == 200
+    assert unread_bytes(connection) == 0
 
-    play(scene)
+
+# --- a server with certificates of clients ---
+
+
+def trust(certificates: Path, name: str | None) -> ssl.SSLContext:
+    """Of a client with the certificate of this name."""
+    context = ssl.create_default_context(cafile=certificates / "ca.pem")
+    if name is not None:
+        context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
+    return context
+
+
+@pytest.fixture(scope="module")
+def secure(certificates: Path) -> Iterator[Live]:
+    files = {"--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key", "--ssl-ca-certs": "ca.pem"}
+    options = [word for option, name in files.items() for word in (option, str(certificates / name))]
+    env = {"EMBERT_SSL_KEYFILE_PASSWORD": "s3cret"}
+    with live(*STAND_IN, *options, "--ssl-cert-reqs", "2", "--metrics-port", "0", env=env, ready=False) as server:
+        server.wait_announced()
+        yield server
+
+
+def test_a_client_needs_a_certificate(secure: Live, certificates: Path) -> None:
+    with secure.client(verify=trust(certificates, "client")) as client:
+        assert client.post("/embed", json={"inputs": "a"}).status_code == 200
+    for other in (None, "stranger"):
+        with secure.client(verify=trust(certificates, other)) as client, pytest.raises(httpx.TransportError):
+            client.post("/embed", json={"inputs": "a"})
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{secure.ports[0]}/livez")
+    assert httpx.get(f"{secure.metrics_url}/metrics").status_code == 200  # inside the cluster, plain
+    assert "https://127.0.0.1" in secure.log
+
+
+def test_a_client_that_sends_everything_first_reads_an_early_answer(secure: Live, certificates: Path) -> None:
+    """TLS has no half-closed connections, but the server reads on too."""
+    request = urllib.request.Request(secure.url + "/embed", bytes(30_000_000), method="POST")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60, context=trust(certificates, "client"))
+    with refused.value:
+        assert refused.value.code == 413
+
+
+def test_old_protocols_are_off(secure: Live, certificates: Path) -> None:
+    context = trust(certificates, "client")
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    address = ("127.0.0.1", secure.ports[0])
+    with socket.create_connection(address) as plain, pytest.raises((ssl.SSLError, ConnectionError)):
+        context.wrap_socket(plain, server_hostname="127.0.0.1")
