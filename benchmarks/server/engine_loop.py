@@ -30,9 +30,8 @@ from embert.engine import Encoder, PackedBatch, Task, TaskOutput, load_model
 from embert.server.config import ModelConfig, ServeConfig
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.loop import EngineLoop
+from embert.server.ipc.channel import Channel, EncodeRequest, Submit, decode_results, encode
 from embert.server.ipc.control import StartEngine
-from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import EncodeRequest, Submit, decode_results, encode
 from embert.server.ipc.shared_counters import SharedCounters
 
 FIXED_S, TOKENS_PER_S = 0.12e-3, 2.9e6  # time of a batch: fixed part and rate, as BERT-base on one H100

@@ -8,14 +8,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from embert import __version__
-from embert.server.observability.latency_buckets import REQUEST_BUCKETS_S, LatencyBuckets
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import (
     CANCEL_STAGES,
     MODEL_FACTS,
     REJECT_REASONS,
+    REQUEST_BUCKETS_S,
     EngineMetrics,
     GpuMetrics,
+    LatencyBuckets,
     SpanMetrics,
     SupervisorMetrics,
     use_memory,

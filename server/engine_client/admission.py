@@ -3,7 +3,7 @@
 A request is admitted while all API processes together have fewer unanswered tokens of its model than the limit
 (server/ipc/shared_counters.py). The limit is the token budget, or fewer tokens where the engines would take longer for
 them than `--max-queue-seconds`. Each model has a budget of its own, so no flood of one model's requests refuses those
-of another; the work of other models counts as their share of the engines' time (shares.py).
+of another; the work of other models counts as their share of the engines' time.
 
 A request counts as an eighth of the limit at most. While it waits, the engine gives others no more time than it takes
 itself (fair share), so a larger queue of others adds no delay. So a large request need not find an empty queue, and
@@ -15,19 +15,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from embert.server.config import ServeConfig
-from embert.server.engine_client.shares import wait_s, work_within
 from embert.server.http.errors import Overloaded, Unavailable
 from embert.server.http.request_head import TIMEOUT_HEADER, RequestOptions
+from embert.server.ipc.channel import EngineStatus
 from embert.server.ipc.control import EngineState, ModelInfo
-from embert.server.ipc.messages import EngineStatus
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.request_record import EXPIRED
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "wait_s", "work_within"]
 
 LOW_PRIORITY_SHARE = 0.75  # of the limit: low-priority requests leave the rest to interactive ones
 LARGE_PART = 8  # of the limit divided by this: what a request counts as at most, and what larger ones leave free
@@ -270,3 +269,23 @@ class Admission:
             return 1
         left_s = wait_s(self._counters.admitted(self._model) / rate, self._others_s())
         return min(_RETRY_AFTER_MAX_S, max(1, math.ceil(left_s)))
+
+
+def wait_s(work_s: float, others_s: Sequence[float]) -> float:
+    """Seconds until work of `work_s` seconds is done beside that of other models.
+
+    While several models have work, each gets the same share of an engine's time: others take as much time as this work
+    does, or as much as they have work for.
+    """
+    return work_s + sum(min(work_s, other_s) for other_s in others_s)
+
+
+def work_within(limit_s: float, others_s: Sequence[float]) -> float:
+    """The most work, in seconds, that is done within `limit_s` beside that of other models: `wait_s`, inverted."""
+    left_s, sharing = limit_s, len(others_s) + 1
+    for other_s in sorted(others_s):
+        if other_s * sharing >= left_s:
+            break
+        left_s -= other_s  # all of it is done within the time, and the others share the rest
+        sharing -= 1
+    return left_s / sharing

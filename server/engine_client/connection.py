@@ -12,9 +12,8 @@ from collections.abc import Callable
 import msgspec
 
 from embert.server.engine_client.background import exit_on_error
+from embert.server.ipc.channel import Channel, EncodeRequest, EngineStatus, Results, Submit, decode_results, encode
 from embert.server.ipc.control import EngineState
-from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import EncodeRequest, EngineStatus, Results, Submit, decode_results, encode
 
 __all__ = ["EngineConnection"]
 

@@ -15,8 +15,8 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from embert.server.engine_worker.scheduling import Batch
-from embert.server.ipc.messages import SPAN_ID_BYTES, TRACE_ID_BYTES
+from embert.server.engine_worker.scheduler import Batch
+from embert.server.ipc.channel import SPAN_ID_BYTES, TRACE_ID_BYTES
 from embert.server.observability.tracing.span_export import Clock
 
 __all__ = ["BatchTracer"]

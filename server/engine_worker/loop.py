@@ -5,8 +5,8 @@ An engine process has two main threads, so that a forward never waits for a requ
     device loop        socket → queue → pack → encoder → answers → socket   (this file; only it touches loaded encoders)
     receiving thread   socket → queue, while the device loop waits long     (socket_server.py, work_queue.py)
 
-A third thread follows the supervisor's control connection. Models load in threads of their own (loader.py), and are
-added here when they are ready.
+A third thread follows the supervisor's control connection. Models load in threads of their own (loaded_model.py), and
+are added here when they are ready.
 """
 
 from __future__ import annotations
@@ -14,25 +14,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from embert.engine.errors import EncoderError, EncoderLost
-from embert.server.engine_worker.batching import batch_of, pack
-from embert.server.engine_worker.health import Health
-from embert.server.engine_worker.in_flight_queue import InFlightBatch, InFlightQueue
+from embert.server.engine_worker.batches import InFlightBatch, InFlightQueue, Responder, batch_of, pack
 from embert.server.engine_worker.loaded_model import LoadedModel
-from embert.server.engine_worker.responder import Responder
-from embert.server.engine_worker.scheduling import Batch
-from embert.server.engine_worker.scheduling.throughput import BusyTime
+from embert.server.engine_worker.scheduler import Batch
 from embert.server.engine_worker.socket_server import SocketServer
+from embert.server.engine_worker.throughput import BusyTime
 from embert.server.engine_worker.work_queue import WorkQueue
+from embert.server.ipc.channel import Channel, EngineStatus, PartialResult
 from embert.server.ipc.control import ControlConnection, Drain, LoadModel, StartEngine, StartModel
-from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import PartialResult
 from embert.server.ipc.shared_counters import MAX_BATCHES_IN_FLIGHT, SharedCounters
-from embert.server.observability.latency_buckets import LatencyBuckets
 from embert.server.observability.logs import exit_now
-from embert.server.observability.metrics import EngineMetrics
+from embert.server.observability.metrics import EngineMetrics, LatencyBuckets
 
 if TYPE_CHECKING:
     from embert.server.engine_worker.batch_tracer import BatchTracer
@@ -44,7 +39,10 @@ log = logging.getLogger(__name__)
 
 SHORT_WAIT_S = 0.001  # for the encoder; for so long the sockets may stay unread
 IDLE_WRITE_S = 0.001  # without work, after which metrics are written: then nothing waits for that
+BUSY_INTERVAL_S = 1.0  # of the gauge
 PROBE_INTERVAL_S = 5.0  # an idle engine runs a forward this often, so that a broken one is noticed
+
+ResultT = TypeVar("ResultT")
 
 
 class EngineLoop:
@@ -117,7 +115,7 @@ class EngineLoop:
 
         A GPU gets the next batch while it is busy: a full one at once, any other shortly before the device is expected
         to need it, and at the latest before rows are answered. While interactive requests come, a full one of
-        low-priority requests waits as long. Answers wait while the device is about to be idle (in_flight_queue.py).
+        low-priority requests waits as long. Answers wait while the device is about to be idle (batches.py).
         """
         work = self._work
         while True:
@@ -336,3 +334,54 @@ class EngineLoop:
             self._spans.close()
         for model in self._models.values():
             model.encoder.close()
+
+
+class Health:
+    """What the supervisor and the API processes learn about engine `index`. Times are seconds of CLOCK_MONOTONIC.
+
+    The supervisor reads two numbers of shared memory: when the engine last showed a sign of life, and when its forward
+    began. API processes get an EngineStatus with every message and every second.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        counters: SharedCounters,
+        busy: BusyTime,
+        metrics: EngineMetrics,
+        queue_tokens: Callable[[], int],
+        rates: Callable[[], list[float]],
+    ) -> None:
+        """`rates` gives the tokens a second of every model of the server, by number."""
+        self._index, self._counters = index, counters
+        self._busy, self._metrics, self._queue_tokens, self._rates = busy, metrics, queue_tokens, rates
+        self.last_success = 0.0  # end of the last forward that worked
+        self._busy_due = 0.0  # when to compute engine_busy_ratio again
+
+    def succeeded(self) -> None:
+        """A forward has worked."""
+        self.last_success = time.monotonic()
+        self._metrics.last_success = time.time()
+
+    def watched(self, model: int, work: Callable[[], ResultT]) -> ResultT:
+        """Do work of a model, by number, for which the supervisor kills this process if it takes too long.
+
+        Raises EncoderError in place of MemoryError.
+        """
+        self._counters.forward_model[self._index] = model
+        self._counters.forward_since[self._index] = time.monotonic()
+        try:
+            return work()
+        except MemoryError as error:
+            raise EncoderError("not enough memory for this batch") from error
+        finally:
+            self._counters.forward_since[self._index] = 0.0
+
+    def status(self) -> EngineStatus:
+        """The engine's status, which is also a sign of life. Any thread may call it."""
+        now = time.monotonic()
+        self._counters.engine_alive[self._index] = now
+        if now >= self._busy_due:
+            self._busy_due = now + BUSY_INTERVAL_S
+            self._metrics.busy_ratio.set(self._busy.ratio(now))
+        return EngineStatus(self._index, self.last_success, self._queue_tokens(), self._rates())

@@ -7,8 +7,7 @@ import signal
 import sys
 import threading
 
-from embert.server.engine_worker.loaded_model import LoadedModel
-from embert.server.engine_worker.loader import Loader
+from embert.server.engine_worker.loaded_model import LoadedModel, Loader
 from embert.server.engine_worker.loop import EngineLoop
 from embert.server.engine_worker.nvml import report_gpu
 from embert.server.ipc.control import ControlConnection, ModelFailed, ModelReady, Progress, StartEngine

@@ -19,8 +19,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from embert.server.ipc.framing import Channel, address, is_ours
-from embert.server.ipc.messages import EngineStatus, PartialResult, Results, Submit, TextRows, decode_submit, encode
+from embert.server.ipc.channel import (
+    Channel,
+    EngineStatus,
+    PartialResult,
+    Results,
+    Submit,
+    TextRows,
+    address,
+    decode_submit,
+    encode,
+    is_ours,
+)
 
 __all__ = ["SocketServer"]
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Hashable
 
 import numpy as np
 
-from embert.server.engine_worker.batching import Payload, batch_of
+from embert.server.engine_worker.batches import Payload, batch_of
+from embert.server.engine_worker.lanes import Request
 from embert.server.engine_worker.loaded_model import LoadedModel
-from embert.server.engine_worker.scheduling import Batch, Request, Scheduler
-from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import EncodeRequest, PartialResult, Submit
+from embert.server.engine_worker.scheduler import Batch, Scheduler
+from embert.server.ipc.channel import Channel, EncodeRequest, PartialResult, Submit
 from embert.server.observability.metrics import EngineMetrics
 
 __all__ = ["WorkQueue"]

@@ -10,6 +10,7 @@ few servers see low-priority requests, or more than a handful of routes.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +18,20 @@ from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client.utils import floatToGoString
 
-from embert.server.observability.buffered_histogram import BufferedHistogram, RequestHistogram
-from embert.server.observability.latency_buckets import LatencyBuckets
-from embert.server.observability.metrics import REJECT_REASONS, counter, gauge, histogram
+from embert.server.observability.metrics import (
+    REJECT_REASONS,
+    BufferedHistogram,
+    LatencyBuckets,
+    counter,
+    gauge,
+    histogram,
+)
 from embert.server.observability.request_record import EXPIRED, INTERACTIVE, OUTCOMES, RequestRecord, outcome_of
 from embert.server.observability.scraping import ExemplarOf
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from prometheus_client import Counter, Histogram
 
 __all__ = ["ApiMetrics", "Work"]
@@ -35,6 +43,26 @@ _LABELS = ["model", "priority"]
 _ERRORS = ((424, ""), (429, ""), (500, ""), (503, ""), (503, EXPIRED))
 
 HistogramT = TypeVar("HistogramT", bound=BufferedHistogram)
+
+
+class RequestHistogram(BufferedHistogram):
+    """One that knows of each bucket the last request that fell into it."""
+
+    def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
+        super().__init__(histogram, bounds)
+        self._records: list[RequestRecord] = []
+        self.newest: dict[int, tuple[RequestRecord, float, float]] = {}  # by bucket: request, seconds, Unix time
+
+    def observe_request(self, record: RequestRecord, seconds: float) -> None:
+        """Observe the duration of a request."""
+        self._values.append(seconds)
+        self._records.append(record)
+
+    def _note(self, buckets: npt.NDArray[np.intp]) -> None:
+        now = time.time()
+        for bucket, record, seconds in zip(buckets.tolist(), self._records, self._values, strict=True):
+            self.newest[bucket] = record, seconds, now
+        self._records.clear()
 
 
 class ApiMetrics:
@@ -115,10 +143,10 @@ class ApiMetrics:
         exemplars = []
         for (route, model, priority, outcome), histogram_ in self._durations.items():
             labels = {"route": route, "model": model, "priority": priority, "outcome": outcome}
-            for bucket, (record, seconds, time) in histogram_.newest.items():
+            for bucket, (record, seconds, unix_time) in histogram_.newest.items():
                 kind, id_ = ("trace_id", record.trace_id) if record.trace_id else ("request_id", record.id)
                 le = self._families.duration_bounds[bucket]
-                exemplars.append(ExemplarOf({**labels, "le": le}, kind, id_.decode(), seconds, time))
+                exemplars.append(ExemplarOf({**labels, "le": le}, kind, id_.decode(), seconds, unix_time))
         return [exemplar for exemplar in exemplars if exemplar.fits]
 
     def _made(self, route: str, model: str, priority: str, status: int, outcome: str) -> _Answers:

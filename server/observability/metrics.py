@@ -16,10 +16,10 @@ import msgspec
 from embert.server.observability.metric_memory import MetricMemory, Region, value_class
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from prometheus_client import Counter, Gauge, Histogram
 
-    from embert.server.observability.buffered_histogram import BufferedHistogram
-    from embert.server.observability.latency_buckets import LatencyBuckets
 
 __all__ = [
     "CANCEL_STAGES",
@@ -42,6 +42,12 @@ MODEL_FACTS = ("model", "model_id", "dtype", "backend", "device")
 _TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _BATCH_TOKEN_BUCKETS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _RATIO_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+# A step of about two each: a quantile read from them is off by less than half. Every bound is a series for each set of
+# labels, so each histogram has only those in which its observations fall.
+HOST_BUCKETS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+REQUEST_BUCKETS_S = (
+    0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
 
 
 def use_memory(memory: MetricMemory, process: str) -> Region:
@@ -76,6 +82,49 @@ def histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence[
     from prometheus_client import Histogram
 
     return Histogram(f"embert_{name}", help_, labels, registry=None, buckets=tuple(buckets))
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyBuckets:
+    """In seconds, rising."""
+
+    request: tuple[float, ...] = REQUEST_BUCKETS_S  # of requests, queue and inference
+    host: tuple[float, ...] = HOST_BUCKETS_S  # of what the HTTP process computes: tokenize, encode
+
+    @classmethod
+    def of(cls, bounds: tuple[float, ...]) -> LatencyBuckets:
+        """The same bounds for all histograms; without any, the defaults."""
+        return cls(bounds, bounds) if bounds else cls()
+
+
+class BufferedHistogram:
+    """A histogram that collects observations in a list and writes them together.
+
+    One `Histogram.observe` costs 1.5 µs and a request makes eight observations: a tenth of its whole cost.
+    """
+
+    def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
+        self._histogram, self._bounds = histogram, bounds
+        self._values: list[float] = []
+        self.observe = self._values.append
+        self.observe_many = self._values.extend
+
+    def write(self) -> None:
+        """Do for all collected values what `Histogram.observe` does for one: add to a bucket and to the sum."""
+        if not self._values:
+            return
+        import numpy as np  # not in the supervisor
+
+        buckets = np.searchsorted(self._bounds, self._values)
+        counts = np.bincount(buckets, minlength=len(self._bounds) + 1)
+        for bucket in counts.nonzero()[0].tolist():
+            self._histogram._buckets[bucket].inc(int(counts[bucket]))
+        self._histogram._sum.inc(float(np.sum(self._values)))
+        self._note(buckets)
+        self._values.clear()
+
+    def _note(self, buckets: npt.NDArray[np.intp]) -> None:
+        """Do more with the values, whose buckets these are."""
 
 
 class EngineMetrics:
@@ -117,8 +166,6 @@ class EngineMetrics:
         """The series of a model on this engine, by its served name."""
         metrics = self._models.get(model)
         if metrics is None:
-            from embert.server.observability.buffered_histogram import BufferedHistogram  # numpy: not in the supervisor
-
             labels = self._label, model
             metrics = self._models[model] = EngineModelMetrics(
                 self._batches.labels(*labels),

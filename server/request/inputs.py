@@ -20,7 +20,7 @@ from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.tokenization.encoded import Chunks
 from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits, PairOptions
 from embert.engine.tokenization.tokenizer import EncodeOptions
-from embert.server.engine_client.pending import Receive
+from embert.server.engine_client.router import Receive
 from embert.server.http.errors import EmptyInput, Invalid, Overloaded, PayloadTooLarge
 from embert.server.request.request_body import TextsAndIds
 

@@ -14,8 +14,8 @@ from embert.server.http.held_bytes import BodyReader, HeldBytes
 from embert.server.ipc.control import ControlConnection, ModelFailed, Progress, StartApi
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.api_metrics import ApiMetrics
-from embert.server.observability.latency_buckets import LatencyBuckets
 from embert.server.observability.metric_memory import MetricMemory
+from embert.server.observability.metrics import LatencyBuckets
 from embert.server.observability.scraping import Scrapes
 from embert.server.request.inputs import TokenizerPool
 from embert.server.request.large_bodies import CooperativeSteps

@@ -18,7 +18,7 @@ from embert.engine import Encoded, Task
 from embert.engine.batch import cumulative
 from embert.engine.heads.token_rows import kept_rows
 from embert.server.config import option_name
-from embert.server.engine_client.pending import Answer, TooManyWeights
+from embert.server.engine_client.router import Answer, TooManyWeights
 from embert.server.http.errors import Invalid, PayloadTooLarge, ServerError, UnsupportedEncoding, describe_name
 from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options

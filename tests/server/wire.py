@@ -6,8 +6,7 @@ import select
 import time
 from collections import deque
 
-from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import PartialResult, Results, TaskRows
+from embert.server.ipc.channel import Channel, PartialResult, Results, TaskRows
 
 
 class Wire:

@@ -12,20 +12,20 @@ import numpy as np
 
 from embert.engine import Encoded
 from embert.server.config import ModelConfig
-from embert.server.engine_client.pending import Answer
-from embert.server.engine_client.router import Router
+from embert.server.engine_client.router import Answer, Router
 from embert.server.http.request_head import RequestOptions
-from embert.server.ipc.control import EngineState, ModelInfo, ModelState, StartModel
-from embert.server.ipc.framing import Channel, address
-from embert.server.ipc.messages import (
+from embert.server.ipc.channel import (
+    Channel,
     EncodeRequest,
     EngineStatus,
     PartialResult,
     Results,
     TaskRows,
+    address,
     decode_submit,
     encode,
 )
+from embert.server.ipc.control import EngineState, ModelInfo, ModelState, StartModel
 from embert.server.ipc.shared_counters import SharedCounters
 
 INFO = ModelInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0, 0.1, 0.3)

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.server.config import ServeConfig
-from embert.server.engine_client.admission import Admission
-from embert.server.engine_client.shares import wait_s, work_within
+from embert.server.engine_client.admission import Admission, wait_s, work_within
 from embert.server.http.errors import Overloaded, Unavailable
 from embert.server.http.request_head import RequestOptions
+from embert.server.ipc.channel import EngineStatus
 from embert.server.ipc.control import EngineState, ModelInfo, ModelState
-from embert.server.ipc.messages import EngineStatus
 from embert.server.ipc.shared_counters import SharedCounters
 
 INFO = ModelInfo("test", "cpu", "a test", "float32", "", 1000, 2, 2, 0.0, 0.1, 0.3)

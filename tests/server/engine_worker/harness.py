@@ -18,8 +18,8 @@ from embert.engine.errors import EncoderError, EncoderLost
 from embert.server.config import ModelConfig, ServeConfig
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.loop import EngineLoop
+from embert.server.ipc.channel import EncodeRequest, PartialResult, Submit, decode_results, encode
 from embert.server.ipc.control import StartEngine
-from embert.server.ipc.messages import EncodeRequest, PartialResult, Submit, decode_results, encode
 from embert.server.ipc.shared_counters import SharedCounters
 from tests.server.wire import Wire, parts_of
 

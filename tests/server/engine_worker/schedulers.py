@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from embert.server.engine_worker.scheduling import BatchLimits, Scheduler, ThroughputEstimate
+from embert.server.engine_worker.lanes import BatchLimits
+from embert.server.engine_worker.scheduler import Scheduler
+from embert.server.engine_worker.throughput import ThroughputEstimate
 
 __all__ = ["scheduler_of"]
 

@@ -13,10 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embert.server.engine_worker.scheduling import Request, Scheduler
-from embert.server.engine_worker.scheduling.builder import SMALL_PART
-from embert.server.engine_worker.scheduling.queues import QUANTA, SMALL_SHARE
-from embert.server.engine_worker.scheduling.scheduler import LOW_PRIORITY_INTERVAL
+from embert.server.engine_worker.lanes import QUANTA, SMALL_PART, SMALL_SHARE, Request
+from embert.server.engine_worker.scheduler import LOW_PRIORITY_INTERVAL, Scheduler
 from tests.server.engine_worker.schedulers import scheduler_of
 from tests.server.engine_worker.virtual import BATCH_TOKENS, Speed, VirtualEngine
 

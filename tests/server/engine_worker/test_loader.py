@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from embert.server.engine_worker import loader
-from embert.server.engine_worker.loader import Loader
+from embert.server.engine_worker import loaded_model
+from embert.server.engine_worker.loaded_model import Loader
 
 
 class Encoders:
@@ -38,9 +38,11 @@ def test_loads_take_turns_on_a_gpu(monkeypatch: pytest.MonkeyPatch, device: str,
         if said == "reading the model":
             both_read.release()
 
-    monkeypatch.setattr(loader, "load_model", lambda folder, **_: folder)
-    monkeypatch.setattr(loader, "load_encoder", encoders.load)
-    monkeypatch.setattr(loader, "LoadedModel", lambda number, *_: SimpleNamespace(number=number, warm_up=lambda: None))
+    monkeypatch.setattr(loaded_model, "load_model", lambda folder, **_: folder)
+    monkeypatch.setattr(loaded_model, "load_encoder", encoders.load)
+    monkeypatch.setattr(
+        loaded_model, "LoadedModel", lambda number, *_: SimpleNamespace(number=number, warm_up=lambda: None)
+    )
     failed: list[str] = []
     made = Loader(
         device,

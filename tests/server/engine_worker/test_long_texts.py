@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embert.server.engine_worker.scheduling import Request
+from embert.server.engine_worker.lanes import Request
 from tests.server.engine_worker.schedulers import scheduler_of
 
 BUDGET, LONGEST = 100, 400

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from embert.engine import Task, TaskOutput
-from embert.server.engine_worker import responder
-from embert.server.engine_worker.batching import Payload
-from embert.server.engine_worker.responder import Responder
-from embert.server.engine_worker.scheduling import Slice
-from embert.server.ipc.messages import EncodeRequest, PartialResult
+from embert.server.engine_worker import batches
+from embert.server.engine_worker.batches import Payload, Responder
+from embert.server.engine_worker.lanes import Slice
+from embert.server.ipc.channel import EncodeRequest, PartialResult
 from tests.server.engine_worker.harness import BUDGET, FAILS, NOT_FINITE, Harness, rows, vector_of
 
 
@@ -173,7 +172,7 @@ def test_clients_that_leave_running_requests_leave_nothing_behind(engine: Harnes
 
 
 def test_messages_stay_small_and_answers_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responder, "_SENT_AT_ONCE", 100)
+    monkeypatch.setattr(batches, "_SENT_AT_ONCE", 100)
     sent: list[list[PartialResult]] = []
     dropped: list[Any] = []
     answering = Responder(lambda _, parts: sent.append(parts), dropped.append)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embert.server.engine_worker.scheduling import Batch, Request, Scheduler
-from embert.server.engine_worker.scheduling.scheduler import LOW_PRIORITY_INTERVAL
+from embert.server.engine_worker.lanes import Request
+from embert.server.engine_worker.scheduler import LOW_PRIORITY_INTERVAL, Batch, Scheduler
 from tests.server.engine_worker.schedulers import scheduler_of
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from embert.server.engine_worker.scheduling import Batch, Request
-from embert.server.engine_worker.scheduling.scheduler import LOW_PRIORITY_INTERVAL
+from embert.server.engine_worker.lanes import Request
+from embert.server.engine_worker.scheduler import LOW_PRIORITY_INTERVAL, Batch
 from tests.server.engine_worker.schedulers import scheduler_of
 
 BUDGET, TEXT_BUDGET, LONGEST = 1024, 64, 300

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from embert.server.engine_worker import scheduling
-from embert.server.engine_worker.scheduling import Batch, Request
+from embert.server.engine_worker import scheduler
+from embert.server.engine_worker.lanes import Request
+from embert.server.engine_worker.scheduler import Batch
 from tests.server.engine_worker.schedulers import scheduler_of
 
-CODE = Path(scheduling.__file__).parent
+CODE = Path(scheduler.__file__).parent
 
 
 def lines_run(work: Callable[[], Any]) -> int:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from embert.server.engine_worker.scheduling import Request
-from embert.server.engine_worker.scheduling.scheduler import INTERACTIVE_MEMORY_S, SHORT_S
+from embert.server.engine_worker.lanes import Request
+from embert.server.engine_worker.scheduler import INTERACTIVE_MEMORY_S, SHORT_S
 from tests.server.engine_worker.schedulers import scheduler_of
 
 FIXED_S, TOKEN_S, BATCH = 0.003, 0.00025, 2048  # MiniLM on two CPU cores: a full batch takes 0.5 s

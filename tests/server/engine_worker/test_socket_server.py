@@ -12,8 +12,17 @@ import pytest
 
 from embert.server.engine_worker import socket_server
 from embert.server.engine_worker.socket_server import SocketServer
-from embert.server.ipc.framing import Channel, address
-from embert.server.ipc.messages import EngineStatus, PartialResult, Results, Submit, TaskRows, decode_results, encode
+from embert.server.ipc.channel import (
+    Channel,
+    EngineStatus,
+    PartialResult,
+    Results,
+    Submit,
+    TaskRows,
+    address,
+    decode_results,
+    encode,
+)
 from tests.server.wire import Wire
 
 THREADS, EACH, CONNECTED = 4, 400, 3
@@ -170,7 +179,7 @@ def test_closing_sends_what_is_left_and_disconnects(engine: Engine) -> None:
 def test_another_users_process_is_kept_out(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """At both ends: any user may connect to a name, or take one before its owner does."""
     with monkeypatch.context() as ours:
-        ours.setattr("embert.server.ipc.framing.os.geteuid", lambda: 12345)
+        ours.setattr("embert.server.ipc.channel.os.geteuid", lambda: 12345)
         with pytest.raises(PermissionError, match="another user"):
             Channel.connect(engine.path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

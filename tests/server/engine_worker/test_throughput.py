@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embert.server.engine_worker.scheduling.throughput import BusyTime, ThroughputEstimate
+from embert.server.engine_worker.throughput import BusyTime, ThroughputEstimate
 
 BATCH = 2048
 FIXED_S, TOKEN_S = 0.003, 0.0002  # MiniLM on two CPU cores

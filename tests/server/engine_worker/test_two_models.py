@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from embert.engine import PackedBatch, Task, TaskOutput
-from embert.server.engine_worker.scheduling import Batch
+from embert.server.engine_worker.scheduler import Batch
 from tests.server.engine_worker.harness import BUDGET, FAILS, Harness, Recorder, rows, vector_of
 
 

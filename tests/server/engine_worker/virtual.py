@@ -19,12 +19,12 @@ import pytest
 
 from embert.engine import Encoder, Model, PackedBatch, Task, TaskOutput
 from embert.server.config import ModelConfig, ServeConfig
+from embert.server.engine_worker.lanes import Slice
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.loop import EngineLoop
-from embert.server.engine_worker.scheduling import Batch, Slice
+from embert.server.engine_worker.scheduler import Batch
+from embert.server.ipc.channel import Channel, EncodeRequest, Submit
 from embert.server.ipc.control import StartEngine
-from embert.server.ipc.framing import Channel
-from embert.server.ipc.messages import EncodeRequest, Submit
 from embert.server.ipc.shared_counters import SharedCounters
 
 BATCH_TOKENS = 16384
@@ -176,7 +176,7 @@ class VirtualEngine:
     ) -> None:
         """`slower`: what batches take, as a multiple of what they are expected to."""
         self._clock, self._names, self._low_priority = Clock(), list(speeds), low_priority
-        for module in ("loop", "work_queue", "health"):
+        for module in ("loop", "work_queue"):
             monkeypatch.setattr(f"embert.server.engine_worker.{module}.time", self._clock)
         counters = SharedCounters.create(1, 1, len(speeds))
         config = ServeConfig(workers=1)

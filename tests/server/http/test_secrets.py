@@ -18,7 +18,7 @@ from embert.server.frontend.path_lookup import error_formats_by_path, labels_by_
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.middleware import RequestMetricsMiddleware
 from embert.server.observability.api_metrics import ApiMetrics
-from embert.server.observability.latency_buckets import LatencyBuckets
+from embert.server.observability.metrics import LatencyBuckets
 from tests.server.live import Live, live
 from tests.server.stand_in import StandIn
 

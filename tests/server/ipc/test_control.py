@@ -8,6 +8,18 @@ from collections.abc import Iterator
 import pytest
 
 from embert.server.config import ServeConfig, model_configs
+from embert.server.ipc.channel import (
+    EncodeRequest,
+    EngineStatus,
+    PartialResult,
+    Results,
+    Submit,
+    TaskRows,
+    TextRows,
+    decode_results,
+    decode_submit,
+    encode,
+)
 from embert.server.ipc.control import (
     ControlConnection,
     Drain,
@@ -24,18 +36,6 @@ from embert.server.ipc.control import (
     StartApi,
     StartEngine,
     StartModel,
-)
-from embert.server.ipc.messages import (
-    EncodeRequest,
-    EngineStatus,
-    PartialResult,
-    Results,
-    Submit,
-    TaskRows,
-    TextRows,
-    decode_results,
-    decode_submit,
-    encode,
 )
 
 INFO = ModelInfo("torch", "cpu", "AMD EPYC™", "float32", "no CUDA", 2048, 384, 384, 1.5, 0.2, 0.3)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embert.server.ipc.framing import MESSAGE_BYTES, Channel
+from embert.server.ipc.channel import MESSAGE_BYTES, Channel
 
 LARGE = 5_000_000  # more than a socket holds
 

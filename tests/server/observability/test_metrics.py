@@ -15,9 +15,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from embert.server.frontend.path_lookup import METRIC_ROUTES, METRIC_TASKS
-from embert.server.observability.latency_buckets import HOST_BUCKETS_S, REQUEST_BUCKETS_S
 from embert.server.observability.metric_memory import MetricMemory
-from embert.server.observability.metrics import CANCEL_STAGES, REJECT_REASONS, GpuMetrics
+from embert.server.observability.metrics import (
+    CANCEL_STAGES,
+    HOST_BUCKETS_S,
+    REJECT_REASONS,
+    REQUEST_BUCKETS_S,
+    GpuMetrics,
+)
 from embert.server.observability.scraping import Exposition, Form, Scrapes
 from tests.server.live import ROOT, STAND_IN, Live, environment, live, until
 from tests.server.stand_in import FAIL, SLEEP
@@ -271,7 +276,7 @@ from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import use_memory
 use_memory(MetricMemory.create(["test"]), "test")
 from embert.server.observability.api_metrics import ApiMetrics
-from embert.server.observability.latency_buckets import LatencyBuckets
+from embert.server.observability.metrics import LatencyBuckets
 metrics = ApiMetrics(["/"], LatencyBuckets())
 work = metrics.work("m", "interactive")
 lengths = [1, 4, 5, 8, 9, 16, 17, 100, 8192, 8193, 20000, 3, 3, 3]

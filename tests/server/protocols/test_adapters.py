@@ -18,9 +18,9 @@ from embert.engine.heads.description import Heads
 from embert.engine.models.encoder_config import Adapters
 from embert.server.cli.main import main
 from embert.server.config import ModelConfig
-from embert.server.engine_worker.batching import Payload, pack
-from embert.server.engine_worker.scheduling import Request
-from embert.server.ipc.messages import EncodeRequest
+from embert.server.engine_worker.batches import Payload, pack
+from embert.server.engine_worker.lanes import Request
+from embert.server.ipc.channel import EncodeRequest
 from embert.server.request.model_handle import ModelHandle
 from tests.engine.jina import INSTRUCTIONS, TASKS, VOCABULARY, Jina, flash
 from tests.engine.model_cases import byte_level

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from embert.engine import Encoded, Task, TaskOutput
-from embert.server.engine_client.pending import Answer
+from embert.server.engine_client.router import Answer
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.request_head import RequestOptions
 from embert.server.observability.request_record import SCOPE_KEY, RequestRecord

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from embert.server.ipc.messages import EncodeRequest, Submit, encode
+from embert.server.ipc.channel import EncodeRequest, Submit, encode
 from tests.server.connections import one_to_each, post_on
 from tests.server.live import ROOT, STAND_IN, Live, live, until
 from tests.server.stand_in import HANG, HUNGRY, SLEEP, expected

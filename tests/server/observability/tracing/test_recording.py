@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from embert.server.engine_worker.scheduling import Batch
+from embert.server.engine_worker.scheduler import Batch
 from embert.server.frontend.path_lookup import error_formats_by_path, labels_by_path
 from embert.server.http.errors import Unavailable, send_error
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.middleware import RequestMetricsMiddleware
 from embert.server.observability import logs
 from embert.server.observability.api_metrics import ApiMetrics
-from embert.server.observability.latency_buckets import LatencyBuckets
+from embert.server.observability.metrics import LatencyBuckets
 from embert.server.observability.request_record import TRACE_KEY
 from embert.server.observability.tracing.settings import Sampler
 

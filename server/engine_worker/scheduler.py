@@ -27,13 +27,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable
+from dataclasses import dataclass
 from itertools import count
 
-from embert.server.engine_worker.scheduling.builder import BatchBuilder
-from embert.server.engine_worker.scheduling.queues import BatchLimits, Lane, ModelQueue
-from embert.server.engine_worker.scheduling.requests import Batch, Charge, Request
+from embert.server.engine_worker.lanes import BatchBuilder, BatchLimits, Lane, ModelQueue, Request, Slice
 
-__all__ = ["Scheduler"]
+__all__ = ["Batch", "Scheduler"]
 
 LOW_PRIORITY_INTERVAL = 8  # one batch in so many serves a low-priority request first
 SETTLED_MAX = 8.0  # times the expected time: a suspended machine must not count as device time
@@ -44,6 +43,25 @@ FILL_SHARE, FILL_S = 0.25, 0.005
 # shorter ones would cost throughput.
 SHORT_S, SHORT_FIXED = 0.04, 5.0
 INTERACTIVE_MEMORY_S = 10.0  # device time of batches after an interactive request, in which another one is expected
+
+
+@dataclass(slots=True)
+class Charge:
+    """The expected device time of a batch, charged to its model when the batch is formed."""
+
+    seconds: float
+    interactive: float  # share charged to the interactive lane; the low-priority lane is charged the rest
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """The texts of one forward, at least one."""
+
+    model: Hashable
+    slices: list[Slice]
+    tokens: int
+    texts: int
+    charged: Charge | None = None  # None: made of parts of another batch
 
 
 class Scheduler:

@@ -1,0 +1,326 @@
+"""The waiting requests of each model, in two lanes, and how a batch takes texts out of them. Pure, like the scheduler.
+
+A batch takes small requests first, then a quantum of each large one (deficit round robin). Every step takes texts, ends
+a request's quantum or ends the batch, so a batch costs what is in it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from embert.server.engine_worker.throughput import ThroughputEstimate
+
+__all__ = ["QUANTA", "BatchBuilder", "BatchLimits", "Lane", "ModelQueue", "Request", "Slice"]
+
+# The quantum of deficit round robin is a batch divided by QUANTA. With the default batches of a GPU it holds a request
+# of 32 passages, which then runs in one or two batches. With smaller quanta everything after the scheduler costs
+# more, because it costs per slice; with larger ones a request waits longer for its round (docs/experiments.md).
+QUANTA = 4
+SKIPPED_MAX = 32  # requests with a deficit that are skipped in one step: their texts are longer than a quantum
+SMALL_SHARE = 8  # a request of at most a quantum divided by this is small: it goes first
+SMALL_PART = 2  # small requests go first in a batch divided by this, while large ones wait
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """All texts of one HTTP request. `payload` belongs to the caller; the scheduler does not read it."""
+
+    key: Hashable
+    lengths: Sequence[int]  # tokens of each text, all ≥ 1
+    model: Hashable = None  # a batch is of one model
+    deadline: float = float("inf")  # on the caller's clock; it must not start later
+    low_priority: bool = False
+    payload: Any = None
+    offsets: list[int] = field(init=False)  # prefix sums of lengths, [n + 1]
+    taken: int = field(default=0, init=False)  # texts already in a batch, of a large request
+    # Deficit round robin: the tokens that it may still take in this round. Negative after a text longer than that.
+    deficit: int = field(default=0, init=False)
+    has_quantum: bool = field(default=False, init=False)  # of this round, and has not used it up
+
+    def __post_init__(self) -> None:
+        self.offsets = list(accumulate(self.lengths, initial=0))
+
+    @property
+    def texts(self) -> int:
+        """Number of texts."""
+        return len(self.offsets) - 1
+
+    @property
+    def waiting_texts(self) -> int:
+        """Texts not yet in a batch."""
+        return len(self.offsets) - 1 - self.taken
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens not yet in a batch."""
+        return self.offsets[-1] - self.offsets[self.taken]
+
+    @property
+    def next_tokens(self) -> int:
+        """Tokens of the first text that waits."""
+        return self.offsets[self.taken + 1] - self.offsets[self.taken]
+
+    def piece(self, start: int, stop: int) -> Slice:
+        """The texts `start` … `stop - 1`."""
+        return Slice(self, start, stop, self.offsets[stop] - self.offsets[start])
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """Consecutive texts `start` … `stop - 1` of one request."""
+
+    request: Request
+    start: int
+    stop: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The limits of a model's batches, and their durations."""
+
+    tokens: int
+    texts: int
+    longest_text: int  # tokens; one longer than `tokens` is a batch of its own
+    cost: ThroughputEstimate
+    quantum_tokens: int
+    quantum_texts: int
+    small_tokens: int
+    small_texts: int
+
+    @classmethod
+    def of(
+        cls, cost: ThroughputEstimate, tokens: int, texts: int | None = None, longest_text: int | None = None
+    ) -> BatchLimits:
+        """`texts` None: only tokens limit a batch. `longest_text` None: `tokens`."""
+        texts = tokens if texts is None else texts
+        quantum_tokens, quantum_texts = max(1, tokens // QUANTA), max(1, texts // QUANTA)
+        return cls(
+            tokens,
+            texts,
+            max(tokens, longest_text or 0),
+            cost,
+            quantum_tokens,
+            quantum_texts,
+            max(1, quantum_tokens // SMALL_SHARE),
+            max(1, quantum_texts // SMALL_SHARE),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The waiting interactive requests of one model, or its waiting low-priority requests."""
+
+    low_priority: bool
+    quantum: int  # tokens
+    small: OrderedDict[Hashable, Slice] = field(default_factory=OrderedDict)  # whole requests, in order of arrival
+    large: OrderedDict[Hashable, Request] = field(default_factory=OrderedDict)  # in the order of their rounds
+    sizes: Sizes = field(default_factory=lambda: Sizes())  # of the large ones
+    tokens: int = 0
+    texts: int = 0
+    small_first: bool = False  # the last batch had no place for small requests that waited
+    served_s: float = 0.0  # device time of its batches; the lane with the least is next
+
+    @property
+    def least_tokens(self) -> int:
+        """Tokens of the text or small request that is next, 0 where none waits: a batch must hold them."""
+        large = self.next_large()
+        if large is None or (self.small_first and self.small):
+            return next(iter(self.small.values())).tokens if self.small else 0
+        return large.next_tokens
+
+    def next_large(self) -> Request | None:
+        """The large request that is next. It has its quantum of this round, and what the last round left of it."""
+        large = self.large
+        for _ in range(min(len(large), SKIPPED_MAX)):
+            request = next(iter(large.values()))
+            if request.has_quantum:
+                return request
+            # A single large request takes nothing from others, so it has no deficit to pay back.
+            request.deficit = self.quantum + (request.deficit if len(large) > 1 else 0)
+            if request.deficit > 0:
+                break
+            large.move_to_end(request.key)
+        for request in large.values():
+            request.has_quantum = True
+            return request
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class ModelQueue:
+    """The waiting requests of one model."""
+
+    name: Hashable
+    limits: BatchLimits
+    lanes: tuple[Lane, Lane] = field(init=False)
+
+    def __post_init__(self) -> None:
+        quantum = self.limits.quantum_tokens
+        self.lanes = Lane(low_priority=False, quantum=quantum), Lane(low_priority=True, quantum=quantum)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that wait."""
+        return self.lanes[False].tokens + self.lanes[True].tokens
+
+    @property
+    def texts(self) -> int:
+        """Texts that wait."""
+        return self.lanes[False].texts + self.lanes[True].texts
+
+    @property
+    def full(self) -> bool:
+        """Whether a batch cannot gain from waiting."""
+        return self.tokens >= self.limits.tokens or self.texts >= self.limits.texts
+
+
+class Sizes:
+    """A histogram of waiting requests and their tokens, by powers of two of a request's tokens."""
+
+    def __init__(self) -> None:
+        self._requests = [0] * 64
+        self._tokens = [0] * 64
+        self.tokens = 0
+
+    def count(self, tokens: int, requests: int) -> None:
+        """Add `requests` requests of `tokens` waiting tokens each; a negative number removes them."""
+        size = tokens.bit_length()
+        self._requests[size] += requests
+        self._tokens[size] += requests * tokens
+        self.tokens += requests * tokens
+
+    def up_to(self, tokens: int) -> int:
+        """At least the sum of all requests' waiting tokens, each counted up to `tokens`; at most twice the sum."""
+        return sum(min(held, count * tokens) for count, held in zip(self._requests, self._tokens, strict=True) if count)
+
+
+class BatchBuilder:
+    """A batch being filled. It takes texts out of their lanes at once."""
+
+    def __init__(self, limits: BatchLimits, tokens: int) -> None:
+        """`tokens`: of this batch."""
+        self.limits = limits
+        self.tokens_left, self.texts_left = tokens, limits.texts
+        self.tokens, self.texts = [0, 0], [0, 0]  # of interactive and of low-priority requests
+        self._whole: list[Slice] = []  # small requests, or all that one has left
+        self._starts: dict[Request, int] = {}  # first text taken, of large requests
+
+    def slices(self) -> list[Slice]:
+        """The slices taken so far."""
+        return self._whole + [request.piece(first, request.taken) for request, first in self._starts.items()]
+
+    def fill(self, lane: Lane, tokens: int) -> None:
+        """Take what fits into so many tokens: small requests in a part of them, large ones, then again small ones."""
+        reserved = max(0, self.tokens_left - tokens)
+        self.tokens_left -= reserved
+        if lane.tokens <= self.tokens_left and lane.texts <= self.texts_left:
+            self._take_all(lane)
+        else:
+            if lane.small:
+                self._take_small_first(lane)
+            if lane.large:
+                self._take_quanta(lane)
+            if lane.small:
+                self._take_small(lane, self.tokens_left, self.texts_left)
+        self.tokens_left += reserved
+
+    def _take_all(self, lane: Lane) -> None:
+        self._count(lane, lane.tokens, lane.texts)
+        self._whole += lane.small.values()
+        for request in lane.large.values():
+            self._starts.setdefault(request, request.taken)
+            lane.sizes.count(request.waiting_tokens, -1)
+            request.taken = request.texts
+        lane.small.clear()
+        lane.large.clear()
+
+    def _take_small_first(self, lane: Lane) -> None:
+        """Take small requests, in half of the batch if large ones wait.
+
+        The text of the large request whose quantum is next has its place, too: else texts as long as half of a batch
+        would never run. In the batch after one that had no place for small requests, they go before it.
+        """
+        tokens, texts, large = self.tokens_left, self.texts_left, lane.next_large()
+        if large is not None:
+            tokens, texts = tokens // SMALL_PART, texts // SMALL_PART
+            if lane.small_first:
+                tokens, texts = max(tokens, next(iter(lane.small.values())).tokens), max(texts, 1)
+            elif large.next_tokens <= self.tokens_left:
+                tokens, texts = min(tokens, self.tokens_left - large.next_tokens), min(texts, self.texts_left - 1)
+        lane.small_first = not self._take_small(lane, min(tokens, self.tokens_left), min(texts, self.texts_left))
+
+    def _take_small(self, lane: Lane, tokens: int, texts: int) -> bool:
+        """Take small requests, first come, first served, up to so many tokens and texts; whether there was one."""
+        taken: list[Slice] = []
+        tokens_left, texts_left = tokens, texts
+        for piece in lane.small.values():
+            if piece.tokens > tokens_left or piece.stop > texts_left:
+                break
+            tokens_left -= piece.tokens
+            texts_left -= piece.stop
+            taken.append(piece)
+        if len(taken) == len(lane.small):
+            lane.small.clear()
+        else:
+            for piece in taken:
+                del lane.small[piece.request.key]
+        self._count(lane, tokens - tokens_left, texts - texts_left)
+        self._whole += taken
+        return bool(taken)
+
+    def _take_quanta(self, lane: Lane) -> None:
+        """Take a quantum of each large request, round by round (deficit round robin; Shreedhar and Varghese, 1995).
+
+        A request that the end of the batch interrupts goes on with its quantum in the next batch, before all others.
+        What it leaves of a quantum counts in its next round, and so does a text that was longer. A remainder as small
+        as a small request runs with the quantum before it.
+        """
+        limits, large = self.limits, lane.large
+        while self.tokens_left and self.texts_left and (request := lane.next_large()) is not None:
+            first, before = request.taken, request.waiting_tokens
+            tokens = max(request.deficit, request.next_tokens)
+            if before <= tokens + limits.small_tokens:
+                tokens = before
+            left = before - self._take(lane, request, tokens)
+            if left == before:
+                return  # its next text does not fit
+            lane.sizes.count(before, -1)
+            if not left:
+                del large[request.key]
+            else:
+                lane.sizes.count(left, 1)
+                request.deficit -= before - left
+                if request.taken - first >= limits.quantum_texts:
+                    request.deficit = min(request.deficit, 0)
+                if request.next_tokens <= request.deficit:
+                    return  # the batch is full, and the quantum is not used up
+                request.has_quantum = False
+                large.move_to_end(request.key)
+
+    def _take(self, lane: Lane, request: Request, tokens: int) -> int:
+        """Take the request's next texts, what fits into `tokens`, a quantum and the batch; returns their tokens."""
+        offsets, first = request.offsets, request.taken
+        limit = offsets[first] + min(tokens, self.tokens_left)
+        most = first + min(self.limits.quantum_texts, self.texts_left)
+        stop = min(bisect_right(offsets, limit, first) - 1, most)
+        if stop <= first:
+            return 0
+        self._starts.setdefault(request, first)
+        request.taken = stop
+        taken = offsets[stop] - offsets[first]
+        self._count(lane, taken, stop - first)
+        return taken
+
+    def _count(self, lane: Lane, tokens: int, texts: int) -> None:
+        self.tokens[lane.low_priority] += tokens
+        self.texts[lane.low_priority] += texts
+        self.tokens_left -= tokens
+        self.texts_left -= texts
+        lane.tokens -= tokens
+        lane.texts -= texts
