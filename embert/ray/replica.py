@@ -25,7 +25,7 @@ from yarl import URL
 
 from embert.ray.gpus import assigned_device
 from embert.server.config import ServeConfig, read_api_keys
-from embert.server.frontend.path_lookup import error_formats_by_path
+from embert.server.frontend.routes import error_formats_by_path
 from embert.server.http.errors import Unavailable, error_body
 
 __all__ = ["Replica", "ReplicaError"]

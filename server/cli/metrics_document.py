@@ -74,7 +74,7 @@ _TABLE = """
 def document() -> str:
     """The whole page."""
     use_memory(_MEMORY, "document")
-    from embert.server.frontend.path_lookup import METRIC_ROUTES
+    from embert.server.frontend.routes import METRIC_ROUTES
 
     makers: dict[str, Callable[[], object]] = {
         "Requests and texts (HTTP processes)": _make_api_metrics,

@@ -1,4 +1,4 @@
-"""Health, readiness, what is served, metrics: ordinary FastAPI endpoints, and the table of their routes."""
+"""Health, readiness, what is served, metrics: ordinary FastAPI endpoints. Their routes are in routes.py."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from pydantic import BaseModel
 from embert import __version__
 from embert.engine import Model, Task
 from embert.server.frontend.playground import HEADERS, PAGE
-from embert.server.frontend.routes import Operation
-from embert.server.http.errors import ErrorFormat
 from embert.server.http.request_head import prefers, scrape_form
 from embert.server.request.model_handle import ModelHandle
 from embert.server.request.model_registry import ModelRegistry
 
-__all__ = ["OPERATIONS", "Health", "Liveness", "Operations", "Readiness"]
+__all__ = ["Health", "Liveness", "Operations", "Readiness"]
 
 
 class Health(BaseModel):
@@ -230,110 +228,3 @@ def _model_type(model: Model) -> dict[str, Any]:
     labels = {str(index): label for index, label in enumerate(classifier.labels)}
     kind = "reranker" if len(labels) == 1 else "classifier"
     return {kind: {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}}
-
-
-# --- their routes ---
-
-OPENAI, TEI = ErrorFormat.OPENAI, ErrorFormat.TEI
-
-_NO_KEY = {401: "No key or a wrong one"}
-_TEXT = {"schema": {"type": "string"}}
-
-OPERATIONS = (
-    Operation(
-        path="/",
-        error_format=TEI,
-        summary="A page for browsers; a few lines of text for others",
-        endpoint=Operations.front,
-        keyless="page",  # which asks for a key itself
-        responses={200: {"content": {"text/html": _TEXT, "text/plain": _TEXT}}},
-    ),
-    Operation(
-        path="/health",
-        aliases=("/ping",),
-        error_format=TEI,
-        summary="Does inference work?",
-        endpoint=Operations.health,
-        keyless="probes",
-        responses={200: {"model": Health}, 503: {"model": Health}},
-    ),
-    Operation(
-        path="/livez",
-        error_format=TEI,
-        summary="Does this process answer?",
-        endpoint=Operations.livez,
-        keyless="probes",
-    ),
-    Operation(
-        path="/readyz",
-        error_format=TEI,
-        summary="Are requests taken?",
-        endpoint=Operations.readyz,
-        keyless="probes",
-        responses={200: {"model": Readiness}, 503: {"model": Readiness}},
-    ),
-    Operation(
-        path="/readyz/{name}",
-        error_format=TEI,
-        summary="Are requests for one of the models taken?",
-        endpoint=Operations.readyz_of,
-        keyless="probes",
-        errors={404: "Another model"},
-        responses={200: {"model": Readiness}, 503: {"model": Readiness}},
-    ),
-    Operation(
-        path="/info",
-        error_format=TEI,
-        summary="What is served, and its limits",
-        endpoint=Operations.info,
-        errors=_NO_KEY,
-    ),
-    Operation(
-        path="/models/{name}/info",
-        error_format=TEI,
-        summary="The same of one of the models",
-        endpoint=Operations.info_of,
-        errors={404: "Another model", **_NO_KEY},
-    ),
-    Operation(
-        path="/v1/models",
-        error_format=OPENAI,
-        summary="The models served here",
-        endpoint=Operations.models,
-        errors=_NO_KEY,
-    ),
-    Operation(
-        path="/v1/models/{id}",
-        error_format=OPENAI,
-        summary="A model, by name or id",
-        endpoint=Operations.model_card,
-        errors={404: "Another model", **_NO_KEY},
-    ),
-    Operation(
-        path="/metrics",
-        error_format=TEI,
-        summary="Prometheus metrics",
-        endpoint=Operations.metrics,
-        keyless="metrics",
-        errors=_NO_KEY,
-        responses={200: {"content": {"text/plain": _TEXT}}},
-        options={"response_class": Response},
-    ),
-    Operation(
-        path="/docs",
-        error_format=TEI,
-        summary="Every route, as an interactive page",
-        endpoint=None,
-        keyless="docs",
-        files=tuple(
-            f"/static-offline-docs/{name}" for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
-        ),
-    ),
-    Operation(
-        path="/openapi.json",
-        error_format=TEI,
-        summary="The document behind that page",
-        endpoint=None,
-        keyless="docs",
-    ),
-)

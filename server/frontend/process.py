@@ -79,7 +79,7 @@ async def _serve(
     from embert.engine.errors import EngineError
     from embert.server.config import ConfigError, tls_context
     from embert.server.frontend.app import create_app
-    from embert.server.frontend.path_lookup import METRIC_ROUTES, METRIC_TASKS, error_formats_by_path, keyless_paths
+    from embert.server.frontend.routes import METRIC_ROUTES, METRIC_TASKS, error_formats_by_path, keyless_paths
     from embert.server.http.auth import Keys
     from embert.server.http.connections import Connections, connection_limit, end_slow_readers
     from embert.server.http.protocol import bounded_protocol

@@ -1,39 +1,66 @@
-"""The tables' rows, and the table of the tasks: routes that want work of an engine or of the tokenizer.
+"""The table of all routes, and what follows from it for every path.
 
-Everything that depends on the list of routes is derived from this table and that of operations.py: the ASGI app, the
-OpenAPI document, metric labels, the form of errors, what needs no key, and the text of `GET /`. The tests compare
-docs/api.md with it. A new task is a row here, and a file in ../protocols/.
+A task's route asks an engine or the tokenizer for work; an operation is about the server itself. The ASGI app, the
+OpenAPI document, metric labels, the form of errors, what needs no key, and the text of `GET /` come from this table.
+The tests compare docs/api.md with it. A new task is a row here, and a file in ../protocols/.
+
+The tasks' routes are also below `/models/NAME`, which names the model in the path.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from fastapi import Response
 from pydantic import BaseModel
 
 from embert.engine import Model
 from embert.engine.tasks import ALL_TASKS, NO_TASK, Task
-from embert.server.http.errors import ErrorFormat
+from embert.server.config import ConfigError
+from embert.server.frontend.operations import Health, Operations, Readiness
+from embert.server.http.errors import ErrorFormat, ErrorFormats
 from embert.server.protocols import cohere, nvidia, openai, pooling, rerank, tei, tei_pairs, tei_tokens, vertex, vllm
-from embert.server.request.model_handle import Capability
+from embert.server.request.model_handle import Capability, ModelHandle
+from embert.server.request.model_registry import ModelRegistry
 from embert.server.request.request_body import RequestBody
 from embert.server.request.request_context import Handler, RequestContext
 
-__all__ = ["BY_MODEL", "OF_THE_FIRST", "TASKS", "Operation", "Route", "TaskRoute", "tasks_by_path"]
+__all__ = [
+    "BY_MODEL",
+    "METRIC_ROUTES",
+    "METRIC_TASKS",
+    "MODELS",
+    "OF_THE_FIRST",
+    "OPERATIONS",
+    "ROUTES",
+    "ROUTES_OF_MODELS",
+    "TASKS",
+    "ModelPath",
+    "Operation",
+    "Route",
+    "TaskRoute",
+    "error_formats_by_path",
+    "keyless_paths",
+    "labels_by_path",
+    "model_paths",
+    "tasks_by_path",
+]
+
+ValueT = TypeVar("ValueT")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Route:
     """What all rows have."""
 
     method: ClassVar[str]
     path: str  # and its label in metrics; `{id}` stands for anything
-    aliases: tuple[str, ...] = ()  # other paths of the same; each has a label of its own
     error_format: ErrorFormat  # of errors
     summary: str
+    aliases: tuple[str, ...] = field(default=(), kw_only=True)  # other paths of the same; each has its own label
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -46,7 +73,7 @@ class Route:
         return f"{self.method} {self.path}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TaskRoute(Route):
     """`POST`: work for an engine or the tokenizer, in plain ASGI."""
 
@@ -77,7 +104,7 @@ class TaskRoute(Route):
         return self.capability.suits(model)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Operation(Route):
     """`GET`: an endpoint of FastAPI's."""
 
@@ -85,13 +112,19 @@ class Operation(Route):
     endpoint: Callable[..., Awaitable[Any]] | None  # a method of Operations; None: FastAPI has the route by itself
     keyless: str | None = None  # the value of --keyless with which it needs no key
     files: tuple[str, ...] = ()  # what it loads; needs a key only where the route does
-    errors: Mapping[int, str] = field(default_factory=dict)  # status → description
     responses: Mapping[int | str, dict[str, Any]] = field(default_factory=dict)  # FastAPI's
     options: Mapping[str, Any] = field(default_factory=dict)  # others of FastAPI's
+
+    @property
+    def errors(self) -> dict[int, str]:
+        """Status → description, of errors that clients cause."""
+        errors = {404: "Another model"} if "{" in self.path else {}
+        return errors if self.keyless in ("probes", "page") else {**errors, 401: "No key or a wrong one"}
 
 
 COHERE, OPENAI, TEI = ErrorFormat.COHERE, ErrorFormat.OPENAI, ErrorFormat.TEI
 
+MODELS = "/models/"
 # Of these each model has one of several rows: see tasks_by_path.
 BY_MODEL = ("/", "/invocations")
 # Without a name in the request, these use the first model, for any task.
@@ -105,215 +138,146 @@ async def _vertex(context: RequestContext) -> tuple[bytes, bytes]:
     return await vertex.answer_instances(context, route.handler)
 
 
-TASKS = (
+_TEXT = {"schema": {"type": "string"}}
+_SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
+
+# fmt: off
+ROUTES: tuple[TaskRoute | Operation, ...] = (
     TaskRoute(
-        path="/v1/embeddings",
+        "/v1/embeddings", OPENAI, "Embeddings, OpenAI's way",
+        openai.embeddings, openai.EmbeddingsRequest, openai.EmbeddingList, {"input": "Hello, world"},
         aliases=("/embeddings", "/openai/deployments/{name}/embeddings"),
-        error_format=OPENAI,
-        summary="Embeddings, OpenAI's way",
-        handler=openai.embeddings,
-        request=openai.EmbeddingsRequest,
-        answer=openai.EmbeddingList,
-        example={"input": "Hello, world"},
         example_of={Task.SPARSE: {"embedding_types": ["sparse"]}, Task.MULTI: {"embedding_types": ["colbert"]}},
-        needs_one=Task.EMBED | Task.SPARSE | Task.MULTI,
-        raw=True,
+        needs_one=Task.EMBED | Task.SPARSE | Task.MULTI, raw=True,
     ),
     TaskRoute(
-        path="/pooling",
-        error_format=OPENAI,
-        summary="Vectors or classes, vLLM's way",
-        handler=pooling.pooling,
-        request=pooling.PoolingRequest,
-        answer=pooling.PoolingList,
-        example={"input": "Hello, world"},
-        needs_one=Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI,
-        raw=True,
+        "/pooling", OPENAI, "Vectors or classes, vLLM's way",
+        pooling.pooling, pooling.PoolingRequest, pooling.PoolingList, {"input": "Hello, world"},
+        needs_one=Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI, raw=True,
     ),
     TaskRoute(
-        path="/v2/embed",
-        aliases=("/v1/embed",),
-        error_format=COHERE,
-        summary="Embeddings, Cohere's way",
-        handler=cohere.embed,
-        request=cohere.CohereEmbedRequest,
-        answer=cohere.CohereEmbeddings,
-        example={"texts": ["Hello, world"], "input_type": "search_document", "embedding_types": ["float"]},
+        "/v2/embed", COHERE, "Embeddings, Cohere's way",
+        cohere.embed, cohere.CohereEmbedRequest, cohere.CohereEmbeddings,
+        {"texts": ["Hello, world"], "input_type": "search_document", "embedding_types": ["float"]},
+        aliases=("/v1/embed",), needs=Task.EMBED,
+    ),
+    TaskRoute(
+        "/embed", TEI, "Embeddings, TEI's way",
+        tei.embed, tei.EmbedRequest, tei.Vectors, {"inputs": ["Hello, world"]},
+        needs=Task.EMBED, raw=True,
+    ),
+    TaskRoute(
+        "/", TEI, "What the model is for: `/embed` or `/similarity`, where it embeds",
+        tei.embed, tei.EmbedRequest, tei.Vectors, {"inputs": ["Hello, world"]},
+        aliases=("/invocations",), needs=Task.EMBED, also=("/similarity",), raw=True,
+    ),
+    TaskRoute(
+        "/embed_sparse", TEI, "Sparse vectors",
+        tei.embed_sparse, tei.EmbedSparseRequest, tei.SparseVectors, {"inputs": "Hello, world"},
+        aliases=BY_MODEL, needs=Task.SPARSE,
+    ),
+    TaskRoute(
+        "/embed_all", TEI, "A vector for every token",
+        tei.embed_all, tei.EmbedAllRequest, tei.TokenVectors, {"inputs": "Hello, world"},
+        aliases=BY_MODEL, needs_one=Task.TOKENS | Task.MULTI, raw=True,
+    ),
+    TaskRoute(
+        "/similarity", TEI, "Cosine of one text with others",
+        tei.similarity, tei.SimilarityRequest, tei.Similarities,
+        {"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a car"]}},
         needs=Task.EMBED,
     ),
     TaskRoute(
-        path="/embed",
-        error_format=TEI,
-        summary="Embeddings, TEI's way",
-        handler=tei.embed,
-        request=tei.EmbedRequest,
-        answer=tei.Vectors,
-        example={"inputs": ["Hello, world"]},
-        needs=Task.EMBED,
-        raw=True,
+        "/rerank", TEI, "Texts by their relevance to a query, TEI's way, vLLM's or Infinity's",
+        tei_pairs.rerank, tei_pairs.RerankRequest, tei_pairs.Ranks, {"query": "a cat", "texts": ["a car", "a kitten"]},
+        aliases=BY_MODEL, needs=Task.CLASSIFY, reranks=True,
     ),
     TaskRoute(
-        path="/",
-        aliases=("/invocations",),
-        error_format=TEI,
-        summary="What the model is for: `/embed` or `/similarity`, where it embeds",
-        handler=tei.embed,
-        request=tei.EmbedRequest,
-        answer=tei.Vectors,
-        example={"inputs": ["Hello, world"]},
-        needs=Task.EMBED,
-        also=("/similarity",),
-        raw=True,
+        "/v1/rerank", COHERE,
+        "Documents by their relevance to a query, as Cohere's v1, Jina, vLLM and Infinity have it",
+        rerank.rerank, rerank.RerankDocumentsRequest, rerank.Reranked,
+        {"query": "a cat", "documents": ["a car", {"text": "a kitten"}]},
+        needs=Task.CLASSIFY, reranks=True,
     ),
     TaskRoute(
-        path="/embed_sparse",
-        aliases=BY_MODEL,
-        error_format=TEI,
-        summary="Sparse vectors",
-        handler=tei.embed_sparse,
-        request=tei.EmbedSparseRequest,
-        answer=tei.SparseVectors,
-        example={"inputs": "Hello, world"},
-        needs=Task.SPARSE,
+        "/v2/rerank", COHERE, "Documents by their relevance to a query, Cohere's way",
+        cohere.rerank, cohere.CohereRerankRequest, cohere.CohereRanking,
+        {"query": "a cat", "documents": ["a car", "a kitten"]},
+        needs=Task.CLASSIFY, reranks=True,
     ),
     TaskRoute(
-        path="/embed_all",
-        aliases=BY_MODEL,
-        error_format=TEI,
-        summary="A vector for every token",
-        handler=tei.embed_all,
-        request=tei.EmbedAllRequest,
-        answer=tei.TokenVectors,
-        example={"inputs": "Hello, world"},
-        needs_one=Task.TOKENS | Task.MULTI,
-        raw=True,
+        "/v1/ranking", OPENAI, "Passages by their relevance to a query, NVIDIA's way",
+        nvidia.ranking, nvidia.RankingRequest, nvidia.NvidiaRanking,
+        {"query": {"text": "a cat"}, "passages": [{"text": "a car"}, {"text": "a kitten"}]},
+        needs=Task.CLASSIFY, reranks=True,
     ),
     TaskRoute(
-        path="/similarity",
-        error_format=TEI,
-        summary="Cosine of one text with others",
-        handler=tei.similarity,
-        request=tei.SimilarityRequest,
-        answer=tei.Similarities,
-        example={"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a car"]}},
-        needs=Task.EMBED,
+        "/score", OPENAI, "Scores of pairs of texts, vLLM's way",
+        vllm.score, vllm.ScoreRequest, vllm.Scores, {"queries": "a cat", "documents": ["a car", "a kitten"]},
+        aliases=("/v1/score",), needs=Task.CLASSIFY, reranks=True,
     ),
     TaskRoute(
-        path="/rerank",
-        aliases=BY_MODEL,
-        error_format=TEI,
-        summary="Texts by their relevance to a query, TEI's way, vLLM's or Infinity's",
-        handler=tei_pairs.rerank,
-        request=tei_pairs.RerankRequest,
-        answer=tei_pairs.Ranks,
-        example={"query": "a cat", "texts": ["a car", "a kitten"]},
-        needs=Task.CLASSIFY,
-        reranks=True,
+        "/predict", TEI, "Labels of texts, or of pairs of texts, TEI's way",
+        tei_pairs.predict, tei_pairs.PredictRequest, tei_pairs.Predictions,
+        {"inputs": [["I like it"], ["a cat", "a kitten"]]},
+        aliases=BY_MODEL, needs=Task.CLASSIFY,
     ),
     TaskRoute(
-        path="/v1/rerank",
-        error_format=COHERE,
-        summary="Documents by their relevance to a query, as Cohere's v1, Jina, vLLM and Infinity have it",
-        handler=rerank.rerank,
-        request=rerank.RerankDocumentsRequest,
-        answer=rerank.Reranked,
-        example={"query": "a cat", "documents": ["a car", {"text": "a kitten"}]},
-        needs=Task.CLASSIFY,
-        reranks=True,
+        "/classify", OPENAI, "Labels of texts, vLLM's way",
+        vllm.classify, vllm.ClassifyRequest, vllm.Classes, {"input": ["I like it", "I do not"]},
+        aliases=("/v1/classify",), needs=Task.CLASSIFY,
     ),
     TaskRoute(
-        path="/v2/rerank",
-        error_format=COHERE,
-        summary="Documents by their relevance to a query, Cohere's way",
-        handler=cohere.rerank,
-        request=cohere.CohereRerankRequest,
-        answer=cohere.CohereRanking,
-        example={"query": "a cat", "documents": ["a car", "a kitten"]},
-        needs=Task.CLASSIFY,
-        reranks=True,
+        "/tokenize", TEI, "Texts to tokens, TEI's way or vLLM's",
+        tei_tokens.tokenize, tei_tokens.TokenizeRequest, tei_tokens.Tokens, {"inputs": "Hello, world"},
     ),
     TaskRoute(
-        path="/v1/ranking",
-        error_format=OPENAI,
-        summary="Passages by their relevance to a query, NVIDIA's way",
-        handler=nvidia.ranking,
-        request=nvidia.RankingRequest,
-        answer=nvidia.NvidiaRanking,
-        example={"query": {"text": "a cat"}, "passages": [{"text": "a car"}, {"text": "a kitten"}]},
-        needs=Task.CLASSIFY,
-        reranks=True,
+        "/detokenize", OPENAI, "Token ids to a text, vLLM's way",
+        tei_tokens.detokenize, tei_tokens.DetokenizeRequest, tei_tokens.Detokenized, {"tokens": [101, 7592, 102]},
     ),
     TaskRoute(
-        path="/score",
-        aliases=("/v1/score",),
-        error_format=OPENAI,
-        summary="Scores of pairs of texts, vLLM's way",
-        handler=vllm.score,
-        request=vllm.ScoreRequest,
-        answer=vllm.Scores,
-        example={"queries": "a cat", "documents": ["a car", "a kitten"]},
-        needs=Task.CLASSIFY,
-        reranks=True,
+        "/decode", TEI, "Token ids to texts",
+        tei_tokens.decode, tei_tokens.DecodeRequest, tei_tokens.Texts, {"ids": [101, 7592, 102]},
     ),
     TaskRoute(
-        path="/predict",
-        aliases=BY_MODEL,
-        error_format=TEI,
-        summary="Labels of texts, or of pairs of texts, TEI's way",
-        handler=tei_pairs.predict,
-        request=tei_pairs.PredictRequest,
-        answer=tei_pairs.Predictions,
-        example={"inputs": [["I like it"], ["a cat", "a kitten"]]},
-        needs=Task.CLASSIFY,
+        "/vertex", TEI, "Several requests of `POST /`, Vertex AI's way",
+        _vertex, vertex.VertexRequest, vertex.VertexPredictions, {"instances": [{"inputs": "Hello, world"}]},
     ),
-    TaskRoute(
-        path="/classify",
-        aliases=("/v1/classify",),
-        error_format=OPENAI,
-        summary="Labels of texts, vLLM's way",
-        handler=vllm.classify,
-        request=vllm.ClassifyRequest,
-        answer=vllm.Classes,
-        example={"input": ["I like it", "I do not"]},
-        needs=Task.CLASSIFY,
+    Operation(
+        "/", TEI, "A page for browsers; a few lines of text for others", Operations.front,
+        keyless="page", responses={200: {"content": {"text/html": _TEXT, "text/plain": _TEXT}}},
     ),
-    TaskRoute(
-        path="/tokenize",
-        error_format=TEI,
-        summary="Texts to tokens, TEI's way or vLLM's",
-        handler=tei_tokens.tokenize,
-        request=tei_tokens.TokenizeRequest,
-        answer=tei_tokens.Tokens,
-        example={"inputs": "Hello, world"},
+    Operation(
+        "/health", TEI, "Does inference work?", Operations.health,
+        aliases=("/ping",), keyless="probes", responses={200: {"model": Health}, 503: {"model": Health}},
     ),
-    TaskRoute(
-        path="/detokenize",
-        error_format=OPENAI,
-        summary="Token ids to a text, vLLM's way",
-        handler=tei_tokens.detokenize,
-        request=tei_tokens.DetokenizeRequest,
-        answer=tei_tokens.Detokenized,
-        example={"tokens": [101, 7592, 102]},
+    Operation("/livez", TEI, "Does this process answer?", Operations.livez, keyless="probes"),
+    Operation(
+        "/readyz", TEI, "Are requests taken?", Operations.readyz,
+        keyless="probes", responses={200: {"model": Readiness}, 503: {"model": Readiness}},
     ),
-    TaskRoute(
-        path="/decode",
-        error_format=TEI,
-        summary="Token ids to texts",
-        handler=tei_tokens.decode,
-        request=tei_tokens.DecodeRequest,
-        answer=tei_tokens.Texts,
-        example={"ids": [101, 7592, 102]},
+    Operation(
+        "/readyz/{name}", TEI, "Are requests for one of the models taken?", Operations.readyz_of,
+        keyless="probes", responses={200: {"model": Readiness}, 503: {"model": Readiness}},
     ),
-    TaskRoute(
-        path="/vertex",
-        error_format=TEI,
-        summary="Several requests of `POST /`, Vertex AI's way",
-        handler=_vertex,
-        request=vertex.VertexRequest,
-        answer=vertex.VertexPredictions,
-        example={"instances": [{"inputs": "Hello, world"}]},
+    Operation("/info", TEI, "What is served, and its limits", Operations.info),
+    Operation("/models/{name}/info", TEI, "The same of one of the models", Operations.info_of),
+    Operation("/v1/models", OPENAI, "The models served here", Operations.models),
+    Operation("/v1/models/{id}", OPENAI, "A model, by name or id", Operations.model_card),
+    Operation(
+        "/metrics", TEI, "Prometheus metrics", Operations.metrics,
+        keyless="metrics", responses={200: {"content": {"text/plain": _TEXT}}}, options={"response_class": Response},
     ),
+    Operation(
+        "/docs", TEI, "Every route, as an interactive page", None,
+        keyless="docs", files=tuple(f"/static-offline-docs/{name}" for name in _SWAGGER_FILES),
+    ),
+    Operation("/openapi.json", TEI, "The document behind that page", None, keyless="docs"),
 )
+# fmt: on
+
+TASKS = tuple(route for route in ROUTES if isinstance(route, TaskRoute))
+OPERATIONS = tuple(route for route in ROUTES if isinstance(route, Operation))
 
 
 def tasks_by_path(model: Model) -> dict[str, TaskRoute]:
@@ -346,3 +310,108 @@ def _by_body(route: TaskRoute) -> Handler:
         return await route.handler(context)
 
     return answer
+
+
+# --- of every path: its label in metrics, its form of errors, whether it needs a key, and its model ---
+
+
+class _ByPath(dict[str, ValueT]):
+    """A value for every possible path: by route, else by how the path begins, else `rest`.
+
+    A task's route below the name of a model counts as that route, whether the model exists or not.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, ValueT],
+        rest: ValueT,
+        prefixes: Mapping[str, ValueT],
+        model_paths: Mapping[str, str],
+    ) -> None:
+        """`values` by route; `model_paths` is the route of each path with the name of a model that there is."""
+        super().__init__(values)
+        self._patterns = [(*_ends(path), value) for path, value in values.items() if "{" in path]
+        self._patterns += [(MODELS, path, values[path]) for path in ROUTES_OF_MODELS]
+        self._prefixes, self._rest = prefixes, rest
+        self.update({path: values[route] for path, route in model_paths.items()})
+
+    def __missing__(self, path: str) -> ValueT:
+        for begin, end, value in self._patterns:
+            if path.startswith(begin) and path.endswith(end) and len(path) > len(begin) + len(end):
+                return value
+        return next((value for prefix, value in self._prefixes.items() if path.startswith(prefix)), self._rest)
+
+
+def _ends(pattern: str) -> tuple[str, str]:
+    """What stands before `{id}`, and what after it."""
+    begin, _, rest = pattern.partition("{")
+    return begin, rest.partition("}")[2]
+
+
+_OTHER = "other"
+_ERROR_FORMATS = {path: route.error_format for route in ROUTES for path in route.paths}
+# The longest first: `/v1/rerank` and `/rerank` have the same end.
+ROUTES_OF_MODELS = sorted(
+    (path for route in TASKS for path in route.paths if "{" not in path and path != "/"), key=len, reverse=True
+)
+# All values of the label `route`: what clients send must not make labels.
+METRIC_ROUTES = (*_ERROR_FORMATS, _OTHER)
+METRIC_TASKS = frozenset(path for route in TASKS for path in route.paths)  # those of them that ask a model
+
+
+def labels_by_path(model_paths: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """The metric label of every path; `model_paths` is the route of each path that has the name of a model in it."""
+    return _ByPath({path: path for path in _ERROR_FORMATS}, _OTHER, {}, model_paths or {})
+
+
+def error_formats_by_path(model_paths: Mapping[str, str] | None = None) -> ErrorFormats:
+    """The form of errors of every path. A path below `/v1/` that is no route is a mistake of an OpenAI client."""
+    prefixes = {"/v1/": OPENAI, "/openai/": OPENAI, "/v2/": COHERE}
+    return _ByPath(_ERROR_FORMATS, TEI, prefixes, model_paths or {})
+
+
+def keyless_paths(groups: Iterable[str], models: Iterable[str] = ()) -> frozenset[str]:
+    """The paths that need no key for GET, with these values of --keyless; `models` are the names in paths."""
+    names, values = tuple(models), set(groups)
+    keyless = [route for route in OPERATIONS if route.keyless in values]
+    return frozenset(
+        named for route in keyless for path in (*route.paths, *route.files) for named in _with_names(path, names)
+    )
+
+
+def _with_names(path: str, names: tuple[str, ...]) -> Iterator[str]:
+    begin, brace, rest = path.partition("{")
+    yield from (begin + name + rest.partition("}")[2] for name in names) if brace else (path,)
+
+
+class ModelPath(NamedTuple):
+    """What is at a path with the name of a model in it."""
+
+    handle: ModelHandle
+    name: str
+    path: str  # without the name
+    route: TaskRoute
+
+
+def model_paths(registry: ModelRegistry) -> dict[str, ModelPath]:
+    """All of them. Raises ConfigError if one name is another name followed by a part of a route."""
+    paths: dict[str, ModelPath] = {}
+    for name, handle in registry.by_name.items():
+        for path, entry in _paths(name, handle):
+            other = paths.setdefault(path, entry)
+            if other.handle is not handle:
+                raise ConfigError(
+                    f"the models {other.name!r} and {name!r} would have the same path {path}; give one of them another "
+                    "name, as in NAME=MODEL"
+                )
+    return paths
+
+
+def _paths(name: str, handle: ModelHandle) -> Iterator[tuple[str, ModelPath]]:
+    for path, route in tasks_by_path(handle.model).items():
+        if "{" in path:
+            continue
+        entry = ModelPath(handle, name, path, route)
+        yield MODELS + name + path, entry
+        if path == "/":
+            yield MODELS + name, entry

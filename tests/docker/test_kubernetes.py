@@ -11,7 +11,7 @@ import yaml
 
 from embert import __version__
 from embert.server.config import ServeConfig, environment_name
-from embert.server.frontend.path_lookup import METRIC_ROUTES
+from embert.server.frontend.routes import METRIC_ROUTES
 from tests.docker.dockerfile import stages
 from tests.docker.manifests import KUSTOMIZE as FOLDER
 from tests.docker.manifests import by_kind, check, kustomized, pods_selected

@@ -11,7 +11,7 @@ import openai
 import pytest
 from huggingface_hub import InferenceClient
 
-from embert.server.frontend.path_lookup import error_formats_by_path, labels_by_path
+from embert.server.frontend.routes import error_formats_by_path, labels_by_path
 from embert.server.http.errors import ErrorFormat
 from tests.server.live import STAND_IN, Live, live
 from tests.server.stand_in import FAIL, expected

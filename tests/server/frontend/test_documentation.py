@@ -18,9 +18,7 @@ import pytest
 from embert.engine import Task
 from embert.server.cli.main import _parser
 from embert.server.config import ServeConfig, environment_name, option_name
-from embert.server.frontend.operations import OPERATIONS
-from embert.server.frontend.path_lookup import METRIC_ROUTES, ROUTES, keyless_paths
-from embert.server.frontend.routes import TASKS, TaskRoute
+from embert.server.frontend.routes import METRIC_ROUTES, OPERATIONS, ROUTES, TASKS, TaskRoute, keyless_paths
 from embert.server.http import errors
 from embert.server.request.request_body import RequestBody
 from tests.server.live import ROOT, Live, run_cli

@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from embert.engine import Task
-from embert.server.frontend.path_lookup import error_formats_by_path
-from embert.server.frontend.routes import BY_MODEL, TASKS
+from embert.server.frontend.routes import BY_MODEL, TASKS, error_formats_by_path
 from embert.server.http.errors import ErrorFormat
 from embert.server.request.model_handle import TEI_NAME
 from tests.server.live import STAND_IN, Live, live

@@ -20,7 +20,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from embert.server.frontend.path_lookup import error_formats_by_path
+from embert.server.frontend.routes import error_formats_by_path
 from embert.server.http.connections import ConnectionLimit, Connections
 from embert.server.http.errors import ErrorFormat, ServerError, error_body
 from embert.server.http.held_bytes import HeldBytes

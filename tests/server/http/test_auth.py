@@ -13,7 +13,7 @@ import pytest
 
 from embert.server.config import ConfigError, ServeConfig, read_api_keys
 from embert.server.config.options import KEY_FILE_LIMIT
-from embert.server.frontend.path_lookup import keyless_paths
+from embert.server.frontend.routes import keyless_paths
 from embert.server.http.auth import Keys
 from embert.server.http.errors import Unauthorized
 from tests.server.live import STAND_IN, Live, live, until

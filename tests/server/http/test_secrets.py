@@ -14,7 +14,7 @@ import pytest
 from embert.engine import Encoder, PackedBatch
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
-from embert.server.frontend.path_lookup import error_formats_by_path, labels_by_path
+from embert.server.frontend.routes import error_formats_by_path, labels_by_path
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.middleware import RequestMetricsMiddleware
 from embert.server.observability.api_metrics import ApiMetrics

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from embert.server.frontend.path_lookup import METRIC_ROUTES, METRIC_TASKS
+from embert.server.frontend.routes import METRIC_ROUTES, METRIC_TASKS
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import (
     CANCEL_STAGES,

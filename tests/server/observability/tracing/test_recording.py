@@ -13,7 +13,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embert.server.engine_worker.scheduler import Batch
-from embert.server.frontend.path_lookup import error_formats_by_path, labels_by_path
+from embert.server.frontend.routes import error_formats_by_path, labels_by_path
 from embert.server.http.errors import Unavailable, send_error
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.middleware import RequestMetricsMiddleware
