@@ -10,13 +10,11 @@ import shlex
 import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from tests.fuzz.campaign import Campaign, fetch_routes, save
-from tests.fuzz.cases import Case, Maker
+from tests.fuzz.campaign import Campaign, fetch_routes, grown, memory
+from tests.fuzz.cases import Maker
 from tests.fuzz.client import Limits
-from tests.fuzz.surroundings import footprint, settled, tracebacks
-from tests.server.live import ROOT, STAND_IN, Live, live
+from tests.server.live import STAND_IN, Live, live
 
 REQUEST_TIMEOUT_S = 5.0  # --request-timeout of the command's own server
 MEGABYTE = 1_000_000
@@ -38,10 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--serve-options", default="", help="options for `embert serve`, as one string")
     parser.add_argument("--real", action="store_true", help="serve the default model instead of the tests' stand-in")
     parser.add_argument("--only", type=int, help="the case of this number alone")
-    parser.add_argument("--replay", type=Path, help="the case in this file alone")
-    parser.add_argument(
-        "--save", type=Path, default=ROOT / "build" / "fuzz", help="folder for cases that found a fault"
-    )
     options = parser.parse_args(argv)
     if options.seed is None:
         options.seed = secrets.randbelow(1 << 32)
@@ -59,7 +53,7 @@ def _server(options: argparse.Namespace) -> Iterator[Live | None]:
     chosen = () if options.real else STAND_IN
     more = ("--request-timeout", str(REQUEST_TIMEOUT_S), *shlex.split(options.serve_options))
     env = {"STAND_IN_ORDERS": "no"}
-    with live(*chosen, *more, env=env, clean_log=False, status=None) as server:
+    with live(*chosen, *more, env=env, status=None) as server:
         yield server
     # Outside of the finding, so that a server that cannot end does not hide what was found.
     if server.process.returncode != 0:
@@ -75,37 +69,29 @@ def _run(options: argparse.Namespace, server: Live | None) -> int:
     campaign = Campaign(
         (place.hostname or "", place.port or 80), maker, limits, options.workers, options.findings, print
     )
-    if options.replay is not None or options.only is not None:
-        case = maker.make(options.only) if options.replay is None else Case.load(options.replay)
-        finding = asyncio.run(campaign.try_case(case))
+    if options.only is not None:
+        finding = asyncio.run(campaign.try_case(maker.make(options.only)))
         print("nothing found" if finding is None else finding.report())
         return int(finding is not None)
 
     asyncio.run(campaign.warm(routes))
-    before = {} if server is None else footprint(server.process.pid)
+    before = {} if server is None else memory(server.process.pid)
     began = time.monotonic()
     asyncio.run(campaign.run(options.requests))
     took_s = time.monotonic() - began
     faults = []
     if server is not None:
-        pid = server.process.pid
-        peak = footprint(pid)
-        faults += settled(lambda: footprint(pid), before, int(options.memory * MEGABYTE), options.settle)
-        after = footprint(pid)
-        faults += [f"a traceback in the log:\n{text}" for text in tracebacks(server.log)]
-        rows = ", ".join(
-            f"{pid}: {rss / 1e6:.0f} → {peak.get(pid, 0) / 1e6:.0f} → {after.get(pid, 0) / 1e6:.0f}"
-            for pid, rss in before.items()
-        )
-        print(f"memory in MB, before → at the end → settled, of each process: {rows}")
+        pid, limit, patience = server.process.pid, int(options.memory * MEGABYTE), time.monotonic() + options.settle
+        while (faults := grown(before, memory(pid), limit)) and time.monotonic() < patience:
+            time.sleep(0.2)
     print(
         f"{campaign.requests} requests on {sum(campaign.kinds.values())} connections in {took_s:.0f} s, {len(routes)} "
         f"routes, {campaign.canaries} known good ones between them\nkinds {dict(campaign.kinds)}\n"
         f"answers {dict(sorted(campaign.statuses.items()))}\nconnections {dict(campaign.outcomes)}"
     )
     for finding in campaign.findings:
-        path = save(finding, options.save, options.seed)
-        print(f"python -m tests.fuzz --replay {path}: {'; '.join(finding.faults)[:300]}")
+        command = f"python -m tests.fuzz --seed {options.seed} --large {options.large} --only {finding.case.index}"
+        print(f"{command}: {'; '.join(finding.faults)[:300]}")
     for fault in faults:
         print(fault)
     found = len(campaign.findings) + len(faults)

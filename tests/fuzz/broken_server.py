@@ -12,8 +12,6 @@ from tests.fuzz.reading import End, Request, read
 
 __all__ = ["FAULTS", "serve"]
 
-LATE_S = 1.5
-
 
 def answer(
     status: int, body: bytes, *, name: bytes | None = None, close: bool = False, length: int | None = None
@@ -40,22 +38,15 @@ def right(request: Request) -> bytes:
     return answer(200, body, name=request.request_id, close=request.must_close)
 
 
-async def _late(writer: asyncio.StreamWriter, request: Request) -> None:
-    await asyncio.sleep(LATE_S)
-    writer.write(right(request))
+Act = Callable[[asyncio.StreamWriter, Request], object]
 
 
-def _writes(make: Callable[[Request], bytes]) -> Callable[[asyncio.StreamWriter, Request], None]:
+def _writes(make: Callable[[Request], bytes]) -> Act:
     return lambda writer, request: writer.write(make(request))
 
 
-def _silent(writer: asyncio.StreamWriter, request: Request) -> None:
-    del writer, request
-
-
-def _gone(writer: asyncio.StreamWriter, request: Request) -> None:
-    del request
-    writer.close()
+def _replaces(old: bytes, new: bytes) -> Act:
+    return _writes(lambda request: right(request).replace(old, new))
 
 
 def _reset(writer: asyncio.StreamWriter, request: Request) -> None:
@@ -65,65 +56,48 @@ def _reset(writer: asyncio.StreamWriter, request: Request) -> None:
     writer.transport.abort()
 
 
-def _says(body: bytes, status: int = 200) -> Callable[[asyncio.StreamWriter, Request], None]:
-    return _writes(lambda request: answer(status, body, name=request.request_id))
+def _then_close(make: Callable[[Request], bytes]) -> Act:
+    def act(writer: asyncio.StreamWriter, request: Request) -> None:
+        writer.write(make(request))
+        writer.close()
+
+    return act
 
 
-def _unimplemented(writer: asyncio.StreamWriter, request: Request) -> None:
-    writer.write(error(501, name=request.request_id, close=True))
-    writer.close()
-
-
-def _then_close(writer: asyncio.StreamWriter, request: Request) -> None:
-    writer.write(right(request))
-    writer.close()
-
-
-# What is done to a POST that is whole, instead of `right`. The sentinel is a GET, which is served.
-FAULTS: dict[str, Callable[[asyncio.StreamWriter, Request], object]] = {
-    "right": _writes(right),
-    "twice": _writes(lambda request: right(request) * 2),
-    "twice, the second after a while": lambda writer, request: _twice_slowly(writer, request),
-    "never": _silent,
-    "late": _late,
-    "closed": _gone,
-    "reset": _reset,
-    "closed after a good answer": _then_close,
-    "500": _writes(lambda request: error(500, name=request.request_id)),
-    "501": _unimplemented,
-    "418": _writes(lambda request: error(418, name=request.request_id)),
-    "another's": _writes(lambda request: answer(200, b"[[1]]", name=b"another")),
-    "nobody's": _writes(lambda request: answer(200, b"[[1]]")),
-    "refused": _writes(lambda request: error(400, name=request.request_id)),
-    "not HTTP": _writes(lambda request: b"hello\r\n\r\n"),
-    "HTTP/1.0": _writes(lambda request: right(request).replace(b"HTTP/1.1", b"HTTP/1.0")),
-    "without a length": _writes(lambda request: b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n[[1]]"),
-    "too short": _writes(lambda request: answer(200, b"[[1]]", name=request.request_id, length=50)),
-    "too long": _writes(lambda request: right(request) + b"x"),
-    "a bad chunk": _writes(
-        lambda request: b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n[[1]]\r\n0\r\n\r\n"
-    ),
-    "upgraded": _writes(
-        lambda request: b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"
-    ),
-    "NaN": _says(b"[[NaN]]"),
-    "not JSON": _says(b"[[0.5,"),
-    "an error in plain text": _says(b"no", 400),
-    "an error of another shape": _says(b'{"detail":"no"}', 422),
-    "the body as a request": lambda writer, request: _smuggle(writer, request),
-}
-
-
-async def _twice_slowly(writer: asyncio.StreamWriter, request: Request) -> None:
+async def _twice(writer: asyncio.StreamWriter, request: Request) -> None:
     writer.write(right(request))
     await writer.drain()
     await asyncio.sleep(0.05)
     writer.write(right(request))
 
 
-def _smuggle(writer: asyncio.StreamWriter, request: Request) -> None:
-    writer.write(right(request))
-    writer.write(answer(200, b'{"status":"ok"}', name=b"smuggled"))
+# What is done to a POST that is whole, instead of `right`. The sentinel is a GET, which is served.
+FAULTS: dict[str, Act] = {
+    "right": _writes(right),
+    "twice": _writes(lambda request: right(request) * 2),
+    "twice, the second after a while": _twice,
+    "never": lambda writer, request: None,
+    "closed": lambda writer, request: writer.close(),
+    "reset": _reset,
+    "closed after a good answer": _then_close(right),
+    "500": _writes(lambda request: error(500, name=request.request_id)),
+    "501": _then_close(lambda request: error(501, name=request.request_id, close=True)),
+    "another's": _writes(lambda request: answer(200, b"[[1]]", name=b"another")),
+    "nobody's": _writes(lambda request: answer(200, b"[[1]]")),
+    "refused": _writes(lambda request: error(400, name=request.request_id)),
+    "not HTTP": _writes(lambda request: b"hello\r\n\r\n"),
+    "HTTP/1.0": _replaces(b"HTTP/1.1", b"HTTP/1.0"),
+    "without a length": _replaces(b"content-length", b"x-length"),
+    "too short": _writes(lambda request: answer(200, b"[[1]]", name=request.request_id, length=50)),
+    "too long": _writes(lambda request: right(request) + b"x"),
+    "upgraded": _replaces(b"HTTP/1.1 200 X", b"HTTP/1.1 101 X\r\nupgrade: h2c"),
+    "NaN": _replaces(b"0.5,0.25", b"0.5, NaN"),
+    "not JSON": _replaces(b"[[0.5", b"[[[.5"),
+    "an error of another shape": _writes(lambda request: answer(422, b'{"detail":"no"}', name=request.request_id)),
+    "the body as a request": _writes(
+        lambda request: right(request) + answer(200, b'{"status":"ok"}', name=b"smuggled")
+    ),
+}
 
 
 @contextlib.asynccontextmanager

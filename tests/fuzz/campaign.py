@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import json
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.fuzz.cases import Case, Maker
 from tests.fuzz.client import Exchange, Limits, exchange
 from tests.fuzz.judge import judge
 from tests.fuzz.routes import Ask, Routes
 
-__all__ = ["Campaign", "Finding", "fetch_routes", "save"]
+__all__ = ["Campaign", "Finding", "fetch_routes", "grown", "memory"]
 
 CANARY_TEXTS = ["Hello, world", "The quick brown fox jumps over the lazy dog."]
 # Of which the first that the model can answer is asked.
@@ -172,11 +174,25 @@ def _numbers(value: Any) -> Iterator[float]:
             yield from _numbers(each)
 
 
-def save(finding: Finding, folder: Path, seed: int) -> Path:
-    """Write the exact bytes of a finding's case, to be sent again with --replay."""
-    path = folder / f"{seed}-{finding.case.kind}-{finding.case.index}.json"
-    finding.case.save(path)
-    return path
+def memory(pid: int) -> dict[int, int]:
+    """RSS in bytes of a process and of all its descendants, by pid."""
+    root = psutil.Process(pid)
+    sizes = {}
+    for process in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            sizes[process.pid] = process.memory_info().rss
+    return sizes
+
+
+def grown(before: dict[int, int], after: dict[int, int], limit: int) -> list[str]:
+    """What is wrong with `after`: processes that ended or began, and those that hold over `limit` bytes more."""
+    if before.keys() != after.keys():
+        return [f"processes ended or began: {sorted(before)} before, {sorted(after)} after"]
+    return [
+        f"process {pid} holds {(after[pid] - before[pid]) / 1e6:.0f} MB more; the limit is {limit / 1e6:.0f}"
+        for pid in before
+        if after[pid] - before[pid] > limit
+    ]
 
 
 def _request(ask: Ask, name: bytes, body: bytes) -> bytes:

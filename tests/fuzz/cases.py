@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import enum
 import itertools
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 from tests.fuzz import bodies, heads
@@ -46,32 +43,6 @@ class Case:
     @property
     def stream(self) -> bytes:
         return b"".join(self.pieces)
-
-    def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        facts = {
-            "index": self.index,
-            "kind": self.kind,
-            "pause_s": self.pause_s,
-            "ending": self.ending.name,
-            "expected": {name.decode("latin-1"): sorted(statuses) for name, statuses in self.expected.items()},
-            "pieces": [base64.b64encode(piece).decode() for piece in self.pieces],
-        }
-        path.write_text(json.dumps(facts, indent=1))
-
-    @classmethod
-    def load(cls, path: Path) -> Case:
-        facts = json.loads(path.read_text())
-        return cls(
-            facts["index"],
-            facts["kind"],
-            tuple(base64.b64decode(piece) for piece in facts["pieces"]),
-            pause_s=facts["pause_s"],
-            ending=Ending[facts["ending"]],
-            expected={
-                name.encode("latin-1"): frozenset(statuses) for name, statuses in facts.get("expected", {}).items()
-            },
-        )
 
 
 @dataclass(slots=True)
