@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import socket
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
@@ -30,7 +33,7 @@ from embert.server.ipc.shared_counters import SharedCounters
 
 INFO = ModelInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0, 0.1, 0.3)
 READY = ModelState("ready", "", INFO)
-LOADING, FAILED = ModelState("loading", "weights"), ModelState("failed", "no room")
+LOADING, FAILED = ModelState("loading", "weights"), ModelState("failed", "out of memory")
 
 
 class FakeEngine:
@@ -39,12 +42,15 @@ class FakeEngine:
     def __init__(self, folder: Path, name: str, index: int = 0) -> None:
         self.index = index
         self.endpoint = f"{folder}/{name}"
+        self.channel: Channel | None = None
+        self._requests: list[EncodeRequest] = []
+        self.listen()
+
+    def listen(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(address(self.endpoint))
         self._listener.listen()
         self._listener.setblocking(False)
-        self.channel: Channel | None = None
-        self._requests: list[EncodeRequest] = []
 
     def ready(self, **models: ModelState) -> EngineState:
         """What the supervisor says of it; `models` by name."""
@@ -52,7 +58,7 @@ class FakeEngine:
         return EngineState(self.index, "ready", "", self.endpoint, states)
 
     async def accept(self, *, greets: bool = True, last_success: float = 0.0) -> None:
-        sock, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(self._listener), 5)
+        sock, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(self._listener), 30)
         self.disconnect()
         self.channel = Channel(sock)
         if greets:
@@ -67,11 +73,13 @@ class FakeEngine:
         if self.channel is None:
             await self.accept()
         assert self.channel is not None
-        deadline = time.monotonic() + 5
-        while not self._requests:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.002)
-            self._requests += [each for message in self.channel.receive() for each in decode_submit(message).requests]
+        channel = self.channel
+
+        def received() -> bool:
+            self._requests += [each for message in channel.receive() for each in decode_submit(message).requests]
+            return bool(self._requests)
+
+        await until(received)
         return self._requests.pop(0)
 
     def answer(self, request: int, first: int, rows: list[list[float]]) -> None:
@@ -109,16 +117,69 @@ def ask(router: Router, texts: Encoded, model: int = 0) -> asyncio.Future[Answer
     return asyncio.ensure_future(router.encode(texts, never_leaves, in_a_minute(), model=model))
 
 
-def router_and_engine(folder: Path, **options: Any) -> tuple[Router, FakeEngine]:
-    """A router, and the engine of which it knows that it is ready."""
-    router, engine = Router(models_of("a", **options), SharedCounters.create(1, 1), 0), FakeEngine(folder, "engine")
-    router.engine_changed(engine.ready())
-    return router, engine
+class Scene:
+    """Routers and engines of one test, which are closed after it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._routers: list[Router] = []
+        self._engines: list[FakeEngine] = []
+
+    def router(self, *models: str, engines: int = 1, counters: SharedCounters | None = None, **options: Any) -> Router:
+        """A router of these models, which knows of no engine yet."""
+        counters = counters or SharedCounters.create(1, engines, len(models))
+        self._routers.append(Router(models_of(*models, **options), counters, 0))
+        return self._routers[-1]
+
+    def engine(self, index: int = 0) -> FakeEngine:
+        """Another start of the engine with this index."""
+        self._engines.append(FakeEngine(self._folder, f"engine.{len(self._engines)}", index))
+        return self._engines[-1]
+
+    def ready(self, **options: Any) -> tuple[Router, FakeEngine]:
+        """A router, and the engine of which it knows that it is ready."""
+        router, engine = self.router("a", **options), self.engine()
+        router.engine_changed(engine.ready())
+        return router, engine
+
+    async def close(self) -> None:
+        for router in self._routers:
+            await router.close()
+        for engine in self._engines:
+            engine.close()
+
+
+P = ParamSpec("P")
+
+
+def scene(test: Callable[Concatenate[Scene, P], Coroutine[None, None, None]]) -> Callable[..., None]:
+    """Run a test in an event loop, with a Scene."""
+
+    @functools.wraps(test)
+    def run(tmp_path: Path, *args: P.args, **kwargs: P.kwargs) -> None:
+        async def play() -> None:
+            stage = Scene(tmp_path)
+            try:
+                await test(stage, *args, **kwargs)
+            finally:
+                await stage.close()
+
+        asyncio.run(play())
+
+    signature = inspect.signature(test)
+    first, *others = signature.parameters.values()
+    run.__signature__ = signature.replace(parameters=[first.replace(name="tmp_path"), *others])  # type: ignore[attr-defined]
+    return run
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Until it is true. AssertionError after 30 s."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.002)
 
 
 async def connected(router: Router, *models: int) -> None:
     """Once these models would get requests."""
-    deadline = time.monotonic() + 5
-    while not all(map(router.connected, models)):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.002)
+    await until(lambda: all(map(router.connected, models)))

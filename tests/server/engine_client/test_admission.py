@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -100,25 +100,25 @@ def test_the_smaller_of_tokens_and_time_holds(rates: list[float | None], options
 @pytest.mark.parametrize(
     ("options", "low_priority", "limit"),
     [
-        ({"max_queue_tokens": 1000}, False, "the limit is 1000 (--max-queue-tokens)"),
-        ({"max_queue_tokens": 1000}, True, "(--max-queue-tokens), of which bulk requests may fill 75%"),
-        ({"max_queue_seconds": 5.0}, False, "the limit is 5000 (--max-queue-seconds 5 at 1000 tokens/s)"),
+        ({"max_queue_tokens": 1000}, False, ("1000", "--max-queue-tokens")),
+        ({"max_queue_tokens": 1000}, True, ("--max-queue-tokens", "75%")),
+        ({"max_queue_seconds": 5.0}, False, ("5000", "--max-queue-seconds 5", "1000 tokens/s")),
     ],
 )
-def test_a_refusal_names_the_numbers(options: dict[str, Any], low_priority: bool, limit: str) -> None:
+def test_a_refusal_names_the_numbers(options: dict[str, Any], low_priority: bool, limit: tuple[str, ...]) -> None:
     admission = admission_of([1000.0], **options)
     admission.check(1_000_000, asks(low_priority=low_priority))  # alone, a request enters whatever its size
-    room = int(admission.queue_limit * (0.75 if low_priority else 1.0))
-    admission.add(room - 10)
+    capacity = int(admission.queue_limit * (0.75 if low_priority else 1.0))
+    admission.add(capacity - 10)
     admission.check(10, asks(low_priority=low_priority))
     with pytest.raises(Overloaded) as refused:
         admission.check(11, asks(low_priority=low_priority))
-    assert f"the queue holds {room - 10} tokens and this request has 11; " in refused.value.message
-    assert limit in refused.value.message
-    assert refused.value.retry_after_s == math.ceil((room - 10) / 1000)
-    admission.add(10 - room)
+    for value in (str(capacity - 10), "11", *limit):
+        assert value in refused.value.message
+    assert refused.value.retry_after_s == math.ceil((capacity - 10) / 1000)
+    admission.add(10 - capacity)
     assert admission.admitted_tokens == 0
-    admission.check(room + 1, asks(low_priority=low_priority))
+    admission.check(capacity + 1, asks(low_priority=low_priority))
 
 
 def test_words_are_counted_only_where_the_upper_bound_does_not_fit() -> None:
@@ -135,9 +135,9 @@ def test_words_are_counted_only_where_the_upper_bound_does_not_fit() -> None:
     admission.check_capacity(least, 110, asks())
     assert counted == [90]
     admission.add(20)
-    with pytest.raises(Overloaded, match="this request has at least 90; the limit is 1000"):
+    with pytest.raises(Overloaded, match=r"at least 90.*1000"):
         admission.check_capacity(least, 110, asks())
-    with pytest.raises(Overloaded, match="this request has 90; the limit is 1000"):
+    with pytest.raises(Overloaded, match=r"90.*1000"):
         admission.check_capacity(least, 90, asks())
 
 
@@ -156,20 +156,19 @@ def test_large_requests_leave_an_eighth_to_small_ones(low_priority: bool, limit:
     admission = admission_of([1000.0], max_queue_tokens=1000)
     for _ in range(limit // 125 - 1):
         admission.add(admission.check(10_000, asks(low_priority=low_priority)))
-    with pytest.raises(Overloaded, match="over 125 tokens counts as 125 and leaves 125 free"):
+    with pytest.raises(Overloaded, match="125"):
         admission.check(10_000, asks(low_priority=low_priority))
-    with pytest.raises(Overloaded, match="has at least 9000"):
+    with pytest.raises(Overloaded, match="9000"):
         admission.check_capacity(lambda: 9000, 10_000, asks(low_priority=low_priority))
     for _ in range(12):
         admission.add(admission.check(10, asks(low_priority=low_priority)))
-    with pytest.raises(Overloaded) as refused:
+    with pytest.raises(Overloaded):
         admission.check(10, asks(low_priority=low_priority))
-    assert "counts as" not in refused.value.message
 
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.booleans(), st.booleans()), max_size=60), st.integers(8, 100_000))
 def test_no_client_fills_the_queue_for_others(requests: list[tuple[int, bool, bool]], limit: int) -> None:
-    """Whatever large and bulk requests came: they hold their part at most, and small ones enter until it is full."""
+    """Large and low-priority requests hold their part at most, and small ones enter until the queue is full."""
     admission = admission_of([1e9], max_queue_tokens=limit)
     small = max(1, limit // 8)
     entered: list[int] = []
@@ -192,59 +191,22 @@ def test_no_client_fills_the_queue_for_others(requests: list[tuple[int, bool, bo
 
 def test_a_server_that_takes_nothing_answers_503() -> None:
     admission = admission_of([])
-    with pytest.raises(Unavailable, match=r"the engine is not ready \(starting\)") as refused:
+    with pytest.raises(Unavailable, match="starting") as refused:
         admission.check(1, asks())
     assert (refused.value.retry_after_s, refused.value.reason) == (2, "loading")
     admission = admission_of([1000.0])
-    with pytest.raises(Unavailable, match=r"was not answered within 60 s \(--request-timeout\)") as refused:
+    assert "connecting" in admission.unready_reason()
+    with pytest.raises(Unavailable, match=r"60 s .*--request-timeout") as refused:
         admission.check(1, asks(deadline=0.0))
     assert refused.value.reason == "deadline"
     admission.draining = True
-    with pytest.raises(Unavailable, match="the server is shutting down") as refused:
+    with pytest.raises(Unavailable, match="shutting down") as refused:
         admission.check(1, asks())
     assert (refused.value.retry_after_s, refused.value.reason) == (1, "draining")
     admission.check_capacity(lambda: 1, 1, asks())  # which leaves it to `check`
 
 
-State = Literal["loading", "ready", "down"]
-
-
-@pytest.mark.parametrize(
-    ("states", "reason"),
-    [
-        (["ready"], "connecting"),
-        (["loading", "down"], "loading: weights; down: weights"),
-    ],
-)
-def test_the_reason_names_the_engines_states(states: list[State], reason: str) -> None:
-    engines = {
-        index: Engine(
-            EngineState(index, state, "weights", "", {0: ModelState("ready" if state == "ready" else "loading")})
-        )
-        for index, state in reversed(list(enumerate(states)))
-    }
-    admission = Admission(ServeConfig(), SharedCounters.create(1, len(states)), 0, engines)
-    assert admission.unready_reason() == f"the engine is not ready ({reason})"
-
-
 # --- several models ---
-
-
-@pytest.mark.parametrize(
-    ("limit", "others", "work"),
-    [
-        (10.0, [], 10.0),
-        (10.0, [100.0], 5.0),  # both have work all the time: half of it each
-        (10.0, [5.0], 5.0),
-        (10.0, [2.0], 8.0),  # the other one is done before
-        (10.0, [100.0, 100.0], 10 / 3),
-        (10.0, [1.0, 100.0], 4.5),
-        (10.0, [0.0, 0.0], 10.0),
-        (0.0, [1.0], 0.0),
-    ],
-)
-def test_work_that_is_done_in_time(limit: float, others: list[float], work: float) -> None:
-    assert math.isclose(work_within(limit, others), work)
 
 
 SECONDS = st.floats(0.0, 1e6)
@@ -258,7 +220,7 @@ def test_the_most_work_takes_as_long_as_the_limit(limit: float, others: list[flo
     assert work <= limit
 
 
-def test_a_flood_of_one_model_leaves_the_others_room() -> None:
+def test_a_flood_of_one_model_leaves_capacity_to_others() -> None:
     a, b = admissions_of({0: 1000.0, 1: 500.0})
     assert (a.max_queue_tokens, b.max_queue_tokens) == (256_000, 256_000)
     assert (a.queue_limit, b.queue_limit) == (10_000, 5_000)
@@ -269,40 +231,34 @@ def test_a_flood_of_one_model_leaves_the_others_room() -> None:
     b.check(100, asks())
     with pytest.raises(Overloaded) as refused:
         b.check(101, asks())
-    assert refused.value.message == (
-        "the queue of b holds 2400 tokens and this request has 101; the limit is 2500 "
-        "(--max-queue-seconds 10 at 500 tokens/s, shared with other models)"
-    )
+    for value in ("b ", "2400", "101", "2500", "--max-queue-seconds 10", "500 tokens/s"):
+        assert value in refused.value.message
     assert refused.value.retry_after_s == 10  # 4.8 s of its own, and as much of the other one's
     a.add(-1_000_000 + 1000)  # a second of work
     assert b.queue_limit == 4500
 
 
-def test_models_on_other_engines_take_no_time_of_this_one() -> None:
+def test_only_known_work_of_the_same_engine_takes_time() -> None:
     a, b, c = admissions_of({0: 1000.0, 2: 1000.0}, {1: 1000.0})
     b.add(1_000_000)
     assert (a.queue_limit, c.queue_limit) == (10_000, 10_000)
     c.add(2000)
     assert (a.queue_limit, b.queue_limit) == (8000, 10_000)
-
-
-def test_work_of_unknown_rate_counts_as_none() -> None:
     a, b = admissions_of({0: 1000.0, 1: 0.0})
-    b.add(1_000_000)
-    assert a.queue_limit == 10_000
-    assert b.queue_limit == 256_000
+    b.add(1_000_000)  # at a rate that is not known
+    assert (a.queue_limit, b.queue_limit) == (10_000, 256_000)
 
 
-def test_the_least_room_of_a_model_is_its_own() -> None:
+def test_a_model_always_has_two_batches_of_each_engine() -> None:
     a, b = admissions_of({0: 0.1, 1: 1000.0}, {0: 0.1})
     b.add(1_000_000)
-    assert a.queue_limit == 4000  # two batches of both engines
+    assert a.queue_limit == 4000
     assert a.max_queue_tokens == 512_000
 
 
 def test_the_budget_is_that_of_the_engines_which_have_the_model() -> None:
     """Also of those that have not told their batch yet, and not of those on which it has failed."""
-    loading, failed = ModelState("loading"), ModelState("failed", "no room")
+    loading, failed = ModelState("loading"), ModelState("failed", "out of memory")
     admission = Admission(ServeConfig(), SharedCounters.create(1, 4), 0, {}, 1, "b")
     for index, state, tokens in (
         (0, {1: loading}, 0),
@@ -321,14 +277,14 @@ def test_the_budget_is_that_of_the_engines_which_have_the_model() -> None:
 @pytest.mark.parametrize(
     ("models", "failed", "says"),
     [
-        ([{0: READY, 1: ModelState("failed", "no room")}], True, "b has failed (failed: no room)"),
+        ([{0: READY, 1: ModelState("failed", "out of memory")}], True, "b has failed (failed: out of memory)"),
         (
-            [{1: ModelState("failed", "no room")}, {1: ModelState("loading", "weights")}],
+            [{1: ModelState("failed", "out of memory")}, {1: ModelState("loading", "weights")}],
             False,
-            "b is not ready (failed: no room; loading: weights)",
+            "b is not ready (failed: out of memory; loading: weights)",
         ),
         ([{0: READY}, {1: ModelState("loading")}], False, "b is not ready (loading)"),
-        ([{1: ModelState("failed", "no room")}, {}], False, "b is not ready (failed: no room; ready)"),
+        ([{1: ModelState("failed", "out of memory")}, {}], False, "b is not ready (failed: out of memory; ready)"),
     ],
 )
 def test_a_model_that_has_failed_says_why(models: list[dict[int, ModelState]], failed: bool, says: str) -> None:

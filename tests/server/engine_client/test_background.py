@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,47 +28,32 @@ async def ends() -> None:
     await asyncio.sleep(0)
 
 
-async def lasts() -> None:
-    await asyncio.sleep(3600)
-
-
-def statuses(coroutine_of: str, *, may_end: bool = False) -> list[int]:
+async def statuses(coroutine: Coroutine[Any, Any, None], *, may_end: bool = False) -> list[int]:
     """The exit statuses that a process is ended with when a task does this."""
-
-    async def run() -> list[int]:
-        found: list[int] = []
-        task = keep_running(
-            {"fails": fails, "ends": ends, "lasts": lasts}[coroutine_of](), may_end=may_end, end=found.append
-        )
-        await asyncio.wait([task], timeout=0.05 if coroutine_of == "lasts" else None)
-        task.cancel()
-        await asyncio.wait([task])
-        return found
-
-    return asyncio.run(run())
+    found: list[int] = []
+    task = keep_running(coroutine, may_end=may_end, end=found.append)
+    await asyncio.wait([task], timeout=0.05)
+    task.cancel()
+    await asyncio.wait([task])
+    return found
 
 
 def test_only_cancelling_ends_a_task(caplog: pytest.LogCaptureFixture) -> None:
-    assert statuses("lasts") == []
-    assert statuses("ends", may_end=True) == []
+    assert asyncio.run(statuses(asyncio.sleep(3600))) == []
+    assert asyncio.run(statuses(ends(), may_end=True)) == []
     assert caplog.text == ""
-    assert statuses("ends") == [70]
-    assert "ends has ended" in caplog.text
+    assert asyncio.run(statuses(ends())) == [70]
+    assert "ends" in caplog.text
 
 
-def test_a_mistake_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    assert statuses("fails", may_end=True) == [70]
-    (record,) = caplog.records
-    assert record.levelno == logging.CRITICAL
-    assert "in fails" in record.getMessage()
+def test_an_error_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    assert asyncio.run(statuses(fails(), may_end=True)) == [70]
+    found: list[int] = []
+    exit_on_error(lambda number: [][number], found.append)(3)  # of a callback of the loop
+    assert found == [70]
+    assert [record.levelno for record in caplog.records] == [logging.CRITICAL] * 2
     assert "KeyError: 'nowhere'" in caplog.text
     assert "raise KeyError" in caplog.text
-
-
-def test_a_mistake_in_a_callback_of_the_loop(caplog: pytest.LogCaptureFixture) -> None:
-    found: list[int] = []
-    exit_on_error(lambda number: [][number], found.append)(3)
-    assert found == [70]
     assert "IndexError" in caplog.text
 
 
@@ -83,7 +70,7 @@ signal.signal(signal.SIGUSR2, spoil)
 """
 
 
-def test_a_process_whose_sweeps_have_ended_is_replaced(tmp_path: Path) -> None:
+def test_a_process_whose_sweep_fails_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPOIL)
     paths = os.pathsep.join(filter(None, [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH")]))
     with live(*STAND_IN, "--workers", "2", env={"PYTHONPATH": paths}, clean_log=False) as server:
@@ -96,5 +83,4 @@ def test_a_process_whose_sweeps_have_ended_is_replaced(tmp_path: Path) -> None:
         server.wait_ready()
         assert server.post("/embed", {"inputs": [GOOD]}).status_code == 200
         assert server.log.count("RuntimeError: spoilt") == 2
-        assert server.log.count("internal error in Router._sweep, this process ends") == 2
         assert server.log.count("ended with status 70; restarting") == 2

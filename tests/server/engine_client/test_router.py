@@ -5,236 +5,205 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from embert.engine import Encoded
-from embert.server.engine_client.router import Router
+from embert.server.engine_client.router import Answer
 from embert.server.http.errors import InferenceFailed, Unavailable
 from embert.server.ipc.control import EngineState
 from embert.server.ipc.shared_counters import SharedCounters
 from tests.server.engine_client.fake_engine import (
+    FAILED,
+    LOADING,
     READY,
-    FakeEngine,
+    Scene,
     ask,
-    models_of,
+    connected,
     one_text,
-    router_and_engine,
+    scene,
     three_texts,
+    until,
 )
 
+DOWN = EngineState(0, "down", "killed")
 
-def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(tmp_path: Path) -> None:
+
+async def vectors_of(answer: asyncio.Future[Answer]) -> list[list[float]]:
+    vectors: list[list[float]] = (await asyncio.wait_for(answer, 30)).vectors.tolist()
+    return vectors
+
+
+@scene
+async def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(stage: Scene) -> None:
     """They may arrive after the request was sent again. Counted twice, they would complete it with unwritten rows."""
-
-    async def run() -> None:
-        router = Router(models_of("a"), SharedCounters.create(1, 1), 0)
-        old, new = (FakeEngine(tmp_path, f"engine.{start}") for start in (1, 2))
-        router.engine_changed(old.ready())
-        answer = ask(router, three_texts())
-        first = await old.request()
-        router.engine_changed(EngineState(0, "down", "killed"))
-        router.engine_changed(new.ready())
-        again = await new.request()
-        old.answer(first.id, 0, [[9.0, 9.0], [9.0, 9.0]])
-        await asyncio.sleep(0.1)  # it has arrived
-        new.answer(again.id, 0, [[1.0, 1.0]])
-        await asyncio.sleep(0.1)
-        complete = answer.done()
-        new.answer(again.id, 1, [[2.0, 2.0], [3.0, 3.0]])
-        vectors = (await asyncio.wait_for(answer, 5)).vectors.tolist()
-        pending = router.pending
-        await router.close()
-        old.close()
-        new.close()
-        assert not complete
-        assert vectors == [[1, 1], [2, 2], [3, 3]]
-        assert pending == 0
-
-    asyncio.run(run())
+    router = stage.router("a")
+    old, new = stage.engine(), stage.engine()
+    router.engine_changed(old.ready())
+    answer = ask(router, three_texts())
+    first = await old.request()
+    router.engine_changed(DOWN)
+    router.engine_changed(new.ready())
+    again = await new.request()
+    old.answer(first.id, 0, [[9.0, 9.0], [9.0, 9.0]])
+    await asyncio.sleep(0.1)  # it has arrived
+    new.answer(again.id, 0, [[1.0, 1.0]])
+    await asyncio.sleep(0.1)
+    assert not answer.done()
+    new.answer(again.id, 1, [[2.0, 2.0], [3.0, 3.0]])
+    assert await vectors_of(answer) == [[1, 1], [2, 2], [3, 3]]
+    assert router.pending == 0
 
 
-def test_a_request_that_took_its_time_leaves_nothing_behind(tmp_path: Path) -> None:
+@scene
+async def test_a_request_that_took_its_time_leaves_nothing_behind(stage: Scene) -> None:
     """Garbage collections are rare here: a cycle would hold memory for minutes."""
-
-    async def run() -> list[str]:
-        router, engine = router_and_engine(tmp_path)
-        gc.collect()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
-            for _ in range(3):
-                answer = ask(router, three_texts())
-                request = await engine.request()
-                await asyncio.sleep(0.2)  # long enough for the sweep to watch its client
-                engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
-                await asyncio.wait_for(answer, 5)
-                del answer, request
-            await asyncio.sleep(0.1)
-            gc.collect()
-            found = [type(each).__name__ for each in gc.garbage]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-        await router.close()
-        engine.close()
-        return found
-
-    assert {"Answer", "PendingRequest", "ndarray"}.isdisjoint(asyncio.run(run()))
-
-
-def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
-    """Before the supervisor has said anything. What the engine owed is sent again, but not for ever."""
-
-    async def run() -> None:
-        router, engine = router_and_engine(tmp_path)
-        answer = ask(router, three_texts())
-        first = await engine.request()
-        engine.answer(first.id, 0, [[9.0, 9.0]])
-        assert engine.channel is not None
-        engine.channel.send(b"no message")
-        await engine.accept()
-        again = await engine.request()
-        engine.answer(again.id, 0, [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
-        vectors = (await asyncio.wait_for(answer, 5)).vectors.tolist()
-        assert vectors == [[1, 1], [2, 2], [3, 3]]
-        lost = ask(router, three_texts())
-        for _ in range(8):
-            await engine.request()
-            engine.disconnect()
-            # An engine that takes connections and does not greet, as a dying one does, gets no requests.
-            await engine.accept(greets=False)
-            engine.disconnect()
-            await engine.accept()
-        with pytest.raises(Unavailable, match="lost 8 times"):
-            await asyncio.wait_for(lost, 5)
-        assert router.pending == 0
-        await router.close()
-        engine.close()
-
-    asyncio.run(run())
-
-
-def test_requests_wait_while_an_engine_that_is_ready_cannot_be_reached(tmp_path: Path) -> None:
-    async def run() -> None:
-        router = Router(models_of("a"), SharedCounters.create(1, 1), 0)
-        router.engine_changed(EngineState(0, "ready", "", f"{tmp_path}/engine", {0: READY}))
-        answer = ask(router, three_texts())
+    router, engine = stage.ready()
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(3):
+            answer = ask(router, three_texts())
+            request = await engine.request()
+            await asyncio.sleep(0.2)  # long enough for the sweep to watch its client
+            engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
+            await vectors_of(answer)
+            del answer, request
         await asyncio.sleep(0.1)
-        assert not answer.done()
-        engine = FakeEngine(tmp_path, "engine")
-        request = await engine.request()
-        engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
-        assert (await asyncio.wait_for(answer, 5)).vectors.shape == (3, 2)
-        await router.close()
-        engine.close()
-
-    asyncio.run(run())
+        gc.collect()
+        assert {"Answer", "PendingRequest", "ndarray"}.isdisjoint(type(each).__name__ for each in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
 
 
-def test_a_message_larger_than_the_socket_arrives(tmp_path: Path) -> None:
-    async def run() -> None:
-        router, engine = router_and_engine(tmp_path, max_queue_tokens=10_000_000)
-        many = Encoded(np.arange(1_000_000, dtype=np.int32), np.full(1000, 1000, np.int32), 0)
-        answer = ask(router, many)
-        request = await engine.request()
-        assert np.array_equal(np.frombuffer(request.ids, np.int32), many.ids)
-        engine.answer(request.id, 0, [[1.0, 1.0]] * 1000)
-        assert (await asyncio.wait_for(answer, 5)).vectors.shape == (1000, 2)
-        await router.close()
-        engine.close()
+@scene
+async def test_a_connection_that_breaks_is_made_again(stage: Scene) -> None:
+    """Before the supervisor has said anything. What the engine owed is sent again, but not for ever."""
+    router, engine = stage.ready()
+    answer = ask(router, three_texts())
+    first = await engine.request()
+    engine.answer(first.id, 0, [[9.0, 9.0]])
+    assert engine.channel is not None
+    engine.channel.send(b"no message")
+    await engine.accept()
+    again = await engine.request()
+    engine.answer(again.id, 0, [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+    assert await vectors_of(answer) == [[1, 1], [2, 2], [3, 3]]
+    lost = ask(router, three_texts())
+    for _ in range(8):
+        await engine.request()
+        engine.disconnect()
+        # An engine that takes connections and does not greet, as a dying one does, gets no requests.
+        await engine.accept(greets=False)
+        engine.disconnect()
+        await engine.accept()
+    with pytest.raises(Unavailable, match="lost 8 times"):
+        await asyncio.wait_for(lost, 30)
+    assert router.pending == 0
 
-    asyncio.run(run())
+
+@scene
+async def test_requests_wait_while_an_engine_that_is_ready_cannot_be_reached(stage: Scene) -> None:
+    router = stage.router("a")
+    engine = stage.engine()
+    ready = engine.ready()
+    engine.close()
+    router.engine_changed(ready)
+    answer = ask(router, three_texts())
+    await asyncio.sleep(0.1)
+    assert not answer.done()
+    engine.listen()
+    request = await engine.request()
+    engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
+    assert await vectors_of(answer) == [[1, 1]] * 3
 
 
-def test_what_an_engine_ran_when_it_was_lost_is_run_alone_and_then_failed(tmp_path: Path) -> None:
+@scene
+async def test_a_message_larger_than_the_socket_arrives(stage: Scene) -> None:
+    router, engine = stage.ready(max_queue_tokens=10_000_000)
+    many = Encoded(np.arange(1_000_000, dtype=np.int32), np.full(1000, 1000, np.int32), 0)
+    answer = ask(router, many)
+    request = await engine.request()
+    assert np.array_equal(np.frombuffer(request.ids, np.int32), many.ids)
+    engine.answer(request.id, 0, [[1.0, 1.0]] * 1000)
+    assert await vectors_of(answer) == [[1, 1]] * 1000
+
+
+@scene
+async def test_what_a_lost_engine_ran_is_isolated_and_then_failed(stage: Scene) -> None:
     """The shared counters say what ran. What waited is sent again as it was, as often as it takes."""
-
-    async def run() -> None:
-        counters = SharedCounters.create(1, 1)
-        router = Router(models_of("a"), counters, 0)
-        engines = [FakeEngine(tmp_path, f"engine.{start}") for start in range(6)]
-        router.engine_changed(engines[0].ready())
-        poison, neighbor, waiting = (ask(router, one_text()) for _ in range(3))
-        asked = [await engines[0].request() for _ in range(3)]
-        assert [request.isolated for request in asked] == [False] * 3
-        counters.set_running(0, 0, [request.id for request in asked[:2]])
-        engines[0].close()
-        for start, alone in ((1, [True, True, False]), (2, [True, False]), (3, [True, False]), (4, [True, False])):
-            router.engine_changed(EngineState(0, "down", "killed"))
-            router.engine_changed(engines[start].ready())
-            asked = [await engines[start].request() for _ in alone]
-            assert [request.isolated for request in asked] == alone
-            counters.set_running(0, 0, [asked[0].id] if start == 1 else [])
-            engines[start].close()
-        with pytest.raises(InferenceFailed, match="lost twice"):
-            await asyncio.wait_for(poison, 5)
-        router.engine_changed(EngineState(0, "down", "killed"))
-        router.engine_changed(engines[5].ready())
-        for _ in range(2):
-            engines[5].answer((await engines[5].request()).id, 0, [[1.0, 1.0]])
-        assert [len((await asyncio.wait_for(each, 5)).vectors) for each in (neighbor, waiting)] == [1, 1]
-        assert router.pending == router.admissions[0].admitted_tokens == 0
-        await router.close()
-        engines[5].close()
-
-    asyncio.run(run())
+    counters = SharedCounters.create(1, 1)
+    router = stage.router("a", counters=counters)
+    engines = [stage.engine() for _ in range(6)]
+    router.engine_changed(engines[0].ready())
+    poison, neighbor, waiting = (ask(router, one_text()) for _ in range(3))
+    asked = [await engines[0].request() for _ in range(3)]
+    assert [request.isolated for request in asked] == [False] * 3
+    counters.set_running(0, 0, [request.id for request in asked[:2]])
+    engines[0].close()
+    for start, isolated in ((1, [True, True, False]), (2, [True, False]), (3, [True, False]), (4, [True, False])):
+        router.engine_changed(DOWN)
+        router.engine_changed(engines[start].ready())
+        asked = [await engines[start].request() for _ in isolated]
+        assert [request.isolated for request in asked] == isolated
+        counters.set_running(0, 0, [asked[0].id] if start == 1 else [])
+        engines[start].close()
+    with pytest.raises(InferenceFailed, match="lost twice"):
+        await asyncio.wait_for(poison, 30)
+    router.engine_changed(DOWN)
+    router.engine_changed(engines[5].ready())
+    for _ in range(2):
+        engines[5].answer((await engines[5].request()).id, 0, [[1.0, 1.0]])
+    assert [await vectors_of(each) for each in (neighbor, waiting)] == [[[1, 1]]] * 2
+    assert router.pending == router.admissions[0].admitted_tokens == 0
 
 
-def test_what_was_never_sent_was_not_lost(tmp_path: Path) -> None:
+@scene
+async def test_what_was_never_sent_was_not_lost(stage: Scene) -> None:
     """Whether it waits for an engine, or for the next tick of the loop, when an engine is lost."""
-
-    async def run() -> None:
-        router = Router(models_of("a"), SharedCounters.create(1, 1), 0)
-        answer = None
-        for start in range(10):
-            engine = FakeEngine(tmp_path, f"engine.{start}")
-            router.engine_changed(engine.ready())
-            await engine.accept()
-            while not router._engines[0].status:
-                await asyncio.sleep(0)
-            if answer is None:
-                answer = ask(router, one_text())
-                await asyncio.sleep(0)
-            # It is with this engine, but the tick that sends it has not come.
-            (pending,) = router._pending.values()
-            assert pending.engine == 0
-            assert router._engines[0].unsent == [pending.message]
-            engine.close()
-            router.engine_changed(EngineState(0, "down", "killed"))
-        engine = FakeEngine(tmp_path, "engine")
+    router = stage.router("a")
+    answer = None
+    for _ in range(10):
+        engine = stage.engine()
         router.engine_changed(engine.ready())
-        engine.answer((await engine.request()).id, 0, [[1.0, 1.0]])
-        assert answer is not None
-        assert len((await asyncio.wait_for(answer, 5)).vectors) == 1
-        await router.close()
+        await engine.accept()
+        while not router._engines[0].status:
+            await asyncio.sleep(0)
+        if answer is None:
+            answer = ask(router, one_text())
+            await asyncio.sleep(0)
+        # It is with this engine, but the tick that sends it has not come.
+        (pending,) = router._pending.values()
+        assert pending.engine == 0
+        assert router._engines[0].unsent == [pending.message]
         engine.close()
+        router.engine_changed(DOWN)
+    engine = stage.engine()
+    router.engine_changed(engine.ready())
+    engine.answer((await engine.request()).id, 0, [[1.0, 1.0]])
+    assert answer is not None
+    assert await vectors_of(answer) == [[1, 1]]
 
-    asyncio.run(run())
 
-
-def test_what_an_engine_sent_before_it_was_lost_is_taken(tmp_path: Path) -> None:
+@scene
+async def test_what_an_engine_sent_before_it_was_lost_is_taken(stage: Scene) -> None:
     """Also where the supervisor reports the loss before the socket shows it."""
-
-    async def run() -> None:
-        router, engine = router_and_engine(tmp_path)
-        answer = ask(router, one_text())
-        request = await engine.request()
-        engine.answer(request.id, 0, [[1.0, 1.0]])
-        engine.close()
-        router.engine_changed(EngineState(0, "down", "killed"))
-        assert len((await asyncio.wait_for(answer, 5)).vectors) == 1
-        await router.close()
-
-    asyncio.run(run())
+    router, engine = stage.ready()
+    answer = ask(router, one_text())
+    request = await engine.request()
+    engine.answer(request.id, 0, [[1.0, 1.0]])
+    engine.close()
+    router.engine_changed(DOWN)
+    assert await vectors_of(answer) == [[1, 1]]
 
 
-def test_the_board_says_what_runs() -> None:
+def test_the_shared_counters_say_what_runs() -> None:
     counters = SharedCounters.create(2, 2)
     counters.admitted_tokens[0][1] = 5.0
     counters.set_running(0, 0, [1, 2**62])
-    counters.set_running(0, 1, range(100_000))  # more than there is room for
+    counters.set_running(0, 1, range(100_000))  # more than fit
     counters.set_running(1, 1, [7])
     assert len(counters.running(0)) == 1 + (1 << 16)
     assert 2**62 in counters.running(0)
@@ -255,22 +224,125 @@ def test_the_board_says_what_runs() -> None:
         (-300.0, -20.0, False),  # what runs now follows minutes of forwards that failed
     ],
 )
-def test_health_during_a_long_forward(tmp_path: Path, last_success: float, forward_since: float, healthy: bool) -> None:
-    async def run() -> tuple[bool, float | None]:
-        counters = SharedCounters.create(1, 1)
-        router = Router(models_of("a"), counters, 0)
-        engine = FakeEngine(tmp_path, "engine")
-        router.engine_changed(engine.ready())
-        now = time.monotonic()
-        counters.forward_since[0] = now + forward_since if forward_since else 0.0
-        await engine.accept(last_success=now + last_success)
-        while not router.connected(0):
-            await asyncio.sleep(0.001)
-        found = router.health()
-        await router.close()
-        engine.close()
-        return found
+@scene
+async def test_health_during_a_long_forward(
+    stage: Scene, last_success: float, forward_since: float, healthy: bool
+) -> None:
+    counters = SharedCounters.create(1, 1)
+    router, engine = stage.router("a", counters=counters), stage.engine()
+    router.engine_changed(engine.ready())
+    now = time.monotonic()
+    counters.forward_since[0] = now + forward_since if forward_since else 0.0
+    await engine.accept(last_success=now + last_success)
+    await connected(router, 0)
+    is_healthy, age_s = router.health()
+    assert is_healthy == healthy
+    assert age_s is not None
+    assert age_s >= -last_success
 
-    found, age_s = asyncio.run(run())
-    assert found == healthy
-    assert age_s == pytest.approx(-last_success, abs=2.0)
+
+# --- several models ---
+
+
+@scene
+async def test_a_request_goes_to_an_engine_that_has_its_model(stage: Scene) -> None:
+    """However much more that engine has to do."""
+    router = stage.router("a", "b", engines=2)
+    both, one = stage.engine(), stage.engine(1)
+    router.engine_changed(both.ready(a=READY, b=READY))
+    router.engine_changed(one.ready(a=READY))
+    for engine in (both, one):
+        await engine.accept()
+    await connected(router, 0, 1)
+    await until(lambda: router._engines[1].status)
+    of_b = [ask(router, three_texts(), 1) for _ in range(3)]
+    asked = [await both.request() for _ in range(3)]
+    assert [request.model for request in asked] == [1, 1, 1]
+    of_a = ask(router, one_text())
+    request = await one.request()
+    assert request.model == 0
+    assert [admission.admitted_tokens for admission in router.admissions] == [1, 9]
+    one.answer(request.id, 0, [[1.0, 1.0]])
+    for each in asked:
+        both.answer(each.id, 0, [[1.0, 1.0]] * 3)
+    await asyncio.wait_for(asyncio.gather(of_a, *of_b), 30)
+    assert [admission.admitted_tokens for admission in router.admissions] == [0, 0]
+
+
+@scene
+async def test_what_waits_for_a_model_is_sent_once_it_is_loaded_again(stage: Scene) -> None:
+    """An engine that was lost is ready with one model first; the other model's requests wait for that."""
+    router = stage.router("a", "b")
+    old, new = stage.engine(), stage.engine()
+    router.engine_changed(old.ready(a=READY, b=READY))
+    of_a, of_b = ask(router, one_text(), 0), ask(router, one_text(), 1)
+    assert [(await old.request()).model for _ in range(2)] == [0, 1]
+    old.close()
+    router.engine_changed(EngineState(0, "down", "killed", "", {0: LOADING, 1: LOADING}))
+    router.engine_changed(new.ready(a=READY, b=LOADING))
+    request = await new.request()
+    assert request.model == 0
+    new.answer(request.id, 0, [[1.0, 1.0]])
+    await asyncio.wait_for(of_a, 30)
+    assert not of_b.done()
+    with pytest.raises(Unavailable, match="b is not ready"):  # as at any time while it loads
+        await ask(router, one_text(), 1)
+    router.engine_changed(new.ready(a=READY, b=READY))
+    request = await new.request()
+    assert request.model == 1
+    new.answer(request.id, 0, [[1.0, 1.0]])
+    await asyncio.wait_for(of_b, 30)
+
+
+@scene
+async def test_a_model_that_has_failed_everywhere_fails_what_waits_for_it(stage: Scene) -> None:
+    """Of two engines the first one's requests go to the second."""
+    router = stage.router("a", "b", engines=2)
+    engines = [stage.engine(index) for index in range(2)]
+    router.engine_changed(engines[0].ready(a=READY, b=READY))
+    router.engine_changed(engines[1].ready(a=READY, b=LOADING))
+    for engine in engines:
+        await engine.accept()
+    await connected(router, 0, 1)
+    of_b = ask(router, one_text(), 1)
+    first = await engines[0].request()
+    router.engine_changed(engines[0].ready(a=READY, b=FAILED))
+    await asyncio.sleep(0)
+    assert not of_b.done()
+    router.engine_changed(engines[1].ready(a=READY, b=READY))
+    again = await engines[1].request()
+    assert again.id != first.id
+    assert router._engines[0].tokens == 0
+    of_a = ask(router, one_text(), 0)
+    router.engine_changed(engines[1].ready(a=READY, b=FAILED))
+    with pytest.raises(Unavailable, match=r"b has failed .*out of memory") as failed:
+        await asyncio.wait_for(of_b, 30)
+    assert failed.value.retry_after_s is None
+    with pytest.raises(Unavailable, match="b has failed"):
+        await ask(router, one_text(), 1)
+    request = await engines[0].request()
+    assert request.model == 0
+    engines[0].answer(request.id, 0, [[1.0, 1.0]])
+    await asyncio.wait_for(of_a, 30)
+    assert router.pending == 0
+
+
+@scene
+async def test_draining_gives_up_what_no_engine_will_do(stage: Scene) -> None:
+    router = stage.router("a", "b", engines=2)
+    engines = [stage.engine(index) for index in range(2)]
+    router.engine_changed(engines[0].ready(a=READY))
+    router.engine_changed(engines[1].ready(b=READY))
+    of_a, of_b = ask(router, one_text(), 0), ask(router, one_text(), 1)
+    request = await engines[0].request()
+    assert (await engines[1].request()).model == 1
+    assert not router.draining
+    router.drain()
+    assert router.draining
+    engines[1].close()
+    router.engine_changed(EngineState(1, "down", "killed"))
+    router.give_up(unready=True)
+    with pytest.raises(Unavailable, match="shutting down"):
+        await asyncio.wait_for(of_b, 30)
+    engines[0].answer(request.id, 0, [[1.0, 1.0]])
+    await asyncio.wait_for(of_a, 30)

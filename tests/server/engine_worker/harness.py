@@ -191,6 +191,12 @@ class Harness:
         """Make the next forwards wait for `release`."""
         self.encoder.free = False
 
+    def occupy(self) -> None:
+        """Run a batch of one text, and hold it and all others until they are released."""
+        self.hold()
+        self.send([[1]])
+        self.wait_until_running()
+
     def wait_until_running(self) -> None:
         assert self.encoder.entered.acquire(timeout=60)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from embert.server.engine_worker.lanes import BatchLimits
-from embert.server.engine_worker.scheduler import Scheduler
+from embert.server.engine_worker.scheduler import Batch, Scheduler
 from embert.server.engine_worker.throughput import ThroughputEstimate
 
-__all__ = ["scheduler_of"]
+__all__ = ["next_batch", "scheduler_of"]
 
 
 def scheduler_of(
@@ -27,3 +27,10 @@ def scheduler_of(
         cost.calibrate(fixed_s, token_s)
         scheduler.add_model(model, BatchLimits.of(cost, tokens, texts, longest_text))
     return scheduler
+
+
+def next_batch(scheduler: Scheduler) -> Batch:
+    """The next batch, where there is one."""
+    batch = scheduler.next_batch()
+    assert batch is not None
+    return batch

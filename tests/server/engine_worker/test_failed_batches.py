@@ -5,11 +5,9 @@ from __future__ import annotations
 from tests.server.engine_worker.harness import BUDGET, FAILS, LOST, NOT_FINITE, Harness, rows, vector_of
 
 
-def test_a_failing_request_fails_alone(engine: Harness) -> None:
-    """The batch it was in is halved until it is alone; its neighbors get their vectors."""
-    engine.hold()
-    engine.send([[1]])
-    engine.wait_until_running()
+def test_a_failing_request_fails_without_its_neighbors(engine: Harness) -> None:
+    """The batch it was in is halved until it is by itself; its neighbors get their vectors."""
+    engine.occupy()
     good, bad, fine = engine.send([[2, 3]], [[4], [FAILS]], [[5], [6]])
     engine.wait_until(lambda: engine.queued() == 5)
     engine.encoder.free = True
@@ -20,10 +18,8 @@ def test_a_failing_request_fails_alone(engine: Harness) -> None:
     assert [(part.error, part.message) for part in parts[bad]] == [("backend", "a kernel failed")]
 
 
-def test_a_vector_that_is_not_finite_fails_its_request_alone(engine: Harness) -> None:
-    engine.hold()
-    engine.send([[1]])
-    engine.wait_until_running()
+def test_a_vector_that_is_not_finite_fails_only_its_request(engine: Harness) -> None:
+    engine.occupy()
     good, bad = engine.send([[2]], [[NOT_FINITE], [3]])
     engine.wait_until(lambda: engine.queued() == 3)
     engine.encoder.free = True
@@ -41,7 +37,7 @@ def test_a_lost_encoder_answers_and_ends_the_process(engine: Harness) -> None:
     engine.wait_until(lambda: engine.exits == [70])
 
 
-def test_the_shared_counters_tell_what_runs_until_it_has_run(engine: Harness) -> None:
+def test_the_shared_counters_hold_what_runs(engine: Harness) -> None:
     engine.hold()
     first, second, _ = engine.send([[1] * BUDGET], [[2] * BUDGET], [[3] * 9])
     engine.wait_until_running()
@@ -54,54 +50,48 @@ def test_the_shared_counters_tell_what_runs_until_it_has_run(engine: Harness) ->
     assert engine.counters.running(0) == set()
 
 
-def test_who_may_have_lost_an_engine_is_alone_on_the_encoder(engine: Harness) -> None:
-    engine.hold()
-    engine.send([[1]])
-    engine.wait_until_running()
-    suspects = engine.send([[2], [2, 2]], [[3]], isolated=True)
+def test_isolated_requests_run_by_themselves(engine: Harness) -> None:
+    engine.occupy()
+    isolated = engine.send([[2], [2, 2]], [[3]], isolated=True)
     others = [*engine.send([[4]], [[5]]), *engine.send([[6] * BUDGET], [[7] * BUDGET])]  # full ones are handed over
     engine.wait_until(lambda: engine.queued() == 7)
     engine.release(20)
     parts = engine.receive(8)
-    assert rows(parts[suspects[0]][0]) == [vector_of([2]), vector_of([2, 2])]
-    assert set(parts) >= {*suspects, *others}
+    assert rows(parts[isolated[0]][0]) == [vector_of([2]), vector_of([2, 2])]
+    assert set(parts) >= {*isolated, *others}
     for batch in engine.encoder.batches[1:]:
         assert set(batch.ids.tolist()) in ({2}, {3}) or not {2, 3} & set(batch.ids.tolist())
     engine.wait_until(lambda: not engine.loop._queue._running)
 
 
-def test_nothing_is_handed_over_beside_who_may_have_lost_an_engine(engine: Harness) -> None:
+def test_nothing_is_submitted_beside_an_isolated_request(engine: Harness) -> None:
     engine.hold()
-    (suspect,) = engine.send([[2]], isolated=True)
+    (isolated,) = engine.send([[2]], isolated=True)
     engine.wait_until_running()
     engine.send([[6] * BUDGET], [[7] * BUDGET])
     engine.wait_until(lambda: engine.queued() == 2)
-    assert engine.counters.running(0) == {suspect}
+    assert engine.counters.running(0) == {isolated}
     engine.release(3)
     engine.receive(3)
     assert [batch.tokens for batch in engine.encoder.batches] == [1, BUDGET, BUDGET]
 
 
-def test_a_suspect_whose_client_leaves_is_not_run(engine: Harness) -> None:
-    engine.hold()
-    engine.send([[1]])
-    engine.wait_until_running()
-    suspects = engine.send([[2]], [[3]], [[4]], isolated=True)
+def test_an_isolated_request_whose_client_leaves_is_not_run(engine: Harness) -> None:
+    engine.occupy()
+    isolated = engine.send([[2]], [[3]], [[4]], isolated=True)
     engine.wait_until(lambda: engine.queued() == 3)
     engine.release()
     engine.wait_until_running()  # the first of them
-    engine.send(cancelled=suspects[1:2])
+    engine.send(cancelled=isolated[1:2])
     engine.wait_until(lambda: len(engine.loop._queue._disconnected) == 1)
     engine.release(2)
-    assert set(engine.receive(3)) == {1, suspects[0], suspects[2]}
+    assert set(engine.receive(3)) == {1, isolated[0], isolated[2]}
     assert not any(3 in batch.ids for batch in engine.encoder.batches)
     engine.wait_until(lambda: not engine.loop._queue._running and not engine.loop._queue._disconnected)
 
 
-def test_what_was_with_others_on_a_lost_encoder_is_left_to_be_sent_again(engine: Harness) -> None:
-    engine.hold()
-    engine.send([[1]])
-    engine.wait_until_running()
+def test_a_batch_of_several_requests_on_a_lost_encoder_is_left_to_be_sent_again(engine: Harness) -> None:
+    engine.occupy()
     together = engine.send([[LOST]], [[2]])
     engine.wait_until(lambda: engine.queued() == 2)
     engine.release(2)

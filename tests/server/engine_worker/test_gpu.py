@@ -37,7 +37,7 @@ def test_every_gpu_reports_what_its_driver_says(three: Live) -> None:
     assert three.post("/embed", {"inputs": "a"}).status_code == 200
 
 
-def test_what_a_gpu_does_not_tell_is_left_out(three: Live) -> None:
+def test_readings_that_a_gpu_lacks_are_absent(three: Live) -> None:
     found = until(lambda: gpu_metrics(three, "cuda:1"), what="the GPU's metrics")
     assert found == {"memory_bytes": 75 * GIB, "memory_limit_bytes": 80 * GIB, "utilization_ratio": 0.03}
 

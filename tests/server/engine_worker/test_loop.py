@@ -57,9 +57,7 @@ def test_a_large_request_is_split_and_lets_a_small_one_through(engine: Harness) 
 
 
 def test_each_text_of_a_batch_has_its_own_prompt(engine: Harness) -> None:
-    engine.hold()
-    engine.send([[1]])
-    engine.wait_until_running()
+    engine.occupy()
     engine.send([[2, 2]])
     engine.send([[3, 3], [4, 4, 4]], prompt_tokens=2)
     engine.wait_until(lambda: engine.queued() == 3)
@@ -72,9 +70,7 @@ def test_each_text_of_a_batch_has_its_own_prompt(engine: Harness) -> None:
 
 
 def test_what_a_client_no_longer_wants_is_not_run(engine: Harness) -> None:
-    engine.hold()
-    engine.send([[1]])
-    engine.wait_until_running()
+    engine.occupy()
     gone, kept = engine.send([[2, 2]], [[3, 3]])
     engine.send(cancelled=[gone])
     engine.wait_until(lambda: engine.queued() == 1)
@@ -86,9 +82,7 @@ def test_what_a_client_no_longer_wants_is_not_run(engine: Harness) -> None:
 
 
 def test_a_request_past_its_deadline_is_answered_and_not_run(engine: Harness) -> None:
-    engine.hold()
-    engine.send([[1]])
-    engine.wait_until_running()
+    engine.occupy()
     late, *_ = engine.send([[2, 2], [2, 2]], patience_s=-1.0)
     engine.wait_until(lambda: engine.queued() == 2)
     engine.release()
@@ -98,9 +92,7 @@ def test_a_request_past_its_deadline_is_answered_and_not_run(engine: Harness) ->
 
 
 def test_token_vectors_and_text_vectors_share_a_batch(engine: Harness) -> None:
-    engine.hold()
-    engine.send([[1]])
-    engine.wait_until_running()
+    engine.occupy()
     whole, *_ = engine.send([[4, 5]])
     tokens, *_ = engine.send([[6, 7, 8], [9]], task=Task.TOKENS)
     both, *_ = engine.send([[2, 3]], task=Task.TOKENS | Task.EMBED)
@@ -115,9 +107,7 @@ def test_token_vectors_and_text_vectors_share_a_batch(engine: Harness) -> None:
 
 
 def test_pairs_and_texts_share_a_batch_and_keep_their_token_types(engine: Harness) -> None:
-    engine.hold()
-    engine.send([[1]])
-    engine.wait_until_running()
+    engine.occupy()
     pairs, *_ = engine.send([[6, 7, 8], [9, 5]], task=Task.CLASSIFY, token_types=[[0, 1, 1], [0, 1]])
     texts, *_ = engine.send([[2, 3]])
     single, *_ = engine.send([[4, 4]], task=Task.CLASSIFY)
@@ -134,9 +124,7 @@ def test_pairs_and_texts_share_a_batch_and_keep_their_token_types(engine: Harnes
 
 
 def test_each_request_says_how_its_vectors_are_cut_and_scaled(engine: Harness) -> None:
-    engine.hold()
-    engine.send([[1]])
-    engine.wait_until_running()
+    engine.occupy()
     cut, *_ = engine.send([[2], [3]], dimensions=2)
     engine.send([[4]], normalize=False)
     engine.wait_until(lambda: engine.queued() == 3)

@@ -53,7 +53,7 @@ def test_what_a_batch_costs_does_not_grow_with_the_queue(lengths: list[int]) -> 
 
         return lines_run(three_batches)
 
-    assert cost(60_000) <= 1.5 * cost(2000)
+    assert cost(20_000) <= 1.5 * cost(2000)
 
 
 def test_a_request_of_one_text_costs_a_batch_little() -> None:
@@ -67,9 +67,9 @@ def test_a_request_of_one_text_costs_a_batch_little() -> None:
     assert made[0].texts == 1000
 
 
-def test_requests_that_are_done_do_not_stay_with_those_that_wait_for_their_deadline() -> None:
+def test_deadlines_of_completed_requests_are_forgotten() -> None:
     scheduler = scheduler_of(100)
-    for number in range(20_000):
+    for number in range(6000):
         scheduler.add(Request(number, [10], deadline=1e6 + number))
         assert scheduler.next_batch() is not None
     assert len(scheduler._deadlines) < 2000

@@ -9,7 +9,7 @@ import pytest
 
 from embert.server.engine_worker.lanes import Request
 from embert.server.engine_worker.scheduler import INTERACTIVE_MEMORY_S, SHORT_S
-from tests.server.engine_worker.schedulers import scheduler_of
+from tests.server.engine_worker.schedulers import next_batch, scheduler_of
 
 FIXED_S, TOKEN_S, BATCH = 0.003, 0.00025, 2048  # MiniLM on two CPU cores: a full batch takes 0.5 s
 QUERY, TEXT = 5, 62  # tokens
@@ -40,8 +40,7 @@ class Encoder:
                 came[number] = heapq.heappop(asks)
                 scheduler.add(Request(number, [QUERY]))
                 number += 1
-            batch = scheduler.next_batch()
-            assert batch is not None
+            batch = next_batch(scheduler)
             took_s = self.fixed_s + batch.tokens * self.token_s
             scheduler.settle(batch, took_s)
             now += took_s
@@ -62,7 +61,7 @@ class Encoder:
         return sorted(self.waited_s)[len(self.waited_s) // 2]
 
 
-@pytest.mark.parametrize("clients", [1, 2, 8])
+@pytest.mark.parametrize("clients", [1, 8])
 def test_a_query_waits_for_a_short_batch_and_not_for_a_full_one(clients: int) -> None:
     run = Encoder(clients).run(10.0)
     own_s = FIXED_S + clients * QUERY * TOKEN_S
@@ -71,7 +70,7 @@ def test_a_query_waits_for_a_short_batch_and_not_for_a_full_one(clients: int) ->
     assert sorted(run.waited_s)[-1 - clients] <= 2 * (SHORT_S + own_s)
 
 
-@pytest.mark.parametrize("clients", [1, 2, 4, 8])
+@pytest.mark.parametrize("clients", [1, 8])
 def test_a_large_low_priority_request_is_done_beside_a_few_queries(clients: int) -> None:
     """Alone it takes 32 s. Queries leave most of a batch empty, so low priority follows each of their batches."""
     run = Encoder(clients).run(60.0)
@@ -84,22 +83,20 @@ def test_low_priority_fills_interactive_batches_where_that_takes_no_time() -> No
     scheduler = scheduler_of(16384, fixed_s=0.0001, token_s=5e-8)
     scheduler.add(Request("bulk", [TEXT] * 2048, low_priority=True))
     scheduler.add(Request("query", [QUERY]))
-    batch = scheduler.next_batch()
-    assert batch is not None
+    batch = next_batch(scheduler)
     assert batch.slices[0].request.key == "query"
     assert batch.tokens > 16384 - TEXT
 
 
 def test_a_busy_interactive_queue_is_not_held_up_by_what_follows_a_lone_query() -> None:
-    """Bulk follows batches of which it could have had the larger part, and else goes first in one of eight."""
+    """Low priority follows batches of which it could have had the larger part, and else goes first in one of eight."""
     scheduler = scheduler_of(BATCH, fixed_s=FIXED_S, token_s=TOKEN_S)
     scheduler.add(Request("bulk", [TEXT] * 2048, low_priority=True))
     low_priority = interactive = 0
     for number in range(64):
         for part in range(40):
             scheduler.add(Request((number, part), [TEXT]))
-        batch = scheduler.next_batch()
-        assert batch is not None
+        batch = next_batch(scheduler)
         low_priority += sum(piece.tokens for piece in batch.slices if piece.request.low_priority)
         interactive += sum(piece.tokens for piece in batch.slices if not piece.request.low_priority)
     assert 0 < low_priority < 0.02 * interactive
@@ -108,15 +105,13 @@ def test_a_busy_interactive_queue_is_not_held_up_by_what_follows_a_lone_query() 
 def test_batches_of_low_priority_are_full_where_no_interactive_requests_come() -> None:
     scheduler = scheduler_of(BATCH, fixed_s=FIXED_S, token_s=TOKEN_S)
     scheduler.add(Request("bulk", [TEXT] * 20_000, low_priority=True))
-    first = scheduler.next_batch()
-    assert first is not None
+    first = next_batch(scheduler)
     assert first.tokens > BATCH - TEXT
     scheduler.add(Request("query", [QUERY]))
     tokens: list[int] = []
     seconds: list[float] = []
     while not tokens or tokens[-1] < BATCH - TEXT:
-        batch = scheduler.next_batch()
-        assert batch is not None
+        batch = next_batch(scheduler)
         tokens.append(batch.tokens)
         seconds.append(FIXED_S + batch.tokens * TOKEN_S)
     assert tokens[0] == QUERY

@@ -1,11 +1,10 @@
-"""What several threads send at once arrives whole, and nothing goes to who is gone."""
+"""What several threads send at once arrives whole, and nothing goes to a lost connection."""
 
 from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from embert.server.ipc.channel import (
     decode_results,
     encode,
 )
+from tests.server.live import until
 from tests.server.wire import Wire
 
 THREADS, EACH, CONNECTED = 4, 400, 3
@@ -35,23 +35,21 @@ class Engine:
         self.path = path
         self.submits: list[tuple[Channel, Submit]] = []
         self.gone: list[Channel] = []
+        self.asked = 0  # times that the status was asked for
         self.server = SocketServer(
-            status, lambda channel, submit: self.submits.append((channel, submit)), self.gone.append
+            self.status, lambda channel, submit: self.submits.append((channel, submit)), self.gone.append
         )
         self.server.listen(path)
+
+    def status(self) -> EngineStatus:
+        self.asked += 1
+        return status()
 
     def channel_of(self, wire: Wire, number: int) -> Channel:
         """The engine's end of a connection that this makes known by a number."""
         wire.send(encode(Submit([], [number])))
         until(lambda: any(submit.cancelled == [number] for _, submit in self.submits))
         return next(channel for channel, submit in self.submits if submit.cancelled == [number])
-
-
-def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -83,8 +81,8 @@ def test_every_message_of_every_thread_arrives_once(engine: Engine) -> None:
         thread.start()
     found: list[int] = []
     for index, wire in enumerate(wires):
-        mine: list[int] = []
-        while len(mine) < sum(number % CONNECTED == index for number in range(THREADS * EACH)):
+        own: list[int] = []
+        while len(own) < sum(number % CONNECTED == index for number in range(THREADS * EACH)):
             message = wire.next()
             assert message is not None
             results = decode_results(message)
@@ -92,11 +90,11 @@ def test_every_message_of_every_thread_arrives_once(engine: Engine) -> None:
             for each in results.parts:
                 assert each == part(each.id, 2000)
                 assert each.id % CONNECTED == index
-                mine.append(each.id)
+                own.append(each.id)
         for sender in range(THREADS):
-            in_order = [number for number in mine if number // EACH == sender]
+            in_order = [number for number in own if number // EACH == sender]
             assert in_order == sorted(in_order)
-        found += mine
+        found += own
         wire.close()
     for joined in threads:
         joined.join()
@@ -104,6 +102,8 @@ def test_every_message_of_every_thread_arrives_once(engine: Engine) -> None:
 
 
 def test_a_status_at_once_and_every_interval(engine: Engine) -> None:
+    """Also while nobody is connected: it is the engine's sign of life."""
+    until(lambda: engine.asked >= 4)
     wire = Wire.connect(engine.path)
     for _ in range(5):
         message = wire.next()
@@ -112,22 +112,7 @@ def test_a_status_at_once_and_every_interval(engine: Engine) -> None:
     wire.close()
 
 
-def test_the_status_is_asked_for_while_nobody_is_connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the engine's sign of life: without one it would be ended, and with it nobody's work."""
-    monkeypatch.setattr(socket_server, "STATUS_INTERVAL_S", 0.05)
-    asked: list[float] = []
-
-    def ask() -> EngineStatus:
-        asked.append(time.monotonic())
-        return status()
-
-    ours = SocketServer(ask, lambda *_: None, lambda *_: None)
-    ours.listen(f"{tmp_path}/engine")
-    until(lambda: len(asked) >= 4)
-    ours.close()
-
-
-def test_who_is_gone_is_told_once_and_gets_nothing(engine: Engine) -> None:
+def test_a_lost_connection_is_reported_once_and_gets_nothing(engine: Engine) -> None:
     gone, other = Wire.connect(engine.path), Wire.connect(engine.path)
     channels = engine.channel_of(gone, 1), engine.channel_of(other, 2)
     gone.close()
@@ -145,7 +130,7 @@ def test_who_is_gone_is_told_once_and_gets_nothing(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("message", [b"", b"\xff" * 100, b"\x92\x01"])
-def test_who_sends_what_is_no_message_is_disconnected(engine: Engine, message: bytes) -> None:
+def test_a_malformed_message_ends_its_connection(engine: Engine, message: bytes) -> None:
     stranger, other = Wire.connect(engine.path), Wire.connect(engine.path)
     stranger.send(message)
     assert stranger.closed()
@@ -176,7 +161,7 @@ def test_closing_sends_what_is_left_and_disconnects(engine: Engine) -> None:
     engine.server = Engine(engine.path + ".next").server  # for the fixture to close
 
 
-def test_another_users_process_is_kept_out(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_process_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """At both ends: any user may connect to a name, or take one before its owner does."""
     with monkeypatch.context() as ours:
         ours.setattr("embert.server.ipc.channel.os.geteuid", lambda: 12345)

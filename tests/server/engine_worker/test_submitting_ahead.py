@@ -9,7 +9,7 @@ import pytest
 from tests.server.engine_worker.harness import BUDGET, FAILS, Clock, Harness
 
 
-def test_the_next_batch_is_handed_over_shortly_before_the_running_one_ends(engine: Harness, clock: Clock) -> None:
+def test_the_next_batch_is_submitted_shortly_before_the_running_one_ends(engine: Harness, clock: Clock) -> None:
     engine.model.throughput.calibrate(0.09, 0.0)
     engine.hold()
     clock.wake.clear()
@@ -50,7 +50,7 @@ def test_batches_too_short_or_too_long_for_it_are_waited_for(engine: Harness, cl
     engine.receive(2)
 
 
-def test_a_full_batch_is_handed_over_while_another_runs(engine: Harness) -> None:
+def test_a_full_batch_is_submitted_while_another_runs(engine: Harness) -> None:
     engine.hold()
     engine.send([[1] * BUDGET], [[2] * BUDGET], [[3] * BUDGET])
     engine.wait_until_running()
@@ -61,7 +61,7 @@ def test_a_full_batch_is_handed_over_while_another_runs(engine: Harness) -> None
 
 
 @pytest.fixture
-def handed_over(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def submitted(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of batches that the encoder has been given, each time one is answered."""
     counts: list[int] = []
     answer = engine.loop._responder.answer
@@ -74,7 +74,7 @@ def handed_over(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def test_the_encoder_works_on_while_answers_are_made(engine: Harness, handed_over: list[int]) -> None:
+def test_the_encoder_works_on_while_answers_are_made(engine: Harness, submitted: list[int]) -> None:
     engine.hold()
     engine.send([[1, 2]])
     engine.wait_until_running()
@@ -82,10 +82,10 @@ def test_the_encoder_works_on_while_answers_are_made(engine: Harness, handed_ove
     engine.wait_until(lambda: engine.queued() == 1)
     engine.release(2)
     engine.receive(2)
-    assert handed_over == [2, 2]
+    assert submitted == [2, 2]
 
 
-def test_a_second_full_batch_is_handed_over_before_an_answer_is_made(engine: Harness, handed_over: list[int]) -> None:
+def test_a_second_full_batch_is_submitted_before_an_answer_is_made(engine: Harness, submitted: list[int]) -> None:
     engine.model.throughput.calibrate(0.5, 0.0)
     engine.hold()
     engine.send(*[[[number] * BUDGET] for number in range(1, 6)])
@@ -93,10 +93,10 @@ def test_a_second_full_batch_is_handed_over_before_an_answer_is_made(engine: Har
     engine.wait_until(lambda: len(engine.encoder.batches) == 2)
     engine.release(5)
     engine.receive(5)
-    assert handed_over == [3, 4, 5, 5, 5]
+    assert submitted == [3, 4, 5, 5, 5]
 
 
-def test_answers_wait_while_the_encoder_has_next_to_nothing_to_do(engine: Harness, handed_over: list[int]) -> None:
+def test_answers_wait_while_the_encoder_has_next_to_nothing_to_do(engine: Harness, submitted: list[int]) -> None:
     """Batches that take no time, beside which an answer takes long: up to three answers wait."""
     engine.model.answer_s = 0.01
     engine.hold()
@@ -105,7 +105,7 @@ def test_answers_wait_while_the_encoder_has_next_to_nothing_to_do(engine: Harnes
     engine.wait_until(lambda: len(engine.encoder.batches) == 2)
     engine.release(8)
     engine.receive(8)
-    assert handed_over == [5, 6, 7, 8, 8, 8, 8, 8]
+    assert submitted == [5, 6, 7, 8, 8, 8, 8, 8]
 
 
 def test_the_encoder_never_holds_more_than_two_batches(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

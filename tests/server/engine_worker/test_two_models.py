@@ -63,7 +63,7 @@ def test_each_request_runs_on_its_model(two: TwoModels) -> None:
         assert rows(parts[other][0]) == [[2 * value for value in vector_of(text)]]
 
 
-def test_two_models_under_load_take_turns_by_time(two: TwoModels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_models_under_load_share_the_time(two: TwoModels, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of the second are expected to take, and take, three times as long."""
     two.model.throughput.calibrate(0.0, 0.001)
     two.second.throughput.calibrate(0.0, 0.003)
@@ -73,9 +73,7 @@ def test_two_models_under_load_take_turns_by_time(two: TwoModels, monkeypatch: p
         settle(batch, batch.charged.seconds if batch.charged else 0.0)
 
     monkeypatch.setattr(two.loop._queue, "settle", settle_as_expected)
-    two.hold()
-    two.send([[1, 1]])
-    two.wait_until_running()
+    two.occupy()
     two.send([[5] * BUDGET] * 30)
     two.send([[5] * BUDGET] * 30, model=1)
     two.wait_until(lambda: two.queued() >= 58)
@@ -87,9 +85,7 @@ def test_two_models_under_load_take_turns_by_time(two: TwoModels, monkeypatch: p
 
 
 def test_a_failed_batch_of_one_model_is_run_again_in_halves_on_it(two: TwoModels) -> None:
-    two.hold()
-    two.send([[1, 1]])
-    two.wait_until_running()
+    two.occupy()
     bad, good = two.send([[FAILS, 2]], [[7, 8]], model=1)
     two.wait_until(lambda: two.queued() == 2)
     two.release(2)
@@ -99,7 +95,7 @@ def test_a_failed_batch_of_one_model_is_run_again_in_halves_on_it(two: TwoModels
     assert rows(parts[good][0]) == [[2 * value for value in vector_of([7, 8])]]
 
 
-def test_a_model_that_is_not_here_is_an_error_and_no_end(two: TwoModels) -> None:
+def test_an_unknown_model_is_an_error_of_its_request(two: TwoModels) -> None:
     (lost,) = two.send([[1, 2]], model=2)
     (part,) = two.receive(1)[lost]
     assert part.error == "backend"
@@ -112,9 +108,7 @@ def test_a_deadline_counts_the_work_of_both(two: TwoModels) -> None:
     """Of the other model only as much as this one's own: the two share the device."""
     for model in (two.model, two.second):
         model.throughput.calibrate(0.0, 1.0)  # a token a second
-    two.hold()
-    two.send([[1, 1]])
-    two.wait_until_running()
+    two.occupy()
     two.send([[3] * 20], [[4] * 20], model=1)
     two.wait_until(lambda: two.queued() == 2)
     # 10 tokens of its own, and as long for the other model's: 20 s.
@@ -126,12 +120,10 @@ def test_a_deadline_counts_the_work_of_both(two: TwoModels) -> None:
     assert not two.receive(4)[enough][0].error
 
 
-def test_a_request_that_expires_gives_no_place_to_a_model_whose_encoder_is_full(
+def test_an_expired_request_is_not_replaced_by_a_model_whose_encoder_is_full(
     two: TwoModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    two.hold()
-    two.send([[1, 1]])
-    two.wait_until_running()
+    two.occupy()
     (late,) = two.send([[5, 5]])
     two.send([[6, 6]], model=1, patience_s=600.0)
     two.wait_until(lambda: two.queued() == 2)
@@ -150,6 +142,6 @@ def test_an_idle_engine_probes_each_of_its_models(two: TwoModels) -> None:
     assert two.order.count("first") == two.order.count("second") == 2
 
 
-def test_the_status_tells_the_rate_of_every_model_of_the_server(two: TwoModels) -> None:
+def test_the_status_has_the_rate_of_every_model(two: TwoModels) -> None:
     two.second.throughput.calibrate(0.0, 1 / 40)
     assert two.loop._health.status().tokens_per_s == pytest.approx([0.0, 40.0, 0.0])
