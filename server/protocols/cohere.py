@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from embert.engine import Task
 from embert.engine.tokenization.pairs import PairLimits
 from embert.server.http.errors import Invalid
-from embert.server.protocols.fields import COHERE_EMBED, COHERE_RERANK
+from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import check_number_type, read_input_type
 from embert.server.protocols.ranking import joined, rank
 from embert.server.protocols.rerank import ApiVersion, RerankMeta, RerankResult, result_rows, search_units
@@ -46,7 +46,7 @@ class CohereError(BaseModel):
 class CohereRerankRequest(RequestBody):
     """`POST /v2/rerank`."""
 
-    known = COHERE_RERANK
+    known = FIELDS["cohere_rerank"]
     text_limit: ClassVar[str] = "max_client_documents"
     input_forms: ClassVar[InputForms] = {
         "query": InputForm(shortest=0),
@@ -123,7 +123,7 @@ class CohereInput(RequestBody):
 class CohereEmbedRequest(RequestBody):
     """`POST /v1/embed` and `/v2/embed`."""
 
-    known = COHERE_EMBED
+    known = FIELDS["cohere_embed"]
     input_forms: ClassVar[InputForms] = {"texts": InputForm("a list of strings")}
 
     model: str | None = Field(None, description="The served model's name or id.")

@@ -1,43 +1,45 @@
 """The fields of every route, by the APIs whose references have them: honored, harmless, or refused.
 
-`RequestBody.known` of each schema is one of these tables; docs/fields.py writes them into docs/api.md. A field that
-changes what an answer means is honored or refused, never dropped. What is in no table is named in the header
+`RequestBody.known` of each schema is one entry of FIELDS; docs/fields.py writes them into docs/api.md. A field that
+changes what an answer means is honored or refused, never dropped. What no API has is named in the header
 `x-embert-ignored-fields`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from embert.server.request.known_fields import Fields, KnownField, Verdict, known
+from embert.server.request.known_fields import Api, KnownField, Verdict
 
-__all__ = [
-    "CLASSIFY",
-    "COHERE_EMBED",
-    "COHERE_RERANK",
-    "DECODE",
-    "DETOKENIZE",
-    "ELSEWHERE",
-    "EMBED",
-    "EMBEDDINGS",
-    "EMBED_ALL",
-    "EMBED_SPARSE",
-    "POOLING",
-    "PREDICT",
-    "PREDICT_PARAMETERS",
-    "RANKING",
-    "RERANK",
-    "SCORE",
-    "SIMILARITY",
-    "SIMILARITY_INPUTS",
-    "SIMILARITY_PARAMETERS",
-    "TEI_RERANK",
-    "TOKENIZE",
-    "VERTEX",
-]
+__all__ = ["ELSEWHERE", "FIELDS"]
 
-HONORED, HARMLESS, REFUSED = Verdict.HONORED, Verdict.HARMLESS, Verdict.REFUSED
+TEI_VECTORS = "embed embed_sparse embed_all"
+VECTORS = f"embeddings pooling {TEI_VECTORS} similarity similarity.parameters cohere_embed"
+TEI_TEXTS = f"{TEI_VECTORS} similarity.parameters predict"
+RERANK = "rerank tei_rerank"
+PAIRS = f"{RERANK} score"
+SCORES = f"{PAIRS} classify"
+# The path chooses the model of these, not a field.
+PATH_MODEL = f"{TEI_VECTORS} similarity similarity.parameters predict decode vertex"
+ALL = f"{VECTORS} {SCORES} cohere_rerank ranking predict tokenize detokenize decode vertex"
+_NESTED = ("similarity.inputs", "similarity.parameters", "predict.parameters")  # objects in a body
+
+# Of a request, or of an object in one → its fields by name.
+FIELDS: dict[str, dict[str, KnownField]] = {route: {} for route in (*ALL.split(), *_NESTED)}
+
+
+def _add(verdict: Verdict, names: str, routes: str, apis: str, reason: str = "", **more: Any) -> None:
+    """A row of the table: fields of which the same is true on several routes; `reason` and `more` are KnownField's."""
+    field = KnownField(verdict, tuple(Api[api] for api in apis.split()), reason, **more)
+    for route in routes.split():
+        FIELDS[route] |= dict.fromkeys(names.split(), field)
+
+
+_honored = partial(_add, Verdict.HONORED)
+_harmless = partial(_add, Verdict.HARMLESS)
+_refused = partial(_add, Verdict.REFUSED)
 
 # --- other words for the same ---
 
@@ -80,300 +82,188 @@ def _number_type(value: Any) -> Mapping[str, Any]:
     return {"encoding_format": value} if value == "base64" else {"output_dtype": value}
 
 
-# --- of every route ---
+# --- several kinds of routes ---
 
-_EVERY: Fields = {
-    **known("user", HARMLESS, "OPENAI VLLM INFINITY NVIDIA", "it says whose request this is"),
-    **known("request_id", HARMLESS, "VLLM", "the header `x-request-id` names a request"),
-    **known("cache_salt", HARMLESS, "VLLM", "no answer is kept for other requests"),
-    **known("metadata", HARMLESS, "MISTRAL", "a note for the caller's own logs"),
-    **known("mm_processor_kwargs media_io_kwargs", HARMLESS, "VLLM", "only images are read with them"),
-    **known("options", HARMLESS, "HUGGING_FACE", "about waiting for a model, and a cache, that are not here"),
-    **known(
-        "messages chat_template chat_template_kwargs tools",
-        REFUSED,
-        "VLLM",
-        "texts are read as they are, and not as chats",
-    ),
-    **known(
-        "add_generation_prompt continue_final_message", REFUSED, "VLLM", "texts are not read as chats", unless=(False,)
-    ),
-    **known("padding", REFUSED, "VLLM", "nothing is padded", unless=("do_not_pad",)),
-    **known("modality", REFUSED, "INFINITY NVIDIA", "models read texts only", unless=("text",)),
-    **known("image images", REFUSED, "JINA COHERE", "models read texts only", unless=([],)),
-}
-_MODEL: Fields = known("model", HONORED, "OPENAI VLLM INFINITY JINA VOYAGE MISTRAL COHERE NVIDIA")
-_NO_MODEL: Fields = {
-    **known("model", HARMLESS, "TEI HUGGING_FACE", "the path chooses the model on TEI's routes"),
-    **known("priority", HARMLESS, "VLLM COHERE", "the header `x-priority` says it on TEI's routes"),
-}
-_PRIORITY: Fields = known("priority", HONORED, "VLLM COHERE")
-_SPECIAL_TOKENS: Fields = known(
-    "add_special_tokens", REFUSED, "VLLM", "the model reads the first of them", unless=(True,)
+_harmless("user", ALL, "OPENAI VLLM INFINITY NVIDIA", "it says whose request this is")
+_harmless("request_id", ALL, "VLLM", "the header `x-request-id` names a request")
+_harmless("cache_salt", ALL, "VLLM", "no answer is kept for other requests")
+_harmless("metadata", ALL, "MISTRAL", "a note for the caller's own logs")
+_harmless("mm_processor_kwargs media_io_kwargs", ALL, "VLLM", "only images are read with them")
+_harmless("options", ALL, "HUGGING_FACE", "about waiting for a model, and a cache, that are not here")
+_refused(
+    "messages chat_template chat_template_kwargs tools", ALL, "VLLM", "texts are read as they are, and not as chats"
 )
-_CUT_TOKENS: Fields = known("truncate_prompt_tokens truncation_side", HONORED, "VLLM")
+_refused("add_generation_prompt continue_final_message", ALL, "VLLM", "texts are not read as chats", unless=(False,))
+_refused("padding", ALL, "VLLM", "nothing is padded", unless=("do_not_pad",))
+_refused("modality", ALL, "INFINITY NVIDIA", "models read texts only", unless=("text",))
+_refused("image images", ALL, "JINA COHERE", "models read texts only", unless=([],))
+_refused("add_special_tokens", f"{VECTORS} {SCORES}", "VLLM", "the model reads the first of them", unless=(True,))
+_honored(
+    "model",
+    "embeddings pooling cohere_embed rerank cohere_rerank ranking score classify detokenize",
+    "OPENAI VLLM INFINITY JINA VOYAGE MISTRAL COHERE NVIDIA",
+)
+_honored("priority", "embeddings pooling cohere_embed rerank tei_rerank cohere_rerank score classify", "VLLM COHERE")
+_honored("truncation", f"embeddings {TEI_TEXTS} {RERANK}", "VOYAGE", **_as("truncate"))
+_refused("late_chunking", VECTORS, "JINA", "texts are encoded independently", unless=(False,))
+_refused("return_multivector", VECTORS, "JINA", "`embedding_types` asks for these", unless=(False,))
+_refused("prompt instruction", VECTORS, "XINFERENCE", "`prompt_name` chooses one of the model's own prompts")
+_harmless("model", PATH_MODEL, "TEI HUGGING_FACE", "the path chooses the model on TEI's routes")
+_harmless("priority", PATH_MODEL, "VLLM COHERE", "the header `x-priority` says it on TEI's routes")
+_honored("truncate_prompt_tokens truncation_side", f"embeddings pooling {SCORES}", "VLLM")
+_honored("output_dimension", "embeddings pooling embed", "VOYAGE MISTRAL", **_as("dimensions"))
+_honored("normalized", "embeddings embed", "JINA", **_as("normalize"))
+_honored("use_activation", "embeddings embed", "VLLM", **_as("normalize"))
 
 # --- embeddings ---
 
-# Jina's own features, which no other server has, and fields that would change the vectors.
-_OTHER_VECTORS: Fields = {
-    **known("late_chunking", REFUSED, "JINA", "texts are encoded independently", unless=(False,)),
-    **known("return_multivector", REFUSED, "JINA", "`embedding_types` asks for these", unless=(False,)),
-    **known("prompt instruction", REFUSED, "XINFERENCE", "`prompt_name` chooses one of the model's own prompts"),
-    **_SPECIAL_TOKENS,
-}
-EMBEDDINGS: dict[str, KnownField] = {
-    **_EVERY,
-    **_OTHER_VECTORS,
-    **_MODEL,
-    **_PRIORITY,
-    **_CUT_TOKENS,
-    **known("input encoding_format", HONORED, "OPENAI VLLM TEI INFINITY JINA VOYAGE MISTRAL NVIDIA"),
-    **known("dimensions", HONORED, "OPENAI VLLM TEI INFINITY JINA NVIDIA"),
-    **known("truncate", HONORED, "JINA NVIDIA EMBERT", translation=_cuts("truncation_side")),
-    **known("truncation", HONORED, "VOYAGE", **_as("truncate")),
-    **known("truncation_direction", HONORED, "EMBERT", **_as("truncation_side")),
-    **known("prompt_name normalize embedding_types", HONORED, "EMBERT"),
-    **known("normalized", HONORED, "JINA", **_as("normalize")),
-    **known("use_activation", HONORED, "VLLM", **_as("normalize")),
-    **known("task", HONORED, "JINA"),
-    **known("input_type", HONORED, "VOYAGE NVIDIA EMBERT"),
-    **known("output_dimension", HONORED, "VOYAGE MISTRAL", **_as("dimensions")),
-    **known("output_dtype", HONORED, "VOYAGE MISTRAL"),
-    **known(
-        "embedding_type encoding_type",
-        HONORED,
-        "JINA NVIDIA",
-        "as `output_dtype`; base64: as `encoding_format`",
-        translation=_number_type,
-    ),
-    **known("embed_dtype", REFUSED, "VLLM", "numbers are float32 here, others in /pooling", unless=("float32",)),
-    **known(
-        "endianness", REFUSED, "VLLM", "numbers are little-endian here, others in /pooling", unless=("native", "little")
-    ),
-}
-POOLING: dict[str, KnownField] = {
-    **_EVERY,
-    **_OTHER_VECTORS,
-    **_MODEL,
-    **_PRIORITY,
-    **_CUT_TOKENS,
-    **known("input encoding_format dimensions", HONORED, "VLLM"),
-    **known("task embed_dtype endianness use_activation", HONORED, "VLLM"),
-    **known("input_type", HONORED, "EMBERT"),
-    **known("normalize activation softmax", REFUSED, "VLLM", "they are older names of `use_activation`"),
-    **known("data", REFUSED, "VLLM", "no plug-in reads it; texts go into `input`"),
-    **known("output_dimension", HONORED, "VOYAGE MISTRAL", **_as("dimensions")),
-}
-
-_TEI_READING: Fields = {
-    **known("truncate", HONORED, "TEI", translation=_cuts("truncation_direction")),
-    **known("truncation_direction", HONORED, "TEI"),
-    **known("truncation", HONORED, "VOYAGE", **_as("truncate")),
-    **known("truncation_side", HONORED, "VLLM", **_as("truncation_direction")),
-    **known("truncate_prompt_tokens", REFUSED, "VLLM", "/v1/embeddings and /pooling have it"),
-}
-_NUMBERS_ONLY: Fields = {
-    **known(
-        "encoding_format", REFUSED, "OPENAI", "numbers are JSON here; /v1/embeddings has base64", unless=("float",)
-    ),
-    **known("output_dtype embedding_type", REFUSED, "VOYAGE MISTRAL JINA", "/v1/embeddings has it", unless=("float",)),
-    **known("embedding_types", REFUSED, "COHERE EMBERT", "/v1/embeddings and /v2/embed have it"),
-    **known("embed_dtype", REFUSED, "VLLM", "/pooling has it", unless=("float32",)),
-    **known("endianness", REFUSED, "VLLM", "/pooling has it", unless=("native", "little")),
-}
-_PARAMETERS: Fields = known(
-    "parameters", HONORED, "HUGGING_FACE", "its fields count as the request's own", is_flat=True
+_honored("input encoding_format", "embeddings", "OPENAI VLLM TEI INFINITY JINA VOYAGE MISTRAL NVIDIA")
+_honored("dimensions", "embeddings", "OPENAI VLLM TEI INFINITY JINA NVIDIA")
+_honored("truncate", "embeddings", "JINA NVIDIA EMBERT", translation=_cuts("truncation_side"))
+_honored("truncation_direction", "embeddings rerank", "EMBERT", **_as("truncation_side"))
+_honored("prompt_name normalize embedding_types", "embeddings", "EMBERT")
+_honored("task", "embeddings", "JINA")
+_honored("input_type", "embeddings", "VOYAGE NVIDIA EMBERT")
+_honored("output_dtype", "embeddings", "VOYAGE MISTRAL")
+_honored(
+    "embedding_type encoding_type",
+    "embeddings",
+    "JINA NVIDIA",
+    "as `output_dtype`; base64: as `encoding_format`",
+    translation=_number_type,
 )
-EMBED_SPARSE: dict[str, KnownField] = {
-    **_EVERY,
-    **_OTHER_VECTORS,
-    **_NO_MODEL,
-    **_TEI_READING,
-    **_NUMBERS_ONLY,
-    **_PARAMETERS,
-    **known("inputs prompt_name", HONORED, "TEI"),
-    **known("task", HONORED, "EMBERT"),
-    **known("input_type", REFUSED, "VOYAGE NVIDIA COHERE", "`prompt_name` chooses one of the model's prompts"),
-    **known(
-        "dimensions output_dimension", REFUSED, "OPENAI VOYAGE MISTRAL", "these vectors have no dimensions to cut off"
-    ),
-    **known("normalize normalized use_activation", REFUSED, "TEI JINA VLLM", "these vectors are not scaled",
-            unless=(False,)),
-}  # fmt: skip
-EMBED_ALL: dict[str, KnownField] = {**EMBED_SPARSE, **known("input_type", HONORED, "EMBERT")}
-EMBED: dict[str, KnownField] = {
-    **EMBED_SPARSE,
-    **known("normalize dimensions", HONORED, "TEI"),
-    **known("normalized", HONORED, "JINA", **_as("normalize")),
-    **known("use_activation", HONORED, "VLLM", **_as("normalize")),
-    **known("output_dimension", HONORED, "VOYAGE MISTRAL", **_as("dimensions")),
-}
-_SIMILARITY: Fields = {**_EVERY, **_OTHER_VECTORS, **_NO_MODEL}
-SIMILARITY: dict[str, KnownField] = {
-    **_SIMILARITY,
-    **known("inputs parameters", HONORED, "TEI HUGGING_FACE"),
-    **known("truncate truncation_direction prompt_name task", REFUSED, "TEI", "it belongs into `parameters`"),
-    # litellm names the hub's task so.
-    **known("input_type", REFUSED, "VOYAGE NVIDIA COHERE", "other routes have it", unless=("sentence-similarity",)),
-}
-SIMILARITY_INPUTS: Fields = known("source_sentence sentences", HONORED, "TEI HUGGING_FACE")
-SIMILARITY_PARAMETERS: Fields = {
-    **_SIMILARITY,
-    **_TEI_READING,
-    **known("prompt_name", HONORED, "TEI"),
-    **known("task", HONORED, "EMBERT"),
-    **known("normalize normalized", REFUSED, "TEI JINA", "cosines do not depend on it", unless=(True, False)),
-    **known("dimensions output_dimension", REFUSED, "OPENAI", "cosines are of whole vectors"),
-}
-COHERE_EMBED: dict[str, KnownField] = {
-    **_EVERY,
-    **_OTHER_VECTORS,
-    **_MODEL,
-    **_PRIORITY,
-    **known("texts inputs input_type embedding_types max_tokens output_dimension", HONORED, "COHERE"),
-    **known("truncate", HONORED, "COHERE"),
-    **known("dimensions", HONORED, "OPENAI", **_as("output_dimension")),
-    **known(
-        "normalize normalized use_activation",
-        REFUSED,
-        "TEI JINA VLLM",
-        "these vectors have length 1; /embed has others",
-        unless=(True,),
-    ),
-    **known("encoding_format", REFUSED, "OPENAI", "`embedding_types` has base64", unless=("float",)),
-}
+_refused("embed_dtype", "embeddings", "VLLM", "numbers are float32 here, others in /pooling", unless=("float32",))
+_refused(
+    "endianness",
+    "embeddings",
+    "VLLM",
+    "numbers are little-endian here, others in /pooling",
+    unless=("native", "little"),
+)
+_honored("use_activation", f"pooling {SCORES}", "VLLM")
+_honored("input_type", "pooling embed_all", "EMBERT")
+_honored("input encoding_format dimensions task embed_dtype endianness", "pooling", "VLLM")
+_refused("normalize activation softmax", "pooling", "VLLM", "they are older names of `use_activation`")
+_refused("data", "pooling", "VLLM", "no plug-in reads it; texts go into `input`")
+_honored("truncate", TEI_TEXTS, "TEI", translation=_cuts("truncation_direction"))
+_honored("truncation_direction", f"{TEI_TEXTS} tei_rerank", "TEI")
+_honored("truncation_side", TEI_TEXTS, "VLLM", **_as("truncation_direction"))
+_honored("parameters", TEI_VECTORS, "HUGGING_FACE", "its fields count as the request's own", is_flat=True)
+_honored("inputs", f"{TEI_VECTORS} tokenize", "TEI")
+_honored("prompt_name", f"{TEI_VECTORS} similarity.parameters tokenize", "TEI")
+_honored("task", f"{TEI_VECTORS} similarity.parameters", "EMBERT")
+_honored("dimensions normalize", "embed", "TEI")
+_refused(
+    "truncate_prompt_tokens", f"{TEI_VECTORS} similarity.parameters", "VLLM", "/v1/embeddings and /pooling have it"
+)
+_refused(
+    "encoding_format", TEI_VECTORS, "OPENAI", "numbers are JSON here; /v1/embeddings has base64", unless=("float",)
+)
+_refused("output_dtype embedding_type", TEI_VECTORS, "VOYAGE MISTRAL JINA", "/v1/embeddings has it", unless=("float",))
+_refused("embedding_types", TEI_VECTORS, "COHERE EMBERT", "/v1/embeddings and /v2/embed have it")
+_refused("embed_dtype", TEI_VECTORS, "VLLM", "/pooling has it", unless=("float32",))
+_refused("endianness", TEI_VECTORS, "VLLM", "/pooling has it", unless=("native", "little"))
+_refused("input_type", "embed embed_sparse", "VOYAGE NVIDIA COHERE", "`prompt_name` chooses one of the model's prompts")
+_refused(
+    "dimensions output_dimension",
+    "embed_sparse embed_all",
+    "OPENAI VOYAGE MISTRAL",
+    "these vectors have no dimensions to cut off",
+)
+_refused(
+    "normalize normalized use_activation",
+    "embed_sparse embed_all",
+    "TEI JINA VLLM",
+    "these vectors are not scaled",
+    unless=(False,),
+)
+_honored("inputs", "similarity predict", "TEI HUGGING_FACE")
+_honored("parameters", "similarity", "TEI HUGGING_FACE")
+_refused("truncate truncation_direction prompt_name task", "similarity", "TEI", "it belongs into `parameters`")
+_refused("input_type", "similarity", "VOYAGE NVIDIA COHERE", "other routes have it", unless=("sentence-similarity",))
+_honored("source_sentence sentences", "similarity.inputs", "TEI HUGGING_FACE")
+_refused(
+    "normalize normalized", "similarity.parameters", "TEI JINA", "cosines do not depend on it", unless=(True, False)
+)
+_refused("dimensions output_dimension", "similarity.parameters", "OPENAI", "cosines are of whole vectors")
+_honored("texts inputs input_type embedding_types max_tokens output_dimension truncate", "cohere_embed", "COHERE")
+_honored("dimensions", "cohere_embed", "OPENAI", **_as("output_dimension"))
+_refused(
+    "normalize normalized use_activation",
+    "cohere_embed",
+    "TEI JINA VLLM",
+    "these vectors have length 1; /embed has others",
+    unless=(True,),
+)
+_refused("encoding_format", "cohere_embed", "OPENAI", "`embedding_types` has base64", unless=("float",))
+_honored("top_k", f"{RERANK} cohere_rerank ranking", "VOYAGE", **_as("top_n"))
+_honored("max_tokens_per_query max_tokens_per_doc", RERANK, "VLLM COHERE")
 
 # --- scores ---
 
-_PAIRS: Fields = {
-    **_EVERY,
-    **_SPECIAL_TOKENS,
-    **_PRIORITY,
-    **_CUT_TOKENS,
-    **known("max_tokens_per_query max_tokens_per_doc use_activation", HONORED, "VLLM"),
-    **known("instruction", REFUSED, "VLLM XINFERENCE", "models read only the query and the document"),
-    **known("activation softmax", REFUSED, "VLLM", "older names of `use_activation`"),
-}
-RERANK: dict[str, KnownField] = {
-    **_PAIRS,
-    **_MODEL,
-    **known("query", HONORED, "VLLM TEI INFINITY JINA VOYAGE COHERE"),
-    **known("documents", HONORED, "VLLM INFINITY JINA VOYAGE COHERE"),
-    **known("top_n", HONORED, "VLLM INFINITY JINA COHERE"),
-    **known("top_k", HONORED, "VOYAGE", **_as("top_n")),
-    **known("return_documents", HONORED, "INFINITY JINA VOYAGE COHERE"),
-    **known("return_text", HONORED, "TEI", **_as("return_documents")),
-    **known("raw_scores", HONORED, "TEI INFINITY"),
-    **known("max_tokens_per_query max_tokens_per_doc", HONORED, "VLLM COHERE"),
-    **known("truncate", HONORED, "NVIDIA EMBERT", translation=_cuts("truncation_side")),
-    **known("truncation", HONORED, "VOYAGE", **_as("truncate")),
-    **known("truncation_direction", HONORED, "EMBERT", **_as("truncation_side")),
-    **known("texts", HONORED, "TEI", **_as("documents"), ignored_beside="documents"),
-    **known(
-        "max_chunks_per_doc overlap_tokens", HARMLESS, "COHERE XINFERENCE", "a document is one chunk, which may be cut"
-    ),
-    **known("return_len", HARMLESS, "XINFERENCE", "`usage` and `meta` have the tokens"),
-    **known("rank_fields", REFUSED, "COHERE", "no other field of a document is read", unless=(["text"],)),
-}
-TEI_RERANK: dict[str, KnownField] = {
-    **RERANK,
-    **known("texts truncation_direction return_text", HONORED, "TEI"),
-    **known("documents", HONORED, "VLLM INFINITY JINA", ignored_beside="texts"),
-    **known("model", HONORED, "VLLM INFINITY JINA", ignored_beside="texts"),
-    **known("truncate", HONORED, "TEI NVIDIA", translation=_cuts("truncation_direction")),
-}
-COHERE_RERANK: dict[str, KnownField] = {
-    **_EVERY,
-    **_MODEL,
-    **_PRIORITY,
-    **known("query documents top_n max_tokens_per_doc return_documents", HONORED, "COHERE"),
-    **known("top_k", HONORED, "VOYAGE", **_as("top_n")),
-    **known("relevant_spans", REFUSED, "COHERE", "documents have scores as a whole", unless=({"mode": "disabled"},)),
-    **known("max_chunks_per_doc", HARMLESS, "COHERE", "a document is one chunk, which may be cut"),
-    **known("rank_fields", REFUSED, "COHERE", "a document is a string", unless=(["text"],)),
-    **known("raw_scores", REFUSED, "TEI INFINITY", "/v1/rerank has it", unless=(False,)),
-    **known("use_activation", REFUSED, "VLLM", "/v1/rerank has it", unless=(True,)),
-    **known("truncation truncate", REFUSED, "VOYAGE NVIDIA", "/v1/rerank has it", unless=(True, "END")),
-    **known("truncate_prompt_tokens max_tokens_per_query", REFUSED, "VLLM", "/v1/rerank has it"),
-    **known("truncation_side", REFUSED, "VLLM", "/v1/rerank has it", unless=("right",)),
-    **known("instruction", REFUSED, "VLLM", "models read only the query and the document"),
-}
-RANKING: dict[str, KnownField] = {
-    **_EVERY,
-    **_MODEL,
-    **known("query passages truncate", HONORED, "NVIDIA"),
-    **known("top_n", HONORED, "EMBERT"),
-    **known("top_k", HONORED, "VOYAGE", **_as("top_n")),
-}
-SCORE: dict[str, KnownField] = {
-    **_PAIRS,
-    **_MODEL,
-    **known("queries documents items text_1 text_2 data_1 data_2", HONORED, "VLLM"),
-    **known("raw_scores", HONORED, "INFINITY", **_not("use_activation")),
-}
+_honored("query", RERANK, "VLLM TEI INFINITY JINA VOYAGE COHERE")
+_honored("documents", "rerank", "VLLM INFINITY JINA VOYAGE COHERE")
+_honored("top_n", RERANK, "VLLM INFINITY JINA COHERE")
+_honored("return_documents", RERANK, "INFINITY JINA VOYAGE COHERE")
+_honored("return_text", "rerank", "TEI", **_as("return_documents"))
+_honored("raw_scores", RERANK, "TEI INFINITY")
+_honored("truncate", "rerank", "NVIDIA EMBERT", translation=_cuts("truncation_side"))
+_honored("texts", "rerank", "TEI", **_as("documents"), ignored_beside="documents")
+_harmless("max_chunks_per_doc overlap_tokens", RERANK, "COHERE XINFERENCE", "a document is one chunk, which may be cut")
+_harmless("return_len", RERANK, "XINFERENCE", "`usage` and `meta` have the tokens")
+_refused("activation softmax", SCORES, "VLLM", "older names of `use_activation`")
+_refused("instruction", PAIRS, "VLLM XINFERENCE", "models read only the query and the document")
+_refused("rank_fields", RERANK, "COHERE", "no other field of a document is read", unless=(["text"],))
+_honored("model documents", "tei_rerank", "VLLM INFINITY JINA", ignored_beside="texts")
+_honored("return_text texts", "tei_rerank", "TEI")
+_honored("truncate", "tei_rerank", "TEI NVIDIA", translation=_cuts("truncation_direction"))
+_honored("query documents top_n max_tokens_per_doc return_documents", "cohere_rerank", "COHERE")
+_harmless("max_chunks_per_doc", "cohere_rerank", "COHERE", "a document is one chunk, which may be cut")
+_refused(
+    "relevant_spans", "cohere_rerank", "COHERE", "documents have scores as a whole", unless=({"mode": "disabled"},)
+)
+_refused("rank_fields", "cohere_rerank", "COHERE", "a document is a string", unless=(["text"],))
+_refused("raw_scores", "cohere_rerank", "TEI INFINITY", "/v1/rerank has it", unless=(False,))
+_refused("use_activation", "cohere_rerank", "VLLM", "/v1/rerank has it", unless=(True,))
+_refused("truncation truncate", "cohere_rerank", "VOYAGE NVIDIA", "/v1/rerank has it", unless=(True, "END"))
+_refused("truncate_prompt_tokens max_tokens_per_query", "cohere_rerank", "VLLM", "/v1/rerank has it")
+_refused("truncation_side", "cohere_rerank", "VLLM", "/v1/rerank has it", unless=("right",))
+_refused("instruction", "cohere_rerank", "VLLM", "models read only the query and the document")
+_honored("query passages truncate", "ranking", "NVIDIA")
+_honored("top_n", "ranking", "EMBERT")
+_honored("raw_scores", "score classify", "INFINITY", **_not("use_activation"))
+_honored("max_tokens_per_query max_tokens_per_doc queries documents items text_1 text_2 data_1 data_2", "score", "VLLM")
 
 # --- classes ---
 
-CLASSIFY: dict[str, KnownField] = {
-    **_EVERY,
-    **_MODEL,
-    **_PRIORITY,
-    **_CUT_TOKENS,
-    **_SPECIAL_TOKENS,
-    **known("input", HONORED, "VLLM INFINITY"),
-    **known("use_activation", HONORED, "VLLM"),
-    **known("raw_scores", HONORED, "INFINITY", **_not("use_activation")),
-    **known("activation softmax", REFUSED, "VLLM", "older names of `use_activation`"),
-    **known("labels classifier_id", REFUSED, "JINA", "a model has labels of its own"),
-}
-PREDICT: dict[str, KnownField] = {
-    **_EVERY,
-    **_NO_MODEL,
-    **known("inputs", HONORED, "TEI HUGGING_FACE"),
-    **known("raw_scores", HONORED, "TEI"),
-    **known("truncate", HONORED, "TEI", translation=_cuts("truncation_direction")),
-    **known("truncation_direction", HONORED, "TEI"),
-    **known("parameters", HONORED, "HUGGING_FACE"),
-    **known("function_to_apply top_k", REFUSED, "HUGGING_FACE", "it belongs into `parameters`"),
-    **known("use_activation", HONORED, "VLLM", **_not("raw_scores")),
-    **known("truncation", HONORED, "VOYAGE", **_as("truncate")),
-    **known("truncation_side", HONORED, "VLLM", **_as("truncation_direction")),
-    **known("truncate_prompt_tokens", REFUSED, "VLLM", "/classify has it"),
-}
-PREDICT_PARAMETERS: Fields = {
-    **known("function_to_apply top_k", HONORED, "HUGGING_FACE"),
-    **known("return_all_scores", REFUSED, "HUGGING_FACE", "`top_k` says how many are answered", unless=(True,)),
-    **known("padding", HARMLESS, "HUGGING_FACE", "nothing is padded"),
-    **known("truncation", REFUSED, "HUGGING_FACE", "`truncate`, beside `parameters`, says it", unless=(True,)),
-    **known("max_length", REFUSED, "HUGGING_FACE", "texts are cut to what the model takes"),
-}
+_honored("input", "classify", "VLLM INFINITY")
+_refused("labels classifier_id", "classify", "JINA", "a model has labels of its own")
+_honored("raw_scores", "predict", "TEI")
+_honored("parameters", "predict", "HUGGING_FACE")
+_honored("use_activation", "predict", "VLLM", **_not("raw_scores"))
+_refused("function_to_apply top_k", "predict", "HUGGING_FACE", "it belongs into `parameters`")
+_refused("truncate_prompt_tokens", "predict", "VLLM", "/classify has it")
+_honored("function_to_apply top_k", "predict.parameters", "HUGGING_FACE")
+_harmless("padding", "predict.parameters", "HUGGING_FACE", "nothing is padded")
+_refused(
+    "return_all_scores", "predict.parameters", "HUGGING_FACE", "`top_k` says how many are answered", unless=(True,)
+)
+_refused("truncation", "predict.parameters", "HUGGING_FACE", "`truncate`, beside `parameters`, says it", unless=(True,))
+_refused("max_length", "predict.parameters", "HUGGING_FACE", "texts are cut to what the model takes")
 
 # --- tokens ---
 
-TOKENIZE: dict[str, KnownField] = {
-    **_EVERY,
-    **known("inputs prompt_name", HONORED, "TEI"),
-    **known("add_special_tokens", HONORED, "TEI VLLM"),
-    **known("prompt return_token_strs", HONORED, "VLLM"),
-    **known("model", HONORED, "VLLM", ignored_beside="inputs"),
-}
-DETOKENIZE: dict[str, KnownField] = {**_EVERY, **_MODEL, **known("tokens", HONORED, "VLLM")}
-DECODE: dict[str, KnownField] = {**_EVERY, **_NO_MODEL, **known("ids skip_special_tokens", HONORED, "TEI")}
-VERTEX: dict[str, KnownField] = {
-    **_EVERY,
-    **_NO_MODEL,
-    **known("instances", HONORED, "TEI"),
-    **known("parameters", REFUSED, "HUGGING_FACE", "each instance has its own fields", unless=({},)),
-}
+_honored("add_special_tokens", "tokenize", "TEI VLLM")
+_honored("prompt return_token_strs", "tokenize", "VLLM")
+_honored("model", "tokenize", "VLLM", ignored_beside="inputs")
+_honored("tokens", "detokenize", "VLLM")
+_honored("ids skip_special_tokens", "decode", "TEI")
+_honored("instances", "vertex", "TEI")
+_refused("parameters", "vertex", "HUGGING_FACE", "each instance has its own fields", unless=({},))
 
 # --- on other routes ---
 
 ELSEWHERE = "other routes have it, and this one does not read it"
-_TABLES = (
-    EMBEDDINGS, POOLING, EMBED, EMBED_SPARSE, EMBED_ALL, SIMILARITY, COHERE_EMBED, RERANK, TEI_RERANK, COHERE_RERANK,
-    RANKING, SCORE, CLASSIFY, PREDICT, TOKENIZE, DETOKENIZE, DECODE, VERTEX,
-)  # fmt: skip
 # Not these, which say what an answer is of: clients of several servers send them under two names.
 _INPUTS = frozenset(
     {
@@ -385,17 +275,18 @@ _INPUTS = frozenset(
 
 def _complete() -> None:
     """Refuse fields that change the answers of other routes, unless this route defines them."""
+    tables = [table for route, table in FIELDS.items() if route not in _NESTED]
     elsewhere: dict[str, KnownField] = {}
-    for table in _TABLES:
+    for table in tables:
         for name, field in table.items():
-            if name in _INPUTS or field.verdict is HARMLESS:
+            if name in _INPUTS or field.verdict is Verdict.HARMLESS:
                 continue
             same = elsewhere.get(name, field)
             unless = [*same.unless, *(value for value in field.unless if value not in same.unless)]
             if name.startswith("return_"):
                 unless.append(False)
-            elsewhere[name] = KnownField(REFUSED, same.apis, ELSEWHERE, tuple(unless))
-    for table in _TABLES:
+            elsewhere[name] = KnownField(Verdict.REFUSED, same.apis, ELSEWHERE, tuple(unless))
+    for table in tables:
         table.update({name: field for name, field in elsewhere.items() if name not in table})
 
 

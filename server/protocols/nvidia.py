@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from embert.server.protocols.fields import RANKING
+from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import Usage
 from embert.server.protocols.ranking import Document, documents_texts, joined, rank
 from embert.server.request.inputs import PairTokenizeOptions
@@ -19,7 +19,7 @@ __all__ = ["NvidiaRanking", "RankingRequest", "ranking"]
 class RankingRequest(RequestBody):
     """`POST /v1/ranking`."""
 
-    known = RANKING
+    known = FIELDS["ranking"]
     text_limit: ClassVar[str] = "max_client_documents"
     strings_per_text: ClassVar[int] = 16  # of an object with several fields
     input_forms: ClassVar[InputForms] = {

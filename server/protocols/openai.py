@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from embert.engine import Task
 from embert.engine.tasks import NO_TASK
 from embert.server.http.errors import Invalid, describe_name
-from embert.server.protocols.fields import EMBEDDINGS
+from embert.server.protocols.fields import FIELDS
 from embert.server.request.inputs import TokenizeOptions
 from embert.server.request.model_handle import Capability, ModelHandle
 from embert.server.request.request_body import (
@@ -47,7 +47,7 @@ _DENSE = Capability(Task.EMBED)
 class EmbeddingsRequest(RequestBody):
     """`POST /v1/embeddings`: OpenAI's fields, and extensions."""
 
-    known = EMBEDDINGS
+    known = FIELDS["embeddings"]
     input_forms: ClassVar[InputForms] = {"input": TEXT_OR_IDS}
 
     input: TextOrIds = Field(description="A text, texts, token ids of one text, or token ids of several.")

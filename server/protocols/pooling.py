@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from embert.engine import Task, TaskOutput
 from embert.engine.heads.scores import scores
 from embert.server.http.errors import Invalid, TaskMissing
-from embert.server.protocols.fields import POOLING
+from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import Usage, check_foreign_ids, read_input_type
 from embert.server.protocols.ranking import activation
 from embert.server.request.inputs import InputTexts, TokenizeOptions
@@ -43,7 +43,7 @@ MOST_DESCRIBED = 512  # texts whose places in the bytes fit into a header that c
 class PoolingRequest(RequestBody):
     """`POST /pooling`: vLLM's fields, and one extension."""
 
-    known = POOLING
+    known = FIELDS["pooling"]
     input_forms: ClassVar[InputForms] = {"input": TEXT_OR_IDS}
 
     input: TextOrIds = Field(description="A text, texts, token ids of one text, or token ids of several.")

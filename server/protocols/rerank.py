@@ -13,7 +13,7 @@ import orjson
 from pydantic import BaseModel, Field
 
 from embert.engine.tokenization.pairs import PairLimits
-from embert.server.protocols.fields import RERANK
+from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import DOCUMENTS, Documents, Ranking, documents_texts, joined, rank
 from embert.server.request.inputs import PairTokenizeOptions
 from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody
@@ -89,7 +89,7 @@ class RerankFields(PairFields):
 class RerankDocumentsRequest(RerankFields):
     """`POST /v1/rerank`."""
 
-    known = RERANK
+    known = FIELDS["rerank"]
     input_forms: ClassVar[InputForms] = {"query": InputForm(shortest=0), "documents": DOCUMENTS}
 
     documents: Documents = Field(description="Texts, or objects with a `text`, whose other fields are ignored.")

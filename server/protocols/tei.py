@@ -9,14 +9,7 @@ from pydantic import BaseModel, Field, RootModel
 
 from embert.engine import Encoded, Task
 from embert.server.http.errors import EmptyInput
-from embert.server.protocols.fields import (
-    EMBED,
-    EMBED_ALL,
-    EMBED_SPARSE,
-    SIMILARITY,
-    SIMILARITY_INPUTS,
-    SIMILARITY_PARAMETERS,
-)
+from embert.server.protocols.fields import FIELDS
 from embert.server.request.inputs import TokenizeOptions
 from embert.server.request.request_body import (
     MODELS_DIRECTION,
@@ -66,7 +59,7 @@ class TeiError(BaseModel):
 class EmbedSparseRequest(RequestBody):
     """`POST /embed_sparse`: (index, value) pairs. And what all requests for vectors have."""
 
-    known = EMBED_SPARSE
+    known = FIELDS["embed_sparse"]
     input_forms: ClassVar[InputForms] = {"inputs": TEXTS_AND_IDS}
 
     inputs: TextsAndIds = Field(description="A text, token ids of one text, or a list of texts and of such ids.")
@@ -83,7 +76,7 @@ class EmbedSparseRequest(RequestBody):
 class EmbedAllRequest(EmbedSparseRequest):
     """`POST /embed_all`: one vector a token."""
 
-    known = EMBED_ALL
+    known = FIELDS["embed_all"]
     input_type: InputType | None = Field(
         None,
         description="What the texts are to a model of late interaction, document by default, or to one with adapters.",
@@ -93,7 +86,7 @@ class EmbedAllRequest(EmbedSparseRequest):
 class EmbedRequest(EmbedSparseRequest):
     """`POST /embed`: text-embeddings-inference's fields."""
 
-    known = EMBED
+    known = FIELDS["embed"]
     normalize: bool = Field(True, description="Scale vectors to length 1.")
     dimensions: int | None = Field(None, description="Cut the vectors to this many numbers, then normalize again.")
 
@@ -170,7 +163,7 @@ async def _tokenized(context: RequestContext, request: EmbedSparseRequest, is_qu
 class SimilarityInputs(RequestObject):
     """One text, and the texts it is compared with."""
 
-    known = SIMILARITY_INPUTS
+    known = FIELDS["similarity.inputs"]
     input_forms: ClassVar[InputForms] = {"source_sentence": InputForm(), "sentences": InputForm()}
 
     source_sentence: str
@@ -180,7 +173,7 @@ class SimilarityInputs(RequestObject):
 class SimilarityParameters(RequestObject):
     """How texts are read."""
 
-    known = SIMILARITY_PARAMETERS
+    known = FIELDS["similarity.parameters"]
     truncate: bool | None = None
     truncation_direction: Direction = MODELS_DIRECTION
     prompt_name: str | None = None
@@ -190,7 +183,7 @@ class SimilarityParameters(RequestObject):
 class SimilarityRequest(RequestBody):
     """`POST /similarity`: cosine of one text with each of several."""
 
-    known = SIMILARITY
+    known = FIELDS["similarity"]
     inputs: SimilarityInputs
     parameters: SimilarityParameters | None = None
 

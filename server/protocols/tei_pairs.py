@@ -14,7 +14,7 @@ from embert.engine import Task
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import scores
 from embert.server.http.errors import EmptyInput, Invalid
-from embert.server.protocols.fields import PREDICT, PREDICT_PARAMETERS, TEI_RERANK
+from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import DOCUMENTS, Documents, activation, joined, json_numbers
 from embert.server.protocols.rerank import Reranked, RerankFields, ranked, rerank_documents
 from embert.server.request.inputs import PairTokenizeOptions, TextPairs
@@ -38,7 +38,7 @@ __all__ = ["PredictRequest", "Predictions", "Ranks", "RerankRequest", "predict",
 class RerankRequest(RerankFields):
     """`POST /rerank`: with `texts` TEI's, else with `documents` that of `/v1/rerank`."""
 
-    known = TEI_RERANK
+    known = FIELDS["tei_rerank"]
     input_forms: ClassVar[InputForms] = {
         "query": InputForm(shortest=0),
         "texts": InputForm("a list of strings", shortest=0),
@@ -97,7 +97,7 @@ _FUNCTIONS = {"sigmoid": "sigmoid", "softmax": "softmax", "none": "identity"}
 class PredictParameters(RequestObject):
     """What huggingface_hub's `text_classification` sends beside the text."""
 
-    known = PREDICT_PARAMETERS
+    known = FIELDS["predict.parameters"]
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = Field(
         None, description="What makes scores of the model's logits. Default: as without parameters."
     )
@@ -107,7 +107,7 @@ class PredictParameters(RequestObject):
 class PredictRequest(RequestBody):
     """`POST /predict`: the labels of texts, or of pairs of texts."""
 
-    known = PREDICT
+    known = FIELDS["predict"]
     strings_per_text: ClassVar[int] = 2
     input_forms: ClassVar[InputForms] = {"inputs": _INPUTS}
 

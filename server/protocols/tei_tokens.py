@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, RootModel
 
 from embert.engine.tokenization.encoded import Chunks, TokenInfo
 from embert.server.http.errors import EmptyInput, Invalid
-from embert.server.protocols.fields import DECODE, DETOKENIZE, TOKENIZE
+from embert.server.protocols.fields import FIELDS
 from embert.server.request.inputs import InputTexts
 from embert.server.request.request_body import IDS, IdList, IdLists, InputForm, InputForms, RequestBody, TextList
 from embert.server.request.request_context import JSON, RequestContext
@@ -40,7 +40,7 @@ _WORD_BYTES = 16  # of a token as text
 class TokenizeRequest(RequestBody):
     """`POST /tokenize`."""
 
-    known = TOKENIZE
+    known = FIELDS["tokenize"]
     input_forms: ClassVar[InputForms] = {"inputs": InputForm("a string or a list of strings", shortest=0)}
 
     inputs: str | TextList | None = Field(None, description="A text, or texts.")
@@ -159,7 +159,7 @@ def _written(chunks: Iterator[TokenChunk], texts: int) -> Chunks[tuple[int, byte
 class DecodeRequest(RequestBody):
     """`POST /decode`."""
 
-    known = DECODE
+    known = FIELDS["decode"]
     input_forms: ClassVar[InputForms] = {"ids": IDS}
 
     ids: IdList | IdLists
@@ -180,7 +180,7 @@ async def decode(context: RequestContext) -> tuple[bytes, bytes]:
 class DetokenizeRequest(RequestBody):
     """`POST /detokenize`."""
 
-    known = DETOKENIZE
+    known = FIELDS["detokenize"]
     input_forms: ClassVar[InputForms] = {"tokens": InputForm("a list of token ids")}
 
     tokens: IdList = Field(description="The token ids of one text; special ones stay in the answer.")

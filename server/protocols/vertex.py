@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, Field
 
 from embert.server.http.errors import EmptyInput, PayloadTooLarge, ServerError
-from embert.server.protocols.fields import VERTEX
+from embert.server.protocols.fields import FIELDS
 from embert.server.request.request_body import FAIL_FAST, RequestBody
 from embert.server.request.request_context import JSON, Handler, RequestContext
 
@@ -22,7 +22,7 @@ AT_ONCE = 64  # instances of a request in work
 class VertexRequest(RequestBody):
     """`POST /vertex`: several requests in one."""
 
-    known = VERTEX
+    known = FIELDS["vertex"]
     strings_per_text: ClassVar[int] = 2  # of pairs
 
     instances: Annotated[list[Instance], FAIL_FAST] = Field(

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from embert.engine import Task
 from embert.engine.heads.scores import scores
 from embert.server.http.errors import Invalid
-from embert.server.protocols.fields import CLASSIFY, SCORE
+from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import activation, joined, json_numbers, score_pairs
 from embert.server.protocols.rerank import PairFields
 from embert.server.request.inputs import PairTokenizeOptions, TokenizeOptions
@@ -34,7 +34,7 @@ _FIELDS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"),
 class ScoreRequest(PairFields):
     """`POST /score`: one text with each of several, or two lists pair by pair, under one of four pairs of names."""
 
-    known = SCORE
+    known = FIELDS["score"]
     text_limit: ClassVar[str] = "max_client_documents"
     strings_per_text: ClassVar[int] = 2
     input_forms: ClassVar[InputForms] = {name: _PAIRED for pair in _FIELDS for name in pair}
@@ -79,7 +79,7 @@ class Scores(BaseModel):
 class ClassifyRequest(RequestBody):
     """`POST /classify`."""
 
-    known = CLASSIFY
+    known = FIELDS["classify"]
     input_forms: ClassVar[InputForms] = {"input": _TEXTS}
 
     input: TextOrTexts = Field(description="A text, or texts.")

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from embert.server.http.errors import Invalid, describe
 
-__all__ = ["Api", "Fields", "KnownField", "TranslatedFields", "Verdict", "header_value", "known", "translate_fields"]
+__all__ = ["Api", "Fields", "KnownField", "TranslatedFields", "Verdict", "header_value", "translate_fields"]
 
 _NAMES_IN_HEADER = 16
 _LETTERS_OF_A_NAME = 40
@@ -68,12 +68,6 @@ class KnownField:
 
 
 Fields = Mapping[str, KnownField]
-
-
-def known(names: str, verdict: Verdict, apis: str, reason: str = "", **more: Any) -> dict[str, KnownField]:
-    """Rows of a table: several fields of which the same is true. `apis` are names of members of Api."""
-    field = KnownField(verdict, tuple(Api[name] for name in apis.split()), reason, **more)
-    return dict.fromkeys(names.split(), field)
 
 
 @dataclass(frozen=True, slots=True)
