@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 OPTIONS = ("-O3", "-DNDEBUG", "-std=c++17", "-Xcompiler=-fPIC,-fvisibility=hidden")
 UNNAMED = re.compile(r"\d+_GLOBAL__N__\w*?_cu_[0-9a-f]+(?:_\d+)?")  # an unnamed namespace's mangled name has its file
-SHT_NOBITS = 8
+SYMBOL_BYTES = 24
+EIFMT_SVAL, EIATTR_REGCOUNT = 0x04, 0x2F
 
 
 class Body(NamedTuple):
@@ -97,16 +98,37 @@ def kernels(cubins: Sequence[Path]) -> list[Kernel]:
 
 
 def _text_sections(elf: bytes) -> Iterator[Kernel]:
-    """Each kernel's section of instructions; its registers are the highest byte of the section's info."""
+    """Each kernel's section of instructions, and its registers: an attribute in .nv.info that names its symbol."""
     (headers,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, name_section = struct.unpack_from("<HHH", elf, 0x3A)
     sections = [struct.unpack_from("<IIQQQQIIQQ", elf, headers + i * size) for i in range(count)]
     names = elf[sections[name_section][4] :]
-    for name_offset, kind, _, _, offset, length, _, info, _, _ in sections:
-        name = names[name_offset : names.index(b"\0", name_offset)].decode()
-        if name.startswith(".text.") and kind != SHT_NOBITS:
-            code = elf[offset : offset + length]
-            yield name.removeprefix(".text."), Body(hashlib.sha256(code).hexdigest(), length, info >> 24)
+    by_name = {
+        names[offset : names.index(b"\0", offset)].decode(): index for index, (offset, *_) in enumerate(sections)
+    }
+    symbols = sections[by_name[".symtab"]][4]
+    registers = {}
+    for symbol, value in _register_counts(_content(elf, sections[by_name[".nv.info"]])):
+        (section,) = struct.unpack_from("<H", elf, symbols + SYMBOL_BYTES * symbol + 6)
+        registers[section] = value
+    for name, index in by_name.items():
+        if name.startswith(".text."):
+            code = _content(elf, sections[index])
+            yield name.removeprefix(".text."), Body(hashlib.sha256(code).hexdigest(), len(code), registers[index])
+
+
+def _content(elf: bytes, section: tuple[int, ...]) -> bytes:
+    return elf[section[4] : section[4] + section[5]]
+
+
+def _register_counts(info: bytes) -> Iterator[tuple[int, int]]:
+    """Symbols and their registers, from the attributes of .nv.info: format, attribute, size or value, content."""
+    offset = 0
+    while offset < len(info):
+        form, attribute, value = struct.unpack_from("<BBH", info, offset)
+        if attribute == EIATTR_REGCOUNT:
+            yield struct.unpack_from("<II", info, offset + 4)
+        offset += 4 + (value if form == EIFMT_SVAL else 0)
 
 
 def sizes(kernels: Sequence[Kernel], name: str) -> str:
