@@ -6,13 +6,13 @@
 
 namespace embert {
 
-bool attention_takes(DType, int head_size) {
+bool attention_supports(DType, int head_size) {
   return head_size >= 8 && head_size <= 128 && head_size % 8 == 0;
 }
 
 Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream) {
-  if (!attention_takes(dtype, head_size)) {
+  if (!attention_supports(dtype, head_size)) {
     return Status::refused("attention: head size " + std::to_string(head_size) +
                            " is not a multiple of 8 from 8 to 128");
   }
@@ -20,19 +20,19 @@ Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& wor
     return Status::refused("attention: a window and scores by relative position");
   EMBERT_TRY(check_attention_work(work.tile_count, work.short_count));
   const bool is_plain = work.window == 0 && relative.scores == nullptr;
-  if (maps != nullptr && work.longest >= kLongTokens && is_plain && attention_sm90_takes_long(dtype, head_size)) {
+  if (maps != nullptr && work.longest >= kLongTokens && is_plain && attention_sm90_long_supports(dtype, head_size)) {
     if (work.tile_count > 0) EMBERT_TRY(attention_sm90_long(dtype, qkv, rows, work, heads, context, *maps, stream));
     const AttentionWork shorts{nullptr, 0, work.shorts, work.short_count};
     return attention_sm80(dtype, qkv, {shorts}, heads, head_size, relative, context, stream);
   }
   // A batch with only short texts uses the portable kernel: it computes the same bits, without a work list of tiles.
-  if (maps != nullptr && attention_sm90_takes(dtype, head_size, work.window) && work.tile_count > 0)
+  if (maps != nullptr && attention_sm90_supports(dtype, head_size, work.window) && work.tile_count > 0)
     return attention_sm90(dtype, qkv, rows, work, heads, head_size, relative, context, *maps, stream);
-  if (dtype == DType::kFloat32) return attention_float32(qkv, work, heads, head_size, relative, context, stream);
+  if (dtype == DType::kFloat32) return attention_fp32(qkv, work, heads, head_size, relative, context, stream);
   return attention_sm80(dtype, qkv, work, heads, head_size, relative, context, stream);
 }
 
-bool attention_leaves_blocks(DType dtype, const WindowedWork& work, int head_size, const TensorMaps* maps) {
+bool attention_writes_blocks(DType dtype, const WindowedWork& work, int head_size, const TensorMaps* maps) {
   return maps != nullptr && dtype == DType::kFloat16 && head_size == kHeadBlock && work.window == 0 &&
          work.tile_count > 0 && work.longest < kLongTokens && work.queries == Queries::kAll;
 }
@@ -41,7 +41,7 @@ Status attention_in_blocks(const void* qkv, int rows, const WindowedWork& work, 
                            const RelativeScores& relative, const QuantizedBlocks& context, TensorMaps& maps,
                            const Stream& stream) {
   EMBERT_TRY(check_attention_work(work.tile_count, work.short_count));
-  if (!attention_leaves_blocks(DType::kFloat16, work, kHeadBlock, &maps))
+  if (!attention_writes_blocks(DType::kFloat16, work, kHeadBlock, &maps))
     return Status::refused("attention: this work does not leave its context in blocks");
   return attention_sm90_in_blocks(qkv, rows, work, heads, relative, context, maps, stream);
 }

@@ -13,27 +13,27 @@ class TensorMaps;
 // maps: on a Hopper device, else null. All forward passes of an encoder must use the same, because bits depend on it.
 Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream);
-bool attention_takes(DType dtype, int head_size);
+bool attention_supports(DType dtype, int head_size);
 
-// The same in FP16 with an int8 context, where attention_leaves_blocks: heads of kHeadBlock columns, each a block.
-bool attention_leaves_blocks(DType dtype, const WindowedWork& work, int head_size, const TensorMaps* maps);
+// The same in FP16 with an int8 context, where attention_writes_blocks: heads of kHeadBlock columns, each a block.
+bool attention_writes_blocks(DType dtype, const WindowedWork& work, int head_size, const TensorMaps* maps);
 Status attention_in_blocks(const void* qkv, int rows, const WindowedWork& work, int heads,
                            const RelativeScores& relative, const QuantizedBlocks& context, TensorMaps& maps,
                            const Stream& stream);
 
-// The implementations that `attention` selects from. attention_takes is true for their arguments.
-Status attention_float32(const void* qkv, const WindowedWork& work, int heads, int head_size,
-                         const RelativeScores& relative, void* context, const Stream& stream);
+// The implementations that `attention` selects from. attention_supports is true for their arguments.
+Status attention_fp32(const void* qkv, const WindowedWork& work, int heads, int head_size,
+                      const RelativeScores& relative, void* context, const Stream& stream);
 Status attention_sm80(DType dtype, const void* qkv, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, const Stream& stream);  // 16-bit types
-bool attention_sm90_takes(DType dtype, int head_size, int window);
+bool attention_sm90_supports(DType dtype, int head_size, int window);
 Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, TensorMaps& maps, const Stream& stream);
 Status attention_sm90_in_blocks(const void* qkv, int rows, const AttentionWork& work, int heads,
                                 const RelativeScores& relative, const QuantizedBlocks& context, TensorMaps& maps,
                                 const Stream& stream);
 // The same bits where no text has a window or relative scores. Only tiles; texts of up to 32 tokens are skipped.
-bool attention_sm90_takes_long(DType dtype, int head_size);
+bool attention_sm90_long_supports(DType dtype, int head_size);
 Status attention_sm90_long(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, void* context,
                            TensorMaps& maps, const Stream& stream);
 

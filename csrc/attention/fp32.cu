@@ -18,7 +18,7 @@ constexpr int kKeys = 32;
 constexpr int kMaxDim = 128;
 constexpr int kColumns = kMaxDim / 32;  // of a lane
 
-constexpr float kHiddenScore = -1e30f;  // a score that a window masks: finite, because a step may have no other
+constexpr float kMaskedScore = -1e30f;  // a score that a window masks: finite, because a step may have no other
 
 template <bool kRelative, bool kWindow>
 __device__ __forceinline__ void attend_queries(const float* qkv, const AttentionTile* tiles, int heads, int dim,
@@ -27,8 +27,8 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
   __shared__ float keys[kKeys][kMaxDim + 1];
   __shared__ float values[kKeys][kMaxDim + 1];
   __shared__ float queries[kWarps][kMaxDim];
-  dependents_may_launch();
-  wait_for_earlier_kernels();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   const int head = blockIdx.x;
   const AttentionTile tile = tiles[blockIdx.y];
   if (tile.length == 0) return;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
       for (int c = 0; c < dim; ++c) score = fmaf(queries[warp][c], keys[lane][c], score);
       if constexpr (kRelative)  // last: added earlier, it would coarsen the rounding of every sum above
         score = fmaf(scale, __ldg(relative.scores + (2 * head + 1) * relative.reach + key + lane - query), score);
-      if (kWindow && window.hides(query, key + lane)) score = kHiddenScore;
+      if (kWindow && window.hides(query, key + lane)) score = kMaskedScore;
       if (key + lane >= tile.length) score = -INFINITY;
       const float step_highest = fmaxf(highest, warp_max(score));
       const float correction = expf(highest - step_highest);  // 0 at the first step
@@ -89,29 +89,29 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
 
 template <bool kRelative>
 __global__ void __launch_bounds__(kWarps * 32)
-    attention_float_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
-                           float* context, const RelativeScores relative) {
+    attention_fp32_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale, float* context,
+                          const RelativeScores relative) {
   attend_queries<kRelative, false>(qkv, tiles, heads, dim, scale, context, relative, {});
 }
 // With a window: only the keys that queries attend to, and those that share a step with them.
 __global__ void __launch_bounds__(kWarps * 32)
-    attention_float_window_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
-                                  float* context, int window) {
+    attention_fp32_window_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
+                                 float* context, int window) {
   attend_queries<false, true>(qkv, tiles, heads, dim, scale, context, {}, {window});
 }
 
 }  // namespace
 
-Status attention_float32(const void* qkv, const WindowedWork& work, int heads, int head_size,
-                         const RelativeScores& relative, void* context, const Stream& stream) {
+Status attention_fp32(const void* qkv, const WindowedWork& work, int heads, int head_size,
+                      const RelativeScores& relative, void* context, const Stream& stream) {
   const float scale = float(1.0 / std::sqrt(double(head_size)));
   const auto run = [&](const AttentionTile* tiles, int count) {
     if (work.window > 0)
-      return launch("attention_float_window", attention_float_window_kernel, dim3(heads, count), kWarps * 32, 0, stream,
+      return launch("attention_fp32_window", attention_fp32_window_kernel, dim3(heads, count), kWarps * 32, 0, stream,
                     static_cast<const float*>(qkv), tiles, heads, head_size, scale, static_cast<float*>(context),
                     work.window);
-    const auto kernel = relative.scores == nullptr ? attention_float_kernel<false> : attention_float_kernel<true>;
-    return launch("attention_float", kernel, dim3(heads, count), kWarps * 32, 0, stream, static_cast<const float*>(qkv),
+    const auto kernel = relative.scores == nullptr ? attention_fp32_kernel<false> : attention_fp32_kernel<true>;
+    return launch("attention_fp32", kernel, dim3(heads, count), kWarps * 32, 0, stream, static_cast<const float*>(qkv),
                   tiles, heads, head_size, scale, static_cast<float*>(context), relative);
   };
   if (work.tile_count > 0) EMBERT_TRY(run(work.tiles, work.tile_count));

@@ -15,7 +15,7 @@ namespace embert {
 //
 // The loads are plain ones: the compiler moves loads through __ldg behind the next barrier, just before their use.
 template <int kTiles, typename At>
-__device__ __forceinline__ void start_scores(const float* from, const At& at) {
+__device__ __forceinline__ void init_scores(const float* from, const At& at) {
   float before[2] = {from[-8], from[-7]};
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)

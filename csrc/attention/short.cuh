@@ -40,20 +40,20 @@ __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& 
   copy_head_rows<T, kDim, kAttentionShort, 64>(queries, q_from, pitch, tile.length, dim, thread);
   copy_head_rows<T, kDim, kAttentionShort, 64>(keys, q_from + heads * dim, pitch, tile.length, dim, thread);
   copy_head_rows<T, kDim, kAttentionShort, 64>(values, q_from + 2 * heads * dim, pitch, tile.length, dim, thread);
-  commit_copies();
+  cp_async_commit();
   const int query = thread / 32 * 16, lane = thread % 32;
   float s[kAttentionShort / 8][4];
   if constexpr (kRelative)
-    start_scores<kAttentionShort / 8>(first_score(relative, head, query, lane),
-                                      [&](int n, int i) -> float& { return s[n][i]; });
-  wait_copies<0>();
+    init_scores<kAttentionShort / 8>(first_score(relative, head, query, lane),
+                                     [&](int n, int i) -> float& { return s[n][i]; });
+  cp_async_wait<0>();
   sync_pair(pair);
   if (query >= tile.length) return;
   Warp work;
   work.start(queries + query * Warp::kPitch, lane);
   if constexpr (kWindow) {
     work.template step<kRelative>(keys, values, tile.length, scale_log2, s, lane,
-                                  [&](auto& scores) { hide(scores, query + lane / 4, 2 * (lane % 4), window); });
+                                  [&](auto& scores) { mask_keys(scores, query + lane / 4, 2 * (lane % 4), window); });
   } else {
     work.template step<kRelative>(keys, values, tile.length, scale_log2, s, lane);
   }

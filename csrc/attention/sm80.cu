@@ -41,12 +41,12 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
   T* const query_rows = reinterpret_cast<T*>(shared_bytes);
   T* const keys = query_rows + kAttentionRows * Warp::kPitch;  // [2][kKeys][kPitch]
   T* const values = keys + 2 * kKeys * Warp::kPitch;
-  dependents_may_launch();
-  wait_for_earlier_kernels();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
 
   const int head = blockIdx.x;  // heads of one tile run side by side: their rows are adjacent in memory
   const AttentionTile tile = tiles[blockIdx.y];
-  if (tile.length == 0 || !is_wanted(tile, queries, kAttentionRows)) return;
+  if (tile.length == 0 || !is_needed(tile, queries, kAttentionRows)) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const size_t pitch = size_t(3) * heads * dim;
   const T* const q_from = qkv + size_t(tile.first_row) * pitch + head * dim;
@@ -68,17 +68,17 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
   copy_head_rows<T, kDim, kAttentionRows, kThreads>(query_rows, q_from + tile.query * pitch, pitch,
                                                     tile.length - tile.query, dim, threadIdx.x);
   fetch(first_step);
-  commit_copies();
+  cp_async_commit();
   const int rows = min(16, tile.length - tile.query - warp * 16);  // of this warp; a warp without rows only loads
   Warp work;
   for (int step = first_step; step < steps; ++step) {
     if (step + 1 < steps) fetch(step + 1);
-    commit_copies();
+    cp_async_commit();
     float s[kKeys / 8][4];
     if constexpr (kRelative)
-      start_scores<kKeys / 8>(first_score(relative, head, tile.query + warp * 16 - step * kKeys, lane),
-                              [&](int n, int i) -> float& { return s[n][i]; });
-    wait_copies<1>();
+      init_scores<kKeys / 8>(first_score(relative, head, tile.query + warp * 16 - step * kKeys, lane),
+                             [&](int n, int i) -> float& { return s[n][i]; });
+    cp_async_wait<1>();
     __syncthreads();
     if (rows > 0) {
       if (step == first_step) work.start(query_rows + warp * 16 * Warp::kPitch, lane);
@@ -89,7 +89,7 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
         const int query = tile.query + warp * 16, key = step * kKeys;  // the warp's first
         const bool sees_all = window.sees_all(query, 16, key, kKeys);
         work.template step<kRelative>(k, v, left, scale_log2, s, lane, [&](auto& scores) {
-          if (!sees_all) hide(scores, query + lane / 4, key + 2 * (lane % 4), window);
+          if (!sees_all) mask_keys(scores, query + lane / 4, key + 2 * (lane % 4), window);
         });
       } else {
         work.template step<kRelative>(k, v, left, scale_log2, s, lane);
@@ -106,27 +106,27 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
 // 128 registers a thread: four blocks a multiprocessor, where shared memory allows them.
 template <typename T, int kDim, bool kRelative>
 __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
-    attention_long_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2, T* context,
+    attention_sm80_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2, T* context,
                           Queries queries, const RelativeScores relative) {
   attend_tile<T, kDim, kRelative, false>(qkv, tiles, heads, dim, scale_log2, context, queries, relative, {});
 }
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 4 : 2)
-    attention_window_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2, T* context,
-                            Queries queries, int window) {
+    attention_sm80_window_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2,
+                                 T* context, Queries queries, int window) {
   attend_tile<T, kDim, false, true>(qkv, tiles, heads, dim, scale_log2, context, queries, {}, {window});
 }
 
 template <typename T, int kDim, bool kRelative>
 __global__ void __launch_bounds__(kThreads)
-    attention_short_kernel(const T* qkv, const AttentionTile* shorts, int heads, int dim, float scale_log2, T* context,
-                           const RelativeScores relative) {
+    attention_sm80_short_kernel(const T* qkv, const AttentionTile* shorts, int heads, int dim, float scale_log2,
+                                T* context, const RelativeScores relative) {
   static_assert(kThreads == kShortPairs * 64, "a pair of warps a head");
   extern __shared__ __align__(16) uint8_t shared_bytes[];
   const int pair = threadIdx.x / 64, head = blockIdx.x * kShortPairs + pair;
   const AttentionTile tile = early_tile(shorts + blockIdx.y);
-  wait_for_earlier_kernels();
-  dependents_may_launch();  // not earlier: gemm/kernels/small_m.cuh
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();  // not earlier: gemm/kernels/small_m.cuh
   if (tile.length == 0 || head >= heads) return;
   attend_short<T, kDim, kRelative>(qkv, tile, head, heads, dim, scale_log2, relative, context, shared_bytes, pair,
                                    threadIdx.x % 64);
@@ -134,13 +134,13 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads)
-    attention_short_window_kernel(const T* qkv, const AttentionTile* shorts, int heads, int dim, float scale_log2,
-                                  T* context, int window) {
+    attention_sm80_short_window_kernel(const T* qkv, const AttentionTile* shorts, int heads, int dim, float scale_log2,
+                                       T* context, int window) {
   extern __shared__ __align__(16) uint8_t shared_bytes[];
   const int pair = threadIdx.x / 64, head = blockIdx.x * kShortPairs + pair;
   const AttentionTile tile = early_tile(shorts + blockIdx.y);
-  wait_for_earlier_kernels();
-  dependents_may_launch();
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   if (tile.length == 0 || head >= heads) return;
   attend_short<T, kDim, false, true>(qkv, tile, head, heads, dim, scale_log2, {}, context, shared_bytes, pair,
                                      threadIdx.x % 64, {window});
@@ -179,17 +179,17 @@ Status launch_attention(const void* qkv, const WindowedWork& work, int heads, in
   };
   if constexpr (!kRelative) {
     if (work.window > 0) {
-      EMBERT_TRY((launch_tiles<T, kDim>("attention_window", attention_window_kernel<T, kDim>, qkv, work, heads, dim,
-                                        scale_log2, context, stream, work.window)));
+      EMBERT_TRY((launch_tiles<T, kDim>("attention_sm80_window", attention_sm80_window_kernel<T, kDim>, qkv, work,
+                                        heads, dim, scale_log2, context, stream, work.window)));
       // A wider window masks nothing in a short text.
       if (work.window < kAttentionShort - 1)
-        return shorts("attention_short_window", attention_short_window_kernel<T, kDim>, work.window);
-      return shorts("attention_short", attention_short_kernel<T, kDim, false>, relative);
+        return shorts("attention_short_window", attention_sm80_short_window_kernel<T, kDim>, work.window);
+      return shorts("attention_short", attention_sm80_short_kernel<T, kDim, false>, relative);
     }
   }
-  EMBERT_TRY((launch_tiles<T, kDim>("attention_long", attention_long_kernel<T, kDim, kRelative>, qkv, work, heads, dim,
+  EMBERT_TRY((launch_tiles<T, kDim>("attention_sm80", attention_sm80_kernel<T, kDim, kRelative>, qkv, work, heads, dim,
                                     scale_log2, context, stream, relative)));
-  return shorts("attention_short", attention_short_kernel<T, kDim, kRelative>, relative);
+  return shorts("attention_short", attention_sm80_short_kernel<T, kDim, kRelative>, relative);
 }
 
 template <typename T, bool kRelative>

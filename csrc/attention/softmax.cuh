@@ -16,7 +16,8 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 // Returns the factor for the sums of earlier steps: 0 at the first step. kMayBeEmpty: all scores so far may be -inf,
 // and the step then adds nothing.
 template <bool kMayBeEmpty = false, int kTiles>
-__device__ __forceinline__ float soften(float (&s)[kTiles][4], int half, float& maximum, float& sum, float scale_log2) {
+__device__ __forceinline__ float online_softmax(float (&s)[kTiles][4], int half, float& maximum, float& sum,
+                                                float scale_log2) {
   float highest = maximum;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) highest = fmaxf(highest, fmaxf(s[n][2 * half], s[n][2 * half + 1]));

@@ -55,24 +55,24 @@ struct HeadBlocks {
 };
 
 // A score that a window masks. If a step's keys are all masked for a row, the exponentials are 1, not NaN as with
-// infinities. The first step with a visible key then cancels them: 2^(c·(kHiddenScore − max)) is 0. It is a power of
-// two, because c·kHiddenScore has to be exact.
-constexpr float kHiddenScore = -1.2676506002282294e30f;  // −2^100
+// infinities. The first step with a visible key then cancels them: 2^(c·(kMaskedScore − max)) is 0. It is a power of
+// two, because c·kMaskedScore has to be exact.
+constexpr float kMaskedScore = -1.2676506002282294e30f;  // −2^100
 
 // Masks keys outside of a window around each query. `query`, `key`: of the lane's first row and column, counted from
 // the text's start.
 template <int kTiles>
-__device__ __forceinline__ void hide(float (&s)[kTiles][4], int query, int key, const KeyWindow& window) {
+__device__ __forceinline__ void mask_keys(float (&s)[kTiles][4], int query, int key, const KeyWindow& window) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (window.hides(query + i / 2 * 8, key + n * 8 + i % 2)) s[n][i] = kHiddenScore;
+      if (window.hides(query + i / 2 * 8, key + n * 8 + i % 2)) s[n][i] = kMaskedScore;
     }
 }
 
 // Scores that no window masks.
-struct HidesNothing {
+struct NoMask {
   template <typename Scores>
   __device__ void operator()(Scores&) const {}
 };
@@ -94,7 +94,7 @@ struct AttentionWarp {
     // A operand: matrices (rows 0-7, k 0-7), (rows 8-15, k 0-7), (rows 0-7, k 8-15), (rows 8-15, k 8-15).
     const uint32_t address = shared_address(q_rows + (lane % 16) * kPitch + (lane / 16) * 8);
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) load_matrices(q[s], address + s * 16 * sizeof(T));
+    for (int s = 0; s < kSteps; ++s) ldmatrix_x4(q[s], address + s * 16 * sizeof(T));
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
@@ -104,10 +104,10 @@ struct AttentionWarp {
   }
 
   // One step: rows 0 … kKeys-1 of keys and values in shared memory, of which the first `valid` (≥ 1) are real.
-  // kStarted: `s` comes from start_scores; otherwise it is uninitialized. `hides`: called with the scores.
-  template <bool kStarted, typename Hides = HidesNothing>
+  // kStarted: `s` comes from init_scores; otherwise it is uninitialized. `hides`: called with the scores.
+  template <bool kStarted, typename WindowMask = NoMask>
   __device__ void step(const T* keys, const T* values, int valid, float scale_log2, float (&s)[kKeys / 8][4], int lane,
-                       const Hides& hides = {}) {
+                       const WindowMask& hides = {}) {
     if constexpr (!kStarted) {
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
@@ -123,9 +123,9 @@ struct AttentionWarp {
 #pragma unroll
       for (int n = 0; n < kKeys / 16; ++n) {
         uint32_t b[4];
-        load_matrices(b, key_address + (n * 16 * kPitch + k * 16) * sizeof(T));
-        multiply_add<T>(s[2 * n], q[k], b[0], b[1]);
-        multiply_add<T>(s[2 * n + 1], q[k], b[2], b[3]);
+        ldmatrix_x4(b, key_address + (n * 16 * kPitch + k * 16) * sizeof(T));
+        mma_m16n8k16<T>(s[2 * n], q[k], b[0], b[1]);
+        mma_m16n8k16<T>(s[2 * n + 1], q[k], b[2], b[3]);
       }
     }
 
@@ -141,7 +141,8 @@ struct AttentionWarp {
     }
 
 #pragma unroll
-    for (int half = 0; half < 2; ++half) rescale(out, half, soften(s, half, maximum[half], sum[half], scale_log2));
+    for (int half = 0; half < 2; ++half)
+      rescale(out, half, online_softmax(s, half, maximum[half], sum[half], scale_log2));
 
     // B operand of P·V, transposed by the load: (keys 0-7, d 0-7), (keys 8-15, d 0-7), (keys 0-7, d 8-15), (keys 8-15,
     // d 8-15).
@@ -154,9 +155,9 @@ struct AttentionWarp {
 #pragma unroll
       for (int n = 0; n < kDim / 16; ++n) {
         uint32_t b[4];
-        load_matrices_transposed(b, value_address + (k * 16 * kPitch + n * 16) * sizeof(T));
-        multiply_add<T>(out[2 * n], p, b[0], b[1]);
-        multiply_add<T>(out[2 * n + 1], p, b[2], b[3]);
+        ldmatrix_x4_trans(b, value_address + (k * 16 * kPitch + n * 16) * sizeof(T));
+        mma_m16n8k16<T>(out[2 * n], p, b[0], b[1]);
+        mma_m16n8k16<T>(out[2 * n + 1], p, b[2], b[3]);
       }
     }
   }
@@ -212,7 +213,7 @@ __device__ __forceinline__ void copy_head_rows(T* to, const T* from, size_t pitc
 #pragma unroll
     for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
       const bool copies = real && row + i * kRowsAtOnce < valid;
-      copy_async(target + i * kRowsAtOnce * kPitch * sizeof(T), copies ? source : from, copies);
+      cp_async(target + i * kRowsAtOnce * kPitch * sizeof(T), copies ? source : from, copies);
       source += kRowsAtOnce * pitch;
     }
   } else {
@@ -220,7 +221,7 @@ __device__ __forceinline__ void copy_head_rows(T* to, const T* from, size_t pitc
     for (int i = thread; i < kRows * kPacks; i += kThreads) {
       const int row = i / kPacks, pack = i % kPacks;
       const bool copies = row < valid && pack * 8 < dim;
-      copy_async(shared_address(to + row * kPitch + pack * 8), from + (copies ? row * pitch + pack * 8 : 0), copies);
+      cp_async(shared_address(to + row * kPitch + pack * 8), from + (copies ? row * pitch + pack * 8 : 0), copies);
     }
   }
 }

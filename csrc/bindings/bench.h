@@ -18,7 +18,7 @@ namespace embert {
 using Address = uintptr_t;
 
 template <typename T = void>
-T* at(Address address) {
+T* pointer(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
@@ -47,24 +47,26 @@ class Bench {
   }
 
   Address allocate(size_t bytes) {
-    void* made = nullptr;
-    check(cudaMalloc(&made, bytes), "cudaMalloc");
-    return Address(made);
+    void* allocated = nullptr;
+    check(cudaMalloc(&allocated, bytes), "cudaMalloc");
+    return Address(allocated);
   }
-  void free(Address address) { check(cudaFree(at(address)), "cudaFree"); }
+  void free(Address address) { check(cudaFree(pointer(address)), "cudaFree"); }
   void upload(Address to,
               nanobind::ndarray<const uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu> from) {
-    check(cudaMemcpyAsync(at(to), from.data(), from.shape(0), cudaMemcpyHostToDevice, stream_.handle), "upload");
+    check(cudaMemcpyAsync(pointer(to), from.data(), from.shape(0), cudaMemcpyHostToDevice, stream_.handle), "upload");
     synchronize();
   }
   void download(nanobind::ndarray<uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu> to,
                 Address from) {
-    check(cudaMemcpyAsync(to.data(), at(from), to.shape(0), cudaMemcpyDeviceToHost, stream_.handle), "download");
+    check(cudaMemcpyAsync(to.data(), pointer(from), to.shape(0), cudaMemcpyDeviceToHost, stream_.handle), "download");
     synchronize();
   }
-  void fill(Address to, int byte, size_t bytes) { check(cudaMemsetAsync(at(to), byte, bytes, stream_.handle), "fill"); }
+  void fill(Address to, int byte, size_t bytes) {
+    check(cudaMemsetAsync(pointer(to), byte, bytes, stream_.handle), "fill");
+  }
   void copy(Address to, Address from, size_t bytes) {
-    check(cudaMemcpyAsync(at(to), at(from), bytes, cudaMemcpyDeviceToDevice, stream_.handle), "copy");
+    check(cudaMemcpyAsync(pointer(to), pointer(from), bytes, cudaMemcpyDeviceToDevice, stream_.handle), "copy");
   }
   void synchronize() {
     nanobind::gil_scoped_release release;

@@ -33,11 +33,11 @@ template <typename T, int kDimensions>
 using Array = nb::ndarray<const T, nb::ndim<kDimensions>, nb::c_contig, nb::device::cpu>;
 
 // A group's start, sequences, length and keys; 0 keys means all.
-using GroupOf = std::tuple<int, int, int, int>;
+using GroupTuple = std::tuple<int, int, int, int>;
 // Gamma, beta and epsilon.
-using NormOf = std::tuple<Array<float, 1>, Array<float, 1>, float>;
+using NormTuple = std::tuple<Array<float, 1>, Array<float, 1>, float>;
 
-Norm norm_of(const NormOf& norm, int hidden) {
+Norm norm_of(const NormTuple& norm, int hidden) {
   const auto& [gamma, beta, epsilon] = norm;
   if (gamma.shape(0) != std::size_t(hidden) || beta.shape(0) != std::size_t(hidden)) {
     throw nb::value_error("a norm does not fit the layer");
@@ -56,13 +56,13 @@ bool has_vnni() {
 
 Activation activation_of(const std::string& name) {
   const char* const names[] = {"none", "gelu", "gelu_tanh", "relu", "silu"};  // Activation's order
-  const auto* const found = std::find(std::begin(names), std::end(names), name);
-  if (found == std::end(names)) throw nb::value_error(("no activation is called " + name).c_str());
-  return static_cast<Activation>(found - names);
+  const auto* const position = std::find(std::begin(names), std::end(names), name);
+  if (position == std::end(names)) throw nb::value_error(("no activation is called " + name).c_str());
+  return static_cast<Activation>(position - names);
 }
 
 template <typename T>
-T* at(std::uintptr_t address) {
+T* pointer(std::uintptr_t address) {
   return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr): Python passes addresses
 }
 
@@ -73,8 +73,8 @@ void check_widths(std::size_t out, std::size_t bias, std::size_t scales) {
 
 void apply(const LinearLayer& layer, std::uintptr_t x, int rows, std::uintptr_t y, Activation activation,
            std::uintptr_t residual, std::uintptr_t gate, int threads) {
-  const Following following{activation, at<const float>(residual), at<const float>(gate)};
-  layer(at<const float>(x), rows, following, at<float>(y), threads);
+  const Epilogue epilogue{activation, pointer<const float>(residual), pointer<const float>(gate)};
+  layer(pointer<const float>(x), rows, epilogue, pointer<float>(y), threads);
 }
 
 }  // namespace
@@ -123,7 +123,7 @@ NB_MODULE(_cpu, module) {
       .def(
           "__init__",
           [](Layer* self, const LinearLayer& qkv, const LinearLayer& projection, const LinearLayer& inner,
-             const LinearLayer& outer, Activation activation, const NormOf& attention_norm, const NormOf& norm,
+             const LinearLayer& outer, Activation activation, const NormTuple& attention_norm, const NormTuple& norm,
              int heads) {
             const int hidden = outer.out();
             if (heads < 1 || hidden % heads != 0 || qkv.in() != hidden || qkv.out() != 3 * hidden ||
@@ -138,19 +138,19 @@ NB_MODULE(_cpu, module) {
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
       .def(
           "__call__",
-          [](const Layer& layer, std::uintptr_t x, int rows, const std::vector<GroupOf>& groups, std::uintptr_t bias,
+          [](const Layer& layer, std::uintptr_t x, int rows, const std::vector<GroupTuple>& groups, std::uintptr_t bias,
              int longest, int window, std::uintptr_t y, int threads) {
-            std::vector<Group> made;
-            made.reserve(groups.size());
+            std::vector<Group> token_groups;
+            token_groups.reserve(groups.size());
             for (const auto& [start, sequences, length, keys] : groups) {
-              made.push_back({start, sequences, length, keys ? keys : length});
+              token_groups.push_back({start, sequences, length, keys ? keys : length});
             }
             Positions positions;
-            positions.bias = at<const float>(bias);
+            positions.bias = pointer<const float>(bias);
             positions.longest = longest;
             positions.window = window;
             const nb::gil_scoped_release released;
-            layer(at<const float>(x), rows, made, positions, at<float>(y), threads);
+            layer(pointer<const float>(x), rows, token_groups, positions, pointer<float>(y), threads);
           },
           "x"_a, "rows"_a, "groups"_a, "bias"_a, "longest"_a, "window"_a, "y"_a, "threads"_a);
 
@@ -158,8 +158,8 @@ NB_MODULE(_cpu, module) {
       "normalise",
       [](std::uintptr_t x, int rows, int columns, std::uintptr_t gamma, std::uintptr_t beta, float epsilon,
          std::uintptr_t y, int threads) {
-        normalize(at<const float>(x), rows, columns, at<const float>(gamma), at<const float>(beta), epsilon,
-                  at<float>(y), threads);
+        normalize(pointer<const float>(x), rows, columns, pointer<const float>(gamma), pointer<const float>(beta),
+                  epsilon, pointer<float>(y), threads);
       },
       "x"_a, "rows"_a, "columns"_a, "gamma"_a, "beta"_a, "epsilon"_a, "y"_a, "threads"_a,
       nb::call_guard<nb::gil_scoped_release>());
@@ -171,9 +171,9 @@ NB_MODULE(_cpu, module) {
         const Table table{words.data(), std::int64_t(words.shape(0))};
         const Table places_of{positions.data(), std::int64_t(positions.shape(0))};
         const nb::gil_scoped_release released;
-        if (!embed(at<const std::int64_t>(ids), at<const std::int64_t>(places), tokens, table, places_of,
-                   int(words.shape(1)), at<const float>(gamma), at<const float>(beta), epsilon, at<float>(y),
-                   threads)) {
+        if (!embed(pointer<const std::int64_t>(ids), pointer<const std::int64_t>(places), tokens, table, places_of,
+                   int(words.shape(1)), pointer<const float>(gamma), pointer<const float>(beta), epsilon,
+                   pointer<float>(y), threads)) {
           throw std::out_of_range("an id or a position is outside of its table");
         }
       },
@@ -182,7 +182,7 @@ NB_MODULE(_cpu, module) {
   module.def(
       "mean",
       [](std::uintptr_t x, int sequences, int length, int columns, std::uintptr_t y, int threads) {
-        mean(at<const float>(x), sequences, length, columns, at<float>(y), threads);
+        mean(pointer<const float>(x), sequences, length, columns, pointer<float>(y), threads);
       },
       "x"_a, "sequences"_a, "length"_a, "columns"_a, "y"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
   module.def(
@@ -190,10 +190,14 @@ NB_MODULE(_cpu, module) {
       [](std::uintptr_t qkv, int start, int sequences, int length, int keys, int heads, int size,
          std::uintptr_t context, std::uintptr_t cosines, std::uintptr_t sines, int rotary_dim, std::uintptr_t bias,
          int longest, int window, int threads) {
-        const Positions positions{
-            at<const float>(cosines), at<const float>(sines), rotary_dim, at<const float>(bias), longest, window};
-        attend(at<const float>(qkv), {start, sequences, length, keys}, positions, heads, size, at<float>(context),
-               threads);
+        const Positions positions{pointer<const float>(cosines),
+                                  pointer<const float>(sines),
+                                  rotary_dim,
+                                  pointer<const float>(bias),
+                                  longest,
+                                  window};
+        attend(pointer<const float>(qkv), {start, sequences, length, keys}, positions, heads, size,
+               pointer<float>(context), threads);
       },
       "qkv"_a, "start"_a, "sequences"_a, "length"_a, "keys"_a, "heads"_a, "size"_a, "context"_a, "cosines"_a, "sines"_a,
       "rotary_dim"_a, "bias"_a, "longest"_a, "window"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());

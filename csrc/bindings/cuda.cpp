@@ -29,9 +29,9 @@ using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 // Columns in, columns out, activation.
 using LinearLayer = std::tuple<int, int, std::string>;
 // Activation and epsilon of the transform, how often log1p is applied, whether the decoder is the word table.
-using SpladeHeadOf = std::tuple<std::string, float, int, bool>;
+using SpladeTuple = std::tuple<std::string, float, int, bool>;
 // Of a layer: window, RoPE columns, RoPE table.
-using AttentionOf = std::tuple<int, int, int>;
+using AttentionTuple = std::tuple<int, int, int>;
 
 DType dtype_of(const std::string& name) {
   if (name == "float32") return DType::kFloat32;
@@ -53,23 +53,23 @@ std::vector<DenseShape> shapes_of(const std::vector<LinearLayer>& layers) {
   const char* const names[] = {"identity", "tanh", "relu", "sigmoid", "gelu", "gelu_tanh"};  // HeadActivation's order
   std::vector<DenseShape> shapes;
   for (const auto& [in, out, activation] : layers) {
-    const auto* const found = std::find(std::begin(names), std::end(names), activation);
-    if (found == std::end(names)) throw Refused("the CUDA encoder does not know the activation " + activation);
-    shapes.push_back({in, out, HeadActivation(found - names)});
+    const auto* const position = std::find(std::begin(names), std::end(names), activation);
+    if (position == std::end(names)) throw Refused("the CUDA encoder does not know the activation " + activation);
+    shapes.push_back({in, out, HeadActivation(position - names)});
   }
   return shapes;
 }
 
 std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int padded_head, int inner, int vocabulary,
                                       int positions, int types, bool position_table, bool padding, bool relative,
-                                      int embedding, const std::vector<AttentionOf>& attention, bool gated,
+                                      int embedding, const std::vector<AttentionTuple>& attention, bool gated,
                                       bool pre_norm, bool first_norm, const std::vector<int>& shared, float epsilon,
                                       const std::string& activation, const std::string& pooling,
                                       const std::string& dtype, int device, int max_tokens, const std::string& gemm,
                                       const std::string& cublaslt_library, bool fold, int graphs,
                                       const std::vector<LinearLayer>& dense, const std::vector<LinearLayer>& classifier,
                                       const std::vector<LinearLayer>& multi, bool token_weights,
-                                      const std::optional<SpladeHeadOf>& splade) {
+                                      const std::optional<SpladeTuple>& splade) {
   EncoderConfig model;
   model.hidden = hidden;
   model.layers = layers;
@@ -117,10 +117,10 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int pad
   options.cublaslt_library = cublaslt_library;
   options.fold = fold;
   options.graphs = Tasks(graphs);
-  std::unique_ptr<Encoder> made;
+  std::unique_ptr<Encoder> created;
   nb::gil_scoped_release release;
-  raise(Encoder::create(model, options, made));
-  return made;
+  raise(Encoder::create(model, options, created));
+  return created;
 }
 
 int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens, std::optional<Vector<int32_t>> types,
@@ -157,10 +157,10 @@ template <typename T, typename Free>
 nb::object owned(std::unique_ptr<T[], Free> data, std::initializer_list<size_t> shape) {
   if (data == nullptr) return nb::none();
   using Array = std::unique_ptr<T[], Free>;
-  auto held = std::make_unique<Array>(std::move(data));
-  T* const address = held->get();
-  const nb::capsule owner(held.get(), [](void* p) noexcept { delete static_cast<Array*>(p); });
-  held.release();
+  auto owned_array = std::make_unique<Array>(std::move(data));
+  T* const address = owned_array->get();
+  const nb::capsule owner(owned_array.get(), [](void* p) noexcept { delete static_cast<Array*>(p); });
+  owned_array.release();
   return nb::cast(nb::ndarray<nb::numpy, T>(address, shape, owner));
 }
 

@@ -37,9 +37,9 @@ struct Product {
 };
 
 // Both GEMMs of a feed-forward layer.
-struct BothProducts {
+struct TestFeedForward {
   std::unique_ptr<GemmProvider> provider;
-  std::unique_ptr<FeedForward> joined;
+  std::unique_ptr<FeedForward> fused;
   int splits = 1;  // of the last run's row statistics
 };
 
@@ -55,29 +55,29 @@ NB_MODULE(_cuda_testing, m) {
           "run",
           [](Product& self, Bench& bench, Address x, Address residual, int rows, Address y, Address sums, int parts,
              Address y_stats) {
-            const float2* const of_x = residual == 0 ? at<float2>(sums) : nullptr;
-            const float2* const of_residual = residual == 0 ? nullptr : at<float2>(sums);
-            bench.check(self.linear->run({at(x), of_x, parts}, {at(residual), of_residual, parts}, rows, at(y),
-                                         at<float2>(y_stats), self.splits, bench.stream()));
+            const float2* const x_scales = residual == 0 ? pointer<float2>(sums) : nullptr;
+            const float2* const of_residual = residual == 0 ? nullptr : pointer<float2>(sums);
+            bench.check(self.linear->run({pointer(x), x_scales, parts}, {pointer(residual), of_residual, parts}, rows,
+                                         pointer(y), pointer<float2>(y_stats), self.splits, bench.stream()));
           },
           "bench"_a, "x"_a, "residual"_a, "rows"_a, "y"_a, "sums"_a = 0, "parts"_a = 1, "y_stats"_a = 0,
           "`sums` (with `parts` a group): of the residual's rows if there is one, else of x's.")
       .def_ro("splits", &Product::splits)
       .def("check_folds", [](const Product& self) { raise(self.provider->check_folds()); });
 
-  nb::class_<BothProducts>(m, "BothProducts")
+  nb::class_<TestFeedForward>(m, "BothProducts")
       .def(
           "run",
-          [](BothProducts& self, Bench& bench, Address x, int rows, Address inner, Address y, Address sums, int parts,
-             Address y_stats, bool backwards) {
-            Stream along = bench.stream();
-            along.backwards = !backwards;
-            bench.check(self.joined->run({at(x), at<float2>(sums), parts}, rows, at(inner), at(y), at<float2>(y_stats),
-                                         self.splits, along));
+          [](TestFeedForward& self, Bench& bench, Address x, int rows, Address inner, Address y, Address sums,
+             int parts, Address y_stats, bool backwards) {
+            Stream stream = bench.stream();
+            stream.backwards = !backwards;
+            bench.check(self.fused->run({pointer(x), pointer<float2>(sums), parts}, rows, pointer(inner), pointer(y),
+                                        pointer<float2>(y_stats), self.splits, stream));
           },
           "bench"_a, "x"_a, "rows"_a, "inner"_a, "y"_a, "sums"_a = 0, "parts"_a = 1, "y_stats"_a = 0,
           "backwards"_a = false)
-      .def_ro("splits", &BothProducts::splits);
+      .def_ro("splits", &TestFeedForward::splits);
 
   nb::class_<Bench> bench(m, "Bench");
   bench.def(nb::init<>())
@@ -102,21 +102,23 @@ NB_MODULE(_cuda_testing, m) {
              Address bias, int out, int in, int activation, Address gamma, Address beta, bool of_residual,
              float epsilon, Address exact, bool prescaled_rows, Address next_gamma, bool gated, int head_size,
              int rotary_dim, int rope_columns, Address table, Address positions) {
-            auto made = std::make_unique<Product>();
-            bench.check(provider == "hopper" ? make_hopper(dtype(type), made->provider)
-                                             : make_cublaslt(dtype(type), library, made->provider));
-            const Norm norm{at<float>(gamma), at<float>(beta)};
-            LinearWeights weights{at(weight), at<float>(bias), out, in, Activation(activation), {}, {}, epsilon};
+            auto test = std::make_unique<Product>();
+            bench.check(provider == "hopper" ? make_sm90(dtype(type), test->provider)
+                                             : make_cublaslt(dtype(type), library, test->provider));
+            const Norm norm{pointer<float>(gamma), pointer<float>(beta)};
+            LinearWeights weights{pointer(weight), pointer<float>(bias), out, in, Activation(activation), {}, {},
+                                  epsilon};
             (of_residual ? weights.residual_norm : weights.input_norm) = norm;
-            weights.exact = at<float>(exact);
+            weights.exact = pointer<float>(exact);
             weights.prescaled_rows = prescaled_rows;
-            weights.next_gamma = at<float>(next_gamma);
+            weights.next_gamma = pointer<float>(next_gamma);
             weights.gated = gated;
-            const RopeColumns rope{head_size, rotary_dim, rope_columns, at<float2>(table), at<int>(positions)};
+            const RopeColumns rope{head_size, rotary_dim, rope_columns, pointer<float2>(table),
+                                   pointer<int>(positions)};
             if (table != 0) weights.rope = &rope;
-            bench.check(made->provider->prepare(weights, bench.stream(), made->linear));
+            bench.check(test->provider->prepare(weights, bench.stream(), test->linear));
             bench.synchronize();  // check_folds needs it completed
-            return made;
+            return test;
           },
           "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a = 0,
           "beta"_a = 0, "of_residual"_a = false, "epsilon"_a = 0.0f, "exact"_a = 0, "prescaled_rows"_a = false,
@@ -130,20 +132,21 @@ NB_MODULE(_cuda_testing, m) {
           [](Bench& bench, int type, Address in_weight, Address in_bias, Address out_weight, Address out_bias,
              int hidden, int inner, int activation, Address gamma, Address beta, float epsilon, Address exact,
              bool prescaled_rows, Address next_gamma) {
-            auto made = std::make_unique<BothProducts>();
-            bench.check(make_hopper(dtype(type), made->provider));
-            const Norm norm{at<float>(gamma), at<float>(beta)};
-            LinearWeights in{at(in_weight), at<float>(in_bias), inner, hidden, Activation(activation), norm, {},
-                             epsilon};
-            LinearWeights out{at(out_weight), at<float>(out_bias), hidden, inner, Activation::kNone, {}, norm, epsilon};
-            in.exact = at<float>(exact);
+            auto test = std::make_unique<TestFeedForward>();
+            bench.check(make_sm90(dtype(type), test->provider));
+            const Norm norm{pointer<float>(gamma), pointer<float>(beta)};
+            LinearWeights in{
+                pointer(in_weight), pointer<float>(in_bias), inner, hidden, Activation(activation), norm, {}, epsilon};
+            LinearWeights out{
+                pointer(out_weight), pointer<float>(out_bias), hidden, inner, Activation::kNone, {}, norm, epsilon};
+            in.exact = pointer<float>(exact);
             in.prescaled_rows = out.prescaled_rows = prescaled_rows;
-            out.next_gamma = at<float>(next_gamma);
+            out.next_gamma = pointer<float>(next_gamma);
             std::unique_ptr<Linear> first, second;
-            bench.check(made->provider->prepare(in, bench.stream(), first));
-            bench.check(made->provider->prepare(out, bench.stream(), second));
-            bench.check(made->provider->join(std::move(first), std::move(second), made->joined));
-            return made;
+            bench.check(test->provider->prepare(in, bench.stream(), first));
+            bench.check(test->provider->prepare(out, bench.stream(), second));
+            bench.check(test->provider->fuse(std::move(first), std::move(second), test->fused));
+            return test;
           },
           "dtype"_a, "in_weight"_a, "in_bias"_a, "out_weight"_a, "out_bias"_a, "hidden"_a, "inner"_a, "activation"_a,
           "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "exact"_a = 0, "prescaled_rows"_a = false,
@@ -153,10 +156,12 @@ NB_MODULE(_cuda_testing, m) {
            [](Bench& bench, Address header, Address lengths, Address ids, Address types, Address cuts, Address out_ids,
               Address out_types, Address positions, Address out_cuts, Address cu_seqlens, Address tiles, Address shorts,
               int tokens, int sequences, int tile_count, int short_count) {
-             const OffsetsInput in{at<int>(header), at<int>(lengths), at<int>(ids), at<int>(types), at<uint32_t>(cuts)};
-             const OffsetsOutput out{at<int>(out_ids),         at<int>(out_types),  at<int>(positions),
-                                     at<uint32_t>(out_cuts),   at<int>(cu_seqlens), at<AttentionTile>(tiles),
-                                     at<AttentionTile>(shorts)};
+             const OffsetsInput in{pointer<int>(header), pointer<int>(lengths), pointer<int>(ids), pointer<int>(types),
+                                   pointer<uint32_t>(cuts)};
+             const OffsetsOutput out{pointer<int>(out_ids),         pointer<int>(out_types),
+                                     pointer<int>(positions),       pointer<uint32_t>(out_cuts),
+                                     pointer<int>(cu_seqlens),      pointer<AttentionTile>(tiles),
+                                     pointer<AttentionTile>(shorts)};
              bench.check(compute_offsets(in, out, {tokens, sequences, tile_count, short_count}, bench.stream()));
            })
       .def("embed_small",
@@ -164,58 +169,65 @@ NB_MODULE(_cuda_testing, m) {
               size_t ids, size_t types, size_t cuts, size_t bytes, Address out_cuts, Address cu_seqlens, Address tiles,
               Address shorts, int tokens, int sequences, int tile_count, int short_count, int hidden, Address y,
               Address sums, Address gamma) {
-             const OffsetsInput in{at<int>(batch), at<int>(batch + lengths), at<int>(batch + ids),
-                                   at<int>(batch + types), at<uint32_t>(batch + cuts)};
+             const OffsetsInput in{pointer<int>(batch), pointer<int>(batch + lengths), pointer<int>(batch + ids),
+                                   pointer<int>(batch + types), pointer<uint32_t>(batch + cuts)};
              const OffsetsOutput out{nullptr,
                                      nullptr,
                                      nullptr,
-                                     at<uint32_t>(out_cuts),
-                                     at<int>(cu_seqlens),
-                                     at<AttentionTile>(tiles),
-                                     at<AttentionTile>(shorts)};
+                                     pointer<uint32_t>(out_cuts),
+                                     pointer<int>(cu_seqlens),
+                                     pointer<AttentionTile>(tiles),
+                                     pointer<AttentionTile>(shorts)};
              bench.check(embed_small(
-                 dtype(type), {at(word), at(position), at(kinds), {at<float>(gamma), nullptr}, gamma != 0}, in, bytes,
-                 out, {tokens, sequences, tile_count, short_count}, hidden, at(y), at<float2>(sums), bench.stream()));
+                 dtype(type),
+                 {pointer(word), pointer(position), pointer(kinds), {pointer<float>(gamma), nullptr}, gamma != 0}, in,
+                 bytes, out, {tokens, sequences, tile_count, short_count}, hidden, pointer(y), pointer<float2>(sums),
+                 bench.stream()));
            })
       .def("embed",
            [](Bench& bench, int type, Address word, Address position, Address kinds, Address gamma, Address beta,
               Address ids, Address types, Address positions, int rows, int hidden, float epsilon, Address y,
               Address sums, bool prescaled_rows) {
              bench.check(embed(dtype(type),
-                               {at(word), at(position), at(kinds), {at<float>(gamma), at<float>(beta)}, prescaled_rows},
-                               at<int>(ids), at<int>(types), at<int>(positions), rows, hidden, epsilon, at(y),
-                               at<float2>(sums), bench.stream()));
+                               {pointer(word),
+                                pointer(position),
+                                pointer(kinds),
+                                {pointer<float>(gamma), pointer<float>(beta)},
+                                prescaled_rows},
+                               pointer<int>(ids), pointer<int>(types), pointer<int>(positions), rows, hidden, epsilon,
+                               pointer(y), pointer<float2>(sums), bench.stream()));
            })
       .def("layernorm",
            [](Bench& bench, int type, Address x, Address gamma, Address beta, int rows, int hidden, float epsilon,
               Address y) {
-             bench.check(layernorm(dtype(type), at(x), {at<float>(gamma), at<float>(beta)}, rows, hidden, epsilon,
-                                   at(y), bench.stream()));
+             bench.check(layernorm(dtype(type), pointer(x), {pointer<float>(gamma), pointer<float>(beta)}, rows, hidden,
+                                   epsilon, pointer(y), bench.stream()));
            })
       .def("activate",
            [](Bench& bench, int type, int activation, int rows, int columns, Address x) {
-             bench.check(activate_rows(dtype(type), Activation(activation), rows, columns, at(x), bench.stream()));
+             bench.check(activate_rows(dtype(type), Activation(activation), rows, columns, pointer(x), bench.stream()));
            })
       .def("gate",
            [](Bench& bench, int type, int activation, Address x, int rows, int columns, Address y) {
-             bench.check(gate_rows(dtype(type), Activation(activation), at(x), rows, columns, at(y), bench.stream()));
+             bench.check(
+                 gate_rows(dtype(type), Activation(activation), pointer(x), rows, columns, pointer(y), bench.stream()));
            })
       .def("rope",
            [](Bench& bench, int type, Address x, int rows, int pitch, int head_size, int rotary_dim, int columns,
               Address table, Address positions) {
-             const RopeColumns of{head_size, rotary_dim, columns, at<float2>(table), at<int>(positions)};
-             bench.check(rope_rows(dtype(type), at(x), rows, pitch, of, bench.stream()));
+             const RopeColumns rope{head_size, rotary_dim, columns, pointer<float2>(table), pointer<int>(positions)};
+             bench.check(rope_rows(dtype(type), pointer(x), rows, pitch, rope, bench.stream()));
            })
       .def(
           "attention",
           [](Bench& bench, int type, Address qkv, int rows, Address tiles, int tile_count, Address shorts,
              int short_count, int heads, int head_size, Address context, bool hopper, int queries, Address relative,
              int reach, int window, int longest) {
-            const AttentionWork work{at<AttentionTile>(tiles), tile_count, at<AttentionTile>(shorts), short_count,
-                                     Queries(queries)};
-            bench.check(attention(dtype(type), at(qkv), rows, {work, window, longest}, heads, head_size,
-                                  {at<float>(relative), reach}, at(context), hopper ? bench.maps(dtype(type)) : nullptr,
-                                  bench.stream()));
+            const AttentionWork work{pointer<AttentionTile>(tiles), tile_count, pointer<AttentionTile>(shorts),
+                                     short_count, Queries(queries)};
+            bench.check(attention(dtype(type), pointer(qkv), rows, {work, window, longest}, heads, head_size,
+                                  {pointer<float>(relative), reach}, pointer(context),
+                                  hopper ? bench.maps(dtype(type)) : nullptr, bench.stream()));
           },
           "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,
           "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0,
@@ -223,18 +235,19 @@ NB_MODULE(_cuda_testing, m) {
       .def("gather",
            [](Bench& bench, int type, Address context, Address x, Address sums, int parts, Address cu_seqlens,
               int pooling, int sequences, int hidden, Address context_to, Address x_to, Address sums_to) {
-             bench.check(gather(dtype(type), at(context), {at(x), at<float2>(sums), parts}, at<int>(cu_seqlens),
-                                Pooling(pooling), sequences, hidden, at(context_to), at(x_to), at<float2>(sums_to),
-                                bench.stream()));
+             bench.check(gather(dtype(type), pointer(context), {pointer(x), pointer<float2>(sums), parts},
+                                pointer<int>(cu_seqlens), Pooling(pooling), sequences, hidden, pointer(context_to),
+                                pointer(x_to), pointer<float2>(sums_to), bench.stream()));
            })
       .def(
           "pool",
           [](Bench& bench, int type, int pooling, Address hidden_states, Address cu_seqlens, Address cuts,
              int sequences, int hidden, Address vectors, Address sums, int parts, Address gamma, Address beta,
              float epsilon, bool gathered, int longest, Address chosen) {
-            bench.check(pool(dtype(type), Pooling(pooling), {at(hidden_states), at<float2>(sums), parts}, gathered,
-                             {at<float>(gamma), at<float>(beta)}, epsilon, at<int>(cu_seqlens), at<uint32_t>(cuts),
-                             at<int>(chosen), sequences, longest, hidden, at<float>(vectors), bench.stream()));
+            bench.check(pool(dtype(type), Pooling(pooling), {pointer(hidden_states), pointer<float2>(sums), parts},
+                             gathered, {pointer<float>(gamma), pointer<float>(beta)}, epsilon, pointer<int>(cu_seqlens),
+                             pointer<uint32_t>(cuts), pointer<int>(chosen), sequences, longest, hidden,
+                             pointer<float>(vectors), bench.stream()));
           },
           "dtype"_a, "pooling"_a, "hidden_states"_a, "cu_seqlens"_a, "cuts"_a, "sequences"_a, "hidden"_a, "vectors"_a,
           "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "gathered"_a = false,
@@ -242,28 +255,30 @@ NB_MODULE(_cuda_testing, m) {
       .def("dense",
            [](Bench& bench, Address x, int rows, Address weight, Address bias, int in, int out, int activation,
               Address y, int y_pitch) {
-             const DenseLayer layer{{in, out, HeadActivation(activation)}, at<float>(weight), at<float>(bias)};
-             bench.check(dense(at<float>(x), rows, layer, at<float>(y), y_pitch, bench.stream()));
+             const DenseLayer layer{
+                 {in, out, HeadActivation(activation)}, pointer<float>(weight), pointer<float>(bias)};
+             bench.check(dense(pointer<float>(x), rows, layer, pointer<float>(y), y_pitch, bench.stream()));
            })
       .def("cut_rows",
            [](Bench& bench, Address x, Address cuts, Address chosen, int rows, int width, Address y) {
-             bench.check(cut_rows(at<float>(x), at<uint32_t>(cuts), at<int>(chosen), rows, width, at<float>(y),
-                                  bench.stream()));
+             bench.check(cut_rows(pointer<float>(x), pointer<uint32_t>(cuts), pointer<int>(chosen), rows, width,
+                                  pointer<float>(y), bench.stream()));
            })
       .def("token_rows",
            [](Bench& bench, int type, Address x, Address chosen, int rows, int columns, bool unit_length, Address y) {
-             bench.check(token_rows(dtype(type), at(x), at<int>(chosen), rows, columns, unit_length, at<float>(y),
-                                    bench.stream()));
+             bench.check(token_rows(dtype(type), pointer(x), pointer<int>(chosen), rows, columns, unit_length,
+                                    pointer<float>(y), bench.stream()));
            })
       .def("token_weights",
            [](Bench& bench, int type, Address x, Address sums, int parts, Address gamma, Address beta, float epsilon,
               Address chosen, int rows, int hidden, Address weight, Address bias, Address y) {
-             bench.check(token_weights(dtype(type), {at(x), at<float2>(sums), parts},
-                                       {at<float>(gamma), at<float>(beta)}, epsilon, at<int>(chosen), rows, hidden,
-                                       at<float>(weight), at<float>(bias), at<float>(y), bench.stream()));
+             bench.check(token_weights(dtype(type), {pointer(x), pointer<float2>(sums), parts},
+                                       {pointer<float>(gamma), pointer<float>(beta)}, epsilon, pointer<int>(chosen),
+                                       rows, hidden, pointer<float>(weight), pointer<float>(bias), pointer<float>(y),
+                                       bench.stream()));
            })
       .def("convert", [](Bench& bench, int from, Address x, int to, Address y, size_t count) {
-        bench.check(convert(dtype(from), at(x), dtype(to), at(y), count, bench.stream()));
+        bench.check(convert(dtype(from), pointer(x), dtype(to), pointer(y), count, bench.stream()));
       });
   bind_splade(m, bench);
   bind_int8(m, bench);

@@ -23,8 +23,8 @@ namespace {
 using Integers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void make_provider(const Bench& bench, const std::string& provider, const std::string& library, int type,
-                   std::unique_ptr<GemmProvider>& made) {
-  bench.check(provider == "hopper" ? make_hopper(dtype(type), made) : make_cublaslt(dtype(type), library, made));
+                   std::unique_ptr<GemmProvider>& opened) {
+  bench.check(provider == "hopper" ? make_sm90(dtype(type), opened) : make_cublaslt(dtype(type), library, opened));
 }
 
 // Maxima over texts with their provider.
@@ -35,14 +35,14 @@ struct Maxima {
 
 std::unique_ptr<Maxima> make_maxima(Bench& bench, const std::string& provider, const std::string& library, int type,
                                     Address weight, Address bias, int out, int in) {
-  auto made = std::make_unique<Maxima>();
-  make_provider(bench, provider, library, type, made->provider);
-  const LinearWeights weights{at(weight), at<float>(bias), out, in, Activation::kNone, {}, {}, 0.0f};
-  bench.check(made->provider->prepare_maxima(weights, bench.stream(), made->maxima));
-  if (made->maxima == nullptr)
-    bench.check(make_portable_maxima(*made->provider, dtype(type), weights, bench.stream(), made->maxima));
+  auto test = std::make_unique<Maxima>();
+  make_provider(bench, provider, library, type, test->provider);
+  const LinearWeights weights{pointer(weight), pointer<float>(bias), out, in, Activation::kNone, {}, {}, 0.0f};
+  bench.check(test->provider->prepare_maxima(weights, bench.stream(), test->maxima));
+  if (test->maxima == nullptr)
+    bench.check(make_portable_maxima(*test->provider, dtype(type), weights, bench.stream(), test->maxima));
   bench.synchronize();
-  return made;
+  return test;
 }
 
 // The head with its provider, and one answer.
@@ -54,8 +54,8 @@ struct Splade {
 
 std::unique_ptr<Splade> make_splade(Bench& bench, const std::string& provider, const std::string& library, int type,
                                     int hidden, int vocabulary, int activation, float epsilon, int logs, bool tied) {
-  auto made = std::make_unique<Splade>();
-  make_provider(bench, provider, library, type, made->provider);
+  auto test = std::make_unique<Splade>();
+  make_provider(bench, provider, library, type, test->provider);
   SpladeShape shape;
   shape.hidden = hidden;
   shape.vocabulary = vocabulary;
@@ -64,9 +64,9 @@ std::unique_ptr<Splade> make_splade(Bench& bench, const std::string& provider, c
   shape.logs = logs;
   shape.tied = tied;
   shape.dtype = dtype(type);
-  made->head = std::make_unique<SpladeHead>(shape);
-  bench.check(made->head->allocate());
-  return made;
+  test->head = std::make_unique<SpladeHead>(shape);
+  bench.check(test->head->allocate());
+  return test;
 }
 
 template <typename T>
@@ -85,8 +85,8 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
           "run",
           [](Maxima& self, Bench& bench, Address x, Address text_of, int all_rows, int first_row, int rows,
              int first_text, Address maxima) {
-            const TextRows of{at(x), at<int>(text_of), all_rows, first_row, rows, first_text};
-            bench.check(self.maxima->run(of, at<float>(maxima), bench.stream()));
+            const TextRows rows_of_texts{pointer(x), pointer<int>(text_of), all_rows, first_row, rows, first_text};
+            bench.check(self.maxima->run(rows_of_texts, pointer<float>(maxima), bench.stream()));
           },
           "bench"_a, "x"_a, "text_of"_a, "all_rows"_a, "first_row"_a, "rows"_a, "first_text"_a, "maxima"_a)
       .def_prop_ro("workspace_bytes", [](const Maxima& self) { return self.maxima->workspace_bytes(); });
@@ -104,7 +104,7 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
       .def(
           "prepare",
           [](Splade& self, Bench& bench, Address word, int rows, int texts, int64_t pairs) {
-            bench.check(self.head->prepare(*self.provider, at(word), rows, texts, bench.stream()));
+            bench.check(self.head->prepare(*self.provider, pointer(word), rows, texts, bench.stream()));
             bench.check(self.answer.allocate(self.head->shape().vocabulary, texts, pairs));
           },
           "bench"_a, "word"_a, "rows"_a, "texts"_a, "pairs"_a = kPairs)
@@ -112,12 +112,12 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
           "run",
           [](Splade& self, Bench& bench, Address x, Address scratch, int rows, int texts, Address cu_seqlens,
              Address chosen, std::optional<Integers> host_cu_seqlens, std::optional<Integers> host_chosen) {
-            const SpladeBatch batch{at(x),
-                                    at(scratch),
+            const SpladeBatch batch{pointer(x),
+                                    pointer(scratch),
                                     rows,
                                     texts,
-                                    at<int>(cu_seqlens),
-                                    at<int>(chosen),
+                                    pointer<int>(cu_seqlens),
+                                    pointer<int>(chosen),
                                     host_cu_seqlens ? host_cu_seqlens->data() : nullptr,
                                     host_chosen ? host_chosen->data() : nullptr};
             bench.check(self.head->run(batch, self.answer, bench.stream()));
@@ -146,20 +146,22 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
       .def("begin_maxima",
            [](Bench& bench, Address cu_seqlens, Address chosen, int first, int count, int end_row, int pitch,
               Address text_of, Address maxima, Address totals) {
-             bench.check(begin_maxima({at<int>(cu_seqlens), at<int>(chosen), first, count, end_row}, pitch,
-                                      at<int>(text_of), at<float>(maxima), at<int>(totals), bench.stream()));
+             bench.check(begin_maxima({pointer<int>(cu_seqlens), pointer<int>(chosen), first, count, end_row}, pitch,
+                                      pointer<int>(text_of), pointer<float>(maxima), pointer<int>(totals),
+                                      bench.stream()));
            })
       .def("count_pairs",
            [](Bench& bench, Address maxima, int columns, int pitch, int count, Address totals, Address pieces) {
-             bench.check(count_pairs(at<float>(maxima), columns, pitch, count, at<int>(totals), at<int>(pieces),
-                                     bench.stream()));
+             bench.check(count_pairs(pointer<float>(maxima), columns, pitch, count, pointer<int>(totals),
+                                     pointer<int>(pieces), bench.stream()));
            })
       .def("write_pairs", [](Bench& bench, Address maxima, int columns, int pitch, int first, int count, Address totals,
                              Address pieces, Address before, Address after, Address counts, Address indices,
                              Address values, int64_t capacity, int logs) {
-        const PairBuffers to{at<int>(counts), at<int>(indices), at<float>(values), capacity, logs};
-        bench.check(write_pairs(at<float>(maxima), columns, pitch, first, count, at<int>(totals), at<int>(pieces),
-                                at<int64_t>(before), at<int64_t>(after), to, bench.stream()));
+        const PairBuffers to{pointer<int>(counts), pointer<int>(indices), pointer<float>(values), capacity, logs};
+        bench.check(write_pairs(pointer<float>(maxima), columns, pitch, first, count, pointer<int>(totals),
+                                pointer<int>(pieces), pointer<int64_t>(before), pointer<int64_t>(after), to,
+                                bench.stream()));
       });
   module.attr("PIECE_COLUMNS") = kPieceColumns;
   module.attr("MAXIMA_COLUMNS") = kMaximaColumns;

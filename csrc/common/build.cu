@@ -19,9 +19,9 @@ __global__ void build_kernel(int* answer) {
 }  // namespace
 
 Status read_build(Build& build, const Stream& stream) {
-  HostBuffer room;  // the device writes it directly
-  EMBERT_TRY(room.allocate(2 * sizeof(int)));
-  int* const answer = room.as<int>();
+  HostBuffer result;  // the device writes it directly
+  EMBERT_TRY(result.allocate(2 * sizeof(int)));
+  int* const answer = result.as<int>();
   answer[0] = answer[1] = 0;
   EMBERT_TRY(launch("build", build_kernel, 1, 1, 0, stream, answer));
   EMBERT_CUDA(cudaStreamSynchronize(stream.handle));

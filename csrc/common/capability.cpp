@@ -10,20 +10,20 @@ std::string version(int major, int minor) {
 }  // namespace
 
 Status check_capability(const std::string& name, int major, int minor) {
-  if (major >= kLeastMajor) return {};
+  if (major >= kMinMajor) return {};
   return Status::refused(name + " has compute capability " + version(major, minor) + "; the CUDA encoder needs " +
-                         version(kLeastMajor, 0) + " or newer");
+                         version(kMinMajor, 0) + " or newer");
 }
 
 Status check_build(int major, int minor, const Status& ran, const Build& build) {
   if (ran.is_lost()) return ran;
-  if (ran.ok() && build.architecture >= kLeastMajor * 100) return {};
+  if (ran.ok() && build.architecture >= kMinMajor * 100) return {};
   return Status::refused("this build has no code for compute capability " + version(major, minor) +
                          (ran.ok() ? std::string() : " (" + ran.message() + ")") +
                          "; install it again on this machine, or with EMBERT_CUDA_ARCHITECTURES");
 }
 
-Status without_hopper(const Build& build) {
+Status missing_sm90a(const Build& build) {
   return Status::refused("this build has no code with Hopper's own instructions: it was compiled for " +
                          std::to_string(build.architecture / 10) +
                          ", not 90a; build it again for 90a-real, or ask for the encoder cuda-portable");

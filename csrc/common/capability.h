@@ -8,9 +8,9 @@
 
 namespace embert {
 
-constexpr int kLeastMajor = 8;  // compute capability 8.0, Ampere: asynchronous copies, BF16
+constexpr int kMinMajor = 8;  // compute capability 8.0, Ampere: asynchronous copies, BF16
 
-// Returns an error below kLeastMajor.
+// Returns an error below kMinMajor.
 Status check_capability(const std::string& name, int major, int minor);
 
 // The machine code of this build that the device runs.
@@ -24,6 +24,6 @@ Status read_build(Build& build, const Stream& stream);
 Status check_build(int major, int minor, const Status& ran, const Build& build);
 
 // The error of a build for plain 90, in which every kernel that needs Hopper's own instructions is a trap.
-Status without_hopper(const Build& build);
+Status missing_sm90a(const Build& build);
 
 }  // namespace embert

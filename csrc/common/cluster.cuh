@@ -16,7 +16,8 @@ __device__ __forceinline__ int cluster_rank() {
 #endif
 }
 
-// For all threads of the cluster's blocks that have not exited. Writes before `arrive` are visible after `wait`.
+// For all threads of the cluster's blocks that have not exited. Writes before `mbarrier_arrive` are visible after
+// `wait`.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -40,13 +41,13 @@ __device__ __forceinline__ void cluster_sync() {
 
 // The address of one of this block's shared variables in another block of the cluster.
 template <typename T>
-__device__ __forceinline__ T* in_block(T* mine, int rank) {
+__device__ __forceinline__ T* map_shared_rank(T* local, int rank) {
 #if __CUDA_ARCH__ >= 900
-  uint64_t theirs;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(theirs) : "l"(mine), "r"(rank));
-  return reinterpret_cast<T*>(theirs);
+  uint64_t remote;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(local), "r"(rank));
+  return reinterpret_cast<T*>(remote);
 #else
-  return mine;
+  return local;
 #endif
 }
 

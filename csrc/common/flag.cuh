@@ -1,7 +1,7 @@
 // Flags in global memory, which order work between blocks of one launch.
 #pragma once
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 __device__ __forceinline__ void set_flag(int* flag) {
   asm volatile("fence.acq_rel.gpu;\nst.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory");
@@ -11,4 +11,4 @@ __device__ __forceinline__ void wait_flag(const int* flag) {
   while (set == 0) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(set) : "l"(flag) : "memory");
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

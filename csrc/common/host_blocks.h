@@ -20,68 +20,68 @@ namespace embert {
 class HostBlocks : public std::enable_shared_from_this<HostBlocks> {
  public:
   // Frees a block, or returns it to its pool.
-  struct Give {
+  struct Deleter {
     std::shared_ptr<HostBlocks> to;  // null: an array of `new`
     size_t bytes = 0;
     void operator()(float* block) const noexcept {
       if (to == nullptr) return delete[] block;
-      to->keep({block, bytes});
+      to->release({block, bytes});
     }
   };
-  using Floats = std::unique_ptr<float[], Give>;
+  using Floats = std::unique_ptr<float[], Deleter>;
 
   HostBlocks() = default;
   HostBlocks(const HostBlocks&) = delete;
   HostBlocks& operator=(const HostBlocks&) = delete;
   ~HostBlocks() {
-    for (const Block& block : kept_) std::free(block.start);
+    for (const Block& block : pool_) std::free(block.start);
   }
 
   // This many floats, uninitialized. Throws std::bad_alloc.
-  Floats take(size_t count) {
+  Floats allocate(size_t count) {
     size_t bytes = count * sizeof(float);
-    if (bytes < kLeast) return Floats(new float[std::max<size_t>(count, 1)]);
-    Block block = kept_for(bytes);
+    if (bytes < kMin) return Floats(new float[std::max<size_t>(count, 1)]);
+    Block block = take_from_pool(bytes);
     if (block.start == nullptr) {
       bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
       block = {static_cast<float*>(std::aligned_alloc(kHugePage, bytes)), bytes};
       if (block.start == nullptr) throw std::bad_alloc();
       madvise(block.start, bytes, MADV_HUGEPAGE);  // without huge pages, pages are small
     }
-    return Floats(block.start, Give{shared_from_this(), block.bytes});
+    return Floats(block.start, Deleter{shared_from_this(), block.bytes});
   }
 
  private:
   static constexpr size_t kHugePage = 2 << 20;
-  static constexpr size_t kLeast = 1 << 20;  // bytes of a block that the pool keeps: malloc keeps smaller ones itself
-  static constexpr size_t kSpare = 4;        // the least part of a block that an allocation must use
+  static constexpr size_t kMin = 1 << 20;  // bytes of a block that the pool keeps: malloc keeps smaller ones itself
+  static constexpr size_t kSpare = 4;      // the least part of a block that an allocation must use
 
   struct Block {
     float* start = nullptr;
     size_t bytes = 0;
   };
 
-  Block kept_for(size_t bytes) {
+  Block take_from_pool(size_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (Block& block : kept_) {
+    for (Block& block : pool_) {
       if (block.bytes >= bytes && block.bytes / kSpare <= bytes) return std::exchange(block, Block());
     }
     return {};
   }
 
   // Evicts the smallest one: an empty entry first.
-  void keep(Block given) noexcept {
+  void release(Block block) noexcept {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      for (Block& kept : kept_) {
-        if (kept.bytes < given.bytes) std::swap(kept, given);
+      for (Block& pooled : pool_) {
+        if (pooled.bytes < block.bytes) std::swap(pooled, block);
       }
     }
-    std::free(given.start);
+    std::free(block.start);
   }
 
   std::mutex mutex_;
-  std::array<Block, 2> kept_{};
+  std::array<Block, 2> pool_{};
 };
 
 }  // namespace embert

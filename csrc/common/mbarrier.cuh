@@ -5,27 +5,27 @@
 
 #include "common/cluster.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
-__device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
-__device__ __forceinline__ void fence_barrier_init() {
+__device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 // Returns when every block of the cluster has initialized its barriers and called the fence above.
-__device__ __forceinline__ void wait_for_cluster_barriers() {
+__device__ __forceinline__ void wait_for_cluster_init() {
   cluster_arrive_relaxed();
   cluster_wait();
 }
-__device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void arrive(uint32_t barrier) {
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Arrives at the barrier at the same address in another block of the cluster, or in this one.
-__device__ __forceinline__ void arrive_in_cluster(uint32_t barrier, uint32_t block) {
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t block) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
@@ -35,7 +35,7 @@ __device__ __forceinline__ void arrive_in_cluster(uint32_t barrier, uint32_t blo
 }
 // Waits for the end of the phase with this parity. The scope is the default one: at cluster scope every wait and
 // arrival orders all memory, which doubles the time of a step.
-__device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t phase) {
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t phase) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "again:\n"
@@ -48,7 +48,7 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t phase) {
 }
 
 // Whether the phase with this parity has ended; does not wait.
-__device__ __forceinline__ bool test_barrier(uint32_t barrier, uint32_t phase) {
+__device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t phase) {
   uint32_t done;
   asm volatile(
       "{\n.reg .pred done;\n"
@@ -60,4 +60,4 @@ __device__ __forceinline__ bool test_barrier(uint32_t barrier, uint32_t phase) {
   return done != 0;
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

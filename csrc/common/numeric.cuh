@@ -85,7 +85,7 @@ __device__ __forceinline__ Pack<T> load_pack(const T* address) {
 }
 // For data that another kernel wrote. It avoids the read-only path, which a dependent launch may have filled too early.
 template <typename T>
-__device__ __forceinline__ Pack<T> load_fresh(const T* address) {
+__device__ __forceinline__ Pack<T> load_pack_coherent(const T* address) {
   Pack<T> pack;
   *reinterpret_cast<uint4*>(&pack) = *reinterpret_cast<const uint4*>(address);
   return pack;
@@ -97,12 +97,12 @@ __device__ __forceinline__ void store_pack(T* address, const Pack<T>& pack) {
 
 // Keeps the compiler from converting a pack's values before this point. As FP32 they take twice the registers.
 template <typename T>
-__device__ __forceinline__ void stay_packed(Pack<T>& pack) {
+__device__ __forceinline__ void keep_packed(Pack<T>& pack) {
   auto* const words = reinterpret_cast<uint32_t*>(&pack);
   asm volatile("" : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3]));
 }
 
-__device__ __forceinline__ void bring_to_cache(const void* address) {
+__device__ __forceinline__ void prefetch_l2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 

@@ -22,11 +22,11 @@ class [[nodiscard]] Status {
   static Status cuda(cudaError_t code, const char* where) {
     if (code == cudaSuccess) return {};
     std::string message = std::string(where) + ": " + cudaGetErrorName(code) + ": " + cudaGetErrorString(code);
-    return did_nothing(code) ? refused(std::move(message)) : lost(std::move(message));
+    return is_recoverable(code) ? refused(std::move(message)) : lost(std::move(message));
   }
 
   // Errors of a call that did not run. The context stays valid, and work that was queued before still runs.
-  static bool did_nothing(cudaError_t code) {
+  static bool is_recoverable(cudaError_t code) {
     switch (code) {
       case cudaErrorMemoryAllocation:
       case cudaErrorLaunchOutOfResources:

@@ -7,19 +7,21 @@
 namespace embert {
 
 Status TensorMaps::open() {
-  void* found = nullptr;
+  void* descriptor = nullptr;
   cudaDriverEntryPointQueryResult result{};
-  EMBERT_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
-  if (found == nullptr) return Status::refused("the driver has no cuTensorMapEncodeTiled: it is older than CUDA 12");
-  encode_ = reinterpret_cast<decltype(encode_)>(found);
+  EMBERT_CUDA(
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &descriptor, 12000, cudaEnableDefault, &result));
+  if (descriptor == nullptr)
+    return Status::refused("the driver has no cuTensorMapEncodeTiled: it is older than CUDA 12");
+  encode_ = reinterpret_cast<decltype(encode_)>(descriptor);
   return {};
 }
 
-Status TensorMaps::get(const BoxedMatrix& matrix, const CUtensorMap*& found) {
+Status TensorMaps::get(const BoxedMatrix& matrix, const CUtensorMap*& descriptor) {
   const auto key = std::make_tuple(matrix.data, matrix.columns, matrix.box_rows, matrix.box_columns, matrix.boxes);
-  Kept& kept = kept_[key];
-  found = &kept.map;
-  if (kept.rows == matrix.rows) return {};
+  Cached& cached = cache_[key];
+  descriptor = &cached.map;
+  if (cached.rows == matrix.rows) return {};
   const bool is_cut = matrix.boxes > 0;
   const cuuint64_t width = is_cut ? matrix.box_columns : matrix.columns;
   const cuuint64_t sizes[3] = {width, cuuint64_t(matrix.rows), matrix.columns / width};
@@ -31,15 +33,15 @@ Status TensorMaps::get(const BoxedMatrix& matrix, const CUtensorMap*& found) {
   const CUtensorMapDataType of_16_bits =
       dtype_ == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const CUresult code =
-      encode_(&kept.map, is_bytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : of_16_bits, is_cut ? 3 : 2,
+      encode_(&cached.map, is_bytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : of_16_bits, is_cut ? 3 : 2,
               const_cast<void*>(matrix.data), sizes, pitches, box, strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
               matrix.box_columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (code == CUDA_SUCCESS) {
-    kept.rows = matrix.rows;
+    cached.rows = matrix.rows;
     return {};
   }
-  kept_.erase(key);
+  cache_.erase(key);
   return Status::refused("cuTensorMapEncodeTiled of [" + std::to_string(matrix.rows) + ", " +
                          std::to_string(matrix.columns) + "]: CUresult " + std::to_string(int(code)));
 }

@@ -29,18 +29,19 @@ class TensorMaps {
   Status open();
 
   // Encoding a descriptor costs as much as a launch, and a forward pass needs the same ones in every layer. So the last
-  // one of each matrix is cached. `found` stays valid until the next call for that matrix with another number of rows.
-  Status get(const BoxedMatrix& matrix, const CUtensorMap*& found);
+  // one of each matrix is cached. `descriptor` stays valid until the next call for that matrix with another number of
+  // rows.
+  Status get(const BoxedMatrix& matrix, const CUtensorMap*& descriptor);
 
  private:
-  struct Kept {
+  struct Cached {
     int rows = -1;
     CUtensorMap map{};
   };
 
   DType dtype_;
   decltype(&cuTensorMapEncodeTiled) encode_ = nullptr;
-  std::map<std::tuple<const void*, int, int, int, int>, Kept> kept_;
+  std::map<std::tuple<const void*, int, int, int, int>, Cached> cache_;
 };
 
 }  // namespace embert

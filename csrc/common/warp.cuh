@@ -3,17 +3,17 @@
 
 #include <cstdint>
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 // The warp's index in its block. It is read from lane 0, so that the compiler knows that all lanes have the same value.
 // Values that depend on a branch on it then stay in uniform registers, in particular wgmma's operands. Otherwise four
 // moves between the kinds of registers (R2UR) precede every wgmma.
-__device__ __forceinline__ int warp_of_block() {
+__device__ __forceinline__ int warp_index() {
   return __shfl_sync(~0u, threadIdx.x / 32, 0);
 }
 
 // The lane's index, read again. Values derived from an earlier read need not stay in registers until here.
-__device__ __forceinline__ int lane_of_warp() {
+__device__ __forceinline__ int lane_index() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void keep(uint32_t& value) {
 
 // True in one lane of a full warp. The compiler then knows that only one thread continues. Otherwise it puts a loop
 // around every instruction that takes uniform registers.
-__device__ __forceinline__ bool elect_lane() {
+__device__ __forceinline__ bool elect_one() {
   uint32_t elected;
   asm volatile(
       "{\n.reg .pred chosen;\n"
@@ -38,12 +38,12 @@ __device__ __forceinline__ bool elect_lane() {
 
 // Registers a thread, for a whole warpgroup: `give` before another one can `take`.
 template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

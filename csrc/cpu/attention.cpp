@@ -18,7 +18,7 @@ namespace {
 constexpr int kQueries = 96, kLongQueries = 384;
 constexpr int kLong = 1024;
 // Products that one thread computes in some 20 µs: a second thread would gain nothing.
-constexpr std::int64_t kAlone = 1 << 19;
+constexpr std::int64_t kMaxSerial = 1 << 19;
 // Values of more keys are copied too: in place, they are kilobytes apart.
 constexpr int kFewKeys = 64;
 
@@ -86,18 +86,18 @@ void transpose_square(const float* from, std::ptrdiff_t stride, int real, float*
 void transpose(const HeadRows& keys, int first, int count, const Positions& positions, int size, float* rows,
                float* to) {
   for (; count > 0; first += kTileColumns, count -= kTileColumns) {
-    const int some = std::min(kTileColumns, count), wide = rounded_up(some);
-    for (int key = 0; key < wide; key += kLanes) {
-      const int real = std::min(kLanes, some - key), number = first + key;
+    const int tile_size = std::min(kTileColumns, count), padded_size = rounded_up(tile_size);
+    for (int key = 0; key < padded_size; key += kLanes) {
+      const int real = std::min(kLanes, tile_size - key), number = first + key;
       HeadRows from{keys(number), keys.stride};
       if (positions.cosines) {
         for (int i = 0; i < real; ++i) rotated(keys(number + i), number + i, positions, size, rows + i * size);
         from = {rows, size};
       }
       for (int k = 0; k < size; k += kLanes)
-        transpose_square(from(0) + k, from.stride, real, to + k * wide + key, wide);
+        transpose_square(from(0) + k, from.stride, real, to + k * padded_size + key, padded_size);
     }
-    to += size * wide;
+    to += size * padded_size;
   }
 }
 
@@ -107,27 +107,27 @@ float exponentials(float* scores, int first, int count, const float* bias, int q
     std::fill(scores, scores + count, 0.0f);
     return 0.0f;
   }
-  const auto scored = [&](int at, __mmask16 mask) {
-    Floats score = _mm512_maskz_loadu_ps(mask, scores + at);
-    if (bias) score = _mm512_add_ps(score, _mm512_maskz_loadu_ps(mask, bias + first + at));
+  const auto scored = [&](int offset, __mmask16 mask) {
+    Floats score = _mm512_maskz_loadu_ps(mask, scores + offset);
+    if (bias) score = _mm512_add_ps(score, _mm512_maskz_loadu_ps(mask, bias + first + offset));
     if (window >= 0) {
-      const int from = query - window - first - at, to = query + window + 1 - first - at;
-      const __mmask16 seen = first_lanes(to) & static_cast<__mmask16>(~first_lanes(from));
-      score = _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), seen, score);
+      const int from = query - window - first - offset, to = query + window + 1 - first - offset;
+      const __mmask16 visible = first_lanes(to) & static_cast<__mmask16>(~first_lanes(from));
+      score = _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), visible, score);
     }
     return score;
   };
   Floats most = _mm512_set1_ps(-__builtin_inff());
-  for (int at = 0; at < count; at += kLanes) {
-    const __mmask16 mask = first_lanes(count - at);
-    most = _mm512_mask_max_ps(most, mask, most, scored(at, mask));
+  for (int offset = 0; offset < count; offset += kLanes) {
+    const __mmask16 mask = first_lanes(count - offset);
+    most = _mm512_mask_max_ps(most, mask, most, scored(offset, mask));
   }
   const Floats largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
   Floats sums = _mm512_setzero_ps();
-  for (int at = 0; at < count; at += kLanes) {
-    const __mmask16 mask = first_lanes(count - at);
-    const Floats value = exp(_mm512_sub_ps(scored(at, mask), largest));
-    _mm512_mask_storeu_ps(scores + at, mask, value);
+  for (int offset = 0; offset < count; offset += kLanes) {
+    const __mmask16 mask = first_lanes(count - offset);
+    const Floats value = exp(_mm512_sub_ps(scored(offset, mask), largest));
+    _mm512_mask_storeu_ps(scores + offset, mask, value);
     sums = _mm512_mask_add_ps(sums, mask, sums, value);
   }
   return 1.0f / _mm512_reduce_add_ps(sums);
@@ -148,16 +148,16 @@ struct Head {
 template <int kRows>
 void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, float* context, std::ptrdiff_t stride) {
   const int padded = rounded_up(head.count);
-  for (int at = 0; at < padded; at += kTileColumns) {
-    with_constant<kTileLanes>(std::min(kTileColumns, padded - at) / kLanes, [&](auto lanes) {
+  for (int offset = 0; offset < padded; offset += kTileColumns) {
+    with_constant<kTileLanes>(std::min(kTileColumns, padded - offset) / kLanes, [&](auto lanes) {
       constexpr int kWide = lanes;
       Floats sums[kRows][kWide];
-      const float* const keys = head.keys + std::ptrdiff_t(at) * head.size;
+      const float* const keys = head.keys + std::ptrdiff_t(offset) * head.size;
       set_zero(sums);  // a head has few columns: one partial sum
       add_products<kRows, kWide>(q.first, q.stride, keys, kWide * kLanes, head.size, sums);
       for (int row = 0; row < kRows; ++row) {
         for (int lane = 0; lane < kWide; ++lane) {
-          _mm512_storeu_ps(scores + row * padded + at + lane * kLanes, sums[row][lane]);
+          _mm512_storeu_ps(scores + row * padded + offset + lane * kLanes, sums[row][lane]);
         }
       }
     });
@@ -169,14 +169,14 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
         exponentials(scores + row * padded, head.first, head.count, bias, query + row, head.positions.window);
     shares[row] = _mm512_set1_ps(share);
   }
-  for (int at = 0; at < head.size; at += kTileColumns) {
-    with_constant<kTileLanes>(std::min(kTileColumns, head.size - at) / kLanes, [&](auto lanes) {
+  for (int offset = 0; offset < head.size; offset += kTileColumns) {
+    with_constant<kTileLanes>(std::min(kTileColumns, head.size - offset) / kLanes, [&](auto lanes) {
       constexpr int kWide = lanes;
       Floats sums[kRows][kWide];
-      multiply<kRows, kWide>(scores, padded, head.values.first + at, head.values.stride, head.count, sums);
+      multiply<kRows, kWide>(scores, padded, head.values.first + offset, head.values.stride, head.count, sums);
       for (int row = 0; row < kRows; ++row) {
         for (int lane = 0; lane < kWide; ++lane) {
-          float* const to = context + row * stride + at + lane * kLanes;
+          float* const to = context + row * stride + offset + lane * kLanes;
           _mm512_storeu_ps(to, _mm512_mul_ps(sums[row][lane], shares[row]));
         }
       }
@@ -194,16 +194,17 @@ void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const
     from = std::min(to, std::max(0, first - positions.window) / kLanes * kLanes);
     to = std::max(from, std::min(to, first + count + positions.window));
   }
-  const std::size_t keys = to - from, padded = rounded_up(to - from), wide = size;
-  float* const transposed = room<float, Head>((2 * wide + kTileRows) * padded + (kLanes + kTileRows) * wide);
-  float* const scores = transposed + wide * padded;
-  float* const turned_rows = scores + kTileRows * padded;
-  float* const queries = turned_rows + kLanes * wide;
-  float* const copied = queries + kTileRows * wide;
-  transpose(k, from, int(keys), positions, size, turned_rows, transposed);
+  const std::size_t keys = to - from, padded = rounded_up(to - from), padded_size = size;
+  float* const transposed =
+      scratch<float, Head>((2 * padded_size + kTileRows) * padded + (kLanes + kTileRows) * padded_size);
+  float* const scores = transposed + padded_size * padded;
+  float* const rotated_rows = scores + kTileRows * padded;
+  float* const queries = rotated_rows + kLanes * padded_size;
+  float* const copied = queries + kTileRows * padded_size;
+  transpose(k, from, int(keys), positions, size, rotated_rows, transposed);
   HeadRows values{v(from), v.stride};
   if (keys > kFewKeys) {
-    for (std::size_t key = 0; key < keys; ++key) std::copy_n(values(int(key)), size, copied + key * wide);
+    for (std::size_t key = 0; key < keys; ++key) std::copy_n(values(int(key)), size, copied + key * padded_size);
     values = {copied, size};
   }
   const Head head{positions, bias, size, transposed, values, from, int(keys)};
@@ -216,8 +217,9 @@ void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const
       for (int i = 0; i < rows.count; ++i) rotated(q(query + i), query + i, positions, size, queries + i * size);
       own = {queries, size};
     }
-    with_constant<kTileRows>(
-        rows.count, [&](auto some) { attend_rows<some>(head, own, query, scores, context + query * stride, stride); });
+    with_constant<kTileRows>(rows.count, [&](auto tile_size) {
+      attend_rows<tile_size>(head, own, query, scores, context + query * stride, stride);
+    });
   }
 }
 
@@ -228,7 +230,7 @@ void attend(const float* qkv, const Group& group, const Positions& positions, in
   const std::ptrdiff_t hidden = std::ptrdiff_t(heads) * size, stride = 3 * hidden;
   const int queries_of_task = group.length > kLong && positions.window < 0 ? kLongQueries : kQueries;
   const int least = (group.length + queries_of_task - 1) / queries_of_task;
-  if (std::int64_t{group.sequences} * group.length * group.length * hidden <= kAlone) threads = 1;
+  if (std::int64_t{group.sequences} * group.length * group.length * hidden <= kMaxSerial) threads = 1;
   const int blocks = balanced_blocks(least, 2 * least, group.sequences * heads, threads);
   ThreadPool::shared().run(threads, group.sequences * heads * blocks, [&](int task) {
     const int block = task % blocks, head = task / blocks % heads, sequence = task / blocks / heads;

@@ -8,10 +8,10 @@ namespace embert::cpu {
 
 // At least `count` elements, with the contents from the last call of this kernel. `Kernel` is any unique type.
 template <typename T, typename Kernel>
-T* room(std::size_t count) {
-  thread_local std::vector<T> kept;
-  if (kept.size() < count) kept.resize(count);
-  return kept.data();
+T* scratch(std::size_t count) {
+  thread_local std::vector<T> memory;
+  if (memory.size() < count) memory.resize(count);
+  return memory.data();
 }
 
 }  // namespace embert::cpu

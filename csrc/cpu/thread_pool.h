@@ -29,20 +29,20 @@ class ThreadPool {
   using Call = void (*)(const void* context, int task);
 
   // A thread besides the caller. It waits on its own word, so that a call wakes no more threads than it has work for.
-  struct alignas(64) Helper {
+  struct alignas(64) Worker {
     std::atomic<std::uint32_t> job{0};
   };
 
   void run_all(int threads, int tasks, Call call, const void* context);
   bool run_next(std::uint32_t job);
-  void help(Helper& helper);
+  void work_loop(Worker& worker);
 
-  std::mutex caller_;
-  std::vector<std::unique_ptr<Helper>> helpers_;
+  std::mutex submit_mutex_;
+  std::vector<std::unique_ptr<Worker>> workers_;
   std::uint32_t job_ = 0;
   // What the threads read belongs to the job in the upper half of `next_`, while that half does not change.
   alignas(64) std::atomic<std::uint64_t> next_{0};  // the job's number, and its next task
-  alignas(64) std::atomic<int> ended_{0};           // completed tasks of the job
+  alignas(64) std::atomic<int> completed_{0};       // completed tasks of the job
   alignas(64) std::atomic<int> tasks_{0};
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> context_{nullptr};

@@ -7,10 +7,10 @@
 namespace embert {
 namespace {
 
-constexpr Task kEach[kTaskCount] = {Task::kEmbed, Task::kTokens, Task::kClassify, Task::kSparse, Task::kMulti};
+constexpr Task kTasks[kTaskCount] = {Task::kEmbed, Task::kTokens, Task::kClassify, Task::kSparse, Task::kMulti};
 constexpr size_t kAligned = 64;  // floats: parts are aligned to cache lines
 
-bool wants(const BatchView& batch, int sequence, Task task) {
+bool requests(const BatchView& batch, int sequence, Task task) {
   return batch.tasks == nullptr ? task == Task::kEmbed : (batch.tasks[sequence] & bit(task)) != 0;
 }
 
@@ -63,25 +63,25 @@ void TaskOutputs::place(Task task, int columns) {
 
 TaskOutputs::TaskOutputs(const BatchView& batch, const EncoderConfig& model)
     : by_sequence_(model.task_heads.by_sequence()) {
-  if (batch.tasks == nullptr) wanted_ = bit(Task::kEmbed);
-  for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) wanted_ |= batch.tasks[i];
-  for (const Task task : kEach) {
+  if (batch.tasks == nullptr) requested_ = bit(Task::kEmbed);
+  for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) requested_ |= batch.tasks[i];
+  for (const Task task : kTasks) {
     TaskOutput& part = of(task);
-    for (int i = 0; wants(bit(task)) && i < batch.sequences; ++i) {
-      if (!embert::wants(batch, i, task)) continue;
+    for (int i = 0; requests(bit(task)) && i < batch.sequences; ++i) {
+      if (!embert::requests(batch, i, task)) continue;
       ++part.sequences;
       part.rows += (bit(task) & by_sequence_) != 0 ? 1 : batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
     }
     part.is_all = part.sequences == batch.sequences;
   }
-  for (const Task task : kEach) {
+  for (const Task task : kTasks) {
     if (task != Task::kTokens) place(task, columns_of(task, model));
   }
   own_floats_ = floats_;
   place(Task::kTokens, columns_of(Task::kTokens, model));
 }
 
-TaskOutputs::TaskOutputs(Task task, int sequences, const EncoderConfig& model, float* out) : wanted_(bit(task)) {
+TaskOutputs::TaskOutputs(Task task, int sequences, const EncoderConfig& model, float* out) : requested_(bit(task)) {
   TaskOutput& part = of(task);
   part.sequences = part.rows = sequences;
   part.is_all = true;
@@ -91,20 +91,20 @@ TaskOutputs::TaskOutputs(Task task, int sequences, const EncoderConfig& model, f
 
 size_t TaskOutputs::listed() const {
   size_t count = 0;
-  for (const Task task : kEach) {
-    if (wants(bit(task)) && !of(task).is_all) count += of(task).rows;
+  for (const Task task : kTasks) {
+    if (requests(bit(task)) && !of(task).is_all) count += of(task).rows;
   }
   return count;
 }
 
 void TaskOutputs::write_lists(const BatchView& batch, int* host, const int* device) {
   int* next = host;
-  for (const Task task : kEach) {
-    if (!wants(bit(task)) || of(task).is_all) continue;
+  for (const Task task : kTasks) {
+    if (!requests(bit(task)) || of(task).is_all) continue;
     of(task).chosen = device + (next - host);
     of(task).chosen_on_host = next;
     for (int i = 0; i < batch.sequences; ++i) {
-      if (!embert::wants(batch, i, task)) continue;
+      if (!embert::requests(batch, i, task)) continue;
       if ((bit(task) & by_sequence_) != 0) {
         *next++ = i;
       } else {

@@ -49,8 +49,8 @@ class TaskOutputs {
   // One task, requested by all sequences.
   TaskOutputs(Task task, int sequences, const EncoderConfig& model, float* out);
 
-  Tasks wanted() const { return wanted_; }
-  bool wants(Tasks any_of) const { return (wanted_ & any_of) != 0; }
+  Tasks requested() const { return requested_; }
+  bool requests(Tasks any_of) const { return (requested_ & any_of) != 0; }
   TaskOutput& of(Task task) { return parts_[int(task)]; }
   const TaskOutput& of(Task task) const { return parts_[int(task)]; }
 
@@ -65,7 +65,7 @@ class TaskOutputs {
  private:
   void place(Task task, int columns);
 
-  Tasks wanted_ = 0;
+  Tasks requested_ = 0;
   Tasks by_sequence_ = kRowTasks;  // whose lists are of sequences
   std::array<TaskOutput, kTaskCount> parts_{};
   size_t own_floats_ = 0, floats_ = 0;

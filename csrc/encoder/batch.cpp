@@ -51,11 +51,12 @@ Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_t
   if (batch.positions != nullptr && !in_range(batch.positions, model.position_rows())) {
     return Status::refused("a position is outside the model's table of " + std::to_string(model.position_rows()));
   }
-  const Tasks able = model.task_heads.tasks();
+  const Tasks supported = model.task_heads.tasks();
   for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) {
-    if (batch.tasks[i] == 0 || (batch.tasks[i] & ~able) != 0) {
-      return Status::refused("tasks of sequence " + std::to_string(i) + " must be bits of " + std::to_string(able) +
-                             " (" + names_of(able) + "), and not 0, found " + std::to_string(batch.tasks[i]));
+    if (batch.tasks[i] == 0 || (batch.tasks[i] & ~supported) != 0) {
+      return Status::refused("tasks of sequence " + std::to_string(i) + " must be bits of " +
+                             std::to_string(supported) + " (" + names_of(supported) + "), and not 0, found " +
+                             std::to_string(batch.tasks[i]));
     }
   }
   for (int i = 0; batch.dimensions != nullptr && i < batch.sequences; ++i) {

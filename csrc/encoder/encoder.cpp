@@ -9,15 +9,15 @@
 
 namespace embert {
 
-Status Encoder::create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& made) {
+Status Encoder::create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& created) {
   EMBERT_TRY(model.check());
-  if (options.max_tokens < 1 || options.max_tokens > kMostTokens) {
-    return Status::refused("max_batch_tokens must be 1 to " + std::to_string(kMostTokens) + ", found " +
+  if (options.max_tokens < 1 || options.max_tokens > kMaxTokens) {
+    return Status::refused("max_batch_tokens must be 1 to " + std::to_string(kMaxTokens) + ", found " +
                            std::to_string(options.max_tokens));
   }
   std::unique_ptr<Encoder> encoder(new Encoder(model, options));
   EMBERT_TRY(encoder->init());
-  made = std::move(encoder);
+  created = std::move(encoder);
   return {};
 }
 
@@ -64,18 +64,19 @@ Status Encoder::choose_kernels(bool is_hopper, const Build& build) {
 }
 
 Status Encoder::make_gemm(bool is_hopper, const Build& build) {
-  const std::string& asked = options_.gemm;
+  const std::string& requested = options_.gemm;
   const bool own = is_hopper && model_.dtype != DType::kFloat32;
-  if (asked == "hopper" && !own)
+  if (requested == "hopper" && !own)
     return Status::refused("the hopper GEMM needs compute capability 9.0 and a 16-bit type");
-  if (own && asked != "cublaslt" && !build.hopper) return without_hopper(build);
-  if (model_.int8 && (!own || asked == "cublaslt"))
+  if (own && requested != "cublaslt" && !build.hopper) return missing_sm90a(build);
+  if (model_.int8 && (!own || requested == "cublaslt"))
     return Status::refused(
         "int8 needs a GPU of compute capability 9.0 and the encoder's own matrix products, which cuda-portable does "
         "not use: choose the dtype float16");
-  if (asked == "hopper" || (asked == "auto" && own)) return make_hopper(model_.dtype, gemm_);
-  if (asked == "cublaslt" || asked == "auto") return make_cublaslt(model_.dtype, options_.cublaslt_library, gemm_);
-  return Status::refused("no GEMM is called " + asked);
+  if (requested == "hopper" || (requested == "auto" && own)) return make_sm90(model_.dtype, gemm_);
+  if (requested == "cublaslt" || requested == "auto")
+    return make_cublaslt(model_.dtype, options_.cublaslt_library, gemm_);
+  return Status::refused("no GEMM is called " + requested);
 }
 
 Status Encoder::allocate_activations() {
@@ -84,29 +85,30 @@ Status Encoder::allocate_activations() {
   sequence_capacity_ = std::min(row_capacity_, 65535);
   tile_capacity_ = max_tiles(row_capacity_, sequence_capacity_);
   const size_t element = bytes_of(model_.dtype), hidden = model_.hidden, rows = row_capacity_;
-  const size_t wide = std::max(program_.wide, model_.task_heads.multi_room());
-  const size_t of_heads = size_t(sequence_capacity_) * model_.task_heads.widest(model_.hidden) * sizeof(float);
+  const size_t columns = std::max(program_.widest, model_.task_heads.multi_scratch_columns());
+  const size_t head_bytes = size_t(sequence_capacity_) * model_.task_heads.widest(model_.hidden) * sizeof(float);
   for (int pass = 0; pass < 2; ++pass) {
     Arena arena(arena_.as());
-    at_.x = arena.take(rows * hidden * element);
-    at_.sum = arena.take(rows * hidden * element);
-    at_.wide = arena.take(std::max(rows * wide * element, 2 * of_heads));
+    buffers_.x = arena.take(rows * hidden * element);
+    buffers_.sum = arena.take(rows * hidden * element);
+    buffers_.shared = arena.take(std::max(rows * columns * element, 2 * head_bytes));
     if (folds_) {
-      at_.x_stats = reinterpret_cast<float2*>(arena.take(stats_bytes(row_capacity_, model_.hidden)));
-      at_.sum_stats = reinterpret_cast<float2*>(arena.take(stats_bytes(row_capacity_, model_.hidden)));
+      buffers_.x_stats = reinterpret_cast<float2*>(arena.take(stats_bytes(row_capacity_, model_.hidden)));
+      buffers_.sum_stats = reinterpret_cast<float2*>(arena.take(stats_bytes(row_capacity_, model_.hidden)));
     }
     if (model_.int8) {
-      at_.quantized.data = reinterpret_cast<int8_t*>(arena.take(rows * std::max(hidden, size_t(model_.inner))));
-      at_.quantized.scales = reinterpret_cast<float*>(arena.take(rows * sizeof(float)));
+      buffers_.quantized.data = reinterpret_cast<int8_t*>(arena.take(rows * std::max(hidden, size_t(model_.inner))));
+      buffers_.quantized.scales = reinterpret_cast<float*>(arena.take(rows * sizeof(float)));
     }
-    if (!model_.position_table) at_.zeros = reinterpret_cast<int*>(arena.take(rows * 4));
-    at_.offsets.ids = reinterpret_cast<int*>(arena.take(rows * 4));
-    at_.offsets.types = reinterpret_cast<int*>(arena.take(rows * 4));
-    at_.offsets.positions = reinterpret_cast<int*>(arena.take(rows * 4));
-    at_.offsets.cuts = reinterpret_cast<uint32_t*>(arena.take(size_t(sequence_capacity_) * 4));
-    at_.offsets.cu_seqlens = reinterpret_cast<int*>(arena.take((size_t(sequence_capacity_) + 1) * 4));
-    at_.offsets.tiles = reinterpret_cast<AttentionTile*>(arena.take(size_t(tile_capacity_) * sizeof(AttentionTile)));
-    at_.offsets.shorts =
+    if (!model_.position_table) buffers_.zeros = reinterpret_cast<int*>(arena.take(rows * 4));
+    buffers_.offsets.ids = reinterpret_cast<int*>(arena.take(rows * 4));
+    buffers_.offsets.types = reinterpret_cast<int*>(arena.take(rows * 4));
+    buffers_.offsets.positions = reinterpret_cast<int*>(arena.take(rows * 4));
+    buffers_.offsets.cuts = reinterpret_cast<uint32_t*>(arena.take(size_t(sequence_capacity_) * 4));
+    buffers_.offsets.cu_seqlens = reinterpret_cast<int*>(arena.take((size_t(sequence_capacity_) + 1) * 4));
+    buffers_.offsets.tiles =
+        reinterpret_cast<AttentionTile*>(arena.take(size_t(tile_capacity_) * sizeof(AttentionTile)));
+    buffers_.offsets.shorts =
         reinterpret_cast<AttentionTile*>(arena.take(size_t(sequence_capacity_) * sizeof(AttentionTile)));
     if (pass == 0) EMBERT_TRY(arena_.allocate(arena.used()));
   }
@@ -146,7 +148,7 @@ Encoder::~Encoder() {
       if (event != nullptr) cudaEventDestroy(event);
     }
   }
-  products_.clear();
+  gemms_.clear();
   multi_.clear();
   splade_.reset();
   for (cudaStream_t stream : {stream_.handle, uploads_, downloads_}) {
@@ -154,7 +156,7 @@ Encoder::~Encoder() {
   }
 }
 
-Status Encoder::remember(Status status) {
+Status Encoder::record_loss(Status status) {
   if (status.is_lost() && lost_.empty()) lost_ = status.message();
   return status;
 }
@@ -163,8 +165,8 @@ Status Encoder::load(const std::string& name, int layer, const void* host, const
   EMBERT_CUDA(cudaSetDevice(options_.device));
   const std::string prefix = "splade.";
   if (splade_ != nullptr && layer < 0 && name.compare(0, prefix.size(), prefix) == 0)
-    return remember(splade_->load(name.substr(prefix.size()), host, shape, stored, stream_));
-  return remember(weights_.load(name, layer, host, shape, stored, stream_));
+    return record_loss(splade_->load(name.substr(prefix.size()), host, shape, stored, stream_));
+  return record_loss(weights_.load(name, layer, host, shape, stored, stream_));
 }
 
 MemoryUse Encoder::memory_use() const {

@@ -43,7 +43,7 @@ struct MemoryUse {
 
 class Encoder {
  public:
-  static Status create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& made);
+  static Status create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& created);
   ~Encoder();
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
@@ -115,8 +115,8 @@ class Encoder {
   Status allocate_slots();
 
   // The steps of `start`.
-  Status prepare_products();
-  Status prepare_product(size_t i, std::unique_ptr<Linear>& made);
+  Status prepare_gemms();
+  Status prepare_gemm(size_t i, std::unique_ptr<Linear>& created);
   Status prepare_multi_vectors();
   struct FullBatch;
   Status warm_up(std::string& fold_refusal);
@@ -131,7 +131,7 @@ class Encoder {
   struct Replay {
     const Plan& plan;
     AttentionWork work;
-    Stream along;
+    Stream stream;
     int count;                           // of rows
     std::array<RowView, kBuffers> rows;  // as the last op left them
     int gathers_after = -1;              // the layer after whose attention only the rows that heads read are processed
@@ -141,7 +141,7 @@ class Encoder {
   Status embed_batch(const Op& op, Replay& replay);
   Status attend(const Op& op, Replay& replay);
   uint8_t* memory_of(Buffer place) const;
-  float2* stats_of(Buffer place) const { return place == Buffer::kX ? at_.x_stats : at_.sum_stats; }
+  float2* stats_of(Buffer place) const { return place == Buffer::kX ? buffers_.x_stats : buffers_.sum_stats; }
   RopeColumns rope_columns(int layer) const;
   // Whether all requested tasks read the same single row of a sequence, and which: as a pooling mode.
   bool reads_one_row(const TaskOutputs& parts, Pooling& which) const;
@@ -151,7 +151,7 @@ class Encoder {
   Status classification_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream);
   Status multi_vector_head(const Plan& plan, const Stream& stream);
   Status splade_head(const Plan& plan, const Stream& stream);
-  float* between_layers(int half) const;
+  float* layer_scratch(int half) const;
   // The pairs of a completed batch. Sequences whose pairs did not fit run again, as many at a time as fit.
   Status collect_pairs(Slot& slot, Answer& answer);
   Status run_again(Slot& slot, const BatchView& batch);
@@ -169,10 +169,10 @@ class Encoder {
   Status drain(Status failed);
   const Slot* find_slot(int64_t ticket) const;
   // Whether a graph serves this batch, and which.
-  static bool key_of(const BatchView& batch, Tasks wanted, GraphKey& key);
+  static bool key_of(const BatchView& batch, Tasks requested, GraphKey& key);
   // Memory of a slot: floats of answers on the device and in total, and indices in lists.
   Status reserve(Slot& slot, size_t own_floats, size_t floats, size_t listed);
-  Status remember(Status status);
+  Status record_loss(Status status);
 
   EncoderConfig model_;
   EncoderOptions options_;
@@ -180,21 +180,21 @@ class Encoder {
   std::unique_ptr<GemmProvider> gemm_;
   std::unique_ptr<TensorMaps> maps_;  // of attention; null: the portable kernels
   Program program_;
-  struct Product {
-    std::unique_ptr<Linear> alone;
-    std::unique_ptr<FeedForward> joined;  // fused with the GEMM after it
+  struct Gemm {
+    std::unique_ptr<Linear> linear;
+    std::unique_ptr<FeedForward> fused;  // fused with the GEMM after it
   };
-  std::vector<Product> products_;               // of the program's GEMMs
+  std::vector<Gemm> gemms_;                     // of the program's GEMMs
   std::vector<std::unique_ptr<Linear>> multi_;  // of the multi-vector head
   std::unique_ptr<SpladeHead> splade_;          // null: the model has none
   DeviceBuffer arena_;
   struct {
-    uint8_t *x, *sum, *wide;  // [rows, hidden], [rows, hidden], [rows, program_.wide] or the heads' maximum
-    int* zeros;               // [rows]; null: the model has a table of positions
+    uint8_t *x, *sum, *shared;  // [rows, hidden], [rows, hidden], [rows, program_.widest] or the heads' maximum
+    int* zeros;                 // [rows]; null: the model has a table of positions
     float2 *x_stats, *sum_stats;
     QuantizedRows quantized;  // [rows, the widest rows that a layer's GEMMs read]; with int8
     OffsetsOutput offsets;
-  } at_{};
+  } buffers_{};
   std::array<Slot, kSlots> slots_;
   std::shared_ptr<HostBlocks> blocks_ = std::make_shared<HostBlocks>();  // of answers
   Stream stream_;

@@ -10,8 +10,8 @@
 namespace embert {
 namespace {
 
-constexpr int kMostHeadColumns = 65536;  // of a linear layer of a head
-constexpr int kMostMultiColumns = 8192;
+constexpr int kMaxHeadColumns = 65536;  // of a linear layer of a head
+constexpr int kMaxMultiColumns = 8192;
 
 Status refuse(const std::string& what) {
   return Status::refused("the CUDA encoder cannot run " + what);
@@ -36,13 +36,13 @@ std::vector<int> EncoderConfig::angle_tables() const {
 Status EncoderConfig::check() const {
   if (hidden <= 0 || heads <= 0 || hidden % heads != 0)
     return refuse("hidden size " + std::to_string(hidden) + " with " + std::to_string(heads) + " heads");
-  if (!layernorm_takes(dtype, hidden) || hidden % 8 != 0)
+  if (!layernorm_supports(dtype, hidden) || hidden % 8 != 0)
     return refuse("hidden size " + std::to_string(hidden) + ": it must be a multiple of 8 of at most " +
                   std::to_string(dtype == DType::kFloat32 ? 1024 : 2048));
   if (padded_head != 0 && (padded_head < hidden / heads || int8 || !angle_tables().empty()))
     return refuse("heads of " + std::to_string(hidden / heads) + " columns, padded to " + std::to_string(padded_head) +
                   (int8 ? ", in int8" : ", with rotary positions"));
-  if (!attention_takes(dtype, head_size()))
+  if (!attention_supports(dtype, head_size()))
     return refuse("head size " + std::to_string(head_size()) + ": it must be a multiple of 8 from 8 to 128");
   if (inner <= 0 || inner % 8 != 0)
     return refuse("intermediate size " + std::to_string(inner) + ": it must be a multiple of 8");
@@ -59,14 +59,14 @@ Status EncoderConfig::check_int8() const {
   if (gated || pre_norm || embedding > 0 || !shared.empty() || !angle_tables().empty())
     return refuse(
         "gates, rotary positions, LayerNorms before a layer's parts, narrower embeddings or shared layers in int8");
-  if (quantize_takes(hidden, true) && quantize_takes(inner, false)) return {};
+  if (quantize_supports(hidden, true) && quantize_supports(inner, false)) return {};
   return refuse("hidden size " + std::to_string(hidden) + " and intermediate size " + std::to_string(inner) +
                 " in int8: they must be multiples of " + std::to_string(kQuantizedStep) + " of at most " +
                 std::to_string(kMaxStatColumns) + " and " + std::to_string(kMaxQuantized));
 }
 
 Status EncoderConfig::check_layers() const {
-  if (embedding < 0 || !layernorm_takes(dtype, embedding_columns()) || embedding_columns() % 8 != 0)
+  if (embedding < 0 || !layernorm_supports(dtype, embedding_columns()) || embedding_columns() % 8 != 0)
     return refuse("embeddings of " + std::to_string(embedding) + " columns: they must be a multiple of 8");
   if (activation == Activation::kSilu && !gated) return refuse("silu in a feed-forward part without a gate");
   if (padding && !position_table) return refuse("positions of padding without a table of positions");
@@ -82,17 +82,19 @@ Status EncoderConfig::check_layers() const {
       return refuse("weights of layer " + std::to_string(i) + ", which no layer uses");
   }
   for (int i = 0; i < layers; ++i) {
-    const LayerAttention of = attention_of(i);
-    if (of.window < 0 || (of.window > 0 && relative))
-      return refuse("a window of " + std::to_string(of.window) + " tokens together with scores by relative position");
-    if (of.rotary_dim < 0 || of.rotary_dim % 2 != 0 || of.rotary_dim > head_size() || of.table < 0 ||
-        of.table >= layers)
-      return refuse(std::to_string(of.rotary_dim) + " RoPE columns of heads of " + std::to_string(head_size()));
-    if (of.rotary_dim > 0 && angle_tables()[of.table] != of.rotary_dim / 2)
+    const LayerAttention layer_attention = attention_of(i);
+    if (layer_attention.window < 0 || (layer_attention.window > 0 && relative))
+      return refuse("a window of " + std::to_string(layer_attention.window) +
+                    " tokens together with scores by relative position");
+    if (layer_attention.rotary_dim < 0 || layer_attention.rotary_dim % 2 != 0 ||
+        layer_attention.rotary_dim > head_size() || layer_attention.table < 0 || layer_attention.table >= layers)
+      return refuse(std::to_string(layer_attention.rotary_dim) + " RoPE columns of heads of " +
+                    std::to_string(head_size()));
+    if (layer_attention.rotary_dim > 0 && angle_tables()[layer_attention.table] != layer_attention.rotary_dim / 2)
       return refuse("one table of angles for different numbers of RoPE columns");
     if (stored(i) < 0 || stored(i) >= layers) return refuse("weights of layer " + std::to_string(stored(i)));
     for (int other = 0; other < i; ++other) {
-      if (stored(other) == stored(i) && attention_of(other).rotary_dim != of.rotary_dim)
+      if (stored(other) == stored(i) && attention_of(other).rotary_dim != layer_attention.rotary_dim)
         return refuse("layers that share weights and turn different columns");
     }
   }
@@ -103,10 +105,10 @@ Status EncoderConfig::check_heads() const {
   const auto chain = [&](const char* name, const std::vector<DenseShape>& layers) -> Status {
     int columns = hidden;
     for (const DenseShape& layer : layers) {
-      if (layer.in != columns || layer.out < 1 || layer.out > kMostHeadColumns)
+      if (layer.in != columns || layer.out < 1 || layer.out > kMaxHeadColumns)
         return refuse(std::string(name) + " of " + std::to_string(layer.in) + " columns to " +
                       std::to_string(layer.out) + " after " + std::to_string(columns) + " columns; at most " +
-                      std::to_string(kMostHeadColumns) + " are taken");
+                      std::to_string(kMaxHeadColumns) + " are taken");
       columns = layer.out;
     }
     return {};
@@ -116,9 +118,9 @@ Status EncoderConfig::check_heads() const {
   EMBERT_TRY(chain("a classification layer", task_heads.classifier));
   EMBERT_TRY(chain("a multi-vector layer", task_heads.multi));
   for (const DenseShape& layer : task_heads.multi) {
-    if (layer.out % 8 != 0 || layer.out > kMostMultiColumns)
+    if (layer.out % 8 != 0 || layer.out > kMaxMultiColumns)
       return refuse("a multi-vector layer of " + std::to_string(layer.out) +
-                    " columns: it must be a multiple of 8 of at most " + std::to_string(kMostMultiColumns));
+                    " columns: it must be a multiple of 8 of at most " + std::to_string(kMaxMultiColumns));
     if (layer.activation == HeadActivation::kTanh || layer.activation == HeadActivation::kSigmoid)
       return refuse("a multi-vector layer with tanh or sigmoid");
   }

@@ -28,27 +28,27 @@ uint8_t* Encoder::memory_of(Buffer place) const {
   const size_t column = size_t(row_capacity_) * bytes_of(model_.dtype);
   switch (place) {
     case Buffer::kX:
-      return at_.x;
+      return buffers_.x;
     case Buffer::kSum:
-      return at_.sum;
+      return buffers_.sum;
     case Buffer::kContext:
-      return at_.wide + 3 * model_.attention_columns() * column;
+      return buffers_.shared + 3 * model_.attention_columns() * column;
     case Buffer::kInner:
-      return at_.wide + program_.inner_from * column;
+      return buffers_.shared + program_.inner_from * column;
     default:
-      return at_.wide;
+      return buffers_.shared;
   }
 }
 
 RopeColumns Encoder::rope_columns(int layer) const {
-  const LayerAttention of = model_.attention_of(layer);
-  return {model_.head_size(), of.rotary_dim, 2 * model_.attention_columns(), weights_.angles(of.table),
-          at_.offsets.positions};
+  const LayerAttention layer_attention = model_.attention_of(layer);
+  return {model_.head_size(), layer_attention.rotary_dim, 2 * model_.attention_columns(),
+          weights_.angles(layer_attention.table), buffers_.offsets.positions};
 }
 
 Status Encoder::forward(const Plan& plan, const Stream& stream) {
   EMBERT_NVTX_RANGE("encoder forward");
-  const OffsetsOutput& offsets = at_.offsets;
+  const OffsetsOutput& offsets = buffers_.offsets;
   Replay replay{plan, {offsets.tiles, plan.tiles, offsets.shorts, plan.shorts}, stream, plan.rows, {}};
   // Not while rows are inspected: all rows of the last layer are needed, because token vectors use them. Nor with
   // padded heads: gather.cu copies rows of one width.
@@ -63,59 +63,58 @@ Status Encoder::run_op(const Op& op, Replay& replay) {
   EMBERT_NVTX_RANGE(name_of(op.action));
   const DType dtype = model_.dtype;
   const int count = replay.count;
-  Stream& along = replay.along;
+  Stream& stream = replay.stream;
   const RowView x = replay.rows[int(op.x)];
   uint8_t* const to = memory_of(op.y);
-  float2* const sums = op.leaves_stats ? stats_of(op.y) : nullptr;
+  float2* const sums = op.writes_stats ? stats_of(op.y) : nullptr;
   RowView y{to, sums};
   switch (op.action) {
     case OpKind::kEmbed:
       EMBERT_TRY(embed_batch(op, replay));
       break;
-    case OpKind::kProduct: {
+    case OpKind::kGemm: {
       // A GEMM that applies no LayerNorm uses its rows unchanged.
-      const ProductPlan& plan = program_.products[op.product];
+      const GemmPlan& plan = program_.gemms[op.gemm];
       RowView from = x, residual = replay.rows[int(op.residual)];
       if (!plan.input.exists()) from.stats = nullptr;
       if (!plan.residual.exists()) residual.stats = nullptr;
-      EMBERT_TRY(
-          products_[op.product].alone->run(from, residual, count, to, sums, y.splits, along.alternate_direction()));
+      EMBERT_TRY(gemms_[op.gemm].linear->run(from, residual, count, to, sums, y.splits, stream.alternate_direction()));
       break;
     }
     case OpKind::kFeedForward:
-      EMBERT_TRY(products_[op.product].joined->run(x, count, memory_of(Buffer::kInner), to, sums, y.splits, along));
+      EMBERT_TRY(gemms_[op.gemm].fused->run(x, count, memory_of(Buffer::kInner), to, sums, y.splits, stream));
       break;
     case OpKind::kRope:
-      EMBERT_TRY(rope_rows(dtype, to, count, 3 * model_.attention_columns(), rope_columns(op.layer), along));
+      EMBERT_TRY(rope_rows(dtype, to, count, 3 * model_.attention_columns(), rope_columns(op.layer), stream));
       break;
     case OpKind::kAttend:
       return attend(op, replay);
     case OpKind::kGate:
-      EMBERT_TRY(gate_rows(dtype, model_.activation, x.data, count, model_.inner, to, along));
+      EMBERT_TRY(gate_rows(dtype, model_.activation, x.data, count, model_.inner, to, stream));
       break;
     case OpKind::kNormalize:
-      EMBERT_TRY(layernorm(dtype, x.data, weights_.norm(op.norm), count, model_.hidden, model_.epsilon, to, along));
+      EMBERT_TRY(layernorm(dtype, x.data, weights_.norm(op.norm), count, model_.hidden, model_.epsilon, to, stream));
       break;
   }
   replay.rows[int(op.y)] = y;
-  return op.leaves_stats ? inspect(y, count, along) : Status();
+  return op.writes_stats ? inspect(y, count, stream) : Status();
 }
 
 Status Encoder::embed_batch(const Op& op, Replay& replay) {
   const Plan& plan = replay.plan;
-  const Stream& stream = replay.along;
+  const Stream& stream = replay.stream;
   const InputLayout layout(plan.rows, plan.sequences);
   const auto part = [&](size_t offset) { return reinterpret_cast<const int*>(plan.input + offset); };
   const OffsetsInput input{part(0), part(layout.lengths), part(layout.ids), part(layout.types),
                            reinterpret_cast<const uint32_t*>(part(layout.cuts))};
-  const OffsetsOutput& offsets = at_.offsets;
+  const OffsetsOutput& offsets = buffers_.offsets;
   const OffsetsCapacity capacity{plan.rows, plan.sequences, plan.tiles, plan.shorts};
   const int columns = model_.embedding_columns();
   uint8_t* const to = memory_of(op.y);
   EmbeddingTables tables = weights_.tables();
   tables.prescaled_rows = prescaled_rows_;
   // One launch for few rows, where the device has clusters; it writes row statistics, and no positions.
-  const bool small = plan.on_host && op.leaves_stats && plan.rows <= kSmallRows && stream.dependent_launch;
+  const bool small = plan.on_host && op.writes_stats && plan.rows <= kSmallRows && stream.dependent_launch;
   if (small && model_.angle_tables().empty())
     return embed_small(model_.dtype, tables, input, layout.bytes, offsets, capacity, columns, to, stats_of(op.y),
                        stream);
@@ -125,9 +124,9 @@ Status Encoder::embed_batch(const Op& op, Replay& replay) {
                                 cudaMemcpyHostToDevice, stream.handle));
   }
   // Without a position table every row uses the same one, of zeros.
-  const int* const positions = model_.position_table ? offsets.positions : at_.zeros;
+  const int* const positions = model_.position_table ? offsets.positions : buffers_.zeros;
   return embed(model_.dtype, tables, offsets.ids, offsets.types, positions, plan.rows, columns, model_.epsilon, to,
-               op.leaves_stats ? stats_of(op.y) : nullptr, stream);
+               op.writes_stats ? stats_of(op.y) : nullptr, stream);
 }
 
 Status Encoder::attend(const Op& op, Replay& replay) {
@@ -140,34 +139,34 @@ Status Encoder::attend(const Op& op, Replay& replay) {
   WindowedWork work(replay.work, model_.attention_of(op.layer).window, longest);
   if (gathers) work.queries = row == Pooling::kCls ? Queries::kFirst : Queries::kLast;
   const int head_size = model_.head_size();
-  if (!gathers && products_[op.product].alone->takes_blocks(replay.count) &&
-      attention_leaves_blocks(model_.dtype, work, head_size, maps_.get())) {
+  if (!gathers && gemms_[op.gemm].linear->supports_blocks(replay.count) &&
+      attention_writes_blocks(model_.dtype, work, head_size, maps_.get())) {
     const QuantizedBlocks blocks = QuantizedBlocks::in(context, replay.count, model_.hidden);
     EMBERT_TRY(attention_in_blocks(qkv, replay.count, work, model_.heads, weights_.relative(), blocks, *maps_,
-                                   replay.along.alternate_direction()));
+                                   replay.stream.alternate_direction()));
     replay.rows[int(op.y)] = {context, nullptr, 1, blocks.maxima};
     return {};
   }
   EMBERT_TRY(attention(model_.dtype, qkv, replay.count, work, model_.heads, head_size, weights_.relative(), context,
-                       maps_.get(), replay.along.alternate_direction()));
+                       maps_.get(), replay.stream.alternate_direction()));
   replay.rows[int(op.y)] = {context};
   if (!gathers) return {};
   // The rows that heads read are copied to QKV's memory, and only they are processed further. They have been read when
   // the inner activations are written there.
   RowView& x = replay.rows[int(Buffer::kX)];
-  const size_t room = size_t(row_capacity_) * model_.hidden * bytes_of(model_.dtype);
-  auto* const sums = folds_ ? reinterpret_cast<float2*>(qkv + 2 * room) : nullptr;
-  EMBERT_TRY(gather(model_.dtype, context, x, at_.offsets.cu_seqlens, row, replay.plan.sequences, model_.hidden, qkv,
-                    qkv + room, sums, replay.along));
+  const size_t row_bytes = size_t(row_capacity_) * model_.hidden * bytes_of(model_.dtype);
+  auto* const sums = folds_ ? reinterpret_cast<float2*>(qkv + 2 * row_bytes) : nullptr;
+  EMBERT_TRY(gather(model_.dtype, context, x, buffers_.offsets.cu_seqlens, row, replay.plan.sequences, model_.hidden,
+                    qkv, qkv + row_bytes, sums, replay.stream));
   replay.rows[int(op.y)] = {qkv};
-  x = {qkv + room, x.stats == nullptr ? nullptr : sums, x.splits};
+  x = {qkv + row_bytes, x.stats == nullptr ? nullptr : sums, x.splits};
   replay.count = replay.plan.sequences;
   return {};
 }
 
 bool Encoder::reads_one_row(const TaskOutputs& parts, Pooling& which) const {
-  if (parts.wants(Tasks(~kRowTasks))) return false;
-  const bool embeds = parts.wants(bit(Task::kEmbed)), classifies = parts.wants(bit(Task::kClassify));
+  if (parts.requests(Tasks(~kRowTasks))) return false;
+  const bool embeds = parts.requests(bit(Task::kEmbed)), classifies = parts.requests(bit(Task::kClassify));
   if (embeds && classifies && model_.pooling != Pooling::kCls) return false;
   which = classifies ? Pooling::kCls : model_.pooling;
   return which == Pooling::kCls || which == Pooling::kLast;

@@ -12,18 +12,18 @@ namespace {
 // The smallest bucket that holds `value`; 0 if none does.
 template <size_t n>
 int round_up(const int (&buckets)[n], int value) {
-  const int* const found = std::lower_bound(buckets, buckets + n, value);
-  return found == buckets + n ? 0 : *found;
+  const int* const bucket = std::lower_bound(buckets, buckets + n, value);
+  return bucket == buckets + n ? 0 : *bucket;
 }
 
 }  // namespace
 
-bool Encoder::key_of(const BatchView& batch, Tasks wanted, GraphKey& key) {
-  if (wanted != bit(Task::kEmbed) && wanted != bit(Task::kClassify)) return false;
+bool Encoder::key_of(const BatchView& batch, Tasks requested, GraphKey& key) {
+  if (requested != bit(Task::kEmbed) && requested != bit(Task::kClassify)) return false;
   // A graph computes its positions itself (offsets.cu).
   if (batch.positions != nullptr) return false;
   const int tokens = round_up(kTokenBuckets, batch.tokens), sequences = round_up(kSequenceBuckets, batch.sequences);
-  key = {wanted == bit(Task::kEmbed) ? Task::kEmbed : Task::kClassify, tokens, sequences};
+  key = {requested == bit(Task::kEmbed) ? Task::kEmbed : Task::kClassify, tokens, sequences};
   return tokens != 0 && sequences != 0;
 }
 
@@ -33,7 +33,8 @@ Status Encoder::capture_graphs() {
     for (const Task task : {Task::kEmbed, Task::kClassify}) {
       for (int tokens : kTokenBuckets) {
         for (int count : kSequenceBuckets) {
-          if (count <= tokens && (tasks & bit(task)) != 0) EMBERT_TRY(remember(capture(slot, {task, tokens, count})));
+          if (count <= tokens && (tasks & bit(task)) != 0)
+            EMBERT_TRY(record_loss(capture(slot, {task, tokens, count})));
         }
       }
     }
@@ -60,15 +61,15 @@ Status Encoder::capture(Slot& slot, const GraphKey& key) {
   const Status status = forward(plan, stream_);
   cudaGraph_t graph = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream_.handle, &graph);
-  cudaGraphExec_t made = nullptr;
+  cudaGraphExec_t executable = nullptr;
   const bool complete = status.ok() && ended == cudaSuccess;
-  const cudaError_t code = complete ? cudaGraphInstantiate(&made, graph, 0) : cudaSuccess;
+  const cudaError_t code = complete ? cudaGraphInstantiate(&executable, graph, 0) : cudaSuccess;
   if (graph != nullptr) cudaGraphDestroy(graph);
   EMBERT_TRY(status);
   EMBERT_TRY(Status::cuda(ended, "cudaStreamEndCapture"));
   EMBERT_TRY(Status::cuda(code, "cudaGraphInstantiate"));
-  slot.graphs[key] = made;
-  EMBERT_CUDA(cudaGraphUpload(made, stream_.handle));
+  slot.graphs[key] = executable;
+  EMBERT_CUDA(cudaGraphUpload(executable, stream_.handle));
   return {};
 }
 

@@ -10,11 +10,11 @@ void HeadWeights::lay_out(Arena& arena, const TaskHeads& heads, int hidden, DTyp
   hidden_ = hidden;
   dtype_ = dtype;
   const auto vector = [&](size_t count) { return reinterpret_cast<float*>(arena.take(count * sizeof(float))); };
-  const auto layers = [&](const std::vector<DenseShape>& shapes, std::vector<DenseLayer>& made) {
-    made.clear();
+  const auto layers = [&](const std::vector<DenseShape>& shapes, std::vector<DenseLayer>& layers_out) {
+    layers_out.clear();
     for (const DenseShape& shape : shapes) {
       const float* const weight = vector(size_t(shape.out) * dense_pitch(shape.in));
-      made.push_back({shape, weight, vector(shape.out)});
+      layers_out.push_back({shape, weight, vector(shape.out)});
     }
   };
   layers(heads.dense, dense_);

@@ -24,7 +24,7 @@ struct WeightView {
 };
 
 // A layer of the multi-vector head, for the encoder's GEMMs.
-struct ProductWeights {
+struct HeadGemmWeights {
   DenseShape shape;
   uint8_t* weight;  // [out, in] of the encoder's type
   float* bias;      // [out]
@@ -42,7 +42,7 @@ class HeadWeights {
 
   const std::vector<DenseLayer>& dense() const { return dense_; }
   const std::vector<DenseLayer>& classifier() const { return classifier_; }
-  const std::vector<ProductWeights>& multi() const { return multi_; }
+  const std::vector<HeadGemmWeights>& multi() const { return multi_; }
   const float* token_weight() const { return token_weight_; }  // [hidden]
   const float* token_bias() const { return token_bias_; }      // [1]
 
@@ -51,7 +51,7 @@ class HeadWeights {
   int hidden_ = 0;
   DType dtype_ = DType::kFloat16;
   std::vector<DenseLayer> dense_, classifier_;
-  std::vector<ProductWeights> multi_;
+  std::vector<HeadGemmWeights> multi_;
   float *token_weight_ = nullptr, *token_bias_ = nullptr;
 };
 

@@ -13,44 +13,45 @@
 
 namespace embert {
 
-// at_.wide is free after the last layer. Its halves hold the rows between a head's linear layers.
-float* Encoder::between_layers(int half) const {
-  return reinterpret_cast<float*>(at_.wide) +
+// buffers_.shared is free after the last layer. Its halves hold the rows between a head's linear layers.
+float* Encoder::layer_scratch(int half) const {
+  return reinterpret_cast<float*>(buffers_.shared) +
          half * size_t(sequence_capacity_) * model_.task_heads.widest(model_.hidden);
 }
 
 Status Encoder::run_heads(const Plan& plan, const RowView& x, bool gathered, const Stream& stream) {
   const TaskOutputs& parts = plan.parts;
-  if (parts.wants(bit(Task::kEmbed))) EMBERT_TRY(embed_head(plan, x, gathered, stream));
-  if (parts.wants(bit(Task::kClassify))) EMBERT_TRY(classification_head(plan, x, gathered, stream));
-  const bool pairs = splade_ != nullptr && parts.wants(bit(Task::kSparse));
-  if (parts.wants(bit(Task::kSparse)) && !pairs) {
+  if (parts.requests(bit(Task::kEmbed))) EMBERT_TRY(embed_head(plan, x, gathered, stream));
+  if (parts.requests(bit(Task::kClassify))) EMBERT_TRY(classification_head(plan, x, gathered, stream));
+  const bool pairs = splade_ != nullptr && parts.requests(bit(Task::kSparse));
+  if (parts.requests(bit(Task::kSparse)) && !pairs) {
     const TaskOutput& part = parts.of(Task::kSparse);
     const HeadWeights& weights = weights_.heads();
     EMBERT_TRY(token_weights(model_.dtype, x, last_norm(), model_.epsilon, part.chosen, part.rows, model_.hidden,
                              weights.token_weight(), weights.token_bias(), part.out, stream));
   }
-  if (!parts.wants(bit(Task::kTokens) | bit(Task::kMulti)) && !pairs) return {};
+  if (!parts.requests(bit(Task::kTokens) | bit(Task::kMulti)) && !pairs) return {};
   if (program_.last.exists()) {
-    EMBERT_TRY(layernorm(model_.dtype, at_.x, last_norm(), plan.rows, model_.hidden, model_.epsilon, at_.x, stream));
+    EMBERT_TRY(
+        layernorm(model_.dtype, buffers_.x, last_norm(), plan.rows, model_.hidden, model_.epsilon, buffers_.x, stream));
   }
   if (pairs) EMBERT_TRY(splade_head(plan, stream));
-  if (parts.wants(bit(Task::kMulti))) EMBERT_TRY(multi_vector_head(plan, stream));
-  if (!parts.wants(bit(Task::kTokens))) return {};
+  if (parts.requests(bit(Task::kMulti))) EMBERT_TRY(multi_vector_head(plan, stream));
+  if (!parts.requests(bit(Task::kTokens))) return {};
   const TaskOutput& part = parts.of(Task::kTokens);
-  return token_rows(model_.dtype, at_.x, part.chosen, part.rows, part.columns, false, part.out, stream);
+  return token_rows(model_.dtype, buffers_.x, part.chosen, part.rows, part.columns, false, part.out, stream);
 }
 
 Status Encoder::embed_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream) {
   const TaskOutput& part = plan.parts.of(Task::kEmbed);
-  const OffsetsOutput& offsets = at_.offsets;
+  const OffsetsOutput& offsets = buffers_.offsets;
   const std::vector<DenseLayer>& layers = weights_.heads().dense();
   const auto pooled = [&](const uint32_t* cuts, float* to) {
     return pool(model_.dtype, model_.pooling, x, gathered, last_norm(), model_.epsilon, offsets.cu_seqlens, cuts,
                 part.chosen, part.rows, plan.longest, model_.hidden, to, stream);
   };
   if (layers.empty()) return pooled(offsets.cuts, part.out);
-  float *from = between_layers(0), *to = between_layers(1);
+  float *from = layer_scratch(0), *to = layer_scratch(1);
   EMBERT_TRY(pooled(nullptr, from));
   for (size_t i = 0; i < layers.size(); ++i) {
     const int out = layers[i].shape.out, pitch = i + 1 < layers.size() ? dense_pitch(out) : out;
@@ -63,10 +64,10 @@ Status Encoder::embed_head(const Plan& plan, const RowView& x, bool gathered, co
 // Its GEMMs run on all rows, in memory that is free then; the requested rows are gathered at the end.
 Status Encoder::multi_vector_head(const Plan& plan, const Stream& stream) {
   const TaskOutput& part = plan.parts.of(Task::kMulti);
-  const size_t half = size_t(row_capacity_) * model_.task_heads.multi_room() / 2 * bytes_of(model_.dtype);
-  const uint8_t* x = at_.x;
+  const size_t half = size_t(row_capacity_) * model_.task_heads.multi_scratch_columns() / 2 * bytes_of(model_.dtype);
+  const uint8_t* x = buffers_.x;
   for (size_t i = 0; i < multi_.size(); ++i) {
-    uint8_t* const y = at_.wide + i % 2 * half;
+    uint8_t* const y = buffers_.shared + i % 2 * half;
     int none = 0;
     EMBERT_TRY(multi_[i]->run({x}, {}, plan.rows, y, nullptr, none, stream));
     x = y;
@@ -77,8 +78,8 @@ Status Encoder::multi_vector_head(const Plan& plan, const Stream& stream) {
 Status Encoder::classification_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream) {
   const TaskOutput& part = plan.parts.of(Task::kClassify);
   const std::vector<DenseLayer>& layers = weights_.heads().classifier();
-  float *from = between_layers(0), *to = between_layers(1);
-  EMBERT_TRY(pool(model_.dtype, Pooling::kCls, x, gathered, last_norm(), model_.epsilon, at_.offsets.cu_seqlens,
+  float *from = layer_scratch(0), *to = layer_scratch(1);
+  EMBERT_TRY(pool(model_.dtype, Pooling::kCls, x, gathered, last_norm(), model_.epsilon, buffers_.offsets.cu_seqlens,
                   nullptr, part.chosen, part.rows, plan.longest, model_.hidden, from, stream));
   for (size_t i = 0; i < layers.size(); ++i) {
     const bool is_last = i + 1 == layers.size();
@@ -89,10 +90,10 @@ Status Encoder::classification_head(const Plan& plan, const RowView& x, bool gat
   return {};
 }
 
-// Its rows are transformed in at_.sum, which is free after the last layer.
+// Its rows are transformed in buffers_.sum, which is free after the last layer.
 Status Encoder::splade_head(const Plan& plan, const Stream& stream) {
   const TaskOutput& part = plan.parts.of(Task::kSparse);
-  const SpladeBatch batch{at_.x,       at_.sum,         plan.rows,          part.sequences, at_.offsets.cu_seqlens,
+  const SpladeBatch batch{buffers_.x,  buffers_.sum,    plan.rows,          part.sequences, buffers_.offsets.cu_seqlens,
                           part.chosen, plan.cu_seqlens, part.chosen_on_host};
   return splade_->run(batch, *plan.pairs, stream);
 }
@@ -100,9 +101,9 @@ Status Encoder::splade_head(const Plan& plan, const Stream& stream) {
 namespace {
 
 // Some sequences of a batch that a slot's memory holds, as a batch of its own that requests SPARSE.
-class Again {
+class RepeatedBatch {
  public:
-  Again(const InputLayout& layout, const uint8_t* input, const int* positions)
+  RepeatedBatch(const InputLayout& layout, const uint8_t* input, const int* positions)
       : lengths_(numbers(input + layout.lengths, layout.sequences)),
         ids_(numbers(input + layout.ids, layout.tokens)),
         types_(numbers(input + layout.types, layout.tokens)) {
@@ -112,25 +113,25 @@ class Again {
   }
 
   BatchView of(const std::vector<int>& sequences) {
-    some_ = {};
+    batch_ = {};
     for (const int sequence : sequences) {
       const auto append = [&](const std::vector<int32_t>& from, std::vector<int32_t>& to) {
         if (!from.empty()) to.insert(to.end(), from.begin() + starts_[sequence], from.begin() + starts_[sequence + 1]);
       };
-      append(ids_, some_.ids);
-      append(types_, some_.types);
-      append(positions_, some_.positions);
-      some_.cu_seqlens.push_back(int32_t(some_.ids.size()));
+      append(ids_, batch_.ids);
+      append(types_, batch_.types);
+      append(positions_, batch_.positions);
+      batch_.cu_seqlens.push_back(int32_t(batch_.ids.size()));
     }
-    some_.tasks.assign(sequences.size(), bit(Task::kSparse));
+    batch_.tasks.assign(sequences.size(), bit(Task::kSparse));
     BatchView view;
-    view.tokens = int(some_.ids.size());
+    view.tokens = int(batch_.ids.size());
     view.sequences = int(sequences.size());
-    view.ids = some_.ids.data();
-    view.cu_seqlens = some_.cu_seqlens.data();
-    view.types = some_.types.data();
-    view.positions = positions_.empty() ? nullptr : some_.positions.data();
-    view.tasks = some_.tasks.data();
+    view.ids = batch_.ids.data();
+    view.cu_seqlens = batch_.cu_seqlens.data();
+    view.types = batch_.types.data();
+    view.positions = positions_.empty() ? nullptr : batch_.positions.data();
+    view.tasks = batch_.tasks.data();
     return view;
   }
 
@@ -144,7 +145,7 @@ class Again {
   struct {
     std::vector<int32_t> ids, types, positions, cu_seqlens{0};
     std::vector<Tasks> tasks;
-  } some_;
+  } batch_;
 };
 
 }  // namespace
@@ -157,8 +158,8 @@ Status Encoder::collect_pairs(Slot& slot, Answer& answer) {
   int done = slot.pairs.complete(part.sequences);
   EMBERT_TRY(append_pairs(slot.pairs, done, 0, answer));
   if (done == answer.sequences) return {};
-  Again again(InputLayout(slot.tokens, slot.sequences), slot.input.as(),
-              slot.has_positions ? slot.positions.as<int>() : nullptr);
+  RepeatedBatch again(InputLayout(slot.tokens, slot.sequences), slot.input.as(),
+                      slot.has_positions ? slot.positions.as<int>() : nullptr);
   while (done < answer.sequences) {
     int end = done;
     for (int64_t pairs = 0; end < answer.sequences; ++end) {

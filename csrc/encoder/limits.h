@@ -24,6 +24,6 @@ inline int max_tiles(int tokens, int sequences) {
 }
 
 // A batch of this many tokens can be launched even if it is a single text, which consists only of tiles.
-constexpr int kMostTokens = kMostAttentionTiles * kAttentionRows;
+constexpr int kMaxTokens = kMaxAttentionTiles * kAttentionRows;
 
 }  // namespace embert

@@ -44,9 +44,9 @@ Status Weights::exact_place(const std::string& name, int layer, DType stored, fl
                                                    {"value.weight", 2 * matrix},
                                                    {"gate.weight", 3 * matrix},
                                                    {"inner.weight", 3 * matrix + (model_.gated ? hidden : 0)}};
-  const auto* const at =
+  const auto* const position =
       std::find_if(std::begin(places), std::end(places), [&](const auto& each) { return name == each.first; });
-  const bool is_matrix = at != std::end(places);
+  const bool is_matrix = position != std::end(places);
   const bool is_gamma = name == "gamma" || name == "attention.gamma" || name == "out.gamma";
   if (!keeps_exact_ || !(is_matrix || is_gamma)) return {};
   // BF16 counts as exact in FP16: values below 2⁻¹⁷ lose at most 2⁻²⁵, and a tensor to which that matters, or with an
@@ -54,7 +54,7 @@ Status Weights::exact_place(const std::string& name, int layer, DType stored, fl
   if (stored != model_.dtype && !(stored == DType::kBFloat16 && model_.dtype == DType::kFloat16)) ++rounded_;
   if (is_gamma) return {};
   if (exact_.bytes() == 0) EMBERT_TRY(exact_.allocate(exact_count() * model_.stored_layers() * sizeof(float)));
-  to = exact_.as<float>() + layer * exact_count() + at->second;
+  to = exact_.as<float>() + layer * exact_count() + position->second;
   return {};
 }
 
@@ -74,24 +74,25 @@ Status Weights::upload_rows(const void* host, DType stored, const WeightView& pl
   return {};
 }
 
-Status Weights::copy_apart(const void* from, const WeightView& place, void* to, DType dtype, const Stream& stream) {
+Status Weights::copy_interleaved(const void* from, const WeightView& place, void* to, DType dtype,
+                                 const Stream& stream) {
   const size_t rows = place.shape[0], width = (place.shape.size() > 1 ? place.shape[1] : 1) * bytes_of(dtype);
   EMBERT_CUDA(cudaMemcpy2DAsync(to, place.pitch * bytes_of(dtype), from, width, width, rows, cudaMemcpyDeviceToDevice,
                                 stream.handle));
   return {};
 }
 
-Status Weights::upload_apart(const void* host, DType stored, const WeightView& place, float* exact,
-                             const Stream& stream) {
+Status Weights::upload_interleaved(const void* host, DType stored, const WeightView& place, float* exact,
+                                   const Stream& stream) {
   const size_t count = elements_of(place.shape);
   if (exact == nullptr) {
-    EMBERT_TRY(upload(host, count, stored, apart_.as(), place.dtype, stream));
-    return copy_apart(apart_.as(), place, place.to, place.dtype, stream);
+    EMBERT_TRY(upload(host, count, stored, interleave_scratch_.as(), place.dtype, stream));
+    return copy_interleaved(interleave_scratch_.as(), place, place.to, place.dtype, stream);
   }
-  EMBERT_TRY(upload(host, count, stored, apart_.as(), DType::kFloat32, stream));
-  EMBERT_TRY(copy_apart(apart_.as(), place, exact, DType::kFloat32, stream));
-  EMBERT_TRY(convert(DType::kFloat32, apart_.as(), place.dtype, conversion_.as(), count, stream));
-  return copy_apart(conversion_.as(), place, place.to, place.dtype, stream);
+  EMBERT_TRY(upload(host, count, stored, interleave_scratch_.as(), DType::kFloat32, stream));
+  EMBERT_TRY(copy_interleaved(interleave_scratch_.as(), place, exact, DType::kFloat32, stream));
+  EMBERT_TRY(convert(DType::kFloat32, interleave_scratch_.as(), place.dtype, conversion_.as(), count, stream));
+  return copy_interleaved(conversion_.as(), place, place.to, place.dtype, stream);
 }
 
 const void* Weights::ordered(const std::string& name, int layer, const void* host, size_t row_bytes,
@@ -142,7 +143,7 @@ Status Weights::load_into(const WeightView& place, const std::string& name, int 
   float* exact = nullptr;
   EMBERT_TRY(exact_place(name, layer, stored, exact));
   if (place.apart) {
-    EMBERT_TRY(upload_apart(from, stored, place, exact, stream));
+    EMBERT_TRY(upload_interleaved(from, stored, place, exact, stream));
   } else if (exact == nullptr) {
     EMBERT_TRY(upload(from, count, stored, place.to, place.dtype, stream));
   } else {
@@ -207,7 +208,7 @@ Status Weights::complete() {
                            " weights there are " + std::to_string(loaded_.size()));
   }
   conversion_.release();
-  apart_.release();
+  interleave_scratch_.release();
   return {};
 }
 

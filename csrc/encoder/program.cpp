@@ -7,7 +7,7 @@ namespace {
 
 class Compiler {
  public:
-  Compiler(const EncoderConfig& model, const GemmCaps& able) : model_(model), caps_(able) {}
+  Compiler(const EncoderConfig& model, const GemmCaps& caps) : model_(model), caps_(caps) {}
 
   Program compile() {
     embed();
@@ -16,16 +16,17 @@ class Compiler {
       feed_forward(i);
     }
     if (!model_.pre_norm) {
-      made_.last = waiting_;
+      program_.last = pending_norm_;
     } else if (caps_.folds) {
-      made_.last = {NormOf::kLast};
+      program_.last = {NormKind::kLast};
     } else {
-      normalize(Buffer::kX, Buffer::kX, {NormOf::kLast});
+      normalize(Buffer::kX, Buffer::kX, {NormKind::kLast});
     }
     const bool apart = model_.gated && !caps_.gates;  // gates and their results
-    made_.inner_from = apart ? 2 * model_.inner : 0;
-    made_.wide = std::max({4 * model_.attention_columns(), (apart ? 3 : 1) * model_.inner, model_.embedding_columns()});
-    return made_;
+    program_.inner_from = apart ? 2 * model_.inner : 0;
+    program_.widest =
+        std::max({4 * model_.attention_columns(), (apart ? 3 : 1) * model_.inner, model_.embedding_columns()});
+    return program_;
   }
 
  private:
@@ -35,36 +36,36 @@ class Compiler {
     const bool projects = model_.embedding > 0, leaves = caps_.folds && !projects && !model_.pre_norm;
     Op step{OpKind::kEmbed};
     step.y = projects ? Buffer::kEmbedded : Buffer::kX;
-    step.leaves_stats = leaves;
-    made_.steps.push_back(step);
-    if (leaves) waiting_ = {NormOf::kEmbedding};
+    step.writes_stats = leaves;
+    program_.steps.push_back(step);
+    if (leaves) pending_norm_ = {NormKind::kEmbedding};
     if (projects) product({Matrix::kProjection}, Buffer::kEmbedded, Buffer::kX);
   }
 
   void attention(int i) {
-    const LayerAttention of = model_.attention_of(i);
+    const LayerAttention layer_attention = model_.attention_of(i);
     Buffer x = Buffer::kX;
-    ProductPlan qkv{Matrix::kQkv, i, waiting_};
+    GemmPlan qkv{Matrix::kQkv, i, pending_norm_};
     if (model_.pre_norm && model_.has_attention_norm(i)) {
       if (x_has_sums_) {
-        qkv.input = {NormOf::kAttention, i};
+        qkv.input = {NormKind::kAttention, i};
       } else {
         x = Buffer::kSum;
-        normalize(Buffer::kX, x, {NormOf::kAttention, i});
+        normalize(Buffer::kX, x, {NormKind::kAttention, i});
       }
     }
-    qkv.rope = of.rotary_dim > 0 && caps_.rope;
+    qkv.rope = layer_attention.rotary_dim > 0 && caps_.rope;
     product(qkv, x, Buffer::kQkv);
     Op step{OpKind::kRope, Buffer::kQkv, Buffer::kQkv};
     step.layer = i;
-    if (of.rotary_dim > 0 && !caps_.rope) made_.steps.push_back(step);
+    if (layer_attention.rotary_dim > 0 && !caps_.rope) program_.steps.push_back(step);
     step.action = OpKind::kAttend;
     step.y = Buffer::kContext;
-    step.product = int(made_.products.size());
-    made_.steps.push_back(step);
+    step.gemm = int(program_.gemms.size());
+    program_.steps.push_back(step);
 
-    ProductPlan out{Matrix::kAttentionOut, i};
-    out.residual = waiting_;
+    GemmPlan out{Matrix::kAttentionOut, i};
+    out.residual = pending_norm_;
     out.next = inside(i);
     if (caps_.folds || !model_.pre_norm) {
       product(out, Buffer::kContext, Buffer::kSum, Buffer::kX, caps_.folds);
@@ -78,11 +79,11 @@ class Compiler {
     // Its rows: those of kSum, whose LayerNorm the GEMMs apply; or normalized ones.
     const Buffer rows = caps_.folds ? Buffer::kSum : Buffer::kX;
     Buffer x = rows, y = caps_.folds || model_.pre_norm ? Buffer::kX : Buffer::kSum;
-    ProductPlan in{Matrix::kInner, i}, out{Matrix::kOut, i};
+    GemmPlan in{Matrix::kInner, i}, out{Matrix::kOut, i};
     if (caps_.folds) in.input = inside(i);
     if (caps_.folds && !model_.pre_norm) {
       out.residual = inside(i);
-      out.next = i + 1 < model_.layers ? NormName{NormOf::kOut, i} : NormName{};  // no GEMM reads the last rows
+      out.next = i + 1 < model_.layers ? NormName{NormKind::kOut, i} : NormName{};  // no GEMM reads the last rows
     }
     if (!caps_.folds && model_.pre_norm) {
       x = Buffer::kSum;
@@ -90,53 +91,53 @@ class Compiler {
     }
     in.gates = model_.gated && caps_.gates;
     if (!model_.gated && !model_.pre_norm) {  // the rows are the residual, too
-      in.joins = true;
-      made_.products.push_back(in);
-      made_.products.push_back(out);
+      in.fuses_next = true;
+      program_.gemms.push_back(in);
+      program_.gemms.push_back(out);
       Op step{OpKind::kFeedForward, x, y};
-      step.product = int(made_.products.size()) - 2;
-      step.leaves_stats = caps_.folds;
-      made_.steps.push_back(step);
+      step.gemm = int(program_.gemms.size()) - 2;
+      step.writes_stats = caps_.folds;
+      program_.steps.push_back(step);
     } else {
       const bool apart = model_.gated && !caps_.gates;
       product(in, x, apart ? Buffer::kGates : Buffer::kInner);
-      if (apart) made_.steps.push_back({OpKind::kGate, Buffer::kGates, Buffer::kInner});
+      if (apart) program_.steps.push_back({OpKind::kGate, Buffer::kGates, Buffer::kInner});
       product(out, Buffer::kInner, y, rows, caps_.folds);
     }
     x_has_sums_ = caps_.folds;
     if (model_.pre_norm) return;
-    waiting_ = caps_.folds ? NormName{NormOf::kOut, i} : NormName{};
-    if (!caps_.folds) normalize(Buffer::kSum, Buffer::kX, {NormOf::kOut, i});
+    pending_norm_ = caps_.folds ? NormName{NormKind::kOut, i} : NormName{};
+    if (!caps_.folds) normalize(Buffer::kSum, Buffer::kX, {NormKind::kOut, i});
   }
 
   // The LayerNorm between attention and the feed-forward layer.
-  NormName inside(int i) const { return {model_.pre_norm ? NormOf::kOut : NormOf::kAttention, i}; }
+  NormName inside(int i) const { return {model_.pre_norm ? NormKind::kOut : NormKind::kAttention, i}; }
 
-  void product(const ProductPlan& plan, Buffer x, Buffer y, Buffer residual = Buffer::kNothing,
-               bool leaves_stats = false) {
-    Op step{OpKind::kProduct, x, y, residual, leaves_stats};
-    step.product = int(made_.products.size());
-    made_.products.push_back(plan);
-    made_.steps.push_back(step);
+  void product(const GemmPlan& plan, Buffer x, Buffer y, Buffer residual = Buffer::kNothing,
+               bool writes_stats = false) {
+    Op step{OpKind::kGemm, x, y, residual, writes_stats};
+    step.gemm = int(program_.gemms.size());
+    program_.gemms.push_back(plan);
+    program_.steps.push_back(step);
   }
 
   void normalize(Buffer x, Buffer y, const NormName& norm) {
     Op step{OpKind::kNormalize, x, y};
     step.norm = norm;
-    made_.steps.push_back(step);
+    program_.steps.push_back(step);
   }
 
   const EncoderConfig& model_;
   const GemmCaps caps_;
-  Program made_;
-  NormName waiting_;         // the LayerNorm of kX's rows that their readers apply
+  Program program_;
+  NormName pending_norm_;    // the LayerNorm of kX's rows that their readers apply
   bool x_has_sums_ = false;  // the rows of kX have row statistics
 };
 
 }  // namespace
 
-Program compile(const EncoderConfig& model, const GemmCaps& able) {
-  return Compiler(model, able).compile();
+Program compile(const EncoderConfig& model, const GemmCaps& caps) {
+  return Compiler(model, caps).compile();
 }
 
 }  // namespace embert

@@ -18,20 +18,20 @@ struct GemmCaps {
 enum class Matrix : int { kProjection, kQkv, kAttentionOut, kInner, kOut };
 
 // A LayerNorm of the model: the op that it follows, or with pre_norm precedes.
-enum class NormOf : int { kNothing, kEmbedding, kAttention, kOut, kLast };
+enum class NormKind : int { kNothing, kEmbedding, kAttention, kOut, kLast };
 struct NormName {
-  NormOf of = NormOf::kNothing;
+  NormKind kind = NormKind::kNothing;
   int layer = 0;
-  bool exists() const { return of != NormOf::kNothing; }
+  bool exists() const { return kind != NormKind::kNothing; }
 };
 
-struct ProductPlan {
+struct GemmPlan {
   Matrix matrix;
   int layer = 0;
   NormName input = {}, residual = {};  // of its rows, and of the residual's
   NormName next = {};                  // applied by the readers of its rows; these may be prescaled with its gamma
   bool rope = false, gates = false;
-  bool joins = false;  // it is fused with the GEMM after it into one feed-forward layer
+  bool fuses_next = false;  // it is fused with the GEMM after it into one feed-forward layer
 };
 
 // Memory for rows of activations. Rows that are not normalized yet have row statistics.
@@ -47,7 +47,7 @@ enum class Buffer : int {
 };
 constexpr int kBuffers = 8;
 
-enum class OpKind : int { kEmbed, kProduct, kFeedForward, kRope, kAttend, kGate, kNormalize };
+enum class OpKind : int { kEmbed, kGemm, kFeedForward, kRope, kAttend, kGate, kNormalize };
 
 // For profilers; in OpKind's order.
 inline const char* name_of(OpKind op) {
@@ -58,21 +58,21 @@ inline const char* name_of(OpKind op) {
 struct Op {
   OpKind action;
   Buffer x = Buffer::kNothing, y = Buffer::kNothing;
-  Buffer residual = Buffer::kNothing;  // kProduct
-  bool leaves_stats = false;           // y is not normalized
-  int product = 0;                     // kProduct; kAttend: of the context; kFeedForward: the first of two
+  Buffer residual = Buffer::kNothing;  // kGemm
+  bool writes_stats = false;           // y is not normalized
+  int gemm = 0;                        // kGemm; kAttend: of the context; kFeedForward: the first of two
   int layer = 0;                       // kRope, kAttend
   NormName norm = {};                  // kNormalize
 };
 
 struct Program {
-  std::vector<ProductPlan> products;  // in the order in which they run
+  std::vector<GemmPlan> gemms;  // in the order in which they run
   std::vector<Op> steps;
   NormName last;       // still to be applied to the rows of the last op
-  int wide = 0;        // columns of the widest rows in one piece of memory, such as Q, K, V and context
+  int widest = 0;      // columns of the widest rows in one piece of memory, such as Q, K, V and context
   int inner_from = 0;  // the column of that piece at which kInner begins, after kGates
 };
 
-Program compile(const EncoderConfig& model, const GemmCaps& able);
+Program compile(const EncoderConfig& model, const GemmCaps& caps);
 
 }  // namespace embert

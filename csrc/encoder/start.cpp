@@ -17,7 +17,7 @@ Status Encoder::start(std::string& fold_refusal) {
   EMBERT_CUDA(cudaSetDevice(options_.device));
   EMBERT_CUDA(cudaStreamSynchronize(stream_.handle));
   EMBERT_TRY(weights_.complete());
-  EMBERT_TRY(prepare_products());
+  EMBERT_TRY(prepare_gemms());
   if (folds_) {
     const Status folded = gemm_->check_folds();
     if (folded.is_lost()) return folded;
@@ -30,18 +30,18 @@ Status Encoder::start(std::string& fold_refusal) {
   return options_.graphs == 0 ? Status() : capture_graphs();
 }
 
-Status Encoder::prepare_products() {
+Status Encoder::prepare_gemms() {
   // Not in pre-norm models: their rows are the residual, too. Nor with int8: quantizing the rows applies their
   // LayerNorms.
-  prescaled_rows_ = folds_ && !model_.pre_norm && !model_.int8 && weights_.has_what_is_stored();
-  products_.resize(program_.products.size());
-  for (size_t i = 0; i < products_.size(); ++i) {
-    std::unique_ptr<Linear> made;
-    EMBERT_TRY(prepare_product(i, made));
-    if (i > 0 && program_.products[i - 1].joins) {
-      EMBERT_TRY(gemm_->join(std::move(products_[i - 1].alone), std::move(made), products_[i - 1].joined));
+  prescaled_rows_ = folds_ && !model_.pre_norm && !model_.int8 && weights_.is_exact();
+  gemms_.resize(program_.gemms.size());
+  for (size_t i = 0; i < gemms_.size(); ++i) {
+    std::unique_ptr<Linear> linear;
+    EMBERT_TRY(prepare_gemm(i, linear));
+    if (i > 0 && program_.gemms[i - 1].fuses_next) {
+      EMBERT_TRY(gemm_->fuse(std::move(gemms_[i - 1].linear), std::move(linear), gemms_[i - 1].fused));
     } else {
-      products_[i].alone = std::move(made);
+      gemms_[i].linear = std::move(linear);
     }
   }
   EMBERT_TRY(prepare_multi_vectors());
@@ -52,18 +52,18 @@ Status Encoder::prepare_products() {
   return {};
 }
 
-Status Encoder::prepare_product(size_t i, std::unique_ptr<Linear>& made) {
-  const ProductPlan& plan = program_.products[i];
-  const MatrixWeights of = weights_.matrix(plan.matrix, plan.layer);
+Status Encoder::prepare_gemm(size_t i, std::unique_ptr<Linear>& linear) {
+  const GemmPlan& plan = program_.gemms[i];
+  const MatrixWeights source = weights_.matrix(plan.matrix, plan.layer);
   LinearWeights weights;
-  weights.weight = of.weight;
-  weights.bias = of.bias;
-  weights.n = of.out;
-  weights.k = of.in;
+  weights.weight = source.weight;
+  weights.bias = source.bias;
+  weights.n = source.out;
+  weights.k = source.in;
   if (plan.matrix == Matrix::kInner && (plan.gates || !model_.gated)) weights.activation = model_.activation;
   if (plan.gates) {
     weights.gated = true;
-    weights.n = of.out / 2;
+    weights.n = source.out / 2;
   }
   weights.input_norm = weights_.input_norm(plan);
   weights.residual_norm = weights_.norm(plan.residual);
@@ -72,11 +72,11 @@ Status Encoder::prepare_product(size_t i, std::unique_ptr<Linear>& made) {
   if (prescaled_rows_) {
     weights.next_gamma = weights_.norm(plan.next).gamma;
   } else if (plan.input.exists()) {
-    weights.exact = of.exact;
+    weights.exact = source.exact;
   }
-  if (of.scales != nullptr) {
-    weights.scales = of.scales;
-    weights.quantized = at_.quantized;
+  if (source.scales != nullptr) {
+    weights.scales = source.scales;
+    weights.quantized = buffers_.quantized;
     if (plan.matrix == Matrix::kOut) weights.block = kInnerBlock;
     if (plan.matrix == Matrix::kAttentionOut && model_.head_size() == kHeadBlock) weights.block = kHeadBlock;
   }
@@ -87,18 +87,18 @@ Status Encoder::prepare_product(size_t i, std::unique_ptr<Linear>& made) {
   }
   // Each GEMM of the layers prefetches the weights of the GEMM after the next. The first ones of the next batch follow
   // those of the last layer.
-  const size_t first = model_.embedding > 0 ? 1 : 0, count = program_.products.size() - first;
+  const size_t first = model_.embedding > 0 ? 1 : 0, count = program_.gemms.size() - first;
   if (i >= first) {
-    const ProductPlan& ahead = program_.products[first + (i - first + 2) % count];
-    const MatrixWeights its = weights_.matrix(ahead.matrix, ahead.layer);
-    weights.ahead = its.weight;
-    weights.ahead_bytes = size_t(its.out) * its.in * bytes_of(model_.dtype);
+    const GemmPlan& prefetch_weights = program_.gemms[first + (i - first + 2) % count];
+    const MatrixWeights its = weights_.matrix(prefetch_weights.matrix, prefetch_weights.layer);
+    weights.prefetch_weights = its.weight;
+    weights.prefetch_bytes = size_t(its.out) * its.in * bytes_of(model_.dtype);
   }
-  return gemm_->prepare(weights, stream_, made);
+  return gemm_->prepare(weights, stream_, linear);
 }
 
 Status Encoder::prepare_multi_vectors() {
-  for (const ProductWeights& layer : weights_.heads().multi()) {
+  for (const HeadGemmWeights& layer : weights_.heads().multi()) {
     LinearWeights product;
     product.weight = layer.weight;
     product.bias = layer.bias;
@@ -120,12 +120,12 @@ struct Encoder::FullBatch {
   std::vector<Tasks> tasks;
   BatchView view;
 
-  FullBatch(const EncoderConfig& model, int max_tokens, Tasks wanted) {
+  FullBatch(const EncoderConfig& model, int max_tokens, Tasks requested) {
     const int length = std::min(model.max_length(), max_tokens), sequences = std::max(1, max_tokens / length);
     ids.resize(size_t(sequences) * length);
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t(i * model.vocabulary / ids.size());
     for (int i = 0; i <= sequences; ++i) cu_seqlens.push_back(i * length);
-    tasks.assign(sequences, wanted);
+    tasks.assign(sequences, requested);
     view.tokens = sequences * length;
     view.sequences = sequences;
     view.ids = ids.data();
@@ -175,9 +175,9 @@ Status Encoder::check_offset(std::string& fold_refusal) {
     // With prescaled rows, gamma times a row may exceed the type's range where the row does not. If the model itself
     // exceeds it, it also does without folding, and its requests fail.
     fold_refusal = refusal + "is not finite";
-  } else if (largest > kMostOffset) {
+  } else if (largest > kMaxOffset) {
     fold_refusal = refusal + "has a mean of " + std::to_string(largest) + " deviations, at most " +
-                   std::to_string(int(kMostOffset)) + " is taken";
+                   std::to_string(int(kMaxOffset)) + " is taken";
   }
   return {};
 }

@@ -37,11 +37,11 @@ const Encoder::Slot* Encoder::find_slot(int64_t ticket) const {
 }
 
 Status Encoder::drain(Status failed) {
-  if (failed.is_lost()) return remember(failed);
+  if (failed.is_lost()) return record_loss(failed);
   cudaGetLastError();  // otherwise a later launch reports it
   for (const cudaStream_t stream : {uploads_, stream_.handle, downloads_}) {
-    const Status rested = remember(Status::cuda(cudaStreamSynchronize(stream), "after a batch that was refused"));
-    if (!rested.ok()) return rested;
+    const Status drained = record_loss(Status::cuda(cudaStreamSynchronize(stream), "after a batch that was refused"));
+    if (!drained.ok()) return drained;
   }
   return failed;
 }
@@ -49,10 +49,10 @@ Status Encoder::drain(Status failed) {
 Status Encoder::submit(const BatchView& batch, int64_t& ticket) {
   if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);
   EMBERT_TRY(check_batch(batch, model_, options_.max_tokens, sequence_capacity_));
-  EMBERT_TRY(remember(Status::cuda(cudaSetDevice(options_.device), "cudaSetDevice")));
+  EMBERT_TRY(record_loss(Status::cuda(cudaSetDevice(options_.device), "cudaSetDevice")));
   Slot* slot = nullptr;
-  for (Slot& one : slots_) {
-    if (!one.in_flight) slot = &one;
+  for (Slot& candidate : slots_) {
+    if (!candidate.in_flight) slot = &candidate;
   }
   if (slot == nullptr) return Status::refused("two batches are in flight already");
   slot->tokens = batch.tokens;
@@ -61,7 +61,7 @@ Status Encoder::submit(const BatchView& batch, int64_t& ticket) {
   slot->parts = TaskOutputs(batch, model_);
   if (batch.tokens > 0) {
     GraphKey key;
-    const bool small = key_of(batch, slot->parts.wanted(), key) && slot->graphs.count(key) > 0;
+    const bool small = key_of(batch, slot->parts.requested(), key) && slot->graphs.count(key) > 0;
     Plan plan{};
     if (!small) EMBERT_TRY(plan_large(*slot, batch, plan));
     const Status queued = small ? submit_small(*slot, batch, key) : submit_large(*slot, batch, plan);
@@ -94,14 +94,14 @@ Status Encoder::plan_large(Slot& slot, const BatchView& batch, Plan& plan) {
   EMBERT_TRY(check_attention_work(plan.tiles, plan.shorts));
   TaskOutputs& parts = slot.parts;
   const size_t listed = parts.listed();
-  slot.direct = !parts.wants(Tasks(~model_.task_heads.by_sequence())) && batch.sequences <= kDirectSequences;
+  slot.direct = !parts.requests(Tasks(~model_.task_heads.by_sequence())) && batch.sequences <= kDirectSequences;
   const Status reserved =
       slot.direct ? reserve(slot, 0, 0, listed) : reserve(slot, parts.own_floats(), parts.floats(), listed);
   if (!reserved.ok()) return drain(reserved);
   float* const memory = (slot.direct ? slot.direct_output.as<float>() : slot.vectors.as<float>());
   for (int i = 0; i < kTaskCount; ++i) parts.of(Task(i)).out = memory + parts.of(Task(i)).first;
   // TOKENS pass through the memory of the wide activations.
-  parts.of(Task::kTokens).out = reinterpret_cast<float*>(at_.wide);
+  parts.of(Task::kTokens).out = reinterpret_cast<float*>(buffers_.shared);
   parts.write_lists(batch, slot.lists.as<int>(), slot.device_lists.as<int>());
   plan.parts = parts;
   plan.cu_seqlens = batch.cu_seqlens;
@@ -148,27 +148,27 @@ Status Encoder::download(Slot& slot) {
 
 Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
   answers.clear();
-  const Slot* const found = find_slot(ticket);
-  if (found == nullptr)
+  const Slot* const claimed = find_slot(ticket);
+  if (claimed == nullptr)
     return Status::refused("this ticket is not in flight: it was redeemed, or is not this encoder's");
-  Slot& slot = slots_[found - slots_.data()];
+  Slot& slot = slots_[claimed - slots_.data()];
   slot.in_flight = false;
   if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);
   if (slot.tokens > 0) {
-    EMBERT_TRY(remember(Status::cuda(cudaSetDevice(options_.device), "cudaSetDevice")));
-    EMBERT_TRY(remember(Status::cuda(cudaEventSynchronize(slot.done),
-                                     ("forward of " + std::to_string(slot.tokens) + " tokens").c_str())));
+    EMBERT_TRY(record_loss(Status::cuda(cudaSetDevice(options_.device), "cudaSetDevice")));
+    EMBERT_TRY(record_loss(Status::cuda(cudaEventSynchronize(slot.done),
+                                        ("forward of " + std::to_string(slot.tokens) + " tokens").c_str())));
   }
   const float* const host = (slot.direct ? slot.direct_output : slot.output).as<float>();
   for (int i = 0; i < kTaskCount; ++i) {
-    if (!slot.parts.wants(bit(Task(i))) || (Task(i) == Task::kSparse && splade_ != nullptr)) continue;
+    if (!slot.parts.requests(bit(Task(i))) || (Task(i) == Task::kSparse && splade_ != nullptr)) continue;
     const TaskOutput& part = slot.parts.of(Task(i));
     const size_t count = size_t(part.rows) * part.columns;
-    Answer answer{Task(i), part.sequences, part.rows, part.columns, blocks_->take(count), nullptr, nullptr};
+    Answer answer{Task(i), part.sequences, part.rows, part.columns, blocks_->allocate(count), nullptr, nullptr};
     if (count > 0) std::memcpy(answer.values.get(), host + part.first, count * sizeof(float));
     answers.push_back(std::move(answer));
   }
-  if (splade_ == nullptr || !slot.parts.wants(bit(Task::kSparse))) return {};
+  if (splade_ == nullptr || !slot.parts.requests(bit(Task::kSparse))) return {};
   Answer pairs{Task::kSparse, slot.parts.of(Task::kSparse).sequences, 0, 1, {}, nullptr, nullptr};
   EMBERT_TRY(collect_pairs(slot, pairs));  // last: it may reuse the slot's memory
   answers.push_back(std::move(pairs));
@@ -183,7 +183,7 @@ Status Encoder::run_again(Slot& slot, const BatchView& batch) {
   EMBERT_TRY(plan_large(slot, batch, plan));
   const Status queued = submit_large(slot, batch, plan);
   if (!queued.ok()) return drain(queued);
-  return remember(
+  return record_loss(
       Status::cuda(cudaEventSynchronize(slot.done), ("forward of " + std::to_string(slot.tokens) + " tokens").c_str()));
 }
 

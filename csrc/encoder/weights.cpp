@@ -74,7 +74,7 @@ Status Weights::allocate() {
   const size_t hidden = model_.hidden, inner = model_.inner, attention = model_.attention_columns();
   const size_t largest = std::max({size_t(model_.vocabulary), size_t(model_.positions), inner, attention}) * hidden;
   EMBERT_TRY(conversion_.allocate(std::max(largest, heads_.largest()) * 4));
-  return model_.gated ? apart_.allocate(inner * hidden * 4) : Status();
+  return model_.gated ? interleave_scratch_.allocate(inner * hidden * 4) : Status();
 }
 
 Status Weights::find(const std::string& name, int layer, WeightView& place) const {
@@ -91,20 +91,20 @@ Status Weights::find(const std::string& name, int layer, WeightView& place) cons
     place = {const_cast<float*>(to), {count}, DType::kFloat32};
     return to != nullptr;
   };
-  bool found = false;
+  bool is_known = false;
   if (layer < 0) {
-    found = matrix("word", tables_.word, model_.vocabulary, embedding) ||
-            (model_.position_table && matrix("position", tables_.position, model_.positions, embedding)) ||
-            (model_.padding && matrix("padding", tables_.position, 1, embedding, model_.positions)) ||
-            matrix("type", tables_.type, model_.types, embedding) || vector("gamma", tables_.norm.gamma, embedding) ||
-            vector("beta", tables_.norm.beta, embedding) ||
-            matrix("projection.weight", projection_weight_, hidden, embedding) ||
-            vector("projection.bias", projection_bias_, hidden) || vector("last.gamma", last_norm_.gamma, hidden) ||
-            vector("last.beta", last_norm_.beta, hidden);
+    is_known = matrix("word", tables_.word, model_.vocabulary, embedding) ||
+               (model_.position_table && matrix("position", tables_.position, model_.positions, embedding)) ||
+               (model_.padding && matrix("padding", tables_.position, 1, embedding, model_.positions)) ||
+               matrix("type", tables_.type, model_.types, embedding) ||
+               vector("gamma", tables_.norm.gamma, embedding) || vector("beta", tables_.norm.beta, embedding) ||
+               matrix("projection.weight", projection_weight_, hidden, embedding) ||
+               vector("projection.bias", projection_bias_, hidden) || vector("last.gamma", last_norm_.gamma, hidden) ||
+               vector("last.beta", last_norm_.beta, hidden);
   } else if (layer < model_.stored_layers()) {
-    found = find_layer(name, layer, place);
+    is_known = find_layer(name, layer, place);
   }
-  if (found) return {};
+  if (is_known) return {};
   return Status::refused("this model has no weight " + called(name, layer));
 }
 
@@ -161,24 +161,24 @@ bool Weights::find_layer(const std::string& name, int number, WeightView& place)
 }
 
 Norm Weights::norm(const NormName& name) const {
-  switch (name.of) {
-    case NormOf::kEmbedding:
+  switch (name.kind) {
+    case NormKind::kEmbedding:
       return tables_.norm;
-    case NormOf::kAttention:
+    case NormKind::kAttention:
       return layer(name.layer).attention_norm;
-    case NormOf::kOut:
+    case NormKind::kOut:
       return layer(name.layer).out_norm;
-    case NormOf::kLast:
+    case NormKind::kLast:
       return last_norm_;
     default:
       return {};
   }
 }
 
-Norm Weights::input_norm(const ProductPlan& of) const {
-  if (!model_.int8 || !of.input.exists()) return norm(of.input);
-  const LayerWeights& w = layer(of.layer);
-  return of.matrix == Matrix::kQkv ? w.qkv_norm : w.inner_norm;
+Norm Weights::input_norm(const GemmPlan& plan) const {
+  if (!model_.int8 || !plan.input.exists()) return norm(plan.input);
+  const LayerWeights& w = layer(plan.layer);
+  return plan.matrix == Matrix::kQkv ? w.qkv_norm : w.inner_norm;
 }
 
 MatrixWeights Weights::matrix(Matrix which, int of_layer) const {

@@ -68,13 +68,13 @@ class Weights {
   void keep_exact() { keeps_exact_ = true; }
   void forget_exact() { exact_.release(); }
   // Whether these matrices and all gammas are stored exactly as in the checkpoint.
-  bool has_what_is_stored() const { return rounded_ == 0; }
+  bool is_exact() const { return rounded_ == 0; }
 
   const EmbeddingTables& tables() const { return tables_; }
   MatrixWeights matrix(Matrix which, int layer) const;
   Norm norm(const NormName& name) const;
   // The LayerNorm that a GEMM applies to its rows; none if it applies none.
-  Norm input_norm(const ProductPlan& of) const;
+  Norm input_norm(const GemmPlan& plan) const;
   const float2* angles(int table) const { return angles_[table]; }
   const HeadWeights& heads() const { return heads_; }
   RelativeScores relative() const { return {relative_, model_.reach()}; }
@@ -91,9 +91,10 @@ class Weights {
   const void* ordered(const std::string& name, int layer, const void* host, size_t row_bytes,
                       std::vector<uint8_t>& memory) const;
   Status find(const std::string& name, int layer, WeightView& place) const;
-  // Interleaved rows, through apart_: conversions need contiguous elements.
-  Status upload_apart(const void* host, DType stored, const WeightView& place, float* exact, const Stream& stream);
-  Status copy_apart(const void* from, const WeightView& place, void* to, DType dtype, const Stream& stream);
+  // Interleaved rows, through interleave_scratch_: conversions need contiguous elements.
+  Status upload_interleaved(const void* host, DType stored, const WeightView& place, float* exact,
+                            const Stream& stream);
+  Status copy_interleaved(const void* from, const WeightView& place, void* to, DType dtype, const Stream& stream);
   // Row by row, for padded rows.
   Status upload_rows(const void* host, DType stored, const WeightView& place, const Stream& stream);
   Status upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream);
@@ -107,7 +108,7 @@ class Weights {
   }
 
   EncoderConfig model_;
-  DeviceBuffer storage_, conversion_, apart_, exact_;
+  DeviceBuffer storage_, conversion_, interleave_scratch_, exact_;
   EmbeddingTables tables_;
   std::vector<LayerWeights> layers_;
   HeadWeights heads_;

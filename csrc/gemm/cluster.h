@@ -3,8 +3,8 @@
 // clusters and of blocks side by side.
 #pragma once
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 constexpr int kCluster = 2;
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

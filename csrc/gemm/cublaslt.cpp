@@ -37,12 +37,13 @@ struct Library {
 
 // Owns a handle of the library.
 template <typename Handle>
-class Owned {
+class UniqueHandle {
  public:
   using Destroy = cublasStatus_t (*)(Handle);
-  explicit Owned(Destroy destroy) : destroy_(destroy) {}
-  Owned(Owned&& other) noexcept : destroy_(other.destroy_), handle_(std::exchange(other.handle_, nullptr)) {}
-  ~Owned() {
+  explicit UniqueHandle(Destroy destroy) : destroy_(destroy) {}
+  UniqueHandle(UniqueHandle&& other) noexcept
+      : destroy_(other.destroy_), handle_(std::exchange(other.handle_, nullptr)) {}
+  ~UniqueHandle() {
     if (handle_ != nullptr) destroy_(handle_);
   }
   Handle* place() { return &handle_; }
@@ -52,7 +53,7 @@ class Owned {
   Destroy destroy_;
   Handle handle_ = nullptr;
 };
-using Layout = Owned<cublasLtMatrixLayout_t>;
+using Layout = UniqueHandle<cublasLtMatrixLayout_t>;
 
 Status open_library(const std::string& path, Library& library) {
   const std::string fallback = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
@@ -114,12 +115,12 @@ class CublasLt final : public GemmProvider {
   static Status check(cublasStatus_t status, const std::string& where) {
     if (status == CUBLAS_STATUS_SUCCESS) return {};
     const std::string message = where + ": cuBLAS status " + std::to_string(int(status));
-    const bool did_nothing = status == CUBLAS_STATUS_ALLOC_FAILED || status == CUBLAS_STATUS_NOT_SUPPORTED;
-    return did_nothing ? Status::refused(message) : Status::lost(message);
+    const bool is_recoverable = status == CUBLAS_STATUS_ALLOC_FAILED || status == CUBLAS_STATUS_NOT_SUPPORTED;
+    return is_recoverable ? Status::refused(message) : Status::lost(message);
   }
 
  private:
-  friend class Multiplication;
+  friend class Matmul;
   friend class CublasLtLinear;
 
   DType dtype_;
@@ -133,7 +134,7 @@ class CublasLt final : public GemmProvider {
 constexpr int kSplitRows = 64;
 
 // Shape, types and reductions of a GEMM.
-struct Multiplied {
+struct MatmulShape {
   cudaDataType_t operands, results, scalars;
   cublasComputeType_t compute;
   uint32_t reductions;  // allowed for split K, above kSplitRows
@@ -141,18 +142,21 @@ struct Multiplied {
 };
 
 // y[rows, out] = x[rows, in] · W[out, in]ᵀ (+ residual), and the library's epilogue.
-class Multiplication {
+class Matmul {
  public:
-  Multiplication(CublasLt& owner, const Multiplied& of)
-      : owner_(owner), of_(of), desc_(owner.library_.desc_destroy), weight_layout_(owner.library_.layout_destroy) {}
+  Matmul(CublasLt& owner, const MatmulShape& shape)
+      : owner_(owner),
+        shape_(shape),
+        desc_(owner.library_.desc_destroy),
+        weight_layout_(owner.library_.layout_destroy) {}
 
   Status init() {
     // cuBLAS is column-major: yᵀ[out, rows] = (Wᵀ)ᵀ[out, in] · xᵀ[in, rows].
-    EMBERT_TRY(CublasLt::check(owner_.library_.desc_create(desc_.place(), of_.compute, of_.scalars),
+    EMBERT_TRY(CublasLt::check(owner_.library_.desc_create(desc_.place(), shape_.compute, shape_.scalars),
                                "cublasLtMatmulDescCreate"));
     const cublasOperation_t transpose = CUBLAS_OP_T;
     EMBERT_TRY(set(CUBLASLT_MATMUL_DESC_TRANSA, transpose));
-    return make_layout(of_.operands, of_.in, of_.out, of_.in, weight_layout_);
+    return make_layout(shape_.operands, shape_.in, shape_.out, shape_.in, weight_layout_);
   }
 
   template <typename Value>
@@ -180,7 +184,7 @@ class Multiplication {
   };
 
   std::string size(int rows) const {
-    return std::to_string(rows) + " rows, " + std::to_string(of_.in) + " to " + std::to_string(of_.out);
+    return std::to_string(rows) + " rows, " + std::to_string(shape_.in) + " to " + std::to_string(shape_.out);
   }
 
   Status make_layout(cudaDataType_t type, int width, int rows, int pitch, Layout& layout) const {
@@ -188,15 +192,15 @@ class Multiplication {
                            "cublasLtMatrixLayoutCreate");
   }
   Status make_layouts(int rows, Plan& plan) const {
-    EMBERT_TRY(make_layout(of_.operands, of_.in, rows, of_.in, plan.x));
-    return make_layout(of_.results, of_.out, rows, of_.pitch, plan.y);
+    EMBERT_TRY(make_layout(shape_.operands, shape_.in, rows, shape_.in, plan.x));
+    return make_layout(shape_.results, shape_.out, rows, shape_.pitch, plan.y);
   }
 
   // Layouts are exact. Algorithms are selected once per bucket: a call of the heuristic takes tens of microseconds.
   Status plan_for(int rows, bool residual, const Plan*& plan) {
     const auto key = std::make_pair(rows, residual);
-    if (const auto found = plans_.find(key); found != plans_.end()) {
-      plan = &found->second;
+    if (const auto cached = plans_.find(key); cached != plans_.end()) {
+      plan = &cached->second;
       return {};
     }
     if (plans_.size() > 4096) plans_.clear();
@@ -205,23 +209,23 @@ class Multiplication {
 
   Status make_plan(int rows, bool residual, const Plan*& plan) {
     const Library& library = owner_.library_;
-    Plan made(library);
-    EMBERT_TRY(make_layouts(rows, made));
+    Plan new_plan(library);
+    EMBERT_TRY(make_layouts(rows, new_plan));
     const auto key = std::make_pair(bucket_of(rows), residual);
     auto algo = algos_.find(key);
     if (algo == algos_.end()) {
       // For the bucket's own size: the best algorithm for 1 row, a matrix-vector kernel, may not support 15 rows, and
       // it rounds differently.
-      cublasLtMatmulAlgo_t found{};
-      EMBERT_TRY(best_algo(key.first, found));
-      algo = algos_.emplace(key, found).first;
+      cublasLtMatmulAlgo_t cached{};
+      EMBERT_TRY(best_algo(key.first, cached));
+      algo = algos_.emplace(key, cached).first;
     }
-    made.algo = algo->second;
+    new_plan.algo = algo->second;
     cublasLtMatmulHeuristicResult_t checked{};
-    const cublasStatus_t fits = library.algo_check(owner_.handle_, desc_.get(), weight_layout_.get(), made.x.get(),
-                                                   made.y.get(), made.y.get(), &made.algo, &checked);
-    if (fits != CUBLAS_STATUS_SUCCESS) EMBERT_TRY(best_algo(rows, made.algo));
-    plan = &plans_.emplace(std::make_pair(rows, residual), std::move(made)).first->second;
+    const cublasStatus_t fits = library.algo_check(owner_.handle_, desc_.get(), weight_layout_.get(), new_plan.x.get(),
+                                                   new_plan.y.get(), new_plan.y.get(), &new_plan.algo, &checked);
+    if (fits != CUBLAS_STATUS_SUCCESS) EMBERT_TRY(best_algo(rows, new_plan.algo));
+    plan = &plans_.emplace(std::make_pair(rows, residual), std::move(new_plan)).first->second;
     return {};
   }
 
@@ -229,7 +233,7 @@ class Multiplication {
     const Library& library = owner_.library_;
     Plan of_rows(library);
     EMBERT_TRY(make_layouts(rows, of_rows));
-    Owned<cublasLtMatmulPreference_t> preference(library.preference_destroy);
+    UniqueHandle<cublasLtMatmulPreference_t> preference(library.preference_destroy);
     EMBERT_TRY(CublasLt::check(library.preference_create(preference.place()), "cublasLtMatmulPreferenceCreate"));
     const size_t workspace = kWorkspaceBytes;
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
@@ -237,14 +241,14 @@ class Multiplication {
                              "cublasLtMatmulPreferenceSetAttribute");
     };
     EMBERT_TRY(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace));
-    const uint32_t reductions = rows <= kSplitRows ? uint32_t(CUBLASLT_REDUCTION_SCHEME_MASK) : of_.reductions;
+    const uint32_t reductions = rows <= kSplitRows ? uint32_t(CUBLASLT_REDUCTION_SCHEME_MASK) : shape_.reductions;
     EMBERT_TRY(prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions));
     cublasLtMatmulHeuristicResult_t result{};
-    int found = 0;
+    int cached = 0;
     const cublasStatus_t status =
         library.heuristic(owner_.handle_, desc_.get(), weight_layout_.get(), of_rows.x.get(), of_rows.y.get(),
-                          of_rows.y.get(), preference.get(), 1, &result, &found);
-    if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
+                          of_rows.y.get(), preference.get(), 1, &result, &cached);
+    if (status != CUBLAS_STATUS_SUCCESS || cached == 0) {
       return Status::refused("cuBLASLt has no algorithm for " + size(rows));
     }
     algo = result.algo;
@@ -252,8 +256,8 @@ class Multiplication {
   }
 
   CublasLt& owner_;
-  Multiplied of_;
-  Owned<cublasLtMatmulDesc_t> desc_;
+  MatmulShape shape_;
+  UniqueHandle<cublasLtMatmulDesc_t> desc_;
   Layout weight_layout_;
   std::map<std::pair<int, bool>, Plan> plans_;                  // by rows
   std::map<std::pair<int, bool>, cublasLtMatmulAlgo_t> algos_;  // by bucket
@@ -262,7 +266,7 @@ class Multiplication {
 class CublasLtLinear final : public Linear {
  public:
   CublasLtLinear(CublasLt& owner, const LinearWeights& weights)
-      : owner_(owner), weights_(weights), product_(owner, of(owner.dtype_, weights)) {}
+      : owner_(owner), weights_(weights), product_(owner, shape(owner.dtype_, weights)) {}
 
   Status init(const Stream& stream) {
     EMBERT_TRY(product_.init());
@@ -290,7 +294,7 @@ class CublasLtLinear final : public Linear {
   }
 
  private:
-  static Multiplied of(DType dtype, const LinearWeights& weights) {
+  static MatmulShape shape(DType dtype, const LinearWeights& weights) {
     const cudaDataType_t type = data_type(dtype);
     const int pitch = weights.pitch == 0 ? weights.n : weights.pitch;
     const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
@@ -299,7 +303,7 @@ class CublasLtLinear final : public Linear {
 
   CublasLt& owner_;
   LinearWeights weights_;
-  Multiplication product_;
+  Matmul product_;
   DeviceBuffer bias_;
 };
 
@@ -307,18 +311,18 @@ Status CublasLt::prepare(const LinearWeights& weights, const Stream& stream, std
   if (weights.scales != nullptr) return Status::refused("cuBLASLt multiplies no int8 here");
   if (weights.input_norm.gamma != nullptr || weights.residual_norm.gamma != nullptr)
     return Status::refused("cuBLASLt folds no LayerNorm");
-  auto made = std::make_unique<CublasLtLinear>(*this, weights);
-  EMBERT_TRY(made->init(stream));
-  linear = std::move(made);
+  auto new_plan = std::make_unique<CublasLtLinear>(*this, weights);
+  EMBERT_TRY(new_plan->init(stream));
+  linear = std::move(new_plan);
   return {};
 }
 
 }  // namespace
 
 Status make_cublaslt(DType dtype, const std::string& library, std::unique_ptr<GemmProvider>& provider) {
-  auto made = std::make_unique<CublasLt>(dtype);
-  EMBERT_TRY(made->open(library));
-  provider = std::move(made);
+  auto new_plan = std::make_unique<CublasLt>(dtype);
+  EMBERT_TRY(new_plan->open(library));
+  provider = std::move(new_plan);
   return {};
 }
 

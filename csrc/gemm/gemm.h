@@ -34,8 +34,8 @@ struct LinearWeights {
   const float* exact = nullptr;       // [out, in]: `weight` in FP32; only during preparation
   const float* next_gamma = nullptr;  // [out]: factor of y with prescaled_rows and a residual; null: 1
   // The weights of a later GEMM, which a provider may prefetch into the L2 cache during this one.
-  const void* ahead = nullptr;
-  size_t ahead_bytes = 0;
+  const void* prefetch_weights = nullptr;
+  size_t prefetch_bytes = 0;
   int pitch = 0;  // elements from a row of y to the next; 0: out. Other values: cuBLASLt only.
   // weight, exact and bias have 2·out rows: gate, value, gate, value, …; y[rows, out] = activation(gate)·value. `out`
   // counts the columns of y. Only where the provider fuses_gate; never with a residual.
@@ -65,16 +65,16 @@ inline Status check_operands(const RowView& x, const RowView& residual, const vo
 
 // With int8 a residual comes with its LayerNorm and its row statistics, and y gets statistics; or there is none of
 // these.
-inline Status check_residual_int8(const LinearWeights& of, const RowView& residual, const float2* y_stats) {
-  const bool adds = of.residual_norm.gamma != nullptr;
+inline Status check_residual_int8(const LinearWeights& weights, const RowView& residual, const float2* y_stats) {
+  const bool adds = weights.residual_norm.gamma != nullptr;
   if (adds == (residual.data != nullptr) && adds == (residual.stats != nullptr) && adds == (y_stats != nullptr))
     return {};
   return Status::refused("int8: a residual comes with its LayerNorm and leaves sums, or there is none");
 }
 
 // W's columns are balanced with the LayerNorm's, so rows without row statistics do not match W.
-inline Status check_input_int8(const LinearWeights& of, const RowView& x) {
-  if (x.data == nullptr || of.input_norm.gamma == nullptr || x.stats != nullptr) return {};
+inline Status check_input_int8(const LinearWeights& weights, const RowView& x) {
+  if (x.data == nullptr || weights.input_norm.gamma == nullptr || x.stats != nullptr) return {};
   return Status::refused("int8: x comes without sums, but has a LayerNorm");
 }
 
@@ -90,17 +90,17 @@ class Linear {
   virtual Status run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int& y_splits,
                      const Stream& stream) = 0;
   // Whether x may come in blocks (RowView::maxima) for this number of rows.
-  virtual bool takes_blocks(int /* rows */) const { return false; }
+  virtual bool supports_blocks(int /* rows */) const { return false; }
 };
 
 // The feed-forward layer: y = out(activation(in(x))), with x as the residual.
 class FeedForward {
  public:
   virtual ~FeedForward() = default;
-  // inner: memory for the activations between the two products, [rows, inner]. y may not be x. The direction of `along`
-  // alternates from kernel to kernel.
+  // inner: memory for the activations between the two products, [rows, inner]. y may not be x. The direction of
+  // `stream` alternates from kernel to kernel.
   virtual Status run(const RowView& x, int rows, void* inner, void* y, float2* y_stats, int& y_splits,
-                     Stream& along) = 0;
+                     Stream& stream) = 0;
 };
 
 class GemmProvider {
@@ -108,14 +108,14 @@ class GemmProvider {
   virtual ~GemmProvider() = default;
   virtual const char* name() const = 0;
   virtual Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) = 0;
-  // Maxima over texts of GEMMs without activation. Leaves `made` empty where the provider has no kernel for it:
+  // Maxima over texts of GEMMs without activation. Leaves `maxima_gemm` empty where the provider has no kernel for it:
   // make_portable_maxima then builds it from `prepare`.
   virtual Status prepare_maxima(const LinearWeights& /* weights */, const Stream& /* stream */,
-                                std::unique_ptr<TextMaxima>& /* made */) {
+                                std::unique_ptr<TextMaxima>& /* maxima_gemm */) {
     return {};
   }
   // Fuses two GEMMs made by `prepare`: the first has the activation, the second a residual.
-  virtual Status join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined);
+  virtual Status fuse(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& fused);
   virtual size_t workspace_bytes() const = 0;
   // Whether the kernels before and after may be chained by programmatic dependent launch.
   virtual bool dependent_launch() const = 0;
@@ -132,22 +132,24 @@ class GemmProvider {
 };
 
 // Two GEMMs, one after the other.
-class TwoProducts final : public FeedForward {
+class UnfusedFeedForward final : public FeedForward {
  public:
-  TwoProducts(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out) : in_(std::move(in)), out_(std::move(out)) {}
-  Status run(const RowView& x, int rows, void* inner, void* y, float2* y_stats, int& y_splits, Stream& along) override {
+  UnfusedFeedForward(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out)
+      : in_(std::move(in)), out_(std::move(out)) {}
+  Status run(const RowView& x, int rows, void* inner, void* y, float2* y_stats, int& y_splits,
+             Stream& stream) override {
     int none = 0;
-    EMBERT_TRY(in_->run(x, {}, rows, inner, nullptr, none, along.alternate_direction()));
-    return out_->run({inner}, x, rows, y, y_stats, y_splits, along.alternate_direction());
+    EMBERT_TRY(in_->run(x, {}, rows, inner, nullptr, none, stream.alternate_direction()));
+    return out_->run({inner}, x, rows, y, y_stats, y_splits, stream.alternate_direction());
   }
 
  private:
   std::unique_ptr<Linear> in_, out_;
 };
 
-inline Status GemmProvider::join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out,
-                                 std::unique_ptr<FeedForward>& joined) {
-  joined = std::make_unique<TwoProducts>(std::move(in), std::move(out));
+inline Status GemmProvider::fuse(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out,
+                                 std::unique_ptr<FeedForward>& fused) {
+  fused = std::make_unique<UnfusedFeedForward>(std::move(in), std::move(out));
   return {};
 }
 
@@ -155,6 +157,6 @@ inline Status GemmProvider::join(std::unique_ptr<Linear> in, std::unique_ptr<Lin
 Status make_cublaslt(DType dtype, const std::string& library, std::unique_ptr<GemmProvider>& provider);
 
 // Our own kernels: sm_90a, 16-bit types.
-Status make_hopper(DType dtype, std::unique_ptr<GemmProvider>& provider);
+Status make_sm90(DType dtype, std::unique_ptr<GemmProvider>& provider);
 
 }  // namespace embert

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-namespace embert::hopper {
+namespace embert::sm90 {
 namespace {
 
 // Up to this many tiles of 64 × 64 the small M kernel is faster: for GEMMs with more columns out than in, and for the
@@ -68,10 +68,10 @@ int cost_of(const CooperativeTile& wide, const GemmShape& shape, int clusters) {
 }
 
 GemmConfig residual_config(const GemmShape& shape, int clusters) {
-  const auto cheaper = [&](const CooperativeTile& a, const CooperativeTile& b) {
+  const auto is_cheaper = [&](const CooperativeTile& a, const CooperativeTile& b) {
     return cost_of(a, shape, clusters) < cost_of(b, shape, clusters);
   };
-  return std::min_element(std::begin(kCooperativeTiles), std::end(kCooperativeTiles), cheaper)
+  return std::min_element(std::begin(kCooperativeTiles), std::end(kCooperativeTiles), is_cheaper)
       ->tile;  // the first of equal ones
 }
 
@@ -109,8 +109,9 @@ GemmConfig choose_int8_config(const GemmShape& shape, int num_sms) {
   const GemmShape in_steps{shape.m, shape.n, (shape.k + 1) / 2, shape.residual, true};
   if (!shape.residual) return plain_config(in_steps, num_sms);
   const GemmConfig wide = residual_config(in_steps, num_sms / kCluster);
-  const bool turns = wide.kernel == GemmKernel::kCooperative256 && shape.n % 256 == 0 && shape.k <= kMaxInt8PingPongK;
-  return turns ? GemmConfig{GemmKernel::kPingPong256, 64, 256} : wide;
+  const bool use_pingpong =
+      wide.kernel == GemmKernel::kCooperative256 && shape.n % 256 == 0 && shape.k <= kMaxInt8PingPongK;
+  return use_pingpong ? GemmConfig{GemmKernel::kPingPong256, 64, 256} : wide;
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

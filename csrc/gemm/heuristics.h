@@ -7,7 +7,7 @@
 
 #include "gemm/cluster.h"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 constexpr int tiles_of(int size, int tile) {
   return (size + tile - 1) / tile;
@@ -55,11 +55,11 @@ constexpr int kSmallMMaxBytes = 227 * 1024;
 // Up to this many rows a launch prefetches weights into the L2 cache, for the second GEMM after it: the memory is idle
 // then. BERT-base, µs a layer without and with it: 16 rows 15.4 and 14.4, 64 rows 18.2 and 17.4, but 128 rows 20.8 and
 // 21.1.
-constexpr int kAheadRows = 64;
+constexpr int kPrefetchRows = 64;
 
 // From this many rows on, the feed-forward layer with hidden size 384 is one kernel, whose blocks have 128 rows each. A
 // forward pass of MiniLM-L6 takes 742 µs with it and 706 with two kernels at 11 264 tokens, 912 and 980 at 16 384.
-constexpr int kJoinedRows = 12800;
+constexpr int kFusedFeedForwardRows = 12800;
 
 // Maxima over texts (gemm/kernels/maxima.cuh): tiles of columns in a band, for rows of `in` elements. 16 MB of W stay
 // in the L2 cache (50 MB on an H100, in two halves that keep copies of each other's lines) together with the current
@@ -70,4 +70,4 @@ inline int maxima_band(int in) {
   return kBandBytes > tile ? int(kBandBytes / tile) : 1;
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

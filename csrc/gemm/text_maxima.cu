@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kThreads)
     raise_maxima_kernel(const T* products, int columns, int pitch, const int* text_of, int rows, int first_text,
                         float* maxima) {
   constexpr int kWidth = Pack<T>::kSize;
-  dependents_may_launch();
-  wait_for_earlier_kernels();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   const int column = (blockIdx.x * kThreads + threadIdx.x) * kWidth;
   if (column >= columns) return;
   const int first = blockIdx.y * kRows, end = min(rows, first + kRows);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 4
   for (int row = first; row < end; ++row) {
     const int of_row = text_of[row];
-    const Pack<T> pack = load_fresh(products + size_t(row) * pitch + column);
+    const Pack<T> pack = load_pack_coherent(products + size_t(row) * pitch + column);
     if (of_row != text) {
       leave();
       text = of_row;
@@ -68,54 +68,54 @@ class PortableMaxima final : public TextMaxima {
 
   Status init(GemmProvider& gemm, LinearWeights weights, const Stream& stream) {
     const size_t row = size_t(maxima_pitch(out_)) * bytes_of(dtype_);
-    rows_at_once_ = int(std::clamp<size_t>(kProductBytes / row, 1, kMostRows));
-    EMBERT_TRY(products_.allocate(rows_at_once_ * row));
+    rows_at_once_ = int(std::clamp<size_t>(kProductBytes / row, 1, kMaxRows));
+    EMBERT_TRY(gemms_.allocate(rows_at_once_ * row));
     weights.pitch = maxima_pitch(out_);
     return gemm.prepare(weights, stream, linear_);
   }
 
-  Status run(const TextRows& of, float* maxima, const Stream& stream) override {
+  Status run(const TextRows& texts, float* maxima, const Stream& stream) override {
     int none = 0;
-    for (int done = 0; done < of.rows; done += rows_at_once_) {
-      const int rows = std::min(rows_at_once_, of.rows - done), row = of.first_row + done;
-      const void* const x = static_cast<const uint8_t*>(of.x) + size_t(row) * in_ * bytes_of(dtype_);
-      EMBERT_TRY(linear_->run({x}, {}, rows, products_.as(), nullptr, none, stream));
-      EMBERT_TRY(raise(of.text_of + row, rows, of.first_text, maxima, stream));
+    for (int done = 0; done < texts.rows; done += rows_at_once_) {
+      const int rows = std::min(rows_at_once_, texts.rows - done), row = texts.first_row + done;
+      const void* const x = static_cast<const uint8_t*>(texts.x) + size_t(row) * in_ * bytes_of(dtype_);
+      EMBERT_TRY(linear_->run({x}, {}, rows, gemms_.as(), nullptr, none, stream));
+      EMBERT_TRY(raise(texts.text_of + row, rows, texts.first_text, maxima, stream));
     }
     return {};
   }
 
-  size_t workspace_bytes() const override { return products_.bytes(); }
+  size_t workspace_bytes() const override { return gemms_.bytes(); }
 
  private:
-  static constexpr int kMostRows = 16384;
+  static constexpr int kMaxRows = 16384;
 
   Status raise(const int* text_of, int rows, int first_text, float* maxima, const Stream& stream) const {
     const int pitch = maxima_pitch(out_);
     switch (dtype_) {
       case DType::kFloat16:
-        return raise_maxima<half_t>(products_.as(), out_, pitch, text_of, rows, first_text, maxima, stream);
+        return raise_maxima<half_t>(gemms_.as(), out_, pitch, text_of, rows, first_text, maxima, stream);
       case DType::kBFloat16:
-        return raise_maxima<bfloat_t>(products_.as(), out_, pitch, text_of, rows, first_text, maxima, stream);
+        return raise_maxima<bfloat_t>(gemms_.as(), out_, pitch, text_of, rows, first_text, maxima, stream);
       default:
-        return raise_maxima<float>(products_.as(), out_, pitch, text_of, rows, first_text, maxima, stream);
+        return raise_maxima<float>(gemms_.as(), out_, pitch, text_of, rows, first_text, maxima, stream);
     }
   }
 
   DType dtype_;
   int out_, in_;
   int rows_at_once_ = 0;
-  DeviceBuffer products_;
+  DeviceBuffer gemms_;
   std::unique_ptr<Linear> linear_;
 };
 
 }  // namespace
 
 Status make_portable_maxima(GemmProvider& gemm, DType dtype, const LinearWeights& weights, const Stream& stream,
-                            std::unique_ptr<TextMaxima>& made) {
+                            std::unique_ptr<TextMaxima>& maxima_gemm) {
   auto portable = std::make_unique<PortableMaxima>(dtype, weights.n, weights.k);
   EMBERT_TRY(portable->init(gemm, weights, stream));
-  made = std::move(portable);
+  maxima_gemm = std::move(portable);
   return {};
 }
 

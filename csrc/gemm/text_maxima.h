@@ -36,12 +36,12 @@ class TextMaxima {
  public:
   virtual ~TextMaxima() = default;
   // Raises `maxima`, [texts, maxima_pitch(out)], which begins with the first text and must be 0 initially.
-  virtual Status run(const TextRows& of, float* maxima, const Stream& stream) = 0;
+  virtual Status run(const TextRows& texts, float* maxima, const Stream& stream) = 0;
   virtual size_t workspace_bytes() const { return 0; }
 };
 
 // For every provider, by GEMMs of some rows at a time.
 Status make_portable_maxima(GemmProvider& gemm, DType dtype, const LinearWeights& weights, const Stream& stream,
-                            std::unique_ptr<TextMaxima>& made);
+                            std::unique_ptr<TextMaxima>& maxima_gemm);
 
 }  // namespace embert

@@ -15,11 +15,11 @@ __global__ void __launch_bounds__(kThreads)
     cut_kernel(const float* x, const uint32_t* cuts, const int* chosen, int width, float* y) {
   __shared__ float squares[kThreads / 32];
   const size_t start = size_t(blockIdx.x) * width;
-  wait_for_earlier_kernels();
-  dependents_may_launch();
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   const uint32_t cut = cuts[chosen == nullptr ? blockIdx.x : chosen[blockIdx.x]];
-  const int asked = int(cut & ~kCutKeepsLength);
-  const int dimensions = asked == 0 ? width : min(asked, width);
+  const int prefetched = int(cut & ~kCutKeepsLength);
+  const int dimensions = prefetched == 0 ? width : min(prefetched, width);
   float square = 0.0f;
   for (int column = threadIdx.x; column < dimensions; column += kThreads)
     square = fmaf(x[start + column], x[start + column], square);

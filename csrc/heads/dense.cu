@@ -17,11 +17,11 @@ namespace {
 constexpr int kWarps = 8, kThreads = kWarps * 32;
 constexpr int kColumns = 4;     // of a warp
 constexpr int kDepth = 1024;    // elements of a row in shared memory at a time
-constexpr int kMostRows = 8;    // of a block
+constexpr int kMaxRows = 8;     // of a block
 constexpr int kPack = 4;        // floats of a load
 constexpr int kAheadStep = 32;  // floats of a cache line
-static_assert(kMostRows * kDepth * sizeof(float) <= 48 << 10, "static shared memory");
-static_assert(kMostRows * kColumns <= 32, "a lane keeps one result");
+static_assert(kMaxRows * kDepth * sizeof(float) <= 48 << 10, "static shared memory");
+static_assert(kMaxRows * kColumns <= 32, "a lane keeps one result");
 static_assert(kDepth % (32 * kPack) == 0, "every lane's turns are whole");
 
 __device__ __forceinline__ float activated(HeadActivation activation, float x) {
@@ -50,10 +50,10 @@ __global__ void __launch_bounds__(kThreads)
   const int out = layer.shape.out;
   const auto weights_of = [&](int c) { return layer.weight + size_t(column + c) * pitch; };
   for (int c = 0; c < kColumns && column + c < out; ++c) {
-    for (int k = lane * kAheadStep; k < pitch; k += 32 * kAheadStep) bring_to_cache(weights_of(c) + k);
+    for (int k = lane * kAheadStep; k < pitch; k += 32 * kAheadStep) prefetch_l2(weights_of(c) + k);
   }
-  wait_for_earlier_kernels();
-  dependents_may_launch();
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
 
   float sums[kRows][kColumns];
 #pragma unroll
@@ -62,22 +62,22 @@ __global__ void __launch_bounds__(kThreads)
     const int packs = min(kDepth, pitch - start) / kPack;
     if (start > 0) __syncthreads();
     for (int i = threadIdx.x; i < kRows * packs; i += kThreads) {
-      const int r = i / packs, at = i % packs;
+      const int r = i / packs, pack = i % packs;
       float4 piece = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (row + r < rows) piece = reinterpret_cast<const float4*>(x + size_t(row + r) * pitch + start)[at];
-      shared[r][at] = piece;
+      if (row + r < rows) piece = reinterpret_cast<const float4*>(x + size_t(row + r) * pitch + start)[pack];
+      shared[r][pack] = piece;
     }
     __syncthreads();
-    for (int at = lane; at < packs; at += 32) {
+    for (int pack = lane; pack < packs; pack += 32) {
       float4 w[kColumns];
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         w[c] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (column + c < out) w[c] = __ldg(reinterpret_cast<const float4*>(weights_of(c) + start) + at);
+        if (column + c < out) w[c] = __ldg(reinterpret_cast<const float4*>(weights_of(c) + start) + pack);
       }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const float4 v = shared[r][at];
+        const float4 v = shared[r][pack];
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           float& sum = sums[r][c];
@@ -89,19 +89,19 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  float mine = 0.0f;  // lane l has row l / kColumns and column l % kColumns
+  float result = 0.0f;  // lane l has row l / kColumns and column l % kColumns
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const float total = warp_sum(sums[r][c]);
-      if (lane == r * kColumns + c) mine = total;
+      if (lane == r * kColumns + c) result = total;
     }
   }
   const int my_row = row + lane / kColumns, my_column = column + lane % kColumns;
   if (lane >= kRows * kColumns || my_row >= rows || my_column >= y_pitch) return;
   float value = 0.0f;
-  if (my_column < out) value = activated(layer.shape.activation, mine + layer.bias[my_column]);
+  if (my_column < out) value = activated(layer.shape.activation, result + layer.bias[my_column]);
   y[size_t(my_row) * y_pitch + my_column] = value;
 }
 
@@ -121,7 +121,7 @@ Status dense(const float* x, int rows, const DenseLayer& layer, float* y, int y_
                            std::to_string(layer.shape.out) + " in rows of " + std::to_string(y_pitch));
   if (x == y) return Status::refused("dense: a layer cannot write over its own input");
   return rows == 1 ? launch_dense<1>(x, rows, layer, y, y_pitch, stream)
-                   : launch_dense<kMostRows>(x, rows, layer, y, y_pitch, stream);
+                   : launch_dense<kMaxRows>(x, rows, layer, y, y_pitch, stream);
 }
 
 }  // namespace embert

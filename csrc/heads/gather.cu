@@ -17,15 +17,15 @@ __global__ void __launch_bounds__(kWarps * 32)
     gather_kernel(const T* context, const RowView x, const int* cu_seqlens, bool last, int sequences, int hidden,
                   T* context_to, T* x_to, float2* sums_to) {
   const int lane = threadIdx.x % 32, sequence = blockIdx.x * kWarps + threadIdx.x / 32;
-  wait_for_earlier_kernels();
-  dependents_may_launch();
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   if (sequence >= sequences) return;
   const int first = cu_seqlens[sequence], end = cu_seqlens[sequence + 1];
   if (first == end) return;  // past the batch's last sequence
   const size_t row = last ? end - 1 : first;
   const auto copy = [&](const T* from, T* to) {
-    for (int at = lane * Pack<T>::kSize; at < hidden; at += 32 * Pack<T>::kSize)
-      store_pack(to + size_t(sequence) * hidden + at, load_fresh(from + row * hidden + at));
+    for (int column = lane * Pack<T>::kSize; column < hidden; column += 32 * Pack<T>::kSize)
+      store_pack(to + size_t(sequence) * hidden + column, load_pack_coherent(from + row * hidden + column));
   };
   copy(context, context_to);
   copy(static_cast<const T*>(x.data), x_to);

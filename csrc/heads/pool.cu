@@ -38,18 +38,18 @@ constexpr int kRowsAhead = 6;
 // Two blocks share a sequence where that is at most one block per multiprocessor (H100: 132), and a group has at least
 // this many rows. With one block and two, H = 768: 1 × 384 tokens 13.4 and 10.1 µs, 1 × 512 16.9 and 12.0, 32 × 512
 // 19.9 and 13.7, 60 × 512 28.6 and 22.7.
-constexpr int kMostShared = 66, kLeastSharedRows = 60;
+constexpr int kMaxShared = 66, kMinSharedRows = 60;
 
 // Combines two rows' elements: their sum, or the larger one.
 template <Pooling kPooling>
-__device__ __forceinline__ float joined(float a, float b) {
+__device__ __forceinline__ float merged(float a, float b) {
   return kPooling == Pooling::kMax ? fmaxf(a, b) : a + b;
 }
 
 // Stores the LayerNorm's scales of `count` rows; for all threads of the block. `row_of(i)`: the i-th row.
 template <typename RowOf>
-__device__ __forceinline__ void leave_scales(const RowView& rows, int count, RowOf row_of, int width, float epsilon,
-                                             float2* scales) {
+__device__ __forceinline__ void store_row_scales(const RowView& rows, int count, RowOf row_of, int width, float epsilon,
+                                                 float2* scales) {
   if (rows.stats == nullptr || rows.splits == 1) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < count; i += kThreads)
@@ -65,9 +65,8 @@ __device__ __forceinline__ void leave_scales(const RowView& rows, int count, Row
 }
 
 constexpr int kStaticShared = kScaledRows * 8 + kMaxStatColumns * 8 + kThreads / 32 * 4;  // bytes
-constexpr int kPipeline = kRowsAhead * kThreads * 16, kMostSums = kThreads * 8 * 4;       // bytes
-static_assert(kStaticShared + kMostSums + kPipeline <= 99 << 10,
-              "what a block may have on the devices that have least");
+constexpr int kPipeline = kRowsAhead * kThreads * 16, kMaxSums = kThreads * 8 * 4;        // bytes
+static_assert(kStaticShared + kMaxSums + kPipeline <= 99 << 10, "what a block may have on the devices that have least");
 
 // kShared: a cluster of two blocks shares the sequence. kChosen: not all sequences are pooled. It is a template
 // argument because as a kernel argument it would cost registers, and none is free.
@@ -76,12 +75,12 @@ __global__ void __launch_bounds__(kThreads, 2)
     pool_kernel(const RowView rows, bool gathered, const Norm norm, float epsilon, const int* cu_seqlens,
                 const uint32_t* cuts, const int* chosen, int hidden, float* vectors) {
   constexpr int kWidth = Pack<T>::kSize;
-  constexpr bool kWalks = kPooling == Pooling::kMean || kPooling == Pooling::kMax;
+  constexpr bool kReduces = kPooling == Pooling::kMean || kPooling == Pooling::kMax;
   constexpr bool kNormsLast = kPooling != Pooling::kMax;  // the LayerNorm's gamma and beta, after the sum
-  constexpr int kSums = kWalks && !kShared ? 2 : 1;       // of a thread
+  constexpr int kSums = kReduces && !kShared ? 2 : 1;     // of a thread
   extern __shared__ __align__(16) float shared[];         // [groups][hidden], then Pack<T> [kRowsAhead][kThreads]
   __shared__ float squares[kThreads / 32];
-  __shared__ float2 scales[kWalks ? kScaledRows : 1];
+  __shared__ float2 scales[kReduces ? kScaledRows : 1];
   __shared__ float2 last_norm[kNormsLast ? kMaxStatColumns : 1];  // gamma and beta; a thread reads what it wrote
   // Written by offsets.cu or embedding_small.cu, early enough for a read here (early_tile in
   // ops/attention_work_list.cuh). `chosen` was there before the batch's first kernel.
@@ -94,15 +93,15 @@ __global__ void __launch_bounds__(kThreads, 2)
     for (int column = threadIdx.x; column < hidden; column += kThreads)
       last_norm[column] = {norm.gamma[column], norm.beta[column]};
   }
-  const int length = kWalks ? end - first : 1;
+  const int length = kReduces ? end - first : 1;
   const int row_zero = gathered ? sequence : kPooling == Pooling::kLast ? end - 1 : first;
-  const int packs = hidden / kWidth, groups = kWalks ? min(kMaxGroups, kThreads / packs) : 1;
+  const int packs = hidden / kWidth, groups = kReduces ? min(kMaxGroups, kThreads / packs) : 1;
   const int group = threadIdx.x / packs, pack = threadIdx.x % packs;
   // This block's rows come `groups` at a time, `stride` apart.
   const int block_row = rank * groups, stride = kShared ? 2 * groups : groups;
   const int scaled = kScaledRows / (kSums * groups) * (kSums * groups);  // of this block's rows at a time
-  wait_for_earlier_kernels();
-  dependents_may_launch();
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   if (first == end || block_row >= length) return;  // past the batch's last sequence, or no row for this block
 
   float gamma[kWidth], beta[kWidth];
@@ -120,19 +119,19 @@ __global__ void __launch_bounds__(kThreads, 2)
   int next = row;                                         // the one to copy next
   const T* from = static_cast<const T*>(rows.data) + size_t(row_zero + row) * hidden + pack * kWidth;
   Pack<T>* const mine_of_ring = reinterpret_cast<Pack<T>*>(shared + groups * hidden) + threadIdx.x;
-  const auto ask = [&](int slot) {
-    if (next < length) copy_async(shared_address(mine_of_ring + slot * kThreads), from, true);
-    commit_copies();
+  const auto prefetch = [&](int slot) {
+    if (next < length) cp_async(shared_address(mine_of_ring + slot * kThreads), from, true);
+    cp_async_commit();
     next += stride;
     from += size_t(stride) * hidden;
   };
   int slot = 0;
   Pack<T> x;
-  if constexpr (kWalks) {
+  if constexpr (kReduces) {
 #pragma unroll
-    for (int i = 0; i + 1 < kRowsAhead; ++i) ask(i);
+    for (int i = 0; i + 1 < kRowsAhead; ++i) prefetch(i);
   } else if (row < length) {
-    x = load_fresh(from);
+    x = load_pack_coherent(from);
   }
   for (int start = 0; start < length; start += scaled * (stride / groups)) {
     const int stop = min(length, start + scaled * (stride / groups));
@@ -142,52 +141,52 @@ __global__ void __launch_bounds__(kThreads, 2)
       const auto row_of = [&](int i) {
         return row_zero + min(start + block_row + i / groups * stride + i % groups, length - 1);
       };
-      leave_scales(rows, count, row_of, hidden, epsilon, scales);
+      store_row_scales(rows, count, row_of, hidden, epsilon, scales);
     } else {
-      leave_scales(rows, stop - start, [&](int i) { return row_zero + start + i; }, hidden, epsilon, scales);
+      store_row_scales(rows, stop - start, [&](int i) { return row_zero + start + i; }, hidden, epsilon, scales);
     }
     __syncthreads();
-    for (int turn = 0; row < stop; ++turn, row += kSums * stride) {
+    for (int round = 0; row < stop; ++round, row += kSums * stride) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
-        if constexpr (kWalks) {
-          ask(slot == 0 ? kRowsAhead - 1 : slot - 1);
-          wait_copies<kRowsAhead - 1>();
+        if constexpr (kReduces) {
+          prefetch(slot == 0 ? kRowsAhead - 1 : slot - 1);
+          cp_async_wait<kRowsAhead - 1>();
           x = mine_of_ring[slot * kThreads];
           slot = slot + 1 == kRowsAhead ? 0 : slot + 1;
-          stay_packed(x);  // which also keeps the next copy behind this read
+          keep_packed(x);  // which also keeps the next copy behind this read
         }
         if (row + i * stride >= length) continue;
-        const int at = kShared ? turn * groups + group : row + i * stride - start;
-        const float2 scale = scales[at];
+        const int entry = kShared ? round * groups + group : row + i * stride - start;
+        const float2 scale = scales[entry];
         float (&sum)[kWidth] = sums[i];
 #pragma unroll
         for (int k = 0; k < kWidth; ++k) {
           float value = fmaf(to_float(x.values[k]), scale.x, scale.y);
           if (kPooling == Pooling::kMax && norm.gamma != nullptr) value = fmaf(value, gamma[k], beta[k]);
-          sum[k] = joined<kPooling>(sum[k], value);
+          sum[k] = merged<kPooling>(sum[k], value);
         }
       }
     }
   }
-  auto* const mine = reinterpret_cast<float4*>(shared + group * hidden + pack * kWidth);
+  auto* const partial = reinterpret_cast<float4*>(shared + group * hidden + pack * kWidth);
   float (&sum)[kWidth] = sums[0];
   if (group < groups) {
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) {
-      if constexpr (kSums == 2) sum[k] = joined<kPooling>(sum[k], sums[1][k]);
+      if constexpr (kSums == 2) sum[k] = merged<kPooling>(sum[k], sums[1][k]);
     }
 #pragma unroll
-    for (int k = 0; k < kWidth; k += 4) mine[k / 4] = {sum[k], sum[k + 1], sum[k + 2], sum[k + 3]};
+    for (int k = 0; k < kWidth; k += 4) partial[k / 4] = {sum[k], sum[k + 1], sum[k + 2], sum[k + 3]};
   }
   if constexpr (kShared) {
     cluster_sync();
     if (rank == 0 && group < groups && groups < length) {
 #pragma unroll
       for (int k = 0; k < kWidth; k += 4) {
-        const float4 other = in_block(mine, 1)[k / 4];
-        mine[k / 4] = {joined<kPooling>(sum[k], other.x), joined<kPooling>(sum[k + 1], other.y),
-                       joined<kPooling>(sum[k + 2], other.z), joined<kPooling>(sum[k + 3], other.w)};
+        const float4 other = map_shared_rank(partial, 1)[k / 4];
+        partial[k / 4] = {merged<kPooling>(sum[k], other.x), merged<kPooling>(sum[k + 1], other.y),
+                          merged<kPooling>(sum[k + 2], other.z), merged<kPooling>(sum[k + 3], other.w)};
       }
     }
     cluster_arrive();
@@ -198,13 +197,13 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   __syncthreads();
 
-  const int asked = int(cut & ~kCutKeepsLength);
-  const int dimensions = asked == 0 ? hidden : min(asked, hidden);
+  const int prefetched = int(cut & ~kCutKeepsLength);
+  const int dimensions = prefetched == 0 ? hidden : min(prefetched, hidden);
   float square = 0.0f;
 #pragma unroll 1
   for (int column = threadIdx.x; column < hidden; column += kThreads) {
     float value = shared[column];
-    for (int other = 1; other < groups; ++other) value = joined<kPooling>(value, shared[other * hidden + column]);
+    for (int other = 1; other < groups; ++other) value = merged<kPooling>(value, shared[other * hidden + column]);
     if (kPooling == Pooling::kMean) value /= float(length);
     if (kNormsLast && norm.gamma != nullptr) value = fmaf(value, last_norm[column].x, last_norm[column].y);
     if (column >= dimensions) value = 0.0f;
@@ -235,30 +234,31 @@ Status launch_pool(Pooling pooling, const RowView& rows, bool gathered, const No
   if (packs > kThreads) return Status::refused("pool: hidden size " + std::to_string(hidden) + " is too large");
   const int groups = std::min(kMaxGroups, kThreads / packs);
   const bool shares =
-      chosen == nullptr && stream.dependent_launch && sequences <= kMostShared && longest >= kLeastSharedRows * groups;
+      chosen == nullptr && stream.dependent_launch && sequences <= kMaxShared && longest >= kMinSharedRows * groups;
   const auto run = [&](auto kernel, int bytes, int blocks = 1) -> Status {
     if (kStaticShared + bytes > 48 << 10)
       EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     return launch_clusters("pool", kernel, blocks, dim3(blocks, sequences), kThreads, bytes, stream, rows, gathered,
                            norm, epsilon, cu_seqlens, cuts, chosen, hidden, vectors);
   };
-  const auto run_one_block = [&](auto of, int bytes) {
-    constexpr Pooling kPooling = decltype(of)::value;
+  const auto run_one_block = [&](auto constant, int bytes) {
+    constexpr Pooling kPooling = decltype(constant)::value;
     return chosen == nullptr ? run(pool_kernel<T, kPooling, false, false>, bytes)
                              : run(pool_kernel<T, kPooling, false, true>, bytes);
   };
-  const int one = hidden * int(sizeof(float)), walking = groups * one + kPipeline;  // bytes of shared memory
+  const int row_bytes = hidden * int(sizeof(float)),
+            reduce_bytes = groups * row_bytes + kPipeline;  // bytes of shared memory
   switch (pooling) {
     case Pooling::kCls:
-      return run_one_block(std::integral_constant<Pooling, Pooling::kCls>(), one);
+      return run_one_block(std::integral_constant<Pooling, Pooling::kCls>(), row_bytes);
     case Pooling::kMean:
-      return shares ? run(pool_kernel<T, Pooling::kMean, true, false>, walking, 2)
-                    : run_one_block(std::integral_constant<Pooling, Pooling::kMean>(), walking);
+      return shares ? run(pool_kernel<T, Pooling::kMean, true, false>, reduce_bytes, 2)
+                    : run_one_block(std::integral_constant<Pooling, Pooling::kMean>(), reduce_bytes);
     case Pooling::kMax:
-      return shares ? run(pool_kernel<T, Pooling::kMax, true, false>, walking, 2)
-                    : run_one_block(std::integral_constant<Pooling, Pooling::kMax>(), walking);
+      return shares ? run(pool_kernel<T, Pooling::kMax, true, false>, reduce_bytes, 2)
+                    : run_one_block(std::integral_constant<Pooling, Pooling::kMax>(), reduce_bytes);
     default:
-      return run_one_block(std::integral_constant<Pooling, Pooling::kLast>(), one);
+      return run_one_block(std::integral_constant<Pooling, Pooling::kLast>(), row_bytes);
   }
 }
 

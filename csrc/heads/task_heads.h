@@ -42,7 +42,7 @@ struct TaskHeads {
   Tasks by_sequence() const { return kRowTasks | (splade ? bit(Task::kSparse) : 0); }
   // Memory of the multi-vector head, in columns for all rows, between its layers and after the last one: two rows of
   // the widest where there are several layers.
-  int multi_room() const {
+  int multi_scratch_columns() const {
     int widest = 0;
     for (const DenseShape& layer : multi) widest = std::max(widest, layer.out);
     return multi.size() > 1 ? 2 * widest : widest;

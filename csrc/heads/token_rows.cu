@@ -19,29 +19,29 @@ __global__ void __launch_bounds__(kWarps * 32)
   constexpr int kWidth = Pack<T>::kSize;
   static_assert(kWidth % 4 == 0, "a pack is stored as whole packs of FP32");
   const int lane = threadIdx.x % 32, row = blockIdx.x * kWarps + threadIdx.x / 32;
-  wait_for_earlier_kernels();
-  dependents_may_launch();
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   if (row >= rows) return;
   const T* const from = x + size_t(chosen == nullptr ? row : chosen[row]) * columns;
   float* const to = y + size_t(row) * columns;
   float scale = 1.0f;
   if constexpr (kUnitLength) {
     float square = 0.0f;
-    for (int at = lane * kWidth; at < columns; at += 32 * kWidth) {
-      const Pack<T> pack = load_fresh(from + at);
+    for (int column = lane * kWidth; column < columns; column += 32 * kWidth) {
+      const Pack<T> pack = load_pack_coherent(from + column);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) square = fmaf(to_float(pack.values[i]), to_float(pack.values[i]), square);
     }
     scale = 1.0f / fmaxf(sqrtf(warp_sum(square)), 1e-12f);
   }
-  for (int at = lane * kWidth; at < columns; at += 32 * kWidth) {
-    const Pack<T> pack = load_fresh(from + at);
+  for (int column = lane * kWidth; column < columns; column += 32 * kWidth) {
+    const Pack<T> pack = load_pack_coherent(from + column);
 #pragma unroll
     for (int i = 0; i < kWidth; i += 4) {
-      Pack<float> four;
+      Pack<float> floats;
 #pragma unroll
-      for (int k = 0; k < 4; ++k) four.values[k] = to_float(pack.values[i + k]) * scale;
-      store_pack(to + at + i, four);
+      for (int k = 0; k < 4; ++k) floats.values[k] = to_float(pack.values[i + k]) * scale;
+      store_pack(to + column + i, floats);
     }
   }
 }

@@ -20,23 +20,23 @@ __global__ void __launch_bounds__(kWarps * 32)
                          const float* weight, const float* bias, float* y) {
   constexpr int kWidth = Pack<T>::kSize;
   const int lane = threadIdx.x % 32, row = blockIdx.x * kWarps + threadIdx.x / 32;
-  wait_for_earlier_kernels();
-  dependents_may_launch();
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   if (row >= rows) return;  // a whole warp
   const int from = chosen == nullptr ? row : chosen[row];
   const float2 scale =
       x.stats == nullptr ? float2{1.0f, 0.0f} : row_scale(x, from, hidden, epsilon, lane % kScaleLanes);
   const T* const data = static_cast<const T*>(x.data) + size_t(from) * hidden;
   float sum = 0.0f;
-  for (int at = lane * kWidth; at < hidden; at += 32 * kWidth) {
-    const Pack<T> pack = load_fresh(data + at);
+  for (int column = lane * kWidth; column < hidden; column += 32 * kWidth) {
+    const Pack<T> pack = load_pack_coherent(data + column);
 #pragma unroll
     for (int i = 0; i < kWidth; i += 4) {
-      const Pack<float> w = load_pack(weight + at + i);
+      const Pack<float> w = load_pack(weight + column + i);
       Pack<float> gamma{}, beta{};
       if (norm.gamma != nullptr) {
-        gamma = load_pack(norm.gamma + at + i);
-        beta = load_pack(norm.beta + at + i);
+        gamma = load_pack(norm.gamma + column + i);
+        beta = load_pack(norm.beta + column + i);
       }
 #pragma unroll
       for (int k = 0; k < 4; ++k) {

@@ -19,10 +19,10 @@ template <typename T, Activation kActivation>
 __global__ void __launch_bounds__(kThreads) activate_kernel(size_t packs, T* x) {
   constexpr int kWidth = Pack<T>::kSize;
   constexpr bool kExact = sizeof(T) == 4;
-  dependents_may_launch();
-  wait_for_earlier_kernels();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   for (size_t p = blockIdx.x * size_t(kThreads) + threadIdx.x; p < packs; p += size_t(gridDim.x) * kThreads) {
-    Pack<T> pack = load_fresh(x + p * kWidth);
+    Pack<T> pack = load_pack_coherent(x + p * kWidth);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
       const float scaled = activation_factor(kActivation) * to_float(pack.values[i]);

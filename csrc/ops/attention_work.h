@@ -49,12 +49,12 @@ struct WindowedWork : AttentionWork {
 // From this many tokens on tiles have twice as many rows, on Hopper (attention/sm90/long_texts.cu): by count, tiles of
 // kAttentionRows are then bound by K and V, which each reads from the L2 cache. Not measured.
 constexpr int kLongTokens = 1024;
-constexpr int kMostAttentionTiles = 65535;  // gridDim.y: a tile has one block per head
+constexpr int kMaxAttentionTiles = 65535;  // gridDim.y: a tile has one block per head
 inline Status check_attention_work(int tiles, int shorts) {
-  if (int64_t(tiles) + (shorts + 1) / 2 <= kMostAttentionTiles && shorts <= kMostAttentionTiles) return {};
+  if (int64_t(tiles) + (shorts + 1) / 2 <= kMaxAttentionTiles && shorts <= kMaxAttentionTiles) return {};
   return Status::refused("attention: " + std::to_string(tiles) + " tiles of " + std::to_string(kAttentionRows) +
                          " queries and " + std::to_string(shorts) + " texts of up to " +
-                         std::to_string(kAttentionShort) + " tokens are over " + std::to_string(kMostAttentionTiles) +
+                         std::to_string(kAttentionShort) + " tokens are over " + std::to_string(kMaxAttentionTiles) +
                          " in a batch");
 }
 

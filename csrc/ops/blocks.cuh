@@ -31,7 +31,7 @@ __device__ __forceinline__ void rotate_block(uint32_t (&y)[2][kTiles]) {
 }
 
 // Lower bound of a block's maximum: 127 over it must be in FP16's range.
-constexpr uint32_t kLeastMaximum = 0x18001800;  // 2⁻⁹, twice
+constexpr uint32_t kMinMaximum = 0x18001800;  // 2⁻⁹, twice
 
 // The row maxima of rows g and g + 8 over their four lanes; NaN where one value is.
 __device__ __forceinline__ __half2 larger_of_row(__half2 most) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ uint32_t block_maxima(const uint32_t (&y)[2][kTiles])
     for (int j = 1; j < kTiles; ++j) most[r] = __hmax2_nan(most[r], __habs2(as_half2(y[r][j])));
   }
   __half2 both = __hmax2_nan(__lows2half2(most[0], most[1]), __highs2half2(most[0], most[1]));
-  return as_bits(__hmax2_nan(larger_of_row(both), as_half2(kLeastMaximum)));
+  return as_bits(__hmax2_nan(larger_of_row(both), as_half2(kMinMaximum)));
 }
 
 // half(127 / most). The approximation does not change the rounding of the quotient: 127 over an FP16 number is at least
@@ -67,13 +67,13 @@ template <int kTiles>
 __device__ __forceinline__ void round_block(const uint32_t (&y)[2][kTiles], uint32_t maxima,
                                             uint32_t (&bytes)[2][kTiles / 2]) {
   const __half2 most = as_half2(maxima), rounds = as_half2(0x64806480);
-  const __half2 by[2] = {block_inverse(__low2half(most)), block_inverse(__high2half(most))};
+  const __half2 row_inverses[2] = {block_inverse(__low2half(most)), block_inverse(__high2half(most))};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
     for (int j = 0; j < kTiles; j += 2) {
-      bytes[r][j / 2] = __byte_perm(as_bits(__hfma2(as_half2(y[r][j]), by[r], rounds)),
-                                    as_bits(__hfma2(as_half2(y[r][j + 1]), by[r], rounds)), 0x6420);
+      bytes[r][j / 2] = __byte_perm(as_bits(__hfma2(as_half2(y[r][j]), row_inverses[r], rounds)),
+                                    as_bits(__hfma2(as_half2(y[r][j + 1]), row_inverses[r], rounds)), 0x6420);
     }
   }
 }
@@ -94,10 +94,10 @@ struct BlockFactors {
     offsets = __hfma2(f, as_half2(0xc880c880), as_half2(0x71407140));  // 10 752 − 9 · f
   }
   template <int kRow>
-  __device__ __forceinline__ uint32_t apply(uint32_t four) const {
+  __device__ __forceinline__ uint32_t apply(uint32_t bytes4) const {
     const __half2 factor = kRow == 0 ? __low2half2(factors) : __high2half2(factors);
     const __half2 offset = kRow == 0 ? __low2half2(offsets) : __high2half2(offsets);
-    const uint32_t low = __byte_perm(four, 0x64646464, 0x4140), high = __byte_perm(four, 0x64646464, 0x4342);
+    const uint32_t low = __byte_perm(bytes4, 0x64646464, 0x4140), high = __byte_perm(bytes4, 0x64646464, 0x4342);
     return __byte_perm(as_bits(__hfma2(as_half2(low), factor, offset)),
                        as_bits(__hfma2(as_half2(high), factor, offset)), 0x6420);
   }

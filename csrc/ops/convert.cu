@@ -13,8 +13,8 @@ constexpr int kThreads = 256;
 
 template <typename From, typename To>
 __global__ void __launch_bounds__(kThreads) convert_kernel(const From* x, To* y, size_t count) {
-  dependents_may_launch();
-  wait_for_earlier_kernels();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   for (size_t i = blockIdx.x * size_t(kThreads) + threadIdx.x; i < count; i += size_t(gridDim.x) * kThreads) {
     y[i] = from_float<To>(to_float(x[i]));
   }

@@ -18,7 +18,7 @@ Status gate_rows(DType dtype, Activation activation, const void* x, int rows, in
                  const Stream& stream);
 
 // Applies RoPE to queries and keys of x[rows, pitch], in place.
-Status rope_rows(DType dtype, void* x, int rows, int pitch, const RopeColumns& of, const Stream& stream);
+Status rope_rows(DType dtype, void* x, int rows, int pitch, const RopeColumns& rope, const Stream& stream);
 
 // y[count] = x[count], between storage types.
 Status convert(DType from, const void* x, DType to, void* y, size_t count, const Stream& stream);

@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kWarps * 32)
     gamma.load_vector(tables.norm.gamma, lane, hidden);
     beta.load_vector(tables.norm.beta, lane, hidden);
   }
-  wait_for_earlier_kernels();
-  dependents_may_launch();  // not earlier: early_tile (ops/attention_work_list.cuh)
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();  // not earlier: early_tile (ops/attention_work_list.cuh)
   if (row >= rows) return;
   values.clear();
   Pack<T> words[kPacks], places[kPacks];
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   if constexpr (!kLeavesSums) {
     values.normalize_into(y + size_t(row) * hidden, gamma, beta, lane, hidden, epsilon);
   } else {
-    leave_row(values, tables, y, sums, row, lane, hidden);
+    store_unnormalized(values, tables, y, sums, row, lane, hidden);
   }
 }
 

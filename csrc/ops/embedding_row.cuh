@@ -18,10 +18,10 @@ __device__ __forceinline__ void load_table_row(Pack<T> (&packs)[kPacks], const T
 // Stores an embedded row before its LayerNorm, unchanged or times gamma. Its statistics go into the part of the first
 // group (norm.h); those of the other groups are 0.
 template <typename T, int kPacks>
-__device__ __forceinline__ void leave_row(WarpRow<T, kPacks>& values, const EmbeddingTables& of, T* y, float2* sums,
-                                          int row, int lane, int hidden) {
+__device__ __forceinline__ void store_unnormalized(WarpRow<T, kPacks>& values, const EmbeddingTables& tables, T* y,
+                                                   float2* sums, int row, int lane, int hidden) {
   const float2 total = values.sums();
-  if (of.prescaled_rows) values.multiply(of.norm.gamma, lane, hidden);
+  if (tables.prescaled_rows) values.multiply(tables.norm.gamma, lane, hidden);
   values.store_into(y + size_t(row) * hidden, lane, hidden);
   const int groups = (hidden + kStatColumns - 1) / kStatColumns;
   for (int group = lane; group < groups; group += 32)

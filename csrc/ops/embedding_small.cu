@@ -69,13 +69,14 @@ __global__ void __launch_bounds__(kThreads)
                            const OffsetsCapacity capacity, int hidden, T* y, float2* sums) {
   extern __shared__ uint4 batch[];  // [pieces]
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = cluster_rank(), blocks = gridDim.x;
-  if (rank > 0) dependents_may_launch();  // the first block not yet: early_tile (ops/attention_work_list.cuh)
-  wait_for_earlier_kernels();             // the previous batch may still read what is overwritten here
+  if (rank > 0)
+    griddepcontrol_launch_dependents();  // the first block not yet: early_tile (ops/attention_work_list.cuh)
+  griddepcontrol_wait();                 // the previous batch may still read what is overwritten here
   uint4 piece{};
   if (rank == 0 && threadIdx.x < pieces) piece = reinterpret_cast<const uint4*>(in.header)[threadIdx.x];
   if (blocks > 1) cluster_sync();  // all blocks have started
   if (rank == 0 && threadIdx.x < pieces) {
-    for (int block = 0; block < blocks; ++block) *in_block(batch + threadIdx.x, block) = piece;
+    for (int block = 0; block < blocks; ++block) *map_shared_rank(batch + threadIdx.x, block) = piece;
   }
   if (blocks > 1)
     cluster_sync();
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kThreads)
     write_lists(lengths, brought(in.cuts), sequences, tokens, out, capacity, lane);
     __threadfence();
     __syncwarp();
-    dependents_may_launch();
+    griddepcontrol_launch_dependents();
     return;
   }
 
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kThreads)
   if (tables.type != nullptr) values.add(kinds, lane, hidden);
   values.add(words, lane, hidden);
   values.add(places, lane, hidden);
-  leave_row(values, tables, y, sums, row, lane, hidden);
+  store_unnormalized(values, tables, y, sums, row, lane, hidden);
 }
 
 template <typename T>

@@ -19,10 +19,10 @@ template <typename T, Activation kActivation>
 __global__ void __launch_bounds__(kThreads) gate_kernel(size_t packs, const T* x, T* y) {
   constexpr int kWidth = Pack<T>::kSize;
   constexpr bool kExact = sizeof(T) == 4;
-  dependents_may_launch();
-  wait_for_earlier_kernels();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   for (size_t p = blockIdx.x * size_t(kThreads) + threadIdx.x; p < packs; p += size_t(gridDim.x) * kThreads) {
-    const Pack<T> pairs[2] = {load_fresh(x + 2 * p * kWidth), load_fresh(x + (2 * p + 1) * kWidth)};
+    const Pack<T> pairs[2] = {load_pack_coherent(x + 2 * p * kWidth), load_pack_coherent(x + (2 * p + 1) * kWidth)};
     Pack<T> out;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {

@@ -16,12 +16,12 @@ __global__ void __launch_bounds__(kWarps * 32)
     layernorm_kernel(const T* x, const Norm norm, int rows, int hidden, float epsilon, T* y) {
   const int lane = threadIdx.x % 32;
   const int row = blockIdx.x * kWarps + threadIdx.x / 32;
-  dependents_may_launch();
+  griddepcontrol_launch_dependents();
   WarpRow<T, kPacks> values, gamma, beta;
   gamma.load_vector(norm.gamma, lane, hidden);
   beta.load_vector(norm.beta, lane, hidden);
   values.clear();
-  wait_for_earlier_kernels();
+  griddepcontrol_wait();
   if (row >= rows) return;
   const size_t start = size_t(row) * hidden;
   Pack<T> packs[kPacks];
@@ -41,7 +41,7 @@ Status launch_layernorm(const void* x, const Norm& norm, int rows, int hidden, f
 
 }  // namespace
 
-bool layernorm_takes(DType dtype, int hidden) {
+bool layernorm_supports(DType dtype, int hidden) {
   const int width = 16 / bytes_of(dtype);
   return hidden > 0 && hidden % width == 0 && hidden <= 32 * width * kMaxRowPacks;
 }

@@ -10,7 +10,7 @@ namespace embert {
 // y[T, H] = LayerNorm(x); y may be x.
 Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hidden, float epsilon, void* y,
                  const Stream& stream);
-bool layernorm_takes(DType dtype, int hidden);
+bool layernorm_supports(DType dtype, int hidden);
 
 // Raises `largest` (device memory, ≥ 0) to the largest |μ|/σ of `count` rows with row statistics.
 Status row_offsets(const RowView& rows, int count, int width, float epsilon, float* largest, const Stream& stream);

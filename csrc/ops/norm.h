@@ -30,7 +30,7 @@ constexpr int kMaxStatColumns = 1024;  // of a row: eight groups with four lanes
 
 // The largest |μ|/σ of a row for which σ² = Σr²/n − μ² is accurate enough. At 30 the subtraction costs σ some 900
 // roundings of FP32, 5e-5, a quarter of one of FP16. MiniLM's rows stay below 0.1.
-constexpr float kMostOffset = 30.0f;
+constexpr float kMaxOffset = 30.0f;
 
 // Bytes for the statistics of `rows` rows: one part a group, or up to eight parts for few rows.
 inline size_t stats_bytes(int rows, int columns) {

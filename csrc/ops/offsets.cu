@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Counts base[kSequences];  // everything before each of this block's sequences
   __shared__ int length_of[kSequences];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  dependents_may_launch();
-  wait_for_earlier_kernels();  // the previous batch may still read what is overwritten here
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();  // the previous batch may still read what is overwritten here
 
   // Small batches are read from host memory, a microsecond away. So everything that a small batch needs is loaded at
   // once, within the buffer's capacity. Values past the batch's end are ignored.
@@ -99,28 +99,28 @@ __global__ void __launch_bounds__(kThreads)
     for (int a = 0; a < kAhead; ++a) {
       const int row = start + k + a * kThreads;
       if (k + a * kThreads >= tokens) break;
-      int of = 0;  // the last sequence that starts at or before this row
+      int sequence = 0;  // the last sequence that starts at or before this row
 #pragma unroll
       for (int step = kSequences / 2; step > 0; step /= 2) {
-        if (of + step < count && base[of + step].tokens <= row) of += step;
+        if (sequence + step < count && base[sequence + step].tokens <= row) sequence += step;
       }
       out.ids[row] = ids[a];
       out.types[row] = types[a];
-      out.positions[row] = row - base[of].tokens;
+      out.positions[row] = row - base[sequence].tokens;
     }
   }
   if (warp < count) {
-    const Counts at = base[warp];
+    const Counts base_counts = base[warp];
     const int length = length_of[warp];
     if (lane == 0) {
-      out.cu_seqlens[first + warp] = at.tokens;
+      out.cu_seqlens[first + warp] = base_counts.tokens;
       out.cuts[first + warp] = early_cut;
     }
     if (length <= kAttentionShort) {
-      if (lane == 0) out.shorts[at.shorts] = {at.tokens, length, 0, 0};
+      if (lane == 0) out.shorts[base_counts.shorts] = {base_counts.tokens, length, 0, 0};
     } else {
       for (int tile = lane; tile * kAttentionRows < length; tile += 32) {
-        out.tiles[at.tiles + tile] = {at.tokens, length, tile * kAttentionRows, 0};
+        out.tiles[base_counts.tiles + tile] = {base_counts.tokens, length, tile * kAttentionRows, 0};
       }
     }
   }

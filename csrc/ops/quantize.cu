@@ -14,7 +14,7 @@ namespace embert {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kMostThreads = kMaxQuantized / kRotated;  // of a row
+constexpr int kMaxThreads = kMaxQuantized / kRotated;  // of a row
 
 // The larger one; NaN where either is.
 __device__ __forceinline__ float larger(float a, float b) {
@@ -26,11 +26,11 @@ __device__ __forceinline__ float larger(float a, float b) {
 // Four elements of a gamma or beta. The compiler would keep those of all columns in 64 registers, which leaves too few
 // registers for loads in flight.
 __device__ __forceinline__ float4 load_cached(const float* from) {
-  float4 four;
+  float4 loaded;
   asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "=f"(loaded.x), "=f"(loaded.y), "=f"(loaded.z), "=f"(loaded.w)
                : "l"(from));
-  return four;
+  return loaded;
 }
 
 // The rounding of a row with largest rotated magnitude `most`. The power of two brings it near 1, so that 127 / most
@@ -43,9 +43,9 @@ struct RowScale {
     constexpr float kRoot = 5.65685424949238f;  // √32
     const int exponent = int(__float_as_uint(most) >> 23) - 127, shift = min(max(-exponent, -15), 15);
     const float up = __uint_as_float((127 + shift) << 23), down = __uint_as_float((127 - shift) << 23);
-    const __half whole = most == 0.0f ? __half(0.0f) : __float2half_rn(__fdiv_rn(127.0f, __fmul_rn(most, up)));
-    power = __float2half2_rn(up), inverse = __half2half2(whole);
-    scale = most == 0.0f ? 0.0f : __fdiv_rn(__fmul_rn(kRoot, down), __half2float(whole));
+    const __half multiplier = most == 0.0f ? __half(0.0f) : __float2half_rn(__fdiv_rn(127.0f, __fmul_rn(most, up)));
+    power = __float2half2_rn(up), inverse = __half2half2(multiplier);
+    scale = most == 0.0f ? 0.0f : __fdiv_rn(__fmul_rn(kRoot, down), __half2float(multiplier));
   }
 };
 
@@ -63,12 +63,12 @@ struct QuarterSet {
   }
 
   // (x · by.x + by.y) · γ + β for the four columns that begin with pair `first`.
-  __device__ __forceinline__ void normalize(int first, float2 by, const float4& gamma, const float4& beta) {
+  __device__ __forceinline__ void normalize(int first, float2 factors, const float4& gamma, const float4& beta) {
     const float2 low = __half22float2(y[first]), high = __half22float2(y[first + 1]);
-    y[first] = __floats2half2_rn(fmaf(fmaf(low.x, by.x, by.y), gamma.x, beta.x),
-                                 fmaf(fmaf(low.y, by.x, by.y), gamma.y, beta.y));
-    y[first + 1] = __floats2half2_rn(fmaf(fmaf(high.x, by.x, by.y), gamma.z, beta.z),
-                                     fmaf(fmaf(high.y, by.x, by.y), gamma.w, beta.w));
+    y[first] = __floats2half2_rn(fmaf(fmaf(low.x, factors.x, factors.y), gamma.x, beta.x),
+                                 fmaf(fmaf(low.y, factors.x, factors.y), gamma.y, beta.y));
+    y[first + 1] = __floats2half2_rn(fmaf(fmaf(high.x, factors.x, factors.y), gamma.z, beta.z),
+                                     fmaf(fmaf(high.y, factors.x, factors.y), gamma.w, beta.w));
   }
 
   // The factor keeps sums of all FP16 values in range.
@@ -98,13 +98,14 @@ struct QuarterSet {
   }
 
   // Adding 1.5 · 2¹⁰ to a half rounds it to an integer, half to even, in the lowest bits.
-  __device__ __forceinline__ void store(int8_t* row, int columns, int set, const RowScale& by) const {
+  __device__ __forceinline__ void store(int8_t* row, int columns, int set, const RowScale& factors) const {
     const __half2 rounds = as_half2(0x66006600);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       uint32_t q[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) q[i] = as_bits(__hfma2(__hmul2_rn(y[4 * j + i], by.power), by.inverse, rounds));
+      for (int i = 0; i < 4; ++i)
+        q[i] = as_bits(__hfma2(__hmul2_rn(y[4 * j + i], factors.power), factors.inverse, rounds));
       const uint2 eight = {__byte_perm(q[0], q[1], 0x6420), __byte_perm(q[2], q[3], 0x6420)};
       *reinterpret_cast<uint2*>(row + j * (columns / 4) + 8 * set) = eight;
     }
@@ -118,16 +119,16 @@ __global__ void __launch_bounds__(kWarps * 32) quantize_kernel(const RowView x, 
   const int lane = threadIdx.x % kLanes, sets = columns / kRotated, set = min(lane, sets - 1);
   const int first = (blockIdx.x * kWarps * 32 + threadIdx.x) / kLanes * kRows;
   const auto row_of = [&](int i) { return backwards ? rows - 1 - min(first + i, rows - 1) : min(first + i, rows - 1); };
-  dependents_may_launch();
-  wait_for_earlier_kernels();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   QuarterSet of[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
     of[i].load(static_cast<const half_t*>(x.data) + size_t(row_of(i)) * columns, columns, set);
   if constexpr (kNormed) {
-    float2 by[kRows];
+    float2 factors[kRows];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) by[i] = row_scale(x, row_of(i), columns, epsilon, threadIdx.x % 8);
+    for (int i = 0; i < kRows; ++i) factors[i] = row_scale(x, row_of(i), columns, epsilon, threadIdx.x % 8);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kWarps * 32) quantize_kernel(const RowView x, 
         const int column = j * (columns / 4) + 8 * set + 4 * half;
         const float4 gamma = load_cached(norm.gamma + column), beta = load_cached(norm.beta + column);
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) of[i].normalize(4 * j + 2 * half, by[i], gamma, beta);
+        for (int i = 0; i < kRows; ++i) of[i].normalize(4 * j + 2 * half, factors[i], gamma, beta);
       }
     }
   }
@@ -147,20 +148,20 @@ __global__ void __launch_bounds__(kWarps * 32) quantize_kernel(const RowView x, 
     for (int step = kLanes / 2; step > 0; step >>= 1) most = larger(most, __shfl_xor_sync(~0u, most, step));
     if (first + i >= rows || lane >= sets) continue;
     const int row = row_of(i);
-    const RowScale by(most);
-    of[i].store(to.data + size_t(row) * columns, columns, set, by);
-    if (lane == 0) to.scales[row] = by.scale;
+    const RowScale factors(most);
+    of[i].store(to.data + size_t(row) * columns, columns, set, factors);
+    if (lane == 0) to.scales[row] = factors.scale;
   }
 }
 
 // More columns: one block per row.
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMaxThreads)
     quantize_wide_kernel(const half_t* x, int columns, const QuantizedRows to, bool backwards) {
-  __shared__ float most_of_warp[kMostThreads / 32];
+  __shared__ float most_of_warp[kMaxThreads / 32];
   const int sets = columns / kRotated, set = min(int(threadIdx.x), sets - 1);
   const int row = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  dependents_may_launch();
-  wait_for_earlier_kernels();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   QuarterSet of;
   of.load(x + size_t(row) * columns, columns, set);
   of.rotate();
@@ -170,9 +171,9 @@ __global__ void __launch_bounds__(kMostThreads)
   if (threadIdx.x % 32 == 0) most_of_warp[threadIdx.x / 32] = most;
   __syncthreads();
   for (int i = 0; i < blockDim.x / 32; ++i) most = larger(most, most_of_warp[i]);
-  const RowScale by(most);
-  if (threadIdx.x < sets) of.store(to.data + size_t(row) * columns, columns, set, by);
-  if (threadIdx.x == 0) to.scales[row] = by.scale;
+  const RowScale factors(most);
+  if (threadIdx.x < sets) of.store(to.data + size_t(row) * columns, columns, set, factors);
+  if (threadIdx.x == 0) to.scales[row] = factors.scale;
 }
 
 template <int kLanes, bool kNormed>
@@ -201,7 +202,7 @@ Status quantize_rows(DType dtype, const RowView& x, const Norm& norm, int rows, 
                      const QuantizedRows& to, const Stream& stream) {
   const bool normed = x.stats != nullptr;
   if (dtype != DType::kFloat16) return Status::refused("quantize: rows must be in float16");
-  if (!quantize_takes(columns, normed))
+  if (!quantize_supports(columns, normed))
     return Status::refused("quantize: rows of " + std::to_string(columns) + " columns; they must be a multiple of " +
                            std::to_string(kQuantizedStep) + (normed ? " of at most 1024" : " of at most 8192"));
   if (rows == 0) return {};

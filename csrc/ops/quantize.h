@@ -41,7 +41,7 @@ struct QuantizedBlocks {
 constexpr int kInnerBlock = 128, kHeadBlock = 64;
 
 // Whether rows of this many columns can be quantized, with or without a LayerNorm before.
-constexpr bool quantize_takes(int columns, bool normed) {
+constexpr bool quantize_supports(int columns, bool normed) {
   return columns > 0 && columns % kQuantizedStep == 0 && columns <= (normed ? kMaxStatColumns : kMaxQuantized);
 }
 

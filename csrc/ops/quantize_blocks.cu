@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(kWarps * 32)
   __shared__ __half2 maxima[kOfWarp * kWarps * kParts][kRows / 2];   // of rows r and r + 8
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, blocks = columns / kBlock;
   const int first = int(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * kRows + lane / 4;
-  dependents_may_launch();
-  wait_for_earlier_kernels();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   uint32_t bytes[kOfWarp][kParts][2][kTiles / 2];
 #pragma unroll
   for (int i = 0; i < kOfWarp; ++i) {
@@ -55,15 +55,16 @@ __global__ void __launch_bounds__(kWarps * 32)
     for (int part = 0; part < kParts; ++part) {
       const int block = (warp + i * kWarps) * kParts + part;
       if (block >= blocks) break;
-      const BlockFactors by(maxima[block][lane / 4], inverses);
+      const BlockFactors factors(maxima[block][lane / 4], inverses);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (first + 8 * r >= rows) continue;
-        int8_t* const at = to.data + size_t(first + 8 * r) * columns + block * kBlock + lane % 4 * 4;
+        int8_t* const destination = to.data + size_t(first + 8 * r) * columns + block * kBlock + lane % 4 * 4;
 #pragma unroll
         for (int j = 0; j < kTiles / 2; ++j) {
-          const uint32_t four = bytes[i][part][r][j];
-          *reinterpret_cast<uint32_t*>(at + 16 * j) = r == 0 ? by.apply<0>(four) : by.apply<1>(four);
+          const uint32_t bytes4 = bytes[i][part][r][j];
+          *reinterpret_cast<uint32_t*>(destination + 16 * j) =
+              r == 0 ? factors.apply<0>(bytes4) : factors.apply<1>(bytes4);
         }
       }
     }
@@ -88,7 +89,7 @@ Status launch_blocks(const void* x, int rows, int columns, const QuantizedRows& 
 Status quantize_block_rows(DType dtype, const void* x, int rows, int columns, int block, const QuantizedRows& to,
                            const Stream& stream) {
   if (dtype != DType::kFloat16) return Status::refused("quantize: rows must be in float16");
-  if (!quantize_takes(columns, false))
+  if (!quantize_supports(columns, false))
     return Status::refused("quantize: rows of " + std::to_string(columns) + " columns; they must be a multiple of " +
                            std::to_string(kQuantizedStep) + " of at most " + std::to_string(kMaxQuantized));
   if (rows == 0) return {};

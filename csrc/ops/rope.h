@@ -12,7 +12,7 @@ namespace embert {
 //
 // Table and positions keep their addresses for the encoder's lifetime, so a GEMM gets them once, with its weights, and
 // Linear::run has no argument for them. Each batch's first kernel writes `positions`, which may only be read after
-// wait_for_earlier_kernels; the table is a weight. Rows past a batch's end have position 0.
+// griddepcontrol_wait; the table is a weight. Rows past a batch's end have position 0.
 struct RopeColumns {
   int head_size = 0;
   int rotary_dim = 0;              // even, at most head_size

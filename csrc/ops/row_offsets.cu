@@ -13,7 +13,7 @@ constexpr int kThreads = 128, kLanes = 8;  // of a block, of a row
 
 __global__ void __launch_bounds__(kThreads)
     row_offsets_kernel(const RowView rows, int count, int width, float epsilon, float* largest) {
-  wait_for_earlier_kernels();
+  griddepcontrol_wait();
   const int row = (blockIdx.x * kThreads + threadIdx.x) / kLanes;
   const float offset = fabsf(row_scale(rows, min(row, count - 1), width, epsilon, threadIdx.x % kLanes).y);
   // Positive floats have the order of their bits; a NaN counts as the largest.

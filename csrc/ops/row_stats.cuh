@@ -23,15 +23,15 @@ __device__ __forceinline__ float2 operator+(float2 a, float2 b) {
 }
 
 // Adjacent ones first, then pairs of them, and so on.
-__device__ __forceinline__ float2 tree(const float2 (&of)[4]) {
-  return (of[0] + of[1]) + (of[2] + of[3]);
+__device__ __forceinline__ float2 tree(const float2 (&terms)[4]) {
+  return (terms[0] + terms[1]) + (terms[2] + terms[3]);
 }
-__device__ __forceinline__ float2 tree(const float2 (&of)[8]) {
-  return ((of[0] + of[1]) + (of[2] + of[3])) + ((of[4] + of[5]) + (of[6] + of[7]));
+__device__ __forceinline__ float2 tree(const float2 (&terms)[8]) {
+  return ((terms[0] + terms[1]) + (terms[2] + terms[3])) + ((terms[4] + terms[5]) + (terms[6] + terms[7]));
 }
 
 // The value of the lane whose number differs in the bit `step`.
-__device__ __forceinline__ float2 from_lane(float2 value, int step) {
+__device__ __forceinline__ float2 shuffle_xor_pair(float2 value, int step) {
   return {__shfl_xor_sync(~0u, value.x, step), __shfl_xor_sync(~0u, value.y, step)};
 }
 
@@ -70,24 +70,25 @@ __device__ __forceinline__ float2 row_scale(float2 sums, float inverse_width, fl
 __device__ __forceinline__ float2 row_scale(const RowView& rows, int row, int width, float epsilon) {
   const int groups = (width + kStatColumns - 1) / kStatColumns;
   const float2* const from = rows.stats + size_t(row) * groups;
-  float2 of[8];
+  float2 terms[8];
 #pragma unroll
-  for (int group = 0; group < 8; ++group) of[group] = group < groups ? from[group] : float2{0.0f, 0.0f};
-  const float2 low = (of[0] + of[4]) + (of[1] + of[5]), high = (of[2] + of[6]) + (of[3] + of[7]);
+  for (int group = 0; group < 8; ++group) terms[group] = group < groups ? from[group] : float2{0.0f, 0.0f};
+  const float2 low = (terms[0] + terms[4]) + (terms[1] + terms[5]),
+               high = (terms[2] + terms[6]) + (terms[3] + terms[7]);
   return row_scale(low + high, 1.0f / width, epsilon, 1.0f);
 }
 
 // The same of a row for eight adjacent lanes with a group each. All of them get it, and all loads are in flight
-// before the first is used. `of`: 0 … 7, the lane's place among them.
-__device__ __forceinline__ float2 row_scale(const RowView& rows, int row, int width, float epsilon, int of) {
+// before the first is used. `group`: 0 … 7, the lane's place among them.
+__device__ __forceinline__ float2 row_scale(const RowView& rows, int row, int width, float epsilon, int group) {
   const int groups = (width + kStatColumns - 1) / kStatColumns, split_columns = kStatColumns / rows.splits;
-  const float2* const from = rows.stats + (size_t(row) * groups + of) * rows.splits;
+  const float2* const from = rows.stats + (size_t(row) * groups + group) * rows.splits;
   const auto four = [&](int begin) {  // a row's last group may be narrower; parts past its end are not written
     float2 parts[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int part = begin + i;
-      const bool written = part < rows.splits && of * kStatColumns + part * split_columns < width;
+      const bool written = part < rows.splits && group * kStatColumns + part * split_columns < width;
       parts[i] = written ? from[part] : float2{0.0f, 0.0f};
     }
     return tree(parts);

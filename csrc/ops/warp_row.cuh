@@ -44,10 +44,10 @@ struct WarpRow {
   }
   // Replaces this row by the vector.
   __device__ void load_vector(const float* vector, int lane, int hidden) {
-    with_vector(vector, lane, hidden, [](float& mine, float its) { mine = its; });
+    with_vector(vector, lane, hidden, [](float& element, float other) { element = other; });
   }
   __device__ void multiply(const float* vector, int lane, int hidden) {
-    with_vector(vector, lane, hidden, [](float& mine, float its) { mine *= its; });
+    with_vector(vector, lane, hidden, [](float& element, float other) { element *= other; });
   }
 
   __device__ void clear() {
@@ -118,7 +118,8 @@ template <typename T, int kPacks>
 __device__ __forceinline__ void load_row(Pack<T> (&packs)[kPacks], const T* row, int lane, int hidden) {
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    if (WarpRow<T, kPacks>::holds(p, lane, hidden)) packs[p] = load_fresh(row + (p * 32 + lane) * Pack<T>::kSize);
+    if (WarpRow<T, kPacks>::holds(p, lane, hidden))
+      packs[p] = load_pack_coherent(row + (p * 32 + lane) * Pack<T>::kSize);
   }
 }
 

@@ -226,7 +226,7 @@ class ComputingGemm final : public GemmProvider {
 
 }  // namespace
 
-Status make_hopper(DType dtype, std::unique_ptr<GemmProvider>& provider) {
+Status make_sm90(DType dtype, std::unique_ptr<GemmProvider>& provider) {
   provider = std::make_unique<ComputingGemm>(true, dtype);
   return {};
 }
@@ -279,7 +279,7 @@ Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hid
   }
   return {};
 }
-bool attention_leaves_blocks(DType, const WindowedWork&, int, const TensorMaps*) {
+bool attention_writes_blocks(DType, const WindowedWork&, int, const TensorMaps*) {
   return false;
 }
 Status attention_in_blocks(const void*, int, const WindowedWork&, int, const RelativeScores&, const QuantizedBlocks&,
@@ -374,10 +374,10 @@ Status convert(DType from, const void* x, DType to, void* y, size_t count, const
   return {};
 }
 
-bool layernorm_takes(DType, int) {
+bool layernorm_supports(DType, int) {
   return true;
 }
-bool attention_takes(DType, int) {
+bool attention_supports(DType, int) {
   return true;
 }
 Status read_build(Build& build, const Stream&) {

@@ -8,9 +8,9 @@ using namespace embert;
 namespace {
 
 void tell(const LinearWeights& weights, const RopeColumns* rope = nullptr) {
-  LinearWeights asked = weights;
-  asked.rope = rope;
-  const Status found = hopper::check_fused(asked);
+  LinearWeights weights_with_rope = weights;
+  weights_with_rope.rope = rope;
+  const Status found = sm90::check_fused(weights_with_rope);
   std::printf("%s\n", found.ok() ? "fine" : found.message().c_str());
 }
 

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
-using namespace embert::hopper;
+using namespace embert::sm90;
 
 int main(int count, char** arguments) {
   if (count > 1 && std::strcmp(arguments[1], "narrowing") == 0) {

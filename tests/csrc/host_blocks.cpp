@@ -18,7 +18,7 @@ int main(int count, char** arguments) {
     if (what == '-') taken[number].reset();
     if (what != '+') continue;
     const size_t floats = number * 1024 / sizeof(float);
-    taken.push_back(blocks->take(floats));
+    taken.push_back(blocks->allocate(floats));
     for (size_t at = 0; at < floats; ++at) taken.back()[at] = float(at);
     const auto found = std::find(addresses.begin(), addresses.end(), taken.back().get());
     std::printf("%d ", int(found - addresses.begin()));

@@ -60,13 +60,13 @@ Status layernorm(DType, const void* x, const Norm& norm, int rows, int, float, v
   tell("layernorm x=%ld rows=%d gamma=%ld y=%ld\n", at(x), rows, at(norm.gamma), at(y));
   return {};
 }
-bool layernorm_takes(DType, int) {
+bool layernorm_supports(DType, int) {
   return true;
 }
-bool attention_takes(DType, int) {
+bool attention_supports(DType, int) {
   return true;
 }
-bool attention_leaves_blocks(DType, const WindowedWork&, int, const TensorMaps*) {
+bool attention_writes_blocks(DType, const WindowedWork&, int, const TensorMaps*) {
   return false;
 }
 Status attention_in_blocks(const void*, int, const WindowedWork&, int, const RelativeScores&, const QuantizedBlocks&,
@@ -174,8 +174,8 @@ class RecordingGemm final : public GemmProvider {
     tell("prepare in=%d out=%d exact=%ld prescaled_rows=%d normed=%ld residual_normed=%ld next_gamma=%ld ", weights.k,
          weights.n, at(weights.exact), weights.prescaled_rows, at(weights.input_norm.gamma),
          at(weights.residual_norm.gamma), at(weights.next_gamma));
-    tell("weight=%ld activation=%d gated=%d ahead=%ld ahead_bytes=%zu ", at(weights.weight), int(weights.activation),
-         weights.gated, at(weights.ahead), weights.ahead_bytes);
+    tell("weight=%ld activation=%d gated=%d ahead=%ld prefetch_bytes=%zu ", at(weights.weight), int(weights.activation),
+         weights.gated, at(weights.prefetch_weights), weights.prefetch_bytes);
     tell("scales=%ld quantized=%ld quantized_scales=%ld ", at(weights.scales), at(weights.quantized.data),
          at(weights.quantized.scales));
     if (const RopeColumns* const of = weights.rope)
@@ -249,7 +249,7 @@ Status write_pairs(const float* maxima, int, int, int first, int count, const in
   }
   return {};
 }
-Status make_hopper(DType dtype, std::unique_ptr<GemmProvider>& provider) {
+Status make_sm90(DType dtype, std::unique_ptr<GemmProvider>& provider) {
   provider = std::make_unique<RecordingGemm>(true, dtype);
   return {};
 }

@@ -201,7 +201,7 @@ def test_each_product_asks_for_the_weights_after_the_next(program: Path, model: 
     for i, each in enumerate(products):
         later = products[(i + 2) % len(products)]
         assert each["ahead"] == later["weight"]
-        assert each["ahead_bytes"] == 2 * later["in"] * later["out"] * (2 if later["gated"] else 1)
+        assert each["prefetch_bytes"] == 2 * later["in"] * later["out"] * (2 if later["gated"] else 1)
 
 
 @pytest.mark.parametrize("gemm", [HOPPER, PORTABLE_FLOAT32])

@@ -178,10 +178,10 @@ def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
     assert "quantize_blocks_kernel" in names["quantize_blocks"]
     for kernel in ("pingpong_rope_kernel", "small_m_rope_kernel"):
         assert kernel in names["sm90_rope"]
-    for kernel in ("attention_hopper_kernel", "attention_hopper_blocks_kernel", "attention_hopper_window_kernel"):
+    for kernel in ("attention_sm90_kernel", "attention_sm90_blocks_kernel", "attention_sm90_window_kernel"):
         assert kernel in names["sm90"]
-    assert "attention_hopper_long_kernel" in names["long_texts"]
-    assert "attention_short_kernel" in names["sm80"]
+    assert "attention_sm90_long_kernel" in names["long_texts"]
+    assert "attention_sm80_short_kernel" in names["sm80"]
 
 
 def test_nothing_is_spilled_where_it_counts(compiled: dict[str, Compiled]) -> None:
@@ -198,7 +198,7 @@ def test_products_are_not_serialised(compiled: dict[str, Compiled]) -> None:
 
 @pytest.mark.parametrize(
     ("source", "kernel"),
-    [("sm90", "attention_hopper"), ("sm90", "attention_hopper_window"), ("sm80", "attention_short")],
+    [("sm90", "attention_sm90"), ("sm90", "attention_sm90_window"), ("sm80", "attention_short")],
 )
 def test_barriers_leave_room_for_blocks(compiled: dict[str, Compiled], source: str, kernel: str) -> None:
     """As many blocks as the registers allow: 65 536 of a multiprocessor, 128 threads a block."""

@@ -27,10 +27,10 @@ HOPPERS_OWN = {
     "pingpong_gated_kernel": "gemm/kernels/sm90_gated.cu",
     "feed_forward_kernel": "gemm/kernels/sm90_feed_forward.cu",
     "maxima_kernel": "gemm/kernels/sm90_maxima.cu",
-    "attention_hopper_kernel": "attention/sm90/sm90.cu",
-    "attention_hopper_blocks_kernel": "attention/sm90/sm90.cu",
-    "attention_hopper_window_kernel": "attention/sm90/sm90.cu",
-    "attention_hopper_long_kernel": "attention/sm90/long_texts.cu",
+    "attention_sm90_kernel": "attention/sm90/sm90.cu",
+    "attention_sm90_blocks_kernel": "attention/sm90/sm90.cu",
+    "attention_sm90_window_kernel": "attention/sm90/sm90.cu",
+    "attention_sm90_long_kernel": "attention/sm90/long_texts.cu",
     "small_m_int8_kernel": "gemm/kernels/sm90_int8.cu",
     "int8_dequant_kernel": "gemm/kernels/sm90_int8.cu",
     "block_kernel": "gemm/kernels/sm90_int8.cu",
@@ -108,12 +108,12 @@ def test_accumulators_are_named_before_they_are_read() -> None:
     """The compiler knows of no products under way: a read that nothing ties to the wait may come before it."""
     for path in sources():
         for line in path.read_text().splitlines():
-            waits = "wait_products<0>()" in line
+            waits = "wgmma_wait<0>()" in line
             assert not waits or path.name in ("wgmma.cuh", "feed_forward.cuh"), path.name
     feed_forward = (CSRC / "gemm" / "kernels" / "feed_forward.cuh").read_text()
-    assert feed_forward.index("wait_read(0);") < feed_forward.index("are_complete(inner);")
-    assert feed_forward.index("wait_read(2);") < feed_forward.index("are_complete(y);")
-    assert feed_forward.index("are_complete(y);") < feed_forward.index("float4{y[half][at]")
+    assert feed_forward.index("wait_read(0);") < feed_forward.index("fence_accumulators(inner);")
+    assert feed_forward.index("wait_read(2);") < feed_forward.index("fence_accumulators(y);")
+    assert feed_forward.index("fence_accumulators(y);") < feed_forward.index("float4{y[half][element]")
 
 
 def test_nothing_works_on_the_legacy_stream_unawaited() -> None:

@@ -23,7 +23,7 @@
 #include "common/trap.cuh"
 
 namespace embert {
-namespace hopper {
+namespace sm90 {
 
 struct LongLayout {
   static constexpr int kDim = 64;
@@ -46,38 +46,38 @@ __device__ __forceinline__ void sync_group(int group) {
     asm volatile("bar.sync %0, 128;" ::"n"(kGroupBarrier + 1) : "memory");
 }
 
-}  // namespace hopper
+}  // namespace sm90
 
 namespace {
 
-using namespace hopper;
+using namespace sm90;
 
 template <typename T>
 __global__ void __launch_bounds__(LongLayout::kThreads, 2)
-    attention_hopper_long_kernel(const __grid_constant__ CUtensorMap qkv_map, const AttentionWork work, int heads,
-                                 float scale_log2, T* context, bool backwards) {
+    attention_sm90_long_kernel(const __grid_constant__ CUtensorMap qkv_map, const AttentionWork work, int heads,
+                               float scale_log2, T* context, bool backwards) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using At = LongLayout;
   constexpr int kDim = At::kDim;
   extern __shared__ __align__(1024) uint8_t raw[];
   const uint32_t base = shared_address(raw), full = base + At::kFull, empty = base + At::kEmpty;
-  const int group = warp_of_block() / 4, warp = warp_of_block() % 4, lane = threadIdx.x % 32;
+  const int group = warp_index() / 4, warp = warp_index() % 4, lane = threadIdx.x % 32;
   const int head = blockIdx.x, index = blockIdx.y;
   const AttentionTile tile = early_tile(work.tiles + (backwards ? work.tile_count - 1 - index : index));
   const int query = tile.query + group * kTileRows;                 // of the warpgroup
   const int groups = tile.query + kTileRows < tile.length ? 2 : 1;  // warpgroups with queries
   if (threadIdx.x == 0) {
-    prefetch_maps(qkv_map);
+    prefetch_tensor_maps(qkv_map);
     for (int stage = 0; stage < At::kStages; ++stage) {
-      init_barrier(full + 8 * stage, 1);
-      init_barrier(empty + 8 * stage, 4 * groups);
+      mbarrier_init(full + 8 * stage, 1);
+      mbarrier_init(empty + 8 * stage, 4 * groups);
     }
-    fence_barrier_init();
+    fence_mbarrier_init();
   }
-  wait_for_earlier_kernels();
-  dependents_may_launch();                                           // not earlier: gemm/kernels/small_m.cuh
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();                                // not earlier: gemm/kernels/small_m.cuh
   const bool is_second = tile.query / kTileRows % At::kGroups != 0;  // second of the two entries
-  if (tile.length == 0 || is_second || !is_wanted(tile, work.queries, At::kGroups * kTileRows)) return;
+  if (tile.length == 0 || is_second || !is_needed(tile, work.queries, At::kGroups * kTileRows)) return;
   __syncthreads();
   if (group >= groups) return;
 
@@ -85,15 +85,15 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
   const auto fetch = [&](int step) {  // for an elected lane (common/warp.cuh)
     const int stage = step % At::kStages, row = tile.first_row + step * kTileRows;
     const uint32_t barrier = full + 8 * stage;
-    arrive_expecting(barrier, (step == 0 ? 2 + groups : 2) * At::kTileBytes);
+    mbarrier_arrive_expect_tx(barrier, (step == 0 ? 2 + groups : 2) * At::kTileBytes);
     for (int i = 0; step == 0 && i < groups; ++i)
-      load_box(&qkv_map, base + At::kQ + i * At::kTileBytes, barrier, head * kDim,
+      tma_load(&qkv_map, base + At::kQ + i * At::kTileBytes, barrier, head * kDim,
                tile.first_row + tile.query + i * kTileRows);
-    load_box(&qkv_map, base + At::kK + stage * At::kTileBytes, barrier, (heads + head) * kDim, row);
-    load_box(&qkv_map, base + At::kV + stage * At::kTileBytes, barrier, (2 * heads + head) * kDim, row);
+    tma_load(&qkv_map, base + At::kK + stage * At::kTileBytes, barrier, (heads + head) * kDim, row);
+    tma_load(&qkv_map, base + At::kV + stage * At::kTileBytes, barrier, (2 * heads + head) * kDim, row);
   };
   const bool fetches = group == 0 && warp == 0;
-  if (fetches && elect_lane()) {
+  if (fetches && elect_one()) {
     for (int step = 0; step < min(steps, At::kStages); ++step) fetch(step);
   }
   __syncwarp();
@@ -110,12 +110,13 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
     const uint32_t k_from = base + At::kK + stage * At::kTileBytes, v_from = base + At::kV + stage * At::kTileBytes;
     const int valid = tile.length - step * kTileRows;
     float s[kKeys / 2];
-    wait_barrier(full + 8 * stage, step / At::kStages % 2);
-    fence_registers();
+    mbarrier_wait(full + 8 * stage, step / At::kStages % 2);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
-      multiply<T>(s, further(operand(own_q), k * 32), further(operand(k_from), k * 32), k > 0);
-    commit_products();
+      wgmma<T>(s, advance_descriptor(make_descriptor(own_q), k * 32),
+               advance_descriptor(make_descriptor(k_from), k * 32), k > 0);
+    wgmma_commit();
     if (valid < kKeys) {
       // As in tile.cuh. Each warpgroup writes the zeros that it reads; the other one writes the same values.
       constexpr int kChunks = Layout<kDim>::kChunks;
@@ -125,26 +126,26 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
       for (int from = kKeys - kTileRows / 2; from < kKeys; from += kTileThreads / kChunks) {
         if (from + row >= valid) *reinterpret_cast<uint4*>(place + from * Layout<kDim>::kRowBytes) = uint4{0, 0, 0, 0};
       }
-      fence_for_copies();
+      fence_async_proxy();
       sync_group(group);
     }
-    finish_products(s);
+    wgmma_wait_all(s);
 
     AllKeys{}.mask(s, tile, step, warp, lane);
     uint32_t p[kKeys / 16][4];
-    weigh<T, false>(s, p, out, maximum, sum, scale_log2);
-    fence_registers();
+    softmax_and_scale<T, false>(s, p, out, maximum, sum, scale_log2);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k)
-      multiply_rows<T>(out, p[k], operand(v_from + k * 16 * Layout<kDim>::kRowBytes), true);
-    commit_products();
-    finish_products(out);
-    if (lane == 0) arrive(empty + 8 * stage);
+      wgmma_rs_mn_major<T>(out, p[k], make_descriptor(v_from + k * 16 * Layout<kDim>::kRowBytes), true);
+    wgmma_commit();
+    wgmma_wait_all(out);
+    if (lane == 0) mbarrier_arrive(empty + 8 * stage);
     // The stage of the previous step is refilled when both warpgroups have read it, which the other one usually has.
     const int next = step - 1 + At::kStages;
     if (fetches && step > 0 && next < steps) {
-      if (elect_lane()) {
-        wait_barrier(empty + 8 * ((step - 1) % At::kStages), (step - 1) / At::kStages % 2);
+      if (elect_one()) {
+        mbarrier_wait(empty + 8 * ((step - 1) % At::kStages), (step - 1) / At::kStages % 2);
         fetch(next);
       }
       __syncwarp();
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
   store_context<T, kDim>(raw + At::kQ + group * At::kTileBytes + warp * 16 * Layout<kDim>::kRowBytes, out, sum, rows,
                          context, tile.first_row + query + warp * 16, head, heads, lane);
 #else
-  EMBERT_TRAP("attention_hopper_long_kernel");
+  EMBERT_TRAP("attention_sm90_long_kernel");
 #endif
 }
 
@@ -170,19 +171,19 @@ template <typename T>
 Status launch_long(const void* qkv, int rows, const WindowedWork& work, int heads, void* context, TensorMaps& maps,
                    const Stream& stream) {
   using At = LongLayout;
-  const auto kernel = attention_hopper_long_kernel<T>;
+  const auto kernel = attention_sm90_long_kernel<T>;
   const CUtensorMap* map = nullptr;
   EMBERT_TRY(maps.get({qkv, rows, 3 * heads * At::kDim, kTileRows, At::kDim}, map));
   EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, At::kSharedBytes));
   const float scale_log2 = float(1.4426950408889634 / std::sqrt(double(At::kDim)));
-  return launch("attention_hopper_long", kernel, dim3(heads, work.tile_count), At::kThreads, At::kSharedBytes, stream,
+  return launch("attention_sm90_long", kernel, dim3(heads, work.tile_count), At::kThreads, At::kSharedBytes, stream,
                 *map, static_cast<const AttentionWork&>(work), heads, scale_log2, static_cast<T*>(context),
                 stream.backwards);
 }
 
 }  // namespace
 
-bool attention_sm90_takes_long(DType dtype, int head_size) {
+bool attention_sm90_long_supports(DType dtype, int head_size) {
   return dtype != DType::kFloat32 && head_size == LongLayout::kDim;
 }
 

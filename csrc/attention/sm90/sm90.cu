@@ -27,30 +27,30 @@
 namespace embert {
 namespace {
 
-using namespace hopper;
+using namespace sm90;
 
 template <typename T, int kDim, bool kRelative>
 __global__ void __launch_bounds__(kTileThreads, kBlocks<kDim>)
-    attention_hopper_kernel(const __grid_constant__ CUtensorMap qkv_map, const T* qkv, const AttentionWork work,
-                            int heads, float scale_log2, T* context, bool backwards, const RelativeScores relative) {
+    attention_sm90_kernel(const __grid_constant__ CUtensorMap qkv_map, const T* qkv, const AttentionWork work,
+                          int heads, float scale_log2, T* context, bool backwards, const RelativeScores relative) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   attend_tile<T, kDim, kRelative>(qkv_map, qkv, work, heads, scale_log2, context, backwards, relative, AllKeys{});
 #else
-  EMBERT_TRAP("attention_hopper_kernel");
+  EMBERT_TRAP("attention_sm90_kernel");
 #endif
 }
 
 // The same with an int8 context.
 template <bool kRelative>
 __global__ void __launch_bounds__(kTileThreads, kBlocks<kHeadBlock>)
-    attention_hopper_blocks_kernel(const __grid_constant__ CUtensorMap qkv_map, const half_t* qkv,
-                                   const AttentionWork work, int heads, float scale_log2, const QuantizedBlocks context,
-                                   bool backwards, const RelativeScores relative) {
+    attention_sm90_blocks_kernel(const __grid_constant__ CUtensorMap qkv_map, const half_t* qkv,
+                                 const AttentionWork work, int heads, float scale_log2, const QuantizedBlocks context,
+                                 bool backwards, const RelativeScores relative) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   attend_tile<half_t, kHeadBlock, kRelative>(qkv_map, qkv, work, heads, scale_log2, context, backwards, relative,
                                              AllKeys{});
 #else
-  EMBERT_TRAP("attention_hopper_blocks_kernel");
+  EMBERT_TRAP("attention_sm90_blocks_kernel");
 #endif
 }
 
@@ -58,18 +58,18 @@ __global__ void __launch_bounds__(kTileThreads, kBlocks<kHeadBlock>)
 // a text of 192 tokens, and reads 56 KB for 8 KB of context. Texts of up to 32 tokens fit into the window.
 template <typename T>
 __global__ void __launch_bounds__(kTileThreads, kBlocks<64>)
-    attention_hopper_window_kernel(const __grid_constant__ CUtensorMap qkv_map, const T* qkv, const AttentionWork work,
-                                   int heads, float scale_log2, T* context, bool backwards, int window) {
+    attention_sm90_window_kernel(const __grid_constant__ CUtensorMap qkv_map, const T* qkv, const AttentionWork work,
+                                 int heads, float scale_log2, T* context, bool backwards, int window) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   attend_tile<T, 64, false>(qkv_map, qkv, work, heads, scale_log2, context, backwards, {}, NearKeys{{window}});
 #else
-  EMBERT_TRAP("attention_hopper_window_kernel");
+  EMBERT_TRAP("attention_sm90_window_kernel");
 #endif
 }
 
 template <typename T, int kDim, typename Kernel, typename Context, typename... More>
-Status launch_hopper(const char* name, Kernel kernel, const void* qkv, int rows, const AttentionWork& work, int heads,
-                     const Context& context, TensorMaps& maps, const Stream& stream, const More&... more) {
+Status launch_sm90(const char* name, Kernel kernel, const void* qkv, int rows, const AttentionWork& work, int heads,
+                   const Context& context, TensorMaps& maps, const Stream& stream, const More&... more) {
   const CUtensorMap* map = nullptr;
   EMBERT_TRY(maps.get({qkv, rows, 3 * heads * kDim, kTileRows, kDim}, map));
   const float scale_log2 = float(1.4426950408889634 / std::sqrt(double(kDim)));
@@ -82,21 +82,21 @@ template <typename T, int kDim>
 Status launch_plain(const void* qkv, int rows, const AttentionWork& work, int heads, const RelativeScores& relative,
                     void* context, TensorMaps& maps, const Stream& stream) {
   const auto kernel =
-      relative.scores == nullptr ? attention_hopper_kernel<T, kDim, false> : attention_hopper_kernel<T, kDim, true>;
-  return launch_hopper<T, kDim>("attention_hopper", kernel, qkv, rows, work, heads, static_cast<T*>(context), maps,
-                                stream, relative);
+      relative.scores == nullptr ? attention_sm90_kernel<T, kDim, false> : attention_sm90_kernel<T, kDim, true>;
+  return launch_sm90<T, kDim>("attention_sm90", kernel, qkv, rows, work, heads, static_cast<T*>(context), maps, stream,
+                              relative);
 }
 
 template <typename T>
 Status launch_window(const void* qkv, int rows, const WindowedWork& work, int heads, void* context, TensorMaps& maps,
                      const Stream& stream) {
-  return launch_hopper<T, 64>("attention_hopper_window", attention_hopper_window_kernel<T>, qkv, rows, work, heads,
-                              static_cast<T*>(context), maps, stream, work.window);
+  return launch_sm90<T, 64>("attention_sm90_window", attention_sm90_window_kernel<T>, qkv, rows, work, heads,
+                            static_cast<T*>(context), maps, stream, work.window);
 }
 
 }  // namespace
 
-bool attention_sm90_takes(DType dtype, int head_size, int window) {
+bool attention_sm90_supports(DType dtype, int head_size, int window) {
   if (dtype == DType::kFloat32) return false;
   // Short texts are processed without a window, so it must not be narrower than they are.
   return window > 0 ? head_size == 64 && window >= kAttentionShort - 1 : head_size == 32 || head_size == 64;
@@ -116,9 +116,9 @@ Status attention_sm90_in_blocks(const void* qkv, int rows, const AttentionWork& 
                                 const RelativeScores& relative, const QuantizedBlocks& context, TensorMaps& maps,
                                 const Stream& stream) {
   const auto kernel =
-      relative.scores == nullptr ? attention_hopper_blocks_kernel<false> : attention_hopper_blocks_kernel<true>;
-  return launch_hopper<half_t, kHeadBlock>("attention_hopper_blocks", kernel, qkv, rows, work, heads, context, maps,
-                                           stream, relative);
+      relative.scores == nullptr ? attention_sm90_blocks_kernel<false> : attention_sm90_blocks_kernel<true>;
+  return launch_sm90<half_t, kHeadBlock>("attention_sm90_blocks", kernel, qkv, rows, work, heads, context, maps, stream,
+                                         relative);
 }
 
 }  // namespace embert

@@ -12,7 +12,7 @@
 #include "common/wgmma.cuh"
 #include "ops/attention_work_list.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 constexpr int kTileThreads = 128;  // a warpgroup
 constexpr int kTileRows = 64;      // of Q, and keys of a step
@@ -35,12 +35,12 @@ struct Layout {
 
 template <int kDim>
 __device__ __forceinline__ uint64_t rows_operand(uint32_t address) {
-  return kDim == 64 ? operand(address) : narrow_operand(address);
+  return kDim == 64 ? make_descriptor(address) : make_narrow_descriptor(address);
 }
 // The offset at which TMA stores a 16-byte chunk of a row.
 template <int kDim>
 __device__ __forceinline__ uint32_t place_of(int row, int chunk) {
-  return kDim == 64 ? swizzled(row, chunk) : row * 64 + ((chunk ^ (row >> 1 & 3)) << 4);
+  return kDim == 64 ? swizzle_128b(row, chunk) : row * 64 + ((chunk ^ (row >> 1 & 3)) << 4);
 }
 
 // A lane's part of a wgmma result, as tiles of 8 columns.
@@ -104,11 +104,12 @@ struct NearKeys {
 
 // The softmax of a step: replaces scores by weights, as P·V's left operand, and rescales the sums of earlier steps.
 template <typename T, bool kMayBeEmpty, int kElements, int kOut>
-__device__ __forceinline__ void weigh(float (&s)[kElements], uint32_t (&p)[kElements / 8][4], float (&out)[kOut],
-                                      float (&maximum)[2], float (&sum)[2], float scale_log2) {
+__device__ __forceinline__ void softmax_and_scale(float (&s)[kElements], uint32_t (&p)[kElements / 8][4],
+                                                  float (&out)[kOut], float (&maximum)[2], float (&sum)[2],
+                                                  float scale_log2) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float correction = soften<kMayBeEmpty>(tiles(s), half, maximum[half], sum[half], scale_log2);
+    const float correction = online_softmax<kMayBeEmpty>(tiles(s), half, maximum[half], sum[half], scale_log2);
 #pragma unroll
     for (int n = 0; n < kElements / 4; ++n)
       p[n / 2][2 * (n % 2) + half] = pack_two<T>(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]);
@@ -184,14 +185,14 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
   using At = Layout<kDim>;
   extern __shared__ __align__(1024) uint8_t raw[];
   const uint32_t base = shared_address(raw), barriers = base + At::kBarriers;
-  const int warp = warp_of_block(), lane = threadIdx.x % 32;
+  const int warp = warp_index(), lane = threadIdx.x % 32;
   // Heads of one tile run side by side: their rows are adjacent in memory.
   const int head = blockIdx.x, index = blockIdx.y;
   if (index >= work.tile_count) {
     const int pair = warp / 2, at = (index - work.tile_count) * kShortPairs + pair;
     const AttentionTile tile = at < work.short_count ? early_tile(work.shorts + at) : AttentionTile{};
-    wait_for_earlier_kernels();
-    dependents_may_launch();
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     if (tile.length > 0)
       attend_short<T, kDim, kRelative>(qkv, tile, head, heads, kDim, scale_log2, relative, context, raw, pair,
                                        threadIdx.x % 64);
@@ -199,26 +200,26 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
   }
   const AttentionTile tile = early_tile(work.tiles + (backwards ? work.tile_count - 1 - index : index));
   if (warp == 0) {  // this warp issues the loads; the others need the barriers later
-    if (elect_lane()) {
-      prefetch_maps(qkv_map);
-      for (int stage = 0; stage < At::kStages; ++stage) init_barrier(barriers + 8 * stage, 1);
-      fence_barrier_init();
+    if (elect_one()) {
+      prefetch_tensor_maps(qkv_map);
+      for (int stage = 0; stage < At::kStages; ++stage) mbarrier_init(barriers + 8 * stage, 1);
+      fence_mbarrier_init();
     }
     __syncwarp();
   }
-  wait_for_earlier_kernels();
-  dependents_may_launch();  // not earlier: gemm/kernels/small_m.cuh
-  if (tile.length == 0 || !is_wanted(tile, work.queries, kTileRows)) return;
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();  // not earlier: gemm/kernels/small_m.cuh
+  if (tile.length == 0 || !is_needed(tile, work.queries, kTileRows)) return;
   const int first = keys.first(tile), steps = keys.end(tile);
   const auto fetch = [&](int step, bool with_q = false) {  // for an elected lane (common/warp.cuh)
     const int stage = (step - first) % At::kStages, row = tile.first_row + step * kTileRows;
     const uint32_t barrier = barriers + 8 * stage;
-    arrive_expecting(barrier, (with_q ? 3 : 2) * At::kTileBytes);
-    if (with_q) load_box(&qkv_map, base + At::kQ, barrier, head * kDim, tile.first_row + tile.query);
-    load_box(&qkv_map, base + At::kK + stage * At::kTileBytes, barrier, (heads + head) * kDim, row);
-    load_box(&qkv_map, base + At::kV + stage * At::kTileBytes, barrier, (2 * heads + head) * kDim, row);
+    mbarrier_arrive_expect_tx(barrier, (with_q ? 3 : 2) * At::kTileBytes);
+    if (with_q) tma_load(&qkv_map, base + At::kQ, barrier, head * kDim, tile.first_row + tile.query);
+    tma_load(&qkv_map, base + At::kK + stage * At::kTileBytes, barrier, (heads + head) * kDim, row);
+    tma_load(&qkv_map, base + At::kV + stage * At::kTileBytes, barrier, (2 * heads + head) * kDim, row);
   };
-  if (warp == 0 && elect_lane()) {
+  if (warp == 0 && elect_one()) {
     fetch(first, true);
 #pragma unroll
     for (int step = 1; step < At::kStages; ++step) {
@@ -227,7 +228,7 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
   }
   __syncthreads();
 
-  const float* const nearness = kRelative ? first_score(relative, head, tile.query + warp * 16, lane) : nullptr;
+  const float* const relative_scores = kRelative ? first_score(relative, head, tile.query + warp * 16, lane) : nullptr;
   float out[kDim / 2];
   float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // of rows lane / 4 and lane / 4 + 8 of the warp's
 #pragma unroll
@@ -240,14 +241,14 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
     const int valid = tile.length - step * kTileRows;
     float s[kKeys / 2];
     if constexpr (kRelative)  // the products add to these, which are loaded while the copies are in flight
-      start_scores<kKeys / 8>(nearness + step * kTileRows, [&](int n, int i) -> float& { return s[4 * n + i]; });
-    wait_barrier(barriers + 8 * stage, (step - first) / At::kStages % 2);
-    fence_registers();
+      init_scores<kKeys / 8>(relative_scores + step * kTileRows, [&](int n, int i) -> float& { return s[4 * n + i]; });
+    mbarrier_wait(barriers + 8 * stage, (step - first) / At::kStages % 2);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
-      multiply<T>(s, further(rows_operand<kDim>(base + At::kQ), k * 32), further(rows_operand<kDim>(k_from), k * 32),
-                  kRelative || k > 0);
-    commit_products();
+      wgmma<T>(s, advance_descriptor(rows_operand<kDim>(base + At::kQ), k * 32),
+               advance_descriptor(rows_operand<kDim>(k_from), k * 32), kRelative || k > 0);
+    wgmma_commit();
     if (valid < kKeys) {
       // Rows past the sequence's end belong to the next sequence. Their weights are 0, but 0 · infinity is NaN.
       const int row = threadIdx.x / At::kChunks;
@@ -256,23 +257,23 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
       for (int from = kKeys - kTileRows / 2; from < kKeys; from += kTileThreads / At::kChunks) {  // before: all valid
         if (from + row >= valid) *reinterpret_cast<uint4*>(place + from * At::kRowBytes) = uint4{0, 0, 0, 0};
       }
-      fence_for_copies();
+      fence_async_proxy();
       __syncthreads();
     }
-    finish_products(s);
+    wgmma_wait_all(s);
 
     keys.mask(s, tile, step, warp, lane);
     uint32_t p[kKeys / 16][4];
-    weigh<T, Keys::kMayBeEmpty>(s, p, out, maximum, sum, scale_log2);
-    fence_registers();
+    softmax_and_scale<T, Keys::kMayBeEmpty>(s, p, out, maximum, sum, scale_log2);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k)
-      multiply_rows<T>(out, p[k], rows_operand<kDim>(v_from + k * 16 * At::kRowBytes), true);
-    commit_products();
-    finish_products(out);
+      wgmma_rs_mn_major<T>(out, p[k], rows_operand<kDim>(v_from + k * 16 * At::kRowBytes), true);
+    wgmma_commit();
+    wgmma_wait_all(out);
     if (step + At::kStages < steps) {
       __syncthreads();  // all warps have read this stage
-      if (warp == 0 && elect_lane()) fetch(step + At::kStages);
+      if (warp == 0 && elect_one()) fetch(step + At::kStages);
     }
   };
   const bool ends_short = tile.length - (steps - 1) * kTileRows <= kTileRows / 2;
@@ -293,4 +294,4 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
   }
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -15,8 +15,8 @@
 namespace embert::cpu {
 namespace {
 
-constexpr int kDepth = 4;        // adjacent columns that one instruction multiplies and adds
-constexpr int kAlone = 1 << 15;  // elements for which one thread suffices to quantize: 11 µs on Zen 4
+constexpr int kDepth = 4;            // adjacent columns that one instruction multiplies and adds
+constexpr int kMaxSerial = 1 << 15;  // elements for which one thread suffices to quantize: 11 µs on Zen 4
 
 // sum + a · b of four adjacent columns each. The intrinsic makes GCC 12 copy every sum and load b for every product:
 // twice the time.
@@ -37,9 +37,9 @@ inline void multiply(const std::uint8_t* a, std::ptrdiff_t a_stride, const std::
     __m512i of_b[kTileLanes];
     for (int lane = 0; lane < kTileLanes; ++lane) of_b[lane] = _mm512_load_si512(b + lane * kLanes * kDepth);
     for (int row = 0; row < kRows; ++row) {
-      std::int32_t four;
-      std::memcpy(&four, a + row * a_stride + k, sizeof four);
-      const __m512i of_a = _mm512_set1_epi32(four);
+      std::int32_t packed;
+      std::memcpy(&packed, a + row * a_stride + k, sizeof packed);
+      const __m512i of_a = _mm512_set1_epi32(packed);
       for (int lane = 0; lane < kTileLanes; ++lane) {
         sums[row][lane] = with_products(sums[row][lane], of_a, of_b[lane]);
       }
@@ -78,20 +78,20 @@ Int8LinearAvx512::Int8LinearAvx512(const std::int8_t* weight, const float* scale
   }
 }
 
-void Int8LinearAvx512::operator()(const float* x, int rows, const Following& following, float* y, int threads) const {
+void Int8LinearAvx512::operator()(const float* x, int rows, const Epilogue& epilogue, float* y, int threads) const {
   const std::size_t stride = in_;
   const auto integers_memory = std::make_unique_for_overwrite<std::uint8_t[]>(rows * stride);
   const auto scales_memory = std::make_unique_for_overwrite<float[]>(rows);
   std::uint8_t* const integers = integers_memory.get();
   float* const row_scales = scales_memory.get();
   const auto take = [&](int row) {
-    float* const rotated = room<float, Int8LinearAvx512>(stride);
+    float* const rotated = scratch<float, Int8LinearAvx512>(stride);
     quantize(x + row * stride, in_, rotated, integers + row * stride, row_scales + row);
   };
-  const int pieces = std::max<int>(1, std::min<std::size_t>(rows, rows * stride / kAlone));
+  const int pieces = std::max<int>(1, std::min<std::size_t>(rows, rows * stride / kMaxSerial));
   ThreadPool::shared().run(threads, pieces, [&](int piece) {
-    const TileRows some = tile_rows(rows, pieces, piece);
-    for (int row = some.first; row < some.first + some.count; ++row) take(row);
+    const TileRows range = tile_rows(rows, pieces, piece);
+    for (int row = range.first; row < range.first + range.count; ++row) take(row);
   });
   for_tiles(rows, out_, threads, [&](int panel, int first, auto count) {
     constexpr int kRows = count;
@@ -103,13 +103,13 @@ void Int8LinearAvx512::operator()(const float* x, int rows, const Following& fol
       const Floats scale = _mm512_set1_ps(row_scales[first + row]);
       Floats values[kTileLanes];
       for (int lane = 0; lane < kTileLanes; ++lane) {
-        const int at = column + lane * kLanes;
+        const int offset = column + lane * kLanes;
         // As in quantization.products.product: each operation is rounded.
         const Floats scaled = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums[row][lane]), scale),
-                                            _mm512_loadu_ps(scales_.data() + at));
-        values[lane] = _mm512_add_ps(scaled, _mm512_loadu_ps(bias_.data() + at));
+                                            _mm512_loadu_ps(scales_.data() + offset));
+        values[lane] = _mm512_add_ps(scaled, _mm512_loadu_ps(bias_.data() + offset));
       }
-      finish(values, following, y, std::ptrdiff_t(first + row) * out_ + column, columns);
+      finish(values, epilogue, y, std::ptrdiff_t(first + row) * out_ + column, columns);
     }
   });
 }

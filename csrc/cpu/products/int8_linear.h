@@ -16,7 +16,7 @@ class Int8LinearAvx512 final : public LinearLayer {
   Int8LinearAvx512(const std::int8_t* weight, const float* scales, const float* bias, int out, int in);
   ~Int8LinearAvx512() override;
 
-  void operator()(const float* x, int rows, const Following& following, float* y, int threads) const override;
+  void operator()(const float* x, int rows, const Epilogue& epilogue, float* y, int threads) const override;
 
   int out() const override { return out_; }
   int in() const override { return in_; }

@@ -34,7 +34,7 @@ Linear::Linear(const float* weight, const float* bias, int out, int in) : out_(o
   bias_ = to;
 }
 
-void Linear::operator()(const float* x, int rows, const Following& following, float* y, int threads) const {
+void Linear::operator()(const float* x, int rows, const Epilogue& epilogue, float* y, int threads) const {
   for_tiles(rows, out_, threads, [&](int panel, int first, auto count) {
     constexpr int kRows = count;
     const float* const weight = panels_.get() + std::size_t(panel) * in_ * kTileColumns;
@@ -45,7 +45,7 @@ void Linear::operator()(const float* x, int rows, const Following& following, fl
       for (int lane = 0; lane < kTileLanes; ++lane) {
         sums[row][lane] = _mm512_add_ps(sums[row][lane], _mm512_loadu_ps(bias_ + column + lane * kLanes));
       }
-      finish(sums[row], following, y, std::ptrdiff_t(first + row) * out_ + column, columns);
+      finish(sums[row], epilogue, y, std::ptrdiff_t(first + row) * out_ + column, columns);
     }
   });
 }

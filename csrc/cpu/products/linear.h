@@ -10,7 +10,7 @@ enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu };
 
 // The epilogue of a product, element by element. `residual` and `gate` are [rows, out]; at most one is given, and then
 // there is no activation.
-struct Following {
+struct Epilogue {
   Activation activation = Activation::kNone;
   const float* residual = nullptr;
   const float* gate = nullptr;
@@ -22,7 +22,7 @@ class LinearLayer {
   virtual ~LinearLayer();
 
   // x [rows, in] → y [rows, out] = epilogue of x · weightᵀ + bias. A row of y is batch-invariant.
-  virtual void operator()(const float* x, int rows, const Following& following, float* y, int threads) const = 0;
+  virtual void operator()(const float* x, int rows, const Epilogue& epilogue, float* y, int threads) const = 0;
 
   virtual int out() const = 0;
   virtual int in() const = 0;
@@ -35,7 +35,7 @@ class Linear final : public LinearLayer {
   Linear(const float* weight, const float* bias, int out, int in);
   ~Linear() override;
 
-  void operator()(const float* x, int rows, const Following& following, float* y, int threads) const override;
+  void operator()(const float* x, int rows, const Epilogue& epilogue, float* y, int threads) const override;
 
   int out() const override { return out_; }
   int in() const override { return in_; }

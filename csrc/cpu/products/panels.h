@@ -41,9 +41,9 @@ inline void for_tiles(int rows, int out, int threads, const Function& function) 
     const TileRows block = tile_rows(rows, blocks, task / panels);
     const int tiles = (block.count + kTileRows - 1) / kTileRows;
     for (int tile = 0; tile < tiles; ++tile) {
-      const TileRows some = tile_rows(block.count, tiles, tile);
-      with_constant<kTileRows>(some.count,
-                               [&](auto count) { function(task % panels, block.first + some.first, count); });
+      const TileRows range = tile_rows(block.count, tiles, tile);
+      with_constant<kTileRows>(range.count,
+                               [&](auto count) { function(task % panels, block.first + range.first, count); });
     }
   });
 }

@@ -37,27 +37,27 @@ inline void butterfly(Floats (&x)[kRegisters], int stride) {
 void quantize(const float* x, int columns, float* rotated, std::uint8_t* integers, float* scale) {
   Floats most = _mm512_setzero_ps();
   __mmask16 wrong = 0;  // lanes with NaN, which a maximum ignores
-  for (int at = 0; at < columns; at += kRotated) {
+  for (int column = 0; column < columns; column += kRotated) {
     Floats y[kRegisters];
     for (int i = 0; i < kRegisters; ++i) {
-      y[i] = butterfly<1>(_mm512_loadu_ps(x + at + i * kLanes));
+      y[i] = butterfly<1>(_mm512_loadu_ps(x + column + i * kLanes));
       y[i] = butterfly<8>(butterfly<4>(butterfly<2>(y[i])));
     }
     butterfly(y, 1);
     butterfly(y, 2);
     butterfly(y, 4);
     for (int i = 0; i < kRegisters; ++i) {
-      _mm512_storeu_ps(rotated + at + i * kLanes, y[i]);
+      _mm512_storeu_ps(rotated + column + i * kLanes, y[i]);
       most = _mm512_max_ps(_mm512_abs_ps(y[i]), most);
       wrong |= _mm512_cmp_ps_mask(y[i], y[i], _CMP_UNORD_Q);
     }
   }
   const float largest = wrong ? __builtin_nanf("") : _mm512_reduce_max_ps(most);
   const Floats inverse = _mm512_set1_ps(largest == 0 ? 0.0f : kLevels / largest);
-  for (int at = 0; at < columns; at += kLanes) {
-    const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(rotated + at), inverse));
+  for (int column = 0; column < columns; column += kLanes) {
+    const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(rotated + column), inverse));
     const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(q, _mm512_set1_epi32(kZero)));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(integers + at), bytes);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(integers + column), bytes);
   }
   static const float kRoot = std::sqrt(float(kRotated));
   *scale = largest / kLevels / kRoot;

@@ -60,14 +60,14 @@ inline void multiply(const float* a, std::ptrdiff_t a_stride, const float* b, st
   }
 }
 
-// Calls function(std::integral_constant<int, n>) for n = number, 1 to kMost.
-template <int kMost, typename Function>
+// Calls function(std::integral_constant<int, n>) for n = number, 1 to kMax.
+template <int kMax, typename Function>
 inline void with_constant(int number, const Function& function) {
-  if constexpr (kMost > 0) {
-    if (number == kMost) {
-      function(std::integral_constant<int, kMost>());
+  if constexpr (kMax > 0) {
+    if (number == kMax) {
+      function(std::integral_constant<int, kMax>());
     } else {
-      with_constant<kMost - 1>(number, function);
+      with_constant<kMax - 1>(number, function);
     }
   }
 }

@@ -6,7 +6,7 @@
 
 #include "common/numeric.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 // What differs with the operands' type: the columns of K in 128 bytes, and the type of sums.
 template <typename T>
@@ -37,9 +37,9 @@ struct GemmArguments {
   float inverse_width;
   float epsilon;
   int m, n, k;
-  const uint8_t* ahead;  // LinearWeights::ahead; small M only
-  int ahead_lines;       // lines of 128 bytes; 0: none
-  bool backwards;        // start with the last rows; many rows only
+  const uint8_t* prefetch_weights;  // LinearWeights::ahead; small M only
+  int prefetch_lines;               // lines of 128 bytes; 0: none
+  bool backwards;                   // start with the last rows; many rows only
   // 2³¹ over the number of tiles across y, rounded up. It replaces a division by that number (TileScheduler). The
   // result is exact while there are fewer than 2³¹ / that number of tiles; many rows only.
   uint32_t columns_inverse;
@@ -47,7 +47,7 @@ struct GemmArguments {
 
 // Additional arguments of int8 operands (ops/quantize.h). A sum is multiplied by its row's scale, then by its
 // column's.
-struct ProductScales {
+struct DequantScales {
   const float* rows;       // [rows] of x
   const float2* columns;   // of each two adjacent columns; only with a residual: else `columns` is (scale, c, scale, c)
   void* maxima = nullptr;  // FP16 [rows, blocks]: the block maxima of y, or of x (ops/blocks.cuh)
@@ -61,4 +61,4 @@ __device__ __forceinline__ const uint32_t* next_gamma_pairs(const GemmArguments&
   return static_cast<const uint32_t*>(args.next_gamma);
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

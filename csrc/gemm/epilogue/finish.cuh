@@ -8,32 +8,34 @@
 #include "ops/activation.cuh"
 #include "ops/activation_pair.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 // Two adjacent columns of x·Wᵀ + bias, where a LayerNorm may apply to x.
 template <bool kPrescaledRows>
-__device__ __forceinline__ float2 normed(float low, float high, ColumnPair<false, kPrescaledRows> k, float2 by) {
+__device__ __forceinline__ float2 normed(float low, float high, ColumnPair<false, kPrescaledRows> constants,
+                                         float2 scale) {
   if constexpr (kPrescaledRows) {
-    return {fmaf(low, by.x, fmaf(k.x, by.y, k.y)), fmaf(high, by.x, fmaf(k.z, by.y, k.w))};
+    return {fmaf(low, scale.x, fmaf(constants.x, scale.y, constants.y)),
+            fmaf(high, scale.x, fmaf(constants.z, scale.y, constants.w))};
   } else {
-    return {fmaf(low, by.x, k.x), fmaf(high, by.x, k.y)};
+    return {fmaf(low, scale.x, constants.x), fmaf(high, scale.x, constants.y)};
   }
 }
 
-// Two adjacent elements of y. `k`: their columns' constants; `by`: the row's scale and shift; `next`: the next
-// LayerNorm's gammas, with prescaled rows and a residual; `sum`: over the row's group of 16 columns, started by the
-// `first` of a lane's two pairs.
+// Two adjacent elements of y. `constants`: their columns' constants; `scale`: the row's scale and shift; `next`: the
+// next LayerNorm's gammas, with prescaled rows and a residual; `sum`: over the row's group of 16 columns, started by
+// the `first` of a lane's two pairs.
 template <typename T, Activation kActivation, bool kResidual, bool kPrescaledRows>
-__device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kResidual, kPrescaledRows> k, float2 by,
-                                           uint32_t residual, uint32_t next, bool first, float2& sum) {
+__device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kResidual, kPrescaledRows> constants,
+                                           float2 scale, uint32_t residual, uint32_t next, bool first, float2& sum) {
   if constexpr (kResidual) {
-    const float2 rest = unpack_two<T>(residual);
+    const float2 residual_pair = unpack_two<T>(residual);
     if constexpr (kPrescaledRows) {
-      low = fmaf(rest.x, by.x, fmaf(k.x, by.y, low + k.y));
-      high = fmaf(rest.y, by.x, fmaf(k.z, by.y, high + k.w));
+      low = fmaf(residual_pair.x, scale.x, fmaf(constants.x, scale.y, low + constants.y));
+      high = fmaf(residual_pair.y, scale.x, fmaf(constants.z, scale.y, high + constants.w));
     } else {
-      low = fmaf(fmaf(rest.x, by.x, by.y), k.x, low + k.y);
-      high = fmaf(fmaf(rest.y, by.x, by.y), k.z, high + k.w);
+      low = fmaf(fmaf(residual_pair.x, scale.x, scale.y), constants.x, low + constants.y);
+      high = fmaf(fmaf(residual_pair.y, scale.x, scale.y), constants.z, high + constants.w);
     }
     const float2 two = {low + high, fmaf(low, low, high * high)};
     sum = first ? two : sum + two;
@@ -42,11 +44,11 @@ __device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kRe
       low *= gamma.x, high *= gamma.y;
     }
   } else if constexpr (kPrescaledRows) {
-    low = activate<kActivation, false>(fmaf(low, by.x, fmaf(k.x, by.y, k.y)));
-    high = activate<kActivation, false>(fmaf(high, by.x, fmaf(k.z, by.y, k.w)));
+    low = activate<kActivation, false>(fmaf(low, scale.x, fmaf(constants.x, scale.y, constants.y)));
+    high = activate<kActivation, false>(fmaf(high, scale.x, fmaf(constants.z, scale.y, constants.w)));
   } else {
-    low = activate<kActivation, false>(fmaf(low, by.x, k.x));
-    high = activate<kActivation, false>(fmaf(high, by.x, k.y));
+    low = activate<kActivation, false>(fmaf(low, scale.x, constants.x));
+    high = activate<kActivation, false>(fmaf(high, scale.x, constants.y));
   }
   return pack_two<T>(low, high);
 }
@@ -64,20 +66,21 @@ __device__ __forceinline__ void dequantize_tile(const int* sums, float2 of_rows,
                                                 float (&scaled)[kElements]) {
 #pragma unroll
   for (int i = 0; i < kElements; i += 4) {
-    const float2 by = of_columns[i + lane % 4];
-    scaled[i] = dequantize(sums[i], of_rows.x, by.x);
-    scaled[i + 1] = dequantize(sums[i + 1], of_rows.x, by.y);
-    scaled[i + 2] = dequantize(sums[i + 2], of_rows.y, by.x);
-    scaled[i + 3] = dequantize(sums[i + 3], of_rows.y, by.y);
+    const float2 scale = of_columns[i + lane % 4];
+    scaled[i] = dequantize(sums[i], of_rows.x, scale.x);
+    scaled[i + 1] = dequantize(sums[i + 1], of_rows.x, scale.y);
+    scaled[i + 2] = dequantize(sums[i + 2], of_rows.y, scale.x);
+    scaled[i + 3] = dequantize(sums[i + 3], of_rows.y, scale.y);
   }
 }
 
 // Two elements of y from such sums, without a residual; with an activation a quarter of it (activation_pair.cuh).
-// `k`: (scale, c, scale, c) of the columns; `by`: the row's scale; row scales and c include the factor pair_factor.
+// `constants`: (scale, c, scale, c) of the columns; `scale`: the row's scale; row scales and c include the factor
+// pair_factor.
 template <Activation kActivation>
-__device__ __forceinline__ uint32_t finish_sums(int low, int high, float4 k, float by) {
-  return activate_pair<kActivation>(
-      pack_two<half_t>(fmaf(__fmul_rn(float(low), by), k.x, k.y), fmaf(__fmul_rn(float(high), by), k.z, k.w)));
+__device__ __forceinline__ uint32_t finish_sums(int low, int high, float4 constants, float scale) {
+  return activate_pair<kActivation>(pack_two<half_t>(fmaf(__fmul_rn(float(low), scale), constants.x, constants.y),
+                                                     fmaf(__fmul_rn(float(high), scale), constants.z, constants.w)));
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

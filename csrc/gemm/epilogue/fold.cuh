@@ -5,19 +5,19 @@
 #include "common/numeric.cuh"
 #include "ops/norm.h"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 constexpr int kFoldThreads = 128;
-// Bound on the remainder of a row's sum, times kMostOffset, relative to the row's length: a twentieth of FP16's
+// Bound on the remainder of a row's sum, times kMaxOffset, relative to the row's length: a twentieth of FP16's
 // rounding.
-constexpr float kEnough = 1e-5f;
+constexpr float kMaxRemainder = 1e-5f;
 // Range of elements of r in which γ·r has to keep its precision. In MiniLM-L6's rows the largest element is 230, and
 // none is beyond 20 deviations of its row. The limits leave a margin for other models.
-constexpr float kLeastElement = 0.7f, kMostElement = 500.0f;
+constexpr float kMinElement = 0.7f, kMaxElement = 500.0f;
 
 // The next smaller or larger value of T; not for zeros or infinities.
 template <typename T>
-__device__ __forceinline__ T neighbour(T value, bool below) {
+__device__ __forceinline__ T next_representable(T value, bool below) {
   auto& bits = *reinterpret_cast<unsigned short*>(&value);
   bits += (to_float(value) > 0.0f) == below ? -1 : 1;
   return value;
@@ -35,7 +35,7 @@ __device__ double balance(T* row, const float* exact, int count, float enough) {
       if (fabs(left) <= enough) return left;
       const float stored = to_float(row[k]), error = left > 0.0 ? stored - exact[k] : exact[k] - stored;
       if (stored == 0.0f || !isfinite(stored)) continue;
-      const T other = neighbour(row[k], left > 0.0);
+      const T other = next_representable(row[k], left > 0.0);
       const float step = to_float(other) - stored;
       if (error >= least * fabsf(step) && fabs(left + step) < fabs(left)) {
         row[k] = other;
@@ -59,23 +59,23 @@ __device__ __forceinline__ float2 sums_of_block(float x, float y) {
 }
 
 // Keeps the largest relative error; for one thread. Positive floats order as their bits do. A NaN counts as infinity.
-__device__ __forceinline__ void keep_worst(float* worst, float missed, float wanted) {
-  if (wanted <= 0.0f && missed == 0.0f) return;
-  const float error = sqrtf(missed / wanted);
+__device__ __forceinline__ void raise_error(float* worst, float squared_error, float squares) {
+  if (squares <= 0.0f && squared_error == 0.0f) return;
+  const float error = sqrtf(squared_error / squares);
   atomicMax(reinterpret_cast<unsigned*>(worst), __float_as_uint(error == error ? error : INFINITY));
 }
 
 // One block for a row of W, a column of y. Without a Norm the column's constant is factor·bias. With one, W[n, k]
 // becomes γ[k]·W[n, k] minus the row's mean of those, rounded so that the row's sum is 0 except for a small remainder
 // (balance). The constant is then factor·(bias + Σ W·β), in FP32. `worst` keeps the largest relative error of this
-// rounding over all rows of W, for rows of x with |μ|/σ of up to kMostOffset.
+// rounding over all rows of W, for rows of x with |μ|/σ of up to kMaxOffset.
 template <typename T>
 __global__ void __launch_bounds__(kFoldThreads)
     fold_input_kernel(T* weight, const float* unrounded, const float* bias, const Norm norm, int in, float factor,
                       float* columns, float* worst) {
   __shared__ float exact[kMaxStatColumns];
   __shared__ float left;
-  wait_for_earlier_kernels();
+  griddepcontrol_wait();
   const int n = blockIdx.x;
   if (norm.gamma == nullptr) {
     if (threadIdx.x == 0) columns[n] = factor * bias[n];
@@ -90,32 +90,32 @@ __global__ void __launch_bounds__(kFoldThreads)
     shift = fmaf(w, norm.beta[k], shift);
   }
   const float2 sums = sums_of_block(sum, shift);
-  float wanted = 0.0f, missed = 0.0f;
+  float squares = 0.0f, squared_error = 0.0f;
   for (int k = threadIdx.x; k < in; k += kFoldThreads) {
     exact[k] -= sums.x / in;
     row[k] = from_float<T>(exact[k]);
-    wanted = fmaf(exact[k], exact[k], wanted);
+    squares = fmaf(exact[k], exact[k], squares);
   }
-  wanted = sums_of_block(wanted, 0.0f).x;
-  if (threadIdx.x == 0) left = float(balance(row, exact, in, kEnough * sqrtf(wanted) / kMostOffset));
+  squares = sums_of_block(squares, 0.0f).x;
+  if (threadIdx.x == 0) left = float(balance(row, exact, in, kMaxRemainder * sqrtf(squares) / kMaxOffset));
   __syncthreads();
   for (int k = threadIdx.x; k < in; k += kFoldThreads) {
     const float error = to_float(row[k]) - exact[k];
-    missed = fmaf(error, error, missed);
+    squared_error = fmaf(error, error, squared_error);
   }
-  missed = sums_of_block(missed, 0.0f).x;
+  squared_error = sums_of_block(squared_error, 0.0f).x;
   if (threadIdx.x != 0) return;
   columns[n] = factor * (bias[n] + sums.y);
-  const float of_offset = kMostOffset * left;
-  keep_worst(worst, fmaf(of_offset, of_offset, missed), wanted);
+  const float offset_error = kMaxOffset * left;
+  raise_error(worst, fmaf(offset_error, offset_error, squared_error), squares);
 }
 
 // The same for prescaled rows: W does not change, and the column's constants are {Σ γ·W, factor·(bias + Σ W·β)}.
-// `worst` keeps the error of storing γ·r, for kLeastElement and kMostElement.
+// `worst` keeps the error of storing γ·r, for kMinElement and kMaxElement.
 template <typename T>
 __global__ void __launch_bounds__(kFoldThreads) sum_input_kernel(const T* weight, const float* bias, const Norm norm,
                                                                  int in, float factor, float2* columns, float* worst) {
-  wait_for_earlier_kernels();
+  griddepcontrol_wait();
   const int n = blockIdx.x;
   float sum = 0.0f, shift = 0.0f;
   for (int k = threadIdx.x; k < in; k += kFoldThreads) {
@@ -126,15 +126,15 @@ __global__ void __launch_bounds__(kFoldThreads) sum_input_kernel(const T* weight
   const float2 sums = sums_of_block(sum, shift);
   if (threadIdx.x == 0) columns[n] = {sums.x, factor * (bias[n] + sums.y)};
   if (n > 0) return;
-  for (const float r : {kLeastElement, kMostElement}) {
-    float wanted = 0.0f, missed = 0.0f;
+  for (const float r : {kMinElement, kMaxElement}) {
+    float squares = 0.0f, squared_error = 0.0f;
     for (int k = threadIdx.x; k < in; k += kFoldThreads) {
       const float exact = norm.gamma[k] * r, error = to_float(from_float<T>(exact)) - exact;
-      wanted = fmaf(exact, exact, wanted);
-      missed = fmaf(error, error, missed);
+      squares = fmaf(exact, exact, squares);
+      squared_error = fmaf(error, error, squared_error);
     }
-    const float2 all = sums_of_block(missed, wanted);
-    if (threadIdx.x == 0) keep_worst(worst, all.x, all.y);
+    const float2 all = sums_of_block(squared_error, squares);
+    if (threadIdx.x == 0) raise_error(worst, all.x, all.y);
   }
 }
 
@@ -144,11 +144,11 @@ template <typename T>
 __global__ void __launch_bounds__(kFoldThreads)
     fold_residual_kernel(const float* bias, const Norm norm, const float* next_gamma, int out, float2* columns,
                          T* next) {
-  wait_for_earlier_kernels();
+  griddepcontrol_wait();
   const int n = blockIdx.x * kFoldThreads + threadIdx.x;
   if (n >= out) return;
   next[n] = from_float<T>(next_gamma == nullptr ? 1.0f : next_gamma[n]);
   columns[n] = norm.gamma == nullptr ? float2{1.0f, bias[n]} : float2{norm.gamma[n], bias[n] + norm.beta[n]};
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

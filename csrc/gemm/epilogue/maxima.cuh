@@ -7,7 +7,7 @@
 #include "common/dependent_launch.cuh"
 #include "gemm/text_maxima.h"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 // Kernel arguments besides the tensor maps.
 struct MaximaArguments {
@@ -36,9 +36,9 @@ __device__ __forceinline__ void largest_of_lanes(float (&columns)[16], int lane,
     const bool upper = (lane & step) != 0;
 #pragma unroll
     for (int k = 0; k < kHalf; ++k) {
-      const float given = upper ? columns[k] : columns[k + kHalf];
-      const float kept = upper ? columns[k + kHalf] : columns[k];
-      columns[k] = larger(kept, __shfl_xor_sync(~0u, given, step));
+      const float sent = upper ? columns[k] : columns[k + kHalf];
+      const float own = upper ? columns[k + kHalf] : columns[k];
+      columns[k] = larger(own, __shfl_xor_sync(~0u, sent, step));
     }
   };
   halve(std::integral_constant<int, 8>(), 16);
@@ -57,12 +57,12 @@ __device__ __forceinline__ void raise(float* maximum, float value) {
 // The maxima epilogue (pingpong.cuh). Each warp iterates over the texts of its 16 rows, usually one. The bias is
 // added to the largest product: rounding is monotonic, so the bits are those of the largest sum.
 template <typename Shape, typename Scheduler, int kHalves>
-class RaisedMaxima {
+class MaximaEpilogueBase {
  public:
-  __device__ __forceinline__ RaisedMaxima(const MaximaArguments& of, const Scheduler& tiles, int own_row)
-      : of_(of), tiles_(tiles), lane_(threadIdx.x % 32), own_row_(own_row + threadIdx.x % 128 / 32 * 16) {}
+  __device__ __forceinline__ MaximaEpilogueBase(const MaximaArguments& args, const Scheduler& tiles, int own_row)
+      : args_(args), tiles_(tiles), lane_(threadIdx.x % 32), own_row_(own_row + threadIdx.x % 128 / 32 * 16) {}
 
-  __device__ __forceinline__ void first(int /* tile */) const { wait_for_earlier_kernels(); }
+  __device__ __forceinline__ void first(int /* tile */) const { griddepcontrol_wait(); }
 
   // Loads are in flight while the tile is multiplied.
   __device__ __forceinline__ void before(int tile) {
@@ -70,12 +70,12 @@ class RaisedMaxima {
     const int row = tiles_.row_of(tile) + own_row_ + lane_ / 4;
 #pragma unroll
     for (int i = 0; i < 2 * kHalves; ++i) {
-      const int at = row + i / 2 * 64 + i % 2 * 8;
-      texts_[i / 2][i % 2] = at < of_.end_row ? __ldcg(of_.text_of + at) : kNoText;
+      const int text_row = row + i / 2 * 64 + i % 2 * 8;
+      texts_[i / 2][i % 2] = text_row < args_.end_row ? __ldcg(args_.text_of + text_row) : kNoText;
     }
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box)
-      bias_[box] = __ldg(reinterpret_cast<const float2*>(of_.bias + column_ + box * 64) + lane_);
+      bias_[box] = __ldg(reinterpret_cast<const float2*>(args_.bias + column_ + box * 64) + lane_);
   }
 
   __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* ordinal */,
@@ -88,7 +88,7 @@ class RaisedMaxima {
       const int first = __reduce_min_sync(~0u, min(uint32_t(upper), uint32_t(lower)));  // kNoText is the largest
 #pragma unroll 1
       for (int text = first; text <= last; ++text) {
-        float* const row = of_.maxima + size_t(text - of_.first_text) * of_.pitch + column_ + 2 * lane_;
+        float* const row = args_.maxima + size_t(text - args_.first_text) * args_.pitch + column_ + 2 * lane_;
 #pragma unroll
         for (int box = 0; box < kBoxes; ++box) {
           float columns[16], low, high;
@@ -111,11 +111,11 @@ class RaisedMaxima {
  private:
   static constexpr int kBoxes = Shape::kColumns / 64;
 
-  const MaximaArguments& of_;
+  const MaximaArguments& args_;
   const Scheduler& tiles_;
   int lane_, own_row_, column_;
   int texts_[kHalves][2];
   float2 bias_[kBoxes];
 };
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -8,7 +8,7 @@
 #include "gemm/epilogue/arguments.cuh"
 #include "ops/row_stats.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 // Reads the scale of a row in the small M kernels: there the statistics have up to four parts a group. Two adjacent
 // lanes take a row's even and odd groups, and both get its scale. All loads are in flight before the first is used.
@@ -25,9 +25,9 @@ __device__ __forceinline__ float2 scale_of_pair(const GemmArguments& args, int r
     parts[i / 8][part] = float2{0.0f, 0.0f};
     if (written) parts[i / 8][part] = from[group * args.splits + part];
   }
-  const auto with_neighbour = [](float2 sum) { return sum + from_lane(sum, 1); };
-  const float2 low = with_neighbour(tree(parts[0]) + tree(parts[2]));  // groups 0 and 4, 1 and 5
-  const float2 high = with_neighbour(tree(parts[1]) + tree(parts[3]));
+  const auto with_lane_neighbor = [](float2 sum) { return sum + shuffle_xor_pair(sum, 1); };
+  const float2 low = with_lane_neighbor(tree(parts[0]) + tree(parts[2]));  // groups 0 and 4, 1 and 5
+  const float2 high = with_lane_neighbor(tree(parts[1]) + tree(parts[3]));
   return row_scale(low + high, args.inverse_width, args.epsilon, factor);
 }
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ float2 scale_of_pair(const GemmArguments& args, int r
 // reads groups lane % 4 and lane % 4 + 4 of its two rows, and the loads may stay in flight while a tile is
 // multiplied. If there are more parts (many rows of a narrow GEMM), they are added immediately.
 struct RowStats {
-  float2 held[2][2];  // of the rows lane / 4 and lane / 4 + 8
+  float2 group_sums[2][2];  // of the rows lane / 4 and lane / 4 + 8
 
   // Rows past the end are read as the last row; their results are not stored.
   __device__ __forceinline__ void load(const GemmArguments& args, int first_row, int lane) {
@@ -46,14 +46,14 @@ struct RowStats {
       return args.row_stats + size_t(row * groups + group_at(i)) * args.splits;
     };
 #pragma unroll
-    for (int i = 0; i < 4; ++i) held[i / 2][i % 2] = *parts_at(i);
+    for (int i = 0; i < 4; ++i) group_sums[i / 2][i % 2] = *parts_at(i);
     if (args.splits > 1) {
 #pragma unroll 1  // rare, so its code stays small
       for (int i = 0; i < 4; ++i) {
         const float2 sum = group_sum(parts_at(i), args.splits, args.width - group_at(i) * kStatColumns);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          if (i == k) held[k / 2][k % 2] = sum;
+          if (i == k) group_sums[k / 2][k % 2] = sum;
         }
       }
     }
@@ -63,10 +63,10 @@ struct RowStats {
     const float2 none = {0.0f, 0.0f};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float2 sum = (lane % 4 * kStatColumns < args.width ? held[half][0] : none) +
-                   ((lane % 4 + 4) * kStatColumns < args.width ? held[half][1] : none);
+      float2 sum = (lane % 4 * kStatColumns < args.width ? group_sums[half][0] : none) +
+                   ((lane % 4 + 4) * kStatColumns < args.width ? group_sums[half][1] : none);
 #pragma unroll
-      for (int step = 1; step < 4; step *= 2) sum = sum + from_lane(sum, step);
+      for (int step = 1; step < 4; step *= 2) sum = sum + shuffle_xor_pair(sum, step);
       scales[half] = row_scale(sum, args.inverse_width, args.epsilon, factor);
     }
   }
@@ -83,21 +83,21 @@ __device__ __forceinline__ void combine_chunks(float2 (&chunks)[kChunks], int la
     constexpr int kHalf = decltype(count)::value / 2;
     const bool upper = (lane & step) != 0;
     if constexpr (kHalf == 0) {
-      add(chunks[0], from_lane(chunks[0], step));
+      add(chunks[0], shuffle_xor_pair(chunks[0], step));
     } else {
 #pragma unroll
       for (int k = 0; k < kHalf; ++k) {
-        const float2 given = upper ? chunks[k] : chunks[k + kHalf];
+        const float2 sent = upper ? chunks[k] : chunks[k + kHalf];
         chunks[k] = upper ? chunks[k + kHalf] : chunks[k];
-        add(chunks[k], from_lane(given, step));
+        add(chunks[k], shuffle_xor_pair(sent, step));
       }
     }
   };
   halve(std::integral_constant<int, kChunks>(), 2);
   halve(std::integral_constant<int, (kChunks > 1 ? kChunks / 2 : 1)>(), 1);
   if constexpr (kChunks == 8) add(chunks[0], chunks[1]);
-  if constexpr (kChunks >= 4) add(chunks[0], from_lane(chunks[0], 1));
-  if constexpr (kChunks >= 2) add(chunks[0], from_lane(chunks[0], 2));
+  if constexpr (kChunks >= 4) add(chunks[0], shuffle_xor_pair(chunks[0], 1));
+  if constexpr (kChunks >= 2) add(chunks[0], shuffle_xor_pair(chunks[0], 2));
 }
 
 // Writes the sums of this lane's two rows over kColumns columns, from those of their groups of 16 columns.
@@ -114,4 +114,4 @@ __device__ __forceinline__ void store_row_stats(const GemmArguments& args, float
   }
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -8,12 +8,12 @@
 #include "gemm/epilogue/row_stats.cuh"
 #include "gemm/mainloop/pingpong.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 // The common part of this main loop's epilogues (pingpong.cuh). Loads start one tile ahead: the columns' constants
 // (two columns a thread), which pass through shared memory, and the row statistics of x.
 template <bool kPingPong, bool kPrescaledRows>
-class TileRows : public PlainProducts {
+class TileRows : public PlainMainloop {
  protected:
   using Shape = PingPongShape;
   using Pair = ColumnPair<false, kPrescaledRows>;
@@ -29,9 +29,9 @@ class TileRows : public PlainProducts {
   }
 
   __device__ __forceinline__ void first(int tile) {
-    ask_columns(tile);
-    if (args_.row_stats != nullptr) wait_for_earlier_kernels();
-    ask_sums(tile);
+    prefetch_columns(tile);
+    if (args_.row_stats != nullptr) griddepcontrol_wait();
+    prefetch_row_stats(tile);
   }
 
   __device__ __forceinline__ void before(int tile) {
@@ -43,23 +43,23 @@ class TileRows : public PlainProducts {
 
   __device__ __forceinline__ void last() const {
     if (lane_ == 0)
-      wait_stores_read<0>();  // before the block exits and its shared memory is freed; the end of the grid waits for
-                              // the writes
+      tma_store_wait_read<0>();  // before the block exits and its shared memory is freed; the end of the grid waits for
+                                 // the writes
   }
 
  protected:
-  __device__ __forceinline__ void ask_columns(int tile) {
+  __device__ __forceinline__ void prefetch_columns(int tile) {
     if (thread_ < Shape::kColumns / 2)
       own_columns_ = __ldg(column_pairs<false, kPrescaledRows>(args_) + tiles_.column_of(tile) / 2 + thread_);
   }
-  __device__ __forceinline__ void ask_sums(int tile) {
+  __device__ __forceinline__ void prefetch_row_stats(int tile) {
     if (args_.row_stats == nullptr) return;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
       row_stats_[half].load(args_, tiles_.row_of(tile) + own_row_ + half * 64 + warp_ * 16, lane_);
   }
   // Scales of the current tile's rows, times `factor`.
-  __device__ __forceinline__ void take_scales(float factor, float2 (&scale)[kHalves][2]) const {
+  __device__ __forceinline__ void compute_row_scales(float factor, float2 (&scale)[kHalves][2]) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       scale[half][0] = scale[half][1] = float2{factor, 0.0f};
@@ -80,7 +80,7 @@ class TileRows : public PlainProducts {
 
 // The epilogue that stores rows of y.
 template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows>
-class StoredRows : public TileRows<kPingPong, kPrescaledRows> {
+class StoreEpilogue : public TileRows<kPingPong, kPrescaledRows> {
   using Base = TileRows<kPingPong, kPrescaledRows>;
   using Shape = PingPongShape;
   using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
@@ -90,10 +90,10 @@ class StoredRows : public TileRows<kPingPong, kPrescaledRows> {
 
   __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* ordinal */, int next) {
     float2 scale[kHalves][2];
-    this->take_scales(activation_factor(kActivation), scale);
+    this->compute_row_scales(activation_factor(kActivation), scale);
     if (next < tiles_.end) {
-      this->ask_columns(next);
-      this->ask_sums(next);
+      this->prefetch_columns(next);
+      this->prefetch_row_stats(next);
     }
     // 16 rows a warp and 64 columns at a time. A warp scheduler has one warp here, which stalls on every result that
     // it needs. So the instructions of a whole box are independent of each other.
@@ -113,19 +113,19 @@ class StoredRows : public TileRows<kPingPong, kPrescaledRows> {
           packed[i / 4][i % 4] = finish<T, kActivation, false, kPrescaledRows>(
               c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2], 0, 0, true, none);
         }
-        if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the last store from this box has read it
+        if (lane_ == 0) tma_store_wait_read<Shape::kBoxes - 1>();  // the last store from this box has read it
         __syncwarp();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) store_matrices(box_at + swizzled(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
-        fence_for_copies();
+        for (int i = 0; i < 4; ++i) stmatrix_x4(box_at + swizzle_128b(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
+        fence_async_proxy();
         __syncwarp();
         if (lane_ == 0) {
-          store_box(&this->y_map_, box_at, column_ + box * 64, row_ + half * 64);
-          commit_stores();
+          tma_store(&this->y_map_, box_at, column_ + box * 64, row_ + half * 64);
+          tma_store_commit();
         }
       }
     }
   }
 };
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -5,7 +5,7 @@
 
 #include "gemm/gemm.h"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 // Preconditions of the kernels with RoPE or gates.
 inline Status check_fused(const LinearWeights& weights) {
@@ -16,15 +16,16 @@ inline Status check_fused(const LinearWeights& weights) {
   if (!weights.gated && weights.activation == Activation::kSilu)
     return Status::refused("hopper gemm: SiLU without gates");
   if (weights.rope == nullptr) return {};
-  const RopeColumns& of = *weights.rope;
+  const RopeColumns& rope = *weights.rope;
   if (weights.gated || weights.activation != Activation::kNone || weights.residual_norm.gamma != nullptr)
     return Status::refused("hopper gemm: RoPE columns and an activation, gates or a residual");
-  const bool fits = of.head_size > 0 && of.head_size % 8 == 0 && of.rotary_dim >= 0 && of.rotary_dim % 2 == 0 &&
-                    of.rotary_dim <= of.head_size && of.columns % of.head_size == 0 && of.columns <= weights.n;
-  if (fits && of.table != nullptr && of.positions != nullptr) return {};
-  return Status::refused("hopper gemm: " + std::to_string(of.rotary_dim) + " RoPE columns of heads of " +
-                         std::to_string(of.head_size) + ", in " + std::to_string(of.columns) + " of " +
+  const bool fits = rope.head_size > 0 && rope.head_size % 8 == 0 && rope.rotary_dim >= 0 && rope.rotary_dim % 2 == 0 &&
+                    rope.rotary_dim <= rope.head_size && rope.columns % rope.head_size == 0 &&
+                    rope.columns <= weights.n;
+  if (fits && rope.table != nullptr && rope.positions != nullptr) return {};
+  return Status::refused("hopper gemm: " + std::to_string(rope.rotary_dim) + " RoPE columns of heads of " +
+                         std::to_string(rope.head_size) + ", in " + std::to_string(rope.columns) + " of " +
                          std::to_string(weights.n));
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

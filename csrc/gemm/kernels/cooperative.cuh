@@ -22,7 +22,7 @@
 #include "gemm/mainloop/int8_aligned.cuh"
 #include "gemm/mainloop/pipeline.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 template <int kColumnsValue, int kStagesValue, int kConsumersValue = 2>
 struct CooperativeShape : StageShape<kColumnsValue, kConsumersValue> {
@@ -75,8 +75,8 @@ struct NarrowingTileScheduler : TileScheduler<Shape> {
     this->end += this->end - whole;
   }
   __device__ __forceinline__ int row_of(int tile) const {
-    const int down = down_of(tile) + (tile < whole ? 0 : whole_rows);
-    return ((this->backwards ? this->rows - 1 - down : down) * kCluster + this->rank) * Shape::kRows;
+    const int tile_row = down_of(tile) + (tile < whole ? 0 : whole_rows);
+    return ((this->backwards ? this->rows - 1 - tile_row : tile_row) * kCluster + this->rank) * Shape::kRows;
   }
   __device__ __forceinline__ int column_of(int tile) const {
     const int across = tile < whole ? this->columns : 2 * this->columns;
@@ -99,7 +99,7 @@ template <typename T, typename Shape, Activation kActivation, bool kResidual, bo
 __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
                                                   const CUtensorMap& narrow_w_map, const CUtensorMap& residual_map,
                                                   const CUtensorMap& y_map, const GemmArguments& args, int whole_rows,
-                                                  const ProductScales& scales) {
+                                                  const DequantScales& scales) {
   constexpr bool kInt8Operands = std::is_same_v<T, int8_t>;
   using Out = RowType<T>;
   constexpr bool kNarrows = kResidual && Shape::kNarrows;
@@ -107,24 +107,24 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   const uint32_t base = shared_address(raw);
   const Pipeline pipeline{base, base + Shape::kFull, base + Shape::kEmpty};
-  const uint32_t begun = base + Shape::kBegun;  // an mbarrier: the first consumer's first steps are in flight
-  const int group = warp_of_block() / 4;
+  const uint32_t started = base + Shape::kBegun;  // an mbarrier: the first consumer's first steps are in flight
+  const int group = warp_index() / 4;
 
-  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, narrow_w_map, residual_map, y_map);
+  if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map, narrow_w_map, residual_map, y_map);
   if (threadIdx.x == 0) {
     pipeline.init(Shape::kStages, 4 * Shape::kConsumers);
-    init_barrier(begun, 4);
-    fence_barrier_init();
+    mbarrier_init(started, 4);
+    fence_mbarrier_init();
   }
-  dependents_may_launch();
-  wait_for_cluster_barriers();
+  griddepcontrol_launch_dependents();
+  wait_for_cluster_init();
 
   const int rows = args.m;
   const int steps = (args.k + kDepthOf<T> - 1) / kDepthOf<T>;
   const Scheduler tiles(args, whole_rows);
 
   if (group == 0) {
-    give_registers<Shape::kProducerRegisters>();
+    warpgroup_reg_dealloc<Shape::kProducerRegisters>();
     if (threadIdx.x == 0) {
       TmaProducer<Shape, Scheduler, kDepthOf<T>> producer(pipeline, tiles, steps, x_map, w_map, narrow_w_map);
       for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
       producer.wait_all_read();
     }
   } else {
-    take_registers<Shape::kConsumerRegisters>();
+    warpgroup_reg_alloc<Shape::kConsumerRegisters>();
     const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int own_row = consumer * 64;  // in the block's tile
     const uint32_t own_staging = base + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
@@ -147,7 +147,7 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
     uint8_t* const constants = raw + Shape::kConstants + consumer * Shape::kColumnBytes;
     Pair* const columns = reinterpret_cast<Pair*>(constants);
     uint32_t* const nexts = reinterpret_cast<uint32_t*>(constants + Shape::kPairBytes);
-    PipelineState<Shape::kStages> at{0, 0};
+    PipelineState<Shape::kStages> state{0, 0};
     uint32_t boxes = 0;  // staged so far
     for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
       const int row = tiles.row_of(tile) + own_row, column = tiles.column_of(tile);
@@ -161,39 +161,40 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
         if constexpr (kNext) own_next = __ldg(next_gamma_pairs(args) + column / 2 + thread);
       }
       const int first_row = row + warp * 16 + lane / 4;
-      if ((kInt8Operands || args.row_stats != nullptr) && tile == tiles.first) wait_for_earlier_kernels();
+      if ((kInt8Operands || args.row_stats != nullptr) && tile == tiles.first) griddepcontrol_wait();
       RowStats row_stats;
       if (args.row_stats != nullptr) row_stats.load(args, row + warp * 16, lane);
       float2 column_scales = {}, x_scales = {};
       if constexpr (kInt8Operands) {
         if (thread < tile_columns / 2) column_scales = __ldg(scales.columns + column / 2 + thread);
         if constexpr (kBlock == 0) {
-          XScales<0> of_x;
-          of_x.read(args, scales, first_row, lane);
-          x_scales = of_x.of_rows();
+          XScales<0> x_dequant;
+          x_dequant.read(args, scales, first_row, lane);
+          x_scales = x_dequant.of_rows();
         }
       }
 
       SumOf<T> products[Shape::kColumns / 2];
-      if (consumer > 0 && tile == tiles.first) wait_barrier(begun, 0);
-      uint32_t last_stage = at.stage;
+      if (consumer > 0 && tile == tiles.first) mbarrier_wait(started, 0);
+      uint32_t last_stage = state.stage;
       const auto multiply_steps = [&](auto width) {
         auto& part = reinterpret_cast<SumOf<T>(&)[1][decltype(width)::value / 2]>(products);
         if constexpr (kBlock > 0) {
           const int begins = tile == tiles.first && consumer == 0 && lane == 0 ? min(kLag, steps) - 1 : -1;
-          XScales<kBlock> of_x;
-          of_x.read(args, scales, first_row, lane);
+          XScales<kBlock> x_dequant;
+          x_dequant.read(args, scales, first_row, lane);
           const auto committed = [&](int step) {
-            if (step == begins) arrive(begun);
+            if (step == begins) mbarrier_arrive(started);
           };
-          last_stage =
-              mainloop_aligned<kBlock, Shape>(pipeline, at, steps, own_row, warp, lane, of_x, part[0], committed);
-          x_scales = of_x.of_rows();
+          last_stage = mainloop_aligned<kBlock, Shape>(pipeline, state, steps, own_row, warp, lane, x_dequant, part[0],
+                                                       committed);
+          x_scales = x_dequant.of_rows();
         } else {
           const auto committed = [&](int step) {
-            if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0) arrive(begun);
+            if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0)
+              mbarrier_arrive(started);
           };
-          last_stage = mainloop<T, Shape>(pipeline, at, steps, own_row, lane, part, committed);
+          last_stage = mainloop<T, Shape>(pipeline, state, steps, own_row, lane, part, committed);
         }
       };
       if (tile_columns == Shape::kColumns) {
@@ -201,7 +202,7 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
       } else if constexpr (kNarrows) {
         multiply_steps(std::integral_constant<int, Shape::kColumns / 2>());
       }
-      finish_products(products);
+      wgmma_wait_all(products);
       pipeline.has_read(last_stage, lane);
 
       // The epilogue, 64 rows and 16 columns at a time.
@@ -225,9 +226,9 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
         for (int in_part = 0; in_part < kChunks; ++in_part) {
           const int chunk = part * kChunks + in_part;
           if (kResidual && chunk % (Shape::kResidualColumns / 16) == 0) {
-            wait_barrier(pipeline.full + 8 * at.stage, at.phase);
-            last_stage = at.stage;
-            at.advance();
+            mbarrier_wait(pipeline.full + 8 * state.stage, state.phase);
+            last_stage = state.stage;
+            state.advance();
           }
           const uint32_t box_at = own_staging + boxes % Shape::kBoxes * kBoxBytes;
           const int in_box = 2 * (chunk % 4) + lane / 16;  // 8 columns
@@ -240,7 +241,7 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
             named_barrier_sync(kConsumerBarrier + consumer, 128);
           }
           if (chunk % 4 == 0) {  // the last store from this box has read it
-            if (lane == 0) wait_stores_read<Shape::kBoxes - 1>();
+            if (lane == 0) tma_store_wait_read<Shape::kBoxes - 1>();
             __syncwarp();
           }
           const Pair of_columns[2] = {columns[in_part * 8 + lane % 4], columns[in_part * 8 + lane % 4 + 4]};
@@ -252,8 +253,8 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
           uint32_t residuals[4] = {};
           if constexpr (kResidual) {
             const int residual_box = chunk % (Shape::kResidualColumns / 16) / 4;
-            load_matrices(residuals, base + last_stage * Shape::kStageBytes + residual_box * Shape::kRows * 128 +
-                                         swizzled(own_row + warp * 16 + lane % 16, in_box));
+            ldmatrix_x4(residuals, base + last_stage * Shape::kStageBytes + residual_box * Shape::kRows * 128 +
+                                       swizzle_128b(own_row + warp * 16 + lane % 16, in_box));
           }
           // The four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
           uint32_t packed[4];
@@ -264,13 +265,13 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
                 c[element], c[element + 1], of_columns[i / 2], scale[i % 2], residuals[i], of_next[i / 2], i < 2,
                 sums[i % 2][in_part]);
           }
-          store_matrices(box_at + swizzled(warp * 16 + lane % 16, in_box), packed);
+          stmatrix_x4(box_at + swizzle_128b(warp * 16 + lane % 16, in_box), packed);
           if (chunk % 4 == 3) {
-            fence_for_copies();
+            fence_async_proxy();
             __syncwarp();
             if (lane == 0) {
-              store_box(&y_map, box_at + warp * 16 * 128, column + chunk / 4 * 64, row + warp * 16);
-              commit_stores();
+              tma_store(&y_map, box_at + warp * 16 * 128, column + chunk / 4 * 64, row + warp * 16);
+              tma_store_commit();
             }
             ++boxes;
           }
@@ -281,8 +282,8 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
       }
     }
     if (lane == 0)
-      wait_stores_read<0>();  // before the block exits and its shared memory is freed; the end of the grid waits for
-                              // the writes
+      tma_store_wait_read<0>();  // before the block exits and its shared memory is freed; the end of the grid waits for
+                                 // the writes
   }
 }
 
@@ -306,7 +307,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     cooperative_int8_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                             const __grid_constant__ CUtensorMap narrow_w_map,
                             const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
-                            const GemmArguments args, int whole_rows, const ProductScales scales) {
+                            const GemmArguments args, int whole_rows, const DequantScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   cooperative_tiles<int8_t, Shape, Activation::kNone, true, false, kBlock>(x_map, w_map, narrow_w_map, residual_map,
                                                                            y_map, args, whole_rows, scales);
@@ -315,4 +316,4 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -28,7 +28,7 @@
 #include "gemm/kernels/feed_forward_range.h"
 #include "gemm/mainloop/pipeline.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 struct FeedForwardShape {
   static constexpr int kHidden = 384;
@@ -40,11 +40,11 @@ struct FeedForwardShape {
   // A stage of the pipeline: half of K of a chunk's rows of W_in, or half of the rows of a chunk's columns of W_out.
   static constexpr int kHalf = kHidden / 2;
   static constexpr int kStageBytes = kHalf * kChunk * 2;
-  static constexpr int kStages = 4;        // of a chunk; each has a fixed address, which saves registers
-  static constexpr int kMostInner = 3072;  // columns whose constants stay in shared memory
+  static constexpr int kStages = 4;       // of a chunk; each has a fixed address, which saves registers
+  static constexpr int kMaxInner = 3072;  // columns whose constants stay in shared memory
   static constexpr int kPipeline = 2 * kXBytes;
   static constexpr int kInColumns = kPipeline + kStages * kStageBytes;
-  static constexpr int kOutColumns = kInColumns + kMostInner * 8;
+  static constexpr int kOutColumns = kInColumns + kMaxInner * 8;
   static constexpr int kNexts = kOutColumns + kHidden * 8;  // the next LayerNorm's gammas
   static constexpr int kScales = kNexts + kHidden * 2;      // of the rows, a float2 each
   static constexpr int kFull = kScales + kRows * 8;
@@ -62,8 +62,8 @@ struct FeedForwardShape {
 struct FeedForwardArguments {
   const void* columns;  // a ColumnPair for every two columns
   int chunks;
-  float* held;  // [blocks, kHeldFloats]
-  int* flags;   // [blocks, kFlags]; 0 before and after
+  float* partial;  // [blocks, kHeldFloats]
+  int* flags;      // [blocks, kFlags]; 0 before and after
 };
 
 template <typename T, Activation kActivation, bool kPrescaledRows>
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   const uint32_t base = shared_address(raw);
   const Pipeline pipeline{base + Shape::kPipeline, base + Shape::kFull, base + Shape::kEmpty};
   const uint32_t order = base + Shape::kOrder;  // two barriers: a consumer may wait and multiply (pipeline.cuh)
-  const int consumer = warp_of_block() / 4, warp = warp_of_block() % 4, lane = threadIdx.x % 32;
+  const int consumer = warp_index() / 4, warp = warp_index() % 4, lane = threadIdx.x % 32;
   const uint32_t x_full = base + Shape::kXFull + 8 * consumer;
   const uint32_t own_x = base + consumer * Shape::kXBytes;
   using InPair = ColumnPair<false, kPrescaledRows>;
@@ -86,17 +86,17 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   uint32_t* const nexts = reinterpret_cast<uint32_t*>(raw + Shape::kNexts);
   float2* const scales_of_warp = reinterpret_cast<float2*>(raw + Shape::kScales) + consumer * 64 + warp * 16;
 
-  if (threadIdx.x == 32) prefetch_maps(in_map, out_map, x_map, y_map);
+  if (threadIdx.x == 32) prefetch_tensor_maps(in_map, out_map, x_map, y_map);
   if (threadIdx.x == 0) {
     pipeline.init(Shape::kStages, 8);
     for (int i = 0; i < 2; ++i) {
-      init_barrier(base + Shape::kXFull + 8 * i, 1);
-      init_barrier(order + 8 * i, 4);
+      mbarrier_init(base + Shape::kXFull + 8 * i, 1);
+      mbarrier_init(order + 8 * i, 4);
     }
-    fence_barrier_init();
+    fence_mbarrier_init();
   }
-  dependents_may_launch();
-  wait_for_cluster_barriers();
+  griddepcontrol_launch_dependents();
+  wait_for_cluster_init();
 
   const int rank = cluster_rank();
   const int tiles = (args.m + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);  // tiles of a cluster
@@ -111,25 +111,26 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   const auto load_in = [&](int half, int chunk) {
     constexpr int kShare = Shape::kChunk / kCluster;
     const uint32_t full = pipeline.full + 8 * half;
-    arrive_expecting(full, Shape::kStageBytes);
+    mbarrier_arrive_expect_tx(full, Shape::kStageBytes);
 #pragma unroll
     for (int box = 0; box < Shape::kHalf / 64; ++box)
-      load_box_for(kBoth, &in_map, pipeline.base + half * Shape::kStageBytes + box * kBoxBytes + rank * kShare * 128,
-                   full, half * Shape::kHalf + box * 64, chunk * Shape::kChunk + rank * kShare);
+      tma_load_multicast(kBoth, &in_map,
+                         pipeline.base + half * Shape::kStageBytes + box * kBoxBytes + rank * kShare * 128, full,
+                         half * Shape::kHalf + box * 64, chunk * Shape::kChunk + rank * kShare);
   };
   const auto load_out = [&](int half, int chunk) {
     constexpr int kShare = Shape::kHalf / kCluster;
     const uint32_t full = pipeline.full + 8 * (2 + half);
-    arrive_expecting(full, Shape::kStageBytes);
-    load_box_for(kBoth, &out_map, pipeline.base + (2 + half) * Shape::kStageBytes + rank * kShare * 128, full,
-                 chunk * Shape::kChunk, half * Shape::kHalf + rank * kShare);
+    mbarrier_arrive_expect_tx(full, Shape::kStageBytes);
+    tma_load_multicast(kBoth, &out_map, pipeline.base + (2 + half) * Shape::kStageBytes + rank * kShare * 128, full,
+                       chunk * Shape::kChunk, half * Shape::kHalf + rank * kShare);
   };
   const auto load_x = [&](int tile) {
-    arrive_expecting(x_full, Shape::kXBytes);
+    mbarrier_arrive_expect_tx(x_full, Shape::kXBytes);
     for (int box = 0; box < Shape::kBoxes; ++box)
-      load_box(&x_map, own_x + box * kBoxBytes, x_full, box * 64, row_of(tile));
+      tma_load(&x_map, own_x + box * kBoxBytes, x_full, box * 64, row_of(tile));
   };
-  if (consumer == 0 && warp == 0 && elect_lane()) {
+  if (consumer == 0 && warp == 0 && elect_one()) {
     for (int half = 0; half < 2; ++half) load_in(half, range.run(0).from);
     for (int half = 0; half < 2; ++half) load_out(half, range.run(0).from);
   }
@@ -139,24 +140,24 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   }
   for (int i = threadIdx.x; i < work.chunks * Shape::kChunk / 2; i += Shape::kThreads)
     in_columns[i] = __ldg(static_cast<const InPair*>(work.columns) + i);
-  wait_for_earlier_kernels();
-  if (warp == 0 && elect_lane()) load_x(range.run(0).tile);
+  griddepcontrol_wait();
+  if (warp == 0 && elect_one()) load_x(range.run(0).tile);
   __syncthreads();  // the constants are in shared memory
 
   // Consumers take a chunk's first product in ping-pong, then its second. Their waits for stages have the same order.
   uint32_t order_phase = consumer ^ 1;
   const auto wait_order = [&] {
-    wait_barrier(order + 8 * consumer, order_phase);
+    mbarrier_wait(order + 8 * consumer, order_phase);
     order_phase ^= 1;
   };
   const auto pass_order = [&] {
-    if (lane_of_warp() == 0) arrive(order + 8 * (consumer ^ 1));
+    if (lane_index() == 0) mbarrier_arrive(order + 8 * (consumer ^ 1));
   };
   const auto wait_read = [&](int stage) {  // waits for the products of two stages
-    wait_products<1>();
-    pipeline.has_read(stage, lane_of_warp());
-    wait_products<0>();
-    pipeline.has_read(stage + 1, lane_of_warp());
+    wgmma_wait<1>();
+    pipeline.has_read(stage, lane_index());
+    wgmma_wait<0>();
+    pipeline.has_read(stage + 1, lane_index());
   };
 
   uint32_t phase = 0;
@@ -174,25 +175,26 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
     }
     float y[2][Shape::kHalf / 2];  // 192 columns each
     if (run.from > 0) {
-      const int lane = lane_of_warp();
+      const int lane = lane_index();
       int* const flag = work.flags + (blockIdx.x - kCluster) * Shape::kFlags + consumer * 4 + warp;
       if (lane == 0) wait_flag(flag);
       __syncwarp();
-      const float4* const held = reinterpret_cast<const float4*>(work.held) +
-                                 size_t(blockIdx.x - kCluster) * (Shape::kHeldFloats / 4) +
-                                 (consumer * 4 + warp) * (16 * Shape::kHidden / 4) + lane;
+      const float4* const partial = reinterpret_cast<const float4*>(work.partial) +
+                                    size_t(blockIdx.x - kCluster) * (Shape::kHeldFloats / 4) +
+                                    (consumer * 4 + warp) * (16 * Shape::kHidden / 4) + lane;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int at = 0; at < Shape::kHalf / 2; at += 4) {
-          const float4 four = __ldcg(held + (half * Shape::kHalf / 2 + at) * 8);
-          y[half][at] = four.x, y[half][at + 1] = four.y, y[half][at + 2] = four.z, y[half][at + 3] = four.w;
+        for (int element = 0; element < Shape::kHalf / 2; element += 4) {
+          const float4 packed4 = __ldcg(partial + (half * Shape::kHalf / 2 + element) * 8);
+          y[half][element] = packed4.x, y[half][element + 1] = packed4.y, y[half][element + 2] = packed4.z,
+          y[half][element + 3] = packed4.w;
         }
       }
       __syncwarp();
       if (lane == 0) *flag = 0;
     }
-    wait_barrier(x_full, i & 1);
+    mbarrier_wait(x_full, i & 1);
 
     const int next = i + 1 < runs ? range.run(i + 1).from : -1;
     for (int chunk = run.from; chunk < run.to; ++chunk, phase ^= 1) {
@@ -200,15 +202,15 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
       float inner[Shape::kChunk / 2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        wait_barrier(pipeline.full + 8 * half, phase);
+        mbarrier_wait(pipeline.full + 8 * half, phase);
         const uint32_t w_from = pipeline.base + half * Shape::kStageBytes;
-        fence_registers();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < Shape::kHalf / 16; ++k) {
-          multiply<T>(inner, further(operand(own_x), (half * 3 + k / 4) * kBoxBytes + k % 4 * 32),
-                      further(operand(w_from), k / 4 * kBoxBytes + k % 4 * 32), half + k > 0);
+          wgmma<T>(inner, advance_descriptor(make_descriptor(own_x), (half * 3 + k / 4) * kBoxBytes + k % 4 * 32),
+                   advance_descriptor(make_descriptor(w_from), k / 4 * kBoxBytes + k % 4 * 32), half + k > 0);
         }
-        commit_products();
+        wgmma_commit();
       }
       pass_order();
       // Constants are loaded long before they are needed: shared memory is busy with the other consumer's operands, and
@@ -218,46 +220,46 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
           base + Shape::kInColumns + (chunk * (Shape::kChunk / 2) + lane % 4) * int(sizeof(InPair));
       constexpr int kPairs = Shape::kChunk / 8, kAhead = kPrescaledRows ? kPairs / 2 : kPairs;
       InPair of_columns[kPairs];
-      const auto ask_columns = [&](int i) { load_now(columns + i * 4 * int(sizeof(InPair)), of_columns[i]); };
+      const auto prefetch_columns = [&](int i) { ld_shared(columns + i * 4 * int(sizeof(InPair)), of_columns[i]); };
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) ask_columns(i);
+      for (int i = 0; i < kAhead; ++i) prefetch_columns(i);
       const float2 by[2] = {scales_of_warp[lane / 4], scales_of_warp[lane / 4 + 8]};
       wait_read(0);
-      are_complete(inner);
+      fence_accumulators(inner);
 
       uint32_t packed[Shape::kChunk / 16][4];  // the activations, as left operands of m16n8k16
 #pragma unroll
       for (int piece = 0; piece < Shape::kChunk / 16; ++piece) {
 #pragma unroll
-        for (int i = 2 * piece + kAhead; i < min(2 * piece + kAhead + 2, kPairs); ++i) ask_columns(i);
+        for (int i = 2 * piece + kAhead; i < min(2 * piece + kAhead + 2, kPairs); ++i) prefetch_columns(i);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          const int at = 8 * piece + 2 * k;
+          const int element = 8 * piece + 2 * k;
           float2 none;
           packed[piece][k] = finish<T, kActivation, false, kPrescaledRows>(
-              inner[at], inner[at + 1], of_columns[2 * piece + k / 2], by[k % 2], 0, 0, true, none);
+              inner[element], inner[element + 1], of_columns[2 * piece + k / 2], by[k % 2], 0, 0, true, none);
         }
       }
-      const int following = chunk + 1 < run.to ? chunk + 1 : next;
+      const int epilogue = chunk + 1 < run.to ? chunk + 1 : next;
       wait_order();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        wait_barrier(pipeline.full + 8 * (2 + half), phase);
+        mbarrier_wait(pipeline.full + 8 * (2 + half), phase);
         const uint32_t w_from = pipeline.base + (2 + half) * Shape::kStageBytes;
-        fence_registers();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < Shape::kChunk / 16; ++k)
-          multiply_held<T>(y[half], packed[k], further(operand(w_from), k * 32), chunk + k > 0);
-        commit_products();
+          wgmma_rs<T>(y[half], packed[k], advance_descriptor(make_descriptor(w_from), k * 32), chunk + k > 0);
+        wgmma_commit();
       }
       pass_order();
       // W_in is free after consumer 1's first product, so consumer 0 loads the next one while it waits. W_out is free
       // when consumer 1 has read it, so consumer 1 loads it, one product earlier than consumer 0 could.
       const auto fetch = [&](int stage, const auto& load) {
-        if (following >= 0 && elect_lane()) {
+        if (epilogue >= 0 && elect_one()) {
           for (int half = 0; half < 2; ++half) {
-            wait_barrier(pipeline.empty + 8 * (stage + half), phase);
-            load(half, following);
+            mbarrier_wait(pipeline.empty + 8 * (stage + half), phase);
+            load(half, epilogue);
           }
         }
         __syncwarp();
@@ -267,21 +269,22 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
       if (consumer == 1 && warp == 0) fetch(2, load_out);
     }
 
-    are_complete(y);
+    fence_accumulators(y);
 
     // From here on a warp has 16 rows. The lane index is read again, so that no value derived from it occupies a
     // register during the products.
     {
-      const int lane = lane_of_warp();
+      const int lane = lane_index();
       if (run.to < work.chunks) {
-        float4* const held = reinterpret_cast<float4*>(work.held) + size_t(blockIdx.x) * (Shape::kHeldFloats / 4) +
-                             (consumer * 4 + warp) * (16 * Shape::kHidden / 4) + lane;
+        float4* const partial = reinterpret_cast<float4*>(work.partial) +
+                                size_t(blockIdx.x) * (Shape::kHeldFloats / 4) +
+                                (consumer * 4 + warp) * (16 * Shape::kHidden / 4) + lane;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
-          for (int at = 0; at < Shape::kHalf / 2; at += 4)
-            __stcg(held + (half * Shape::kHalf / 2 + at) * 8,
-                   float4{y[half][at], y[half][at + 1], y[half][at + 2], y[half][at + 3]});
+          for (int element = 0; element < Shape::kHalf / 2; element += 4)
+            __stcg(partial + (half * Shape::kHalf / 2 + element) * 8,
+                   float4{y[half][element], y[half][element + 1], y[half][element + 2], y[half][element + 3]});
         }
         __syncwarp();
         if (lane == 0) set_flag(work.flags + blockIdx.x * Shape::kFlags + consumer * 4 + warp);
@@ -301,45 +304,45 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
           for (int in_part = 0; in_part < kPieces; ++in_part) {
             const int piece = part * kPieces + in_part;  // of 16 columns
             const uint32_t box_at = own_x + piece / 4 * kBoxBytes;
-            const uint32_t at_x = box_at + swizzled(warp * 16 + lane % 16, 2 * (piece % 4) + lane / 16);
+            const uint32_t at_x = box_at + swizzle_128b(warp * 16 + lane % 16, 2 * (piece % 4) + lane / 16);
             const float4 of_columns[2] = {out_columns[piece * 8 + lane % 4], out_columns[piece * 8 + lane % 4 + 4]};
             uint32_t residuals[4], stored[4], of_next[2] = {};
             if constexpr (kPrescaledRows)
               of_next[0] = nexts[piece * 8 + lane % 4], of_next[1] = nexts[piece * 8 + lane % 4 + 4];
-            load_matrices(residuals, at_x);
+            ldmatrix_x4(residuals, at_x);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
-              const int at = 8 * (piece % 12) + 4 * (k / 2) + 2 * (k % 2);
+              const int element = 8 * (piece % 12) + 4 * (k / 2) + 2 * (k % 2);
               stored[k] = finish<T, Activation::kNone, true, kPrescaledRows>(
-                  y[piece / 12][at], y[piece / 12][at + 1], of_columns[k / 2], by[k % 2], residuals[k], of_next[k / 2],
-                  k < 2, sums[k % 2][in_part]);
+                  y[piece / 12][element], y[piece / 12][element + 1], of_columns[k / 2], by[k % 2], residuals[k],
+                  of_next[k / 2], k < 2, sums[k % 2][in_part]);
             }
-            store_matrices(at_x, stored);
+            stmatrix_x4(at_x, stored);
             if (piece % 4 == 3) {
-              fence_for_copies();
+              fence_async_proxy();
               __syncwarp();
               if (lane == 0) {
-                store_box(&y_map, box_at + warp * 16 * 128, piece / 4 * 64, row);
-                commit_stores();
+                tma_store(&y_map, box_at + warp * 16 * 128, piece / 4 * 64, row);
+                tma_store_commit();
               }
             }
           }
           if (args.y_stats != nullptr)
             store_row_stats<kStatColumns>(args, sums, args.m, row + lane / 4, part * kStatColumns, lane);
         }
-        if (lane == 0) wait_stores_read<0>();
+        if (lane == 0) tma_store_wait_read<0>();
       }
     }
     named_barrier_sync(kConsumerBarrier + consumer, 128);  // all threads have read x
-    if (warp == 0 && i + 1 < runs && elect_lane()) load_x(range.run(i + 1).tile);
+    if (warp == 0 && i + 1 < runs && elect_one()) load_x(range.run(i + 1).tile);
   }
   // Waits for the last arrivals of the cluster's other block (pipeline.cuh).
-  if (warp == 0 && elect_lane()) {
-    for (int half = 0; half < 2; ++half) wait_barrier(pipeline.empty + 8 * (2 * consumer + half), phase ^ 1);
+  if (warp == 0 && elect_one()) {
+    for (int half = 0; half < 2; ++half) mbarrier_wait(pipeline.empty + 8 * (2 * consumer + half), phase ^ 1);
   }
 #else
   EMBERT_TRAP("feed_forward_kernel");
 #endif
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

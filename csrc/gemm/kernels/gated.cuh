@@ -9,11 +9,11 @@
 #include "gemm/epilogue/store.cuh"
 #include "gemm/kernels/small_m.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 // The store epilogue (store.cuh) with gates. A consumer has a staging box for each 64 of its rows.
 template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows>
-class GatedRows : public TileRows<kPingPong, kPrescaledRows> {
+class GatedEpilogue : public TileRows<kPingPong, kPrescaledRows> {
   using Base = TileRows<kPingPong, kPrescaledRows>;
   using Shape = PingPongShape;
   using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::row_, Base::column_;
@@ -24,16 +24,16 @@ class GatedRows : public TileRows<kPingPong, kPrescaledRows> {
 
   __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* ordinal */, int next) {
     float2 scale[kHalves][2];
-    this->take_scales(kGateFactor, scale);
+    this->compute_row_scales(kGateFactor, scale);
     if (next < tiles_.end) {
-      this->ask_columns(next);
-      this->ask_sums(next);
+      this->prefetch_columns(next);
+      this->prefetch_row_stats(next);
     }
     const int in_chunk = 2 * gated_column(lane_);  // bytes
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const uint32_t box_at = this->own_staging_ + half * kBoxBytes;
-      if (lane_ == 0) wait_stores_read<kHalves - 1>();  // the last store from this box has read it
+      if (lane_ == 0) tma_store_wait_read<kHalves - 1>();  // the last store from this box has read it
       __syncwarp();
 #pragma unroll
       for (int chunk = 0; chunk < Shape::kColumns / 16; ++chunk) {  // 8 columns of y
@@ -49,14 +49,15 @@ class GatedRows : public TileRows<kPingPong, kPrescaledRows> {
             y[i] = gated<kActivation, kPrescaledRows>(c[half][element], c[half][element + 1], of_columns[i],
                                                       scale[half][lower]);
           }
-          store_word(box_at + swizzled(lane_ / 4 + 8 * lower, chunk) + in_chunk, with_neighbour<T>(y[0], y[1], lane_));
+          st_shared(box_at + swizzle_128b(lane_ / 4 + 8 * lower, chunk) + in_chunk,
+                    pack_with_lane_neighbor<T>(y[0], y[1], lane_));
         }
       }
-      fence_for_copies();
+      fence_async_proxy();
       __syncwarp();
       if (lane_ == 0) {
-        store_box(&this->y_map_, box_at, column_ / 2, row_ + half * 64);
-        commit_stores();
+        tma_store(&this->y_map_, box_at, column_ / 2, row_ + half * 64);
+        tma_store_commit();
       }
     }
   }
@@ -67,9 +68,9 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_gated_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                           const __grid_constant__ CUtensorMap y_map, const GemmArguments args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Epilogue = GatedRows<T, kActivation, kPingPong, kPrescaledRows>;
+  using Epilogue = GatedEpilogue<T, kActivation, kPingPong, kPrescaledRows>;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
+  if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map, y_map);
   init_pingpong<kPingPong>(shared_address(raw));
   const TileScheduler<PingPongShape> tiles(args);
   pingpong_mainloop<T, kPingPong>(shared_address(raw), tiles, args.k, x_map, w_map, [&](int consumer, int own_row) {
@@ -85,15 +86,15 @@ template <typename T, typename Shape, Activation kActivation, bool kPrescaledRow
 struct SmallMGated {
   static constexpr bool kResidual = false, kPrescaledRows = kPrescaledRowsValue, kGates = true;
   static constexpr float kFactor = kGateFactor;
-  struct Held {};
-  __device__ __forceinline__ void ask(const SmallMPosition&, Held&) const {}
+  struct Operands {};
+  __device__ __forceinline__ void prefetch(const SmallMPosition&, Operands&) const {}
 
   template <int kChunks>
-  __device__ __forceinline__ void store(const GemmArguments& args, const SmallMPosition& at,
+  __device__ __forceinline__ void store(const GemmArguments& args, const SmallMPosition& position,
                                         const float (&c)[8 * kChunks],
                                         const ColumnPair<false, kPrescaledRows> (&columns)[kChunks][2],
                                         const float2 (&scale)[2]) const {
-    const int out = args.n / 2, first_column = at.column / 2 + gated_column(at.lane);  // of y
+    const int out = args.n / 2, first_column = position.column / 2 + gated_column(position.lane);  // of y
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
@@ -104,9 +105,9 @@ struct SmallMGated {
           const int element = 8 * chunk + 4 * i + 2 * lower;
           y[i] = gated<kActivation, kPrescaledRows>(c[element], c[element + 1], columns[chunk][i], scale[lower]);
         }
-        const uint32_t two = with_neighbour<T>(y[0], y[1], at.lane);
-        const int row = at.row + 8 * lower, column = first_column + chunk * 8;
-        if (row < at.rows && column < out)
+        const uint32_t two = pack_with_lane_neighbor<T>(y[0], y[1], position.lane);
+        const int row = position.row + 8 * lower, column = first_column + chunk * 8;
+        if (row < position.rows && column < out)
           *reinterpret_cast<uint32_t*>(static_cast<T*>(args.y) + size_t(row) * out + column) = two;
       }
     }
@@ -124,4 +125,4 @@ __global__ void __launch_bounds__(kSmallMThreads, 2)
 #endif
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

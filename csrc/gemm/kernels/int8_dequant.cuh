@@ -9,11 +9,11 @@
 #include "ops/blocks.cuh"
 #include "ops/quantize.h"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
-// The store epilogue, as StoredRows. The columns' constants are (scale, c).
+// The store epilogue, as StoreEpilogue. The columns' constants are (scale, c).
 template <Activation kActivation, bool kPingPong>
-class DequantRows : public TileRows<kPingPong, true> {
+class DequantEpilogue : public TileRows<kPingPong, true> {
   using Base = TileRows<kPingPong, true>;
   using Shape = PingPongShape;
 
@@ -21,21 +21,21 @@ class DequantRows : public TileRows<kPingPong, true> {
   using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
 
  public:
-  __device__ __forceinline__ DequantRows(uint8_t* raw, const GemmArguments& args, const ProductScales& scales,
-                                         const TileScheduler<Shape>& tiles, const CUtensorMap& y_map, int consumer,
-                                         int own_row)
+  __device__ __forceinline__ DequantEpilogue(uint8_t* raw, const GemmArguments& args, const DequantScales& scales,
+                                             const TileScheduler<Shape>& tiles, const CUtensorMap& y_map, int consumer,
+                                             int own_row)
       : Base(raw, args, tiles, y_map, consumer, own_row), row_scales_(scales.rows) {}
 
   __device__ __forceinline__ void first(int tile) {
-    this->ask_columns(tile);
-    wait_for_earlier_kernels();
-    ask_scales(tile);
+    this->prefetch_columns(tile);
+    griddepcontrol_wait();
+    prefetch_scales(tile);
   }
 
   __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* ordinal */, int next) {
     float scale[kHalves][2];
-    take_scales(scale);
-    if (next < tiles_.end) ask(next);
+    compute_row_scales(scale);
+    if (next < tiles_.end) prefetch(next);
 #pragma unroll
     for (int box = 0; box < Shape::kColumns / 64; ++box) {
       float4 of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
@@ -51,64 +51,64 @@ class DequantRows : public TileRows<kPingPong, true> {
           packed[i / 4][i % 4] =
               finish_sums<kActivation>(c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2]);
         }
-        if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the last store from this box has read it
+        if (lane_ == 0) tma_store_wait_read<Shape::kBoxes - 1>();  // the last store from this box has read it
         __syncwarp();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) store_matrices(box_at + swizzled(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
-        fence_for_copies();
+        for (int i = 0; i < 4; ++i) stmatrix_x4(box_at + swizzle_128b(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
+        fence_async_proxy();
         __syncwarp();
         if (lane_ == 0) {
-          store_box(&this->y_map_, box_at, column_ + box * 64, row_ + half * 64);
-          commit_stores();
+          tma_store(&this->y_map_, box_at, column_ + box * 64, row_ + half * 64);
+          tma_store_commit();
         }
       }
     }
   }
 
  protected:
-  __device__ __forceinline__ void ask(int tile) {
-    this->ask_columns(tile);
-    ask_scales(tile);
+  __device__ __forceinline__ void prefetch(int tile) {
+    this->prefetch_columns(tile);
+    prefetch_scales(tile);
   }
   // Scales of the current tile's rows.
-  __device__ __forceinline__ void take_scales(float (&scale)[kHalves][2]) const {
+  __device__ __forceinline__ void compute_row_scales(float (&scale)[kHalves][2]) const {
 #pragma unroll
-    for (int i = 0; i < 2 * kHalves; ++i) scale[i / 2][i % 2] = pair_factor(kActivation) * asked_[i / 2][i % 2];
+    for (int i = 0; i < 2 * kHalves; ++i) scale[i / 2][i % 2] = pair_factor(kActivation) * prefetched_[i / 2][i % 2];
   }
 
  private:
   // Rows past the end are read as the last row; their results are not stored.
-  __device__ __forceinline__ void ask_scales(int tile) {
+  __device__ __forceinline__ void prefetch_scales(int tile) {
     const int first = tiles_.row_of(tile) + this->own_row_ + this->warp_ * 16 + lane_ / 4;
 #pragma unroll
     for (int i = 0; i < 2 * kHalves; ++i)
-      asked_[i / 2][i % 2] = row_scales_[min(first + i / 2 * 64 + i % 2 * 8, this->args_.m - 1)];
+      prefetched_[i / 2][i % 2] = row_scales_[min(first + i / 2 * 64 + i % 2 * 8, this->args_.m - 1)];
   }
 
   const float* row_scales_;
-  float asked_[kHalves][2];
+  float prefetched_[kHalves][2];
 };
 
 // The epilogue that stores y in int8, in blocks of 128 columns (ops/blocks.cuh): the input of the second GEMM of the
 // feed-forward layer.
 template <Activation kActivation, bool kPingPong>
-class BlockRows : public DequantRows<kActivation, kPingPong> {
-  using Base = DequantRows<kActivation, kPingPong>;
+class BlockEpilogue : public DequantEpilogue<kActivation, kPingPong> {
+  using Base = DequantEpilogue<kActivation, kPingPong>;
   using Shape = PingPongShape;
   using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
   static_assert(Shape::kColumns == kInnerBlock, "a tile has a block of its rows");
   static_assert(kPairFactor * 4 == 1, "row_scale_of takes back a rotation of 16 columns, whose root is 4");
 
  public:
-  __device__ __forceinline__ BlockRows(uint8_t* raw, const GemmArguments& args, const ProductScales& scales,
-                                       const TileScheduler<Shape>& tiles, const CUtensorMap& y_map, int consumer,
-                                       int own_row)
+  __device__ __forceinline__ BlockEpilogue(uint8_t* raw, const GemmArguments& args, const DequantScales& scales,
+                                           const TileScheduler<Shape>& tiles, const CUtensorMap& y_map, int consumer,
+                                           int own_row)
       : Base(raw, args, scales, tiles, y_map, consumer, own_row), maxima_(static_cast<half_t*>(scales.maxima)) {}
 
   __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* ordinal */, int next) {
     float scale[kHalves][2];
-    this->take_scales(scale);
-    if (next < tiles_.end) this->ask(next);
+    this->compute_row_scales(scale);
+    if (next < tiles_.end) this->prefetch(next);
     uint32_t y[kHalves][2][16];
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
@@ -125,7 +125,7 @@ class BlockRows : public DequantRows<kActivation, kPingPong> {
         }
       }
     }
-    if (lane_ == 0) wait_stores_read<0>();  // the previous tile's stores have read the boxes
+    if (lane_ == 0) tma_store_wait_read<0>();  // the previous tile's stores have read the boxes
     __syncwarp();
     static_assert(kHalves <= Shape::kBoxes, "each half has a box");
 #pragma unroll
@@ -142,17 +142,17 @@ class BlockRows : public DequantRows<kActivation, kPingPong> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t four[4] = {bytes[0][2 * i], bytes[1][2 * i], bytes[0][2 * i + 1], bytes[1][2 * i + 1]};
-        store_matrices(own_staging_ + half * kBoxBytes + swizzled(lane_ % 16, 2 * i + lane_ / 16), four);
+        stmatrix_x4(own_staging_ + half * kBoxBytes + swizzle_128b(lane_ % 16, 2 * i + lane_ / 16), four);
       }
     }
     // One fence for both: it waits some 270 cycles for everything in flight.
-    fence_for_copies();
+    fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half)
-        store_box(&this->y_map_, own_staging_ + half * kBoxBytes, column_, row_ + half * 64);
-      commit_stores();
+        tma_store(&this->y_map_, own_staging_ + half * kBoxBytes, column_, row_ + half * 64);
+      tma_store_commit();
     }
   }
 
@@ -166,30 +166,30 @@ struct SmallMInt8 {
   static constexpr bool kResidual = kResidualValue, kGates = false;
   static constexpr bool kPrescaledRows = !kResidual;  // its constants have the same width: (scale, c, scale, c)
   static constexpr float kFactor = pair_factor(kActivation);
-  struct Held {
+  struct Operands {
     float of_rows[2];
     float2 of_columns[2];
   };
 
-  __device__ __forceinline__ void ask(const SmallMPosition& at, Held& held) const {
-    wait_for_earlier_kernels();
+  __device__ __forceinline__ void prefetch(const SmallMPosition& position, Operands& operands) const {
+    griddepcontrol_wait();
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      held.of_rows[half] = kFactor * scales.rows[min(at.row + 8 * half, at.rows - 1)];
+      operands.of_rows[half] = kFactor * scales.rows[min(position.row + 8 * half, position.rows - 1)];
   }
-  __device__ __forceinline__ void look(const SmallMPosition& at, int chunk, Held& held) const {
+  __device__ __forceinline__ void load_chunk(const SmallMPosition& position, int chunk, Operands& operands) const {
     if constexpr (kResidual) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        held.of_columns[i] = __ldg(scales.columns + (at.column + chunk * 16) / 2 + at.lane % 4 + 4 * i);
+        operands.of_columns[i] = __ldg(scales.columns + (position.column + chunk * 16) / 2 + position.lane % 4 + 4 * i);
     }
   }
   __device__ __forceinline__ uint32_t pair(int low, int high, float4 k, float2 by, uint32_t residual,
-                                           uint32_t /* next */, bool first, float2& sum, const Held& held,
+                                           uint32_t /* next */, bool first, float2& sum, const Operands& operands,
                                            int which) const {
-    const float of_row = held.of_rows[which % 2];
+    const float of_row = operands.of_rows[which % 2];
     if constexpr (kResidual) {
-      const float2 of_pair = held.of_columns[which / 2 % 2];
+      const float2 of_pair = operands.of_columns[which / 2 % 2];
       return finish<half_t, Activation::kNone, true, false>(
           dequantize(low, of_row, of_pair.x), dequantize(high, of_row, of_pair.y), k, by, residual, 0, first, sum);
     } else {
@@ -197,13 +197,13 @@ struct SmallMInt8 {
     }
   }
 
-  const ProductScales& scales;
+  const DequantScales& scales;
 };
 
 template <typename Shape, Activation kActivation, bool kResidual>
 __global__ void __launch_bounds__(kSmallMThreads, 2)
     small_m_int8_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                        const GemmArguments args, int x_rows, int stages, const ProductScales scales) {
+                        const GemmArguments args, int x_rows, int stages, const DequantScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   small_m_tile<int8_t, Shape>(x_map, w_map, args, x_rows, stages, SmallMInt8<kActivation, kResidual>{scales});
 #else
@@ -211,13 +211,13 @@ __global__ void __launch_bounds__(kSmallMThreads, 2)
 #endif
 }
 
-// Runs a block. Epilogue: DequantRows or BlockRows.
+// Runs a block. Epilogue: DequantEpilogue or BlockEpilogue.
 template <typename Epilogue, bool kPingPong>
 __device__ __forceinline__ void int8_dequant_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
                                                    const CUtensorMap& y_map, const GemmArguments& args,
-                                                   const ProductScales& scales) {
+                                                   const DequantScales& scales) {
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
+  if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map, y_map);
   init_pingpong<kPingPong>(shared_address(raw));
   const TileScheduler<PingPongShape> tiles(args);
   pingpong_mainloop<int8_t, kPingPong>(
@@ -229,9 +229,9 @@ template <Activation kActivation, bool kPingPong>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     int8_dequant_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                         const __grid_constant__ CUtensorMap y_map, const GemmArguments args,
-                        const ProductScales scales) {
+                        const DequantScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  int8_dequant_tiles<DequantRows<kActivation, kPingPong>, kPingPong>(x_map, w_map, y_map, args, scales);
+  int8_dequant_tiles<DequantEpilogue<kActivation, kPingPong>, kPingPong>(x_map, w_map, y_map, args, scales);
 #else
   EMBERT_TRAP("int8_dequant_kernel");
 #endif
@@ -240,12 +240,12 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
 template <Activation kActivation, bool kPingPong>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     block_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                 const __grid_constant__ CUtensorMap y_map, const GemmArguments args, const ProductScales scales) {
+                 const __grid_constant__ CUtensorMap y_map, const GemmArguments args, const DequantScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  int8_dequant_tiles<BlockRows<kActivation, kPingPong>, kPingPong>(x_map, w_map, y_map, args, scales);
+  int8_dequant_tiles<BlockEpilogue<kActivation, kPingPong>, kPingPong>(x_map, w_map, y_map, args, scales);
 #else
   EMBERT_TRAP("block_kernel");
 #endif
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -8,7 +8,7 @@
 #include "gemm/epilogue/maxima.cuh"
 #include "gemm/mainloop/pingpong.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 // The banded tile scheduler: bands of columns, one after another. A band iterates over all rows, and for each over all
 // of its columns. So W is read from memory once, x once a band, and all other reads hit the L2 cache. A tile takes
@@ -20,11 +20,11 @@ struct BandedTileScheduler {
   int first, stride, end;
   int rank;  // of the block in its cluster
 
-  __device__ __forceinline__ explicit BandedTileScheduler(const MaximaArguments& of)
-      : band(of.band), first_row(of.first_row) {
+  __device__ __forceinline__ explicit BandedTileScheduler(const MaximaArguments& args)
+      : band(args.band), first_row(args.first_row) {
     rank = cluster_rank();
-    columns = (of.out + Shape::kColumns - 1) / Shape::kColumns;
-    rows = (of.end_row - of.first_row + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);
+    columns = (args.out + Shape::kColumns - 1) / Shape::kColumns;
+    rows = (args.end_row - args.first_row + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);
     first = blockIdx.x / kCluster;
     stride = gridDim.x / kCluster;
     end = columns * rows;
@@ -48,28 +48,28 @@ struct BandedTileScheduler {
 
 // The epilogue of a consumer (pingpong.cuh).
 struct MaximaEpilogue
-    : RaisedMaxima<PingPongShape, BandedTileScheduler<PingPongShape>, PingPongShape::kConsumerRows<true> / 64>,
-      PlainProducts {
-  using RaisedMaxima::RaisedMaxima;
+    : MaximaEpilogueBase<PingPongShape, BandedTileScheduler<PingPongShape>, PingPongShape::kConsumerRows<true> / 64>,
+      PlainMainloop {
+  using MaximaEpilogueBase::MaximaEpilogueBase;
 };
 
 template <typename T>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     maxima_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                  const MaximaArguments of) {
+                  const MaximaArguments args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shape = PingPongShape;
   using Scheduler = BandedTileScheduler<Shape>;
   static_assert(Shape::kColumns == kMaximaColumns, "maxima have whole tiles");
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  if (threadIdx.x == 32) prefetch_maps(x_map, w_map);
+  if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map);
   init_pingpong<true>(shared_address(raw));
-  const Scheduler tiles(of);
-  pingpong_mainloop<T, true>(shared_address(raw), tiles, of.in, x_map, w_map,
-                             [&](int, int own_row) { return MaximaEpilogue(of, tiles, own_row); });
+  const Scheduler tiles(args);
+  pingpong_mainloop<T, true>(shared_address(raw), tiles, args.in, x_map, w_map,
+                             [&](int, int own_row) { return MaximaEpilogue(args, tiles, own_row); });
 #else
   EMBERT_TRAP("maxima_kernel");
 #endif
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

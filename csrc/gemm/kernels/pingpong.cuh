@@ -15,7 +15,7 @@
 #include "common/trap.cuh"
 #include "gemm/epilogue/store.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 // kPingPong: each consumer has a tile of its own; otherwise they share each tile.
 template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows>
@@ -23,9 +23,9 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                     const __grid_constant__ CUtensorMap y_map, const GemmArguments args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Epilogue = StoredRows<T, kActivation, kPingPong, kPrescaledRows>;
+  using Epilogue = StoreEpilogue<T, kActivation, kPingPong, kPrescaledRows>;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
+  if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map, y_map);
   init_pingpong<kPingPong>(shared_address(raw));
   const TileScheduler<PingPongShape> tiles(args);
   pingpong_mainloop<T, kPingPong>(shared_address(raw), tiles, args.k, x_map, w_map, [&](int consumer, int own_row) {
@@ -36,4 +36,4 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
 #endif
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

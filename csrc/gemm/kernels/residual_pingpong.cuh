@@ -20,7 +20,7 @@
 #include "gemm/mainloop/int8_aligned.cuh"
 #include "gemm/mainloop/pingpong.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 struct ResidualPingPongShape : StageShape<256, 1> {
   static constexpr int kThreads = 3 * 128;             // a producer warp group and two consumers
@@ -43,15 +43,15 @@ struct ResidualPingPongShape : StageShape<256, 1> {
 
 // The epilogue of a consumer (pingpong.cuh). kBlock: columns of x's blocks (ops/blocks.cuh); 0: one scale per row of x.
 template <int kBlock>
-class ResidualRows {
+class ResidualEpilogue {
   using Shape = ResidualPingPongShape;
   using Pair = ColumnPair<true, false>;
   using Sums = int[1][Shape::kColumns / 2];
 
  public:
-  __device__ __forceinline__ ResidualRows(uint8_t* raw, const GemmArguments& args, const ProductScales& scales,
-                                          const TileScheduler<Shape>& tiles, const CUtensorMap& residual_map,
-                                          const CUtensorMap& y_map, int consumer)
+  __device__ __forceinline__ ResidualEpilogue(uint8_t* raw, const GemmArguments& args, const DequantScales& scales,
+                                              const TileScheduler<Shape>& tiles, const CUtensorMap& residual_map,
+                                              const CUtensorMap& y_map, int consumer)
       : args_(args), scales_(scales), tiles_(tiles), residual_map_(residual_map), y_map_(y_map), consumer_(consumer) {
     thread_ = threadIdx.x % 128, warp_ = thread_ / 32, lane_ = thread_ % 32;
     constants_ = raw + Shape::kConstants + consumer * Shape::kPairBytes;
@@ -59,7 +59,7 @@ class ResidualRows {
     residual_there_ = shared_address(raw) + Shape::kResidual + 8 * (4 * consumer + warp_);
   }
 
-  __device__ __forceinline__ void first(int /* tile */) const { wait_for_earlier_kernels(); }
+  __device__ __forceinline__ void first(int /* tile */) const { griddepcontrol_wait(); }
 
   // Loads for the epilogue, in flight during the products: constants of two columns a thread, and the rows' scales.
   __device__ __forceinline__ void before(int tile) {
@@ -73,25 +73,25 @@ class ResidualRows {
   }
 
   template <typename T, typename S>
-  __device__ __forceinline__ uint32_t multiply(const Pipeline& pipeline, PipelineState<S::kStages>& at, int steps,
+  __device__ __forceinline__ uint32_t multiply(const Pipeline& pipeline, PipelineState<S::kStages>& state, int steps,
                                                int own_row, int lane, Sums& c) {
     // After products are in flight: by then the stores of the previous tile have read the staging memory.
     const auto committed = [&](int step) {
       if (step > 0) return;
       if (lane == 0) {
-        wait_stores_read<0>();
-        arrive_expecting(residual_there_, S::kBoxes * S::kWarpBoxBytes);
+        tma_store_wait_read<0>();
+        mbarrier_arrive_expect_tx(residual_there_, S::kBoxes * S::kWarpBoxBytes);
 #pragma unroll
         for (int box = 0; box < S::kBoxes; ++box)
-          load_last_box(&residual_map_, own_staging_ + box * kBoxBytes + warp_ * S::kWarpBoxBytes, residual_there_,
-                        column_ + box * 64, row_);
+          tma_load_evict_first(&residual_map_, own_staging_ + box * kBoxBytes + warp_ * S::kWarpBoxBytes,
+                               residual_there_, column_ + box * 64, row_);
       }
       __syncwarp();
     };
     if constexpr (kBlock > 0) {
-      return mainloop_aligned<kBlock, S>(pipeline, at, steps, own_row, warp_, lane, x_scales_, c[0], committed);
+      return mainloop_aligned<kBlock, S>(pipeline, state, steps, own_row, warp_, lane, x_scales_, c[0], committed);
     } else {
-      return mainloop<T, S>(pipeline, at, steps, own_row, lane, c, committed);
+      return mainloop<T, S>(pipeline, state, steps, own_row, lane, c, committed);
     }
   }
 
@@ -100,7 +100,7 @@ class ResidualRows {
     float2* const of_part = reinterpret_cast<float2*>(constants_);  // scales pass through the same memory
     const int first_row = row_ + lane_ / 4;
     const float2 x_scales = x_scales_.of_rows();
-    wait_barrier(residual_there_, order & 1);
+    mbarrier_wait(residual_there_, order & 1);
     constexpr int kChunks = kStatColumns / 16;
 #pragma unroll
     for (int part = 0; part < Shape::kColumns / kStatColumns; ++part) {
@@ -117,9 +117,9 @@ class ResidualRows {
       for (int chunk = 0; chunk < kChunks; ++chunk) {  // 16 columns
         const Pair of_columns[2] = {columns[chunk * 8 + lane_ % 4], columns[chunk * 8 + lane_ % 4 + 4]};
         const uint32_t place = own_staging_ + (2 * part + chunk / 4) * kBoxBytes +
-                               swizzled(warp_ * 16 + lane_ % 16, 2 * (chunk % 4) + lane_ / 16);
+                               swizzle_128b(warp_ * 16 + lane_ % 16, 2 * (chunk % 4) + lane_ / 16);
         uint32_t residuals[4], packed[4];
-        load_matrices(residuals, place);
+        ldmatrix_x4(residuals, place);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int element = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
@@ -127,27 +127,27 @@ class ResidualRows {
                                                                      of_columns[i / 2], residual_scales_[i % 2],
                                                                      residuals[i], 0, i < 2, sums[i % 2][chunk]);
         }
-        store_matrices(place, packed);
+        stmatrix_x4(place, packed);
       }
-      fence_for_copies();
+      fence_async_proxy();
       __syncwarp();
       if (lane_ == 0) {
 #pragma unroll
         for (int box = 2 * part; box < 2 * part + 2; ++box)
-          store_box(&y_map_, own_staging_ + box * kBoxBytes + warp_ * Shape::kWarpBoxBytes, column_ + box * 64, row_);
-        commit_stores();
+          tma_store(&y_map_, own_staging_ + box * kBoxBytes + warp_ * Shape::kWarpBoxBytes, column_ + box * 64, row_);
+        tma_store_commit();
       }
       store_row_stats<kStatColumns>(args_, sums, args_.m, first_row, column_ + part * kStatColumns, lane_);
     }
   }
 
   __device__ __forceinline__ void last() const {
-    if (lane_ == 0) wait_stores_read<0>();  // before the block's shared memory is freed
+    if (lane_ == 0) tma_store_wait_read<0>();  // before the block's shared memory is freed
   }
 
  private:
   const GemmArguments& args_;
-  const ProductScales& scales_;
+  const DequantScales& scales_;
   const TileScheduler<Shape>& tiles_;
   const CUtensorMap &residual_map_, &y_map_;
   int consumer_, thread_, warp_, lane_;
@@ -165,23 +165,23 @@ __global__ void __launch_bounds__(ResidualPingPongShape::kThreads, 1)
     residual_pingpong_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                              const __grid_constant__ CUtensorMap residual_map,
                              const __grid_constant__ CUtensorMap y_map, const GemmArguments args,
-                             const ProductScales scales) {
+                             const DequantScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shape = ResidualPingPongShape;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
   const uint32_t base = shared_address(raw);
-  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, residual_map, y_map);
+  if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map, residual_map, y_map);
   if (threadIdx.x == 0) {
-    for (int warp = 0; warp < 8; ++warp) init_barrier(base + Shape::kResidual + 8 * warp, 1);
+    for (int warp = 0; warp < 8; ++warp) mbarrier_init(base + Shape::kResidual + 8 * warp, 1);
   }
   init_pingpong<true, Shape>(base);
   const TileScheduler<Shape> tiles(args);
   pingpong_mainloop<int8_t, true, Shape>(base, tiles, args.k, x_map, w_map, [&](int consumer, int) {
-    return ResidualRows<kBlock>(raw, args, scales, tiles, residual_map, y_map, consumer);
+    return ResidualEpilogue<kBlock>(raw, args, scales, tiles, residual_map, y_map, consumer);
   });
 #else
   EMBERT_TRAP("residual_pingpong_kernel");
 #endif
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -11,40 +11,40 @@
 #include "gemm/epilogue/store.cuh"
 #include "gemm/kernels/small_m.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 // The store epilogue (store.cuh) with RoPE.
 template <typename T, bool kPingPong, bool kPrescaledRows>
-class RopeRows : public TileRows<kPingPong, kPrescaledRows> {
+class RopeEpilogue : public TileRows<kPingPong, kPrescaledRows> {
   using Base = TileRows<kPingPong, kPrescaledRows>;
   using Shape = PingPongShape;
   using Base::kHalves, Base::args_, Base::lane_, Base::tiles_, Base::columns_, Base::row_, Base::column_;
 
  public:
-  __device__ __forceinline__ RopeRows(uint8_t* raw, const GemmArguments& args, const TileScheduler<Shape>& tiles,
-                                      const CUtensorMap& y_map, int consumer, int own_row, const RopeColumns& rope)
+  __device__ __forceinline__ RopeEpilogue(uint8_t* raw, const GemmArguments& args, const TileScheduler<Shape>& tiles,
+                                          const CUtensorMap& y_map, int consumer, int own_row, const RopeColumns& rope)
       : Base(raw, args, tiles, y_map, consumer, own_row),
         rope_(rope),
         repeats_(kRopeColumns % rope.head_size == 0 && rope.columns % kRopeColumns == 0) {}
 
   __device__ __forceinline__ void first(int tile) {
-    this->ask_columns(tile);
-    wait_for_earlier_kernels();
-    this->ask_sums(tile);
-    ask(tile);
+    this->prefetch_columns(tile);
+    griddepcontrol_wait();
+    this->prefetch_row_stats(tile);
+    prefetch(tile);
   }
 
   __device__ __forceinline__ void after(const float (&c)[kHalves][Shape::kColumns / 2], int /* ordinal */, int next) {
     float2 scale[kHalves][2];
-    this->take_scales(1.0f, scale);
+    this->compute_row_scales(1.0f, scale);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       float2 cos_sin[8][2];
 #pragma unroll
       for (int box = 0; box < Shape::kColumns / 64; ++box) {
         const int column = column_ + box * 64;
-        const bool is_rotated = holds_turned(rope_, column);
-        if (is_rotated && (box == 0 || !repeats_)) CosSin(rope_, column, lane_, positions_[half]).ask(cos_sin);
+        const bool is_rotated = has_rotated_columns(rope_, column);
+        if (is_rotated && (box == 0 || !repeats_)) CosSin(rope_, column, lane_, positions_[half]).prefetch(cos_sin);
         const uint32_t box_at = this->own_staging_ + (half * (Shape::kColumns / 64) + box) % Shape::kBoxes * kBoxBytes;
         uint32_t packed[4][4];  // 16 columns each, as two m16n8 accumulators with rows 0-7 and 8-15
 #pragma unroll
@@ -54,31 +54,31 @@ class RopeRows : public TileRows<kPingPong, kPrescaledRows> {
                                                                 columns_[box * 32 + i / 2 * 4 + lane_ % 4],
                                                                 scale[half][i % 2], is_rotated, cos_sin[i / 2][i % 2]);
         }
-        if (lane_ == 0) wait_stores_read<Shape::kBoxes - 1>();  // the last store from this box has read it
+        if (lane_ == 0) tma_store_wait_read<Shape::kBoxes - 1>();  // the last store from this box has read it
         __syncwarp();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) store_matrices(box_at + swizzled(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
-        fence_for_copies();
+        for (int i = 0; i < 4; ++i) stmatrix_x4(box_at + swizzle_128b(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
+        fence_async_proxy();
         __syncwarp();
         if (lane_ == 0) {
-          store_box(&this->y_map_, box_at, column, row_ + half * 64);
-          commit_stores();
+          tma_store(&this->y_map_, box_at, column, row_ + half * 64);
+          tma_store_commit();
         }
       }
-      if (half == 0 && next < tiles_.end) this->ask_columns(next);  // not earlier: there are too few registers
+      if (half == 0 && next < tiles_.end) this->prefetch_columns(next);  // not earlier: there are too few registers
     }
     if (next < tiles_.end) {  // they arrive during the products
-      this->ask_sums(next);
-      ask(next);
+      this->prefetch_row_stats(next);
+      prefetch(next);
     }
   }
 
  private:
-  __device__ __forceinline__ void ask(int tile) {
+  __device__ __forceinline__ void prefetch(int tile) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int row = tiles_.row_of(tile) + this->own_row_ + half * 64 + this->warp_ * 16 + lane_ / 4;
-      ask_positions(rope_, row, args_.m, positions_[half]);
+      prefetch_positions(rope_, row, args_.m, positions_[half]);
     }
   }
 
@@ -92,9 +92,9 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_rope_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                          const __grid_constant__ CUtensorMap y_map, const GemmArguments args, const RopeColumns rope) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Epilogue = RopeRows<T, kPingPong, kPrescaledRows>;
+  using Epilogue = RopeEpilogue<T, kPingPong, kPrescaledRows>;
   extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  if (threadIdx.x == 32) prefetch_maps(x_map, w_map, y_map);
+  if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map, y_map);
   init_pingpong<kPingPong>(shared_address(raw));
   const TileScheduler<PingPongShape> tiles(args);
   pingpong_mainloop<T, kPingPong>(shared_address(raw), tiles, args.k, x_map, w_map, [&](int consumer, int own_row) {
@@ -113,26 +113,27 @@ struct SmallMRope {
   static constexpr float kFactor = 1.0f;
   static constexpr bool kEarly = Shape::kColumns == 32;
   static constexpr int kTiles = kEarly ? Shape::kColumns / 8 : 2;  // tiles of 8 columns whose (cos, sin) are held
-  struct Held {
+  struct Operands {
     int positions[2];
     bool is_rotated;
     float2 cos_sin[kTiles][2];
   };
 
-  __device__ __forceinline__ void ask(const SmallMPosition& at, Held& held) const {
-    wait_for_earlier_kernels();
-    ask_positions(rope, at.row, rows, held.positions);
-    held.is_rotated = holds_turned(rope, at.column);
-    if (kEarly) CosSin(rope, at.column, at.lane, held.positions).ask(held.cos_sin);
+  __device__ __forceinline__ void prefetch(const SmallMPosition& position, Operands& operands) const {
+    griddepcontrol_wait();
+    prefetch_positions(rope, position.row, rows, operands.positions);
+    operands.is_rotated = has_rotated_columns(rope, position.column);
+    if (kEarly) CosSin(rope, position.column, position.lane, operands.positions).prefetch(operands.cos_sin);
   }
-  __device__ __forceinline__ void look(const SmallMPosition& at, int chunk, Held& held) const {
-    if (!kEarly) CosSin(rope, at.column + chunk * 16, at.lane, held.positions).ask(held.cos_sin);
+  __device__ __forceinline__ void load_chunk(const SmallMPosition& position, int chunk, Operands& operands) const {
+    if (!kEarly)
+      CosSin(rope, position.column + chunk * 16, position.lane, operands.positions).prefetch(operands.cos_sin);
   }
   __device__ __forceinline__ uint32_t pair(float low, float high, ColumnPair<false, kPrescaledRows> k, float2 by,
                                            uint32_t /* residual */, uint32_t /* next */, bool /* first */,
-                                           float2& /* sum */, const Held& held, int which) const {
-    return finish_rope<T, kPrescaledRows>(low, high, k, by, held.is_rotated,
-                                          held.cos_sin[which / 2 % kTiles][which % 2]);
+                                           float2& /* sum */, const Operands& operands, int which) const {
+    return finish_rope<T, kPrescaledRows>(low, high, k, by, operands.is_rotated,
+                                          operands.cos_sin[which / 2 % kTiles][which % 2]);
   }
 
   const RopeColumns& rope;
@@ -150,4 +151,4 @@ __global__ void __launch_bounds__(kSmallMThreads, 2)
 #endif
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -13,7 +13,7 @@
 #include "gemm/gemm.h"
 #include "gemm/heuristics.h"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 // Calls `run` with the activation as a compile-time constant.
 template <typename Run>
@@ -41,15 +41,15 @@ Status with_gate(Activation activation, Run run) {
   });
 }
 
-class Hopper;
-class HopperFeedForward;
+class GemmSm90;
+class FeedForwardSm90;
 
 // One GEMM.
-class HopperLinear final : public Linear {
-  friend class HopperFeedForward;
+class LinearSm90 final : public Linear {
+  friend class FeedForwardSm90;
 
  public:
-  HopperLinear(Hopper& owner, const LinearWeights& weights)
+  LinearSm90(GemmSm90& owner, const LinearWeights& weights)
       : owner_(owner), weights_(weights), w_rows_(weights.gated ? 2 * weights.n : weights.n) {
     if (weights.rope != nullptr) rope_ = *weights.rope;
   }
@@ -98,13 +98,13 @@ class HopperLinear final : public Linear {
   cudaLaunchConfig_t configure(const Call& call, int shared_bytes, cudaLaunchAttribute (&attributes)[2]) const;
   template <typename Shape>
   cudaLaunchConfig_t configure_many(const Call& call, int tiles, cudaLaunchAttribute (&attributes)[2]) const;
-  Status said(cudaError_t code, int rows) const;
+  Status launch_status(cudaError_t code, int rows) const;
 
   float2* residual_columns() const { return columns_.as<float2>(); }
   void* plain_columns() const { return residual_columns() + padded_; }
   void* next_gamma() const { return residual_columns() + 2 * padded_; }
 
-  Hopper& owner_;
+  GemmSm90& owner_;
   LinearWeights weights_;  // without `exact` and `rope`, which exist only during preparation
   RopeColumns rope_;       // without a table: no RoPE
   int w_rows_;             // of W; with gates two for each column of y
@@ -115,14 +115,14 @@ class HopperLinear final : public Linear {
 };
 
 // All GEMMs of an encoder, and their shared memory and state.
-class Hopper final : public GemmProvider {
+class GemmSm90 final : public GemmProvider {
  public:
-  explicit Hopper(DType dtype) : dtype_(dtype), maps_(dtype) {}
+  explicit GemmSm90(DType dtype) : dtype_(dtype), maps_(dtype) {}
 
   Status open();
 
   const char* name() const override { return "hopper"; }
-  size_t workspace_bytes() const override { return between_blocks_.bytes(); }
+  size_t workspace_bytes() const override { return exchange_buffer_.bytes(); }
   bool dependent_launch() const override { return true; }
   bool folds() const override { return true; }
   bool fuses_rope() const override { return true; }
@@ -130,13 +130,14 @@ class Hopper final : public GemmProvider {
   bool has_int8() const override { return dtype_ == DType::kFloat16; }
   Status check_folds() const override;
   Status prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) override;
-  Status prepare_maxima(const LinearWeights& weights, const Stream& stream, std::unique_ptr<TextMaxima>& made) override;
-  Status join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined) override;
+  Status prepare_maxima(const LinearWeights& weights, const Stream& stream,
+                        std::unique_ptr<TextMaxima>& maxima_gemm) override;
+  Status fuse(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& fused) override;
   // sm90_int8.cu
   Status prepare_int8(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear);
-  bool join_int8(std::unique_ptr<Linear>& in, std::unique_ptr<Linear>& out, std::unique_ptr<FeedForward>& joined);
+  bool fuse_int8(std::unique_ptr<Linear>& in, std::unique_ptr<Linear>& out, std::unique_ptr<FeedForward>& fused);
 
-  Status map(const BoxedMatrix& matrix, const CUtensorMap*& found) { return maps_.get(matrix, found); }
+  Status map(const BoxedMatrix& matrix, const CUtensorMap*& descriptor) { return maps_.get(matrix, descriptor); }
 
   // Allows a kernel more than 48 KB of shared memory, once.
   Status allow_shared_memory(const void* kernel, int bytes) {
@@ -147,7 +148,7 @@ class Hopper final : public GemmProvider {
 
   // Memory through which blocks of the feed-forward kernel pass accumulators (sm90_feed_forward.cu); shared by all
   // layers.
-  DeviceBuffer& between_blocks() { return between_blocks_; }
+  DeviceBuffer& exchange_buffer() { return exchange_buffer_; }
 
   // The largest relative error that folding a gamma into a row of weights has caused so far; on the device.
   float* fold_error() const { return fold_error_.as<float>(); }
@@ -160,7 +161,7 @@ class Hopper final : public GemmProvider {
   int num_sms_ = 0;
   TensorMaps maps_;
   std::set<const void*> allowed_;
-  DeviceBuffer fold_error_, between_blocks_;
+  DeviceBuffer fold_error_, exchange_buffer_;
 };
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -7,49 +7,50 @@
 #include "gemm/kernels/feed_forward.cuh"
 #include "gemm/kernels/sm90.h"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
-// One kernel from kJoinedRows rows on, two GEMMs below.
-class HopperFeedForward final : public FeedForward {
+// One kernel from kFusedFeedForwardRows rows on, two GEMMs below.
+class FeedForwardSm90 final : public FeedForward {
  public:
-  HopperFeedForward(std::unique_ptr<HopperLinear> in, std::unique_ptr<HopperLinear> out)
-      : in_(*in), out_(*out), apart_(std::move(in), std::move(out)) {}
-  static bool takes(const HopperLinear& in, const HopperLinear& out) {
+  FeedForwardSm90(std::unique_ptr<LinearSm90> in, std::unique_ptr<LinearSm90> out)
+      : in_(*in), out_(*out), interleave_scratch_(std::move(in), std::move(out)) {}
+  static bool takes(const LinearSm90& in, const LinearSm90& out) {
     // The kernel reads x's row statistics once, for x and for the residual: both have the LayerNorm, or neither has.
-    const bool alike = (in.weights_.input_norm.gamma == nullptr) == (out.weights_.residual_norm.gamma == nullptr);
-    return alike && !in.weights_.gated && in.weights_.k == FeedForwardShape::kHidden &&
+    const bool same_norms = (in.weights_.input_norm.gamma == nullptr) == (out.weights_.residual_norm.gamma == nullptr);
+    return same_norms && !in.weights_.gated && in.weights_.k == FeedForwardShape::kHidden &&
            out.weights_.n == FeedForwardShape::kHidden && in.weights_.n % FeedForwardShape::kChunk == 0 &&
-           in.weights_.n <= FeedForwardShape::kMostInner &&
+           in.weights_.n <= FeedForwardShape::kMaxInner &&
            (in.weights_.input_norm.gamma != nullptr || !in.weights_.prescaled_rows);
   }
 
-  Status run(const RowView& x, int rows, void* inner, void* y, float2* y_stats, int& y_splits, Stream& along) override {
-    if (rows < kJoinedRows) return apart_.run(x, rows, inner, y, y_stats, y_splits, along);
+  Status run(const RowView& x, int rows, void* inner, void* y, float2* y_stats, int& y_splits,
+             Stream& stream) override {
+    if (rows < kFusedFeedForwardRows) return interleave_scratch_.run(x, rows, inner, y, y_stats, y_splits, stream);
     EMBERT_TRY(check_operands(x, x, y, y_stats));
-    const HopperLinear::Call call{
-        x, x, rows, y, y_stats, y_splits, along.alternate_direction()};  // x is its own residual
+    const LinearSm90::Call call{
+        x, x, rows, y, y_stats, y_splits, stream.alternate_direction()};  // x is its own residual
     if (in_.weights_.prescaled_rows) return run_type<true>(call);
     return run_type<false>(call);
   }
 
  private:
   template <bool kPrescaledRows>
-  Status run_type(const HopperLinear::Call& call) {
-    return in_.owner_.dtype() == DType::kFloat16 ? run_joined<half_t, kPrescaledRows>(call)
-                                                 : run_joined<bfloat_t, kPrescaledRows>(call);
+  Status run_type(const LinearSm90::Call& call) {
+    return in_.owner_.dtype() == DType::kFloat16 ? run_fused<half_t, kPrescaledRows>(call)
+                                                 : run_fused<bfloat_t, kPrescaledRows>(call);
   }
   template <typename T, bool kPrescaledRows>
-  Status run_joined(const HopperLinear::Call& call) {
+  Status run_fused(const LinearSm90::Call& call) {
     return with_activation(in_.weights_.activation, [&](auto activation) {
-      return launch_joined<T, decltype(activation)::value, kPrescaledRows>(call);
+      return launch_fused<T, decltype(activation)::value, kPrescaledRows>(call);
     });
   }
 
   template <typename T, Activation kActivation, bool kPrescaledRows>
-  Status launch_joined(const HopperLinear::Call& call) {
+  Status launch_fused(const LinearSm90::Call& call) {
     using Shape = FeedForwardShape;
     const auto kernel = feed_forward_kernel<T, kActivation, kPrescaledRows>;
-    Hopper& owner = in_.owner_;
+    GemmSm90& owner = in_.owner_;
     const int inner = in_.weights_.n;
     EMBERT_TRY(owner.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
     const CUtensorMap *x_map = nullptr, *in_map = nullptr, *out_map = nullptr, *y_map = nullptr;
@@ -66,34 +67,33 @@ class HopperFeedForward final : public FeedForward {
     const int tiles = tiles_of(call.m, Shape::kRows * kCluster);
     config.gridDim = dim3(std::min(tiles, owner.num_sms() / kCluster) * kCluster);
     config.blockDim = dim3(Shape::kThreads);
-    auto* const held = owner.between_blocks().as<float>();
-    auto* const flags = reinterpret_cast<int*>(held + size_t(owner.num_sms()) * Shape::kHeldFloats);
-    const FeedForwardArguments work{in_.plain_columns(), inner / Shape::kChunk, held, flags};
-    return in_.said(
+    auto* const partial = owner.exchange_buffer().as<float>();
+    auto* const flags = reinterpret_cast<int*>(partial + size_t(owner.num_sms()) * Shape::kHeldFloats);
+    const FeedForwardArguments work{in_.plain_columns(), inner / Shape::kChunk, partial, flags};
+    return in_.launch_status(
         cudaLaunchKernelEx(&config, kernel, *x_map, *in_map, *out_map, *y_map, out_.arguments_of(call), work), call.m);
   }
 
-  HopperLinear &in_, &out_;  // owned by apart_
-  TwoProducts apart_;
+  LinearSm90 &in_, &out_;  // owned by interleave_scratch_
+  UnfusedFeedForward interleave_scratch_;
 };
 
-Status Hopper::join(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& joined) {
-  if (join_int8(in, out, joined)) return {};
-  if (dynamic_cast<HopperLinear*>(in.get()) == nullptr || dynamic_cast<HopperLinear*>(out.get()) == nullptr)
-    return GemmProvider::join(std::move(in), std::move(out), joined);
+Status GemmSm90::fuse(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& fused) {
+  if (fuse_int8(in, out, fused)) return {};
+  if (dynamic_cast<LinearSm90*>(in.get()) == nullptr || dynamic_cast<LinearSm90*>(out.get()) == nullptr)
+    return GemmProvider::fuse(std::move(in), std::move(out), fused);
   const auto own = [](std::unique_ptr<Linear>& linear) {
-    return std::unique_ptr<HopperLinear>(static_cast<HopperLinear*>(linear.release()));
+    return std::unique_ptr<LinearSm90>(static_cast<LinearSm90*>(linear.release()));
   };
-  std::unique_ptr<HopperLinear> first = own(in), second = own(out);
-  if (!HopperFeedForward::takes(*first, *second))
-    return GemmProvider::join(std::move(first), std::move(second), joined);
-  if (between_blocks_.bytes() == 0) {  // accumulators, then flags
+  std::unique_ptr<LinearSm90> first = own(in), second = own(out);
+  if (!FeedForwardSm90::takes(*first, *second)) return GemmProvider::fuse(std::move(first), std::move(second), fused);
+  if (exchange_buffer_.bytes() == 0) {  // accumulators, then flags
     const size_t block = FeedForwardShape::kHeldFloats * sizeof(float) + FeedForwardShape::kFlags * sizeof(int);
-    EMBERT_TRY(between_blocks_.allocate(num_sms_ * block));
-    EMBERT_TRY(between_blocks_.zero());
+    EMBERT_TRY(exchange_buffer_.allocate(num_sms_ * block));
+    EMBERT_TRY(exchange_buffer_.zero());
   }
-  joined = std::make_unique<HopperFeedForward>(std::move(first), std::move(second));
+  fused = std::make_unique<FeedForwardSm90>(std::move(first), std::move(second));
   return {};
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

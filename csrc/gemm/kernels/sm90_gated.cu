@@ -4,10 +4,10 @@
 #include "gemm/kernels/sm90.h"
 #include "gemm/kernels/sm90_launch.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 template <typename T, bool kPrescaledRows>
-Status HopperLinear::run_gated(const Call& call, const GemmConfig& tile) {
+Status LinearSm90::run_gated(const Call& call, const GemmConfig& tile) {
   return with_gate(weights_.activation, [&](auto activation) {
     constexpr Activation kActivation = decltype(activation)::value;
     if (tile.kernel == GemmKernel::kSmallM) {
@@ -21,9 +21,9 @@ Status HopperLinear::run_gated(const Call& call, const GemmConfig& tile) {
   });
 }
 
-template Status HopperLinear::run_gated<half_t, false>(const Call&, const GemmConfig&);
-template Status HopperLinear::run_gated<half_t, true>(const Call&, const GemmConfig&);
-template Status HopperLinear::run_gated<bfloat_t, false>(const Call&, const GemmConfig&);
-template Status HopperLinear::run_gated<bfloat_t, true>(const Call&, const GemmConfig&);
+template Status LinearSm90::run_gated<half_t, false>(const Call&, const GemmConfig&);
+template Status LinearSm90::run_gated<half_t, true>(const Call&, const GemmConfig&);
+template Status LinearSm90::run_gated<bfloat_t, false>(const Call&, const GemmConfig&);
+template Status LinearSm90::run_gated<bfloat_t, true>(const Call&, const GemmConfig&);
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -8,7 +8,7 @@
 #include "gemm/kernels/residual_pingpong.cuh"
 #include "gemm/kernels/sm90.h"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 namespace {
 
 using Cooperative256 = CooperativeShape<256, 4>;
@@ -22,14 +22,14 @@ constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of column
 // The constants of a GEMM without a residual: {scale, factor·bias} of each column.
 __global__ void __launch_bounds__(kFoldThreads)
     pair_scales_kernel(const float* scales, const float* bias, int out, float factor, float2* columns) {
-  wait_for_earlier_kernels();
+  griddepcontrol_wait();
   const int n = blockIdx.x * kFoldThreads + threadIdx.x;
   if (n < out) columns[n] = {scales[n], factor * bias[n]};
 }
 
 class Int8LinearSm90 final : public Linear {
  public:
-  Int8LinearSm90(Hopper& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
+  Int8LinearSm90(GemmSm90& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
 
   // With a residual, {γ, bias + β} of each column and then the scales; otherwise {scale, factor·bias}. Zeros past the
   // end.
@@ -56,7 +56,8 @@ class Int8LinearSm90 final : public Linear {
     EMBERT_TRY(check_residual_int8(weights_, residual, y_stats));
     y_splits = 1;
     if (x.maxima != nullptr) {
-      if (!takes_blocks(rows)) return Status::refused("hopper int8: x comes in blocks, which are not for this product");
+      if (!supports_blocks(rows))
+        return Status::refused("hopper int8: x comes in blocks, which are not for this product");
       return run_blocks({residual, rows, y, y_stats, stream, static_cast<const int8_t*>(x.data), x.maxima});
     }
     EMBERT_TRY(quantize(x, rows, stream));
@@ -71,14 +72,14 @@ class Int8LinearSm90 final : public Linear {
     });
   }
 
-  bool takes_blocks(int rows) const override {
+  bool supports_blocks(int rows) const override {
     return rows > 0 && weights_.block > 0 && tile_of(rows).kernel != GemmKernel::kSmallM;
   }
   int columns() const { return weights_.n; }
 
-  // y in blocks of 128 columns, where leaves_blocks.
-  bool leaves_blocks(int rows) const { return rows > 0 && tile_of(rows).kernel != GemmKernel::kSmallM; }
-  Status leave_blocks(const RowView& x, int rows, const QuantizedBlocks& to, const Stream& stream) {
+  // y in blocks of 128 columns, where writes_blocks.
+  bool writes_blocks(int rows) const { return rows > 0 && tile_of(rows).kernel != GemmKernel::kSmallM; }
+  Status write_blocks(const RowView& x, int rows, const QuantizedBlocks& to, const Stream& stream) {
     EMBERT_TRY(quantize(x, rows, stream));
     const Call call{{}, rows, to.data, nullptr, stream, weights_.quantized.data, to.maxima};
     return with_activation(weights_.activation, [&](auto activation) {
@@ -125,7 +126,7 @@ class Int8LinearSm90 final : public Linear {
   }
 
   float* scales() const { return reinterpret_cast<float*>(columns_.as<float2>() + padded_); }
-  ProductScales product_scales(const Call& call) const {
+  DequantScales product_scales(const Call& call) const {
     return {weights_.quantized.scales, reinterpret_cast<const float2*>(scales()), const_cast<void*>(call.maxima)};
   }
 
@@ -234,7 +235,7 @@ class Int8LinearSm90 final : public Linear {
                            product_scales(call));
   }
 
-  Hopper& owner_;
+  GemmSm90& owner_;
   LinearWeights weights_;
   DeviceBuffer columns_;
   int padded_ = 0;
@@ -245,52 +246,53 @@ class Int8LinearSm90 final : public Linear {
 class Int8FeedForwardSm90 final : public FeedForward {
  public:
   Int8FeedForwardSm90(std::unique_ptr<Int8LinearSm90> in, std::unique_ptr<Int8LinearSm90> out)
-      : in_(*in), out_(*out), apart_(std::move(in), std::move(out)) {}
+      : in_(*in), out_(*out), unfused_(std::move(in), std::move(out)) {}
 
-  Status run(const RowView& x, int rows, void* inner, void* y, float2* y_stats, int& y_splits, Stream& along) override {
-    if (!in_.leaves_blocks(rows) || !out_.takes_blocks(rows))
-      return apart_.run(x, rows, inner, y, y_stats, y_splits, along);
+  Status run(const RowView& x, int rows, void* inner, void* y, float2* y_stats, int& y_splits,
+             Stream& stream) override {
+    if (!in_.writes_blocks(rows) || !out_.supports_blocks(rows))
+      return unfused_.run(x, rows, inner, y, y_stats, y_splits, stream);
     const QuantizedBlocks blocks = QuantizedBlocks::in(inner, rows, in_.columns());
-    EMBERT_TRY(in_.leave_blocks(x, rows, blocks, along.alternate_direction()));
+    EMBERT_TRY(in_.write_blocks(x, rows, blocks, stream.alternate_direction()));
     RowView between{blocks.data};
     between.maxima = blocks.maxima;
-    return out_.run(between, x, rows, y, y_stats, y_splits, along.alternate_direction());
+    return out_.run(between, x, rows, y, y_stats, y_splits, stream.alternate_direction());
   }
 
  private:
-  Int8LinearSm90 &in_, &out_;  // owned by apart_
-  TwoProducts apart_;
+  Int8LinearSm90 &in_, &out_;  // owned by unfused_
+  UnfusedFeedForward unfused_;
 };
 
 }  // namespace
 
-bool Hopper::join_int8(std::unique_ptr<Linear>& in, std::unique_ptr<Linear>& out,
-                       std::unique_ptr<FeedForward>& joined) {
+bool GemmSm90::fuse_int8(std::unique_ptr<Linear>& in, std::unique_ptr<Linear>& out,
+                         std::unique_ptr<FeedForward>& fused) {
   if (dynamic_cast<Int8LinearSm90*>(in.get()) == nullptr || dynamic_cast<Int8LinearSm90*>(out.get()) == nullptr)
     return false;
   const auto own = [](std::unique_ptr<Linear>& linear) {
     return std::unique_ptr<Int8LinearSm90>(static_cast<Int8LinearSm90*>(linear.release()));
   };
   std::unique_ptr<Int8LinearSm90> first = own(in), second = own(out);
-  joined = std::make_unique<Int8FeedForwardSm90>(std::move(first), std::move(second));
+  fused = std::make_unique<Int8FeedForwardSm90>(std::move(first), std::move(second));
   return true;
 }
 
-Status Hopper::prepare_int8(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
+Status GemmSm90::prepare_int8(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
   if (!has_int8()) return Status::refused("hopper int8: rows must be in float16");
   if (weights.pitch != 0 || weights.gated || weights.rope != nullptr || weights.prescaled_rows)
     return Status::refused("hopper int8: gates, RoPE columns, pitches and gammas in rows are for 16 bits");
-  if (!quantize_takes(weights.k, weights.input_norm.gamma != nullptr) || weights.n % 64 != 0 ||
+  if (!quantize_supports(weights.k, weights.input_norm.gamma != nullptr) || weights.n % 64 != 0 ||
       tiles_of(weights.n, 128) > 256)
     return Status::refused("hopper int8: " + std::to_string(weights.k) + " to " + std::to_string(weights.n) +
                            " columns");
   if (weights.residual_norm.gamma != nullptr &&
       (weights.activation != Activation::kNone || weights.n > kMaxStatColumns))
     return Status::refused("hopper int8: a residual and an activation, or over 1024 columns");
-  auto made = std::make_unique<Int8LinearSm90>(*this, weights);
-  EMBERT_TRY(made->init(stream));
-  linear = std::move(made);
+  auto gemm = std::make_unique<Int8LinearSm90>(*this, weights);
+  EMBERT_TRY(gemm->init(stream));
+  linear = std::move(gemm);
   return {};
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

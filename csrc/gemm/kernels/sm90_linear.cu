@@ -9,7 +9,7 @@
 #include "gemm/kernels/sm90_launch.cuh"
 #include "gemm/kernels/small_m.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 namespace {
 
 // Many rows: as many stages as fit.
@@ -28,7 +28,7 @@ static_assert(PingPongShape::kRows == 128 && PingPongShape::kColumns == 128, "kP
 
 }  // namespace
 
-GemmArguments HopperLinear::arguments_of(const Call& call, int tile_columns) const {
+GemmArguments LinearSm90::arguments_of(const Call& call, int tile_columns) const {
   const bool adds = call.residual.data != nullptr;
   const uint32_t tiles_across = tile_columns == 0 ? 1 : tiles_of(w_rows_, tile_columns);
   // Rows without a LayerNorm are used unchanged: those of pre-norm models have row statistics, but for another GEMM.
@@ -50,21 +50,21 @@ GemmArguments HopperLinear::arguments_of(const Call& call, int tile_columns) con
       call.m,
       w_rows_,
       weights_.k,
-      static_cast<const uint8_t*>(weights_.ahead),
-      call.m <= kAheadRows ? int(weights_.ahead_bytes / 128) : 0,
+      static_cast<const uint8_t*>(weights_.prefetch_weights),
+      call.m <= kPrefetchRows ? int(weights_.prefetch_bytes / 128) : 0,
       call.stream.backwards,
       ((1u << 31) + tiles_across - 1) / tiles_across,
   };
 }
 
-Status HopperLinear::map_operands(const Call& call, int x_rows, int w_rows, int boxes, const CUtensorMap*& x_map,
-                                  const CUtensorMap*& w_map) {
+Status LinearSm90::map_operands(const Call& call, int x_rows, int w_rows, int boxes, const CUtensorMap*& x_map,
+                                const CUtensorMap*& w_map) {
   EMBERT_TRY(owner_.map({call.x.data, call.m, weights_.k, x_rows, 64, boxes}, x_map));
   return owner_.map({weights_.weight, w_rows_, weights_.k, w_rows, 64, boxes}, w_map);
 }
 
-cudaLaunchConfig_t HopperLinear::configure(const Call& call, int shared_bytes,
-                                           cudaLaunchAttribute (&attributes)[2]) const {
+cudaLaunchConfig_t LinearSm90::configure(const Call& call, int shared_bytes,
+                                         cudaLaunchAttribute (&attributes)[2]) const {
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = call.stream.dependent_launch ? 1 : 0;
   cudaLaunchConfig_t config{};
@@ -76,7 +76,7 @@ cudaLaunchConfig_t HopperLinear::configure(const Call& call, int shared_bytes,
 }
 
 template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kPrescaledRows>
-Status HopperLinear::run_cooperative(const Call& call) {
+Status LinearSm90::run_cooperative(const Call& call) {
   const auto kernel = cooperative_kernel<T, Shape, kActivation, kResidual, kPrescaledRows>;
   EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
   const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
@@ -95,12 +95,12 @@ Status HopperLinear::run_cooperative(const Call& call) {
   call.y_splits = 1;
   cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config = configure_many<Shape>(call, tiles, attributes);
-  return said(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *narrow_w_map, *residual_map, *y_map,
-                                 arguments_of(call, Shape::kColumns), whole_rows),
-              call.m);
+  return launch_status(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *narrow_w_map, *residual_map, *y_map,
+                                          arguments_of(call, Shape::kColumns), whole_rows),
+                       call.m);
 }
 
-Status HopperLinear::said(cudaError_t code, int rows) const {
+Status LinearSm90::launch_status(cudaError_t code, int rows) const {
   if (code == cudaSuccess) return {};
   return Status::cuda(code, ("hopper gemm (" + std::to_string(rows) + " rows, " + std::to_string(weights_.k) + " to " +
                              std::to_string(weights_.n) + ")")
@@ -108,7 +108,7 @@ Status HopperLinear::said(cudaError_t code, int rows) const {
 }
 
 template <typename T, typename Shape, bool kPrescaledRows>
-Status HopperLinear::run_small_m(const Call& call) {
+Status LinearSm90::run_small_m(const Call& call) {
   if (call.residual.data != nullptr)
     return launch_small_m<Shape>(call, small_m_kernel<T, Shape, Activation::kNone, true, kPrescaledRows>);
   return with_activation(weights_.activation, [&](auto activation) {
@@ -117,7 +117,7 @@ Status HopperLinear::run_small_m(const Call& call) {
 }
 
 template <typename T, bool kPrescaledRows>
-Status HopperLinear::run_plain(const Call& call, GemmKernel kernel) {
+Status LinearSm90::run_plain(const Call& call, GemmKernel kernel) {
   return with_activation(weights_.activation, [&](auto activation) {
     constexpr Activation kActivation = decltype(activation)::value;
     if (kernel == GemmKernel::kShared)
@@ -131,7 +131,7 @@ Status HopperLinear::run_plain(const Call& call, GemmKernel kernel) {
 }
 
 template <typename T, bool kPrescaledRows>
-Status HopperLinear::run_residual(const Call& call, GemmKernel kernel) {
+Status LinearSm90::run_residual(const Call& call, GemmKernel kernel) {
   if (kernel == GemmKernel::kCooperative256)
     return run_cooperative<T, Cooperative256, Activation::kNone, true, kPrescaledRows>(call);
   if (kernel == GemmKernel::kCooperative128)
@@ -140,7 +140,7 @@ Status HopperLinear::run_residual(const Call& call, GemmKernel kernel) {
 }
 
 template <typename T>
-Status HopperLinear::run_type(const Call& call) {
+Status LinearSm90::run_type(const Call& call) {
   const bool adds = call.residual.data != nullptr;
   if (adds && weights_.activation != Activation::kNone)
     return Status::refused("hopper gemm: a residual and an activation");
@@ -152,13 +152,14 @@ Status HopperLinear::run_type(const Call& call) {
 }
 
 template <typename T, bool kPrescaledRows>
-Status HopperLinear::run_tiled(const Call& call) {
+Status LinearSm90::run_tiled(const Call& call) {
   const bool adds = call.residual.data != nullptr;
-  const bool turns = rope_.table != nullptr;
-  const GemmConfig tile = choose_config({call.m, w_rows_, weights_.k, adds, turns || weights_.gated}, owner_.num_sms());
+  const bool use_pingpong = rope_.table != nullptr;
+  const GemmConfig tile =
+      choose_config({call.m, w_rows_, weights_.k, adds, use_pingpong || weights_.gated}, owner_.num_sms());
   Call tiled = call;
   tiled.tile_rows = tile.rows;
-  if (turns) return run_rope<T, kPrescaledRows>(tiled, tile);
+  if (use_pingpong) return run_rope<T, kPrescaledRows>(tiled, tile);
   if (weights_.gated) return run_gated<T, kPrescaledRows>(tiled, tile);
   if (tile.kernel == GemmKernel::kSmallM) {
     return tile.columns == 64 ? run_small_m<T, SmallM64, kPrescaledRows>(tiled)
@@ -167,12 +168,12 @@ Status HopperLinear::run_tiled(const Call& call) {
   return adds ? run_residual<T, kPrescaledRows>(call, tile.kernel) : run_plain<T, kPrescaledRows>(call, tile.kernel);
 }
 
-Status HopperLinear::run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int& y_splits,
-                         const Stream& stream) {
+Status LinearSm90::run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int& y_splits,
+                       const Stream& stream) {
   if (rows == 0) return {};
   EMBERT_TRY(check_operands(x, residual, y, y_stats));
   const Call call{x, residual, rows, y, y_stats, y_splits, stream};
   return owner_.dtype() == DType::kFloat16 ? run_type<half_t>(call) : run_type<bfloat_t>(call);
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -5,12 +5,12 @@
 #include "gemm/kernels/maxima.cuh"
 #include "gemm/kernels/sm90.h"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 namespace {
 
-class HopperMaxima final : public TextMaxima {
+class MaximaSm90 final : public TextMaxima {
  public:
-  HopperMaxima(Hopper& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
+  MaximaSm90(GemmSm90& owner, const LinearWeights& weights) : owner_(owner), weights_(weights) {}
 
   // The bias is 0 past the last column.
   Status init(const Stream& stream) {
@@ -21,42 +21,44 @@ class HopperMaxima final : public TextMaxima {
     return {};
   }
 
-  Status run(const TextRows& of, float* maxima, const Stream& stream) override {
-    if (of.rows == 0) return {};
-    return owner_.dtype() == DType::kFloat16 ? run_type<half_t>(of, maxima, stream)
-                                             : run_type<bfloat_t>(of, maxima, stream);
+  Status run(const TextRows& texts, float* maxima, const Stream& stream) override {
+    if (texts.rows == 0) return {};
+    return owner_.dtype() == DType::kFloat16 ? run_type<half_t>(texts, maxima, stream)
+                                             : run_type<bfloat_t>(texts, maxima, stream);
   }
 
  private:
   template <typename T>
-  Status run_type(const TextRows& of, float* maxima, const Stream& stream) {
+  Status run_type(const TextRows& texts, float* maxima, const Stream& stream) {
     using Shape = PingPongShape;
     const auto kernel = maxima_kernel<T>;
     EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
     const CUtensorMap *x_map = nullptr, *w_map = nullptr;
-    EMBERT_TRY(owner_.map({of.x, of.all_rows, weights_.k, Shape::kRows, 64}, x_map));
+    EMBERT_TRY(owner_.map({texts.x, texts.all_rows, weights_.k, Shape::kRows, 64}, x_map));
     EMBERT_TRY(owner_.map({weights_.weight, weights_.n, weights_.k, Shape::kWShare, 64}, w_map));
-    const int tiles = tiles_of(of.rows, Shape::kRows * kCluster) * tiles_of(weights_.n, Shape::kColumns);
-    const MaximaArguments arguments{
-        bias_.as<float>(), of.text_of, maxima,     maxima_pitch(weights_.n), of.first_row, of.first_row + of.rows,
-        of.first_text,     weights_.n, weights_.k, maxima_band(weights_.k)};
+    const int tiles = tiles_of(texts.rows, Shape::kRows * kCluster) * tiles_of(weights_.n, Shape::kColumns);
+    const MaximaArguments arguments{bias_.as<float>(),        texts.text_of,   maxima,
+                                    maxima_pitch(weights_.n), texts.first_row, texts.first_row + texts.rows,
+                                    texts.first_text,         weights_.n,      weights_.k,
+                                    maxima_band(weights_.k)};
     return launch_clusters("maxima", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster, Shape::kThreads,
                            Shape::kSharedBytes, stream, *x_map, *w_map, arguments);
   }
 
-  Hopper& owner_;
+  GemmSm90& owner_;
   LinearWeights weights_;
   DeviceBuffer bias_;
 };
 
 }  // namespace
 
-Status Hopper::prepare_maxima(const LinearWeights& weights, const Stream& stream, std::unique_ptr<TextMaxima>& made) {
+Status GemmSm90::prepare_maxima(const LinearWeights& weights, const Stream& stream,
+                                std::unique_ptr<TextMaxima>& maxima_gemm) {
   if (weights.k % 8 != 0) return Status::refused("hopper maxima: rows must have a multiple of 8 columns");
-  auto maxima = std::make_unique<HopperMaxima>(*this, weights);
+  auto maxima = std::make_unique<MaximaSm90>(*this, weights);
   EMBERT_TRY(maxima->init(stream));
-  made = std::move(maxima);
+  maxima_gemm = std::move(maxima);
   return {};
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -7,7 +7,7 @@
 #include "ops/activation.cuh"
 
 namespace embert {
-namespace hopper {
+namespace sm90 {
 namespace {
 
 // LayerNorms are not folded where that error exceeds this multiple of a model's own rounding of γ·W (2.1e-4 in FP16,
@@ -18,14 +18,14 @@ constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of column
 // The constants of a gated GEMM. fold.cuh has multiplied all by kGateFactor; this undoes it for the values. `width`:
 // floats for each row of W; the last one counts, because {Σ γ·W, …} has no factor.
 __global__ void __launch_bounds__(kFoldThreads) free_values_kernel(float* columns, int out, int width) {
-  wait_for_earlier_kernels();
+  griddepcontrol_wait();
   const int n = blockIdx.x * kFoldThreads + threadIdx.x;
   if (n < out) columns[(2 * n + 2) * width - 1] *= 1.0f / kGateFactor;
 }
 
 }  // namespace
 
-Status Hopper::open() {
+Status GemmSm90::open() {
   EMBERT_TRY(maps_.open());
   int device = 0;
   EMBERT_CUDA(cudaGetDevice(&device));
@@ -34,16 +34,17 @@ Status Hopper::open() {
   return fold_error_.zero();
 }
 
-Status Hopper::check_folds() const {
+Status GemmSm90::check_folds() const {
   float worst = 0.0f;
   EMBERT_CUDA(cudaMemcpy(&worst, fold_error_.as(), sizeof(worst), cudaMemcpyDeviceToHost));
-  const float usual = dtype_ == DType::kFloat16 ? 2.1e-4f : 1.7e-3f;
-  if (worst <= kFoldTolerance * usual) return {};
+  const float rounding = dtype_ == DType::kFloat16 ? 2.1e-4f : 1.7e-3f;
+  if (worst <= kFoldTolerance * rounding) return {};
   return Status::refused("LayerNorm's gamma cannot be folded into the products: its relative error would be " +
-                         std::to_string(worst) + ", at most " + std::to_string(kFoldTolerance * usual) + " is taken");
+                         std::to_string(worst) + ", at most " + std::to_string(kFoldTolerance * rounding) +
+                         " is taken");
 }
 
-Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
+Status GemmSm90::prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
   if (weights.scales != nullptr) return prepare_int8(weights, stream, linear);
   if (weights.pitch != 0) return Status::refused("hopper gemm: rows of y lie end to end");
   if (weights.k % 8 != 0 || weights.n % 8 != 0) return Status::refused("hopper gemm: sizes must be multiples of 8");
@@ -59,14 +60,14 @@ Status Hopper::prepare(const LinearWeights& weights, const Stream& stream, std::
   if (tiles_of(w_rows, 128) > 256)
     return Status::refused("hopper gemm: " + std::to_string(w_rows) + " columns, at most 32768 can be run");
   EMBERT_TRY(check_fused(weights));
-  auto made = std::make_unique<HopperLinear>(*this, weights);
-  EMBERT_TRY(made->init(stream));
-  linear = std::move(made);
+  auto gemm = std::make_unique<LinearSm90>(*this, weights);
+  EMBERT_TRY(gemm->init(stream));
+  linear = std::move(gemm);
   return {};
 }
 
 template <typename T>
-Status HopperLinear::fold(const Stream& stream) {
+Status LinearSm90::fold(const Stream& stream) {
   T* const weight = static_cast<T*>(weights_.weight);
   const bool is_pair = weights_.prescaled_rows && weights_.input_norm.gamma != nullptr;
   const float factor = weights_.gated ? kGateFactor : activation_factor(weights_.activation);
@@ -88,7 +89,7 @@ Status HopperLinear::fold(const Stream& stream) {
                 static_cast<T*>(next_gamma()));
 }
 
-Status HopperLinear::init(const Stream& stream) {
+Status LinearSm90::init(const Stream& stream) {
   padded_ = (w_rows_ + kColumnPadding - 1) / kColumnPadding * kColumnPadding;
   EMBERT_TRY(columns_.allocate(size_t(padded_) * (2 * sizeof(float2) + sizeof(half_t))));
   EMBERT_CUDA(cudaMemsetAsync(columns_.as(), 0, columns_.bytes(), stream.handle));
@@ -98,13 +99,13 @@ Status HopperLinear::init(const Stream& stream) {
   return {};
 }
 
-}  // namespace hopper
+}  // namespace sm90
 
-Status make_hopper(DType dtype, std::unique_ptr<GemmProvider>& provider) {
+Status make_sm90(DType dtype, std::unique_ptr<GemmProvider>& provider) {
   if (dtype == DType::kFloat32) return Status::refused("hopper gemm: 16-bit types only");
-  auto made = std::make_unique<hopper::Hopper>(dtype);
-  EMBERT_TRY(made->open());
-  provider = std::move(made);
+  auto gemm = std::make_unique<sm90::GemmSm90>(dtype);
+  EMBERT_TRY(gemm->open());
+  provider = std::move(gemm);
   return {};
 }
 

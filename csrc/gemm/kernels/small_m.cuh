@@ -30,7 +30,7 @@
 #include "gemm/epilogue/row_stats.cuh"
 #include "gemm/heuristics.h"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 template <int kColumnsValue>
 struct SmallMShape {
@@ -52,10 +52,10 @@ struct SmallMShape {
 
 // Stages of a block: at most the steps of K, at most what fits.
 template <typename Shape>
-int small_m_stages(int rows, int x_rows, int wanted, int blocks, int num_sms) {
-  const int room = rows > Shape::kRows && blocks <= num_sms ? kSmallMMaxBytes : kSmallMBytes;
-  const int fitting = (room - Shape::shared_bytes(0, x_rows)) / (Shape::stage_bytes(x_rows) + 16);
-  return std::min({wanted, Shape::kMaxStages, fitting});
+int small_m_stages(int rows, int x_rows, int stages_needed, int blocks, int num_sms) {
+  const int shared_limit = rows > Shape::kRows && blocks <= num_sms ? kSmallMMaxBytes : kSmallMBytes;
+  const int fitting = (shared_limit - Shape::shared_bytes(0, x_rows)) / (Shape::stage_bytes(x_rows) + 16);
+  return std::min({stages_needed, Shape::kMaxStages, fitting});
 }
 
 constexpr int kSmallMMathThreads = 128, kSmallMTmaThreads = 32,
@@ -72,40 +72,41 @@ struct SmallMPosition {
   int column, lane;  // the tile's first column
 };
 
-// The default epilogue of a pair of columns, as finish.cuh; rope.cuh and gated.cuh have others. `Held` is what `pair`
-// reads of the rows: `ask` may load it before the products, `look` before each 16 columns.
+// The default epilogue of a pair of columns, as finish.cuh; rope.cuh and gated.cuh have others. `Operands` is what
+// `pair` reads of the rows: `prefetch` may load it before the products, `load_chunk` before each 16 columns.
 template <typename T, Activation kActivation, bool kResidualValue, bool kPrescaledRowsValue>
 struct SmallMStored {
   static constexpr bool kResidual = kResidualValue, kPrescaledRows = kPrescaledRowsValue, kGates = false;
   static constexpr float kFactor = activation_factor(kActivation);
-  struct Held {};
-  __device__ __forceinline__ void ask(const SmallMPosition&, Held&) const {}
-  __device__ __forceinline__ void look(const SmallMPosition&, int /* chunk */, Held&) const {}
+  struct Operands {};
+  __device__ __forceinline__ void prefetch(const SmallMPosition&, Operands&) const {}
+  __device__ __forceinline__ void load_chunk(const SmallMPosition&, int /* chunk */, Operands&) const {}
   __device__ __forceinline__ uint32_t pair(float low, float high, ColumnPair<kResidual, kPrescaledRows> k, float2 by,
-                                           uint32_t residual, uint32_t next, bool first, float2& sum, const Held&,
+                                           uint32_t residual, uint32_t next, bool first, float2& sum, const Operands&,
                                            int /* which */) const {
     return finish<T, kActivation, kResidual, kPrescaledRows>(low, high, k, by, residual, next, first, sum);
   }
 };
 
 // Runs a block, for all of its threads.
-template <typename T, typename Shape, typename Ending>
+template <typename T, typename Shape, typename Epilogue>
 __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUtensorMap& w_map,
-                                             const GemmArguments& args, int x_rows, int stages, const Ending& ending) {
-  constexpr bool kResidual = Ending::kResidual, kPrescaledRows = Ending::kPrescaledRows;
+                                             const GemmArguments& args, int x_rows, int stages,
+                                             const Epilogue& epilogue) {
+  constexpr bool kResidual = Epilogue::kResidual, kPrescaledRows = Epilogue::kPrescaledRows;
   extern __shared__ __align__(1024) uint8_t raw[];  // [stages][boxes] of x, the same of W, barriers, scales
   const int x_box = x_rows * 128;
   const int all_x = stages * Shape::kBoxes * x_box, all_w = stages * Shape::kBoxes * Shape::kWBoxBytes;
   const uint32_t x_at = shared_address(raw), w_at = x_at + all_x;
   const uint32_t full = w_at + all_w, empty = full + 8 * stages;
   float2* const scales = reinterpret_cast<float2*>(raw + all_x + all_w + 16 * stages);  // one per row
-  const int warp = warp_of_block(), lane = threadIdx.x % 32;
+  const int warp = warp_index(), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int s = 0; s < stages; ++s) {
-      init_barrier(full + 8 * s, 1);
-      init_barrier(empty + 8 * s, 4);
+      mbarrier_init(full + 8 * s, 1);
+      mbarrier_init(empty + 8 * s, 4);
     }
-    fence_barrier_init();
+    fence_mbarrier_init();
   }
   __syncthreads();
 
@@ -116,45 +117,45 @@ __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUt
   if (warp == 4) {
     const int x_stage = Shape::kBoxes * x_box, w_stage = Shape::kBoxes * Shape::kWBoxBytes;
     const auto load_x = [&](int step, int stage) {
-      load_boxes(&x_map, x_at + stage * x_stage, full + 8 * stage, step * Shape::kBoxes, row);
+      tma_load_3d(&x_map, x_at + stage * x_stage, full + 8 * stage, step * Shape::kBoxes, row);
     };
     const auto load_w = [&](int step, int stage) {
-      load_boxes(&w_map, w_at + stage * w_stage, full + 8 * stage, step * Shape::kBoxes, column);
+      tma_load_3d(&w_map, w_at + stage * w_stage, full + 8 * stage, step * Shape::kBoxes, column);
     };
     const int early = min(steps, stages);
-    if (lane < early) arrive_expecting(full + 8 * lane, x_stage + w_stage);
+    if (lane < early) mbarrier_arrive_expect_tx(full + 8 * lane, x_stage + w_stage);
     __syncwarp();
-    if (!elect_lane()) return;
+    if (!elect_one()) return;
 #pragma unroll 2
     for (int step = 0; step < early; ++step) load_w(step, step);
-    wait_for_earlier_kernels();
+    griddepcontrol_wait();
 #pragma unroll 2
     for (int step = 0; step < early; ++step) load_x(step, step);
-    if (args.m <= kEarlyRows) dependents_may_launch();
+    if (args.m <= kEarlyRows) griddepcontrol_launch_dependents();
 #pragma unroll 1
     for (int step = early, stage = 0, phase = 0; step < steps; ++step) {
-      wait_barrier(empty + 8 * stage, phase);
-      arrive_expecting(full + 8 * stage, x_stage + w_stage);
+      mbarrier_wait(empty + 8 * stage, phase);
+      mbarrier_arrive_expect_tx(full + 8 * stage, x_stage + w_stage);
       load_x(step, stage);
       load_w(step, stage);
       if (++stage == stages) stage = 0, phase ^= 1;
     }
-    if (args.m > kEarlyRows) dependents_may_launch();
+    if (args.m > kEarlyRows) griddepcontrol_launch_dependents();
     return;
   }
   static_assert(kSmallMScaleThreads == 2 * Shape::kRows, "two threads a row");
   if (warp > 4) {
     const int i = threadIdx.x - kSmallMMathThreads - kSmallMTmaThreads;
-    wait_for_earlier_kernels();
+    griddepcontrol_wait();
     if (args.row_stats != nullptr) {
-      const float2 scale = scale_of_pair(args, row + i / 2, rows, i % 2, Ending::kFactor);
+      const float2 scale = scale_of_pair(args, row + i / 2, rows, i % 2, Epilogue::kFactor);
       if (i % 2 == 0) scales[i / 2] = scale;
       named_barrier_arrive(kScalesBarrier, kSmallMScaleThreads + kSmallMMathThreads);
     }
     const int block = blockIdx.y * gridDim.x + blockIdx.x, all = gridDim.x * gridDim.y * kSmallMScaleThreads;
 #pragma unroll 1
-    for (int line = block * kSmallMScaleThreads + i; line < args.ahead_lines; line += all)
-      bring_to_cache(args.ahead + line * 128);
+    for (int line = block * kSmallMScaleThreads + i; line < args.prefetch_lines; line += all)
+      prefetch_l2(args.prefetch_weights + line * 128);
     return;
   }
 
@@ -178,63 +179,63 @@ __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUt
   };
   uint32_t residuals[kResidual ? kChunks : 1][4] = {};
   if constexpr (kResidual) {
-    wait_for_earlier_kernels();
+    griddepcontrol_wait();
 #pragma unroll
     for (int i = 0; i < kChunks * 4; ++i) {
       const auto* const residual = static_cast<const RowType<T>*>(args.residual) + place(i / 4, i % 4);
       if (is_inside(i / 4, i % 4)) residuals[i / 4][i % 4] = *reinterpret_cast<const uint32_t*>(residual);
     }
   }
-  typename Ending::Held held;
-  ending.ask({first_row, rows, column, lane}, held);
+  typename Epilogue::Operands operands;
+  epilogue.prefetch({first_row, rows, column, lane}, operands);
 
   SumOf<T> c[Shape::kColumns / 2];
-  uint64_t x_operand = operand(x_at), w_operand = operand(w_at);
+  uint64_t x_operand = make_descriptor(x_at), w_operand = make_descriptor(w_at);
   bool is_full = false;
 #pragma unroll 1
   for (int step = 0, stage = 0, phase = 0; step < steps; ++step) {
-    if (!is_full) wait_barrier(full + 8 * stage, phase);
+    if (!is_full) mbarrier_wait(full + 8 * stage, phase);
     const int earlier = stage == 0 ? stages - 1 : stage - 1;
     if (++stage == stages) stage = 0, phase ^= 1;
     // Tested before the products: the result takes as long as five of them.
-    is_full = test_barrier(full + 8 * stage, phase);
-    fence_registers();
+    is_full = mbarrier_test_wait(full + 8 * stage, phase);
+    wgmma_fence();
 #pragma unroll
     for (int box = 0; box < Shape::kBoxes; ++box) {
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        multiply<T>(c, further(x_operand, box * x_box + k * 32), further(w_operand, box * Shape::kWBoxBytes + k * 32),
-                    step + box + k > 0);
+        wgmma<T>(c, advance_descriptor(x_operand, box * x_box + k * 32),
+                 advance_descriptor(w_operand, box * Shape::kWBoxBytes + k * 32), step + box + k > 0);
     }
-    commit_products();
-    x_operand = stage == 0 ? operand(x_at) : further(x_operand, Shape::kBoxes * x_box);
-    w_operand = stage == 0 ? operand(w_at) : further(w_operand, Shape::kBoxes * Shape::kWBoxBytes);
+    wgmma_commit();
+    x_operand = stage == 0 ? make_descriptor(x_at) : advance_descriptor(x_operand, Shape::kBoxes * x_box);
+    w_operand = stage == 0 ? make_descriptor(w_at) : advance_descriptor(w_operand, Shape::kBoxes * Shape::kWBoxBytes);
     if (step > 0 && step - 1 + stages < steps) {
-      wait_products<1>();  // the stage before this one has been read
-      if (lane == 0) arrive(empty + 8 * earlier);
+      wgmma_wait<1>();  // the stage before this one has been read
+      if (lane == 0) mbarrier_arrive(empty + 8 * earlier);
     }
   }
-  finish_products(c);
+  wgmma_wait_all(c);
 
-  float2 scale[2] = {{Ending::kFactor, 0.0f}, {Ending::kFactor, 0.0f}};
+  float2 scale[2] = {{Epilogue::kFactor, 0.0f}, {Epilogue::kFactor, 0.0f}};
   if (args.row_stats != nullptr) {
     named_barrier_sync(kScalesBarrier, kSmallMScaleThreads + kSmallMMathThreads);
 #pragma unroll
     for (int half = 0; half < 2; ++half) scale[half] = scales[warp * 16 + lane / 4 + 8 * half];
   }
-  if constexpr (Ending::kGates) {
-    ending.store(args, {first_row, rows, column, lane}, c, columns, scale);
+  if constexpr (Epilogue::kGates) {
+    epilogue.store(args, {first_row, rows, column, lane}, c, columns, scale);
   } else {
     float2 sums[2][kChunks];
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      ending.look({first_row, rows, column, lane}, chunk, held);
+      epilogue.load_chunk({first_row, rows, column, lane}, chunk, operands);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int at = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
-        const uint32_t two =
-            ending.pair(c[at], c[at + 1], columns[chunk][i / 2], scale[i % 2], residuals[kResidual ? chunk : 0][i],
-                        nexts[chunk][i / 2], i < 2, sums[i % 2][chunk], held, 4 * chunk + i);
+        const int element = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
+        const uint32_t two = epilogue.pair(c[element], c[element + 1], columns[chunk][i / 2], scale[i % 2],
+                                           residuals[kResidual ? chunk : 0][i], nexts[chunk][i / 2], i < 2,
+                                           sums[i % 2][chunk], operands, 4 * chunk + i);
         if (is_inside(chunk, i)) *reinterpret_cast<uint32_t*>(static_cast<RowType<T>*>(args.y) + place(chunk, i)) = two;
       }
     }
@@ -255,4 +256,4 @@ __global__ void __launch_bounds__(kSmallMThreads, 2)
 #endif
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

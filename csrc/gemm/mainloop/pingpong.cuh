@@ -8,7 +8,7 @@
 #include "gemm/mainloop/pipeline.cuh"
 #include "ops/norm.h"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 struct PingPongShape : StageShape<128> {
   static constexpr int kStages = 6;                  // as many as fit
@@ -34,19 +34,20 @@ __device__ __forceinline__ void init_pingpong(uint32_t base) {
   const Pipeline pipeline{base, base + Shape::kFull, base + Shape::kEmpty};
   if (threadIdx.x == 0) {
     pipeline.init(Shape::kStages, kPingPong ? 4 : 8);
-    for (int consumer = 0; consumer < 2; ++consumer) init_barrier(base + Shape::kOrder + 8 * consumer, 4);
-    fence_barrier_init();
+    for (int consumer = 0; consumer < 2; ++consumer) mbarrier_init(base + Shape::kOrder + 8 * consumer, 4);
+    fence_mbarrier_init();
   }
-  dependents_may_launch();
-  wait_for_cluster_barriers();
+  griddepcontrol_launch_dependents();
+  wait_for_cluster_init();
 }
 
 // The default main loop, without overlapped work.
-struct PlainProducts {
+struct PlainMainloop {
   template <typename T, typename Shape, int kHalves, int kElements>
-  __device__ __forceinline__ uint32_t multiply(const Pipeline& pipeline, PipelineState<Shape::kStages>& at, int steps,
-                                               int own_row, int lane, SumOf<T> (&c)[kHalves][kElements]) const {
-    return mainloop<T, Shape>(pipeline, at, steps, own_row, lane, c, [](int) {});
+  __device__ __forceinline__ uint32_t multiply(const Pipeline& pipeline, PipelineState<Shape::kStages>& state,
+                                               int steps, int own_row, int lane,
+                                               SumOf<T> (&c)[kHalves][kElements]) const {
+    return mainloop<T, Shape>(pipeline, state, steps, own_row, lane, c, [](int) {});
   }
 };
 
@@ -54,8 +55,8 @@ struct PlainProducts {
 // whose rows begin at `own_row` of each tile:
 //   first(tile)           once, with its first tile
 //   before(tile)          before a tile's products, while the other consumer may still multiply
-//   multiply(…)           a tile's products, as PlainProducts
-//   after(c, turn, next)  with a tile's products; `turn` counts the consumer's tiles; `next` is its next tile, or a
+//   multiply(…)           a tile's products, as PlainMainloop
+//   after(c, turn, next)  with a tile's products; `ordinal` counts the consumer's tiles; `next` is its next tile, or a
 //                         number past the end
 //   last()                after all tiles
 template <typename T, bool kPingPong, typename Shape = PingPongShape, typename Scheduler, typename MakeEpilogue>
@@ -65,17 +66,17 @@ __device__ __forceinline__ void pingpong_mainloop(uint32_t base, const Scheduler
   constexpr int kHalves = Shape::template kConsumerRows<kPingPong> / 64;  // wgmma's M is 64
   const Pipeline pipeline{base, base + Shape::kFull, base + Shape::kEmpty};
   const uint32_t order = base + Shape::kOrder;  // two barriers: a consumer may wait and multiply (pipeline.cuh)
-  const int group = warp_of_block() / 4;
+  const int group = warp_index() / 4;
   const int steps = (in + kDepthOf<T> - 1) / kDepthOf<T>;
   if (group == 0) {
-    give_registers<40>();
-    if (warp_of_block() == 0 && elect_lane()) {
+    warpgroup_reg_dealloc<40>();
+    if (warp_index() == 0 && elect_one()) {
       TmaProducer<Shape, Scheduler, kDepthOf<T>> producer(pipeline, tiles, steps, x_map, w_map, w_map);
       for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) producer.copy(tile);
       producer.wait_all_read();
     }
   } else {
-    take_registers<232>();
+    warpgroup_reg_alloc<232>();
     const int consumer = group - 1, lane = threadIdx.x % 32;
     const int own_row = kPingPong ? 0 : consumer * Shape::template kConsumerRows<kPingPong>;
     auto epilogue = make_epilogue(consumer, own_row);
@@ -84,13 +85,14 @@ __device__ __forceinline__ void pingpong_mainloop(uint32_t base, const Scheduler
     if (tile < tiles.end) epilogue.first(tile);
     for (constexpr int kEvery = kPingPong ? 2 : 1; tile < tiles.end; tile += kEvery * tiles.stride, ordinal += kEvery) {
       epilogue.before(tile);
-      PipelineState<Shape::kStages> at{uint32_t(ordinal * steps) % Shape::kStages,
-                                       uint32_t(ordinal * steps) / Shape::kStages & 1};
-      if (kPingPong && ordinal > 0) wait_barrier(order + 8 * consumer, (ordinal - 1) / 2 & 1);
+      PipelineState<Shape::kStages> state{uint32_t(ordinal * steps) % Shape::kStages,
+                                          uint32_t(ordinal * steps) / Shape::kStages & 1};
+      if (kPingPong && ordinal > 0) mbarrier_wait(order + 8 * consumer, (ordinal - 1) / 2 & 1);
       SumOf<T> c[kHalves][Shape::kColumns / 2];
-      const uint32_t last_stage = epilogue.template multiply<T, Shape>(pipeline, at, steps, own_row, lane, c);
-      if (kPingPong && lane == 0) arrive(order + 8 * (consumer ^ 1));  // the other one multiplies; these are in flight
-      finish_products(c);
+      const uint32_t last_stage = epilogue.template multiply<T, Shape>(pipeline, state, steps, own_row, lane, c);
+      if (kPingPong && lane == 0)
+        mbarrier_arrive(order + 8 * (consumer ^ 1));  // the other one multiplies; these are in flight
+      wgmma_wait_all(c);
       pipeline.has_read(last_stage, lane);  // at once: the other consumer waits for the next load into this stage
       epilogue.after(c, ordinal / kEvery, tile + kEvery * tiles.stride);
     }
@@ -98,4 +100,4 @@ __device__ __forceinline__ void pingpong_mainloop(uint32_t base, const Scheduler
   }
 }
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -29,7 +29,7 @@
 #include "gemm/cluster.h"
 #include "gemm/mainloop/tile_scheduler.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 constexpr int kDepth = 64;                // columns of K in a stage: 128 bytes, one swizzled row, of 16-bit elements
 constexpr int kBoxBytes = 64 * 128;       // 64 rows of 64 columns
@@ -55,13 +55,13 @@ struct Pipeline {
 
   __device__ __forceinline__ void init(int stages, int readers) const {
     for (int stage = 0; stage < stages; ++stage) {
-      init_barrier(full + 8 * stage, 1);
-      init_barrier(empty + 8 * stage, readers * kCluster);
+      mbarrier_init(full + 8 * stage, 1);
+      mbarrier_init(empty + 8 * stage, readers * kCluster);
     }
   }
   // For a whole warp: signals both blocks that it has read the stage.
   __device__ __forceinline__ void has_read(uint32_t stage, int lane) const {
-    if (lane < kCluster) arrive_in_cluster(empty + 8 * stage, lane);
+    if (lane < kCluster) mbarrier_arrive_cluster(empty + 8 * stage, lane);
   }
 };
 
@@ -84,21 +84,21 @@ __device__ __forceinline__ uint32_t mainloop(const Pipeline& pipeline, PipelineS
                                              const Committed& committed) {
   uint32_t last_stage = state.stage;
   for (int step = 0; step < steps; ++step) {
-    wait_barrier(pipeline.full + 8 * state.stage, state.phase);
+    mbarrier_wait(pipeline.full + 8 * state.stage, state.phase);
     const uint32_t x_from = pipeline.base + state.stage * Shape::kStageBytes + own_row * 128;
     const uint32_t w_from = pipeline.base + state.stage * Shape::kStageBytes + Shape::kXBytes;
-    fence_registers();
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {  // 32 bytes each, for every type
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        multiply<T>(c[half], further(operand(x_from), half * kBoxBytes + k * 32), further(operand(w_from), k * 32),
-                    step + k > 0);
+        wgmma<T>(c[half], advance_descriptor(make_descriptor(x_from), half * kBoxBytes + k * 32),
+                 advance_descriptor(make_descriptor(w_from), k * 32), step + k > 0);
       }
     }
-    commit_products();
+    wgmma_commit();
     if (step > 0) {
-      wait_products<1>();  // the stage before this one has been read
+      wgmma_wait<1>();  // the stage before this one has been read
       pipeline.has_read(last_stage, lane);
     }
     committed(step);
@@ -122,13 +122,13 @@ class TmaProducer {
     early_ = tiles.first < tiles.end ? min(steps, Shape::kStages) : 0;
     for (int step = 0; step < early_; ++step)
       load_w(step, step, tiles.column_of(tiles.first), tiles.columns_of(tiles.first));
-    wait_for_earlier_kernels();
+    griddepcontrol_wait();
   }
 
   __device__ __forceinline__ void copy(int tile) {
     const int row = tiles_.row_of(tile), column = tiles_.column_of(tile), columns = tiles_.columns_of(tile);
     for (int step = 0; step < steps_; ++step) {
-      wait_barrier(pipeline_.empty + 8 * state_.stage, state_.phase);
+      mbarrier_wait(pipeline_.empty + 8 * state_.stage, state_.phase);
       if (early_ > 0)
         --early_;
       else
@@ -142,15 +142,15 @@ class TmaProducer {
   // consumers waited for them.
   __device__ __forceinline__ void wait_all_read() {
     for (int i = 0; i < Shape::kStages; ++i) {
-      wait_barrier(pipeline_.empty + 8 * state_.stage, state_.phase);
+      mbarrier_wait(pipeline_.empty + 8 * state_.stage, state_.phase);
       state_.advance();
     }
   }
 
   // A step that is not one of K's: boxes of 64 columns from `column` on, with all rows of the tile.
   __device__ __forceinline__ void copy_boxes(const CUtensorMap& map, int boxes, int row, int column) {
-    wait_barrier(pipeline_.empty + 8 * state_.stage, state_.phase);
-    arrive_expecting(pipeline_.full + 8 * state_.stage, boxes * Shape::kRows * 128);
+    mbarrier_wait(pipeline_.empty + 8 * state_.stage, state_.phase);
+    mbarrier_arrive_expect_tx(pipeline_.full + 8 * state_.stage, boxes * Shape::kRows * 128);
     for (int box = 0; box < boxes; ++box) load_rows(map, place() + box * Shape::kRows * 128, column + box * 64, row);
     state_.advance();
   }
@@ -160,15 +160,15 @@ class TmaProducer {
   // Nothing reads x or the residual again soon. With int8 the L2 cache evicts them first, and this kernel's output
   // stays there for the next kernel. With 16 bits that gains nothing.
   __device__ __forceinline__ void load_rows(const CUtensorMap& map, uint32_t to, int column, int row) const {
-    const auto load = kColumns == kDepth ? load_box : load_last_box;
+    const auto load = kColumns == kDepth ? tma_load : tma_load_evict_first;
     load(&map, to, pipeline_.full + 8 * state_.stage, column, row);
   }
   __device__ __forceinline__ void load_w(uint32_t stage, int step, int column, int columns) const {
     const int share = tiles_.rank * (columns / kCluster);
-    arrive_expecting(pipeline_.full + 8 * stage, Shape::kXBytes + columns * 128);
-    load_box_for(uint16_t((1 << kCluster) - 1), columns == Shape::kColumns ? &w_map_ : &narrow_w_map_,
-                 pipeline_.base + stage * Shape::kStageBytes + Shape::kXBytes + share * 128, pipeline_.full + 8 * stage,
-                 step * kColumns, column + share);
+    mbarrier_arrive_expect_tx(pipeline_.full + 8 * stage, Shape::kXBytes + columns * 128);
+    tma_load_multicast(uint16_t((1 << kCluster) - 1), columns == Shape::kColumns ? &w_map_ : &narrow_w_map_,
+                       pipeline_.base + stage * Shape::kStageBytes + Shape::kXBytes + share * 128,
+                       pipeline_.full + 8 * stage, step * kColumns, column + share);
   }
 
   const Pipeline& pipeline_;
@@ -181,4 +181,4 @@ class TmaProducer {
   PipelineState<Shape::kStages> state_{0, 1};
 };
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

@@ -7,7 +7,7 @@
 #include "gemm/cluster.h"
 #include "gemm/epilogue/arguments.cuh"
 
-namespace embert::hopper {
+namespace embert::sm90 {
 
 // A block's tiles are first, first + stride, … before end. Columns run fastest, so that concurrent blocks share rows
 // of x, and W stays in the L2 cache. A multiplication finds a tile's row: a division takes measurable time.
@@ -29,8 +29,8 @@ struct TileScheduler {
     end = columns * rows;
   }
   __device__ __forceinline__ int row_of(int tile) const {
-    const int at = backwards ? rows - 1 - row_tile(tile) : row_tile(tile);
-    return (at * kCluster + rank) * Shape::kRows;
+    const int tile_row = backwards ? rows - 1 - row_tile(tile) : row_tile(tile);
+    return (tile_row * kCluster + rank) * Shape::kRows;
   }
   __device__ __forceinline__ int column_of(int tile) const {
     return (tile - row_tile(tile) * columns) * Shape::kColumns;
@@ -39,4 +39,4 @@ struct TileScheduler {
   __device__ __forceinline__ int row_tile(int tile) const { return __umulhi(2 * tile, columns_inverse); }
 };
 
-}  // namespace embert::hopper
+}  // namespace embert::sm90

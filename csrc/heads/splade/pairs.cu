@@ -27,8 +27,8 @@ __device__ __forceinline__ int sequence_of(const TextSpan& span, int text) {
 // belong to no text.
 __global__ void __launch_bounds__(kThreads)
     begin_maxima_kernel(const TextSpan span, int pitch, int* text_of, float* maxima, int* totals) {
-  dependents_may_launch();
-  wait_for_earlier_kernels();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   auto* const of_text = reinterpret_cast<float4*>(maxima + size_t(blockIdx.x) * pitch);
   const int end_column = min(pitch, int(blockIdx.y + 1) * kClearedColumns);
   for (int column = blockIdx.y * kClearedColumns + threadIdx.x * 4; column < end_column; column += kThreads * 4)
@@ -64,8 +64,8 @@ __device__ __forceinline__ int block_sum(int value) {
 
 __global__ void __launch_bounds__(kThreads)
     count_pairs_kernel(const float* maxima, int columns, int pitch, int* totals, int* pieces) {
-  dependents_may_launch();
-  wait_for_earlier_kernels();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   int bits[kLoads], count = 0;
   load_columns(maxima, columns, pitch, bits);
 #pragma unroll
@@ -82,12 +82,12 @@ __global__ void __launch_bounds__(kThreads)
     write_pairs_kernel(const float* maxima, int columns, int pitch, int first_text, const int* totals,
                        const int* pieces, const int64_t* before, int64_t* after, const PairBuffers to) {
   __shared__ int of_warps[kWarps];
-  dependents_may_launch();
-  wait_for_earlier_kernels();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   const int piece = blockIdx.x, text = blockIdx.y;
   const int in_text = totals[text], in_piece = pieces[text * gridDim.x + piece];
-  const bool tells = piece == 0, is_last = tells && text + 1 == int(gridDim.y);
-  if (tells && threadIdx.x == 0) to.counts[first_text + text] = in_text;
+  const bool is_first = piece == 0, is_last = is_first && text + 1 == int(gridDim.y);
+  if (is_first && threadIdx.x == 0) to.counts[first_text + text] = in_text;
   if (in_piece == 0 && !is_last) return;
 
   int earlier = 0;
@@ -108,18 +108,18 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) of_warps[warp] = in_warp;
   int in_pieces = 0;  // of the text's pieces before this one
   for (int i = lane; i < piece; i += 32) in_pieces += pieces[text * gridDim.x + i];
-  int64_t at = start + __reduce_add_sync(~0u, in_pieces);
+  int64_t offset = start + __reduce_add_sync(~0u, in_pieces);
   __syncthreads();
-  for (int i = 0; i < warp; ++i) at += of_warps[i];
+  for (int i = 0; i < warp; ++i) offset += of_warps[i];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     if (bits[i] != 0) {
-      const int64_t place = at + __popc(masks[i] & ((1u << lane) - 1));
+      const int64_t place = offset + __popc(masks[i] & ((1u << lane) - 1));
       const float value = log1pf(__int_as_float(bits[i]));
       to.indices[place] = piece * kPieceColumns + (warp * kLoads + i) * 32 + lane;
       to.values[place] = to.logs == 2 ? log1pf(value) : value;
     }
-    at += __popc(masks[i]);
+    offset += __popc(masks[i]);
   }
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kConversionBytes = size_t(16) << 20;  // of a weight at a time
 // Texts of a group: every block that writes pairs sums the counts of the texts before its own.
-constexpr int kMostTexts = 1024;
+constexpr int kMaxTexts = 1024;
 
 size_t elements_of(const std::vector<size_t>& shape) {
   size_t count = 1;
@@ -42,47 +42,47 @@ int SpladeAnswer::complete(int texts) const {
   return texts;
 }
 
-void SpladeHead::carve_weights(uint8_t* base, size_t& bytes) {
+void SpladeHead::lay_out_weights(uint8_t* base, size_t& bytes) {
   Arena arena(base);
   const size_t hidden = shape_.hidden, element = bytes_of(shape_.dtype);
   const auto vector = [&](size_t count) { return reinterpret_cast<float*>(arena.take(count * sizeof(float))); };
-  of_.transform = arena.take(hidden * hidden * element);
-  of_.transform_bias = vector(hidden);
-  of_.gamma = vector(hidden);
-  of_.beta = vector(hidden);
-  of_.decoder_bias = vector(shape_.vocabulary);
-  of_.decoder = shape_.tied ? nullptr : arena.take(shape_.vocabulary * hidden * element);
+  tensors_.transform = arena.take(hidden * hidden * element);
+  tensors_.transform_bias = vector(hidden);
+  tensors_.gamma = vector(hidden);
+  tensors_.beta = vector(hidden);
+  tensors_.decoder_bias = vector(shape_.vocabulary);
+  tensors_.decoder = shape_.tied ? nullptr : arena.take(shape_.vocabulary * hidden * element);
   bytes = arena.used();
 }
 
 Status SpladeHead::allocate() {
   if (shape_.vocabulary < 1) return Status::refused("a SPLADE head without a vocabulary");
-  if (!layernorm_takes(shape_.dtype, shape_.hidden) || shape_.hidden % 8 != 0)
+  if (!layernorm_supports(shape_.dtype, shape_.hidden) || shape_.hidden % 8 != 0)
     return Status::refused("a SPLADE head of hidden size " + std::to_string(shape_.hidden));
   if (shape_.logs != 1 && shape_.logs != 2)
     return Status::refused("a SPLADE head takes log1p once or twice, not " + std::to_string(shape_.logs) + " times");
   size_t bytes = 0;
-  carve_weights(nullptr, bytes);
+  lay_out_weights(nullptr, bytes);
   EMBERT_TRY(weights_.allocate(bytes));
-  carve_weights(weights_.as(), bytes);
+  lay_out_weights(weights_.as(), bytes);
   return conversion_.allocate(kConversionBytes);
 }
 
 bool SpladeHead::find(const std::string& name, WeightView& place) const {
   const size_t hidden = shape_.hidden, vocabulary = shape_.vocabulary;
   const WeightView places[] = {
-      {of_.transform, {hidden, hidden}, shape_.dtype},
-      {of_.transform_bias, {hidden}, DType::kFloat32},
-      {of_.gamma, {hidden}, DType::kFloat32},
-      {of_.beta, {hidden}, DType::kFloat32},
-      {of_.decoder_bias, {vocabulary}, DType::kFloat32},
-      {of_.decoder, {vocabulary, hidden}, shape_.dtype},
+      {tensors_.transform, {hidden, hidden}, shape_.dtype},
+      {tensors_.transform_bias, {hidden}, DType::kFloat32},
+      {tensors_.gamma, {hidden}, DType::kFloat32},
+      {tensors_.beta, {hidden}, DType::kFloat32},
+      {tensors_.decoder_bias, {vocabulary}, DType::kFloat32},
+      {tensors_.decoder, {vocabulary, hidden}, shape_.dtype},
   };
   const char* const names[] = {"transform.weight", "transform.bias", "transform.gamma",
                                "transform.beta",   "decoder.bias",   "decoder.weight"};
-  const size_t at = std::find(std::begin(names), std::end(names), name) - std::begin(names);
-  if (at == std::size(names) || places[at].to == nullptr) return false;
-  place = places[at];
+  const size_t index = std::find(std::begin(names), std::end(names), name) - std::begin(names);
+  if (index == std::size(names) || places[index].to == nullptr) return false;
+  place = places[index];
   return true;
 }
 
@@ -108,14 +108,14 @@ Status SpladeHead::load(const std::string& name, const void* host, const std::ve
   return {};
 }
 
-void SpladeHead::carve_work(uint8_t* base, int rows, size_t& bytes) {
+void SpladeHead::lay_out_scratch(uint8_t* base, int rows, size_t& bytes) {
   Arena arena(base);
   const size_t texts = texts_at_once_;
-  at_.maxima = reinterpret_cast<float*>(arena.take(texts * maxima_pitch(shape_.vocabulary) * sizeof(float)));
-  at_.text_of = reinterpret_cast<int*>(arena.take(size_t(rows) * sizeof(int)));
-  at_.totals = reinterpret_cast<int*>(arena.take(texts * sizeof(int)));
-  at_.pieces = reinterpret_cast<int*>(arena.take(texts * pieces_of(shape_.vocabulary) * sizeof(int)));
-  at_.ends = reinterpret_cast<int64_t*>(arena.take(2 * sizeof(int64_t)));
+  scratch_.maxima = reinterpret_cast<float*>(arena.take(texts * maxima_pitch(shape_.vocabulary) * sizeof(float)));
+  scratch_.text_of = reinterpret_cast<int*>(arena.take(size_t(rows) * sizeof(int)));
+  scratch_.totals = reinterpret_cast<int*>(arena.take(texts * sizeof(int)));
+  scratch_.pieces = reinterpret_cast<int*>(arena.take(texts * pieces_of(shape_.vocabulary) * sizeof(int)));
+  scratch_.ends = reinterpret_cast<int64_t*>(arena.take(2 * sizeof(int64_t)));
   bytes = arena.used();
 }
 
@@ -126,16 +126,17 @@ Status SpladeHead::prepare(GemmProvider& gemm, const void* word, int rows, int t
                            std::to_string(loaded_.size()) + " were loaded");
   const int hidden = shape_.hidden, vocabulary = shape_.vocabulary;
   const size_t fitting = kMaximaBytes / (maxima_pitch(vocabulary) * sizeof(float));
-  texts_at_once_ = int(std::clamp<size_t>(std::min<size_t>(fitting, texts), 1, kMostTexts));
+  texts_at_once_ = int(std::clamp<size_t>(std::min<size_t>(fitting, texts), 1, kMaxTexts));
   size_t bytes = 0;
-  carve_work(nullptr, rows, bytes);
+  lay_out_scratch(nullptr, rows, bytes);
   EMBERT_TRY(work_.allocate(bytes));
-  carve_work(work_.as(), rows, bytes);
+  lay_out_scratch(work_.as(), rows, bytes);
 
-  const LinearWeights transform{of_.transform, of_.transform_bias, hidden, hidden, shape_.activation, {}, {}, 0.0f};
+  const LinearWeights transform{
+      tensors_.transform, tensors_.transform_bias, hidden, hidden, shape_.activation, {}, {}, 0.0f};
   EMBERT_TRY(gemm.prepare(transform, stream, transform_));
-  void* const table = shape_.tied ? const_cast<void*>(word) : of_.decoder;
-  const LinearWeights decoder{table, of_.decoder_bias, vocabulary, hidden, Activation::kNone, {}, {}, 0.0f};
+  void* const table = shape_.tied ? const_cast<void*>(word) : tensors_.decoder;
+  const LinearWeights decoder{table, tensors_.decoder_bias, vocabulary, hidden, Activation::kNone, {}, {}, 0.0f};
   EMBERT_TRY(gemm.prepare_maxima(decoder, stream, maxima_));
   if (maxima_ == nullptr) EMBERT_TRY(make_portable_maxima(gemm, shape_.dtype, decoder, stream, maxima_));
   EMBERT_CUDA(cudaStreamSynchronize(stream.handle));
@@ -162,19 +163,19 @@ Status SpladeHead::run(const SpladeBatch& batch, const SpladeAnswer& answer, con
   const int pitch = maxima_pitch(shape_.vocabulary), vocabulary = shape_.vocabulary;
   int none = 0;
   EMBERT_TRY(transform_->run({batch.x}, {}, batch.rows, batch.scratch, nullptr, none, stream));
-  EMBERT_TRY(layernorm(shape_.dtype, batch.scratch, {of_.gamma, of_.beta}, batch.rows, shape_.hidden, shape_.epsilon,
-                       batch.scratch, stream));
+  EMBERT_TRY(layernorm(shape_.dtype, batch.scratch, {tensors_.gamma, tensors_.beta}, batch.rows, shape_.hidden,
+                       shape_.epsilon, batch.scratch, stream));
   const PairBuffers places = answer.places(shape_.logs);
   for (int first = 0, group = 0; first < batch.texts; ++group) {
     int first_row = 0;
     const TextSpan span = group_from(first, batch, first_row);
-    EMBERT_TRY(begin_maxima(span, pitch, at_.text_of, at_.maxima, at_.totals, stream));
-    EMBERT_TRY(maxima_->run({batch.scratch, at_.text_of, batch.rows, first_row, span.end_row - first_row, first},
-                            at_.maxima, stream));
-    EMBERT_TRY(count_pairs(at_.maxima, vocabulary, pitch, span.count, at_.totals, at_.pieces, stream));
-    const int64_t* const before = group == 0 ? nullptr : at_.ends + group % 2;
-    EMBERT_TRY(write_pairs(at_.maxima, vocabulary, pitch, first, span.count, at_.totals, at_.pieces, before,
-                           at_.ends + (group + 1) % 2, places, stream));
+    EMBERT_TRY(begin_maxima(span, pitch, scratch_.text_of, scratch_.maxima, scratch_.totals, stream));
+    EMBERT_TRY(maxima_->run({batch.scratch, scratch_.text_of, batch.rows, first_row, span.end_row - first_row, first},
+                            scratch_.maxima, stream));
+    EMBERT_TRY(count_pairs(scratch_.maxima, vocabulary, pitch, span.count, scratch_.totals, scratch_.pieces, stream));
+    const int64_t* const before = group == 0 ? nullptr : scratch_.ends + group % 2;
+    EMBERT_TRY(write_pairs(scratch_.maxima, vocabulary, pitch, first, span.count, scratch_.totals, scratch_.pieces,
+                           before, scratch_.ends + (group + 1) % 2, places, stream));
     first += span.count;
   }
   return {};

@@ -83,8 +83,8 @@ class SpladeHead {
   size_t workspace_bytes() const { return work_.bytes() + (maxima_ == nullptr ? 0 : maxima_->workspace_bytes()); }
 
  private:
-  void carve_weights(uint8_t* base, size_t& bytes);
-  void carve_work(uint8_t* base, int rows, size_t& bytes);
+  void lay_out_weights(uint8_t* base, size_t& bytes);
+  void lay_out_scratch(uint8_t* base, int rows, size_t& bytes);
   struct WeightView {
     void* to;
     std::vector<size_t> shape;
@@ -99,7 +99,7 @@ class SpladeHead {
   struct {
     uint8_t *transform, *decoder;  // of the shape's type
     float *transform_bias, *gamma, *beta, *decoder_bias;
-  } of_{};
+  } tensors_{};
   std::set<std::string> loaded_;
   std::unique_ptr<Linear> transform_;
   std::unique_ptr<TextMaxima> maxima_;
@@ -108,7 +108,7 @@ class SpladeHead {
     int* text_of;          // [rows]
     int *totals, *pieces;  // [texts_at_once], [texts_at_once, pieces_of(vocabulary)]
     int64_t* ends;         // [2]: pairs up to the end of a group, alternating
-  } at_{};
+  } scratch_{};
   int texts_at_once_ = 0;
 };
 
