@@ -17,11 +17,9 @@
 #include <vector>
 
 #include "cpu/attention.h"
+#include "cpu/gemm/linear.h"
 #include "cpu/layer.h"
-#include "cpu/norm.h"
-#include "cpu/products/int8_linear.h"
-#include "cpu/products/linear.h"
-#include "cpu/rows.h"
+#include "cpu/row_ops.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -106,7 +104,7 @@ NB_MODULE(_cpu, module) {
       .def("__call__", &apply, "x"_a, "rows"_a, "y"_a, "activation"_a, "residual"_a, "gate"_a, "threads"_a,
            nb::call_guard<nb::gil_scoped_release>());
 
-  nb::class_<Int8LinearAvx512, LinearLayer>(module, "Int8Linear")
+  nb::class_<Int8LinearAvx512, LinearLayer>(module, "Int8LinearAvx512")
       .def(
           "__init__",
           [](Int8LinearAvx512* self, const Array<std::int8_t, 2>& weight, const Array<float, 1>& scales,
@@ -140,7 +138,7 @@ NB_MODULE(_cpu, module) {
           "__call__",
           [](const Layer& layer, std::uintptr_t x, int rows, const std::vector<GroupTuple>& groups, std::uintptr_t bias,
              int longest, int window, std::uintptr_t y, int threads) {
-            std::vector<Group> token_groups;
+            std::vector<SequenceGroup> token_groups;
             token_groups.reserve(groups.size());
             for (const auto& [start, sequences, length, keys] : groups) {
               token_groups.push_back({start, sequences, length, keys ? keys : length});
@@ -155,7 +153,7 @@ NB_MODULE(_cpu, module) {
           "x"_a, "rows"_a, "groups"_a, "bias"_a, "longest"_a, "window"_a, "y"_a, "threads"_a);
 
   module.def(
-      "normalise",
+      "normalize",
       [](std::uintptr_t x, int rows, int columns, std::uintptr_t gamma, std::uintptr_t beta, float epsilon,
          std::uintptr_t y, int threads) {
         normalize(pointer<const float>(x), rows, columns, pointer<const float>(gamma), pointer<const float>(beta),
@@ -165,15 +163,15 @@ NB_MODULE(_cpu, module) {
       nb::call_guard<nb::gil_scoped_release>());
   module.def(
       "embed",
-      [](std::uintptr_t ids, std::uintptr_t places, int tokens, const Array<float, 2>& words,
+      [](std::uintptr_t ids, std::uintptr_t position_ids, int tokens, const Array<float, 2>& words,
          const Array<float, 2>& positions, std::uintptr_t gamma, std::uintptr_t beta, float epsilon, std::uintptr_t y,
          int threads) {
-        const Table table{words.data(), std::int64_t(words.shape(0))};
-        const Table places_of{positions.data(), std::int64_t(positions.shape(0))};
+        const Table word_table{words.data(), std::int64_t(words.shape(0))};
+        const Table position_table{positions.data(), std::int64_t(positions.shape(0))};
         const nb::gil_scoped_release released;
-        if (!embed(pointer<const std::int64_t>(ids), pointer<const std::int64_t>(places), tokens, table, places_of,
-                   int(words.shape(1)), pointer<const float>(gamma), pointer<const float>(beta), epsilon,
-                   pointer<float>(y), threads)) {
+        if (!embed(pointer<const std::int64_t>(ids), pointer<const std::int64_t>(position_ids), tokens, word_table,
+                   position_table, int(words.shape(1)), pointer<const float>(gamma), pointer<const float>(beta),
+                   epsilon, pointer<float>(y), threads)) {
           throw std::out_of_range("an id or a position is outside of its table");
         }
       },

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cpu/products/panels.h"
-#include "cpu/registers/floats.h"
-#include "cpu/registers/tile.h"
-#include "cpu/scratch.h"
+#include "cpu/gemm/tile.h"
+#include "cpu/simd.h"
 #include "cpu/thread_pool.h"
 
 namespace embert::cpu {
@@ -16,13 +14,13 @@ namespace {
 // the copies: of 8 192 tokens a head of 64 columns takes a quarter less with 384 than with 96. In a window they would
 // attend to more keys.
 constexpr int kQueries = 96, kLongQueries = 384;
-constexpr int kLong = 1024;
+constexpr int kLongTokens = 1024;
 // Products that one thread computes in some 20 µs: a second thread would gain nothing.
 constexpr std::int64_t kMaxSerial = 1 << 19;
 // Values of more keys are copied too: in place, they are kilobytes apart.
-constexpr int kFewKeys = 64;
+constexpr int kMinCopiedKeys = 64;
 
-int rounded_up(int count) {
+int round_up(int count) {
   return (count + kLanes - 1) / kLanes * kLanes;
 }
 
@@ -49,15 +47,15 @@ const float* rotated(const float* row, int position, const Positions& positions,
   return to;
 }
 
-// 16 rows of 16 floats, of which the first `real` are read and the others are zeros → their transpose. The rows of one
-// head are kilobytes apart: their loads are in flight together, and elements are moved in registers.
-void transpose_square(const float* from, std::ptrdiff_t stride, int real, float* to, std::ptrdiff_t to_stride) {
+// 16 rows of 16 floats, of which the first `valid_rows` are read and the others are zeros → their transpose. The rows
+// of one head are kilobytes apart: their loads are in flight together, and elements are moved in registers.
+void transpose_16x16(const float* from, std::ptrdiff_t stride, int valid_rows, float* to, std::ptrdiff_t to_stride) {
   static_assert(kLanes == 16, "four rounds of exchanges");
-  Floats rows[kLanes], moved[kLanes];
-  for (int i = 0; i < kLanes; ++i) rows[i] = i < real ? _mm512_loadu_ps(from + i * stride) : _mm512_setzero_ps();
+  Floats rows[kLanes], swapped[kLanes];
+  for (int i = 0; i < kLanes; ++i) rows[i] = i < valid_rows ? _mm512_loadu_ps(from + i * stride) : _mm512_setzero_ps();
   for (int i = 0; i < kLanes; i += 2) {
-    moved[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-    moved[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+    swapped[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+    swapped[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
   }
   const auto pairs = [](Floats low, Floats high, auto upper) {
     const __m512d a = _mm512_castps_pd(low), b = _mm512_castps_pd(high);
@@ -65,8 +63,8 @@ void transpose_square(const float* from, std::ptrdiff_t stride, int real, float*
   };
   for (int i = 0; i < kLanes; i += 4) {  // rows[i + j]: column j of each quarter, of rows i … i + 3
     for (int j = 0; j < 2; ++j) {
-      rows[i + 2 * j] = pairs(moved[i + j], moved[i + j + 2], std::false_type());
-      rows[i + 2 * j + 1] = pairs(moved[i + j], moved[i + j + 2], std::true_type());
+      rows[i + 2 * j] = pairs(swapped[i + j], swapped[i + j + 2], std::false_type());
+      rows[i + 2 * j + 1] = pairs(swapped[i + j], swapped[i + j + 2], std::true_type());
     }
   }
   for (int j = 0; j < 4; ++j) {
@@ -86,28 +84,28 @@ void transpose_square(const float* from, std::ptrdiff_t stride, int real, float*
 void transpose(const HeadRows& keys, int first, int count, const Positions& positions, int size, float* rows,
                float* to) {
   for (; count > 0; first += kTileColumns, count -= kTileColumns) {
-    const int tile_size = std::min(kTileColumns, count), padded_size = rounded_up(tile_size);
+    const int tile_size = std::min(kTileColumns, count), padded_size = round_up(tile_size);
     for (int key = 0; key < padded_size; key += kLanes) {
-      const int real = std::min(kLanes, tile_size - key), number = first + key;
+      const int valid_rows = std::min(kLanes, tile_size - key), number = first + key;
       HeadRows from{keys(number), keys.stride};
       if (positions.cosines) {
-        for (int i = 0; i < real; ++i) rotated(keys(number + i), number + i, positions, size, rows + i * size);
+        for (int i = 0; i < valid_rows; ++i) rotated(keys(number + i), number + i, positions, size, rows + i * size);
         from = {rows, size};
       }
       for (int k = 0; k < size; k += kLanes)
-        transpose_square(from(0) + k, from.stride, real, to + k * padded_size + key, padded_size);
+        transpose_16x16(from(0) + k, from.stride, valid_rows, to + k * padded_size + key, padded_size);
     }
     to += size * padded_size;
   }
 }
 
 // scores [count] of keys from `first` on, for one query → exp(score - the largest one); returns one over their sum.
-float exponentials(float* scores, int first, int count, const float* bias, int query, int window) {
+float softmax_terms(float* scores, int first, int count, const float* bias, int query, int window) {
   if (window >= 0 && (query + window < first || query - window >= first + count)) {  // it attends to no key
     std::fill(scores, scores + count, 0.0f);
     return 0.0f;
   }
-  const auto scored = [&](int offset, __mmask16 mask) {
+  const auto biased_score = [&](int offset, __mmask16 mask) {
     Floats score = _mm512_maskz_loadu_ps(mask, scores + offset);
     if (bias) score = _mm512_add_ps(score, _mm512_maskz_loadu_ps(mask, bias + first + offset));
     if (window >= 0) {
@@ -117,16 +115,16 @@ float exponentials(float* scores, int first, int count, const float* bias, int q
     }
     return score;
   };
-  Floats most = _mm512_set1_ps(-__builtin_inff());
+  Floats maxima = _mm512_set1_ps(-__builtin_inff());
   for (int offset = 0; offset < count; offset += kLanes) {
     const __mmask16 mask = first_lanes(count - offset);
-    most = _mm512_mask_max_ps(most, mask, most, scored(offset, mask));
+    maxima = _mm512_mask_max_ps(maxima, mask, maxima, biased_score(offset, mask));
   }
-  const Floats largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+  const Floats largest = _mm512_set1_ps(_mm512_reduce_max_ps(maxima));
   Floats sums = _mm512_setzero_ps();
   for (int offset = 0; offset < count; offset += kLanes) {
     const __mmask16 mask = first_lanes(count - offset);
-    const Floats value = exp(_mm512_sub_ps(scored(offset, mask), largest));
+    const Floats value = exp(_mm512_sub_ps(biased_score(offset, mask), largest));
     _mm512_mask_storeu_ps(scores + offset, mask, value);
     sums = _mm512_mask_add_ps(sums, mask, sums, value);
   }
@@ -147,37 +145,37 @@ struct Head {
 // sums of the values. `scores` [kRows, count rounded up] is scratch.
 template <int kRows>
 void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, float* context, std::ptrdiff_t stride) {
-  const int padded = rounded_up(head.count);
+  const int padded = round_up(head.count);
   for (int offset = 0; offset < padded; offset += kTileColumns) {
-    with_constant<kTileLanes>(std::min(kTileColumns, padded - offset) / kLanes, [&](auto lanes) {
-      constexpr int kWide = lanes;
-      Floats sums[kRows][kWide];
+    with_constant<kTileVectors>(std::min(kTileColumns, padded - offset) / kLanes, [&](auto lanes) {
+      constexpr int kVectors = lanes;
+      Floats sums[kRows][kVectors];
       const float* const keys = head.keys + std::ptrdiff_t(offset) * head.size;
       set_zero(sums);  // a head has few columns: one partial sum
-      add_products<kRows, kWide>(q.first, q.stride, keys, kWide * kLanes, head.size, sums);
+      add_products<kRows, kVectors>(q.first, q.stride, keys, kVectors * kLanes, head.size, sums);
       for (int row = 0; row < kRows; ++row) {
-        for (int lane = 0; lane < kWide; ++lane) {
-          _mm512_storeu_ps(scores + row * padded + offset + lane * kLanes, sums[row][lane]);
+        for (int v = 0; v < kVectors; ++v) {
+          _mm512_storeu_ps(scores + row * padded + offset + v * kLanes, sums[row][v]);
         }
       }
     });
   }
-  Floats shares[kRows];
+  Floats inverse_sums[kRows];
   for (int row = 0; row < kRows; ++row) {
     const float* const bias = head.bias ? head.bias - query - row : nullptr;
-    const float share =
-        exponentials(scores + row * padded, head.first, head.count, bias, query + row, head.positions.window);
-    shares[row] = _mm512_set1_ps(share);
+    const float inverse_sum =
+        softmax_terms(scores + row * padded, head.first, head.count, bias, query + row, head.positions.window);
+    inverse_sums[row] = _mm512_set1_ps(inverse_sum);
   }
   for (int offset = 0; offset < head.size; offset += kTileColumns) {
-    with_constant<kTileLanes>(std::min(kTileColumns, head.size - offset) / kLanes, [&](auto lanes) {
-      constexpr int kWide = lanes;
-      Floats sums[kRows][kWide];
-      multiply<kRows, kWide>(scores, padded, head.values.first + offset, head.values.stride, head.count, sums);
+    with_constant<kTileVectors>(std::min(kTileColumns, head.size - offset) / kLanes, [&](auto lanes) {
+      constexpr int kVectors = lanes;
+      Floats sums[kRows][kVectors];
+      multiply<kRows, kVectors>(scores, padded, head.values.first + offset, head.values.stride, head.count, sums);
       for (int row = 0; row < kRows; ++row) {
-        for (int lane = 0; lane < kWide; ++lane) {
-          float* const to = context + row * stride + offset + lane * kLanes;
-          _mm512_storeu_ps(to, _mm512_mul_ps(sums[row][lane], shares[row]));
+        for (int v = 0; v < kVectors; ++v) {
+          float* const to = context + row * stride + offset + v * kLanes;
+          _mm512_storeu_ps(to, _mm512_mul_ps(sums[row][v], inverse_sums[row]));
         }
       }
     });
@@ -186,7 +184,7 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
 
 // Queries first … first + count - 1 of a head. A window's keys begin at a whole register, so that each key is in the
 // same lane for all queries: results are batch-invariant.
-void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const Group& group,
+void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const SequenceGroup& group,
                   const Positions& positions, const float* bias, int size, int first, int count, float* context,
                   std::ptrdiff_t stride) {
   int from = 0, to = group.keys;
@@ -194,7 +192,7 @@ void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const
     from = std::min(to, std::max(0, first - positions.window) / kLanes * kLanes);
     to = std::max(from, std::min(to, first + count + positions.window));
   }
-  const std::size_t keys = to - from, padded = rounded_up(to - from), padded_size = size;
+  const std::size_t keys = to - from, padded = round_up(to - from), padded_size = size;
   float* const transposed =
       scratch<float, Head>((2 * padded_size + kTileRows) * padded + (kLanes + kTileRows) * padded_size);
   float* const scores = transposed + padded_size * padded;
@@ -203,7 +201,7 @@ void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const
   float* const copied = queries + kTileRows * padded_size;
   transpose(k, from, int(keys), positions, size, rotated_rows, transposed);
   HeadRows values{v(from), v.stride};
-  if (keys > kFewKeys) {
+  if (keys > kMinCopiedKeys) {
     for (std::size_t key = 0; key < keys; ++key) std::copy_n(values(int(key)), size, copied + key * padded_size);
     values = {copied, size};
   }
@@ -212,26 +210,26 @@ void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const
   for (int tile = 0; tile < tiles; ++tile) {
     const TileRows rows = tile_rows(count, tiles, tile);
     const int query = first + rows.first;
-    HeadRows own{q(query), q.stride};
+    HeadRows q_tile{q(query), q.stride};
     if (positions.cosines) {
       for (int i = 0; i < rows.count; ++i) rotated(q(query + i), query + i, positions, size, queries + i * size);
-      own = {queries, size};
+      q_tile = {queries, size};
     }
     with_constant<kTileRows>(rows.count, [&](auto tile_size) {
-      attend_rows<tile_size>(head, own, query, scores, context + query * stride, stride);
+      attend_rows<tile_size>(head, q_tile, query, scores, context + query * stride, stride);
     });
   }
 }
 
 }  // namespace
 
-void attend(const float* qkv, const Group& group, const Positions& positions, int heads, int size, float* context,
-            int threads) {
+void attend(const float* qkv, const SequenceGroup& group, const Positions& positions, int heads, int size,
+            float* context, int threads) {
   const std::ptrdiff_t hidden = std::ptrdiff_t(heads) * size, stride = 3 * hidden;
-  const int queries_of_task = group.length > kLong && positions.window < 0 ? kLongQueries : kQueries;
-  const int least = (group.length + queries_of_task - 1) / queries_of_task;
+  const int task_queries = group.length > kLongTokens && positions.window < 0 ? kLongQueries : kQueries;
+  const int min_blocks = (group.length + task_queries - 1) / task_queries;
   if (std::int64_t{group.sequences} * group.length * group.length * hidden <= kMaxSerial) threads = 1;
-  const int blocks = balanced_blocks(least, 2 * least, group.sequences * heads, threads);
+  const int blocks = balanced_blocks(min_blocks, 2 * min_blocks, group.sequences * heads, threads);
   ThreadPool::shared().run(threads, group.sequences * heads * blocks, [&](int task) {
     const int block = task % blocks, head = task / blocks % heads, sequence = task / blocks / heads;
     const std::ptrdiff_t first = group.start + std::ptrdiff_t(sequence) * group.length, column = head * size;

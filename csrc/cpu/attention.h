@@ -4,7 +4,7 @@
 namespace embert::cpu {
 
 // Consecutive sequences of equal length.
-struct Group {
+struct SequenceGroup {
   int start;  // the first token
   int sequences;
   int length;  // tokens of each
@@ -23,7 +23,7 @@ struct Positions {
 
 // qkv [T, 3 · heads · size] → context [T, heads · size] for the tokens of a group. Queries are scaled already; `size`
 // is a multiple of 16. A query that attends to no key gets zeros.
-void attend(const float* qkv, const Group& group, const Positions& positions, int heads, int size, float* context,
-            int threads);
+void attend(const float* qkv, const SequenceGroup& group, const Positions& positions, int heads, int size,
+            float* context, int threads);
 
 }  // namespace embert::cpu

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "cpu/attention.h"
-#include "cpu/products/linear.h"
+#include "cpu/gemm/linear.h"
 
 namespace embert::cpu {
 
@@ -24,8 +24,8 @@ class Layer {
   ~Layer();
 
   // x [rows, hidden] → y [rows, hidden]. `groups` cover all rows in order.
-  void operator()(const float* x, int rows, const std::vector<Group>& groups, const Positions& positions, float* y,
-                  int threads) const;
+  void operator()(const float* x, int rows, const std::vector<SequenceGroup>& groups, const Positions& positions,
+                  float* y, int threads) const;
 
  private:
   const LinearLayer &qkv_, &projection_, &inner_, &outer_;

@@ -1,7 +1,8 @@
-// A thread pool that shares the tasks of one call at a time.
+// A thread pool that shares the tasks of one call at a time, and its threads' scratch memory.
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -47,5 +48,14 @@ class ThreadPool {
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> context_{nullptr};
 };
+
+// Scratch memory that a thread keeps between calls of a kernel: at least `count` elements, with the contents from the
+// last call of this kernel. `Kernel` is any unique type.
+template <typename T, typename Kernel>
+T* scratch(std::size_t count) {
+  thread_local std::vector<T> memory;
+  if (memory.size() < count) memory.resize(count);
+  return memory.data();
+}
 
 }  // namespace embert::cpu

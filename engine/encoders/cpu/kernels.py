@@ -98,7 +98,7 @@ def int8_linear_avx512(
     """An int8 linear layer with the integers that quantization/ defines; `weights` are concatenated."""
     integers = np.concatenate([weight.integers for weight in weights])
     scales = np.concatenate([weight.scales for weight in weights])
-    return LinearAvx512(_kernels().Int8Linear(integers, scales, bias.contiguous().numpy()), len(bias), activation)
+    return LinearAvx512(_kernels().Int8LinearAvx512(integers, scales, bias.contiguous().numpy()), len(bias), activation)
 
 
 NormOf = tuple[torch.Tensor, torch.Tensor, float]  # gamma, beta, epsilon
@@ -134,7 +134,7 @@ def normalized(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, 
     """LayerNorm, or without `beta` RMSNorm, of float32 [T, columns]."""
     x = x.contiguous()
     y = torch.empty_like(x)
-    _kernels().normalise(
+    _kernels().normalize(
         x.data_ptr(),
         *x.shape,
         gamma.data_ptr(),

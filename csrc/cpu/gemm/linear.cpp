@@ -1,15 +1,15 @@
-#include "cpu/products/linear.h"
+#include "cpu/gemm/linear.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 
-#include "cpu/products/panels.h"
-#include "cpu/registers/finish.h"
-#include "cpu/registers/tile.h"
+#include "cpu/gemm/epilogue.h"
+#include "cpu/gemm/tile.h"
 
 namespace embert::cpu {
+
 LinearLayer::~LinearLayer() = default;
 
 Linear::~Linear() = default;
@@ -39,13 +39,13 @@ void Linear::operator()(const float* x, int rows, const Epilogue& epilogue, floa
     constexpr int kRows = count;
     const float* const weight = panels_.get() + std::size_t(panel) * in_ * kTileColumns;
     const int column = panel * kTileColumns, columns = std::min(kTileColumns, out_ - column);
-    Floats sums[kRows][kTileLanes];
-    multiply<kRows, kTileLanes>(x + std::ptrdiff_t(first) * in_, in_, weight, kTileColumns, in_, sums);
+    Floats sums[kRows][kTileVectors];
+    multiply<kRows, kTileVectors>(x + std::ptrdiff_t(first) * in_, in_, weight, kTileColumns, in_, sums);
     for (int row = 0; row < kRows; ++row) {
-      for (int lane = 0; lane < kTileLanes; ++lane) {
-        sums[row][lane] = _mm512_add_ps(sums[row][lane], _mm512_loadu_ps(bias_ + column + lane * kLanes));
+      for (int v = 0; v < kTileVectors; ++v) {
+        sums[row][v] = _mm512_add_ps(sums[row][v], _mm512_loadu_ps(bias_ + column + v * kLanes));
       }
-      finish(sums[row], epilogue, y, std::ptrdiff_t(first + row) * out_ + column, columns);
+      store_epilogue(sums[row], epilogue, y, std::ptrdiff_t(first + row) * out_ + column, columns);
     }
   });
 }

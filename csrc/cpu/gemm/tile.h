@@ -1,0 +1,128 @@
+// Tiling of a GEMM: tiles in registers, panels of the weight's columns, and blocks of rows. Attention uses it, too.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "cpu/simd.h"
+#include "cpu/thread_pool.h"
+
+namespace embert::cpu {
+
+// 6 rows of 4 registers are 24 sums. With 4 registers of b and one of a, 29 of the 32 are in use. A step reads 4 · 64
+// and 6 · 4 bytes for 24 products, which take 24 cycles where one of 512 bits starts in each (Zen 4), and 12 where two
+// do.
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = 4;
+constexpr int kTileColumns = kTileVectors * kLanes;
+
+// Products in one partial sum. Longer sums are sums of these: for 1 536 products their error is 3 times smaller, for 1
+// % of the time.
+constexpr int kPartialDepth = 128;
+
+// sums[row][lane] += Σₖ a[row · a_stride + k] · b[k · b_stride + 16 · lane …] for k < depth, in order.
+template <int kRows, int kVectors>
+inline void add_products(const float* a, std::ptrdiff_t a_stride, const float* b, std::ptrdiff_t b_stride, int depth,
+                         Floats (&sums)[kRows][kVectors]) {
+  for (int k = 0; k < depth; ++k, b += b_stride) {
+    Floats b_values[kVectors];
+    for (int v = 0; v < kVectors; ++v) b_values[v] = _mm512_loadu_ps(b + v * kLanes);
+    for (int row = 0; row < kRows; ++row) {
+      const Floats a_value = _mm512_set1_ps(a[row * a_stride + k]);
+      for (int v = 0; v < kVectors; ++v) {
+        sums[row][v] = _mm512_fmadd_ps(a_value, b_values[v], sums[row][v]);
+      }
+    }
+  }
+}
+
+template <int kRows, int kVectors>
+inline void set_zero(Floats (&sums)[kRows][kVectors]) {
+  for (int row = 0; row < kRows; ++row) {
+    for (int v = 0; v < kVectors; ++v) sums[row][v] = _mm512_setzero_ps();
+  }
+}
+
+// sums[row][lane] = Σₖ a[row · a_stride + k] · b[k · b_stride + 16 · lane …]: in an order that depends only on `depth`,
+// not on the tile's size. So a row's sums are batch-invariant.
+template <int kRows, int kVectors>
+inline void multiply(const float* a, std::ptrdiff_t a_stride, const float* b, std::ptrdiff_t b_stride, int depth,
+                     Floats (&sums)[kRows][kVectors]) {
+  set_zero(sums);
+  add_products<kRows, kVectors>(a, a_stride, b, b_stride, depth < kPartialDepth ? depth : kPartialDepth, sums);
+  for (int k = kPartialDepth; k < depth; k += kPartialDepth) {
+    Floats run[kRows][kVectors];
+    set_zero(run);
+    const int left = depth - k;
+    add_products<kRows, kVectors>(a + k, a_stride, b + k * b_stride, b_stride,
+                                  left < kPartialDepth ? left : kPartialDepth, run);
+    for (int row = 0; row < kRows; ++row) {
+      for (int v = 0; v < kVectors; ++v) sums[row][v] = _mm512_add_ps(sums[row][v], run[row][v]);
+    }
+  }
+}
+
+// Calls function(std::integral_constant<int, n>) for n = number, 1 to kMax.
+template <int kMax, typename Function>
+inline void with_constant(int number, const Function& function) {
+  if constexpr (kMax > 0) {
+    if (number == kMax) {
+      function(std::integral_constant<int, kMax>());
+    } else {
+      with_constant<kMax - 1>(number, function);
+    }
+  }
+}
+
+// The rows of tile number `tile` of `tiles` that share `rows` as evenly as they can: the first, and how many.
+struct TileRows {
+  int first, count;
+};
+
+inline TileRows tile_rows(int rows, int tiles, int tile) {
+  const int base = rows / tiles, remainder = rows % tiles;
+  return {tile * base + (tile < remainder ? tile : remainder), base + (tile < remainder)};
+}
+
+// Rows that one thread multiplies by a panel of the weight: their part of x stays in its L2 cache with the panel.
+constexpr int kBlockRows = 96;
+
+inline int panels_of(int columns) {
+  return (columns + kTileColumns - 1) / kTileColumns;
+}
+
+// How many blocks to divide rows into, of `min_blocks` to `max_blocks`: the number that leaves the fewest threads
+// without a task in the last wave, where each block is `tasks` tasks.
+inline int balanced_blocks(int min_blocks, int max_blocks, int tasks, int threads) {
+  int best = min_blocks;
+  double best_utilization = 0;
+  for (int blocks = min_blocks; blocks <= max_blocks && best_utilization < 0.97; ++blocks) {
+    const int count = blocks * tasks, waves = (count + threads - 1) / threads;
+    const double utilization = double(count) / (waves * threads);
+    if (utilization > best_utilization) {
+      best = blocks;
+      best_utilization = utilization;
+    }
+  }
+  return best;
+}
+
+// Calls function(panel, first row, std::integral_constant of its rows) for each tile of a product with `out` columns.
+template <typename Function>
+inline void for_tiles(int rows, int out, int threads, const Function& function) {
+  const int panels = panels_of(out), min_blocks = (rows + kBlockRows - 1) / kBlockRows;
+  const int max_blocks = std::max(min_blocks, std::min(4 * min_blocks, rows / (2 * kTileRows)));
+  const int blocks = balanced_blocks(min_blocks, max_blocks, panels, threads);
+  ThreadPool::shared().run(threads, panels * blocks, [&](int task) {
+    const TileRows block = tile_rows(rows, blocks, task / panels);
+    const int tiles = (block.count + kTileRows - 1) / kTileRows;
+    for (int tile = 0; tile < tiles; ++tile) {
+      const TileRows range = tile_rows(block.count, tiles, tile);
+      with_constant<kTileRows>(range.count,
+                               [&](auto count) { function(task % panels, block.first + range.first, count); });
+    }
+  });
+}
+
+}  // namespace embert::cpu
