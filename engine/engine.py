@@ -21,7 +21,7 @@ from embert.engine.int8_accuracy import load_encoder
 from embert.engine.model import Model, load_model
 from embert.engine.quantization import MIN_ACCURACY
 from embert.engine.tasks import Task, task_names
-from embert.engine.tokenization.encoded import Encoded, check_sequence, check_text
+from embert.engine.tokenization.encoded import Encoded, TokenizeOptions, check_sequence, check_text
 from embert.engine.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Engine", "ScoreOptions", "batch_budget", "encode_texts", "kept_columns", "require_task"]
@@ -216,7 +216,9 @@ class Engine:
             raise InputError(f"`top_n` must be at least 1, found {top_n!r}", param="top_n")
         check_text(query, "query")
         encoded = self.tokenizer.encode_pairs(
-            [self._prompt(options.get("prompt_name")) + query], texts, truncate=options.get("truncate", True)
+            [self._prompt(options.get("prompt_name")) + query],
+            texts,
+            TokenizeOptions(truncate=options.get("truncate", True), param="query"),
         )
         return ranked(self._logits(classifier, encoded, options)[:, 0], _activation(classifier, options), top_n)
 
@@ -236,9 +238,8 @@ class Engine:
         if single:
             encoded = self.tokenizer.encode(
                 [text for text in texts if isinstance(text, str)],
-                truncate=options.get("truncate", True),
+                TokenizeOptions(truncate=options.get("truncate", True), param="texts"),
                 prompt=self._prompt(options.get("prompt_name")),
-                param="texts",
             )
             logits[single] = self._logits(classifier, encoded, options, single)
         if pairs:
@@ -260,7 +261,9 @@ class Engine:
             firsts.append(prompt + pair[0])
             seconds.append(pair[1])
         encoded = self.tokenizer.encode_pairs(
-            firsts, seconds, truncate=options.get("truncate", True), params=(param, param)
+            firsts,
+            seconds,
+            TokenizeOptions(truncate=options.get("truncate", True), param=param, second_param=param),
         )
         return self._logits(classifier, encoded, options, [*pairs])
 
@@ -366,7 +369,8 @@ def encode_texts(
         prompt = head.role(is_query).prompt
     else:
         prompt = _prompt(model, name)
-    encoded = tokenizer.encode(texts, truncate=truncate, prompt=prompt, param="texts", is_query=is_query)
+    options = TokenizeOptions(truncate=truncate, param="texts", is_query=is_query)
+    encoded = tokenizer.encode(texts, options, prompt=prompt)
     if adapters is None:
         return encoded
     return dataclasses.replace(encoded, adapter=adapters.number(task or name or model.default_prompt_name))

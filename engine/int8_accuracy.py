@@ -23,7 +23,7 @@ from embert.engine.models.encoder_config import EncoderConfig, tensor_shapes
 from embert.engine.quantization import MIN_ACCURACY
 from embert.engine.quantization.accuracy import Int8Accuracy, accuracy_of_labels, accuracy_of_rows
 from embert.engine.tasks import ALL_TASKS, Task
-from embert.engine.tokenization.encoded import Encoded
+from embert.engine.tokenization.encoded import Encoded, TokenizeOptions
 from embert.engine.tokenization.tokenizer import Tokenizer
 
 __all__ = ["affordable", "compared", "encoded_for", "load_encoder", "sentences", "task_of"]
@@ -108,8 +108,8 @@ def encoded_for(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Enc
     """The sentences as this model reads them: for a model of one score each with the next one, as a pair."""
     classifier = model.heads.classifier
     if task_of(model) == Task.CLASSIFY and classifier is not None and len(classifier.labels) == 1:
-        return tokenizer.encode_pairs(texts, [*texts[1:], texts[0]], truncate=True)
-    return tokenizer.encode(texts, truncate=True, is_query=False if task_of(model) == Task.MULTI else None)
+        return tokenizer.encode_pairs(texts, [*texts[1:], texts[0]])
+    return tokenizer.encode(texts, TokenizeOptions(is_query=False if task_of(model) == Task.MULTI else None))
 
 
 def compared(model: Model, encoded: Encoded, ours: Encoder, theirs: Encoder) -> Int8Accuracy:

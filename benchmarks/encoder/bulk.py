@@ -110,7 +110,7 @@ def _encoder_alone(model: Model, device: str, choice: str, lines: list[str]) -> 
     tokenizer = Tokenizer(model)
     batches: list[PackedBatch] = []
     for first in range(0, len(lines), BLOCK):
-        encoded = tokenizer.encode(lines[first : first + BLOCK], truncate=True)
+        encoded = tokenizer.encode(lines[first : first + BLOCK])
         order, starts = by_length(encoded.lengths), cumulative(encoded.lengths)
         batches += [
             packed(gathered(encoded, order[span], starts), dimensions=0, normalize=True)

@@ -72,7 +72,7 @@ class EmbertEncoder(Embert):
         """See Rival."""
         from embert import engine
 
-        encoded = self.engine.tokenizer.encode(texts, truncate=True)
+        encoded = self.engine.tokenizer.encode(texts)
         return engine.pack(np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1]))
 
     def run(self, prepared: Any) -> Floats:

@@ -96,7 +96,7 @@ def _measure(
 
 def _full_batches(tokenizer: Tokenizer, texts: Sequence[str], most_tokens: int) -> list[PackedBatch]:
     """Pack the texts in order into full batches; a partial last batch counts only if it is the only one."""
-    encoded = tokenizer.encode(list(texts), truncate=True)
+    encoded = tokenizer.encode(list(texts))
     batches: list[PackedBatch] = []
     sequences: list[npt.NDArray[np.int32]] = []
     tokens = first = 0

@@ -65,7 +65,7 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float
     requests, joined, pairs = [], [], []
     for index, query in enumerate(queries):
         documents = [each.text for each in passages[index * DOCUMENTS : (index + 1) * DOCUMENTS]]
-        encoded = tokenizer.encode_pairs([query.text], documents, truncate=True)
+        encoded = tokenizer.encode_pairs([query.text], documents)
         body = {"query": query.text, "documents": documents}
         requests.append(post("/v1/rerank", body, kind="rerank", texts=DOCUMENTS, tokens=encoded.tokens))
         joined += [f"{query.text} {document}" for document in documents]

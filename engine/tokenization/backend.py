@@ -19,16 +19,26 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
-from embert.engine.errors import BrokenModel, EngineError
+from embert.engine.errors import BrokenModel, EngineError, InputError
 from embert.engine.files.tokenizer_config import TokenizerConfig
-from embert.engine.tokenization.encoded import Direction, TokenInfo
+from embert.engine.tokenization.encoded import (
+    Chunking,
+    Chunks,
+    Direction,
+    TokenInfo,
+    TokenizeOptions,
+    check_unicode,
+    groups,
+    untokenizable,
+)
 from embert.engine.tokenization.library import load_library
-from embert.engine.tokenization.split_points import SplitPoints, split_points_of
+from embert.engine.tokenization.split_points import SplitPoints, TextParts, split_points_of
 
 __all__ = ["ID_BYTES", "Backend", "PairTemplate", "SpecialTokens", "TokenizerFailed", "WordCache"]
 
 ID_BYTES = 4  # int32
 _NOT_THE_LIBRARYS = (TypeError, KeyboardInterrupt, SystemExit)  # the first is about a lone surrogate
+TEXT_CHARACTERS = 32  # overhead of a text, in characters
 PROBED_TOKENS = 1000  # of the vocabulary, where no letter has a token
 
 
@@ -76,13 +86,15 @@ class Backend:
     The library's own padding and truncation stay off.
     """
 
-    def __init__(self, path: Path, config: TokenizerConfig, *, vocab_size: int, lowercase: bool) -> None:
+    def __init__(
+        self, path: Path, config: TokenizerConfig, *, vocab_size: int, lowercase: bool, truncate: bool = True
+    ) -> None:
         """Read a tokenizer.json. Raises BrokenModel if it cannot be read or has a token whose id is over the table.
 
         `config` is what the files beside it say. Ids are 0 … `vocab_size` - 1. `lowercase` lowercases texts before
-        everything else.
+        everything else. `truncate` is what options that do not say mean.
         """
-        self.path, self.vocab_size = path, vocab_size
+        self.path, self.vocab_size, self.truncate = path, vocab_size, truncate
         with _readable(path):
             self._library, description = load_library(path, config, vocab_size=vocab_size, lowercase=lowercase)
             self._read(description)
@@ -142,6 +154,86 @@ class Backend:
                 return None
             split.append(_kept(chunks, limit, direction))
         return words.known(split)
+
+    def cuts(self, options: TokenizeOptions) -> bool:
+        """Whether what is too long is cut."""
+        return self.truncate if options.truncate is None else options.truncate
+
+    def read(
+        self,
+        texts: Sequence[str],
+        options: TokenizeOptions,
+        chunking: Chunking,
+        *,
+        capacity: int,
+        param: str,
+        refuse: Callable[[int, int], InputError],
+    ) -> Chunks[list[bytes]]:
+        """Ids of each text without special tokens, in chunks.
+
+        Of a text with more than `capacity` tokens, the end that is kept is read until more than `capacity` are known;
+        where texts are not cut, `refuse` makes the error from the text's index and the number known; `param` is the
+        request field of other errors. Raises InputTooLarge, before the work, for a text without a split point within
+        the chunking's limit.
+        """
+        truncate, direction = self.cuts(options), options.direction or self.direction
+        # One past the capacity is enough to cut, but not to say how long a text is.
+        limit = capacity + 1 if truncate else None
+        sizes = [*map(len, texts)]
+        bodies: list[bytes] = []
+        tokens = 0
+        try:
+            if sum(sizes) + len(sizes) * TEXT_CHARACTERS <= chunking.chunk and max(sizes, default=0) <= chunking.part:
+                return self._ids(texts, limit, direction, enumerate(texts), param)
+            for group in groups([min(size, chunking.part) + TEXT_CHARACTERS for size in sizes], chunking.chunk):
+                parts = [
+                    TextParts(text, self.split_points, direction, chunking.most_unbroken, index=index, param=param)
+                    for index, text in enumerate(texts[group], group.start)
+                ]
+                bodies += self._next_bodies(parts, chunking.part, limit, direction)
+                tokens += sum(map(len, bodies[group])) // ID_BYTES
+                yield tokens
+                for index, rest in enumerate(parts, group.start):
+                    while rest.more and len(bodies[index]) <= capacity * ID_BYTES:
+                        (body,) = self._next_bodies([rest], chunking.chunk, limit, direction)
+                        bodies[index] = bodies[index] + body if direction == "right" else body + bodies[index]
+                        tokens += len(body) // ID_BYTES
+                        yield tokens
+                    if rest.more and not truncate:
+                        raise refuse(index, len(bodies[index]) // ID_BYTES)
+        except TypeError:
+            check_unicode(texts, param)
+            raise
+        return bodies
+
+    def _next_bodies(
+        self, parts: Sequence[TextParts], size: int, limit: int | None, direction: Direction
+    ) -> list[bytes]:
+        """Ids of the next part of each text, of `size` characters or somewhat more."""
+        taken = [part.take(size) for part in parts]
+        places = ((part.index, text) for part, (_, text) in zip(parts, taken, strict=True))
+        bodies = self._ids([text for _, text in taken], limit, direction, places, parts[0].param)
+        lead = self.lead_tokens * ID_BYTES
+        return [body[lead:] if led else body for (led, _), body in zip(taken, bodies, strict=True)]
+
+    def _ids(
+        self,
+        texts: Sequence[str],
+        limit: int | None,
+        direction: Direction,
+        places: Iterable[tuple[int, str]],
+        param: str,
+    ) -> list[bytes]:
+        """As `ids`. Raises InputError for the first of `places`, indices and texts, that cannot be tokenized."""
+        try:
+            return self.ids(texts, limit, direction)
+        except TokenizerFailed:
+            for index, text in places:
+                try:
+                    self.library_ids([text])
+                except TokenizerFailed as error:
+                    raise untokenizable(index, str(error), param) from error
+            raise
 
     def library_ids(self, texts: Sequence[str]) -> list[bytes]:
         """Ids of each text from the library. Raises as `ids`."""

@@ -1,6 +1,7 @@
-"""What goes into tokenization and what comes out: checks of texts and ids, packed ids, and work in chunks.
+"""What goes into tokenization and what comes out: options, packed ids, work in chunks, and the errors of inputs.
 
-Errors name the request field and the text's index."""
+Errors name the request field and the text's index.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +15,15 @@ import numpy.typing as npt
 from embert.engine.errors import InputError, InputTooLarge
 
 __all__ = [
+    "DEFAULT_OPTIONS",
+    "DEFAULT_PAIR_OPTIONS",
     "NO_LIMIT",
+    "Chunking",
     "Chunks",
     "Direction",
     "Encoded",
     "TokenInfo",
+    "TokenizeOptions",
     "bad_id",
     "check_sequence",
     "check_text",
@@ -32,6 +37,33 @@ __all__ = [
 ]
 
 Direction = Literal["right", "left"]  # the end that is cut off
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeOptions:
+    """How texts, pairs of texts or token ids become packed ids."""
+
+    truncate: bool | None = None  # whether what is too long is cut, or refused; None: the tokenizer's default
+    direction: Direction | None = None  # the end of a text that is cut off; None: the tokenizer's own
+    limit: int | None = None  # tokens at most, special ones included; None: the model's limit. Of pairs if they are cut
+    first_limit: int | None = None  # tokens of a pair's first text at most, if pairs are cut
+    second_limit: int | None = None
+    is_query: bool | None = None  # as queries or as documents of late interaction; None: as any text
+    param: str = "inputs"  # the request field that errors name; of pairs that of the first texts
+    second_param: str = "texts"  # that of a pair's second texts
+
+
+DEFAULT_OPTIONS = TokenizeOptions()
+DEFAULT_PAIR_OPTIONS = TokenizeOptions(param="query")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How work is divided into chunks, in characters."""
+
+    part: int  # of a long text, what is read first: likely to be enough, and small compared with a chunk
+    chunk: int
+    most_unbroken: int  # without a split point, before a text is refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from embert.engine.tokenization.backend import Backend, TokenizerFailed
 from embert.engine.tokenization.encoded import TokenInfo, check_unicode, groups, untokenizable
-from embert.engine.tokenization.parts import TextParts
+from embert.engine.tokenization.split_points import TextParts
 
 __all__ = ["tokens_with_offsets"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Required, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +15,18 @@ import numpy.typing as npt
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import ID_BYTES, Backend, PairTemplate
-from embert.engine.tokenization.encoded import Chunks, Direction, Encoded, finish, groups, too_long
-from embert.engine.tokenization.parts import read_bodies
+from embert.engine.tokenization.encoded import (
+    Chunking,
+    Chunks,
+    Direction,
+    Encoded,
+    TokenizeOptions,
+    finish,
+    groups,
+    too_long,
+)
 
-__all__ = ["NO_PAIR_LIMITS", "PairLimits", "PairOptions", "Pairs"]
+__all__ = ["Pairs"]
 
 CHUNK_TOKENS = 131_072  # of pairs that are laid end to end in one chunk
 # Texts of more tokens count as equally long, so that a request cannot have all of a long body tokenized: at most one
@@ -27,27 +34,6 @@ CHUNK_TOKENS = 131_072  # of pairs that are laid end to end in one chunk
 COMPARED_TOKENS = 65_536
 
 Counts = npt.NDArray[np.int64]  # tokens of each text
-
-
-@dataclass(frozen=True, slots=True)
-class PairLimits:
-    """Token limits of pairs that are cut; None: the model's limit."""
-
-    pair: int | None = None  # with the special ones
-    first: int | None = None
-    second: int | None = None
-
-
-NO_PAIR_LIMITS = PairLimits()
-
-
-class PairOptions(TypedDict, total=False):
-    """Options of `Tokenizer.encode_pairs` and its variants."""
-
-    truncate: Required[bool]  # whether a pair that is too long is cut, or refused
-    direction: Direction | None  # the end of a text that is cut off; None, by default: the tokenizer's own
-    limits: PairLimits  # used where `truncate` is true
-    params: tuple[str, str]  # the request fields of first and second texts that errors name, "query" and "texts"
 
 
 class Pairs:
@@ -69,28 +55,11 @@ class Pairs:
         return self._template
 
     def encode_chunks(
-        self,
-        firsts: Sequence[str],
-        seconds: Sequence[str],
-        *,
-        truncate: bool,
-        direction: Direction | None = None,
-        limits: PairLimits = NO_PAIR_LIMITS,
-        params: tuple[str, str] = ("query", "texts"),
-        most_unbroken: int,
-        part: int,
-        chunk_characters: int,
+        self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions, chunking: Chunking
     ) -> Chunks[Encoded]:
-        """See `Tokenizer.encode_pairs_chunks`; `part` is that of `read_bodies`."""
-        direction = direction or self._backend.direction
-        template, capacities = self._checked(firsts, seconds, params, limits if truncate else NO_PAIR_LIMITS)
-        options: dict[str, Any] = {
-            "truncate": truncate,
-            "direction": direction,
-            "most_unbroken": most_unbroken,
-            "part": part,
-            "chunk_characters": chunk_characters,
-        }
+        """See `Tokenizer.encode_pairs_chunks`."""
+        backend, truncate, params = self._backend, self._backend.cuts(options), (options.param, options.second_param)
+        template, capacities = self._checked(firsts, seconds, options)
 
         def too_long_first(index: int, tokens: int) -> InputError:
             return too_long(index, tokens + template.tokens - 1, self._limit, params[0], "more than ", "pair")
@@ -99,42 +68,34 @@ class Pairs:
             known = tokens + lengths[index % len(lengths)] + template.tokens - 1
             return too_long(index, known, self._limit, params[1], "more than ", "pair")
 
-        first = yield from read_bodies(
-            self._backend, firsts, capacity=capacities.first, param=params[0], refuse=too_long_first, **options
-        )
+        def read_firsts(texts: Sequence[str], capacity: int) -> Chunks[list[bytes]]:
+            return backend.read(texts, options, chunking, capacity=capacity, param=params[0], refuse=too_long_first)
+
+        def read_seconds(texts: Sequence[str], capacity: int) -> Chunks[list[bytes]]:
+            return backend.read(texts, options, chunking, capacity=capacity, param=params[1], refuse=too_long_second)
+
+        first = yield from read_firsts(firsts, capacities.first)
         lengths = [len(body) // ID_BYTES for body in first]
         if not truncate and max(lengths, default=0) > capacities.pair:
             index = next(index for index, length in enumerate(lengths) if length > capacities.pair)
             raise too_long_first(index, lengths[index])
-        most = _most_seconds(first, capacities, truncate=truncate)
-        second = yield from read_bodies(
-            self._backend, seconds, capacity=most, param=params[1], refuse=too_long_second, **options
-        )
+        second = yield from read_seconds(seconds, _most_seconds(first, capacities, truncate=truncate))
         if truncate and (over := _undecided(first, second, capacities)):
             # The longer text gets the odd token: the first texts are read on, and the second ones as far as it takes to
             # know which is longer.
             again = [text if len(firsts) == 1 or index in over else "" for index, text in enumerate(firsts)]
-            read = yield from read_bodies(
-                self._backend, again, capacity=COMPARED_TOKENS, param=params[0], refuse=too_long_first, **options
-            )
+            read = yield from read_firsts(again, COMPARED_TOKENS)
             first = [more or body for more, body in zip(read, first, strict=True)]
             most = min(max(map(len, read)) // ID_BYTES, COMPARED_TOKENS)
             again = [text if index in over else "" for index, text in enumerate(seconds)]
-            read = yield from read_bodies(
-                self._backend, again, capacity=most, param=params[1], refuse=too_long_second, **options
-            )
+            read = yield from read_seconds(again, most)
             second = [more or body for more, body in zip(read, second, strict=True)]
-        return (yield from self._joined(template, capacities, first, second, truncate, direction, params))
+        return (yield from self._joined(template, capacities, first, second, options))
 
-    def encode_known(
-        self, firsts: Sequence[str], seconds: Sequence[str], **options: Unpack[PairOptions]
-    ) -> Encoded | None:
+    def encode_known(self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions) -> Encoded | None:
         """See `Tokenizer.encode_known_pairs`."""
-        truncate = options["truncate"]
-        direction = options.get("direction") or self._backend.direction
-        params = options.get("params", ("query", "texts"))
-        limits = options.get("limits", NO_PAIR_LIMITS) if truncate else NO_PAIR_LIMITS
-        template, capacities = self._checked(firsts, seconds, params, limits)
+        truncate, direction = self._backend.cuts(options), options.direction or self._backend.direction
+        template, capacities = self._checked(firsts, seconds, options)
         first = self._backend.cached_ids(firsts, capacities.first + 1 if truncate else None, direction)
         if first is None:
             return None
@@ -142,12 +103,13 @@ class Pairs:
         second = self._backend.cached_ids(seconds, limit, direction)
         if second is None or (truncate and _undecided(first, second, capacities)):
             return None
-        return finish(self._joined(template, capacities, first, second, truncate, direction, params))
+        return finish(self._joined(template, capacities, first, second, options))
 
     def _checked(
-        self, firsts: Sequence[str], seconds: Sequence[str], params: tuple[str, str], limits: PairLimits
+        self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions
     ) -> tuple[PairTemplate, _Capacities]:
         """The template, and how many tokens of the texts fit."""
+        params = (options.param, options.second_param)
         if len(firsts) not in (1, len(seconds)):
             raise InputError(
                 f"`{params[0]}` has {len(firsts)} texts and `{params[1]}` has {len(seconds)}; "
@@ -158,17 +120,17 @@ class Pairs:
             template = self.check()
         except BrokenModel as error:
             raise InputError(f"`{params[1]}`: {error}", param=params[1]) from None
-        most = self._limit if limits.pair is None else min(limits.pair, self._limit)
+        cuts = self._backend.cuts(options)
+        most = self._limit if options.limit is None or not cuts else min(options.limit, self._limit)
         capacity = most - template.tokens
         if capacity < 2:
             raise InputError(
                 f"`{params[1]}`: a pair of texts has at least {template.tokens + 2} tokens, and {most} are allowed",
                 param=params[1],
             )
-        first = capacity if limits.first is None else min(limits.first, capacity)
-        return template, _Capacities(
-            capacity, first, capacity if limits.second is None else min(limits.second, capacity)
-        )
+        limits = (options.first_limit, options.second_limit) if cuts else (None, None)
+        first, second = (capacity if limit is None else min(limit, capacity) for limit in limits)
+        return template, _Capacities(capacity, first, second)
 
     def _joined(
         self,
@@ -176,11 +138,10 @@ class Pairs:
         capacities: _Capacities,
         firsts: Sequence[bytes],
         seconds: Sequence[bytes],
-        truncate: bool,
-        direction: Direction,
-        params: tuple[str, str],
+        options: TokenizeOptions,
     ) -> Chunks[Encoded]:
         """Cut the ids of texts, put them between the special tokens, and lay the pairs end to end, in chunks."""
+        direction = options.direction or self._backend.direction
         firsts = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
         seconds = [*seconds]
         known_first, known_second = _counts(firsts), _counts(seconds)
@@ -192,10 +153,11 @@ class Pairs:
         first, second = _kept(first, second, capacities.pair)
         cut = (first < known_first) | (second < known_second)
         truncated = int(np.count_nonzero(cut))
-        if truncated and not truncate:
+        if truncated and not self._backend.cuts(options):
             index = int(cut.argmax())
             tokens = int(known_first[index] + known_second[index]) + template.tokens
-            raise too_long(index, tokens, self._limit, params[int(known_first[index] < capacities.pair)], what="pair")
+            param = options.second_param if known_first[index] < capacities.pair else options.param
+            raise too_long(index, tokens, self._limit, param, what="pair")
         for index in np.flatnonzero(cut).tolist():
             firsts[index] = _cut(firsts[index], int(first[index]), direction)
             seconds[index] = _cut(seconds[index], int(second[index]), direction)

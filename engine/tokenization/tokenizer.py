@@ -11,7 +11,7 @@ import functools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Required, TypedDict, Unpack, cast
+from typing import cast
 
 import numpy as np
 
@@ -20,11 +20,15 @@ from embert.engine.heads.description import Role
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import ID_BYTES, Backend
 from embert.engine.tokenization.encoded import (
+    DEFAULT_OPTIONS,
+    DEFAULT_PAIR_OPTIONS,
     NO_LIMIT,
+    Chunking,
     Chunks,
     Direction,
     Encoded,
     TokenInfo,
+    TokenizeOptions,
     bad_id,
     check_sequence,
     check_texts,
@@ -33,10 +37,9 @@ from embert.engine.tokenization.encoded import (
     too_long,
 )
 from embert.engine.tokenization.offsets import tokens_with_offsets
-from embert.engine.tokenization.pairs import PairOptions, Pairs
-from embert.engine.tokenization.parts import read_bodies
+from embert.engine.tokenization.pairs import Pairs
 
-__all__ = ["CHUNK_IDS", "EncodeOptions", "Frame", "Tokenizer", "check_ids", "pack_ids"]
+__all__ = ["Tokenizer"]
 
 # A chunk is a few milliseconds of one thread.
 CHUNK_CHARACTERS = 16_384
@@ -46,29 +49,24 @@ LEAST_PART_CHARACTERS, CHARACTERS_PER_TOKEN = 2048, 8
 PROMPTS = 64  # whose numbers of tokens are kept
 
 
-class EncodeOptions(TypedDict, total=False):
-    """Options of `Tokenizer.encode` and `Tokenizer.encode_known`."""
-
-    truncate: Required[bool]  # whether a text that is too long is cut, or refused
-    direction: Direction | None  # the end that is cut off; None, by default: the tokenizer's own
-    prompt: str  # put before every text, empty by default
-    param: str  # the request field that errors name, "inputs" by default
-    is_query: bool | None  # as queries or as documents of late interaction; None, by default: as any text
-    limit: int | None  # tokens of a text at most, special ones included; None, by default: the model's limit
-
-
 class Tokenizer:
     """The tokenizer of one model. Safe to use from several threads, which then run at the same time.
 
     Texts are cut here, on ids, and not by the library, so one object serves requests that cut differently.
     """
 
-    def __init__(self, model: Model) -> None:
-        """Read the model's tokenizer.json. Raises BrokenModel."""
+    def __init__(self, model: Model, *, truncate: bool = True, most_unbroken: int = NO_LIMIT) -> None:
+        """Read the model's tokenizer.json. Raises BrokenModel.
+
+        `truncate` is what options that do not say mean. `most_unbroken` characters of a text may lack a split point
+        where it is tokenized in chunks.
+        """
         path = model.transformer_folder / "tokenizer.json"
         self.vocab_size = model.config.vocab_size  # ids that may be given: 0 … vocab_size - 1
         self.max_input_length = model.max_input_length  # tokens, special tokens included
-        self._backend = Backend(path, model.tokenizer, vocab_size=self.vocab_size, lowercase=model.lowercase)
+        self._backend = Backend(
+            path, model.tokenizer, vocab_size=self.vocab_size, lowercase=model.lowercase, truncate=truncate
+        )
         head = model.heads.multi_vector
         for role in () if head is None else (head.query, head.document):
             expansion = None if role.expansion is None else role.expansion.token
@@ -93,7 +91,9 @@ class Tokenizer:
         self._include_prompt = model.include_prompt
         self._prompt_tokens = functools.lru_cache(PROMPTS)(self._count_prompt_tokens)
         capacity = self._frames[None].capacity
-        self._part = max(LEAST_PART_CHARACTERS, min(CHUNK_CHARACTERS, CHARACTERS_PER_TOKEN * capacity))
+        part = max(LEAST_PART_CHARACTERS, min(CHUNK_CHARACTERS, CHARACTERS_PER_TOKEN * capacity))
+        self.chunking = Chunking(part, CHUNK_CHARACTERS, most_unbroken)
+        self._undivided = Chunking(part, UNDIVIDED_CHARACTERS, NO_LIMIT)
 
     @property
     def probe(self) -> str:
@@ -104,151 +104,133 @@ class Tokenizer:
         """The least `limit` for a text: the special tokens and one more."""
         return self._frames[is_query].overhead + 1
 
-    def encode(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded:
-        """Tokenize, with the special tokens of a single text.
+    def encode(self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, prompt: str = "") -> Encoded:
+        """Tokenize, with the special tokens of a single text. `prompt` is put before every text.
 
-        Raises InputError for `texts` that are no list of strings, and for a text that is too long while `truncate` is
-        false, or is not valid Unicode.
+        Raises InputError for `texts` that are no list of strings, and for a text that is too long and not to be cut, or
+        is not valid Unicode.
         """
-        check_texts(texts, options.get("param", "inputs"))
-        return finish(self.encode_chunks(texts, **options, chunk_characters=UNDIVIDED_CHARACTERS))
+        check_texts(texts, options.param)
+        return finish(self._encode_chunks(texts, options, prompt, self._undivided))
 
     def encode_chunks(
-        self,
-        texts: Sequence[str],
-        *,
-        truncate: bool,
-        direction: Direction | None = None,
-        prompt: str = "",
-        param: str = "inputs",
-        is_query: bool | None = None,
-        limit: int | None = None,
-        most_unbroken: int = NO_LIMIT,
-        chunk_characters: int = CHUNK_CHARACTERS,
+        self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, prompt: str = ""
     ) -> Chunks[Encoded]:
-        """As `encode`, in chunks of about `chunk_characters`.
+        """As `encode`, in chunks.
 
-        Raises InputTooLarge, before the work, for a text without a split point for over `most_unbroken` characters.
+        Raises InputTooLarge, before the work, for a text that is too long without a split point.
         """
+        return self._encode_chunks(texts, options, prompt, self.chunking)
+
+    def _encode_chunks(
+        self, texts: Sequence[str], options: TokenizeOptions, prompt: str, chunking: Chunking
+    ) -> Chunks[Encoded]:
         if prompt:
             texts = [prompt + text for text in texts]
-        direction = direction or self._backend.direction
-        frame = self._frames[is_query].within(limit)
-        bodies = yield from read_bodies(
-            self._backend,
+        frame, param = self._frames[options.is_query].within(options.limit), options.param
+        bodies = yield from self._backend.read(
             texts,
+            options,
+            chunking,
             capacity=frame.capacity,
-            truncate=truncate,
-            direction=direction,
             param=param,
-            most_unbroken=most_unbroken,
-            part=self._part,
-            chunk_characters=chunk_characters,
             refuse=lambda index, tokens: too_long(index, tokens + frame.overhead - 1, frame.limit, param, "more than "),
         )
-        return self._without_prompt(frame.around(bodies, truncate, direction, param), prompt, limit)
+        return self._framed(frame, bodies, options, prompt)
 
-    def encode_known(self, texts: Sequence[str], **options: Unpack[EncodeOptions]) -> Encoded | None:
+    def encode_known(
+        self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, prompt: str = ""
+    ) -> Encoded | None:
         """As `encode`, but None unless every word was seen before. A tenth of the time: too little for a thread."""
-        truncate = options["truncate"]
-        direction = options.get("direction") or self._backend.direction
-        if prompt := options.get("prompt"):
+        if prompt:
             texts = [prompt + text for text in texts]
-        frame = self._frames[options.get("is_query")].within(options.get("limit"))
-        bodies = self._backend.cached_ids(texts, frame.capacity + 1 if truncate else None, direction)
-        if bodies is None:
-            return None
-        encoded = frame.around(bodies, truncate, direction, options.get("param", "inputs"))
-        return self._without_prompt(encoded, prompt, options.get("limit"))
+        backend = self._backend
+        frame = self._frames[options.is_query].within(options.limit)
+        limit = frame.capacity + 1 if backend.cuts(options) else None
+        bodies = backend.cached_ids(texts, limit, options.direction or backend.direction)
+        return None if bodies is None else self._framed(frame, bodies, options, prompt)
 
-    def _without_prompt(self, encoded: Encoded, prompt: str | None, limit: int | None) -> Encoded:
-        """The same, with the number of prompt tokens that are not pooled, if the model does not pool prompts."""
+    def _framed(self, frame: Frame, bodies: Sequence[bytes], options: TokenizeOptions, prompt: str) -> Encoded:
+        """The bodies between special ids, with the number of prompt tokens if the model does not pool prompts."""
+        direction = options.direction or self._backend.direction
+        encoded = frame.around(bodies, self._backend.cuts(options), direction, options.param)
         if not prompt or self._include_prompt:
             return encoded
-        return dataclasses.replace(encoded, prompt_tokens=self._prompt_tokens(prompt, limit))
+        return dataclasses.replace(encoded, prompt_tokens=self._prompt_tokens(prompt, options.limit))
 
     def _count_prompt_tokens(self, prompt: str, limit: int | None) -> int:
         """The tokens of a prompt by itself, without a special token at its end: as sentence-transformers counts them.
 
         A text's own first letters may join the prompt's last token; the number stays the same.
         """
-        encoded = self.encode([prompt], truncate=True, limit=limit)
+        encoded = self.encode([prompt], TokenizeOptions(truncate=True, limit=limit))
         return len(encoded.ids) - int(self._backend.is_special(int(encoded.ids[-1])))
 
-    def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str], **options: Unpack[PairOptions]) -> Encoded:
+    def encode_pairs(
+        self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions = DEFAULT_PAIR_OPTIONS
+    ) -> Encoded:
         """Tokenize pairs, with the special tokens and token types of pairs. One first text is for all the second ones.
 
         Of a pair that is too long, the longer text is cut first, as by HuggingFace's `longest_first`. Raises InputError
-        for what is no string or list of strings, a pair that is too long while `truncate` is false, a text that is not
-        valid Unicode, more first than second texts or fewer, and a tokenizer that has no pairs.
+        for what is no string or list of strings, a pair that is too long and not to be cut, a text that is not valid
+        Unicode, more first than second texts or fewer, and a tokenizer that has no pairs.
         """
-        for texts, param in zip((firsts, seconds), options.get("params", ("query", "texts")), strict=True):
-            check_texts(texts, param)
-        return finish(self.encode_pairs_chunks(firsts, seconds, **options, chunk_characters=UNDIVIDED_CHARACTERS))
+        check_texts(firsts, options.param)
+        check_texts(seconds, options.second_param)
+        return finish(self._pairs.encode_chunks(firsts, seconds, options, self._undivided))
 
     def encode_pairs_chunks(
-        self,
-        firsts: Sequence[str],
-        seconds: Sequence[str],
-        *,
-        most_unbroken: int = NO_LIMIT,
-        chunk_characters: int = CHUNK_CHARACTERS,
-        **options: Unpack[PairOptions],
+        self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions = DEFAULT_PAIR_OPTIONS
     ) -> Chunks[Encoded]:
-        """As `encode_pairs`, in chunks as `encode_chunks` takes them, with its InputTooLarge.
+        """As `encode_pairs`, in chunks, with the InputTooLarge of `encode_chunks`.
 
         A first text of many pairs makes many tokens of few characters. Their number is yielded before they are made.
         """
-        return self._pairs.encode_chunks(
-            firsts,
-            seconds,
-            **options,
-            most_unbroken=most_unbroken,
-            part=self._part,
-            chunk_characters=chunk_characters,
-        )
+        return self._pairs.encode_chunks(firsts, seconds, options, self.chunking)
 
     def encode_known_pairs(
-        self, firsts: Sequence[str], seconds: Sequence[str], **options: Unpack[PairOptions]
+        self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions = DEFAULT_PAIR_OPTIONS
     ) -> Encoded | None:
         """As `encode_pairs`, but None unless every word was seen before."""
-        return self._pairs.encode_known(firsts, seconds, **options)
+        return self._pairs.encode_known(firsts, seconds, options)
 
     def check_pairs(self) -> None:
         """Raise BrokenModel if the tokenizer has no pairs, for models that need them."""
         self._pairs.check()
 
-    def from_ids(
-        self,
-        sequences: Sequence[Sequence[int]],
-        *,
-        truncate: bool,
-        direction: Direction | None = None,
-        param: str = "inputs",
-        limit: int | None = None,
-    ) -> Encoded:
-        """Take token ids unchanged: nothing is added. Raises InputError for ids that the model does not have."""
-        _check_sequences(sequences, param)
-        return finish(self.from_ids_chunks(sequences, truncate=truncate, direction=direction, param=param, limit=limit))
+    def from_ids(self, sequences: Sequence[Sequence[int]], options: TokenizeOptions = DEFAULT_OPTIONS) -> Encoded:
+        """Take token ids unchanged: nothing is added.
+
+        Raises InputError for an empty sequence, one that is too long and not to be cut, or ids that the model does not
+        have.
+        """
+        _check_sequences(sequences, options.param)
+        return finish(self.from_ids_chunks(sequences, options))
 
     def from_ids_chunks(
-        self,
-        sequences: Sequence[Sequence[int]],
-        *,
-        truncate: bool,
-        direction: Direction | None = None,
-        param: str = "inputs",
-        limit: int | None = None,
+        self, sequences: Sequence[Sequence[int]], options: TokenizeOptions = DEFAULT_OPTIONS
     ) -> Chunks[Encoded]:
         """As `from_ids`, in chunks."""
-        return pack_ids(
-            sequences,
-            vocab_size=self.vocab_size,
-            limit=min(self.max_input_length, limit or self.max_input_length),
-            truncate=truncate,
-            direction=direction or self._backend.direction,
-            param=param,
-        )
+        limit = min(self.max_input_length, options.limit or self.max_input_length)
+        direction = options.direction or self._backend.direction
+        ids, lengths, truncated = array("i"), array("i"), 0
+        chunk = CHUNK_IDS
+        for index, item in enumerate(sequences):
+            sequence = item
+            if not len(sequence):
+                raise InputError(f"`{options.param}`: sequence {index} has no token ids", param=options.param)
+            if len(sequence) > limit:
+                if not self._backend.cuts(options):
+                    raise too_long(index, len(sequence), limit, options.param)
+                truncated += 1
+                sequence = sequence[:limit] if direction == "right" else sequence[-limit:]
+            check_ids(index, sequence, self.vocab_size, options.param)
+            ids.extend(sequence)
+            lengths.append(len(sequence))
+            if len(ids) >= chunk:
+                chunk = len(ids) + CHUNK_IDS
+                yield len(ids)
+        return Encoded(np.array(ids, np.int32), np.array(lengths, np.int32), truncated)
 
     def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, prompt: str = "", param: str = "inputs"
@@ -268,11 +250,10 @@ class Tokenizer:
         add_special_tokens: bool = True,
         prompt: str = "",
         param: str = "inputs",
-        most_unbroken: int = NO_LIMIT,
     ) -> Iterator[list[tuple[int, list[TokenInfo]]]]:
         """As `tokenize`, in chunks: each yields the next tokens of some texts, with the text's index.
 
-        Raises InputTooLarge, before the work, for a text without a split point for over `most_unbroken` characters.
+        Raises InputTooLarge, before the work, for a text that is too long without a split point.
         """
         return tokens_with_offsets(
             self._backend,
@@ -280,7 +261,7 @@ class Tokenizer:
             prompt,
             add_special_tokens=add_special_tokens,
             param=param,
-            most_unbroken=most_unbroken,
+            most_unbroken=self.chunking.most_unbroken,
         )
 
     def words(self, ids: Sequence[int]) -> list[str]:
@@ -399,39 +380,6 @@ class Frame:
 
 def _ids(token: int) -> bytes:
     return array("i", [token]).tobytes()
-
-
-def pack_ids(
-    sequences: Sequence[Sequence[int]],
-    *,
-    vocab_size: int,
-    limit: int,
-    truncate: bool,
-    direction: Direction,
-    param: str,
-) -> Chunks[Encoded]:
-    """Pack ids unchanged, in chunks. Sequences of over `limit` ids are cut, or refused while `truncate` is false.
-
-    Raises InputError for an empty sequence, one that is too long, or an id that the model does not have.
-    """
-    ids, lengths, truncated = array("i"), array("i"), 0
-    chunk = CHUNK_IDS
-    for index, item in enumerate(sequences):
-        sequence = item
-        if not len(sequence):
-            raise InputError(f"`{param}`: sequence {index} has no token ids", param=param)
-        if len(sequence) > limit:
-            if not truncate:
-                raise too_long(index, len(sequence), limit, param)
-            truncated += 1
-            sequence = sequence[:limit] if direction == "right" else sequence[-limit:]
-        check_ids(index, sequence, vocab_size, param)
-        ids.extend(sequence)
-        lengths.append(len(sequence))
-        if len(ids) >= chunk:
-            chunk = len(ids) + CHUNK_IDS
-            yield len(ids)
-    return Encoded(np.array(ids, np.int32), np.array(lengths, np.int32), truncated)
 
 
 def check_ids(index: int, sequence: Sequence[int], vocab_size: int, param: str) -> None:

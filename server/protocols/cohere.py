@@ -12,13 +12,12 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from embert.engine import Task
-from embert.engine.tokenization.pairs import PairLimits
+from embert.engine.tokenization.encoded import Direction, TokenizeOptions
 from embert.server.http.errors import Invalid
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import check_number_type, read_input_type
 from embert.server.protocols.ranking import joined, rank
 from embert.server.protocols.rerank import ApiVersion, RerankMeta, RerankResult, result_rows, search_units
-from embert.server.request.inputs import PairTokenizeOptions, TokenizeOptions
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody, TextList
 from embert.server.request.request_context import JSON, RequestContext
 from embert.server.request.serialization import answer_id, quantize, rows_json
@@ -84,10 +83,11 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
         context,
         request.query,
         request.documents,
-        param="documents",
         top_n=request.top_n,
         raw=False,
-        options=PairTokenizeOptions(limits=PairLimits(second=request.max_tokens_per_doc or _DOCUMENT_TOKENS)),
+        options=TokenizeOptions(
+            second_limit=request.max_tokens_per_doc or _DOCUMENT_TOKENS, param="query", second_param="documents"
+        ),
     )
     rows = await joined(result_rows(ranking, request.documents if request.return_documents else None))
     return JSON, (
@@ -100,7 +100,12 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
 
 _BYTES_A_CHARACTER = 2  # of a text that is answered: mostly 1, as JSON at most 6
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
-_CUTS = {"NONE": (False, None), "START": (True, "left"), "END": (True, "right"), None: (None, None)}
+_CUTS: dict[str | None, tuple[bool | None, Direction | None]] = {
+    "NONE": (False, None),
+    "START": (True, "left"),
+    "END": (True, "right"),
+    None: (None, None),
+}
 
 
 class CohereContent(RequestBody):
@@ -205,14 +210,14 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     limit = handle.check_limit(request.max_tokens, is_query=is_query, param="max_tokens")
     encoded = await context.tokenize(
         texts,
-        param,
         TokenizeOptions(
             truncate=True if truncate is None and limit is not None else truncate,
             direction=side,
-            prompt_name=prompt_name,
-            is_query=is_query,
             limit=limit,
+            is_query=is_query,
+            param=param,
         ),
+        prompt_name=prompt_name,
     )
     more = (len(types) - 1) * handle.answer_bytes(encoded, Task.EMBED, dimensions)  # than `run` counts
     context.hold(more + _BYTES_A_CHARACTER * sum(map(len, texts)), "the answer")

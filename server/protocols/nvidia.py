@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
+from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import Usage
 from embert.server.protocols.ranking import Document, documents_texts, joined, rank
-from embert.server.request.inputs import PairTokenizeOptions
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody
 from embert.server.request.request_context import JSON, RequestContext
 
@@ -58,10 +58,13 @@ async def ranking(context: RequestContext) -> tuple[bytes, bytes]:
         context,
         request.query.text,
         documents_texts(request.passages),
-        param="passages",
         top_n=request.top_n,
         raw=True,
-        options=PairTokenizeOptions(None if request.truncate is None else request.truncate == "END"),
+        options=TokenizeOptions(
+            truncate=None if request.truncate is None else request.truncate == "END",
+            param="query",
+            second_param="passages",
+        ),
     )
     rows = await joined(b'{"index":%d,"logit":%b}' % row for row in zip(result.indices, result.scores, strict=True))
     usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (result.tokens, result.tokens)

@@ -8,9 +8,9 @@ from pydantic import BaseModel, Field
 
 from embert.engine import Task
 from embert.engine.tasks import NO_TASK
+from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import Invalid, describe_name
 from embert.server.protocols.fields import FIELDS
-from embert.server.request.inputs import TokenizeOptions
 from embert.server.request.model_handle import Capability, ModelHandle
 from embert.server.request.request_body import (
     FAIL_FAST,
@@ -157,15 +157,15 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     limit = request.truncate_prompt_tokens
     encoded = await context.tokenize(
         request.input,
-        "input",
         TokenizeOptions(
             truncate=request.truncate if request.truncate is not None or limit is None else True,
             direction=request.truncation_side,
-            task=request.task,
-            prompt_name=prompt_name,
-            is_query=is_query,
             limit=handle.check_limit(limit, is_query=is_query),
+            is_query=is_query,
+            param="input",
         ),
+        task=request.task,
+        prompt_name=prompt_name,
     )
     answer = await context.run(encoded, tasks, dimensions=dimensions, normalize=request.normalize)
     raw = context.wants_raw

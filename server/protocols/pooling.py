@@ -16,11 +16,12 @@ from pydantic import BaseModel, Field
 
 from embert.engine import Task, TaskOutput
 from embert.engine.heads.scores import scores
+from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import Invalid, TaskMissing
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import Usage, check_foreign_ids, read_input_type
 from embert.server.protocols.ranking import activation
-from embert.server.request.inputs import InputTexts, TokenizeOptions
+from embert.server.request.inputs import InputTexts
 from embert.server.request.model_handle import Capability, ModelHandle
 from embert.server.request.request_body import TEXT_OR_IDS, InputForms, InputType, RequestBody, TextOrIds
 from embert.server.request.request_context import JSON, OCTETS, RequestContext
@@ -111,14 +112,14 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
     dimensions = handle.served.check_dimensions(request.dimensions)
     encoded = await context.tokenize(
         request.input,
-        "input",
         TokenizeOptions(
             truncate=None if limit is None else True,
             direction=request.truncation_side,
-            prompt_name=prompt_name,
-            is_query=is_query,
             limit=handle.check_limit(limit, is_query=is_query),
+            is_query=is_query,
+            param="input",
         ),
+        prompt_name=prompt_name,
     )
     answer = await context.run(encoded, task, dimensions=dimensions, normalize=activates)
     texts = _of_texts(handle, task, answer.rows[task], activates=activates)

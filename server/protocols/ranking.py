@@ -15,8 +15,9 @@ from pydantic import ConfigDict
 from embert.engine import Encoded, Task
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import scores
+from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import EmptyInput
-from embert.server.request.inputs import PairTokenizeOptions, TextPairs
+from embert.server.request.inputs import TextPairs
 from embert.server.request.request_body import FAIL_FAST, InputForm, RequestBody
 from embert.server.request.request_context import RequestContext
 
@@ -78,19 +79,18 @@ async def score_pairs(
     firsts: list[str],
     seconds: list[str],
     *,
-    params: tuple[str, str],
-    options: PairTokenizeOptions,
+    options: TokenizeOptions,
 ) -> tuple[Floats, Encoded]:
-    """The logits of pairs by a model of one label: float32 [n]; `params` are the fields of the texts.
+    """The logits of pairs by a model of one label: float32 [n].
 
     Raises EmptyInput, PayloadTooLarge for too many, and what tokenizing and inference raise.
     """
     handle = context.handle
-    for texts, param in zip((firsts, seconds), params, strict=True):
+    for texts, param in zip((firsts, seconds), (options.param, options.second_param), strict=True):
         if not texts:
             raise EmptyInput(f"`{param}` must not be an empty list", param)
         handle.limits.check_documents(len(texts), param)
-    encoded = await context.tokenize_pairs(TextPairs(firsts, seconds), params, options)
+    encoded = await context.tokenize_pairs(TextPairs(firsts, seconds), options)
     answer = await context.run(encoded, Task.CLASSIFY)
     return answer.vectors[:, 0], encoded
 
@@ -100,16 +100,15 @@ async def rank(
     query: str,
     texts: list[str],
     *,
-    param: str,
     top_n: int | None,
     raw: bool,
-    options: PairTokenizeOptions,
+    options: TokenizeOptions,
 ) -> Ranking:
     """Texts by their relevance to a query; `top_n` keeps the best, where it is neither None nor 0.
 
     The errors are those of `score_pairs`.
     """
-    logits, encoded = await score_pairs(context, [query], texts, params=("query", param), options=options)
+    logits, encoded = await score_pairs(context, [query], texts, options=options)
     # Scores of logits far from 0 may be equal, so logits decide.
     order = np.argsort(-logits, kind="stable")[: top_n or None]
     chosen = scores(logits[order][:, None], activation(context.handle.served.classifier, raw=raw))[:, 0]

@@ -12,10 +12,9 @@ from typing import ClassVar, Literal
 import orjson
 from pydantic import BaseModel, Field
 
-from embert.engine.tokenization.pairs import PairLimits
+from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import DOCUMENTS, Documents, Ranking, documents_texts, joined, rank
-from embert.server.request.inputs import PairTokenizeOptions
 from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody
 from embert.server.request.request_context import JSON, RequestContext
 
@@ -59,14 +58,19 @@ class PairFields(RequestBody):
         wanted = (self.truncate_prompt_tokens, self.max_tokens_per_query, self.max_tokens_per_doc)
         return True if any(option is not None for option in wanted) else None
 
-    @property
-    def limits(self) -> PairLimits:
-        """What is read of each pair."""
-        pair = self.truncate_prompt_tokens
-        return PairLimits(
-            None if pair is None or pair < 0 else pair,
-            self.max_tokens_per_query or None,
-            self.max_tokens_per_doc or None,
+    def tokenize_options(
+        self, truncate: bool | None, direction: Direction | None, params: tuple[str, str]
+    ) -> TokenizeOptions:
+        """What is read of each pair; `params` are the fields of the texts."""
+        limit = self.truncate_prompt_tokens
+        return TokenizeOptions(
+            truncate=truncate,
+            direction=direction,
+            limit=None if limit is None or limit < 0 else limit,
+            first_limit=self.max_tokens_per_query or None,
+            second_limit=self.max_tokens_per_doc or None,
+            param=params[0],
+            second_param=params[1],
         )
 
 
@@ -201,11 +205,10 @@ async def ranked(
         context,
         request.query,
         texts,
-        param=param,
         top_n=request.top_n,
         raw=bool(request.raw_scores) or request.use_activation is False,
-        options=PairTokenizeOptions(
-            request.cuts if request.truncate is None else request.truncate, direction, request.limits
+        options=request.tokenize_options(
+            request.cuts if request.truncate is None else request.truncate, direction, ("query", param)
         ),
     )
 

@@ -8,9 +8,9 @@ import orjson
 from pydantic import BaseModel, Field, RootModel
 
 from embert.engine import Encoded, Task
+from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import EmptyInput
 from embert.server.protocols.fields import FIELDS
-from embert.server.request.inputs import TokenizeOptions
 from embert.server.request.request_body import (
     MODELS_DIRECTION,
     TASK,
@@ -146,14 +146,9 @@ async def embed_all(context: RequestContext) -> tuple[bytes, bytes]:
 async def _tokenized(context: RequestContext, request: EmbedSparseRequest, is_query: bool | None = None) -> Encoded:
     return await context.tokenize(
         request.inputs,
-        "inputs",
-        TokenizeOptions(
-            truncate=request.truncate,
-            direction=request.truncation_direction,
-            task=request.task,
-            prompt_name=request.prompt_name,
-            is_query=is_query,
-        ),
+        TokenizeOptions(truncate=request.truncate, direction=request.truncation_direction, is_query=is_query),
+        task=request.task,
+        prompt_name=request.prompt_name,
     )
 
 
@@ -205,13 +200,9 @@ async def similarity(context: RequestContext) -> tuple[bytes, bytes]:
     parameters = request.parameters or SimilarityParameters()
     encoded = await context.tokenize(
         [request.inputs.source_sentence, *request.inputs.sentences],
-        "inputs",
-        TokenizeOptions(
-            truncate=parameters.truncate,
-            direction=parameters.truncation_direction,
-            task=parameters.task,
-            prompt_name=parameters.prompt_name,
-        ),
+        TokenizeOptions(truncate=parameters.truncate, direction=parameters.truncation_direction),
+        task=parameters.task,
+        prompt_name=parameters.prompt_name,
     )
     answer = await context.run(encoded)
     return JSON, orjson.dumps(answer.vectors[1:] @ answer.vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)

@@ -13,11 +13,12 @@ from pydantic import BaseModel, Field, RootModel
 from embert.engine import Task
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import scores
+from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import EmptyInput, Invalid
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import DOCUMENTS, Documents, activation, joined, json_numbers
 from embert.server.protocols.rerank import Reranked, RerankFields, ranked, rerank_documents
-from embert.server.request.inputs import PairTokenizeOptions, TextPairs
+from embert.server.request.inputs import TextPairs
 from embert.server.request.request_body import (
     MODELS_DIRECTION,
     Direction,
@@ -146,8 +147,7 @@ async def predict(context: RequestContext) -> tuple[bytes, bytes]:
     handle.limits.check_count(len(texts.seconds), "inputs")
     encoded = await context.tokenize_pairs(
         texts,
-        ("inputs", "inputs"),
-        PairTokenizeOptions(request.truncate, request.truncation_direction),
+        TokenizeOptions(truncate=request.truncate, direction=request.truncation_direction, second_param="inputs"),
     )
     logits = (await context.run(encoded, Task.CLASSIFY)).vectors
     classifier, parameters = handle.served.classifier, request.parameters

@@ -118,7 +118,6 @@ async def _run(
         texts,
         add_special_tokens=request.add_special_tokens,
         prompt=prompt,
-        most_unbroken=handle.config.max_unbroken_characters,
     )
     characters = context.breakdown.characters = sum(map(len, texts))
     most = min(characters + (len(prompt) + 2) * len(texts), handle.config.max_answer_tokens)

@@ -14,11 +14,11 @@ from pydantic import BaseModel, Field
 
 from embert.engine import Task
 from embert.engine.heads.scores import scores
+from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import Invalid
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import activation, joined, json_numbers, score_pairs
 from embert.server.protocols.rerank import PairFields
-from embert.server.request.inputs import PairTokenizeOptions, TokenizeOptions
 from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody, TextList
 from embert.server.request.request_context import JSON, RequestContext
 
@@ -123,8 +123,7 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
         context,
         firsts,
         seconds,
-        params=params,
-        options=PairTokenizeOptions(request.cuts, request.truncation_side, request.limits),
+        options=request.tokenize_options(request.cuts, request.truncation_side, params),
     )
     function = activation(handle.served.classifier, raw=request.use_activation is False)
     numbers = json_numbers(scores(logits[:, None], function)[:, 0])
@@ -160,11 +159,11 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
         context.give_way()
     encoded = await context.tokenize(
         request.input,
-        "input",
         TokenizeOptions(
             truncate=None if limit is None else True,
             direction=request.truncation_side,
             limit=handle.check_limit(limit),
+            param="input",
         ),
     )
     answer = await context.run(encoded, Task.CLASSIFY)

@@ -10,16 +10,14 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from embert.engine import Encoded, Tokenizer
 from embert.engine.batch import cumulative
 from embert.engine.errors import InputError, InputTooLarge
-from embert.engine.tokenization.encoded import Chunks
-from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits, PairOptions
-from embert.engine.tokenization.tokenizer import EncodeOptions
+from embert.engine.tokenization.encoded import Chunks, TokenizeOptions
 from embert.server.engine_client.router import Receive
 from embert.server.http.errors import EmptyInput, Invalid, Overloaded, PayloadTooLarge
 from embert.server.request.request_body import TextsAndIds
@@ -27,9 +25,7 @@ from embert.server.request.request_body import TextsAndIds
 __all__ = [
     "InputTexts",
     "InputTokenizer",
-    "PairTokenizeOptions",
     "TextPairs",
-    "TokenizeOptions",
     "TokenizerPool",
     "interleaved",
 ]
@@ -47,25 +43,6 @@ _CHARACTERS_PER_S = 1_000_000  # of one thread, at the least
 _NO_IDS = [0]
 
 ResultT = TypeVar("ResultT")
-
-
-class TokenizeOptions(NamedTuple):
-    """How a request wants its texts or ids read. A named tuple: a frozen dataclass takes longer to make."""
-
-    truncate: bool | None = None  # whether a text that is too long is cut; None: as --auto-truncate says
-    direction: Any = None  # the end that is cut off, "right" or "left"; None: the tokenizer's own
-    limit: int | None = None  # tokens of a text at most, special ones included; None: what the model takes
-    task: str | None = None  # the name of one of the model's adapters
-    prompt_name: str | None = None  # the name of one of the model's prompts
-    is_query: bool | None = None  # queries or documents, of late interaction or to adapters; None: neither
-
-
-class PairTokenizeOptions(NamedTuple):
-    """How a request wants its pairs read."""
-
-    truncate: bool | None = None  # whether a pair that is too long is cut; None: as --auto-truncate says
-    direction: Any = None  # the end of a text that is cut off, "right" or "left"; None: the tokenizer's own
-    limits: PairLimits = NO_PAIR_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +125,12 @@ class TextPairs:
         """The first text of a pair."""
         return self.firsts[0 if len(self.firsts) == 1 else index]
 
-    def least_tokens(self, longest: int, limits: PairLimits) -> int:
+    def least_tokens(self, longest: int, options: TokenizeOptions) -> int:
         """A lower bound for pairs cut to `longest` tokens: no token spans a space. Reads only the beginning."""
-        longest = min(longest, limits.pair or longest)
-        most_first, most_second = (min(limit or longest, longest) for limit in (limits.first, limits.second))
+        longest = min(longest, options.limit or longest)
+        most_first, most_second = (
+            min(limit or longest, longest) for limit in (options.first_limit, options.second_limit)
+        )
         left, tokens, first_words = _WORDS_SOUGHT_IN, 0, 0
         for index, second in enumerate(self.seconds):
             if left <= 0:
@@ -187,15 +166,19 @@ class InputTokenizer:
 
     tokenizer: Tokenizer
     pool: TokenizerPool
-    most_unbroken: int  # characters of a text without a place to divide it
 
     async def encode(
-        self, inputs: InputTexts, receive: Receive, check: Callable[[int], None], options: EncodeOptions
+        self,
+        inputs: InputTexts,
+        receive: Receive,
+        check: Callable[[int], None],
+        options: TokenizeOptions,
+        prompt: str,
     ) -> Encoded:
-        """Texts, ids or both, in their order."""
+        """Texts, ids or both, in their order. `prompt` precedes each text."""
         with _INPUT_ERRORS:
             if inputs.kind is str:
-                return await self._encode(inputs.items, inputs.characters, receive, check, options)
+                return await self._encode(inputs.items, inputs.characters, receive, check, options, prompt)
             if inputs.kind is list:
                 return await self._pack(inputs.items, inputs.ids, receive, check, options)
             are_texts = [isinstance(item, str) for item in inputs.items]
@@ -203,11 +186,11 @@ class InputTokenizer:
                 item if is_text else self.tokenizer.probe for item, is_text in zip(inputs.items, are_texts, strict=True)
             ]
             lists = [_NO_IDS if is_text else item for item, is_text in zip(inputs.items, are_texts, strict=True)]
-            encoded = await self._encode(texts, inputs.characters, receive, check, options)
+            encoded = await self._encode(texts, inputs.characters, receive, check, options, prompt)
             return interleaved(are_texts, encoded, await self._pack(lists, inputs.ids, receive, check, options))
 
     async def encode_pairs(
-        self, texts: TextPairs, receive: Receive, check: Callable[[int], None], options: PairOptions
+        self, texts: TextPairs, receive: Receive, check: Callable[[int], None], options: TokenizeOptions
     ) -> Encoded:
         """Pairs and single texts, in their order."""
         are_single = [second is None for second in texts.seconds]
@@ -215,12 +198,7 @@ class InputTokenizer:
             if not any(are_single):
                 return await self._encode_pairs(texts, receive, check, options)
             firsts = texts.of_kind(single=True, filler=self.tokenizer.probe)
-            single: EncodeOptions = {
-                "truncate": options["truncate"],
-                "direction": options["direction"],
-                "param": options["params"][0],
-            }
-            singles = await self._encode(firsts.firsts, firsts.size, receive, check, single)
+            singles = await self._encode(firsts.firsts, firsts.size, receive, check, options, "")
             if all(are_single):
                 return singles
             pairs = texts.of_kind(single=False, filler=self.tokenizer.probe)
@@ -232,32 +210,29 @@ class InputTokenizer:
         characters: int,
         receive: Receive,
         check: Callable[[int], None],
-        options: EncodeOptions,
+        options: TokenizeOptions,
+        prompt: str,
     ) -> Encoded:
+        tokenizer = self.tokenizer
         if characters <= _INLINE_KNOWN_CHARACTERS:
-            known = self.tokenizer.encode_known(texts, **options)
+            known = tokenizer.encode_known(texts, options, prompt=prompt)
             if known is not None:
                 return known
         if characters <= _INLINE_CHARACTERS:
-            return self.tokenizer.encode(texts, **options)
-        chunks = self.tokenizer.encode_chunks(texts, **options, most_unbroken=self.most_unbroken)
-        return await self.pool.run(chunks, characters, receive, check)
+            return tokenizer.encode(texts, options, prompt=prompt)
+        return await self.pool.run(tokenizer.encode_chunks(texts, options, prompt=prompt), characters, receive, check)
 
     async def _encode_pairs(
-        self,
-        texts: TextPairs,
-        receive: Receive,
-        check: Callable[[int], None],
-        options: PairOptions,
+        self, texts: TextPairs, receive: Receive, check: Callable[[int], None], options: TokenizeOptions
     ) -> Encoded:
-        firsts, seconds = texts.firsts, cast("Sequence[str]", texts.seconds)
+        tokenizer, firsts, seconds = self.tokenizer, texts.firsts, cast("Sequence[str]", texts.seconds)
         if texts.characters <= _INLINE_CHARACTERS:
-            return self.tokenizer.encode_pairs(firsts, seconds, **options)
+            return tokenizer.encode_pairs(firsts, seconds, options)
         if texts.characters <= _INLINE_KNOWN_CHARACTERS:
-            known = self.tokenizer.encode_known_pairs(firsts, seconds, **options)
+            known = tokenizer.encode_known_pairs(firsts, seconds, options)
             if known is not None:
                 return known
-        chunks = self.tokenizer.encode_pairs_chunks(firsts, seconds, **options, most_unbroken=self.most_unbroken)
+        chunks = tokenizer.encode_pairs_chunks(firsts, seconds, options)
         return await self.pool.run(chunks, texts.size, receive, check)
 
     async def _pack(
@@ -266,12 +241,11 @@ class InputTokenizer:
         ids: int,
         receive: Receive,
         check: Callable[[int], None],
-        options: EncodeOptions,
+        options: TokenizeOptions,
     ) -> Encoded:
-        of_ids: dict[str, Any] = {name: options.get(name) for name in ("truncate", "direction", "param", "limit")}
         if ids <= _INLINE_IDS:
-            return self.tokenizer.from_ids(lists, **of_ids)
-        return await self.pool.run(self.tokenizer.from_ids_chunks(lists, **of_ids), ids, receive, check)
+            return self.tokenizer.from_ids(lists, options)
+        return await self.pool.run(self.tokenizer.from_ids_chunks(lists, options), ids, receive, check)
 
 
 def interleaved(are_single: Sequence[bool], singles: Encoded, others: Encoded) -> Encoded:

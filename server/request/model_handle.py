@@ -51,7 +51,7 @@ class ModelHandle:
         self.metrics = metrics
         self.most_ids = config.max_client_batch_size * model.max_input_length
         self.tokenizer_pool = pool
-        self.input_tokenizer = InputTokenizer(tokenizer, pool, config.max_unbroken_characters)
+        self.input_tokenizer = InputTokenizer(tokenizer, pool)
         self.low_priority = config.low_priority  # whether its requests give way to others unless they say otherwise
 
     @property

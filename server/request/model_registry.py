@@ -153,7 +153,9 @@ def load_registry(
         control.send(Progress("reading the tokenizer", entry.number))
         try:
             model = load_model(entry.folder, pooling=entry.config.pooling, model_id=entry.model_id)
-            handles.append(ModelHandle(entry.config, model, Tokenizer(model), router, metrics, pool, entry.number))
+            config = entry.config
+            tokenizer = Tokenizer(model, truncate=config.auto_truncate, most_unbroken=config.max_unbroken_characters)
+            handles.append(ModelHandle(config, model, tokenizer, router, metrics, pool, entry.number))
         except Exception as error:  # a broken model must not stop the others
             reason = str(error)
             if not isinstance(error, EngineError):

@@ -17,13 +17,14 @@ from starlette.types import Receive, Scope
 from embert.engine import Encoded, Task
 from embert.engine.batch import cumulative
 from embert.engine.heads.token_rows import kept_rows
+from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.config import option_name
 from embert.server.engine_client.router import Answer, TooManyWeights
 from embert.server.http.errors import Invalid, PayloadTooLarge, ServerError, UnsupportedEncoding, describe_name
 from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options
 from embert.server.observability.request_record import LOW_PRIORITY, SCOPE_KEY, TRACE_KEY, RequestRecord
-from embert.server.request.inputs import InputTexts, PairTokenizeOptions, TextPairs, TokenizeOptions
+from embert.server.request.inputs import InputTexts, TextPairs
 from embert.server.request.known_fields import TranslatedFields, header_value
 from embert.server.request.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
 from embert.server.request.model_handle import Capability, ModelHandle
@@ -40,7 +41,6 @@ RequestT = TypeVar("RequestT", bound=RequestBody)
 
 JSON, OCTETS = b"application/json", b"application/octet-stream"
 _A_ROW_A_TOKEN = Task.TOKENS | Task.MULTI
-_DEFAULT_OPTIONS = TokenizeOptions()
 _AS_WRITTEN: Mapping[str, str] = {}  # names of fields, where the client has the schema's own
 _QUICK_TOKENS = 128  # so few are tokenized without a look at the queue first
 
@@ -226,15 +226,23 @@ class RequestContext:
         if not self.options.has_priority:
             self.options.low_priority = handle.low_priority
 
-    async def tokenize(self, inputs: TextsAndIds, param: str, options: TokenizeOptions = _DEFAULT_OPTIONS) -> Encoded:
-        """Texts or ids of the field `param`, checked, to packed ids. Raises the ServerError of what is wrong with them.
+    async def tokenize(
+        self,
+        inputs: TextsAndIds,
+        options: TokenizeOptions,
+        *,
+        task: str | None = None,
+        prompt_name: str | None = None,
+    ) -> Encoded:
+        """Texts or ids, checked, to packed ids. `task` names one of the model's adapters, `prompt_name` a prompt.
 
-        Raises Overloaded, before tokenizing, where the queue cannot take as many tokens as there are words.
+        Raises the ServerError of what is wrong with them, and Overloaded, before tokenizing, where the queue cannot
+        take as many tokens as there are words.
         """
         handle, request = self.handle, self.options
         if request.low_priority:
             await self._selector.registry.low_priority_throttle.before_tokenizing(self._size)
-        truncate, direction, limit, task, prompt_name, is_query = options
+        param, is_query = options.param, options.is_query
         self._param, self._is_query = param, bool(is_query)
         texts = InputTexts.of(inputs, param)
         handle.limits.check_count(len(texts.items), param)
@@ -251,47 +259,36 @@ class RequestContext:
             texts,
             self.receive,
             handle.checking(request, partial(handle.limits.check_tokens, param=param, more=True)),
-            {
-                "truncate": handle.config.auto_truncate if truncate is None else truncate,
-                "direction": direction,
-                "prompt": prompt,
-                "param": param,
-                "is_query": is_query,
-                "limit": limit,
-            },
+            options,
+            prompt,
         )
         self.breakdown.tokenize_s, self.breakdown.tokens = time.perf_counter() - began, encoded.tokens
         handle.limits.check_tokens(encoded.tokens, param)
         self._note_tokenized(encoded)
         return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
 
-    async def tokenize_pairs(self, texts: TextPairs, params: tuple[str, str], options: PairTokenizeOptions) -> Encoded:
+    async def tokenize_pairs(self, texts: TextPairs, options: TokenizeOptions) -> Encoded:
         """Pairs of texts, which the caller has counted, to packed ids. Bounds and errors are those of `tokenize`.
 
-        `params` are the request fields of first and second texts. The default prompt precedes first texts.
+        The default prompt precedes first texts.
         """
         handle, request = self.handle, self.options
         if request.low_priority:
             await self._selector.registry.low_priority_throttle.before_tokenizing(self._size)
         began = time.perf_counter()
         self.breakdown.characters = texts.characters
-        least = partial(texts.least_tokens, handle.model.max_input_length, options.limits)
+        least = partial(texts.least_tokens, handle.model.max_input_length, options)
         handle.admission.check_capacity(least, texts.most_tokens, request)
         if prompt := handle.served.default_prompt:
             texts = TextPairs([prompt + first for first in texts.firsts], texts.seconds)
         encoded = await handle.input_tokenizer.encode_pairs(
             texts,
             self.receive,
-            handle.checking(request, partial(handle.limits.check_pair_tokens, param=params[1], more=True)),
-            {
-                "truncate": handle.config.auto_truncate if options.truncate is None else options.truncate,
-                "direction": options.direction,
-                "limits": options.limits,
-                "params": params,
-            },
+            handle.checking(request, partial(handle.limits.check_pair_tokens, param=options.second_param, more=True)),
+            options,
         )
         self.breakdown.tokenize_s, self.breakdown.tokens = time.perf_counter() - began, encoded.tokens
-        handle.limits.check_pair_tokens(encoded.tokens, params[1])
+        handle.limits.check_pair_tokens(encoded.tokens, options.second_param)
         self._note_tokenized(encoded)
         return encoded
 

@@ -26,7 +26,7 @@ LENGTHS = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 5, 5, 5, 64, 127, 128]
 
 @pytest.fixture(scope="module")
 def oracle(real_texts: list[str], tokenizer: engine.Tokenizer, hugging_face: HuggingFace) -> Floats:
-    encoded = tokenizer.encode(real_texts, truncate=True)
+    encoded = tokenizer.encode(real_texts)
     pieces = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
     rows = np.empty((len(real_texts), 384), np.float32)
     for length in np.unique(encoded.lengths):

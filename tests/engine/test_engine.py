@@ -22,6 +22,7 @@ from embert.engine.errors import EncoderError, InputError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.tasks import Task
+from embert.engine.tokenization.encoded import TokenizeOptions
 from tests.engine.conftest import unit
 from tests.server.models import three_heads
 
@@ -135,8 +136,8 @@ def test_what_is_no_list_of_texts(stand_in: engine.Engine, texts: Any, said: str
     tokenizer = stand_in.tokenizer
     for ask in (
         lambda: stand_in.embed(texts),
-        lambda: tokenizer.encode(texts, truncate=True, param="texts"),
-        lambda: tokenizer.encode_pairs(["a"], texts, truncate=True),
+        lambda: tokenizer.encode(texts, TokenizeOptions(param="texts")),
+        lambda: tokenizer.encode_pairs(["a"], texts),
         lambda: tokenizer.tokenize(texts, param="texts"),
     ):
         with pytest.raises(InputError) as caught:
@@ -155,7 +156,7 @@ def test_what_is_no_iterable_of_texts(stand_in: engine.Engine) -> None:
 
 @pytest.mark.parametrize("ids", ["12", [1, 2], [[1], "2"], [["1"]], [[1], None], None])
 def test_what_is_no_list_of_lists_of_ids(stand_in: engine.Engine, ids: Any) -> None:
-    for ask in (lambda: stand_in.tokenizer.from_ids(ids, truncate=True), lambda: stand_in.tokenizer.decode(ids)):
+    for ask in (lambda: stand_in.tokenizer.from_ids(ids), lambda: stand_in.tokenizer.decode(ids)):
         with pytest.raises(InputError):
             ask()
 
@@ -188,7 +189,7 @@ def test_vectors_that_are_not_finite(
     three: engine.Engine, monkeypatch: pytest.MonkeyPatch, method: str, wrong: float
 ) -> None:
     """The error names the text, in whatever order texts are batched."""
-    ids = three.tokenizer.encode([BAD], truncate=True).ids
+    ids = three.tokenizer.encode([BAD]).ids
     wait = three.encoder.wait
 
     def poisoned(ticket: Any) -> dict[Task, TaskOutput]:

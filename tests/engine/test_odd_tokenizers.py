@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Library
 from embert import engine
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
+from embert.engine.tokenization.encoded import TokenizeOptions
 from tests.engine.conftest import AS_IT_STANDS
 
 FAST: Any = transformers.PreTrainedTokenizerFast  # which has no types
@@ -106,7 +107,7 @@ def check_against_transformers(tokenizer: engine.Tokenizer, tmp_path: Path, text
     for text in texts:
 
         def encode(texts: list[str]) -> engine.Encoded:
-            return tokenizer.encode(texts, truncate=True)
+            return tokenizer.encode(texts)
 
         for each in (encode, tokenizer.tokenize):
             said = refusal(each, [tokenizer.probe, text])
@@ -144,7 +145,7 @@ def test_a_normalizer_that_deletes_everything_but_a_word(
     made.normalizer = normalizers.Replace("a", "")
     tokenizer = loaded(made)
     assert not any(check_against_transformers(tokenizer, tmp_path, ["a", "aaa", "a cat", "x a x"]))
-    pairs = tokenizer.encode_pairs(["a", "x"], ["a", "a x"], truncate=True)
+    pairs = tokenizer.encode_pairs(["a", "x"], ["a", "a x"])
     assert pairs.lengths.min() >= 4
 
 
@@ -235,5 +236,5 @@ def test_pairs_are_cut_as_by_transformers(
     tokenizer = loaded(library(kind))
     fast = FAST(tokenizer_file=str(tmp_path / "tokenizer.json"), truncation_side=side)
     wanted = fast([first], [second], truncation="longest_first", max_length=9)["input_ids"][0]
-    encoded = tokenizer.encode_pairs([first], [second], truncate=True, direction=side)
+    encoded = tokenizer.encode_pairs([first], [second], TokenizeOptions(direction=side))
     np.testing.assert_array_equal(encoded.ids, wanted)

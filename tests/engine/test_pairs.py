@@ -22,10 +22,10 @@ from embert import engine
 from embert.engine.errors import BrokenModel, InputError, InputTooLarge
 from embert.engine.files.tokenizer_config import read_tokenizer_config
 from embert.engine.model import Model
-from embert.engine.tokenization.encoded import Direction, finish
-from embert.engine.tokenization.pairs import PairLimits
+from embert.engine.tokenization.encoded import Direction, TokenizeOptions, finish
 from tests.engine.conftest import AS_IT_STANDS, small_tokenizer
 from tests.engine.model_cases import byte_level, unigram
+from tests.engine.test_split_points import chunked
 
 MARKS = [("<s>", 0), ("</s>", 2)]
 
@@ -146,12 +146,10 @@ def test_equals_transformers(
     seconds = seconds[: len(many)]
     room = limit - kind.hugging_face.num_special_tokens_to_add(pair=True)
     counts = [(kind.tokens(first), kind.tokens(second)) for first, second in zip(many, seconds, strict=True)]
-    tokenizer = kind.tokenizers[limit]
-    tokenizer._part = PART if divided else 100
-    how: dict[str, Any] = {"chunk_characters": PART + 2} if divided else {}
+    tokenizer = chunked(kind.tokenizers[limit], **({"part": PART, "chunk": PART + 2} if divided else {"part": 100}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("embert.engine.tokenization.pairs.CHUNK_TOKENS", 12)
-        asked = tokenizer.encode_pairs_chunks(firsts, seconds, truncate=True, direction=direction, **how)
+        asked = tokenizer.encode_pairs_chunks(firsts, seconds, TokenizeOptions(direction=direction))
         encoded = finish(asked)
     assert pairs_of(encoded) == [kind.expected(*pair, limit, direction) for pair in zip(many, seconds, strict=True)]
     assert encoded.truncated == sum(first + second > room for first, second in counts)
@@ -174,10 +172,10 @@ def test_what_is_cut(packaged: Kind, limit: int, direction: Direction) -> None:
     for first in range(len(words)):
         for second in range(len(words)):
             pair = " ".join(words[:first]), " ".join(words[len(words) - second :])
-            encoded = tokenizer.encode_pairs(pair[:1], pair[1:], truncate=True, direction=direction)
+            encoded = tokenizer.encode_pairs(pair[:1], pair[1:], TokenizeOptions(direction=direction))
             assert pairs_of(encoded) == [packaged.expected(*pair, limit, direction)]
             cut += encoded.truncated
-            again = tokenizer.encode_known_pairs(pair[:1], pair[1:], truncate=True, direction=direction)
+            again = tokenizer.encode_known_pairs(pair[:1], pair[1:], TokenizeOptions(direction=direction))
             assert again is None or pairs_of(again) == pairs_of(encoded)
             undecided = room % 2 and all(packaged.tokens(text) > room for text in pair)
             assert (again is None) == ("Zoë’s" in " ".join(pair) or undecided)
@@ -189,12 +187,12 @@ def test_two_texts_over_the_room(packaged: Kind, monkeypatch: pytest.MonkeyPatch
     lengths = ((30, 20), (20, 30), (20, 20), (90, 70), (70, 71), (12, 11), (10, 9), (9, 10))
     firsts, seconds = (["a " * first for first, _ in lengths], ["b " * second for _, second in lengths])
     for texts in (firsts, firsts[3:4]):
-        encoded = packaged.tokenizers[12].encode_pairs(texts, seconds, truncate=True)
+        encoded = packaged.tokenizers[12].encode_pairs(texts, seconds)
         whole = texts if len(texts) > 1 else texts * len(seconds)
         expected = [packaged.expected(*pair, 12, "right") for pair in zip(whole, seconds, strict=True)]
         assert pairs_of(encoded) == expected
     monkeypatch.setattr("embert.engine.tokenization.pairs.COMPARED_TOKENS", 15)
-    encoded = packaged.tokenizers[12].encode_pairs(["a " * 30], ["b " * 20, "b " * 14], truncate=True)
+    encoded = packaged.tokenizers[12].encode_pairs(["a " * 30], ["b " * 20, "b " * 14])
     assert [(ids.count(1037), ids.count(1038)) for ids, _ in pairs_of(encoded)] == [(4, 5), (5, 4)]
 
 
@@ -216,25 +214,25 @@ def test_limits_cut_as_if_the_texts_were_shorter_and_the_model_smaller(
         for second in range(0, 15, 3):
             texts = " ".join(words[:first]), " ".join(words[15 - second :])
             cut = [shortened(text, limit) for text, limit in zip(texts, texts_limits, strict=True)]
-            expected = oracle.encode_pairs(cut[:1], cut[1:], truncate=True, direction=direction)
-            how: dict[str, Any] = {"truncate": True, "direction": direction, "limits": PairLimits(*limits)}
-            found = tokenizer.encode_pairs(texts[:1], texts[1:], **how)
+            expected = oracle.encode_pairs(cut[:1], cut[1:], TokenizeOptions(direction=direction))
+            options = TokenizeOptions(None, direction, *limits)
+            found = tokenizer.encode_pairs(texts[:1], texts[1:], options)
             assert pairs_of(found) == pairs_of(expected)
             assert found.truncated == max(expected.truncated, cut != [*texts])
-            again = tokenizer.encode_known_pairs(texts[:1], texts[1:], **how)
+            again = tokenizer.encode_known_pairs(texts[:1], texts[1:], options)
             assert again is not None
             assert pairs_of(again) == pairs_of(expected)
     with pytest.raises(InputError, match="`texts`: a pair of texts has at least 5 tokens, and 4 are allowed"):
-        tokenizer.encode_pairs(["a"], ["b"], truncate=True, limits=PairLimits(4))
-    assert tokenizer.encode_pairs(["a"], ["b"], truncate=False, limits=PairLimits(4)).lengths.tolist() == [5]
+        tokenizer.encode_pairs(["a"], ["b"], TokenizeOptions(limit=4))
+    assert tokenizer.encode_pairs(["a"], ["b"], TokenizeOptions(truncate=False, limit=4)).lengths.tolist() == [5]
 
 
 def test_real_texts(tokenizer: engine.Tokenizer, packaged: Kind, real_texts: list[str]) -> None:
     query, documents = "what does the function return?", real_texts[:100]
-    encoded = tokenizer.encode_pairs([query], documents, truncate=True)
+    encoded = tokenizer.encode_pairs([query], documents)
     assert pairs_of(encoded) == [packaged.expected(query, text, 256, "right") for text in documents]
     assert encoded.truncated == 3
-    same = tokenizer.encode_pairs([query] * len(documents), documents, truncate=True)
+    same = tokenizer.encode_pairs([query] * len(documents), documents)
     assert pairs_of(same) == pairs_of(encoded)
 
 
@@ -250,16 +248,16 @@ def test_a_query_is_read_once_and_long_texts_no_further_than_needed(
     ):
         for direction in ("right", "left"):
             read.clear()
-            asked = tokenizer.encode_pairs_chunks([query], documents, truncate=True, direction=direction)
+            asked = tokenizer.encode_pairs_chunks([query], documents, TokenizeOptions(direction=direction))
             assert finish(asked).lengths.max() == 256
             assert sum(map(len, read)) < most
             assert read.count("a query") == (query == "a query")
     read.clear()
     with pytest.raises(InputError, match=r"^`query`: pair 0 has more than \d+ tokens, the limit is 256; shorten it or"):
-        finish(tokenizer.encode_pairs_chunks([long], ["not read"], truncate=False))
+        finish(tokenizer.encode_pairs_chunks([long], ["not read"], TokenizeOptions(truncate=False, param="query")))
     assert "not read" not in read
     with pytest.raises(InputError, match=r"^`texts`: pair 1 has more than \d+ tokens, the limit is 256; shorten it or"):
-        finish(tokenizer.encode_pairs_chunks(["a"], ["b", long], truncate=False))
+        finish(tokenizer.encode_pairs_chunks(["a"], ["b", long], TokenizeOptions(truncate=False)))
 
 
 @pytest.mark.parametrize(
@@ -276,57 +274,55 @@ def test_a_query_is_read_once_and_long_texts_no_further_than_needed(
     ],
 )
 def test_errors(tokenizer: engine.Tokenizer, firsts: list[str], seconds: list[str], message: str) -> None:
-    how: dict[str, Any] = {"truncate": False, "params": ("text_1", "text_2")}
-    for chunk_characters in (4, 1 << 20):
+    options = TokenizeOptions(truncate=False, param="text_1", second_param="text_2")
+    for chunk in (4, 1 << 20):
         with pytest.raises(InputError, match=f"^{re.escape(message)}") as caught:
-            finish(tokenizer.encode_pairs_chunks(firsts, seconds, **how, chunk_characters=chunk_characters))
+            finish(chunked(tokenizer, chunk=chunk).encode_pairs_chunks(firsts, seconds, options))
         assert caught.value.param == message.split("`")[1]
-    assert tokenizer.encode_pairs(["a"], ["b " * 252], truncate=False).lengths.tolist() == [256]
+    assert tokenizer.encode_pairs(["a"], ["b " * 252], TokenizeOptions(truncate=False)).lengths.tolist() == [256]
 
 
 def test_a_text_without_a_place_to_divide_it_is_refused(kinds: dict[str, Kind]) -> None:
-    tokenizer = kinds["roberta"].tokenizers[9]
-    tokenizer._part = 100
+    tokenizer = chunked(kinds["roberta"].tokenizers[9], part=100, most_unbroken=1000)
     for firsts, seconds, param in ((["é" * 2000], ["a"], "query"), (["a"], ["a", "é" * 2000], "texts")):
         with pytest.raises(InputTooLarge, match=rf"`{param}`: text \d has 2000 characters and no place to divide it"):
-            finish(tokenizer.encode_pairs_chunks(firsts, seconds, truncate=True, most_unbroken=1000))
+            finish(tokenizer.encode_pairs_chunks(firsts, seconds))
 
 
 def test_known_words_need_no_library() -> None:
     tokenizer = engine.Tokenizer(engine.load_model())
-    how: dict[str, Any] = {"truncate": True}
-    assert tokenizer.encode_known_pairs(["some query"], ["some text"], **how) is None
-    tokenizer.encode(["some query", "text and more"], truncate=True)
+    assert tokenizer.encode_known_pairs(["some query"], ["some text"]) is None
+    tokenizer.encode(["some query", "text and more"])
     for seconds in (["some text", "text " * 200], []):
         for firsts in (["some query"], ["query " * 400]):
-            known = tokenizer.encode_known_pairs(firsts, seconds, **how)
-            whole = tokenizer.encode_pairs(firsts, seconds, **how)
+            known = tokenizer.encode_known_pairs(firsts, seconds)
+            whole = tokenizer.encode_pairs(firsts, seconds)
             assert known is not None
             assert pairs_of(known) == pairs_of(whole)
             assert known.truncated == whole.truncated
-    assert tokenizer.encode_known_pairs(["some query"], ["unseen"], **how) is None
+    assert tokenizer.encode_known_pairs(["some query"], ["unseen"]) is None
     with pytest.raises(InputError, match="`texts`: pair 0 has 405 tokens, the limit is 256"):
-        tokenizer.encode_known_pairs(["some query"], ["text " * 400], truncate=False)
+        tokenizer.encode_known_pairs(["some query"], ["text " * 400], TokenizeOptions(truncate=False))
 
 
 def test_no_pairs(tokenizer: engine.Tokenizer) -> None:
     for firsts in ([], ["a"]):
-        encoded = tokenizer.encode_pairs(firsts, [], truncate=True)
+        encoded = tokenizer.encode_pairs(firsts, [])
         assert (encoded.tokens, encoded.sequences, encoded.truncated) == (0, 0, 0)
         assert encoded.lengths.dtype == np.int32
 
 
 def test_the_number_of_tokens_comes_before_their_ids(tokenizer: engine.Tokenizer) -> None:
-    turns = tokenizer.encode_pairs_chunks(["a " * 200], ["b"] * 2000, truncate=True, chunk_characters=1 << 20)
-    assert next(turns) == 2000 * 204  # where the caller may stop
-    encoded = finish(turns)
+    chunks = chunked(tokenizer, chunk=1 << 20).encode_pairs_chunks(["a " * 200], ["b"] * 2000)
+    assert next(chunks) == 2000 * 204  # where the caller may stop
+    encoded = finish(chunks)
     assert encoded.lengths.tolist() == [204] * 2000
-    assert pairs_of(encoded) == pairs_of(tokenizer.encode_pairs(["a " * 200], ["b"], truncate=True)) * 2000
+    assert pairs_of(encoded) == pairs_of(tokenizer.encode_pairs(["a " * 200], ["b"])) * 2000
 
 
 def test_token_types_that_the_model_has_not(kinds: dict[str, Kind], default_model: Model, tmp_path: Path) -> None:
     for name, kind in kinds.items():
-        encoded = kind.tokenizers[9].encode_pairs(["a"], ["b"], truncate=True)
+        encoded = kind.tokenizers[9].encode_pairs(["a"], ["b"])
         assert (encoded.token_types is None) == (kind.types == 1), name
     # transformers gives a model no token types where its tokenizer does not name them.
     auto: Any = transformers.AutoTokenizer
@@ -337,7 +333,7 @@ def test_token_types_that_the_model_has_not(kinds: dict[str, Kind], default_mode
         found = auto.from_pretrained(tmp_path)("a", "b")
         config, _ = read_tokenizer_config(tmp_path, {"model_type": "bert"})
         tokenizer = engine.Tokenizer(dataclasses.replace(model, tokenizer=config))
-        encoded = tokenizer.encode_pairs(["a"], ["b"], truncate=True)
+        encoded = tokenizer.encode_pairs(["a"], ["b"])
         assert (encoded.token_types is None) == ("token_type_ids" not in found)
 
 
@@ -363,10 +359,10 @@ def test_tokenizers_without_pairs(
 ) -> None:
     model = saved(default_model, tmp_path, with_processor(unigram(300), processor), limit=limit)
     tokenizer = engine.Tokenizer(model)
-    assert tokenizer.encode(["a"], truncate=True).sequences == 1
+    assert tokenizer.encode(["a"]).sequences == 1
     with pytest.raises(BrokenModel, match=f"^{message}$"):
         tokenizer.check_pairs()
     said = f"^`inputs`: {message}$"
     for encode in (tokenizer.encode_pairs, tokenizer.encode_known_pairs):
         with pytest.raises(InputError, match=said):
-            encode(["a"], ["b"], truncate=True, params=("query", "inputs"))
+            encode(["a"], ["b"], TokenizeOptions(second_param="inputs"))

@@ -3,6 +3,7 @@
 # ruff: noqa: RUF001  # texts that look like others are the point
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import re
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 from embert import engine
 from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.model import Model
-from embert.engine.tokenization.encoded import Direction, TokenInfo, finish
+from embert.engine.tokenization.encoded import NO_LIMIT, Chunking, Direction, TokenInfo, TokenizeOptions, finish
 from embert.engine.tokenization.split_points import split_points_of
 from tests.engine.conftest import AS_IT_STANDS, small_tokenizer
 from tests.engine.model_cases import byte_level, unigram
@@ -90,6 +91,13 @@ KINDS: dict[str, Callable[[], Backend]] = {
 }
 
 
+def chunked(tokenizer: engine.Tokenizer, **changes: int) -> engine.Tokenizer:
+    """The tokenizer with other sizes of chunks."""
+    other = copy.copy(tokenizer)
+    other.chunking = dataclasses.replace(tokenizer.chunking, **changes)
+    return other
+
+
 @pytest.fixture(scope="module")
 def divided(default_model: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str, engine.Tokenizer]:
     found = {}
@@ -100,7 +108,7 @@ def divided(default_model: Model, tmp_path_factory: pytest.TempPathFactory) -> d
             default_model, folder=folder, transformer=".", max_input_length=9, tokenizer=AS_IT_STANDS
         )
         found[name] = engine.Tokenizer(model)
-        found[name]._part = PART
+        found[name].chunking = Chunking(PART, PART + 2, NO_LIMIT)
     return found
 
 
@@ -129,7 +137,7 @@ def test_the_ids_are_those_of_the_whole(
 ) -> None:
     tokenizer = divided[kind]
     whole = tokenizer._backend.library_ids(texts)
-    asked = tokenizer.encode_chunks(texts, truncate=True, direction=direction, chunk_characters=PART + 2)
+    asked = tokenizer.encode_chunks(texts, TokenizeOptions(direction=direction))
     expected = tokenizer._frames[None].around(whole, True, direction, "inputs")
     encoded = finish(asked)
     assert encoded.ids.tolist() == expected.ids.tolist()
@@ -160,13 +168,8 @@ def test_the_offsets_are_those_of_the_whole(
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_of_these_kinds_are_divided(divided: dict[str, engine.Tokenizer], kind: str) -> None:
     for direction in ("right", "left"):
-        asked = divided[kind].encode_chunks(
-            ["abc abc"],
-            truncate=True,
-            direction=direction,
-            chunk_characters=PART,
-            most_unbroken=PART + 1,
-        )
+        tokenizer = chunked(divided[kind], chunk=PART, most_unbroken=PART + 1)
+        asked = tokenizer.encode_chunks(["abc abc"], TokenizeOptions(direction=direction))
         assert len([*asked]) == 2
 
 
@@ -201,11 +204,12 @@ def test_a_text_is_read_no_further_than_the_model_can(tokenizer: engine.Tokenize
     ):
         for direction in ("right", "left"):
             read.clear()
-            encoded = finish(tokenizer.encode_chunks([text], truncate=True, direction=direction, most_unbroken=100_000))
+            bounded = chunked(tokenizer, most_unbroken=100_000)
+            encoded = finish(bounded.encode_chunks([text], TokenizeOptions(direction=direction)))
             assert encoded.lengths.tolist() == [256]
             assert sum(map(len, read)) < 50_000
     with pytest.raises(InputError, match=r"`inputs`: text 0 has more than \d+ tokens, the limit is 256; shorten it or"):
-        finish(tokenizer.encode_chunks(["." * 3_000_000], truncate=False))
+        finish(tokenizer.encode_chunks(["." * 3_000_000], TokenizeOptions(truncate=False)))
 
 
 def test_words_too_long_to_be_known_are_not_read_whole(tokenizer: engine.Tokenizer, read: list[str]) -> None:
@@ -218,27 +222,20 @@ def test_words_too_long_to_be_known_are_not_read_whole(tokenizer: engine.Tokeniz
         expected = tokenizer._frames[None].around(whole, True, "right", "inputs").ids.tolist()
         for direction in ("right", "left"):
             read.clear()
-            asked = tokenizer.encode_chunks([text], truncate=True, direction=direction, most_unbroken=100_000)
+            bounded = chunked(tokenizer, most_unbroken=100_000)
+            asked = bounded.encode_chunks([text], TokenizeOptions(direction=direction))
             assert finish(asked).ids.tolist() == expected
             assert sum(map(len, read)) < 20_000
 
 
 @pytest.mark.parametrize("kind", ["bert", "byte-level", "metaspace"])
 def test_a_text_without_a_place_to_divide_it_is_refused(divided: dict[str, engine.Tokenizer], kind: str) -> None:
-    tokenizer = divided[kind]
+    tokenizer = chunked(divided[kind], most_unbroken=100_000)
     text = "é" * 200_000
     said = "`input`: text 1 has 200000 characters and no place to divide it for 100000 of them, which is the limit"
     for direction in ("right", "left"):
         with pytest.raises(InputTooLarge, match=re.escape(said)):
-            finish(
-                tokenizer.encode_chunks(
-                    ["a", text],
-                    truncate=True,
-                    direction=direction,
-                    param="input",
-                    most_unbroken=100_000,
-                )
-            )
+            finish(tokenizer.encode_chunks(["a", text], TokenizeOptions(direction=direction, param="input")))
     with pytest.raises(InputTooLarge, match="no place to divide it"):
-        list(tokenizer.tokenize_chunks(["a", text], most_unbroken=100_000))
-    assert finish(tokenizer.encode_chunks([text], truncate=True, most_unbroken=200_000)).sequences == 1
+        list(tokenizer.tokenize_chunks(["a", text]))
+    assert finish(chunked(tokenizer, most_unbroken=200_000).encode_chunks([text])).sequences == 1

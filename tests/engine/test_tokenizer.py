@@ -19,7 +19,7 @@ from embert import engine
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import MAX_CHUNKS, WordCache
-from embert.engine.tokenization.encoded import Direction, TokenInfo
+from embert.engine.tokenization.encoded import Direction, TokenInfo, TokenizeOptions
 from tests.engine.conftest import BuildBert
 
 
@@ -67,7 +67,7 @@ TRICKY = [
 
 @pytest.mark.parametrize("text", TRICKY, ids=ascii)
 def test_tricky_texts(tokenizer: engine.Tokenizer, library: Backend, text: str) -> None:
-    assert sequences(tokenizer.encode([text], truncate=True)) == [expected(library, text)]
+    assert sequences(tokenizer.encode([text])) == [expected(library, text)]
 
 
 ascii_texts = st.text(st.characters(max_codepoint=127))
@@ -82,7 +82,7 @@ words = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(ascii_texts, words, st.text()), max_size=5))
 def test_equals_the_library(tokenizer: engine.Tokenizer, library: Backend, texts: list[str]) -> None:
-    encoded = tokenizer.encode(texts, truncate=True)
+    encoded = tokenizer.encode(texts)
     assert sequences(encoded) == [
         library.encode(text).ids[:256] if len(text) < 200 else expected(library, text) for text in texts
     ]
@@ -104,8 +104,8 @@ def test_truncation_equals_the_library(
 ) -> None:
     """To what the model takes, and to a caller's own limit."""
     for encoded in (
-        short_tokenizers[limit].encode([text], truncate=True, direction=direction),
-        tokenizer.encode([text], truncate=True, direction=direction, limit=limit),
+        short_tokenizers[limit].encode([text], TokenizeOptions(direction=direction)),
+        tokenizer.encode([text], TokenizeOptions(direction=direction, limit=limit)),
     ):
         assert sequences(encoded) == [expected(library, text, limit, direction)]
         assert encoded.truncated == (len(library.encode(text).ids) > limit)
@@ -123,7 +123,7 @@ def short_tokenizers(default_model: Model) -> dict[int, engine.Tokenizer]:
 def test_long_texts_are_cut_at_either_end(tokenizer: engine.Tokenizer, library: Backend) -> None:
     text = " ".join(f"word{i}" for i in range(1000))
     for direction in ("right", "left"):
-        encoded = tokenizer.encode([text, "short", text + " é"], truncate=True, direction=direction)
+        encoded = tokenizer.encode([text, "short", text + " é"], TokenizeOptions(direction=direction))
         assert encoded.truncated == 2
         assert encoded.lengths.tolist() == [256, 3, 256]
         assert sequences(encoded)[0] == expected(library, text, 256, direction)
@@ -132,49 +132,51 @@ def test_long_texts_are_cut_at_either_end(tokenizer: engine.Tokenizer, library: 
 
 def test_too_long_without_truncation(tokenizer: engine.Tokenizer) -> None:
     with pytest.raises(InputError) as caught:
-        tokenizer.encode(["fine", "word " * 300], truncate=False, param="input")
+        tokenizer.encode(["fine", "word " * 300], TokenizeOptions(truncate=False, param="input"))
     assert str(caught.value) == ("`input`: text 1 has 302 tokens, the limit is 256; shorten it or set truncate to true")
     assert (caught.value.param, caught.value.kind) == ("input", "validation")
-    assert tokenizer.encode(["word " * 254], truncate=False).lengths.tolist() == [256]
+    assert tokenizer.encode(["word " * 254], TokenizeOptions(truncate=False)).lengths.tolist() == [256]
     with pytest.raises(InputError, match="text 0 has 7 tokens, the limit is 6;"):
-        tokenizer.encode(["word " * 5], truncate=False, limit=6)
-    assert tokenizer.encode(["word " * 300], truncate=True, limit=1000).lengths.tolist() == [256]
-    assert tokenizer.encode(["word"], truncate=False, limit=tokenizer.least_limit()).lengths.tolist() == [3]
+        tokenizer.encode(["word " * 5], TokenizeOptions(truncate=False, limit=6))
+    assert tokenizer.encode(["word " * 300], TokenizeOptions(limit=1000)).lengths.tolist() == [256]
+    assert tokenizer.encode(
+        ["word"], TokenizeOptions(truncate=False, limit=tokenizer.least_limit())
+    ).lengths.tolist() == [3]
 
 
 @pytest.mark.parametrize("text", ["a\ud800", "\udfff é", "\ud83d"])
 def test_lone_surrogates(tokenizer: engine.Tokenizer, text: str) -> None:
     with pytest.raises(InputError, match=r"`inputs`: text 1 is not valid Unicode: it has a lone surrogate$") as e:
-        tokenizer.encode(["fine", text], truncate=True)
+        tokenizer.encode(["fine", text])
     assert e.value.kind == "tokenizer"
     with pytest.raises(InputError, match="lone surrogate"):
         tokenizer.tokenize([text])
 
 
 def test_no_texts(tokenizer: engine.Tokenizer) -> None:
-    encoded = tokenizer.encode([], truncate=True)
+    encoded = tokenizer.encode([])
     assert (encoded.tokens, encoded.sequences, encoded.truncated) == (0, 0, 0)
     assert encoded.lengths.dtype == np.int32
 
 
 def test_prompt(tokenizer: engine.Tokenizer) -> None:
-    with_prompt = tokenizer.encode(["cats"], truncate=True, prompt="query: ")
-    assert sequences(with_prompt) == sequences(tokenizer.encode(["query: cats"], truncate=True))
+    with_prompt = tokenizer.encode(["cats"], prompt="query: ")
+    assert sequences(with_prompt) == sequences(tokenizer.encode(["query: cats"]))
 
 
 def test_ids_are_taken_as_they_are(tokenizer: engine.Tokenizer) -> None:
-    encoded = tokenizer.from_ids([[5, 6, 7], [0], [30_521]], truncate=False)
+    encoded = tokenizer.from_ids([[5, 6, 7], [0], [30_521]], TokenizeOptions(truncate=False))
     assert sequences(encoded) == [[5, 6, 7], [0], [30_521]]
-    assert tokenizer.from_ids([], truncate=True).sequences == 0
+    assert tokenizer.from_ids([]).sequences == 0
     long = list(range(300))
     for direction, kept in (("right", long[:256]), ("left", long[-256:])):
-        cut = tokenizer.from_ids([long, [1]], truncate=True, direction=direction)  # type: ignore[arg-type]
+        cut = tokenizer.from_ids([long, [1]], TokenizeOptions(direction=direction))  # type: ignore[arg-type]
         assert sequences(cut) == [kept, [1]]
         assert cut.truncated == 1
-    assert sequences(tokenizer.from_ids([[5, 6, 7]], truncate=True, limit=2)) == [[5, 6]]
-    assert tokenizer.from_ids([long], truncate=True, limit=1000).tokens == 256
+    assert sequences(tokenizer.from_ids([[5, 6, 7]], TokenizeOptions(limit=2))) == [[5, 6]]
+    assert tokenizer.from_ids([long], TokenizeOptions(limit=1000)).tokens == 256
     with pytest.raises(InputError, match="`inputs`: text 0 has 300 tokens, the limit is 256"):
-        tokenizer.from_ids([long], truncate=False)
+        tokenizer.from_ids([long], TokenizeOptions(truncate=False))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,7 @@ def test_ids_are_taken_as_they_are(tokenizer: engine.Tokenizer) -> None:
 )
 def test_bad_ids(tokenizer: engine.Tokenizer, ids: list[Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        tokenizer.from_ids([[1], ids], truncate=True, param="input")
+        tokenizer.from_ids([[1], ids], TokenizeOptions(param="input"))
     assert str(caught.value) == message
     assert caught.value.param == "input"
     if ids:
@@ -231,7 +233,7 @@ def test_several_threads(default_model: Model, library: Backend, real_texts: lis
 
     def work(seed: int) -> None:
         order = np.random.default_rng(seed).permutation(len(texts))
-        wrong.extend(texts[i] for i in order if sequences(tokenizer.encode([texts[i]], truncate=True)) != [answers[i]])
+        wrong.extend(texts[i] for i in order if sequences(tokenizer.encode([texts[i]])) != [answers[i]])
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
@@ -244,18 +246,18 @@ def test_several_threads(default_model: Model, library: Backend, real_texts: lis
 def test_known_words_need_no_library() -> None:
     tokenizer = engine.Tokenizer(engine.load_model())
     for texts in (["some words", "and more words"], ["words " * 400], []):
-        tokenizer.encode(texts, truncate=True)
+        tokenizer.encode(texts)
         for direction in ("right", "left"):
-            known = tokenizer.encode_known(texts, truncate=True, direction=direction)
-            whole = tokenizer.encode(texts, truncate=True, direction=direction)
+            known = tokenizer.encode_known(texts, TokenizeOptions(direction=direction))
+            whole = tokenizer.encode(texts, TokenizeOptions(direction=direction))
             assert known is not None
             assert sequences(known) == sequences(whole)
             assert known.truncated == whole.truncated
-    assert tokenizer.encode_known(["some unseen words"], truncate=True) is None
-    assert tokenizer.encode_known(["some wörds"], truncate=True) is None
-    assert tokenizer.encode_known(["some words"], truncate=True, prompt="unseen: ") is None
+    assert tokenizer.encode_known(["some unseen words"]) is None
+    assert tokenizer.encode_known(["some wörds"]) is None
+    assert tokenizer.encode_known(["some words"], prompt="unseen: ") is None
     with pytest.raises(InputError, match="text 1 has 402 tokens, the limit is 256"):
-        tokenizer.encode_known(["some", "words " * 400], truncate=False, param="input")
+        tokenizer.encode_known(["some", "words " * 400], TokenizeOptions(truncate=False, param="input"))
 
 
 def test_the_word_cache_is_bounded(tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +312,7 @@ def test_added_tokens_that_look_around_turn_the_word_cache_off(build_bert: Build
     change(folder / "tokenizer.json", added_tokens=[{**added, "normalized": False, **token}])
     library = Backend.from_file(str(folder / "tokenizer.json"))
     text = "a <x> two words<x>b <X> c"
-    encoded = engine.Tokenizer(engine.load_model(str(folder))).encode([text], truncate=True)
+    encoded = engine.Tokenizer(engine.load_model(str(folder))).encode([text])
     assert sequences(encoded) == [library.encode(text).ids]
 
 
@@ -319,10 +321,10 @@ def test_lowercase_of_sentence_transformers(build_bert: BuildBert) -> None:
     change(folder / "tokenizer.json", normalizer={"type": "NFC"}, pre_tokenizer={"type": "Whitespace"})
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     plain = engine.Tokenizer(engine.load_model(str(folder)))
-    assert 1 in plain.encode(["ABC"], truncate=True).ids
+    assert 1 in plain.encode(["ABC"]).ids
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 9, "do_lower_case": true}')
     lowered = engine.Tokenizer(engine.load_model(str(folder)))
-    assert lowered.encode(["ABC"], truncate=True).ids.tolist() == plain.encode(["abc"], truncate=True).ids.tolist()
+    assert lowered.encode(["ABC"]).ids.tolist() == plain.encode(["abc"]).ids.tolist()
     assert lowered.max_input_length == 9
 
 

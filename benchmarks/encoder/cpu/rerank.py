@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for dtype in options.dtype:
             with processes(RERANKERS, folder, dtype, pairs) as pipes:
                 for name, given in pairs.items():
-                    tokens = counted.encode_pairs(*zip(*given, strict=True), truncate=True).tokens
+                    firsts, seconds = zip(*given, strict=True)
+                    tokens = counted.encode_pairs(firsts, seconds).tokens
                     _compare(pipes, name, DIFFERENCE[dtype])
                     ms, quiet = measure(pipes, name, options.rounds)
                     rows.append({"pairs": name, "dtype": dtype, "tokens": tokens, "ms": ms, "quiet": quiet})

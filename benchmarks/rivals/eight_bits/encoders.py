@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.rivals.cpu_encoders import BATCH_TEXTS, MAX_LENGTH, EmbertEncoder, Floats, Rival
 from benchmarks.rivals.eight_bits.onnx_graph import write_fused, write_int8
+from embert.engine.tokenization.encoded import TokenizeOptions
 
 __all__ = ["RIVALS"]
 
@@ -49,7 +50,7 @@ class OnnxRuntime(Rival):
 
     def prepare(self, texts: Sequence[str]) -> Any:
         """See Rival."""
-        encoded = self.tokenizer.encode(texts, truncate=True, limit=MAX_LENGTH)
+        encoded = self.tokenizer.encode(texts, TokenizeOptions(limit=MAX_LENGTH))
         sequences = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
         order = np.argsort([-len(each) for each in sequences], kind="stable")
         batches = []

@@ -119,7 +119,7 @@ def test_prompts_that_are_not_pooled(
             if pooling == "max":  # theirs is not a number where nothing is left
                 texts, wanted = texts[:-1], wanted[:-1]
             np.testing.assert_allclose(loaded.embed(texts, prompt_name=name), wanted, rtol=1e-4, atol=1e-5)
-        known = tokenizer.encode_known(TEXTS, truncate=True, prompt=PROMPT)
+        known = tokenizer.encode_known(TEXTS, prompt=PROMPT)
         assert known is not None
         assert known.prompt_tokens == 3  # [CLS], a word and a colon that are not in the vocabulary
 

@@ -113,7 +113,7 @@ def test_sequences_of_different_tasks_share_a_batch(folder: Path) -> None:
 def test_texts(folder: Path) -> None:
     texts = ["a", "def build(folder): " * 40, "", "two words"]
     with engine.Engine.load(str(folder), device="cpu") as loaded:
-        oracle, encoded = Oracle(folder), loaded.tokenizer.encode(texts, truncate=True)
+        oracle, encoded = Oracle(folder), loaded.tokenizer.encode(texts)
         pieces = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
         for ids, vector, many in zip(pieces, loaded.embed_sparse(texts), loaded.embed_multi(texts), strict=True):
             wanted = oracle.sparse(ids)

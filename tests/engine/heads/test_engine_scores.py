@@ -41,7 +41,7 @@ def classifier(folder: Callable[[int], Path]) -> engine.Engine:
 def test_scores_are_in_the_order_of_the_pairs_however_they_are_batched(
     reranker: engine.Engine, folder: Callable[[int], Path]
 ) -> None:
-    encoded = reranker.tokenizer.encode_pairs([QUERY], TEXTS, truncate=True)
+    encoded = reranker.tokenizer.encode_pairs([QUERY], TEXTS)
     assert encoded.token_types is not None
     cuts = np.cumsum(encoded.lengths)[:-1]
     expected = hugging_face_logits(folder(1), np.split(encoded.ids, cuts), np.split(encoded.token_types, cuts))[:, 0]
@@ -70,7 +70,7 @@ def test_rerank_gives_the_best_first(reranker: engine.Engine) -> None:
 
 def test_texts_and_pairs_are_classified_together(classifier: engine.Engine, folder: Callable[[int], Path]) -> None:
     answers = classifier.classify(["a cat", ("who purrs", "a cat"), "a tax form"])
-    single = classifier.tokenizer.encode(["a cat", "a tax form"], truncate=True)
+    single = classifier.tokenizer.encode(["a cat", "a tax form"])
     logits = hugging_face_logits(folder(3), np.split(single.ids, single.lengths[:1]))
     for answer, row in zip(answers[::2], logits, strict=True):
         wanted = torch.from_numpy(row).softmax(0)

@@ -20,6 +20,7 @@ from embert.engine.encoders.cpu.runs import attended_tokens
 from embert.engine.errors import BrokenModel, InputError, UnsupportedModel
 from embert.engine.heads.token_rows import kept_rows
 from embert.engine.tasks import Task
+from embert.engine.tokenization.encoded import TokenizeOptions
 from tests.engine.conftest import Floats, unit
 from tests.engine.heads.late_interaction import COLUMNS, encoder, linear, pylate, stanford
 from tests.server.models import edit_json
@@ -160,7 +161,7 @@ def test_which_tokens_are_attended_to() -> None:
 def test_rows_that_are_kept(tmp_path: Path) -> None:
     head = engine.load_model(str(pylate(tmp_path / "model"))).heads.multi_vector
     assert head is not None
-    comma, letter = engine.Tokenizer(engine.load_model(str(tmp_path / "model"))).from_ids([[62, 8]], truncate=True).ids
+    comma, letter = engine.Tokenizer(engine.load_model(str(tmp_path / "model"))).from_ids([[62, 8]]).ids
     lengths = np.array([3, 1, 2], np.int32)
     ids = np.array([letter, comma, letter, comma, letter, letter], np.int32)
 
@@ -179,19 +180,19 @@ def test_lengths_of_queries_and_documents(tmp_path: Path) -> None:
     assert model.max_input_length == 40
     tokenizer = engine.Tokenizer(model)
     texts = ["a", "a" * 50]
-    queries = tokenizer.encode(texts, truncate=True, is_query=True)
+    queries = tokenizer.encode(texts, TokenizeOptions(is_query=True))
     assert (queries.lengths.tolist(), queries.truncated) == ([20, 20], 1)
     assert queries.ids[:4].tolist() == [2, 5, 7, 3]
     assert set(queries.ids[4:20].tolist()) == {4}
-    documents = tokenizer.encode(texts, truncate=True, is_query=False)
+    documents = tokenizer.encode(texts, TokenizeOptions(is_query=False))
     assert (documents.lengths.tolist(), documents.truncated) == ([4, 40], 1)
     assert documents.ids[-1] == 3
-    known = tokenizer.encode_known(["a"], truncate=True, is_query=True)
+    known = tokenizer.encode_known(["a"], TokenizeOptions(is_query=True))
     assert known is not None
     assert known.ids.tolist() == queries.ids[:20].tolist()
     for is_query, limit in ((True, 20), (False, 40)):
         with pytest.raises(InputError, match=rf"text 1 has 53 tokens, the limit is {limit}"):
-            tokenizer.encode(texts, truncate=False, is_query=is_query)
+            tokenizer.encode(texts, TokenizeOptions(truncate=False, is_query=is_query))
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_a_linear_layer_is_the_definitions_product() -> None:
 def test_a_layer_is_the_numpy_models(default_model: Model, portable: bool) -> None:
     """One layer: further ones round what differs in the last bit of float32 to other integers, in numpy as well."""
     model = dataclasses.replace(default_model, config=dataclasses.replace(default_model.config, layers=1))
-    encoded = Tokenizer(model).encode(english(12), truncate=True)
+    encoded = Tokenizer(model).encode(english(12))
     sequences = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
     # The other layers' tensors are left over for one that reads them.
     checkpoint = Checkpoint.open(default_model)
@@ -114,7 +114,7 @@ def test_a_layer_is_the_numpy_models(default_model: Model, portable: bool) -> No
 
 @needs_exact_sums
 def test_an_encoder_agrees_with_the_numpy_model(default_model: Model, in_int8: Engine) -> None:
-    encoded = in_int8.tokenizer.encode(english(6), truncate=True)
+    encoded = in_int8.tokenizer.encode(english(6))
     sequences = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
     # After six layers most of what int8 costs is noise of rounding, and each of the two has its own.
     is_the_numpy_models(tokens_of(in_int8.encoder, sequences), sequences, default_model, share=0.9)

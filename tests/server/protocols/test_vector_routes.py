@@ -17,6 +17,7 @@ from embert.engine import Task
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.heads.description import Heads, MultiVector, Role
 from embert.engine.heads.token_rows import kept_rows
+from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.config import ModelConfig
 from embert.server.request.model_handle import ModelHandle
 from tests.server.live import Live
@@ -80,7 +81,7 @@ def test_a_model_of_sparse_vectors_says_what_it_has(splade: Live) -> None:
 def oracle(three_heads: Live) -> dict[Task, TaskOutput]:
     """All rows of TEXTS, by the engine itself; multi-vectors as of documents."""
     model = engine.load_model(three_heads.get("/info").json()["model_id"])
-    encoded = engine.Tokenizer(model).encode(TEXTS, truncate=True, is_query=False)
+    encoded = engine.Tokenizer(model).encode(TEXTS, TokenizeOptions(is_query=False))
     offsets = cumulative(encoded.lengths)
     tasks = Task.EMBED | Task.SPARSE | Task.MULTI
     encoder = engine.load_encoder(model, device="cpu")

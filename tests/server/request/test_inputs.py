@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from embert import engine
 from embert.engine import Encoded
-from embert.engine.tokenization.pairs import NO_PAIR_LIMITS, PairLimits
+from embert.engine.tokenization.encoded import DEFAULT_OPTIONS, TokenizeOptions
 from embert.server.request.inputs import TextPairs, interleaved
 
 texts = st.lists(st.sampled_from(["a", "cat—s", "unbelievably", "日本", "  ", "."]), max_size=9).map(" ".join)
@@ -37,19 +37,22 @@ def test_the_bounds_hold(
     of_second: int | None,
 ) -> None:
     seconds = second if len(firsts) == 1 else second[: len(firsts)]
-    cut = PairLimits(of_pair, of_first, of_second)
-    encoded = tokenizer.encode_pairs(firsts, seconds, truncate=True, limits=cut)
+    options = TokenizeOptions(limit=of_pair, first_limit=of_first, second_limit=of_second)
+    encoded = tokenizer.encode_pairs(firsts, seconds, options)
     pairs = TextPairs(firsts, [*seconds])
-    assert pairs.least_tokens(256, cut) <= encoded.tokens <= pairs.most_tokens
+    assert pairs.least_tokens(256, options) <= encoded.tokens <= pairs.most_tokens
 
 
 def test_words_are_counted_in_the_beginning_only() -> None:
-    assert TextPairs(["two words"], ["and three more"] * 4).least_tokens(256, NO_PAIR_LIMITS) == 20
-    assert TextPairs(["two words"], ["and three more", None]).least_tokens(256, NO_PAIR_LIMITS) == 7
-    assert TextPairs(["two words"], ["and three more"] * 4).least_tokens(256, PairLimits(4)) == 16
-    assert TextPairs(["two words"], ["and three more"]).least_tokens(256, PairLimits(first=1, second=2)) == 3
-    assert TextPairs(["a " * 5_000_000], ["b", "c"]).least_tokens(256, NO_PAIR_LIMITS) == 256
-    assert TextPairs(["a"], ["b " * 200_000, "c"]).least_tokens(256, NO_PAIR_LIMITS) == 256
+    assert TextPairs(["two words"], ["and three more"] * 4).least_tokens(256, DEFAULT_OPTIONS) == 20
+    assert TextPairs(["two words"], ["and three more", None]).least_tokens(256, DEFAULT_OPTIONS) == 7
+    assert TextPairs(["two words"], ["and three more"] * 4).least_tokens(256, TokenizeOptions(limit=4)) == 16
+    assert (
+        TextPairs(["two words"], ["and three more"]).least_tokens(256, TokenizeOptions(first_limit=1, second_limit=2))
+        == 3
+    )
+    assert TextPairs(["a " * 5_000_000], ["b", "c"]).least_tokens(256, DEFAULT_OPTIONS) == 256
+    assert TextPairs(["a"], ["b " * 200_000, "c"]).least_tokens(256, DEFAULT_OPTIONS) == 256
 
 
 def test_the_query_counts_in_every_pair() -> None:
@@ -64,14 +67,14 @@ def test_texts_and_pairs_come_back_in_their_places(tokenizer: engine.Tokenizer) 
     assert ([*others.firsts], [*others.seconds]) == (["a", "z", "c", "z"], ["x", "", "y", ""])
     encoded = interleaved(
         [False, True, False, True],
-        tokenizer.encode(singles.firsts, truncate=True),
-        tokenizer.encode_pairs(others.firsts, ["x", "", "y", ""], truncate=True),
+        tokenizer.encode(singles.firsts),
+        tokenizer.encode_pairs(others.firsts, ["x", "", "y", ""]),
     )
     expected: list[Encoded] = [
-        tokenizer.encode_pairs(["a"], ["x"], truncate=True),
-        tokenizer.encode(["b"], truncate=True),
-        tokenizer.encode_pairs(["c"], ["y"], truncate=True),
-        tokenizer.encode(["d"], truncate=True),
+        tokenizer.encode_pairs(["a"], ["x"]),
+        tokenizer.encode(["b"]),
+        tokenizer.encode_pairs(["c"], ["y"]),
+        tokenizer.encode(["d"]),
     ]
     assert encoded.lengths.tolist() == [each.tokens for each in expected]
     assert encoded.ids.tolist() == [token for each in expected for token in each.ids.tolist()]

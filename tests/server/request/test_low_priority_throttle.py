@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from embert.engine import Encoded, Task, TaskOutput
+from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.engine_client.router import Answer
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.request_head import RequestOptions
@@ -140,7 +141,7 @@ def test_only_low_priority_requests_take_turns(low_priority: bool) -> None:
     context.handle = handle
 
     async def request() -> None:
-        found = await context.tokenize(["a"], "input")
+        found = await context.tokenize(["a"], TokenizeOptions(param="input"))
         await context.run(found)
 
     asyncio.run(request())
