@@ -113,7 +113,7 @@ def test_answers_in_pieces_and_other_statuses_are_told_apart() -> None:
 
 def test_a_broken_connection_is_counted_and_replaced() -> None:
     with answering(lambda number: b"" if number == 5 else OK) as port:
-        answers = load(port, connections=2)
+        answers = load(port, connections=2, window_s=1.5)
     assert (answers.status == LOST).sum() == 1
     assert (answers.status == 200).sum() > 10
     assert np.isfinite(answers.answered).all()

@@ -83,7 +83,7 @@ def prometheus(folder: Path, target: str, dcgm: str, *, alert_after: str | None 
             stdout=log, stderr=log,
         )  # fmt: skip
     try:
-        with httpx.Client(base_url=f"http://{address}", timeout=10) as client:
+        with httpx.Client(base_url=f"http://{address}", timeout=60) as client:
 
             def is_ready() -> bool:
                 assert process.poll() is None, (folder / "log").read_text()
@@ -95,4 +95,4 @@ def prometheus(folder: Path, target: str, dcgm: str, *, alert_after: str | None 
             yield Prometheus(client)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)

@@ -72,7 +72,7 @@ def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits(narrow: Liv
 
 def _raw(data: bytes, *, half_close: bool = False) -> Callable[[Live], bytes]:
     def send(server: Live) -> bytes:
-        with socket.create_connection(("127.0.0.1", server.ports[0]), timeout=5) as sock:
+        with socket.create_connection(("127.0.0.1", server.ports[0]), timeout=60) as sock:
             sock.sendall(data)
             if half_close:
                 sock.shutdown(socket.SHUT_WR)
@@ -100,7 +100,7 @@ def test_bytes_that_are_not_http_hurt_nobody(server: Live, data: bytes, half_clo
 
 
 def test_idle_connections_keep_nobody_out(server: Live) -> None:
-    idle = [socket.create_connection(("127.0.0.1", server.ports[0]), timeout=5) for _ in range(300)]
+    idle = [socket.create_connection(("127.0.0.1", server.ports[0]), timeout=60) for _ in range(300)]
     try:
         assert server.post("/embed", {"inputs": "still there?"}).status_code == 200
     finally:

@@ -39,7 +39,7 @@ def hold_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def slow(hold_file: Path) -> Iterator[Live]:
     """250 tokens a batch, four batches a second, a queue of four seconds."""
-    options = ("--max-batch-tokens", "256", "--max-queue-tokens", "4000", "--request-timeout", "20")
+    options = ("--max-batch-tokens", "256", "--max-queue-tokens", "4000", "--request-timeout", "60")
     env = {"STAND_IN_TOKENS_PER_S": str(TOKENS_PER_S), "STAND_IN_HOLD_FILE": str(hold_file)}
     env["EMBERT_MAX_QUEUE_SECONDS"] = "0"  # bounded by tokens alone: a held batch makes the measured rate low
     with live(*STAND_IN, *options, env=env) as server:
@@ -302,7 +302,7 @@ def test_a_deadline_that_cannot_be_met_is_answered_early_and_does_not_reach_the_
             assert "it has 2 s (X-Request-Timeout)" in hopeless.json()["error"]
             assert 2 <= int(hopeless.headers["retry-after"]) <= 60
             # Small requests take their turns between the others' texts: this one can be answered, and is.
-            small = some.send([GOOD], **{"x-request-timeout": "15"})
+            small = some.send([GOOD], **{"x-request-timeout": "50"})
             until(lambda: slow.metrics()["embert_admitted_tokens"] == 14 * 250 + 3, what="the small request")
         assert small.result()[0].status_code == 200
         assert some.answered.index(small) < 13  # ahead of others that were there before

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.server.live import STAND_IN, Live, Samples, live, until
-from tests.server.stand_in import FAIL, SLEEP
+from tests.server.stand_in import FAIL, HELD, SLEEP
 
 PARTS = ("tokenize", "queue", "inference", "response_encode", "request_other")
 INTERACTIVE, LOW_PRIORITY = 'priority="interactive"', 'priority="bulk"'
@@ -104,7 +104,8 @@ def test_failures_add_up_too(paced: Live) -> None:
         assert client.post("/embed", json={"inputs": ["a"] * 2049}).status_code == 413
         assert client.post("/embed", json={"inputs": [101, FAIL, 102]}).status_code == 424
         assert client.post("/embed", json={"inputs": "a"}, headers={"x-priority": "low"}).status_code == 422
-        late = client.post("/embed", json={"inputs": [101, SLEEP + 20, 102]}, headers={"x-request-timeout": "0.5"})
+        with paced.held():
+            late = client.post("/embed", json={"inputs": [101, HELD, 102]}, headers={"x-request-timeout": "0.5"})
         assert late.status_code == 503
         assert client.post("/tokenize", json={"inputs": "a text"}).status_code == 200
         assert client.get("/").status_code == 200  # the page, which asks nothing of a model

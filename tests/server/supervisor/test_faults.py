@@ -18,7 +18,7 @@ import pytest
 from tests.server.crowd import PATIENCE_S, Crowd, post
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.models import copy_model
-from tests.server.stand_in import CRASH, FAIL, HANG, HELD, LOSE, expected
+from tests.server.stand_in import CRASH, FAIL, HELD, LOSE, expected
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +59,20 @@ def test_a_killed_engine_comes_back_and_every_request_is_answered(healing: Live)
     assert server.get("/health").status_code == 200
 
 
-def test_an_engine_may_die_before_everybody_was_ready() -> None:
+def test_an_engine_may_die_before_everybody_was_ready_and_then_one_of_two_http_processes() -> None:
     """Several API processes take their time; the engine is lost when the first of them already serves."""
-    with live(*STAND_IN, "--workers", "3") as server:
+    with live(*STAND_IN, "--workers", "2") as server:
         (pid,) = server.engine_pids
         os.kill(pid, signal.SIGKILL)
         until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
         # Each HTTP process learns of it in its own time.
         until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="an answer")
         server.wait_announced()
+        killed = psutil.Process(server.api_pids[0])
+        killed.kill()
+        until(lambda: not killed.is_running() or killed.status() == psutil.STATUS_ZOMBIE, what="its end")
+        for _ in range(20):  # the other one takes every connection
+            assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
 
 
 def test_what_a_lost_engine_owed_is_sent_once_more(healing: Live) -> None:
@@ -136,14 +141,6 @@ def test_a_failing_request_does_not_fail_its_neighbours(healing: Live) -> None:
         assert set(crowd.answers) == {"200"}
 
 
-def test_a_hanging_engine_keeps_nobody_waiting() -> None:
-    with live(*STAND_IN, "--request-timeout", "1", "--drain-timeout", "1", status=None) as server:
-        answer = server.post("/embed", {"inputs": [[101, HANG, 102]]})
-        assert answer.status_code == 503
-        assert "--request-timeout" in answer.json()["error"]
-        assert server.metrics()['embert_rejected_total{reason="deadline"}'] == 1
-
-
 def test_a_killed_api_process_comes_back(healing: Live) -> None:
     server = healing
     engine = server.engine_pids
@@ -191,13 +188,6 @@ def test_restarts_keep_the_totals(healing: Live) -> None:
     assert server.metrics()["embert_requests_in_flight"] == 1
 
 
-def test_with_two_api_processes_one_may_die() -> None:
-    with live(*STAND_IN, "--workers", "2") as server:
-        os.kill(server.api_pids[0], signal.SIGKILL)
-        for _ in range(20):
-            assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
-
-
 def test_a_child_that_cannot_be_started_is_tried_again(healing: Live) -> None:
     """The supervisor has no descriptors left: first for the control connection, then for the process."""
     server = healing
@@ -214,7 +204,7 @@ def test_a_child_that_cannot_be_started_is_tried_again(healing: Live) -> None:
     resource.prlimit(supervisor, resource.RLIMIT_NOFILE, limits)
     server.wait_ready()
     assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
-    assert descriptors(supervisor) == opened
+    until(lambda: descriptors(supervisor) == opened, what="the descriptors of before")
 
 
 def descriptors(pid: int) -> set[int]:

@@ -65,11 +65,16 @@ def test_a_model_is_ready_while_another_loads(slow: Live) -> None:
     assert "models: 3 of 3" in slow.log
 
 
-def test_a_model_that_fails_to_load_does_not_take_the_others_along(named: list[str]) -> None:
+def test_models_that_fail_to_load_do_not_take_the_others_along(named: list[str], tmp_path: Path) -> None:
+    """One whose folder is not there, and one whose loading fails in the engine."""
     env = {"STAND_IN_LOAD_MODEL": "/b", "STAND_IN_LOAD": "error"}
-    with live(*named, *STAND_IN, env=env, clean_log=False) as server:
+    with live(f"gone={tmp_path}/gone", *named, *STAND_IN, env=env, clean_log=False) as server:
         server.wait_announced()
-        assert "models: 2 of 3" in server.log
+        assert "models: 2 of 4" in server.log
+        assert "gone: there is no folder" in server.log
+        gone = server.get("/readyz/gone")
+        assert gone.status_code == 503
+        assert "there is no folder" in gone.text
         assert "b: the stand-in was told not to load" in server.log
         assert right(server, "a")
         assert server.get("/readyz").status_code == 200
@@ -104,20 +109,9 @@ def test_when_no_model_can_be_loaded_the_server_ends(named: list[str]) -> None:
         assert server.log.count("the stand-in was told not to load") == 3
 
 
-def test_a_folder_that_is_not_there_is_told_of_and_left_out(named: list[str], tmp_path: Path) -> None:
-    with live(f"gone={tmp_path}/gone", *named, *STAND_IN, clean_log=False) as server:
-        server.wait_announced()
-        assert "gone: there is no folder" in server.log
-        assert "models: 3 of 4" in server.log
-        assert right(server, "a")
-        assert server.get("/readyz").status_code == 200
-        gone = server.get("/readyz/gone")
-        assert gone.status_code == 503
-        assert "there is no folder" in gone.text
-
-
 def test_an_engine_that_dies_in_one_model_answers_for_the_others(named: list[str]) -> None:
-    """What waited for another model is sent again; only the request at fault fails."""
+    """What waited for another model is sent again; only the request at fault fails. The model is quarantined in the
+    end."""
     with live(*named, *STAND_IN, clean_log=False) as server, ThreadPoolExecutor(12) as pool:
         with server.held() as runs:
             held = pool.submit(server.post, "/models/b/embed", {"inputs": [[101, HELD, 102]]})
@@ -131,10 +125,6 @@ def test_an_engine_that_dies_in_one_model_answers_for_the_others(named: list[str
         until(lambda: state(server, "b") == "ready", what="the model that killed the engine")
         assert right(server, "b")
         assert server.metrics()["embert_admitted_tokens"] == 0
-
-
-def test_a_model_that_kills_the_engine_again_and_again_is_left_out_for_a_while(named: list[str]) -> None:
-    with live(*named, *STAND_IN, clean_log=False) as server:
         while "b is quarantined" not in server.log:
             until(lambda: all(state(server, name) == "ready" for name in ("a", "b", "rank")), what="all models")
             server.post("/models/b/embed", {"inputs": [[101, CRASH, 102]]}, timeout=120)

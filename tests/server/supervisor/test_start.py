@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from embert.engine import load_encoder, load_model
-from embert.engine.errors import BrokenModel
+from embert.engine.errors import BrokenModel, EngineError
+from embert.server.cli.main import main
 from embert.server.config import ConfigError
 from embert.server.supervisor.sockets import bind_beside, listen, listen_for_each
 from tests.server.live import EMBERT, ROOT, STAND_IN, environment, live, run_cli
@@ -20,14 +26,40 @@ from tests.server.models import copy_model, edit_json
 def refused(*options: str, env: dict[str, str] | None = None, status: int = 1) -> str:
     """The one sentence that a start which fails leaves on stderr."""
     ended = run_cli("serve", "--host", "127.0.0.1", "--port", "0", *options, env=env)
-    assert ended.returncode == status, ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert ended.stdout == ""
-    complaints = [
-        line for line in ended.stderr.splitlines() if any(word in line for word in ("ERROR", "error:", "CRITICAL"))
-    ]
-    assert len(complaints) == 1, ended.stderr
+    assert (ended.returncode, ended.stdout) == (status, "")
+    return complaint(ended.stderr)
+
+
+def complaint(stderr: str) -> str:
+    assert "Traceback" not in stderr
+    complaints = [line for line in stderr.splitlines() if any(word in line for word in ("ERROR", "error:", "CRITICAL"))]
+    assert len(complaints) == 1, stderr
     return complaints[0]
+
+
+def wrong(*options: str, env: dict[str, str] | None = None) -> str:
+    """As `refused`, of options: these are found before anything starts, so the command runs in this process."""
+    err = io.StringIO()
+    opened: list[socket.socket] = []
+
+    def listening(*arguments: Any) -> list[list[socket.socket]]:
+        groups = listen_for_each(*arguments)
+        opened.extend(sock for group in groups for sock in group)
+        return groups
+
+    with (
+        mock.patch.dict(os.environ, environment(env), clear=True),
+        mock.patch("embert.server.cli.serve.configure_logging"),
+        mock.patch("embert.server.cli.serve.listen_for_each", listening),
+        mock.patch("signal.signal"),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main(("serve", "--host", "127.0.0.1", "--port", "0", *options))
+    for sock in opened:
+        sock.close()
+    assert ended.value.code == 2
+    return complaint(err.getvalue())
 
 
 # --- models ---
@@ -37,30 +69,32 @@ def test_no_such_model(tmp_path: Path) -> None:
     assert str(tmp_path / "nothing") in refused(str(tmp_path / "nothing"), env={"HF_HUB_OFFLINE": "1"})
 
 
-def test_an_empty_folder(tmp_path: Path) -> None:
-    said = refused(str(tmp_path))
-    assert str(tmp_path) in said
-    assert "config.json" in said
-
-
 def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
     said = refused(str(copy_model(tmp_path, without=("tokenizer.json",))))
     assert "no tokenizer.json" in said
     assert "save_pretrained" in said  # the command that makes one
 
 
+# What makes one sentence of an error in a server is the same for all: see the two above, and the truncated file.
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=rf"{tmp_path}.*config\.json"):
+        load_model(str(tmp_path))
+
+
 def test_a_tokenizer_that_is_not_one(tmp_path: Path) -> None:
     copy_model(tmp_path, without=("tokenizer.json",))
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
-    assert "tokenizer.json" in refused(str(tmp_path))
+    with pytest.raises(EngineError, match=r"tokenizer\.json"):
+        load_model(str(tmp_path)).tokenizer  # noqa: B018 - read when it is first needed
 
 
 def test_a_pickled_checkpoint(tmp_path: Path) -> None:
     copy_model(tmp_path, without=("model.safetensors",))
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/pwned'\ntR.")
-    said = refused(str(tmp_path))
-    assert "pickled" in said
-    assert "from_pretrained" in said
+    with pytest.raises(EngineError, match=r"pickled.*from_pretrained"):
+        load_model(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +107,6 @@ def test_a_pickled_checkpoint(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_safetensors_file(tmp_path: Path, name: str, content: bytes) -> None:
-    """What makes one sentence of it in a server is the same for all; see the truncated file."""
     copy_model(tmp_path, without=("model.safetensors",))
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(BrokenModel, match=r"model\.safetensors"):
@@ -98,13 +131,15 @@ def test_a_truncated_safetensors_file(tmp_path: Path) -> None:
 def test_an_unsupported_architecture(tmp_path: Path, changed: dict[str, object], named: str) -> None:
     copy_model(tmp_path)
     edit_json(tmp_path / "config.json", **changed)
-    assert named in refused(str(tmp_path)).lower()
+    with pytest.raises(EngineError, match=f"(?i){named}"):
+        load_model(str(tmp_path))
 
 
 def test_a_config_that_is_not_json(tmp_path: Path) -> None:
     copy_model(tmp_path, without=("config.json",))
     (tmp_path / "config.json").write_text("{")
-    assert "config.json" in refused(str(tmp_path))
+    with pytest.raises(EngineError, match=r"config\.json"):
+        load_model(str(tmp_path))
 
 
 # --- the encoder, whose trouble shows only in its own process ---
@@ -112,7 +147,7 @@ def test_a_config_that_is_not_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("way", "said"),
-    [("error", "told not to load"), ("memory", "not enough memory"), ("missing", "weights vanished")],
+    [("memory", "not enough memory"), ("missing", "weights vanished")],
 )
 def test_an_encoder_that_does_not_load(way: str, said: str) -> None:
     assert said in refused(*STAND_IN, env={"STAND_IN_LOAD": way})
@@ -128,12 +163,18 @@ def test_an_encoder_that_does_not_load(way: str, said: str) -> None:
     ],
 )
 def test_an_encoder_that_is_not_there(encoder: str, said: str) -> None:
-    assert said in refused("--encoder", encoder)
+    with pytest.raises(EngineError, match=said):
+        load_encoder(load_model(), encoder=encoder)
 
 
-@pytest.mark.parametrize("device", ["tpu", "cuda:97", "cuda:97,98"])
+@pytest.mark.parametrize("device", ["tpu", "cuda:97"])
 def test_a_device_that_is_not_there(device: str) -> None:
-    assert device.partition(":")[0] in refused("--device", device)
+    with pytest.raises(EngineError, match=device):
+        load_encoder(load_model(), device=device)
+
+
+def test_devices_that_are_not_there() -> None:
+    assert "cuda" in refused("--device", "cuda:97,98")
 
 
 # --- options ---
@@ -143,7 +184,7 @@ def test_a_device_that_is_not_there(device: str) -> None:
 def test_a_port_in_use_is_named_with_its_option(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = refused(option, str(port), status=2)
+        said = wrong(option, str(port))
     assert str(port) in said
     assert "in use" in said
     assert option in said
@@ -151,7 +192,7 @@ def test_a_port_in_use_is_named_with_its_option(option: str) -> None:
 
 def test_a_second_server_on_the_same_port() -> None:
     with live(*STAND_IN) as first:
-        assert "in use" in refused("--port", str(first.ports[0]), status=2)
+        assert "in use" in wrong("--port", str(first.ports[0]))
         assert first.get("/health").status_code == 200
 
 
@@ -189,7 +230,7 @@ def test_a_second_server_on_the_same_port() -> None:
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else None,
 )
 def test_options_that_cannot_be(options: tuple[str, ...], said: tuple[str, ...]) -> None:
-    sentence = refused(*options, status=2)
+    sentence = wrong(*options)
     for piece in said:
         assert piece in sentence
 
@@ -197,12 +238,12 @@ def test_options_that_cannot_be(options: tuple[str, ...], said: tuple[str, ...])
 def test_a_key_file_without_keys(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# nobody\n\n")
-    assert "holds no key" in refused("--api-key-file", str(keys), status=2)
+    assert "holds no key" in wrong("--api-key-file", str(keys))
 
 
 def test_environment_variables_are_named_in_errors() -> None:
     assert "EMBERT_WORKERS" in refused(env={"EMBERT_WORKERS": "many"}, status=2)
-    said = refused(env={"EMBERT_AUTO_TRUNCATE": "maybe"}, status=2)
+    said = wrong(env={"EMBERT_AUTO_TRUNCATE": "maybe"})
     assert "EMBERT_AUTO_TRUNCATE" in said
     assert "'maybe'" in said
 
