@@ -365,12 +365,13 @@ class Router:
         """Split the rows of a batch between its requests, without copying them."""
         task, texts = _TASKS[rows.task], rows.texts
         values = np.frombuffer(rows.values, np.float32).reshape(sum(texts), -1)
-        first = 0
-        for id_, first_text, count, queue_s in zip(rows.ids, rows.first_texts, texts, rows.queue_s, strict=True):
+        first, inference_s = 0, rows.ended - rows.started
+        for id_, first_text, count in zip(rows.ids, rows.first_texts, texts, strict=True):
             pending = self._pending.get(id_)
             if pending is not None and not pending.future.done():
                 own = {task: TaskOutput.one_each(values[first : first + count])}
-                self._add(pending, first_text, count, own, queue_s, rows.inference_s)
+                queue_s = rows.started - pending.message.admitted
+                self._add(pending, first_text, count, own, queue_s, inference_s)
             first += count
 
     def _add(

@@ -39,7 +39,7 @@ class BatchTracer:
         members = [
             (piece, message, _span_context(message.trace))
             for piece in batch.slices
-            if (message := piece.request.payload.message).trace
+            if (message := piece.request.payload).trace
         ]
         if not members:
             return

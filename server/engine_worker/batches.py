@@ -19,7 +19,7 @@ from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.scheduler import Batch
 from embert.server.ipc.channel import TRACE_ID_BYTES, Channel, EncodeRequest, PartialResult, TaskRows, TextRows
 
-__all__ = ["InFlightBatch", "InFlightQueue", "Payload", "Responder", "batch_of", "pack"]
+__all__ = ["InFlightBatch", "InFlightQueue", "Responder", "batch_of", "pack"]
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +42,6 @@ _ROW_A_TEXT = frozenset((Task.EMBED, Task.CLASSIFY))
 _SENT_AT_ONCE = 1 << 26  # bytes of rows; sparse vectors of one batch can be more than a message may hold
 
 
-@dataclass(slots=True)
-class Payload:
-    """The scheduler's payload of a request: its message, and the channel of its answer."""
-
-    reply_to: Channel
-    message: EncodeRequest
-    weights: int = 0  # of its sparse vectors so far
-
-
 def pack(slices: list[Slice]) -> PackedBatch:
     """Lay the texts of the slices end to end. The work is per slice, in plain Python: most have one text."""
     ids: list[bytes] = []
@@ -58,7 +49,7 @@ def pack(slices: list[Slice]) -> PackedBatch:
     tokens = 0
     unusual = typed = False
     for piece in slices:
-        message: EncodeRequest = piece.request.payload.message
+        message: EncodeRequest = piece.request.payload
         offsets, start, stop = piece.request.offsets, piece.start, piece.stop
         ids.append(message.ids if stop - start == len(offsets) - 1 else _span(message.ids, piece))
         if stop - start == 1:
@@ -84,7 +75,7 @@ def _span(values: bytes, piece: Slice) -> bytes:
 
 
 def _with_options(batch: PackedBatch, slices: list[Slice], *, typed: bool) -> PackedBatch:
-    messages: list[EncodeRequest] = [piece.request.payload.message for piece in slices]
+    messages: list[EncodeRequest] = [piece.request.payload for piece in slices]
     sizes = [piece.stop - piece.start for piece in slices]
     token_types: npt.NDArray[np.int32] | None = None
     if typed:
@@ -117,7 +108,7 @@ def batch_of(model: Any, slices: list[Slice]) -> Batch:
 
 def runs_isolated(batch: Batch) -> bool:
     """True for an isolated batch (server/engine_worker/work_queue.py)."""
-    return len(batch.slices) == 1 and bool(batch.slices[0].request.payload.message.isolated)
+    return len(batch.slices) == 1 and bool(batch.slices[0].request.payload.isolated)
 
 
 @dataclass(slots=True, eq=False)
@@ -257,16 +248,15 @@ class Responder:
         all_finite = {task: bool(np.isfinite(output.values.sum(dtype=np.float64))) for task, output in rows.items()}
         if len(rows) == 1 and all(all_finite.values()):
             ((task, output),) = rows.items()
-            if task in _ROW_A_TEXT and not any(piece.request.payload.message.dimensions for piece in slices):
+            if task in _ROW_A_TEXT and not any(piece.request.payload.dimensions for piece in slices):
                 self._answer_rows(slices, int(task), output.values, started, ended)
                 return
         outgoing: dict[Channel, list[PartialResult]] = {}
         pending_bytes = 0  # of the rows in `outgoing`
         next_row = dict.fromkeys(rows, 0)  # by task
         for piece in slices:
-            payload: Payload = piece.request.payload
-            message = payload.message
-            texts = piece.stop - piece.start
+            request, texts = piece.request, piece.stop - piece.start
+            message: EncodeRequest = request.payload
             parts: dict[Task, TaskOutput] = {}
             for task, output in rows.items():
                 if int(task) & message.tasks:
@@ -275,12 +265,14 @@ class Responder:
             if not all(all_finite[task] or np.isfinite(output.values).all() for task, output in parts.items()):
                 self.fail([piece], EncoderError("the encoder returned a vector that is not finite"))
                 continue
-            if Task.SPARSE in parts and _count_weights(payload, parts[Task.SPARSE]) > most_weights:
-                self._drop(piece.request.key)
-                outgoing.setdefault(payload.reply_to, []).append(
-                    PartialResult(message.id, piece.start, texts, [], 0.0, 0.0, "weights", str(payload.weights))
-                )
-                continue
+            if Task.SPARSE in parts:
+                request.weights += len(parts[Task.SPARSE].values)
+                if request.weights > most_weights:
+                    self._drop(request.key)
+                    outgoing.setdefault(request.reply_to, []).append(
+                        PartialResult(message.id, piece.start, texts, [], 0.0, 0.0, "weights", str(request.weights))
+                    )
+                    continue
             part = PartialResult(
                 message.id,
                 piece.start,
@@ -289,7 +281,7 @@ class Responder:
                 started - message.admitted,
                 ended - started,
             )
-            outgoing.setdefault(payload.reply_to, []).append(part)
+            outgoing.setdefault(request.reply_to, []).append(part)
             pending_bytes += sum(output.values.nbytes for output in parts.values())
             if pending_bytes > _SENT_AT_ONCE:
                 self._send_all(outgoing)
@@ -305,19 +297,18 @@ class Responder:
         memory = np.ascontiguousarray(values).data.cast("B")
         row_bytes, row = values.shape[1] * values.itemsize, 0
         for piece in slices:
-            payload: Payload = piece.request.payload
-            message, start = payload.message, piece.start
-            texts = piece.stop - start
-            answers = outgoing.get(payload.reply_to)
+            request, start = piece.request, piece.start
+            texts, channel = piece.stop - start, request.reply_to
+            answers = outgoing.get(channel)
             if answers is None:
-                answers = outgoing[payload.reply_to] = TextRows(task, b"", [], [], [], [], ended - started)
-                pieces_of[payload.reply_to] = []
-            answers.ids.append(message.id)
+                answers = outgoing[channel] = TextRows(task, b"", [], [], [], started, ended)
+                pieces_of[channel] = []
+            answers.ids.append(request.payload.id)
             answers.first_texts.append(start)
             answers.texts.append(texts)
-            answers.queue_s.append(started - message.admitted)
-            pieces_of[payload.reply_to].append(memory[row : row + texts * row_bytes])
-            row += texts * row_bytes
+            end = row + texts * row_bytes
+            pieces_of[channel].append(memory[row:end])
+            row = end
         for channel, answers in outgoing.items():
             answers.values = b"".join(pieces_of[channel])
             self._send(channel, [], answers)
@@ -329,20 +320,15 @@ class Responder:
 
     def fail(self, slices: list[Slice], error: Exception) -> None:
         """Answer these requests with an error. Their other texts need not run."""
-        trace_id = slices[0].request.payload.message.trace[:TRACE_ID_BYTES].hex()
+        trace_id = slices[0].request.payload.trace[:TRACE_ID_BYTES].hex()
         log.error("%d request(s) failed: %s", len(slices), error, extra={"trace_id": trace_id} if trace_id else None)
         for piece in slices:
-            payload: Payload = piece.request.payload
-            self._drop(piece.request.key)
+            request = piece.request
+            self._drop(request.key)
             part = PartialResult(
-                payload.message.id, piece.start, piece.stop - piece.start, [], 0.0, 0.0, "backend", str(error)
+                request.payload.id, piece.start, piece.stop - piece.start, [], 0.0, 0.0, "backend", str(error)
             )
-            self._send(payload.reply_to, [part])
-
-
-def _count_weights(payload: Payload, rows: TaskOutput) -> int:
-    payload.weights += len(rows.values)
-    return payload.weights
+            self._send(request.reply_to, [part])
 
 
 def _message(task: Task, rows: TaskOutput, dimensions: int) -> TaskRows:

@@ -26,39 +26,48 @@ SMALL_SHARE = 8  # a request of at most a quantum divided by this is small: it g
 SMALL_PART = 2  # small requests go first in a batch divided by this, while large ones wait
 
 
-@dataclass(slots=True, eq=False)
 class Request:
-    """All texts of one HTTP request. `payload` belongs to the caller; the scheduler does not read it."""
+    """All texts of one HTTP request.
 
-    key: Hashable
-    lengths: Sequence[int]  # tokens of each text, all ≥ 1
-    model: Hashable = None  # a batch is of one model
-    deadline: float = float("inf")  # on the caller's clock; it must not start later
-    low_priority: bool = False
-    payload: Any = None
-    offsets: list[int] = field(init=False)  # prefix sums of lengths, [n + 1]
-    taken: int = field(default=0, init=False)  # texts already in a batch, of a large request
-    # Deficit round robin: the tokens that it may still take in this round. Negative after a text longer than that.
-    deficit: int = field(default=0, init=False)
-    has_quantum: bool = field(default=False, init=False)  # of this round, and has not used it up
+    `reply_to`, `payload` and `weights` belong to the caller; the scheduler does not read them.
+    `lengths` are the tokens of each text, all ≥ 1. `deadline` is on the caller's clock; it must not start later.
+    """
 
-    def __post_init__(self) -> None:
-        self.offsets = list(accumulate(self.lengths, initial=0))
+    __slots__ = ("deadline", "deficit", "has_quantum", "key", "lengths", "low_priority", "model", "offsets", "payload",
+                 "reply_to", "taken", "texts", "tokens", "weights")  # fmt: skip
 
-    @property
-    def texts(self) -> int:
-        """Number of texts."""
-        return len(self.offsets) - 1
+    def __init__(
+        self,
+        key: Hashable,
+        lengths: Sequence[int],
+        model: Hashable = None,  # a batch is of one model
+        deadline: float = float("inf"),
+        low_priority: bool = False,
+        reply_to: Any = None,
+        payload: Any = None,
+    ) -> None:
+        self.key, self.lengths, self.model = key, lengths, model
+        self.deadline, self.low_priority = deadline, low_priority
+        self.reply_to, self.payload = reply_to, payload
+        self.weights = 0  # of its sparse vectors so far
+        self.texts = len(lengths)
+        # Prefix sums of lengths, [texts + 1]. Most requests have one text, and `accumulate` takes longer than the rest.
+        self.offsets = [0, lengths[0]] if self.texts == 1 else list(accumulate(lengths, initial=0))
+        self.tokens = self.offsets[-1]
+        self.taken = 0  # texts already in a batch, of a large request
+        # Deficit round robin: the tokens that it may still take in this round. Negative after a text longer than that.
+        self.deficit = 0
+        self.has_quantum = False  # of this round, and has not used it up
 
     @property
     def waiting_texts(self) -> int:
         """Texts not yet in a batch."""
-        return len(self.offsets) - 1 - self.taken
+        return self.texts - self.taken
 
     @property
     def waiting_tokens(self) -> int:
         """Tokens not yet in a batch."""
-        return self.offsets[-1] - self.offsets[self.taken]
+        return self.tokens - self.offsets[self.taken]
 
     @property
     def next_tokens(self) -> int:

@@ -195,7 +195,7 @@ class EngineLoop:
         started = time.monotonic()
         model = self._models[batch.model]  # type: ignore[index]  # its number
         slot = self._free_slots.pop()
-        self._counters.set_running(self._index, slot, [piece.request.payload.message.id for piece in batch.slices])
+        self._counters.set_running(self._index, slot, [piece.request.payload.id for piece in batch.slices])
         try:
             ticket: Any = self._health.watched(model.number, lambda: model.encoder.submit(pack(batch.slices)))
         except EncoderError as error:

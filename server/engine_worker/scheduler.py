@@ -34,6 +34,7 @@ from embert.server.engine_worker.lanes import BatchBuilder, BatchLimits, Lane, M
 
 __all__ = ["Batch", "Scheduler"]
 
+_NEVER = float("inf")  # a deadline
 LOW_PRIORITY_INTERVAL = 8  # one batch in so many serves a low-priority request first
 SETTLED_MAX = 8.0  # times the expected time: a suspended machine must not count as device time
 
@@ -85,45 +86,51 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request.
 
-        Raises ValueError for a known key, a model that is not here, a text of no tokens, or one longer than is taken.
+        Raises ValueError for a key that waits in the same lane, a model that is not here, a text of no tokens, or one
+        longer than is taken. Keys must be unique: looking in all lanes would cost every request.
         """
-        if self._find(request.key) is not None:
-            raise ValueError(f"request {request.key!r} is queued already")
+        key, texts, tokens = request.key, request.texts, request.tokens
         queue = self._models.get(request.model)
         if queue is None:
             raise ValueError(f"model {request.model!r} is not loaded here")
-        texts, tokens = request.texts, request.waiting_tokens
         if not texts:
             return
         limits = queue.limits
-        shortest, longest = min(request.lengths), max(request.lengths)
+        shortest, longest = (tokens, tokens) if texts == 1 else (min(request.lengths), max(request.lengths))
         if shortest < 1 or longest > limits.longest_text:
             wrong = shortest if shortest < 1 else longest
             raise ValueError(f"a text of {wrong} tokens cannot be in a batch of 1 to {limits.longest_text}")
         lane = queue.lanes[request.low_priority]
+        if key in lane.small or key in lane.large:
+            raise ValueError(f"request {key!r} is queued already")
         if not lane.texts:  # an idle model does not accumulate credit
             lane.served_s = max(lane.served_s, self._served_s[request.low_priority])
         if not request.low_priority:
             self._since_interactive_s = 0.0
         if tokens <= limits.small_tokens and texts <= limits.small_texts:
-            lane.small[request.key] = request.piece(0, texts)
+            lane.small[key] = Slice(request, 0, texts, tokens)
         else:
-            lane.large[request.key] = request
+            lane.large[key] = request
             lane.sizes.count(tokens, 1)
         lane.tokens += tokens
         lane.texts += texts
         self.queue_tokens += tokens
         self.queue_texts += texts
-        self._note_deadline(request)
+        if request.deadline < _NEVER:
+            heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), key))
+            if len(self._deadlines) > self._deadlines_max:
+                self._forget_finished()
 
     def cancel(self, key: Hashable) -> int:
         """Drop the waiting texts of a request; returns their number, 0 for an unknown key."""
         waiting = self._find(key)
         return self._drop(*waiting) if waiting is not None else 0
 
-    def waiting(self) -> list[Hashable]:
-        """Keys of the requests with texts still waiting."""
-        return [key for queue in self._models.values() for lane in queue.lanes for key in (*lane.small, *lane.large)]
+    def waiting(self) -> list[Request]:
+        """The requests with texts still waiting."""
+        lanes = [lane for queue in self._models.values() for lane in queue.lanes]
+        small = [piece.request for lane in lanes for piece in lane.small.values()]
+        return small + [request for lane in lanes for request in lane.large.values()]
 
     def expire(self, now: float) -> list[Request]:
         """Remove and return the requests whose deadline has passed."""
@@ -271,17 +278,12 @@ class Scheduler:
         request.taken = request.texts
         return texts
 
-    def _note_deadline(self, request: Request) -> None:
-        if request.deadline == float("inf"):
-            return
-        heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request.key))
-        # Finished requests stay in the heap, because finding one would cost a search. The heap is rebuilt when most of
-        # it is finished, which has a negligible cost per request.
-        if len(self._deadlines) > self._deadlines_max:
-            lanes = [lane for queue in self._models.values() for lane in queue.lanes]
-            requests = [piece.request for lane in lanes for piece in lane.small.values()]
-            requests += [request for lane in lanes for request in lane.large.values()]
-            left = [request for request in requests if request.deadline < float("inf")]
-            self._deadlines = [(request.deadline, next(self._numbers), request.key) for request in left]
-            heapq.heapify(self._deadlines)
-            self._deadlines_max = 4 * len(left) + 1024
+    def _forget_finished(self) -> None:
+        """Rebuild the heap of deadlines, most of whose requests have finished.
+
+        To remove each one when it finishes would cost a search. This costs next to nothing per request.
+        """
+        waiting = [request for request in self.waiting() if request.deadline < _NEVER]
+        self._deadlines = [(request.deadline, next(self._numbers), request.key) for request in waiting]
+        heapq.heapify(self._deadlines)
+        self._deadlines_max = 4 * len(waiting) + 1024

@@ -7,7 +7,6 @@ before it, so if an engine is lost again the cause is known.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
@@ -15,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable
 
 import numpy as np
 
-from embert.server.engine_worker.batches import Payload, batch_of
+from embert.server.engine_worker.batches import batch_of
 from embert.server.engine_worker.lanes import Request
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.scheduler import Batch, Scheduler
@@ -23,8 +22,6 @@ from embert.server.ipc.channel import Channel, EncodeRequest, PartialResult, Sub
 from embert.server.observability.metrics import EngineMetrics
 
 __all__ = ["WorkQueue"]
-
-Key = tuple[Channel, int]  # the API process that asked, request id
 
 _ID_BYTES = 4  # int32
 INTERACTIVE_MEMORY_S = 10.0  # so long after an interactive request another one is expected
@@ -42,7 +39,7 @@ class WorkQueue:
         self._metrics, self._send, self._wake = metrics, send, wake
         self._lock = threading.RLock()  # guards the scheduler and the fields below
         self._running: set[Batch] = set()  # and those that wait in `_isolated`
-        self._disconnected: set[Key] = set()  # running requests whose client has disconnected
+        self._disconnected: set[Hashable] = set()  # running requests whose client has disconnected
         self._isolated: deque[Batch] = deque()  # batches of one request each
         self._isolated_next = False
         self._draining = False
@@ -79,24 +76,21 @@ class WorkQueue:
             for request in message.requests:
                 self._accept(channel, request, now, slowest)
             for id_ in message.cancelled:
-                self._cancel((channel, id_))
+                self._cancel(id_)
 
     def disconnect(self, channel: Channel) -> None:
         """Drop everything that an API process asked for: it has exited."""
         with self._lock:
-            for key in self._scheduler.waiting():
-                if key[0] is channel:  # type: ignore[index]
-                    self._cancel(key)  # type: ignore[arg-type]
+            for request in self._scheduler.waiting():
+                if request.reply_to is channel:
+                    self._cancel(request.key)
             self._publish()
 
     def _accept(self, channel: Channel, message: EncodeRequest, now: float, slowest: float) -> None:
         """Queue a request; `slowest`: tokens a second of the slowest model, 0 where one is not known."""
-        ids = len(message.ids) // _ID_BYTES
-        lengths: list[int]
-        if len(message.lengths) == _ID_BYTES:  # one text, as most requests have
-            lengths = [int.from_bytes(message.lengths, sys.byteorder)]
-        else:
-            lengths = np.frombuffer(message.lengths, np.int32).tolist()
+        tokens = len(message.ids) // _ID_BYTES
+        one_text = len(message.lengths) == _ID_BYTES  # as most requests
+        lengths = [tokens] if one_text else np.frombuffer(message.lengths, np.int32).tolist()
         if not message.low_priority:
             self._interactive_at = now
         if message.model not in self._models:
@@ -104,22 +98,16 @@ class WorkQueue:
             self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "backend", detail)])
             return
         waiting = self._scheduler.queue_tokens
-        if waiting and waiting + ids > slowest * (message.deadline - now):  # else it surely is in time
-            wait_s = self._least_wait_s(ids, message)
+        if waiting and waiting + tokens > slowest * (message.deadline - now):  # else it surely is in time
+            wait_s = self._least_wait_s(tokens, message)
             if wait_s and now + wait_s > message.deadline:
                 detail = f"the work queued before it takes {wait_s:.2g} s"
                 self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "cannot_meet_deadline", detail)])
                 return
-        request = Request(
-            (channel, message.id),
-            lengths,
-            message.model,
-            message.deadline,
-            message.low_priority,
-            Payload(channel, message),
-        )
         try:
-            self._scheduler.add(request)
+            self._scheduler.add(
+                Request(message.id, lengths, message.model, message.deadline, message.low_priority, channel, message)
+            )
         except ValueError as error:
             self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "backend", str(error))])
 
@@ -151,7 +139,7 @@ class WorkQueue:
         ]
         return own_s + sum(min(own_s, other_s) for other_s in others_s)
 
-    def _cancel(self, key: Key) -> None:
+    def _cancel(self, key: Hashable) -> None:
         dropped = self._scheduler.cancel(key)
         if dropped:
             self._metrics.cancelled_texts["queued"].inc(dropped)
@@ -243,14 +231,14 @@ class WorkQueue:
         batch = self._scheduler.next_batch()
         if batch is None:
             return None
-        isolated = [piece for piece in batch.slices if piece.request.payload.message.isolated]
+        isolated = [piece for piece in batch.slices if piece.request.payload.isolated]
         if not isolated:
             self._running.add(batch)
             return batch
         batches = [batch_of(batch.model, [piece]) for piece in isolated]
         self._isolated += batches
         self._running.update(batches)
-        others = [piece for piece in batch.slices if not piece.request.payload.message.isolated]
+        others = [piece for piece in batch.slices if not piece.request.payload.isolated]
         if not others:
             return None
         batch = batch_of(batch.model, others)
@@ -264,7 +252,7 @@ class WorkQueue:
             request = batch.slices[0].request
             if request.deadline < time.monotonic():
                 self._answer_late([request])
-            elif request.key not in self._disconnected and request.payload.reply_to.fileno() >= 0:
+            elif request.key not in self._disconnected and request.reply_to.fileno() >= 0:
                 return batch
             self._forget(batch)
         return None
@@ -279,8 +267,7 @@ class WorkQueue:
 
     def _answer_late(self, late: list[Request]) -> None:
         for request in late:
-            payload: Payload = request.payload
-            self._send(payload.reply_to, [PartialResult(payload.message.id, 0, 0, [], 0.0, 0.0, "deadline")])
+            self._send(request.reply_to, [PartialResult(request.payload.id, 0, 0, [], 0.0, 0.0, "deadline")])
 
     def publish(self) -> None:
         """Show how much waits: gauges cost as much as a request, so the device loop does it ten times a second."""

@@ -108,8 +108,8 @@ class TextRows(msgspec.Struct, array_like=True):
     ids: list[int]  # of the slices' requests
     first_texts: list[int]
     texts: list[int]
-    queue_s: list[float]
-    inference_s: float
+    started: float  # when the device began the batch
+    ended: float
 
 
 class EngineStatus(msgspec.Struct, array_like=True):

@@ -60,13 +60,14 @@ class Wire:
 
 
 def parts_of(results: Results) -> list[PartialResult]:
-    """All answers of a message, those of `rows` as parts, too."""
+    """All answers of a message, those of `rows` as parts, too, without their time in the queue."""
     parts, rows = [*results.parts], results.rows
     if rows is not None:
         text_bytes = len(rows.values) // sum(rows.texts)
         first = 0
-        for id_, start, texts, queue_s in zip(rows.ids, rows.first_texts, rows.texts, rows.queue_s, strict=True):
+        for id_, start, texts in zip(rows.ids, rows.first_texts, rows.texts, strict=True):
             values = rows.values[text_bytes * first : text_bytes * (first + texts)]
-            parts.append(PartialResult(id_, start, texts, [TaskRows(rows.task, values)], queue_s, rows.inference_s))
+            task_rows = [TaskRows(rows.task, values)]
+            parts.append(PartialResult(id_, start, texts, task_rows, 0.0, rows.ended - rows.started))
             first += texts
     return parts

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from embert.engine import Task, TaskOutput
 from embert.server.engine_worker import batches
-from embert.server.engine_worker.batches import Payload, Responder
-from embert.server.engine_worker.lanes import Slice
+from embert.server.engine_worker.batches import Responder
+from embert.server.engine_worker.lanes import Request
 from embert.server.ipc.channel import EncodeRequest, PartialResult
 from tests.server.engine_worker.harness import BUDGET, FAILS, NOT_FINITE, Harness, rows, vector_of
 
@@ -165,13 +164,7 @@ def test_messages_stay_small_and_answers_bounded(monkeypatch: pytest.MonkeyPatch
     dropped: list[Any] = []
     answering = Responder(lambda _, parts: sent.append(parts), dropped.append)
     messages = [EncodeRequest(id_, Task.SPARSE, b"", b"", b"", 0, True, 60.0, 0.0) for id_ in range(4)]
-    payloads = [Payload("x", message) for message in messages]  # type: ignore[arg-type]
-    slices = [
-        cast(
-            "Slice", SimpleNamespace(start=0, stop=1, request=SimpleNamespace(payload=payload, key=payload.message.id))
-        )
-        for payload in payloads
-    ]
+    slices = [Request(message.id, [1], reply_to="x", payload=message).piece(0, 1) for message in messages]
     counts = np.array([0, 20, 30, 80, 90], np.int32)  # prefix sums: the third text has 50 weights
     rows = TaskOutput(np.ones((90, 1), np.float32), counts, np.arange(90, dtype=np.int32))
     answering.answer(slices, {Task.SPARSE: rows}, 1.0, 2.0, most_weights=40)

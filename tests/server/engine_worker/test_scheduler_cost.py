@@ -76,4 +76,4 @@ def test_deadlines_of_completed_requests_are_forgotten() -> None:
     scheduler.add(Request("late", [10], deadline=5.0))
     scheduler.add(Request("in time", [10], deadline=2e6))
     assert [request.key for request in scheduler.expire(6.0)] == ["late"]
-    assert scheduler.waiting() == ["in time"]
+    assert [request.key for request in scheduler.waiting()] == ["in time"]

@@ -265,12 +265,12 @@ class VirtualEngine:
         self._clock.sleep(speed.answer_s * tokens / BATCH_TOKENS + speed.slice_s * len(slices))
         self._run.slices.append(len(slices))
         for piece in slices:
-            waits = self._open[piece.request.payload.message.id]
+            waits = self._open[piece.request.payload.id]
             name = waits[1]
             waits[0] -= piece.stop - piece.start
             waits[3] += 1
             if not waits[0]:
-                del self._open[piece.request.payload.message.id]
+                del self._open[piece.request.payload.id]
                 self._run.waited_s[name].append(self._clock.now - waits[2])
                 self._run.pieces[name].append(waits[3])
                 if name in self._floods:

@@ -118,6 +118,6 @@ def test_messages_between_processes() -> None:
         PartialResult(1, 0, 2, [TaskRows(1, b"\0" * 8)], 0.1, 0.2),
         PartialResult(2, 0, 0, [], 0.0, 0.0, "backend", "why"),
     ]
-    rows = TextRows(1, b"\0" * 12, [3, 4], [0, 5], [1, 2], [0.1, 0.2], 0.3)
+    rows = TextRows(1, b"\0" * 12, [3, 4], [0, 5], [1, 2], 0.1, 0.3)
     results = Results(EngineStatus(0, 1.0, 5, [100.0, 0.0]), parts, rows)
     assert decode_results(encode(results)) == results

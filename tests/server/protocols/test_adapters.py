@@ -18,7 +18,7 @@ from embert.engine.heads.description import Heads
 from embert.engine.models.encoder_config import Adapters
 from embert.server.cli.main import main
 from embert.server.config import ModelConfig
-from embert.server.engine_worker.batches import Payload, pack
+from embert.server.engine_worker.batches import pack
 from embert.server.engine_worker.lanes import Request
 from embert.server.ipc.channel import EncodeRequest
 from embert.server.request.model_handle import ModelHandle
@@ -141,8 +141,7 @@ def test_slices_of_requests_keep_their_adapters() -> None:
     def piece(adapter: int, *lengths: int) -> Any:
         ids = bytes(4 * sum(lengths))
         message = EncodeRequest(0, Task.EMBED, ids, b"", b"", 0, True, 60.0, 0.0, adapter=adapter)
-        payload = Payload(SimpleNamespace(), message)  # type: ignore[arg-type]
-        return Request(adapter, lengths, payload=payload).piece(0, len(lengths))
+        return Request(adapter, lengths, payload=message).piece(0, len(lengths))
 
     found = pack([piece(2, 1, 3), piece(-1, 2), piece(0, 4, 1, 1)]).adapters
     assert found is not None

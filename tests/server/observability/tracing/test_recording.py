@@ -99,7 +99,7 @@ def test_a_long_tracestate_is_dropped(excess: int) -> None:
 def batch(sizes: list[int], *, traced: bool = True) -> Batch:
     context = bytes.fromhex(TRACE + SPAN) if traced else b""
     message = SimpleNamespace(trace=context, admitted=1.0)
-    request = SimpleNamespace(payload=SimpleNamespace(message=message))
+    request = SimpleNamespace(payload=message)
     slices = [SimpleNamespace(request=request, start=0, stop=size, tokens=3 * size) for size in sizes]
     return Batch(None, slices, 3 * sum(sizes), sum(sizes))  # type: ignore[arg-type]
 
