@@ -123,6 +123,7 @@ def _pip_as_here(root: Path) -> list[str]:
     if certificate is not None:
         shutil.copy(certificate, root / "etc" / "pip-certificates.pem")
         lines.append("cert = /etc/pip-certificates.pem\n")
+    lines.append("no-compile = no\n")  # pip's word for yes; of the packages' thousands of modules a start needs few
     (root / "etc" / "pip.conf").write_text("[global]\n" + "".join(lines))
     places = [word.removeprefix("file://") for line in lines for word in line.split()[2:]]
     local = [Path(place) for place in places if place.startswith("/") and Path(place).is_dir()]
