@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,11 +75,6 @@ def test_nothing_is_written_to_a_disk_and_nothing_there_is_missed(tmp_path: Path
 # --- logs ---
 
 
-def test_a_full_disk_under_the_log() -> None:
-    with open("/dev/full", "wb") as full, live(*STAND_IN, stderr=full.fileno()) as server:  # noqa: PTH123 - a device
-        make_it_talk(server)
-
-
 def test_a_log_that_nobody_reads_any_more() -> None:
     read, write = os.pipe()
     with os.fdopen(write, "wb") as pipe, live(*STAND_IN, stderr=pipe.fileno()) as server:
@@ -102,18 +96,6 @@ def test_a_log_whose_reader_sleeps() -> None:
             make_it_talk(server)
         # Others that have the pipe open still wait for its reader, as they expect.
         assert os.get_blocking(write)
-
-
-def test_a_log_that_goes_to_a_socket_nobody_reads() -> None:
-    """As that of a service whose journal has stopped. A socket cannot be opened anew, as a pipe can."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        with live(*STAND_IN, stderr=theirs.fileno()) as server:
-            with contextlib.suppress(BlockingIOError):
-                while theirs.send(b"x" * 4096, socket.MSG_DONTWAIT):
-                    pass
-            make_it_talk(server)
-        assert theirs.getblocking()
 
 
 # --- the clock ---

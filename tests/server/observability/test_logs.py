@@ -91,6 +91,7 @@ def test_a_log_that_nobody_reads_holds_up_nobody_and_comes_when_somebody_does(ki
         ours, theirs = (end.detach() for end in socket.socketpair())
     else:
         ours, theirs = pty.openpty() if kind == "terminal" else os.pipe()
+    of_others = os.dup(theirs)
     with subprocess.Popen(
         [sys.executable, "-c", MANY, str(count)],
         cwd=ROOT,
@@ -104,6 +105,8 @@ def test_a_log_that_nobody_reads_holds_up_nobody_and_comes_when_somebody_does(ki
         assert process.stdout.readline() == b"done\n"  # though not a line has been read
         found = _read(ours, count)
         process.communicate()
+    assert os.get_blocking(of_others), "who else writes there waits for the reader, as it expects"
+    os.close(of_others)
     os.close(ours)
     lost = [int(message.split()[0]) for message in found if "are lost" in message]
     numbers = [int(message.split()[1]) for message in found if "are lost" not in message]
