@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -60,145 +59,122 @@ class ErrorFormat(Enum):
 ErrorFormats = Mapping[str, ErrorFormat]  # of every path that there can be
 
 
-@dataclass(eq=False)
 class ServerError(Exception):
     """An answer that is not 200."""
 
-    message: str
-    param: str | None = None
-    retry_after_s: int | None = None
-    status: int = field(default=500, init=False)
-    tei_type: str = field(default="Backend", init=False)
-    openai_type: str = field(default="server_error", init=False)
-    openai_code: str | None = field(default=None, init=False)
-    reject_reason: str | None = field(default=None, init=False)
-    outcome: str = field(default="", init=False)  # for metrics, where the status does not say it
+    status = 500
+    tei_type = "Backend"
+    openai_type = "server_error"
+    openai_code: str | None = None
+    reject_reason: str | None = None
+    outcome = ""  # for metrics, where the status does not say it
+
+    def __init__(self, message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
+        """`param` is the field of the request that the message is about."""
+        super().__init__(message)
+        self.message, self.param, self.retry_after_s = message, param, retry_after_s
 
     def __str__(self) -> str:
         return self.message
 
 
-@dataclass(eq=False)
-class BadRequest(ServerError):
+class RequestError(ServerError):
+    """The request is at fault."""
+
+    status, tei_type, openai_type = 400, "Validation", "invalid_request_error"
+
+
+class BadRequest(RequestError):
     """400: the body is not JSON."""
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type, self.openai_type = 400, "Validation", "invalid_request_error"
 
-
-@dataclass(eq=False)
-class EmptyInput(ServerError):
+class EmptyInput(RequestError):
     """400: nothing to encode."""
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type, self.openai_type = 400, "Empty", "invalid_request_error"
+    tei_type = "Empty"
 
 
-@dataclass(eq=False)
 class Unauthorized(ServerError):
     """401: a key is needed, and none or a wrong one was sent."""
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type = 401, "Unauthorized"
-        self.openai_type, self.openai_code = "authentication_error", "invalid_api_key"
+    status, tei_type, openai_type, openai_code = 401, "Unauthorized", "authentication_error", "invalid_api_key"
 
 
-@dataclass(eq=False)
-class NotFound(ServerError):
+class NotFound(RequestError):
     """404: no such route."""
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type, self.openai_type = 404, "Validation", "invalid_request_error"
+    status = 404
 
 
-@dataclass(eq=False)
-class ModelUnknown(ServerError):
+class ModelUnknown(RequestError):
     """404: the request names another model."""
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type = 404, "Validation"
-        self.openai_type, self.openai_code = "invalid_request_error", "model_not_found"
+    status, openai_code = 404, "model_not_found"
 
 
-@dataclass(eq=False)
-class PayloadTooLarge(ServerError):
+class PayloadTooLarge(RequestError):
     """413: too many bytes or too many inputs."""
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type, self.openai_type = 413, "Validation", "invalid_request_error"
-        self.reject_reason = "too_large"
+    status, reject_reason = 413, "too_large"
 
 
-@dataclass(eq=False)
-class RequestTimeout(ServerError):
+class RequestTimeout(RequestError):
     """408: the rest of a head or body did not arrive in time."""
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type, self.openai_type = 408, "Validation", "invalid_request_error"
+    status = 408
 
 
-@dataclass(eq=False)
-class UnsupportedEncoding(ServerError):
+class UnsupportedEncoding(RequestError):
     """415: the body is compressed."""
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type, self.openai_type = 415, "Validation", "invalid_request_error"
+    status = 415
 
 
-@dataclass(eq=False)
-class HeadTooLarge(ServerError):
+class HeadTooLarge(RequestError):
     """431: the request's line and headers have too many bytes."""
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type, self.openai_type = 431, "Validation", "invalid_request_error"
+    status = 431
 
 
-@dataclass(eq=False)
-class Invalid(ServerError):
+class Invalid(RequestError):
     """422: a field's type or value."""
 
-    kind: str = "Validation"  # or "Tokenizer"
+    status = 422
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type, self.openai_type = 422, self.kind, "invalid_request_error"
+    def __init__(self, message: str, param: str | None = None, *, kind: str = "Validation") -> None:
+        """`kind`: TEI's type of the error, or "Tokenizer"."""
+        super().__init__(message, param)
+        self.tei_type = kind
 
 
-@dataclass(eq=False)
 class InferenceFailed(ServerError):
     """424: the encoder failed on this request."""
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type, self.openai_type = 424, "Backend", "server_error"
+    status = 424
 
 
-@dataclass(eq=False)
 class TaskMissing(ServerError):
     """424 on TEI's routes, 400 on others: the model does not have the task."""
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type, self.openai_type = 424, "Backend", "invalid_request_error"
-        self.outcome = CLIENT_ERROR
+    status, openai_type, outcome = 424, "invalid_request_error", CLIENT_ERROR
 
 
-@dataclass(eq=False)
 class Overloaded(ServerError):
     """429: over the queue's token budget."""
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type, self.openai_type = 429, "Overloaded", "rate_limit_error"
-        self.reject_reason = "queue_full"
+    status, tei_type, openai_type, reject_reason = 429, "Overloaded", "rate_limit_error", "queue_full"
 
 
-@dataclass(eq=False)
 class Unavailable(ServerError):
     """503: loading, draining, the engine restarting, or a deadline that passed."""
 
-    reason: str = "loading"  # "loading", "draining", "deadline", "connections" or "memory"
+    status, tei_type = 503, "Unhealthy"
 
-    def __post_init__(self) -> None:
-        self.status, self.tei_type, self.openai_type = 503, "Unhealthy", "server_error"
-        self.reject_reason = self.reason
-        if self.reason in ("draining", "connections", "memory"):
+    def __init__(self, message: str, retry_after_s: int | None = None, reason: str = "loading") -> None:
+        """`reason`: "loading", "draining", "deadline", "connections" or "memory"."""
+        super().__init__(message, None, retry_after_s)
+        self.reason = self.reject_reason = reason
+        if reason in ("draining", "connections", "memory"):
             self.outcome = REFUSED
 
 
