@@ -22,7 +22,7 @@ from embert.engine.tasks import ALL_TASKS, NO_TASK, Task
 from embert.server.config import ConfigError
 from embert.server.frontend.operations import Health, Operations, Readiness
 from embert.server.http.errors import ErrorFormat, ErrorFormats
-from embert.server.protocols import cohere, nvidia, openai, pooling, rerank, tei, tei_pairs, tei_tokens, vertex, vllm
+from embert.server.protocols import cohere, nvidia, openai, rerank, tei, tei_pairs, tei_tokens, vertex, vllm
 from embert.server.request.model_handle import Capability, ModelHandle
 from embert.server.request.model_registry import ModelRegistry
 from embert.server.request.request_body import RequestBody
@@ -152,7 +152,7 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
     ),
     TaskRoute(
         "/pooling", OPENAI, "Vectors or classes, vLLM's way",
-        pooling.pooling, pooling.PoolingRequest, pooling.PoolingList, {"input": "Hello, world"},
+        vllm.pooling, vllm.PoolingRequest, vllm.PoolingList, {"input": "Hello, world"},
         needs_one=Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI, raw=True,
     ),
     TaskRoute(

@@ -1,34 +1,69 @@
-"""vLLM's routes of pairs and classes, which are written as OpenAI's are."""
+"""vLLM's protocol: scores of pairs, classes of texts, and `/pooling`: any of the model's vectors, or its classes."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import time
 import uuid
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import orjson
+import pybase64
 from pydantic import BaseModel, Field
 
-from embert.engine import Task
+from embert.engine import Task, TaskOutput
 from embert.engine.heads.scores import scores
 from embert.engine.tokenization.encoded import TokenizeOptions
-from embert.server.http.errors import Invalid
+from embert.server.http.errors import Invalid, TaskMissing
 from embert.server.protocols.fields import FIELDS
+from embert.server.protocols.openai import Usage, check_foreign_ids, read_input_type
 from embert.server.protocols.ranking import activation, joined, json_numbers, score_pairs
 from embert.server.protocols.rerank import PairFields
-from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody, TextList
-from embert.server.request.request_context import JSON, RequestContext
+from embert.server.request.inputs import InputTexts
+from embert.server.request.model_handle import Capability, ModelHandle
+from embert.server.request.request_body import (
+    TEXT_OR_IDS,
+    Direction,
+    InputForm,
+    InputForms,
+    InputType,
+    RequestBody,
+    TextList,
+    TextOrIds,
+)
+from embert.server.request.request_context import JSON, OCTETS, RequestContext
+from embert.server.request.serialization import Pauses, flat_json, floats_json
 
-__all__ = ["Classes", "ClassifyRequest", "ScoreRequest", "Scores", "classify", "score"]
+__all__ = [
+    "Classes",
+    "ClassifyRequest",
+    "PoolingList",
+    "PoolingRequest",
+    "ScoreRequest",
+    "Scores",
+    "classify",
+    "pooling",
+    "score",
+]
 
+Floats = npt.NDArray[np.float32]
 TextOrTexts = str | TextList
 _TEXTS = InputForm("a string or a list of strings")
 _PAIRED = InputForm("a string or a list of strings", shortest=0)
 # What vLLM calls first and second texts, by the names that its docs begin with.
 _FIELDS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2"))
+_CAPABILITIES = {
+    "embed": Capability(Task.EMBED),
+    "token_embed": Capability(needs_one=Task.TOKENS | Task.MULTI),
+    "classify": Capability(Task.CLASSIFY),
+}
+_ANY = Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI
+_DTYPES = {"float32": "f4", "float16": "f2"}
+MOST_DESCRIBED = 512  # texts whose places in the bytes fit into a header that clients take: 64 KB
 
 
 class ScoreRequest(PairFields):
@@ -128,7 +163,7 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
     function = activation(handle.served.classifier, raw=request.use_activation is False)
     numbers = json_numbers(scores(logits[:, None], function)[:, 0])
     rows = await joined(b'{"index":%d,"object":"score","score":%b}' % row for row in enumerate(numbers))
-    return JSON, _list(b"score", handle.served.name, rows, encoded.tokens)
+    return JSON, _list("score", handle.served.name, rows, encoded.tokens)
 
 
 def _texts(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]]:
@@ -170,7 +205,7 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
     classifier = handle.served.classifier
     probabilities = scores(answer.vectors, activation(classifier, raw=request.use_activation is False))
     rows = await joined(_class_rows(answer.vectors, probabilities, classifier.labels))
-    return JSON, _list(b"classify", handle.served.name, rows, encoded.tokens)
+    return JSON, _list("classify", handle.served.name, rows, encoded.tokens)
 
 
 def _class_rows(
@@ -183,8 +218,184 @@ def _class_rows(
         yield b'{"index":%d,"label":%b,"probs":%b,"num_classes":%d}' % (index, written[best], probs, len(labels))
 
 
-def _list(kind: bytes, model: str, rows: bytes, tokens: int) -> bytes:
-    return (
-        b'{"id":"%b-%b","object":"list","created":%d,"model":%b,"data":[%b],'
-        b'"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":0}}'
-    ) % (kind, uuid.uuid4().hex.encode(), int(time.time()), orjson.dumps(model), rows, tokens, tokens)
+def _list(kind: str, model: str, rows: bytes, tokens: int) -> bytes:
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
+    return b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(_facts(kind, model))[:-1], rows, orjson.dumps(usage))
+
+
+def _facts(kind: str, model: str) -> dict[str, object]:
+    """How answers begin."""
+    return {"id": f"{kind}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
+
+
+# --- /pooling ---
+
+
+class PoolingRequest(RequestBody):
+    """`POST /pooling`: vLLM's fields, and one extension."""
+
+    known = FIELDS["pooling"]
+    input_forms: ClassVar[InputForms] = {"input": TEXT_OR_IDS}
+
+    input: TextOrIds = Field(description="A text, texts, token ids of one text, or token ids of several.")
+    model: str | None = Field(None, description="The served model's name or id.")
+    task: Literal["embed", "token_embed", "classify"] | None = Field(
+        None, description="Default: the first of embed, classify and token_embed that the model has."
+    )
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = Field(
+        "float",
+        description="bytes: all numbers end to end, and in the header `metadata` whose is what; bytes_only: no header.",
+    )
+    embed_dtype: Literal["float32", "float16"] = Field("float32", description="Of the numbers, unless they are JSON.")
+    endianness: Literal["native", "little", "big"] = Field("native", description="Likewise; native is little.")
+    dimensions: int | None = Field(None, description="Cut the vectors of `embed` to this many numbers.")
+    use_activation: bool | None = Field(
+        None, description="Vectors of length 1 instead of raw ones, classes' scores instead of logits. Default: true."
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
+        None, description="Cut texts to so many tokens; -1: to what the model takes. Default: --auto-truncate."
+    )
+    truncation_side: Literal["right", "left"] | None = Field(
+        None, description="The end that is cut off. Default: the model's, mostly right."
+    )
+    priority: int | None = Field(None, description="Above 0: as `X-Priority: bulk`.")
+    input_type: InputType | None = Field(
+        None,
+        description="What the texts are: it chooses one of the model's prompts or adapters. To a model of late "
+        "interaction they are documents by default.",
+    )
+
+
+class Pooling(BaseModel):
+    """One text's vector or classes; its token vectors; or either as base64."""
+
+    index: int
+    object: Literal["pooling"]
+    data: list[float] | list[list[float]] | str
+
+
+class PoolingList(BaseModel):
+    """Answer of `/pooling`."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Pooling]
+    usage: Usage
+
+
+async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /pooling`."""
+    request = await context.parse(PoolingRequest)
+    handle = context.choose(request.model, capability=None if request.task is None else _CAPABILITIES[request.task])
+    check_foreign_ids(handle, request.input, request.model or context.path_model)
+    task = _task(handle, request)
+    is_query = handle.served.is_query(request.input_type, task)
+    _check_fields(request, task)
+    prompt_name = None
+    if request.input_type is not None and is_query is None and task == Task.EMBED:
+        prompt_name, _ = read_input_type(handle, request.input_type, request.input)
+    if request.priority is not None and request.priority > 0:
+        context.give_way()
+    limit, activates = request.truncate_prompt_tokens, request.use_activation is not False
+    dimensions = handle.served.check_dimensions(request.dimensions)
+    encoded = await context.tokenize(
+        request.input,
+        TokenizeOptions(
+            truncate=None if limit is None else True,
+            direction=request.truncation_side,
+            limit=handle.check_limit(limit, is_query=is_query),
+            is_query=is_query,
+            param="input",
+        ),
+        prompt_name=prompt_name,
+    )
+    answer = await context.run(encoded, task, dimensions=dimensions, normalize=activates)
+    texts = _of_texts(handle, task, answer.rows[task], activates=activates)
+    return await _written(context, request, texts, encoded.tokens)
+
+
+def _task(handle: ModelHandle, request: PoolingRequest) -> Task:
+    """The task. Raises TaskMissing where the model does not have it."""
+    has = handle.model.tasks
+    of_tokens = Task.MULTI if Task.MULTI in has or Task.TOKENS not in has else Task.TOKENS
+    named = {"embed": Task.EMBED, "classify": Task.CLASSIFY, "token_embed": of_tokens}
+    if request.task is not None:
+        handle.served.check_tasks(named[request.task])
+        return named[request.task]
+    task = next((task for task in named.values() if task in has), None)
+    if task is None:
+        names = ", ".join(handle.served.task_names)
+        others = handle.served.elsewhere(Capability(needs_one=_ANY))
+        raise TaskMissing(f"{handle.served.name} has no task for /pooling; it has {names}{others}")
+    return task
+
+
+def _check_fields(request: PoolingRequest, task: Task) -> None:
+    """Raise Invalid for unsupported options, and for formats that cannot be written."""
+    if request.dimensions is not None and task != Task.EMBED:
+        raise Invalid("`dimensions` is for the task embed", "dimensions")
+    if request.use_activation is False and task == Task.MULTI:
+        raise Invalid("`use_activation` must be true for multi-vectors, which have length 1", "use_activation")
+    texts = len(InputTexts.of(request.input, "input").items)
+    if request.encoding_format == "bytes" and texts > MOST_DESCRIBED:
+        raise Invalid(
+            f"`encoding_format` bytes is for at most {MOST_DESCRIBED} texts, which a header describes; "
+            f"`input` has {texts}; send fewer, or set it to bytes_only",
+            "encoding_format",
+        )
+
+
+def _of_texts(handle: ModelHandle, task: Task, rows: TaskOutput, *, activates: bool) -> list[Floats]:
+    """The numbers of each text: [columns], or [tokens, columns]."""
+    values = rows.values
+    if task == Task.CLASSIFY:
+        values = scores(values, activation(handle.served.classifier, raw=not activates))
+    if task in (Task.EMBED, Task.CLASSIFY):
+        return list(values)
+    if task == Task.TOKENS and activates:
+        values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-12))
+    return np.split(values, rows.offsets[1:-1])
+
+
+# --- writing ---
+
+
+async def _written(
+    context: RequestContext, request: PoolingRequest, texts: list[Floats], tokens: int
+) -> tuple[bytes, bytes]:
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    facts = _facts("pool", context.handle.served.name)
+    if request.encoding_format.startswith("bytes"):
+        pieces = [_bytes(rows, request) for rows in texts]
+        if request.encoding_format == "bytes":
+            metadata = {**facts, "data": _places(texts, pieces, request), "usage": usage}
+            context.headers.append((b"metadata", json.dumps(metadata, separators=(",", ":")).encode()))
+        return OCTETS, b"".join(pieces)
+    items = []
+    pauses = Pauses()
+    for index, rows in enumerate(texts):
+        if request.encoding_format == "base64":
+            data = b'"%b"' % pybase64.b64encode(_bytes(rows, request))
+        else:
+            data = await (floats_json(rows) if rows.ndim == 2 else flat_json(rows))
+        items.append(b'{"index":%d,"object":"pooling","data":%b}' % (index, data))
+        await pauses.after(rows.size)
+    return JSON, b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(facts)[:-1], b",".join(items), orjson.dumps(usage))
+
+
+def _bytes(numbers: Floats, request: PoolingRequest) -> bytes:
+    order = ">" if request.endianness == "big" else "<"
+    with np.errstate(over="ignore"):  # what float16 cannot hold is infinite there, as in vLLM
+        return np.ascontiguousarray(numbers, order + _DTYPES[request.embed_dtype]).tobytes()
+
+
+def _places(texts: list[Floats], pieces: list[bytes], request: PoolingRequest) -> list[dict[str, object]]:
+    """Where each text's numbers are in the body."""
+    kind = {"embed_dtype": request.embed_dtype, "endianness": request.endianness}
+    ends = [*itertools.accumulate(map(len, pieces), initial=0)]
+    return [
+        {"index": index, **kind, "start": ends[index], "end": ends[index + 1], "shape": rows.shape}
+        for index, rows in enumerate(texts)
+    ]

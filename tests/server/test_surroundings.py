@@ -150,7 +150,7 @@ def test_the_wall_clock_is_only_reported_and_measures_no_duration() -> None:
     }
     # Moments of the last success, of the start in OpenAI's list of models, of an answer in vLLM's form, of spans, of
     # lines of the access log, and of exemplars.
-    told = {"engine_worker/loop.py", "frontend/operations.py", "protocols/vllm.py", "protocols/pooling.py"}
+    told = {"engine_worker/loop.py", "frontend/operations.py", "protocols/vllm.py"}
     told |= {f"observability/{name}.py" for name in ("tracing/span_export", "access_log", "api_metrics")}
     assert {name: count for name, count in uses.items() if count} == dict.fromkeys(told, 1)
 

@@ -1,4 +1,9 @@
-"""The page that a browser gets at `/`: one self-contained document, built once from the files in this folder."""
+"""The page that a browser gets at `/`: one self-contained document, built once from the files in this folder.
+
+A view is a row of `VIEWS` in views.js: its `title`, the `task` that a model needs for it (as `GET /info` names it), and
+`run`, which reads the form in `view-NAME`, asks the chosen model (`route` and `naming` of base.js), draws into that
+panel and returns what the sections below it show: `{ calls, python?, vectors? }`.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +15,7 @@ from importlib import resources
 
 __all__ = ["HEADERS", "PAGE", "hint"]
 
-_SCRIPTS = (
-    *("base.js", "models.js", "key.js", "tabs.js", "timing.js", "snippets.js", "answer.js", "live.js"),
-    *(
-        f"views/{name}.js"
-        for name in (
-            "lengths",
-            "grid",
-            "bars",
-            "words",
-            "similarity",
-            "search",
-            "rerank",
-            "classify",
-            "sparse",
-            "match",
-        )
-    ),
-    "main.js",
-)
+_SCRIPTS = ("base.js", "answer.js", "live.js", "views.js", "main.js")
 
 
 def _read(name: str) -> str:

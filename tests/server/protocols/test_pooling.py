@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from embert.server.protocols.pooling import MOST_DESCRIBED
+from embert.server.protocols.vllm import MOST_DESCRIBED
 from tests.server.live import Live
 from tests.server.stand_in import token_vectors
 
