@@ -1,8 +1,8 @@
 // context[T, heads·d] = softmax((Q·Kᵀ + relative)/√d)·V within each sequence of a packed batch; qkv is [T, 3·heads·d].
 #pragma once
 
-#include "common/dtype.h"
 #include "common/launch.h"
+#include "common/types.h"
 #include "ops/attention_work.h"
 #include "ops/quantize.h"
 

@@ -7,7 +7,7 @@
 
 #include "attention/attention.h"
 #include "attention/window.h"
-#include "common/dependent_launch.cuh"
+#include "common/launch.cuh"
 #include "common/numeric.cuh"
 
 namespace embert {

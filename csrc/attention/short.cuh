@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attention/warp.cuh"
-#include "common/named_barrier.cuh"
+#include "common/barrier.cuh"
 #include "ops/attention_work.h"
 
 namespace embert {

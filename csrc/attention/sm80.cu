@@ -13,8 +13,8 @@
 
 #include "attention/attention.h"
 #include "attention/short.cuh"
-#include "common/dependent_launch.cuh"
-#include "ops/attention_work_list.cuh"
+#include "common/launch.cuh"
+#include "ops/attention_work.h"
 
 namespace embert {
 

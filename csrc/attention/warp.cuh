@@ -6,8 +6,7 @@
 // to 16 bits as the left operand of P·V. The row's sum stays in FP32 and is divided out at the end.
 #pragma once
 
-#include "attention/relative.cuh"
-#include "attention/softmax.cuh"
+#include "attention/scores.cuh"
 #include "attention/window.h"
 #include "common/mma.cuh"
 #include "common/numeric.cuh"

@@ -114,4 +114,8 @@ class Bench {
   std::unique_ptr<TensorMaps> maps_;
 };
 
+void bind_int8(nanobind::module_& m, nanobind::class_<Bench>& bench);
+
+void bind_splade(nanobind::module_& module, nanobind::class_<Bench>& bench);
+
 }  // namespace embert

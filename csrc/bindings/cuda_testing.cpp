@@ -13,15 +13,11 @@
 
 #include "attention/attention.h"
 #include "bindings/bench.h"
-#include "bindings/testing_int8.h"
-#include "bindings/testing_splade.h"
 #include "gemm/gemm.h"
-#include "heads/dense.h"
-#include "heads/pooling.h"
-#include "heads/token_heads.h"
+#include "heads/heads.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
-#include "ops/layernorm.h"
+#include "ops/norm.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

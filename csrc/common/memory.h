@@ -1,9 +1,17 @@
-// Owning types for device memory and pinned host memory.
+// Owning types for device memory, pinned host memory and the host memory of answers.
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <sys/mman.h>
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <new>
 #include <utility>
 
 #include "common/status.h"
@@ -77,6 +85,76 @@ class Arena {
  private:
   uint8_t* base_;
   size_t used_ = 0;
+};
+
+// Blocks of floats for answers. Touching fresh pages takes longer than the copy into them, so large blocks return to
+// the pool when their owner frees them: as many as there are batches in flight. Any thread may allocate or free. A
+// block may be freed after the encoder is destroyed.
+class HostBlocks : public std::enable_shared_from_this<HostBlocks> {
+ public:
+  // Frees a block, or returns it to its pool.
+  struct Deleter {
+    std::shared_ptr<HostBlocks> to;  // null: an array of `new`
+    size_t bytes = 0;
+    void operator()(float* block) const noexcept {
+      if (to == nullptr) return delete[] block;
+      to->release({block, bytes});
+    }
+  };
+  using Floats = std::unique_ptr<float[], Deleter>;
+
+  HostBlocks() = default;
+  HostBlocks(const HostBlocks&) = delete;
+  HostBlocks& operator=(const HostBlocks&) = delete;
+  ~HostBlocks() {
+    for (const Block& block : pool_) std::free(block.start);
+  }
+
+  // This many floats, uninitialized. Throws std::bad_alloc.
+  Floats allocate(size_t count) {
+    size_t bytes = count * sizeof(float);
+    if (bytes < kMin) return Floats(new float[std::max<size_t>(count, 1)]);
+    Block block = take_from_pool(bytes);
+    if (block.start == nullptr) {
+      bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+      block = {static_cast<float*>(std::aligned_alloc(kHugePage, bytes)), bytes};
+      if (block.start == nullptr) throw std::bad_alloc();
+      madvise(block.start, bytes, MADV_HUGEPAGE);  // without huge pages, pages are small
+    }
+    return Floats(block.start, Deleter{shared_from_this(), block.bytes});
+  }
+
+ private:
+  static constexpr size_t kHugePage = 2 << 20;
+  static constexpr size_t kMin = 1 << 20;  // bytes of a block that the pool keeps: malloc keeps smaller ones itself
+  static constexpr size_t kSpare = 4;      // the least part of a block that an allocation must use
+
+  struct Block {
+    float* start = nullptr;
+    size_t bytes = 0;
+  };
+
+  Block take_from_pool(size_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (Block& block : pool_) {
+      if (block.bytes >= bytes && block.bytes / kSpare <= bytes) return std::exchange(block, Block());
+    }
+    return {};
+  }
+
+  // Evicts the smallest one: an empty entry first.
+  void release(Block block) noexcept {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (Block& pooled : pool_) {
+        if (pooled.bytes < block.bytes) std::swap(pooled, block);
+      }
+    }
+    std::free(block.start);
+  }
+
+  std::mutex mutex_;
+  std::array<Block, 2> pool_{};
 };
 
 }  // namespace embert

@@ -6,8 +6,8 @@
 #include <map>
 #include <tuple>
 
-#include "common/dtype.h"
 #include "common/status.h"
+#include "common/types.h"
 
 namespace embert {
 

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <memory>
 
-#include "common/host_blocks.h"
+#include "common/memory.h"
 #include "encoder/batch.h"
 #include "encoder/encoder_config.h"
-#include "heads/splade/splade.h"
+#include "heads/splade.h"
 #include "heads/tasks.h"
 
 namespace embert {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "encoder/limits.h"
+#include "encoder/batch.h"
 
 namespace embert {
 

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "common/capability.h"
-#include "common/host_blocks.h"
 #include "common/launch.h"
 #include "common/memory.h"
 #include "common/tensor_maps.h"
@@ -21,7 +20,7 @@
 #include "encoder/program.h"
 #include "encoder/weights.h"
 #include "gemm/gemm.h"
-#include "heads/splade/splade.h"
+#include "heads/splade.h"
 #include "ops/embedding.h"
 
 namespace embert {
@@ -48,7 +47,7 @@ class Encoder {
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
 
-  // Uploads one tensor; names and shapes as in encoder/weights.h, and after "splade." as in heads/splade/splade.h.
+  // Uploads one tensor; names and shapes as in encoder/weights.h, and after "splade." as in heads/splade.h.
   // Call order: first all tensors, then `start`, then batches.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored);
   // Prepares the GEMMs, warms up, captures graphs. Where LayerNorms cannot be folded into these weights, `fold_refusal`

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "attention/attention.h"
-#include "ops/layernorm.h"
+#include "ops/norm.h"
 #include "ops/quantize.h"
 
 namespace embert {

@@ -3,11 +3,10 @@
 
 #include <vector>
 
-#include "common/dtype.h"
 #include "common/status.h"
-#include "heads/pooling.h"
-#include "heads/task_heads.h"
-#include "ops/activation.h"
+#include "common/types.h"
+#include "heads/heads.h"
+#include "heads/tasks.h"
 #include "ops/attention_work.h"
 
 namespace embert {

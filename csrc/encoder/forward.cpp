@@ -5,10 +5,10 @@
 #include "attention/attention.h"
 #include "common/nvtx.h"
 #include "encoder/encoder.h"
-#include "heads/pooling.h"
+#include "heads/heads.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
-#include "ops/layernorm.h"
+#include "ops/norm.h"
 
 namespace embert {
 namespace {
@@ -51,7 +51,7 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const OffsetsOutput& offsets = buffers_.offsets;
   Replay replay{plan, {offsets.tiles, plan.tiles, offsets.shorts, plan.shorts}, stream, plan.rows, {}};
   // Not while rows are inspected: all rows of the last layer are needed, because token vectors use them. Nor with
-  // padded heads: gather.cu copies rows of one width.
+  // padded heads: pool.cu copies rows of one width.
   const bool gathers = reads_one_row(plan.parts, replay.gathered) && plan.rows >= kGatherRows &&
                        2 * plan.sequences <= plan.rows && largest_offset_.bytes() == 0 && model_.padded_head == 0;
   if (gathers) replay.gathers_after = model_.layers - 1;

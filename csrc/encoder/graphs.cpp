@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "encoder/batch.h"
 #include "encoder/encoder.h"
-#include "encoder/limits.h"
 
 namespace embert {
 namespace {

@@ -1,15 +1,14 @@
 // The end of a forward pass: from the last layer's rows to the requested tasks, each head for the sequences that
 // request it. Heads that read rows before their LayerNorm come first, because the others normalize the rows in place.
 
+#include "heads/heads.h"
+
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "encoder/encoder.h"
-#include "heads/dense.h"
-#include "heads/pooling.h"
-#include "heads/token_heads.h"
-#include "ops/layernorm.h"
+#include "ops/norm.h"
 
 namespace embert {
 

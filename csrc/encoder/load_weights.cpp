@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "encoder/row_order.h"
 #include "encoder/weights.h"
 #include "ops/elementwise.h"
 
@@ -38,7 +37,7 @@ size_t elements_of(const TensorShape& shape) {
 
 Status Weights::exact_place(const std::string& name, int layer, DType stored, float*& to) {
   const size_t hidden = model_.hidden, matrix = size_t(model_.attention_columns()) * hidden;
-  // Where each begins, in elements: the gate's rows alternate with inner's (row_order.h).
+  // Where each begins, in elements: the gate's rows alternate with inner's (weights.h).
   const std::pair<const char*, size_t> places[] = {{"query.weight", 0},
                                                    {"key.weight", matrix},
                                                    {"value.weight", 2 * matrix},

@@ -4,8 +4,8 @@
 #include <atomic>
 #include <cstring>
 
+#include "encoder/batch.h"
 #include "encoder/encoder.h"
-#include "encoder/limits.h"
 
 namespace embert {
 namespace {

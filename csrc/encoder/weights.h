@@ -1,4 +1,4 @@
-// A model's weights on the device, in one allocation.
+// A model's weights on the device, in one allocation: of its layers, and of its task heads.
 #pragma once
 
 #include <set>
@@ -8,17 +8,77 @@
 
 #include "common/launch.h"
 #include "common/memory.h"
+#include "common/types.h"
 #include "encoder/encoder_config.h"
-#include "encoder/head_weights.h"
 #include "encoder/program.h"
+#include "heads/heads.h"
+#include "heads/tasks.h"
 #include "ops/attention_work.h"
 #include "ops/embedding.h"
 #include "ops/norm.h"
 
 namespace embert {
 
+// The order of a matrix's rows, where GEMMs need another one than the checkpoint's (gemm/gemm.h).
+
+// The row of the checkpoint's query or key that becomes row i of ours: of each head, elements j and j + rotary_dim/2,
+// which RoPE rotates together, become adjacent. Scores are sums over a head's columns, so they do not change.
+constexpr int rope_row(int i, int head_size, int rotary_dim) {
+  const int column = i % head_size;
+  if (column >= rotary_dim) return i;
+  return i - column + column / 2 + column % 2 * (rotary_dim / 2);
+}
+
+// The destination of row j of a gate (part 0) or of its value (part 1).
+constexpr int gated_row(int j, int part) {
+  return 2 * j + part;
+}
+
+using TensorShape = std::vector<size_t>;  // [rows, columns] or [elements]
+
+// A tensor's destination, with its shape and type there.
+struct WeightView {
+  void* to = nullptr;
+  TensorShape shape;
+  DType dtype = DType::kFloat32;
+  size_t pitch = 0;    // elements from row to row; 0: as many as a row has
+  bool apart = false;  // gaps between rows belong to another tensor; otherwise they are zeros
+};
+
+// A layer of the multi-vector head, for the encoder's GEMMs.
+struct HeadGemmWeights {
+  DenseShape shape;
+  uint8_t* weight;  // [out, in] of the encoder's type
+  float* bias;      // [out]
+};
+
+// Names with an index, of a linear layer: dense, classifier and multi, each .weight [out, in] and .bias [out]. Without
+// an index (−1): token_weights.weight [1, hidden], token_weights.bias [1]. A layer without a bias is loaded with zeros.
+class HeadWeights {
+ public:
+  // Allocates what `heads` needs. The same calls each time: without a base they only compute the size.
+  void lay_out(Arena& arena, const TaskHeads& heads, int hidden, DType dtype);
+  bool find(const std::string& name, int index, WeightView& place) const;
+  std::vector<std::pair<int, std::string>> names() const;  // of all required tensors
+  size_t largest() const;                                  // elements of the largest one
+
+  const std::vector<DenseLayer>& dense() const { return dense_; }
+  const std::vector<DenseLayer>& classifier() const { return classifier_; }
+  const std::vector<HeadGemmWeights>& multi() const { return multi_; }
+  const float* token_weight() const { return token_weight_; }  // [hidden]
+  const float* token_bias() const { return token_bias_; }      // [1]
+
+ private:
+  TaskHeads heads_;
+  int hidden_ = 0;
+  DType dtype_ = DType::kFloat16;
+  std::vector<DenseLayer> dense_, classifier_;
+  std::vector<HeadGemmWeights> multi_;
+  float *token_weight_ = nullptr, *token_bias_ = nullptr;
+};
+
 // Matrices are of the model's type or int8, vectors are in FP32. With RoPE, the rows of query and key are in the order
-// of row_order.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
+// of weights.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
 struct LayerWeights {
   uint8_t *qkv_weight, *attention_weight;  // [3·attention, hidden]: query, key, value; [hidden, attention]
   uint8_t *inner_weight, *out_weight;      // [inner, hidden], [hidden, inner]
@@ -55,7 +115,7 @@ class Weights {
   //   angles [positions, rotary_dim / 2, 2] in FP32: cos and sin; a table's number is the layer here.
   //   query.scale, key.scale, value.scale, attention.scale, inner.scale, out.scale: of int8 matrices;
   //   query.gamma, query.beta, inner.gamma, inner.beta: with int8 the LayerNorms of what QKV and FFN in multiply.
-  // Layers that share weights have them under one number. Those of heads: head_weights.h; a layer's number is the layer
+  // Layers that share weights have them under one number. Those of heads: weights.h; a layer's number is the layer
   // here, too. Refused: a name that the model does not have or that was loaded before, or another shape than the
   // model's.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,

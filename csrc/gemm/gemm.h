@@ -11,15 +11,51 @@
 #include <string>
 #include <utility>
 
-#include "common/dtype.h"
 #include "common/launch.h"
-#include "gemm/text_maxima.h"
-#include "ops/activation.h"
+#include "common/types.h"
+#include "ops/elementwise.h"
 #include "ops/norm.h"
 #include "ops/quantize.h"
-#include "ops/rope.h"
 
 namespace embert {
+
+// maxima[text, column]: the largest of max(0, x·Wᵀ + bias) over a text's rows. x·Wᵀ, all rows by all columns, is never
+// in memory as a whole (EPILOGUES.md).
+//
+// Our own Hopper kernel takes the maxima in its epilogue. The portable implementation writes the products of some rows,
+// and a second kernel reduces them. NaN counts as the largest number, so that it is visible.
+
+struct LinearWeights;
+class GemmProvider;
+
+// Maxima have a row for each text, of whole tiles of columns. Values past the last column are undefined.
+constexpr int kMaximaColumns = 128;
+inline int maxima_pitch(int columns) {
+  return (columns + kMaximaColumns - 1) / kMaximaColumns * kMaximaColumns;
+}
+
+// The entry of a row that belongs to no text.
+constexpr int kNoText = -1;
+
+// Consecutive texts of a batch, and their rows of x.
+struct TextRows {
+  const void* x;       // [all_rows, in], of which these texts have `rows` from `first_row` on
+  const int* text_of;  // [all_rows], device memory: each row's text, in ascending order without gaps; or kNoText
+  int all_rows, first_row, rows;
+  int first_text;
+};
+
+class TextMaxima {
+ public:
+  virtual ~TextMaxima() = default;
+  // Raises `maxima`, [texts, maxima_pitch(out)], which begins with the first text and must be 0 initially.
+  virtual Status run(const TextRows& texts, float* maxima, const Stream& stream) = 0;
+  virtual size_t workspace_bytes() const { return 0; }
+};
+
+// For every provider, by GEMMs of some rows at a time.
+Status make_portable_maxima(GemmProvider& gemm, DType dtype, const LinearWeights& weights, const Stream& stream,
+                            std::unique_ptr<TextMaxima>& maxima_gemm);
 
 struct LinearWeights {
   void* weight = nullptr;       // [out, in]; rewritten where input_norm's gamma is folded into it
@@ -45,7 +81,7 @@ struct LinearWeights {
   const RopeColumns* rope = nullptr;
   // Not null: W is int8, rotated and rounded (ops/quantize.h), with a scale for each of its rows. Rows of x are
   // quantized first, after their LayerNorm, into `quantized`; without x, its present content is multiplied. With an
-  // activation y is a quarter of it (ops/activation_pair.cuh). Only where the provider has_int8.
+  // activation y is a quarter of it (ops/activation.cuh). Only where the provider has_int8.
   const float* scales = nullptr;  // [out]
   // Not 0: x is quantized in blocks of this many columns, and W is rotated for these (ops/quantize.h).
   int block = 0;
@@ -122,7 +158,7 @@ class GemmProvider {
   // Whether it applies LayerNorms: Norms in LinearWeights, row statistics in RowView.
   virtual bool folds() const = 0;
   // What its epilogues fuse: LinearWeights::rope, LinearWeights::gated. Otherwise encoder/program.cpp adds a kernel
-  // after the GEMM (ops/rope.cu, ops/gate.cu), and neither is set.
+  // after the GEMM (ops/elementwise.cu, ops/elementwise.cu), and neither is set.
   virtual bool fuses_rope() const { return false; }
   virtual bool fuses_gate() const { return false; }
   // Whether it supports int8 weights: LinearWeights::scales. Such GEMMs apply LayerNorms independently of `folds`.
@@ -160,3 +196,28 @@ Status make_cublaslt(DType dtype, const std::string& library, std::unique_ptr<Ge
 Status make_sm90(DType dtype, std::unique_ptr<GemmProvider>& provider);
 
 }  // namespace embert
+
+namespace embert::sm90 {
+
+// Preconditions of the kernels with RoPE or gates.
+inline Status check_fused(const LinearWeights& weights) {
+  if (weights.gated && weights.residual_norm.gamma != nullptr)
+    return Status::refused("hopper gemm: gates and a residual");
+  if (weights.gated && weights.activation == Activation::kNone)
+    return Status::refused("hopper gemm: gates without an activation");
+  if (!weights.gated && weights.activation == Activation::kSilu)
+    return Status::refused("hopper gemm: SiLU without gates");
+  if (weights.rope == nullptr) return {};
+  const RopeColumns& rope = *weights.rope;
+  if (weights.gated || weights.activation != Activation::kNone || weights.residual_norm.gamma != nullptr)
+    return Status::refused("hopper gemm: RoPE columns and an activation, gates or a residual");
+  const bool fits = rope.head_size > 0 && rope.head_size % 8 == 0 && rope.rotary_dim >= 0 && rope.rotary_dim % 2 == 0 &&
+                    rope.rotary_dim <= rope.head_size && rope.columns % rope.head_size == 0 &&
+                    rope.columns <= weights.n;
+  if (fits && rope.table != nullptr && rope.positions != nullptr) return {};
+  return Status::refused("hopper gemm: " + std::to_string(rope.rotary_dim) + " RoPE columns of heads of " +
+                         std::to_string(rope.head_size) + ", in " + std::to_string(rope.columns) + " of " +
+                         std::to_string(weights.n));
+}
+
+}  // namespace embert::sm90

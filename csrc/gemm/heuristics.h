@@ -5,9 +5,13 @@
 
 #include <cstddef>
 
-#include "gemm/cluster.h"
-
 namespace embert::sm90 {
+
+// Blocks of the kernels for many rows run in clusters of two, one below the other in y. Each has its own rows, and they
+// share the tile of W: each loads half of it for both (multicast). docs/experiments.md has measurements of larger
+// clusters and of blocks side by side.
+
+constexpr int kCluster = 2;
 
 constexpr int tiles_of(int size, int tile) {
   return (size + tile - 1) / tile;

@@ -4,11 +4,10 @@
 
 #include <algorithm>
 
-#include "common/dependent_launch.cuh"
+#include "common/launch.cuh"
 #include "common/memory.h"
 #include "common/numeric.cuh"
 #include "gemm/gemm.h"
-#include "gemm/text_maxima.h"
 
 namespace embert {
 namespace {

@@ -6,9 +6,9 @@
 //
 // Floor for 1 row, 1 024 to 1 024: 4 MB of W, 1.4 µs at 3 TB/s. For 100 rows: 13 reads of W from L2, and 0.2 GFLOP.
 
-#include "common/dependent_launch.cuh"
+#include "common/launch.cuh"
 #include "common/numeric.cuh"
-#include "heads/dense.h"
+#include "heads/heads.h"
 #include "ops/activation.cuh"
 
 namespace embert {
@@ -22,7 +22,7 @@ constexpr int kPack = 4;        // floats of a load
 constexpr int kAheadStep = 32;  // floats of a cache line
 static_assert(kMaxRows * kDepth * sizeof(float) <= 48 << 10, "static shared memory");
 static_assert(kMaxRows * kColumns <= 32, "a lane keeps one result");
-static_assert(kDepth % (32 * kPack) == 0, "every lane's turns are whole");
+static_assert(kDepth % (32 * kPack) == 0, "every lane reads whole packs");
 
 __device__ __forceinline__ float activated(HeadActivation activation, float x) {
   switch (activation) {

@@ -16,11 +16,11 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "common/cluster.cuh"
-#include "common/dependent_launch.cuh"
+#include "common/barrier.cuh"
+#include "common/launch.cuh"
 #include "common/numeric.cuh"
 #include "common/shared_memory.cuh"
-#include "heads/pooling.h"
+#include "heads/heads.h"
 #include "ops/row_stats.cuh"
 
 namespace embert {
@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ float squares[kThreads / 32];
   __shared__ float2 scales[kReduces ? kScaledRows : 1];
   __shared__ float2 last_norm[kNormsLast ? kMaxStatColumns : 1];  // gamma and beta; a thread reads what it wrote
-  // Written by offsets.cu or embedding_small.cu, early enough for a read here (early_tile in
-  // ops/attention_work_list.cuh). `chosen` was there before the batch's first kernel.
+  // Written by offsets.cu or embedding.cu, early enough for a read here (early_tile in
+  // ops/attention_work.h). `chosen` was there before the batch's first kernel.
   const int rank = kShared ? cluster_rank() : 0;
   const int sequence = kChosen ? __ldcg(chosen + blockIdx.y) : blockIdx.y;
   const int first = __ldcg(cu_seqlens + sequence), end = __ldcg(cu_seqlens + sequence + 1);
@@ -197,8 +197,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   __syncthreads();
 
-  const int prefetched = int(cut & ~kCutKeepsLength);
-  const int dimensions = prefetched == 0 ? hidden : min(prefetched, hidden);
+  const int requested = int(cut & ~kCutKeepsLength);
+  const int dimensions = requested == 0 ? hidden : min(requested, hidden);
   float square = 0.0f;
 #pragma unroll 1
   for (int column = threadIdx.x; column < hidden; column += kThreads) {
@@ -283,6 +283,104 @@ Status pool(DType dtype, Pooling pooling, const RowView& rows, bool gathered, co
     default:
       return launch_pool<float>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, chosen, sequences, longest,
                                 hidden, vectors, stream);
+  }
+}
+
+namespace {
+
+// The end of pool.cu, for rows that went through Dense modules: truncated to the requested dimensions (Matryoshka) and
+// normalized to length 1. One block per row; the launch is the cost.
+
+constexpr int kCutThreads = 256;
+
+__global__ void __launch_bounds__(kCutThreads)
+    cut_kernel(const float* x, const uint32_t* cuts, const int* chosen, int width, float* y) {
+  __shared__ float squares[kCutThreads / 32];
+  const size_t start = size_t(blockIdx.x) * width;
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+  const uint32_t cut = cuts[chosen == nullptr ? blockIdx.x : chosen[blockIdx.x]];
+  const int requested = int(cut & ~kCutKeepsLength);
+  const int dimensions = requested == 0 ? width : min(requested, width);
+  float square = 0.0f;
+  for (int column = threadIdx.x; column < dimensions; column += kCutThreads)
+    square = fmaf(x[start + column], x[start + column], square);
+  square = warp_sum(square);
+  if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = square;
+  __syncthreads();
+  float scale = 1.0f;
+  if ((cut & kCutKeepsLength) == 0) {
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCutThreads / 32; ++i) total += squares[i];
+    scale = 1.0f / fmaxf(sqrtf(total), 1e-12f);
+  }
+  for (int column = threadIdx.x; column < width; column += kCutThreads)
+    y[start + column] = column < dimensions ? x[start + column] * scale : 0.0f;
+}
+
+}  // namespace
+
+Status cut_rows(const float* x, const uint32_t* cuts, const int* chosen, int rows, int width, float* y,
+                const Stream& stream) {
+  if (x == y) return Status::refused("cut: rows cannot be cut in place");
+  return launch("cut", cut_kernel, rows, kCutThreads, 0, stream, x, cuts, chosen, width, y);
+}
+
+namespace {
+
+// Gathers the rows that pooling by cls or by the last token reads, one a sequence. After the last attention no other
+// row is needed, so later ops run on B rows instead of T.
+//
+// A warp copies a sequence's row of context and of x. The launch is the cost.
+
+constexpr int kWarps = 4;
+
+template <typename T>
+__global__ void __launch_bounds__(kWarps * 32)
+    gather_kernel(const T* context, const RowView x, const int* cu_seqlens, bool last, int sequences, int hidden,
+                  T* context_to, T* x_to, float2* sums_to) {
+  const int lane = threadIdx.x % 32, sequence = blockIdx.x * kWarps + threadIdx.x / 32;
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+  if (sequence >= sequences) return;
+  const int first = cu_seqlens[sequence], end = cu_seqlens[sequence + 1];
+  if (first == end) return;  // past the batch's last sequence
+  const size_t row = last ? end - 1 : first;
+  const auto copy = [&](const T* from, T* to) {
+    for (int column = lane * Pack<T>::kSize; column < hidden; column += 32 * Pack<T>::kSize)
+      store_pack(to + size_t(sequence) * hidden + column, load_pack_coherent(from + row * hidden + column));
+  };
+  copy(context, context_to);
+  copy(static_cast<const T*>(x.data), x_to);
+  if (x.stats == nullptr) return;
+  const int sums = (hidden + kStatColumns - 1) / kStatColumns * x.splits;
+  for (int i = lane; i < sums; i += 32) sums_to[size_t(sequence) * sums + i] = x.stats[row * sums + i];
+}
+
+template <typename T>
+Status launch_gather(const void* context, const RowView& x, const int* cu_seqlens, bool last, int sequences, int hidden,
+                     void* context_to, void* x_to, float2* sums_to, const Stream& stream) {
+  return launch("gather", gather_kernel<T>, (sequences + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
+                static_cast<const T*>(context), x, cu_seqlens, last, sequences, hidden, static_cast<T*>(context_to),
+                static_cast<T*>(x_to), sums_to);
+}
+
+}  // namespace
+
+Status gather(DType dtype, const void* context, const RowView& x, const int* cu_seqlens, Pooling pooling, int sequences,
+              int hidden, void* context_to, void* x_to, float2* sums_to, const Stream& stream) {
+  if (pooling != Pooling::kCls && pooling != Pooling::kLast)
+    return Status::refused("gather: this pooling reads every row");
+  const bool last = pooling == Pooling::kLast;
+  switch (dtype) {
+    case DType::kFloat16:
+      return launch_gather<half_t>(context, x, cu_seqlens, last, sequences, hidden, context_to, x_to, sums_to, stream);
+    case DType::kBFloat16:
+      return launch_gather<bfloat_t>(context, x, cu_seqlens, last, sequences, hidden, context_to, x_to, sums_to,
+                                     stream);
+    default:
+      return launch_gather<float>(context, x, cu_seqlens, last, sequences, hidden, context_to, x_to, sums_to, stream);
   }
 }
 

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/dtype.h"
 #include "common/launch.h"
+#include "common/types.h"
 #include "ops/attention_work.h"
 #include "ops/norm.h"
 
@@ -47,7 +47,7 @@ struct EmbeddingTables {
 Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
              int rows, int hidden, float epsilon, void* y, float2* sums, const Stream& stream);
 
-// --- embedding_small.cu: the two above in one launch, for a small batch in the host's memory (sm_90) -----------------
+// --- embedding.cu: the two above in one launch, for a small batch in the host's memory (sm_90) -----------------
 // All of `in`, types included, lies in the `bytes` from in.header on. Of `out`, ids, types and positions are not
 // written.
 constexpr int kSmallRows = 128;  // capacity.tokens, at most

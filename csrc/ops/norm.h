@@ -1,9 +1,13 @@
-// LayerNorms, and rows whose LayerNorm is applied by their reader (EPILOGUES.md).
+// LayerNorms, and rows whose LayerNorm is applied by their reader (EPILOGUES.md). `T` rows are tokens, end to end; `H`
+// is the hidden size.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+
+#include "common/launch.h"
+#include "common/types.h"
 
 namespace embert {
 
@@ -36,5 +40,13 @@ constexpr float kMaxOffset = 30.0f;
 inline size_t stats_bytes(int rows, int columns) {
   return (size_t(rows) * ((columns + kStatColumns - 1) / kStatColumns) + (1 << 18)) * sizeof(float2);
 }
+
+// y[T, H] = LayerNorm(x); y may be x.
+Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hidden, float epsilon, void* y,
+                 const Stream& stream);
+bool layernorm_supports(DType dtype, int hidden);
+
+// Raises `largest` (device memory, ≥ 0) to the largest |μ|/σ of `count` rows with row statistics.
+Status row_offsets(const RowView& rows, int count, int width, float epsilon, float* largest, const Stream& stream);
 
 }  // namespace embert

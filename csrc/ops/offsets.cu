@@ -4,7 +4,7 @@
 // then its threads write the tokens. No block waits for another, so one launch is the whole prefix sum. Floor: 3 writes
 // and 2 reads of T ints, 20 B a token; 0.2 µs for 26 692 tokens at 3 TB/s, so the launch is the cost.
 
-#include "common/dependent_launch.cuh"
+#include "common/launch.cuh"
 #include "ops/embedding.h"
 
 namespace embert {

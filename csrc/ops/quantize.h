@@ -8,8 +8,8 @@
 
 #include <cstdint>
 
-#include "common/dtype.h"
 #include "common/launch.h"
+#include "common/types.h"
 #include "ops/norm.h"
 
 namespace embert {
@@ -53,7 +53,7 @@ Status quantize_rows(DType dtype, const RowView& x, const Norm& norm, int rows, 
                      const QuantizedRows& to, const Stream& stream);
 
 // The same for rows in blocks of 128 or 64 columns: each block is rotated and rounded by itself first, as in the
-// kernels that write rows in blocks. x, in FP16, is a quarter of inner activations (ops/activation_pair.cuh), or
+// kernels that write rows in blocks. x, in FP16, is a quarter of inner activations (ops/activation.cuh), or
 // attention's context.
 Status quantize_block_rows(DType dtype, const void* x, int rows, int columns, int block, const QuantizedRows& to,
                            const Stream& stream);

@@ -10,14 +10,11 @@
 #include "attention/attention.h"
 #include "common/tensor_maps.h"
 #include "gemm/gemm.h"
-#include "gemm/text_maxima.h"
-#include "heads/dense.h"
-#include "heads/pooling.h"
-#include "heads/splade/splade.h"
-#include "heads/token_heads.h"
+#include "heads/heads.h"
+#include "heads/splade.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
-#include "ops/layernorm.h"
+#include "ops/norm.h"
 #include "ops/quantize.h"
 #include "recording_device.h"
 
@@ -173,7 +170,7 @@ class ComputingLinear final : public Linear {
         out[n] = w.gated ? activated(w.activation, product(in, 2 * n)) * product(in, 2 * n + 1)
                          : activated(w.activation, product(in, n));
       for (double& each : out)
-        if (w.scales != nullptr && w.activation != Activation::kNone) each /= 4;  // ops/activation_pair.cuh
+        if (w.scales != nullptr && w.activation != Activation::kNone) each /= 4;  // ops/activation.cuh
       if (rope_.table != nullptr) turn_row(out, rope_, rope_.positions[row]);
       if (residual.data != nullptr) {
         Row rest = row_of(dtype_, residual.data, row, w.n);

@@ -1,7 +1,7 @@
 // Prints what Hopper's products refuse of RoPE columns and gates: a line for each case, "fine" or why not.
 #include <cstdio>
 
-#include "gemm/kernels/check_fused.h"
+#include "gemm/gemm.h"
 
 using namespace embert;
 

@@ -1,11 +1,11 @@
-// Takes and frees blocks of answers (common/host_blocks.h) as the arguments say: "+N" takes N KiB and prints the number
+// Takes and frees blocks of answers (common/memory.h) as the arguments say: "+N" takes N KiB and prints the number
 // of the block, counted by address from 0; "-I" frees the I-th that was taken; "x" lets go of the blocks' own memory.
-#include "common/host_blocks.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
+
+#include "common/memory.h"
 
 int main(int count, char** arguments) {
   auto blocks = std::make_shared<embert::HostBlocks>();

@@ -6,7 +6,6 @@ import fcntl
 import functools
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ HOST = (
     Path(__file__).with_name("recording_runtime.cpp"),
     *sorted((CSRC / "encoder").glob("*.cpp")),
     CSRC / "common" / "capability.cpp",
-    CSRC / "heads" / "splade" / "splade.cpp",
+    CSRC / "heads" / "splade.cpp",
 )
 # The same with what stands in for the device's kernels: what only writes down, what computes on the CPU.
 RECORDED = (Path(__file__).with_name("recording_device.cpp"), *HOST)
@@ -43,8 +42,7 @@ def _object(source: Path, flags: tuple[str, ...]) -> Path:
     """Kept from run to run in build/, where other processes find it too: they wait while one compiles it."""
     compile_ = ("-c", "-Wall", "-Wextra", "-isystem", str(_headers()), "-I", str(CSRC), *flags)
     code = source.read_bytes()
-    kernels = b"".join((CSRC / name.decode()).read_bytes() for name in re.findall(rb'#include "([\w/]+\.cu)"', code))
-    content = hashlib.sha256(repr((_toolchain(), OPTIONS, compile_)).encode() + code + kernels).hexdigest()
+    content = hashlib.sha256(repr((_toolchain(), OPTIONS, compile_)).encode() + code).hexdigest()
     name = f"{source.parent.name}-{source.stem}-{hashlib.sha256(repr((source, flags)).encode()).hexdigest()[:8]}"
     made = OBJECTS / f"{name}-{content[:16]}.o"
     OBJECTS.mkdir(parents=True, exist_ok=True)

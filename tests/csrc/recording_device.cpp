@@ -7,14 +7,11 @@
 #include "attention/attention.h"
 #include "common/tensor_maps.h"
 #include "gemm/gemm.h"
-#include "gemm/text_maxima.h"
-#include "heads/dense.h"
-#include "heads/pooling.h"
-#include "heads/splade/splade.h"
-#include "heads/token_heads.h"
+#include "heads/heads.h"
+#include "heads/splade.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
-#include "ops/layernorm.h"
+#include "ops/norm.h"
 
 int pairs_of_text = 2;
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 EPSILON = 1e-12
 Floats = npt.NDArray[np.float32]
-# heads/task_heads.h's HeadActivation
+# heads/tasks.h's HeadActivation
 ACTIVATIONS: list[Callable[[ref.Doubles], ref.Doubles]] = [
     lambda x: x,
     np.tanh,
@@ -29,7 +29,7 @@ IDENTITY, TANH, RELU = range(3)
 
 
 def pitch_of(columns: int) -> int:
-    """dense_pitch of heads/task_heads.h."""
+    """dense_pitch of heads/tasks.h."""
     return -(-columns // 4) * 4
 
 

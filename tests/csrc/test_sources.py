@@ -21,10 +21,10 @@ HOPPERS_OWN = {
     "small_m_kernel": "gemm/kernels/sm90_linear.cu",
     "pingpong_kernel": "gemm/kernels/sm90_linear.cu",
     "cooperative_kernel": "gemm/kernels/sm90_linear.cu",
-    "small_m_rope_kernel": "gemm/kernels/sm90_rope.cu",
-    "pingpong_rope_kernel": "gemm/kernels/sm90_rope.cu",
-    "small_m_gated_kernel": "gemm/kernels/sm90_gated.cu",
-    "pingpong_gated_kernel": "gemm/kernels/sm90_gated.cu",
+    "small_m_rope_kernel": "gemm/kernels/sm90_fused.cu",
+    "pingpong_rope_kernel": "gemm/kernels/sm90_fused.cu",
+    "small_m_gated_kernel": "gemm/kernels/sm90_fused.cu",
+    "pingpong_gated_kernel": "gemm/kernels/sm90_fused.cu",
     "feed_forward_kernel": "gemm/kernels/sm90_feed_forward.cu",
     "maxima_kernel": "gemm/kernels/sm90_maxima.cu",
     "attention_sm90_kernel": "attention/sm90/sm90.cu",
@@ -109,7 +109,7 @@ def test_accumulators_are_named_before_they_are_read() -> None:
     for path in sources():
         for line in path.read_text().splitlines():
             waits = "wgmma_wait<0>()" in line
-            assert not waits or path.name in ("wgmma.cuh", "feed_forward.cuh"), path.name
+            assert not waits or path.name in ("mma.cuh", "feed_forward.cuh"), path.name
     feed_forward = (CSRC / "gemm" / "kernels" / "feed_forward.cuh").read_text()
     assert feed_forward.index("wait_read(0);") < feed_forward.index("fence_accumulators(inner);")
     assert feed_forward.index("wait_read(2);") < feed_forward.index("fence_accumulators(y);")

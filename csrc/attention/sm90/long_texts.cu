@@ -19,8 +19,8 @@
 
 #include "attention/attention.h"
 #include "attention/sm90/tile.cuh"
+#include "common/launch.cuh"
 #include "common/tensor_maps.h"
-#include "common/trap.cuh"
 
 namespace embert {
 namespace sm90 {
@@ -37,7 +37,7 @@ struct LongLayout {
   static_assert(2 * (kSharedBytes + 1024) <= 228 * 1024, "two blocks on a multiprocessor");
 };
 
-// A barrier of the warps of a warpgroup. Numbers are constants: named_barrier.cuh.
+// A barrier of the warps of a warpgroup. Numbers are constants: barrier.cuh.
 __device__ __forceinline__ void sync_group(int group) {
   static_assert(LongLayout::kGroups == 2, "a barrier each");
   if (group == 0)

@@ -21,8 +21,8 @@
 
 #include "attention/attention.h"
 #include "attention/sm90/tile.cuh"
+#include "common/launch.cuh"
 #include "common/tensor_maps.h"
-#include "common/trap.cuh"
 
 namespace embert {
 namespace {

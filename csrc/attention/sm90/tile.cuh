@@ -5,12 +5,12 @@
 
 #include "attention/short.cuh"
 #include "attention/window.h"
-#include "common/dependent_launch.cuh"
-#include "common/mbarrier.cuh"
+#include "common/barrier.cuh"
+#include "common/launch.cuh"
+#include "common/mma.cuh"
 #include "common/tma.cuh"
 #include "common/warp.cuh"
-#include "common/wgmma.cuh"
-#include "ops/attention_work_list.cuh"
+#include "ops/attention_work.h"
 
 namespace embert::sm90 {
 

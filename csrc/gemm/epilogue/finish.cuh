@@ -6,7 +6,6 @@
 #include "gemm/epilogue/arguments.cuh"
 #include "gemm/epilogue/row_stats.cuh"
 #include "ops/activation.cuh"
-#include "ops/activation_pair.cuh"
 
 namespace embert::sm90 {
 
@@ -74,7 +73,7 @@ __device__ __forceinline__ void dequantize_tile(const int* sums, float2 of_rows,
   }
 }
 
-// Two elements of y from such sums, without a residual; with an activation a quarter of it (activation_pair.cuh).
+// Two elements of y from such sums, without a residual; with an activation a quarter of it (activation.cuh).
 // `constants`: (scale, c, scale, c) of the columns; `scale`: the row's scale; row scales and c include the factor
 // pair_factor.
 template <Activation kActivation>

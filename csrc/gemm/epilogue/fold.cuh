@@ -1,7 +1,7 @@
 // Prepares the column constants that a GEMM's epilogue reads, once, while the model is loaded (EPILOGUES.md).
 #pragma once
 
-#include "common/dependent_launch.cuh"
+#include "common/launch.cuh"
 #include "common/numeric.cuh"
 #include "ops/norm.h"
 

@@ -2,7 +2,7 @@
 // y. TileRows is the base of the other epilogues of this main loop.
 #pragma once
 
-#include "common/named_barrier.cuh"
+#include "common/barrier.cuh"
 #include "common/shared_memory.cuh"
 #include "gemm/epilogue/finish.cuh"
 #include "gemm/epilogue/row_stats.cuh"

@@ -13,9 +13,9 @@
 // product (the LayerNorm of x) or both to the residual, and writes the statistics of its own rows for the next GEMM.
 #pragma once
 
-#include "common/named_barrier.cuh"
+#include "common/barrier.cuh"
+#include "common/launch.cuh"
 #include "common/shared_memory.cuh"
-#include "common/trap.cuh"
 #include "common/warp.cuh"
 #include "gemm/epilogue/finish.cuh"
 #include "gemm/epilogue/row_stats.cuh"
@@ -47,7 +47,7 @@ struct CooperativeShape : StageShape<kColumnsValue, kConsumersValue> {
   // Whether tiles of half the columns are possible with a residual: they too need whole groups of row statistics.
   static constexpr bool kNarrows = kColumnsValue == 2 * kStatColumns;
 
-  static_assert(kColumnsValue == 128 || kColumnsValue == 256, "the widths that common/wgmma.cuh wraps");
+  static_assert(kColumnsValue == 128 || kColumnsValue == 256, "the widths that common/mma.cuh wraps");
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
 };
 

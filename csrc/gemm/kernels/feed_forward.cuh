@@ -18,10 +18,9 @@
 // before it is stored.
 #pragma once
 
-#include "common/flag.cuh"
-#include "common/named_barrier.cuh"
+#include "common/barrier.cuh"
+#include "common/launch.cuh"
 #include "common/shared_memory.cuh"
-#include "common/trap.cuh"
 #include "common/warp.cuh"
 #include "gemm/epilogue/finish.cuh"
 #include "gemm/epilogue/row_stats.cuh"

@@ -12,7 +12,7 @@
 // The main loop is mainloop/pingpong.cuh. The epilogue applies the LayerNorm of x (EPILOGUES.md).
 #pragma once
 
-#include "common/trap.cuh"
+#include "common/launch.cuh"
 #include "gemm/epilogue/store.cuh"
 
 namespace embert::sm90 {

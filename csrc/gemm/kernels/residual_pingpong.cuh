@@ -11,9 +11,9 @@
 // y replaces it. Each warp loads its own 16 rows, so warps wait for each other only for the columns' constants.
 #pragma once
 
-#include "common/named_barrier.cuh"
+#include "common/barrier.cuh"
+#include "common/launch.cuh"
 #include "common/shared_memory.cuh"
-#include "common/trap.cuh"
 #include "common/warp.cuh"
 #include "gemm/epilogue/finish.cuh"
 #include "gemm/epilogue/row_stats.cuh"

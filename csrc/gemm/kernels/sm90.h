@@ -1,5 +1,5 @@
 // Our Hopper kernels as a GemmProvider: the members of the provider and of its GEMMs. sm90_prepare.cu folds LayerNorms
-// into them, sm90_linear.cu launches them, sm90_rope.cu and sm90_gated.cu launch those with RoPE or gates,
+// into them, sm90_linear.cu launches them, sm90_fused.cu and sm90_fused.cu launch those with RoPE or gates,
 // sm90_feed_forward.cu fuses two of them, sm90_int8.cu has those of int8.
 #pragma once
 
@@ -80,7 +80,7 @@ class LinearSm90 final : public Linear {
   Status run_plain(const Call& call, GemmKernel kernel);
   template <typename T, bool kPrescaledRows>
   Status run_residual(const Call& call, GemmKernel kernel);
-  // sm90_rope.cu, sm90_gated.cu; `tile` is small M or ping-pong.
+  // sm90_fused.cu, sm90_fused.cu; `tile` is small M or ping-pong.
   template <typename T, bool kPrescaledRows>
   Status run_rope(const Call& call, const GemmConfig& tile);
   template <typename T, bool kPrescaledRows>

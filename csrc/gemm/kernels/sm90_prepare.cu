@@ -1,8 +1,8 @@
 // Preparation while a model is loaded: creates our GEMMs and folds LayerNorms into them.
 
 #include "gemm/epilogue/fold.cuh"
-#include "gemm/epilogue/gate.cuh"
-#include "gemm/kernels/check_fused.h"
+#include "gemm/gemm.h"
+#include "gemm/kernels/gated.cuh"
 #include "gemm/kernels/sm90.h"
 #include "ops/activation.cuh"
 

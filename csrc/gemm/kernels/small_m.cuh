@@ -18,14 +18,12 @@
 
 #include <algorithm>
 
-#include "common/dependent_launch.cuh"
-#include "common/mbarrier.cuh"
-#include "common/named_barrier.cuh"
+#include "common/barrier.cuh"
+#include "common/launch.cuh"
+#include "common/mma.cuh"
 #include "common/shared_memory.cuh"
 #include "common/tma.cuh"
-#include "common/trap.cuh"
 #include "common/warp.cuh"
-#include "common/wgmma_int8.cuh"
 #include "gemm/epilogue/finish.cuh"
 #include "gemm/epilogue/row_stats.cuh"
 #include "gemm/heuristics.h"
@@ -39,7 +37,7 @@ struct SmallMShape {
   static constexpr int kBoxes = 2;                // of 64 columns of K, a stage; with int8 of 128
   static constexpr int kWBoxBytes = kColumns * 128;
   static constexpr int kMaxStages = 16;
-  static_assert(kColumns == 32 || kColumns == 64, "the widths that common/wgmma.cuh wraps");
+  static_assert(kColumns == 32 || kColumns == 64, "the widths that common/mma.cuh wraps");
 
   static constexpr int stage_bytes(int x_rows) { return kBoxes * (x_rows * 128 + kWBoxBytes); }
   // Stages with two barriers each, and the rows' scales. The rows that wgmma reads past the last rows of x have to lie

@@ -22,11 +22,11 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "common/dependent_launch.cuh"
-#include "common/mbarrier.cuh"
+#include "common/barrier.cuh"
+#include "common/launch.cuh"
+#include "common/mma.cuh"
 #include "common/tma.cuh"
-#include "common/wgmma_int8.cuh"
-#include "gemm/cluster.h"
+#include "gemm/heuristics.h"
 #include "gemm/mainloop/tile_scheduler.cuh"
 
 namespace embert::sm90 {

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "common/cluster.cuh"
-#include "gemm/cluster.h"
+#include "common/barrier.cuh"
 #include "gemm/epilogue/arguments.cuh"
+#include "gemm/heuristics.h"
 
 namespace embert::sm90 {
 

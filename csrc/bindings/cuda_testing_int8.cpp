@@ -1,12 +1,11 @@
 // Quantized rows and GEMMs of them, on device memory: for tests and benchmarks.
 
-#include "bindings/testing_int8.h"
-
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
 #include "attention/attention.h"
+#include "bindings/bench.h"
 #include "gemm/gemm.h"
 
 namespace nb = nanobind;

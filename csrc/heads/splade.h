@@ -1,11 +1,12 @@
 // SPLADE: a sparse vector per text, from the last layer's rows. Transform (linear, activation, LayerNorm), then for
 // each token of the vocabulary the largest log1p(relu(logit)) over the text's rows, as (index, value) pairs.
 //
-// The logits are never in memory as a whole (gemm/text_maxima.h). Their maxima are: `kMaximaBytes` at most, so texts
+// The logits are never in memory as a whole (gemm/gemm.h). Their maxima are: `kMaximaBytes` at most, so texts
 // come in groups. Only the device knows the number of pairs. They go to host memory, which is reserved for `kPairs`:
 // real models have some hundreds a text. The host runs texts again whose pairs do not fit.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <set>
 #include <string>
@@ -14,12 +15,54 @@
 #include "common/launch.h"
 #include "common/memory.h"
 #include "gemm/gemm.h"
-#include "gemm/text_maxima.h"
-#include "heads/splade/pairs.h"
-#include "heads/splade/shape.h"
+#include "heads/tasks.h"
 #include "ops/norm.h"
 
 namespace embert {
+
+// From maxima over texts to (index, value) pairs, one for each column that is not 0. Each launcher checks its
+// arguments, launches on a stream and returns immediately.
+
+// The columns that a block counts or writes, and its results.
+constexpr int kPieceColumns = 1024;
+inline int pieces_of(int columns) {
+  return (columns + kPieceColumns - 1) / kPieceColumns;
+}
+
+// Consecutive texts among those that request pairs. Rows of x have the order of the texts; rows of texts that do not
+// request pairs may lie between them.
+struct TextSpan {
+  const int* cu_seqlens;  // [B + 1], device memory
+  const int* chosen;  // [all texts that request pairs], device memory: which of the B they are, ascending; null: all
+  int first, count;   // of those
+  int end_row;        // the first row after theirs
+};
+
+// begin: text_of (gemm/gemm.h) of the span's rows, and zeros for the accumulators.
+//   maxima: [count, pitch]; totals: [count]
+Status begin_maxima(const TextSpan& span, int pitch, int* text_of, float* maxima, int* totals, const Stream& stream);
+
+// count: how many columns of each text are not 0, in total and in each piece.
+//   totals: [count], 0 before; pieces: [count, pieces_of(columns)]
+Status count_pairs(const float* maxima, int columns, int pitch, int count, int* totals, int* pieces,
+                   const Stream& stream);
+
+// Destination of pairs: the texts' pairs end to end, indices ascending in each. Host memory that the device writes
+// directly, or device memory.
+struct PairBuffers {
+  int* counts;    // [all texts that request pairs]: pairs of each
+  int* indices;   // [capacity]
+  float* values;  // [capacity]: log1p of the maxima, `logs` times
+  int64_t capacity;
+  int logs;  // 1 or 2
+};
+
+// write: the pairs of a span, after those of earlier spans. A text that does not fit as a whole is skipped, and so are
+// all texts after it: `counts` tells the host which.
+//   before: pairs of all earlier texts; null: none. after: destination of the next span's `before`.
+Status write_pairs(const float* maxima, int columns, int pitch, int first, int count, const int* totals,
+                   const int* pieces, const int64_t* before, int64_t* after, const PairBuffers& to,
+                   const Stream& stream);
 
 constexpr size_t kMaximaBytes = size_t(64) << 20;  // of maxima at a time
 constexpr int64_t kPairs = int64_t(8) << 20;       // of a batch, 8 bytes each

@@ -1,5 +1,3 @@
-#include "bindings/testing_splade.h"
-
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -11,8 +9,9 @@
 #include <string>
 #include <tuple>
 
+#include "bindings/bench.h"
 #include "gemm/gemm.h"
-#include "heads/splade/splade.h"
+#include "heads/splade.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,4 +1,5 @@
-// The device's side of programmatic dependent launch (PTX griddepcontrol, sm_90; launch.h has the host's side).
+// The device's side of a launch: programmatic dependent launch (PTX griddepcontrol, sm_90; launch.h has the host's
+// side), and the body of a kernel that needs sm_90a when it is compiled for any other architecture.
 #pragma once
 
 namespace embert {
@@ -18,3 +19,7 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 }
 
 }  // namespace embert
+
+// A trap fails the launch, which the host sees. A body that returned would leave rows unwritten, and they would be
+// pooled and normalized like valid ones. The PTX has the kernel's name.
+#define EMBERT_TRAP(kernel) asm volatile("// " kernel ": not compiled for sm_90a\n\ttrap;")

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <string>
 
-#include "common/dependent_launch.cuh"
+#include "common/launch.cuh"
 #include "common/numeric.cuh"
-#include "gemm/text_maxima.h"
-#include "heads/splade/pairs.h"
+#include "gemm/gemm.h"
+#include "heads/splade.h"
 
 namespace embert {
 namespace {

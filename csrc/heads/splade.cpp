@@ -1,9 +1,9 @@
-#include "heads/splade/splade.h"
+#include "heads/splade.h"
 
 #include <algorithm>
 
 #include "ops/elementwise.h"
-#include "ops/layernorm.h"
+#include "ops/norm.h"
 
 namespace embert {
 namespace {
