@@ -1,4 +1,4 @@
-"""Files of lines, text or JSON, as blocks of whole lines.
+"""Input files: which are read, in what format; and files of lines, text or JSON, as blocks of whole lines.
 
 The bytes of a block are its lines, each with its newline. Which lines make a block depends on the lines alone, so a
 resumed run makes the same blocks.
@@ -6,19 +6,115 @@ resumed run makes the same blocks.
 
 from __future__ import annotations
 
+import glob
+import gzip
 import hashlib
+import sys
 import zlib
 from collections.abc import Sequence
-from typing import BinaryIO, NamedTuple
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from embert.server.bulk.blocks import Block, RowRange
-from embert.server.bulk.input_files import STANDARD_INPUT, display_name, open_bytes
-from embert.server.bulk.job import BLOCK_BYTES, BulkError, CannotResume, Job
+from embert.server.bulk.job import (
+    BLOCK_BYTES,
+    Block,
+    BulkError,
+    CannotResume,
+    InputFormat,
+    Job,
+    RowRange,
+    require_pyarrow,
+)
 from embert.server.bulk.rows import parse
 
-__all__ = ["InputChunk", "LineReader", "read_all_lines"]
+__all__ = [
+    "STANDARD_INPUT",
+    "InputChunk",
+    "LineReader",
+    "display_name",
+    "expand",
+    "input_format",
+    "open_bytes",
+    "read_all_lines",
+]
+
+STANDARD_INPUT = "-"
+
+_FORMATS: dict[str, InputFormat] = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".pq": "parquet",
+}  # fmt: skip
+_COMPRESSIONS = (".gz", ".zst")
+
+
+def expand(names: Sequence[str]) -> list[str]:
+    """Files in the order of the arguments; those of a glob, in the order of their names.
+
+    Raises BulkError for a glob without matches.
+    """
+    files = []
+    for name in names:
+        if name == STANDARD_INPUT or not glob.has_magic(name) or Path(name).exists():
+            files.append(name)
+            continue
+        matches = glob.glob(name, recursive=True)  # noqa: PTH207 - the name may be absolute
+        matches = sorted(match for match in matches if Path(match).is_file())
+        if not matches:
+            raise BulkError(f"no file matches {name}")
+        files += matches
+    if files.count(STANDARD_INPUT) > 1:
+        raise BulkError("standard input (-) can be read once only")
+    return files
+
+
+def input_format(files: Sequence[str], override: InputFormat | None) -> InputFormat:
+    """The format of all files. Raises BulkError where their names mean several formats, or one that is not read."""
+    if override is not None:
+        return override
+    formats: dict[InputFormat, str] = {}
+    for file in files:
+        formats.setdefault(_format(file), file)
+    if len(formats) > 1:
+        examples = " and ".join(f"{file} ({format_})" for format_, file in formats.items())
+        raise BulkError(
+            f"all files of a run must have one format, found {examples}; --input-format overrides the names"
+        )
+    return next(iter(formats))
+
+
+def _format(file: str) -> InputFormat:
+    path = Path(file)
+    suffix = (Path(path.stem) if path.suffix.lower() in _COMPRESSIONS else path).suffix.lower()
+    if suffix == ".json":
+        raise BulkError(f"{file}: JSON is read as lines of one object each; if it is so, add --input-format jsonl")
+    return _FORMATS.get(suffix, "text")
+
+
+def open_bytes(file: str) -> BinaryIO:
+    """The bytes of a file, decompressed if its name ends in .gz or .zst. Raises BulkError, OSError."""
+    if file == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise BulkError("standard input is closed; --file names a file")
+        try:  # unbuffered: a thread that waits for input would hold the buffer's lock at the end of the process
+            return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+        except (OSError, AttributeError):
+            return sys.stdin.buffer
+    suffix = Path(file).suffix.lower()
+    if suffix == ".gz":
+        return cast("BinaryIO", gzip.open(file, "rb"))
+    if suffix == ".zst":
+        pyarrow = require_pyarrow("pyarrow", f"{file}: zstd")
+        with Path(file).open("rb"):  # pyarrow's error does not name a folder
+            pass
+        return cast("BinaryIO", pyarrow.CompressedInputStream(pyarrow.OSFile(file), "zstd"))
+    return Path(file).open("rb")
+
+
+def display_name(file: str) -> str:
+    """The file's name in error messages."""
+    return "standard input" if file == STANDARD_INPUT else file
+
 
 _READ_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -26,7 +122,7 @@ _ROWS_PER_SKIP = 65_536
 
 
 class InputChunk(NamedTuple):
-    """TaskOutput of the input, not parsed yet."""
+    """Rows of the input, not parsed yet."""
 
     payload: bytes
     rows: int

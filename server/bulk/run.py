@@ -20,14 +20,11 @@ from embert.engine import Encoder, Model
 from embert.engine.engine import kept_columns, require_task
 from embert.engine.host import usable_cpus
 from embert.engine.quantization import MIN_ACCURACY
-from embert.server.bulk.blocks import Block, RowRange, SharedBuffers
-from embert.server.bulk.engine_stage import EngineStage
-from embert.server.bulk.job import BulkError, CannotResume, Job
+from embert.server.bulk.job import Block, BulkError, CannotResume, Job, RowRange, SharedBuffers
 from embert.server.bulk.line_reader import InputChunk
-from embert.server.bulk.output_format import FileLayout
 from embert.server.bulk.resume import run_manifest
-from embert.server.bulk.rows import ParsedRows
-from embert.server.bulk.tokenization_stage import TokenizationStage
+from embert.server.bulk.rows import FileLayout, ParsedRows
+from embert.server.bulk.stages import EngineStage, TokenizationStage
 from embert.server.bulk.worker import WorkerConfig, WorkerProcess
 
 __all__ = ["DeviceConfig", "Pipeline", "Reader", "Reporter", "Writer", "embed_files", "embed_texts"]

@@ -11,10 +11,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from embert.server.bulk.blocks import RowRange
-from embert.server.bulk.input_files import STANDARD_INPUT, display_name, open_bytes, require_pyarrow
-from embert.server.bulk.job import BulkError, CannotResume, Job
-from embert.server.bulk.line_reader import InputChunk
+from embert.server.bulk.job import BulkError, CannotResume, Job, RowRange, require_pyarrow
+from embert.server.bulk.line_reader import STANDARD_INPUT, InputChunk, display_name, open_bytes
 
 __all__ = ["TableReader"]
 

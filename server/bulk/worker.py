@@ -20,10 +20,8 @@ from typing import Any, Literal
 from embert.engine import Model, load_encoder
 from embert.engine.errors import EngineError
 from embert.engine.quantization import MIN_ACCURACY
-from embert.server.bulk.blocks import Block, SharedBuffers
-from embert.server.bulk.engine_stage import EngineStage
-from embert.server.bulk.job import BulkError, Job
-from embert.server.bulk.tokenization_stage import TokenizationStage
+from embert.server.bulk.job import Block, BulkError, Job, SharedBuffers
+from embert.server.bulk.stages import EngineStage, TokenizationStage
 
 __all__ = ["WorkerConfig", "WorkerProcess"]
 

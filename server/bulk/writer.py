@@ -15,11 +15,9 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from embert.server.bulk.blocks import Block
-from embert.server.bulk.input_files import require_pyarrow
-from embert.server.bulk.job import BulkError, CannotResume, OutputFormat
-from embert.server.bulk.output_format import FileLayout
+from embert.server.bulk.job import Block, BulkError, CannotResume, OutputFormat, require_pyarrow
 from embert.server.bulk.resume import as_json, check_manifest, replace_json, sync_folder
+from embert.server.bulk.rows import FileLayout
 
 __all__ = ["FileWriter", "FolderWriter", "StreamWriter"]
 

@@ -16,14 +16,13 @@ from embert.engine import Model, load_encoder, load_model
 from embert.engine.encoders.devices import devices
 from embert.engine.errors import EngineError
 from embert.engine.tasks import Task
-from embert.server.bulk.input_files import STANDARD_INPUT, expand, input_format
 from embert.server.bulk.job import BulkError, Job, OutputFormat
-from embert.server.bulk.line_reader import LineReader
-from embert.server.bulk.output_format import input_schema, json_schema
+from embert.server.bulk.line_reader import STANDARD_INPUT, LineReader, expand, input_format
+from embert.server.bulk.rows import input_schema, json_schema
 from embert.server.bulk.run import DeviceConfig, embed_files, embed_texts
 from embert.server.bulk.table_reader import TableReader
 from embert.server.bulk.writer import FileWriter, FolderWriter, StreamWriter
-from embert.server.cli.failure import report_failure
+from embert.server.cli import report_failure
 from embert.server.config import ConfigError
 
 __all__ = ["embed"]

@@ -12,6 +12,7 @@ import orjson
 from embert.engine import Model, load_encoder, load_model
 from embert.engine.errors import EngineError
 from embert.engine.tasks import task_names
+from embert.server.cli import report_failure
 
 __all__ = ["info"]
 
@@ -21,7 +22,7 @@ def info(arguments: argparse.Namespace) -> int:
     try:
         model = load_model(arguments.model, revision=arguments.revision, pooling=arguments.pooling)
     except EngineError as error:
-        sys.stderr.write(f"embert: error: {error}\n")
+        report_failure(error)
         return 1
     facts, reason = _facts(model), None
     try:

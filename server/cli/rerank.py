@@ -15,7 +15,7 @@ from embert.engine import Engine
 from embert.engine.errors import EngineError
 from embert.server.bulk.job import BulkError
 from embert.server.bulk.line_reader import read_all_lines
-from embert.server.cli.failure import report_failure
+from embert.server.cli import report_failure
 
 __all__ = ["rerank"]
 

@@ -23,10 +23,8 @@ import pyarrow
 
 from embert.engine import load_model
 from embert.engine.batch import TaskOutput
-from embert.server.bulk.blocks import Block
-from embert.server.bulk.job import Job
-from embert.server.bulk.output_format import ArrowFormat, FileLayout
-from embert.server.bulk.rows import ParsedRows
+from embert.server.bulk.job import Block, Job
+from embert.server.bulk.rows import ArrowFormat, FileLayout, ParsedRows
 from embert.server.bulk.writer import FileWriter, FolderWriter
 
 STEPS_OF_A_CRASH = 9  # the exit status

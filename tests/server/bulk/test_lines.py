@@ -16,10 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.server.bulk import line_reader
-from embert.server.bulk.blocks import Block
-from embert.server.bulk.input_files import expand, input_format
-from embert.server.bulk.job import BLOCK_BYTES, BulkError, CannotResume, Job
-from embert.server.bulk.line_reader import LineReader, read_all_lines
+from embert.server.bulk.job import BLOCK_BYTES, Block, BulkError, CannotResume, Job
+from embert.server.bulk.line_reader import LineReader, expand, input_format, read_all_lines
 from embert.server.bulk.rows import parse
 
 LINES = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), max_size=20), max_size=30)

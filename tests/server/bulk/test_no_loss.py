@@ -14,9 +14,8 @@ import pytest
 from embert.engine import Model
 from embert.server.bulk import writer
 from embert.server.bulk.job import BulkError, CannotResume, Job
-from embert.server.bulk.output_format import unchanged
 from embert.server.bulk.resume import check_manifest, run_manifest
-from embert.server.bulk.rows import parse
+from embert.server.bulk.rows import parse, unchanged
 from embert.server.bulk.writer import FileWriter
 from tests.server.bulk.running import embed, embedded
 from tests.server.live import EMBERT, ROOT, STAND_IN, environment

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from embert.server.bulk.blocks import Block, SharedBuffers
-from embert.server.bulk.job import BulkError, Job
+from embert.server.bulk.job import Block, BulkError, Job, SharedBuffers
 from embert.server.bulk.line_reader import InputChunk
 from embert.server.bulk.run import Pipeline
 

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embert.server.bulk.blocks import Block
-from embert.server.bulk.job import BLOCK_BYTES, BulkError, CannotResume, Job
+from embert.server.bulk.job import BLOCK_BYTES, Block, BulkError, CannotResume, Job
 from embert.server.bulk.rows import parse
 from embert.server.bulk.table_reader import TableReader
 

@@ -13,10 +13,8 @@ import pytest
 from embert.engine import Model, load_model
 from embert.engine.batch import TaskOutput
 from embert.engine.tasks import Task
-from embert.server.bulk.blocks import Block
-from embert.server.bulk.job import BulkError, Job
-from embert.server.bulk.output_format import ArrowFormat, ColumnError, FileLayout
-from embert.server.bulk.rows import ParsedRows
+from embert.server.bulk.job import Block, BulkError, Job
+from embert.server.bulk.rows import ArrowFormat, ColumnError, FileLayout, ParsedRows
 from embert.server.bulk.writer import FileWriter
 from tests.engine.heads.m3 import build_m3
 from tests.server.bulk.running import embed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from embert.server.cli import memory_plan
+from embert.server.cli import models
 from embert.server.cli.models import plan
 from embert.server.config import ConfigError, ServeConfig, model_configs
 from embert.server.supervisor.start_messages import PlannedModel
@@ -102,7 +102,7 @@ def test_whatever_a_reader_raises(good: Path, tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    return lambda size: monkeypatch.setattr(memory_plan, "usable_memory", lambda: size)
+    return lambda size: monkeypatch.setattr(models, "usable_memory", lambda: size)
 
 
 def test_models_that_do_not_fit_are_refused_with_the_sum(tmp_path: Path, memory: Callable[[int], None]) -> None:
