@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, processors
@@ -205,6 +207,20 @@ ODD: dict[str, tuple[dict[str, Any], str | None]] = {
     "the same, which the model is not told": (
         {"tokenizer": typed(word_piece()), "files": {"tokenizer_config.json": FAST}}, None,
     ),
+    "old flags of pooling, and a width that is not there": (
+        {"files": {"1_Pooling/config.json": {
+            "pooling_mode_mean_tokens": False, "pooling_mode_weightedmean_tokens": True, "pooling_mode_cls_token": True,
+            "pooling_mode_lasttoken": True, "word_embedding_dimension": 7}}},
+        None,
+    ),
+    "a mode of pooling and flags that contradict it": (
+        {"files": {"1_Pooling/config.json": {
+            "pooling_mode": "max", "pooling_mode_cls_token": True, "embedding_dimension": 32}}}, None,
+    ),
+    "no modules": ({"files": {"modules.json": []}}, "modules.json must list objects"),
+    "code of somebody's own under the name of jina's": (
+        {"files": {"modules.json": [{"path": "", "type": "custom_st.Transformer"}]}}, "module custom_st.Transformer",
+    ),
     "another task's rows": (
         {"files": {"sentence_bert_config.json": {"transformer_task": "fill-mask"}}}, "transformer_task 'fill-mask'",
     ),
@@ -222,6 +238,55 @@ def test_odd_checkpoints(tmp_path: Path, name: str) -> None:
     else:
         folder = write(tmp_path / "a", **arguments)
     check(folder, refusal=refusal)
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling"),
+    [
+        ("BertForTokenClassification", "cls"),
+        ("BertForQuestionAnswering", "weightedmean"),
+        ("BertForSequenceClassification", "cls"),
+        ("BertForPreTraining", None),
+    ],
+)
+def test_checkpoints_of_classes_with_a_head(tmp_path: Path, name: str, pooling: str | None) -> None:
+    files = {"1_Pooling/config.json": {"pooling_mode": pooling, "embedding_dimension": 32}}
+    folder = write(tmp_path / "a", head=name.removeprefix("Bert"), files=files if pooling else {"modules.json": None})
+    check(folder)
+
+
+Weights = dict[str, torch.Tensor]
+
+
+def named_by_tensorflow(weights: Weights) -> Weights:
+    """Under a prefix, with buffers."""
+    names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {}
+    for name, tensor in weights.items():
+        for new, old in names.items():
+            name = name.replace(new, old)
+        renamed[f"bert.{name}"] = tensor
+    return renamed | {"bert.embeddings.position_ids": torch.arange(66)[None]}
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        (lambda weights: weights | {"vision_model.patch.weight": torch.ones(3, 3), "scale": torch.ones(())}, None),
+        (named_by_tensorflow, None),
+        (
+            lambda weights: weights | {"encoder.layer.0.attention.self.scale": torch.ones(1)},
+            "encoder.layer.0.attention.self.scale",
+        ),
+    ],
+    ids=["another model's tensors", "TensorFlow's names", "a layer's tensor that no config names"],
+)
+def test_further_tensors_and_old_names(
+    tmp_path: Path, change: Callable[[Weights], Weights], refusal: str | None
+) -> None:
+    path = write(tmp_path / "a") / "model.safetensors"
+    save_file(change(load_file(path)), path, {"format": "pt"})
+    check(tmp_path / "a", refusal=refusal)
 
 
 PAIRS = [("hello world", "the cat"), ("hello", LONG), (LONG, "cat"), (LONG, LONG[:60]), ("", "café")]

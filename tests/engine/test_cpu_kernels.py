@@ -84,7 +84,7 @@ def test_activations_of_every_size(activation: Activation) -> None:
 
 
 @pytest.mark.usefixtures("_threads")
-@pytest.mark.parametrize("columns", [1, 15, 16, 60, 384, 1024])
+@pytest.mark.parametrize("columns", [1, 15, 60, 384])
 @pytest.mark.parametrize("with_beta", [True, False])
 def test_norms(columns: int, with_beta: bool) -> None:
     x, gamma, beta = 3 + 5 * drawn(1, 200, columns), drawn(2, columns), drawn(3, columns) if with_beta else None
@@ -160,7 +160,7 @@ POSITIONS = {
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("kind", POSITIONS)
-@pytest.mark.parametrize(("heads", "size"), [(12, 32), (3, 64), (2, 16), (2, 80), (1, 128)])
+@pytest.mark.parametrize(("heads", "size"), [(12, 32), (3, 64), (2, 80)])
 def test_attention(heads: int, size: int, kind: str) -> None:
     positions = POSITIONS[kind](heads, size)
     lengths = [1, 2, 15, 16, 17, 64, 65, 100, 191, 300]
@@ -204,8 +204,9 @@ def test_attention_of_what_is_no_number_is_no_number() -> None:
 
 @needs_vnni
 @pytest.mark.usefixtures("_threads")
-@pytest.mark.parametrize("rows", [1, 5, 6, 7, 97, 200])
-@pytest.mark.parametrize(("inputs", "outputs"), [(128, 30), (384, 1536), (1536, 384)])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(1, 384, 1536), (5, 128, 30), (6, 1536, 384), (7, 128, 30), (97, 384, 1536)]
+)
 def test_a_linear_layer_in_eight_bits_is_the_definitions(rows: int, inputs: int, outputs: int) -> None:
     """To the bit: integers, sums and what scales them."""
     weight, bias = drawn(2, outputs, inputs).numpy(), drawn(3, outputs)
@@ -238,14 +239,14 @@ def test_sums_of_eight_bits_are_exact_at_their_ends() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni)])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-def test_a_text_has_the_same_bits_in_any_company(dtype: str, pooling: str) -> None:
+def test_bits_do_not_depend_on_the_batch(dtype: str, pooling: str) -> None:
     model = engine.load_model(pooling=pooling)
-    has_the_same_bits(model, dtype, random_sequences([5, 90, 5, 256, 1, 31, 90, 17, 18, 33], 30_000))
+    has_the_same_bits(model, dtype, random_sequences([5, 90, 5, 200, 1, 31, 17], 30_000))
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni)])
-@pytest.mark.parametrize("family", ["nomic_bert", "gte", "modernbert", "mpnet", "albert"])
-def test_other_families_have_the_same_bits_in_any_company(family: str, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["nomic_bert", "modernbert", "mpnet"])
+def test_bits_of_other_model_types_do_not_depend_on_the_batch(family: str, dtype: str, tmp_path: Path) -> None:
     wide: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
     folder = build(tmp_path / "model", family, **wide)
     small_tokenizer(64).save(str(folder / "tokenizer.json"))

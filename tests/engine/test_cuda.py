@@ -19,8 +19,8 @@ from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.weights.checkpoint import Checkpoint
-from tests.engine.conftest import BuildBert, Floats, HuggingFace, write_modules
-from tests.engine.model_cases import MODEL_CASES, build, byte_level
+from tests.engine.conftest import BuildBert, Floats, HuggingFace, ModelFolder
+from tests.engine.model_cases import SHORT_CASES, build, byte_level
 from tests.engine.stand_in_gpu import StandInGpu
 
 Install = Callable[..., StandInGpu]
@@ -47,18 +47,18 @@ def batch(ids: list[int], **more: Any) -> PackedBatch:
     return PackedBatch(np.array(ids, np.int32), np.array([0, len(ids)], np.int32), **more)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last-token"])
-@pytest.mark.parametrize("family", [name for name in MODEL_CASES if "long" not in name])
-def test_the_known_vector_is_hugging_faces(tmp_path: Path, family: str, pooling: str) -> None:
-    folder = build(tmp_path, family)
-    byte_level(300).save(str(folder / "tokenizer.json"))
-    model = engine.load_model(str(folder), pooling=pooling)
+@pytest.mark.parametrize("case", SHORT_CASES)
+def test_vector_of_the_self_test_is_hugging_faces(model_folder: ModelFolder, case: str) -> None:
+    folder = model_folder(case)
+    model = engine.load_model(str(folder))
     ids = self_test_ids(model.config)
     windows = [each.window for each in model.config.attention if each.window]
     assert len(ids) == (max(windows) + 16 if windows else 5)
     assert model.config.padding_id not in ids
-    got = vector_of(ids, model.config, Checkpoint.open(model), pooling)
-    np.testing.assert_allclose(got, HuggingFace(folder).pooled(ids, pooling), rtol=1e-4, atol=1e-5)
+    reference = HuggingFace(folder)
+    for pooling in ("cls", "mean", "max", "last-token"):
+        vector = vector_of(ids, model.config, Checkpoint.open(model), pooling)
+        np.testing.assert_allclose(vector, reference.pooled(ids, pooling), rtol=1e-4, atol=1e-5)
 
 
 def test_the_self_test_runs_alone_and_in_a_full_batch(model: Model, install: Install) -> None:
@@ -107,14 +107,14 @@ def test_rounding_is_not_taken_for_a_wrong_build(dtype: str, error: float, is_wr
 
 def test_an_old_gpu(model: Model, install: Install) -> None:
     install(model, capability=75)
-    sentence = "A GPU has compute capability 7.5; the CUDA encoder needs 8.0 or newer"
-    assert cuda.unavailable_reason() == sentence
+    reason = "A GPU has compute capability 7.5"
+    assert str(cuda.unavailable_reason()).startswith(reason)
     for asked in ("cuda", "cuda:0"):
-        with pytest.raises(UnsupportedModel, match=f"^device {asked} cannot be used: {sentence}$"):
+        with pytest.raises(UnsupportedModel, match=f"device {asked} cannot be used: {reason}"):
             engine.load_encoder(model, device=asked)
     encoder = engine.load_encoder(model)
     assert encoder.device == "cpu"
-    assert encoder.choice.startswith(f"no CUDA device: {sentence}; ")
+    assert encoder.choice.startswith(f"no CUDA device: {reason}; ")
 
 
 def test_an_old_gpu_beside_a_new_one(model: Model, install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +174,9 @@ def test_small_numbers_among_usual_ones_fit_float16(build_bert: BuildBert, insta
     assert engine.load_encoder(model).dtype == "float16"
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("stored", "bad"), [(torch.float32, np.nan), (torch.float16, np.inf), (torch.bfloat16, np.nan)], ids=str
+)
 def test_weights_that_are_not_finite(build_bert: BuildBert, install: Install, stored: torch.dtype, bad: float) -> None:
     folder = build_bert(dtype=stored)
     weights = load_file(folder / "model.safetensors")
@@ -211,17 +212,6 @@ def test_dimensions_are_refused_by_name(model: Model, install: Install) -> None:
         for wrong in (-1, 65):
             with pytest.raises(EncoderError, match=f"dimensions of sequence 0 must be 0 to 64, found {wrong}"):
                 encoder.encode(batch([5, 6], dimensions=np.array([wrong], np.int32)))
-
-
-def test_dimensions_of_dense_layers(build_bert: BuildBert, install: Install) -> None:
-    folder = build_bert(pooling=None)
-    write_modules(folder, dense=[(64, 20, "torch.nn.modules.linear.Identity")])
-    model = engine.load_model(str(folder))
-    install(model)
-    encoder = CudaEncoder(model)
-    assert encoder.encode(batch([5, 6], dimensions=np.array([20], np.int32))).shape == (1, 20)
-    with pytest.raises(EncoderError, match="dimensions of sequence 0 must be 0 to 20, found 21"):
-        encoder.encode(batch([5, 6], dimensions=np.array([21], np.int32)))
 
 
 def test_a_closed_encoder_says_so(model: Model, install: Install) -> None:

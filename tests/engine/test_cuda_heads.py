@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,7 +18,6 @@ from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Norm, Splade, TokenWeights
-from embert.engine.heads.token_rows import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, write_modules
@@ -189,37 +187,3 @@ def test_splades_pairs_come_from_the_device(model: Model, make: Make, tied: bool
     assert rows.indices is not None
     assert rows.values.shape == (len(rows.indices), 1)
     assert all((np.diff(rows.indices[a:b]) > 0).all() for a, b in itertools.pairwise(rows.offsets))
-
-
-def test_weights_of_splade_are_checked(model: Model, make: Make) -> None:
-    splade = with_splade(model, SPLADE)
-    path = model.folder / "model.safetensors"
-    stored = load_file(path)
-    save_file({**stored, f"{TRANSFORM.name}.weight": torch.full((HIDDEN, HIDDEN), 1e5)}, path, {"format": "pt"})
-    with pytest.raises(UnsupportedModel, match=r"sparse head has an element of 1e\+05, and float16 ends at 65504"):
-        make(splade, dtype="float16")
-    stored.pop("cls.predictions.bias")
-    save_file(stored, path, {"format": "pt"})
-    with pytest.raises(BrokenModel, match=r"model\.safetensors has no tensor cls\.predictions\.bias"):
-        make(splade)
-
-
-def floats(*values: float) -> npt.NDArray[np.float32]:
-    return np.array(values, np.float32)
-
-
-def test_pairs_of_token_weights() -> None:
-    ids = np.array([0, 9, 7, 9, 2, 0, 2, 0, 3, 3], np.int32)
-    weights = floats(5, 0.5, 0.25, 1, 5, 5, 5, 5, 0, 0)
-    found = token_weight_rows(ids, np.array([0, 5, 7, 10], np.int32), weights, (0, 2))
-    assert found.indices is not None
-    assert found.offsets.tolist() == [0, 2, 2, 2]
-    assert found.indices.tolist() == [7, 9]
-    assert found.values.tolist() == [[0.25], [1]]
-    kept = token_weight_rows(ids, np.array([0, 5, 7, 10], np.int32), weights, ())
-    assert kept.offsets.tolist() == [0, 4, 6, 7]
-    nothing = token_weight_rows(np.empty(0, np.int32), np.zeros(1, np.int32), floats(), (0,))
-    assert nothing.values.shape == (0, 1)
-    assert np.isnan(
-        token_weight_rows(np.array([4], np.int32), np.array([0, 1], np.int32), floats(np.nan), ()).values
-    ).all()

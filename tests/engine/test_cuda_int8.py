@@ -58,25 +58,6 @@ def wide(folder: Path) -> Model:
     return engine.load_model(str(folder))
 
 
-def test_a_matrix_is_rotated_and_rounded_with_a_scale_for_each_row() -> None:
-    random = np.random.default_rng(0)
-    weight = random.standard_normal((5, 384)).astype(np.float32)
-    weight[3] = 0
-    weight[:, 7] *= 50
-    integers, scales = quarter_weight(weight, "weight")
-    numbers = np.arange(32)
-    hadamard = np.where(np.bitwise_count(numbers[:, None] & numbers) % 2, -1.0, 1.0)  # Sylvester's
-    rotated = np.empty(weight.shape)
-    for first in range(0, 96, 8):  # eight neighbors of each quarter
-        columns = [quarter * 96 + first + i for quarter in range(4) for i in range(8)]
-        rotated[:, columns] = weight[:, columns].astype(np.float64) @ hadamard
-    assert [integers.dtype.name, scales.dtype.name] == ["int8", "float32"]
-    assert (np.abs(integers).max(axis=1) == [127, 127, 127, 0, 127]).all()
-    assert scales[3] == 0
-    error = integers * scales[:, None].astype(np.float64) - rotated / np.sqrt(32)
-    assert (np.abs(error) <= 0.50001 * scales[:, None]).all()
-
-
 def test_layers_are_given_in_8_bits_and_all_else_as_it_is_stored(folder: Path, wide: Model, install: Install) -> None:
     gpu = install(wide)
     encoder = CudaEncoder(wide, dtype="int8")

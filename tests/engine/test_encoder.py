@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.cpu.attention import attention
-from embert.engine.encoders.cpu.kernels import has_avx512
 from embert.engine.encoders.cpu.runs import Group
-from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.engine.tasks import Task
-from tests.engine.conftest import BuildBert, Floats, HuggingFace, random_sequences, unit, write_modules
+from tests.engine.conftest import BuildBert, Floats, HuggingFace, random_sequences, unit
 
 LENGTHS = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 5, 5, 5, 64, 127, 128]
 
@@ -39,7 +35,7 @@ def oracle(real_texts: list[str], tokenizer: engine.Tokenizer, hugging_face: Hug
 @pytest.mark.parametrize(
     ("name", "cosine", "error"), [("float32_encoder", 0.999999, 5e-6), ("bfloat16_encoder", 0.9998, 8e-3)]
 )
-def test_500_real_texts_equal_hugging_face(
+def test_real_texts_equal_hugging_face(
     name: str,
     cosine: float,
     error: float,
@@ -51,9 +47,8 @@ def test_500_real_texts_equal_hugging_face(
 ) -> None:
     encoder: Encoder = request.getfixturevalue(name)
     vectors = engine.Engine(default_model, tokenizer, encoder).embed(real_texts)
-    assert len(real_texts) == 500
     assert vectors.dtype == np.float32
-    assert vectors.shape == (500, 384)
+    assert vectors.shape == (len(real_texts), 384)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     cosines = (vectors.astype(np.float64) * oracle).sum(1) / np.linalg.norm(oracle, axis=1)
     assert cosines.min() >= cosine, real_texts[int(cosines.argmin())][:80]
@@ -71,15 +66,12 @@ def test_a_text_does_not_depend_on_its_batch(float32_encoder: Encoder) -> None:
     "config",
     [
         pytest.param({}, id="head size 16"),
-        pytest.param({"num_attention_heads": 2}, id="head size 32"),
         pytest.param({"num_attention_heads": 1}, id="head size 64"),
         pytest.param({"hidden_size": 60, "num_attention_heads": 3, "intermediate_size": 70}, id="odd sizes"),
         pytest.param({"hidden_act": "gelu_new"}, id="gelu_new"),
-        pytest.param({"hidden_act": "gelu_pytorch_tanh"}, id="gelu_pytorch_tanh"),
         pytest.param({"hidden_act": "relu"}, id="relu"),
         pytest.param({"type_vocab_size": 1}, id="one token type"),
         pytest.param({"type_vocab_size": 5, "layer_norm_eps": 1e-3}, id="five token types, large epsilon"),
-        pytest.param({"num_hidden_layers": 1, "vocab_size": 77}, id="one layer"),
     ],
 )
 @pytest.mark.usefixtures("products")
@@ -99,29 +91,19 @@ def test_hidden_states_equal_hugging_face(build_bert: BuildBert, config: dict[st
         np.testing.assert_allclose(hidden, expected, atol=2e-4)
 
 
-def test_the_longest_sequences(build_bert: BuildBert) -> None:
-    folder = build_bert(max_position_embeddings=512)
-    model = engine.load_model(str(folder))
-    sequences = random_sequences([512, 511, 257, 512], model.config.vocab_size)
-    hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
-    reference = HuggingFace(folder)
-    np.testing.assert_allclose(hidden, np.concatenate(list(map(reference.hidden, sequences))), atol=2e-4)
-
-
 @pytest.mark.parametrize("pooling", ["cls", "last-token"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.usefixtures("products")
-def test_the_last_layer_on_pooled_rows_only(build_bert: BuildBert, pooling: str, dtype: str) -> None:
+def test_last_layer_on_pooled_rows_only(build_bert: BuildBert, pooling: str) -> None:
     model = engine.load_model(str(build_bert()), pooling=pooling)
-    encoder = engine.load_encoder(model, device="cpu", dtype=dtype)
-    for lengths in (LENGTHS * 4, [1], [128], [3, 3]):
+    encoder = engine.load_encoder(model, device="cpu")
+    for lengths in (LENGTHS * 4, [1]):
         batch = engine.pack(random_sequences(lengths, model.config.vocab_size))
         states = encoder.encode(batch, Task.TOKENS)
         rows = batch.cu_seqlens[:-1] if pooling == "cls" else batch.cu_seqlens[1:] - 1
-        np.testing.assert_allclose(encoder.encode(batch), unit(states[rows]), atol=1e-6 if dtype == "float32" else 1e-2)
+        np.testing.assert_allclose(encoder.encode(batch), unit(states[rows]), atol=1e-6)
 
 
-@pytest.mark.parametrize("chunk", [1, 1 << 14, 1 << 30])
+@pytest.mark.parametrize("chunk", [1, 1 << 14])
 def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embert.engine.encoders.cpu.attention.MAX_SCORE_BYTES", chunk)
     folder = build_bert()
@@ -131,7 +113,7 @@ def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pyte
     np.testing.assert_allclose(hidden, np.concatenate(list(map(HuggingFace(folder).hidden, sequences))), atol=2e-4)
 
 
-@pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 50), (200, 300), (100_000, 100_000)])
+@pytest.mark.parametrize(("low", "high"), [(1, 50), (100_000, 100_000)])
 def test_runs_change_nothing(build_bert: BuildBert, low: int, high: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embert.engine.encoders.cpu.runs.MIN_RUN_TOKENS", low)
     monkeypatch.setattr("embert.engine.encoders.cpu.runs.MAX_RUN_TOKENS", high)
@@ -162,7 +144,7 @@ def test_poolings(build_bert: BuildBert, pooling: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("length", [1, 16, 63, 64, 65, 80, 81, 129, 300, 512])
+@pytest.mark.parametrize("length", [1, 16, 64, 65, 81, 300])
 def test_attention_of_every_length(length: int, dtype: torch.dtype) -> None:
     """Longer bfloat16 sequences are padded with rows of zeros, which must not change the result."""
     texts, heads, size = 5, 12, 8
@@ -176,42 +158,6 @@ def test_attention_of_every_length(length: int, dtype: torch.dtype) -> None:
         got[: texts * length].double(), wanted, atol=1e-5 if dtype.itemsize == 4 else 0.01, rtol=0
     )
     assert (got[texts * length :] == 0).all()
-
-
-def test_bfloat16_attention_has_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each shape has a kernel that is kept, so with many shapes memory would grow."""
-    shapes = set()
-    bmm = torch.bmm
-
-    def noting(a: torch.Tensor, b: torch.Tensor, **out: torch.Tensor) -> torch.Tensor:
-        if a.dtype == torch.bfloat16:
-            shapes.add((a.shape, b.shape))
-        return bmm(a, b, **out)
-
-    monkeypatch.setattr(torch, "bmm", noting)
-    for length in range(1, 513):
-        attention(torch.zeros(3 * length, 3 * 12 * 8, dtype=torch.bfloat16), [Group(0, 1 + length % 3, length)], 12)
-    assert len(shapes) == 2 * (512 - 64) // 16
-
-
-def test_dense_layers(build_bert: BuildBert) -> None:
-    folder = build_bert(pooling=None)
-    write_modules(
-        folder,
-        dense=[(64, 48, "torch.nn.modules.activation.Tanh"), (48, 20, "torch.nn.modules.linear.Identity")],
-    )
-    model = engine.load_model(str(folder))
-    assert (model.width, model.config.hidden_size) == (20, 64)
-    sequences = random_sequences(LENGTHS, model.config.vocab_size)
-    encoder = engine.load_encoder(model, device="cpu")
-    assert (encoder.width, encoder.hidden_size) == (20, 64)
-    vectors = encoder.encode(engine.pack(sequences))
-    reference = HuggingFace(folder)
-    rows = torch.from_numpy(np.stack([reference.pooled(ids, "mean") for ids in sequences]))
-    for layer, activation in (("2_Dense", torch.tanh), ("3_Dense", torch.nn.Identity())):
-        weights = load_file(folder / layer / "model.safetensors")
-        rows = activation(torch.nn.functional.linear(rows, weights["linear.weight"], weights["linear.bias"]))
-    np.testing.assert_allclose(vectors, unit(rows.numpy()), atol=1e-5)
 
 
 def test_dimensions_and_normalize_by_row(float32_encoder: Encoder) -> None:
@@ -247,23 +193,6 @@ def test_checkpoints_of_other_precisions_and_in_several_files(build_bert: BuildB
     np.testing.assert_allclose(hidden, expected, atol=2e-4)
 
 
-def test_names_of_old_checkpoints(build_bert: BuildBert) -> None:
-    folder = build_bert()
-    model = engine.load_model(str(folder))
-    batch = engine.pack(random_sequences(LENGTHS, model.config.vocab_size))
-    expected = engine.load_encoder(model, device="cpu").encode(batch)
-    path = folder / "model.safetensors"
-    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-    tensors = {}
-    for name, tensor in load_file(path).items():
-        renamed = name
-        for new, former in old.items():
-            renamed = renamed.replace(new, former)
-        tensors[f"bert.{renamed}"] = tensor
-    save_file({**tensors, "cls.predictions.bias": torch.zeros(3)}, path)
-    np.testing.assert_array_equal(engine.load_encoder(model, device="cpu").encode(batch), expected)
-
-
 def test_an_empty_batch(float32_encoder: Encoder) -> None:
     empty = engine.pack([])
     assert (empty.tokens, empty.sequences) == (0, 0)
@@ -296,35 +225,3 @@ def test_a_forward_that_fails_names_its_shape_and_leaves_the_encoder_usable(floa
     ):
         float32_encoder.encode(PackedBatch(np.array([101, bad], np.int32), np.array([0, 2], np.int32)))
     np.testing.assert_array_equal(float32_encoder.encode(good), expected)
-
-
-def test_what_an_encoder_says_of_itself(float32_encoder: Encoder, bfloat16_encoder: Encoder, tmp_path: Path) -> None:
-    assert (float32_encoder.name, float32_encoder.device, float32_encoder.dtype) == ("torch", "cpu", "float32")
-    assert bfloat16_encoder.dtype == "bfloat16"
-    assert float32_encoder.device_name
-    kernels = "AVX-512 kernels" if has_avx512() else "oneDNN's kernels"
-    assert float32_encoder.choice == f"the CPU was asked for; {kernels}"
-
-
-def test_close(default_model: Model) -> None:
-    encoder = engine.load_encoder(default_model, device="cpu")
-    encoder.close()
-    with pytest.raises(engine.errors.EncoderError):
-        encoder.encode(engine.pack(random_sequences([4], 9000)))
-
-
-def test_texts_of_different_tasks_share_a_batch(float32_encoder: Encoder) -> None:
-    sequences = random_sequences([5, 300, 3, 60, 5], 1)
-    whole = engine.pack(sequences)
-    tasks = np.array([Task.EMBED, Task.TOKENS, Task.EMBED | Task.TOKENS, Task.EMBED, Task.TOKENS], np.uint8)
-    answer = float32_encoder.wait(float32_encoder.submit(engine.pack(sequences, tasks=tasks)))
-    vectors, states = float32_encoder.encode(whole), float32_encoder.encode(whole, Task.TOKENS)
-    np.testing.assert_allclose(answer[Task.EMBED].values, vectors[[0, 2, 3]], atol=1e-6)
-    assert answer[Task.TOKENS].counts.tolist() == [300, 3, 5]
-    expected = np.concatenate([np.split(states, whole.cu_seqlens[1:-1])[i] for i in (1, 2, 4)])
-    np.testing.assert_allclose(answer[Task.TOKENS].values, expected, atol=1e-5)
-
-
-def test_a_task_that_the_model_does_not_have_is_refused(float32_encoder: Encoder) -> None:
-    with pytest.raises(EncoderError, match=r"this model's tasks are .*EMBED.*; sequence 0 wants .*CLASSIFY"):
-        float32_encoder.submit(engine.pack(random_sequences([3], 1)).wanting(Task.CLASSIFY))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -19,12 +20,9 @@ from embert.engine.errors import BrokenModel, ModelError, ModelNotFound, Unsuppo
 from embert.engine.heads.pooling import Dense
 from embert.engine.model import Model
 from tests.engine.conftest import BuildBert, write_modules
+from tests.server.models import edit_json
 
 DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
-
-
-def change(path: Path, **fields: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def test_importing_is_light() -> None:
@@ -51,14 +49,6 @@ def test_the_default_model(default_model: Model) -> None:
     assert (default_model.pooling, default_model.normalize, default_model.after_pooling) == ("mean", True, ())
     assert (default_model.width, default_model.max_input_length) == (384, 256)
     assert (default_model.prompts, default_model.default_prompt_name, default_model.notices) == ({}, None, ())
-    config = default_model.config
-    assert (
-        config.model_type,
-        config.layers,
-        config.heads,
-        config.head_size,
-        config.activation,
-    ) == ("bert", 6, 12, 32, "gelu")
 
 
 def test_the_default_model_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,12 +81,9 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_hub_cannot_be_reached(no_hub: Path, default_model: Model) -> None:
-    with pytest.raises(
-        ModelNotFound,
-        match=r"^nobody/nothing is neither a folder nor in the local cache, and could not be fetched from the hub: .+",
-    ):
+    with pytest.raises(ModelNotFound, match="nobody/nothing"):
         engine.load_model("nobody/nothing")
-    with pytest.raises(ModelNotFound, match=r"^nobody/nothing at revision v2 is neither"):
+    with pytest.raises(ModelNotFound, match="nobody/nothing at revision v2"):
         engine.load_model("nobody/nothing", revision="v2")
     packaged = engine.load_model(DEFAULT)
     assert (packaged.model_id, packaged.folder) == (DEFAULT, default_model.folder)
@@ -153,21 +140,10 @@ def test_files_of_sentence_transformers_6(build_bert: BuildBert) -> None:
     assert (model.prompts, model.default_prompt_name) == ({"query": "query: ", "document": ""}, "query")
 
 
-def test_old_flags_of_pooling(build_bert: BuildBert) -> None:
-    folder = build_bert()
-    flags = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-    write_modules(folder, pooling=flags)
-    assert engine.load_model(str(folder)).pooling == "cls"
-    write_modules(folder, pooling={"word_embedding_dimension": 64})
-    assert engine.load_model(str(folder)).pooling == "mean"
-
-
 def test_pooling_can_be_overridden(build_bert: BuildBert) -> None:
     folder = build_bert(pooling="weightedmean")
     assert engine.load_model(str(folder), pooling="max").pooling == "max"
-    with pytest.raises(
-        UnsupportedModel, match=r"^pooling 'sum' is not supported; supported: cls, mean, max, last-token, splade$"
-    ):
+    with pytest.raises(UnsupportedModel, match="pooling 'sum'"):
         engine.load_model(str(folder), pooling="sum")
 
 
@@ -194,133 +170,64 @@ def test_a_transformer_in_its_own_folder(build_bert: BuildBert) -> None:
         assert loaded.embed(["abc"]).shape == (1, 64)
 
 
-@pytest.mark.parametrize(
-    ("fields", "error", "message"),
-    [
-        (
-            {"model_type": "llama"},
-            UnsupportedModel,
-            r"model_type 'llama' is not supported; supported: 'bert', 'roberta'",
-        ),
-        ({"model_type": None}, BrokenModel, "has no model_type"),
-        (
-            {"position_embedding_type": "relative_key"},
-            UnsupportedModel,
-            "position_embedding_type 'relative_key' is not supported; supported: 'absolute'",
-        ),
-        ({"is_decoder": True}, UnsupportedModel, "is_decoder True is not supported; supported: False"),
-        (
-            {"hidden_act": "swish"},
-            UnsupportedModel,
-            "hidden_act 'swish' is not supported; supported: 'gelu', 'gelu_new', 'gelu_pytorch_tanh', 'relu'",
-        ),
-        (
-            {"num_attention_heads": 5},
-            UnsupportedModel,
-            "hidden_size 64 is not a multiple of num_attention_heads 5",
-        ),
-        ({"hidden_size": "64"}, BrokenModel, "hidden_size must be a positive int, found '64'"),
-        ({"num_hidden_layers": 0}, BrokenModel, "num_hidden_layers must be a positive int, found 0"),
-        ({"vocab_size": True}, BrokenModel, "vocab_size must be a positive int, found True"),
-        ({"layer_norm_eps": "x"}, BrokenModel, "layer_norm_eps must be a positive float, found 'x'"),
-    ],
-)
-def test_configurations_that_cannot_be_served(
-    build_bert: BuildBert, fields: dict[str, Any], error: type[ModelError], message: str
-) -> None:
-    folder = build_bert()
-    change(folder / "config.json", **fields)
-    with pytest.raises(error) as caught:
-        engine.load_model(str(folder))
-    assert message in str(caught.value)
-    assert str(folder / "config.json") in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_configuration_without_a_field(build_bert: BuildBert) -> None:
-    folder = build_bert()
-    fields = json.loads((folder / "config.json").read_text())
-    del fields["hidden_size"]
-    (folder / "config.json").write_text(json.dumps(fields))
-    assert engine.load_model(str(folder)).config.hidden_size == 768  # transformers' default
-    (folder / "config.json").write_text(json.dumps({**fields, "hidden_size": None}))
-    with pytest.raises(BrokenModel, match=r"config\.json: hidden_size must be a positive int, found None$"):
-        engine.load_model(str(folder))
-
-
 @pytest.mark.parametrize("name", ["config.json", "modules.json", "1_Pooling/config.json"])
 def test_files_that_are_not_json(build_bert: BuildBert, name: str) -> None:
     folder = build_bert()
-    for content in (b'{"model_type": ', b"\xff\xfe", b""):
+    for content in (b'{"model_type": ', b"\xff\xfe", b"", b'"text"'):
         (folder / name).write_bytes(content)
-        with pytest.raises(BrokenModel, match=rf"{name} is not valid JSON: "):
+        with pytest.raises(BrokenModel, match=name):
             engine.load_model(str(folder))
-    (folder / name).write_text('"text"')
-    with pytest.raises(BrokenModel, match=rf"{name} must (hold a JSON object, found str|list objects with)"):
-        engine.load_model(str(folder))
+
+
+POOLING, DENSE, PROMPTS = "1_Pooling/config.json", "2_Dense/config.json", "config_sentence_transformers.json"
+ACTIVATION = "activation_function"
 
 
 @pytest.mark.parametrize(
-    ("pooling", "message"),
+    ("name", "fields", "message"),
     [
-        ("sum", "pooling_mode sum is not supported; supported: cls, max, mean,"),
-        ({"pooling_mode": ["cls", "sum"]}, r"pooling_mode cls \+ sum is not supported"),
-        ({"pooling_mode": []}, r"pooling_mode \[\] is not supported"),
-        ({"pooling_mode": 7}, "pooling_mode 7 is not supported"),
+        (POOLING, {"pooling_mode": "sum"}, "pooling_mode sum"),
+        (POOLING, {"pooling_mode": ["cls", "sum"]}, "pooling_mode cls + sum"),
+        (POOLING, {"pooling_mode": []}, "pooling_mode []"),
+        (POOLING, {"pooling_mode": 7}, "pooling_mode 7"),
+        (DENSE, {ACTIVATION: "torch.nn.PReLU"}, f"{ACTIVATION} torch.nn.PReLU"),
+        (DENSE, {ACTIVATION: "torch.nn.modules.activation.GLU"}, f"{ACTIVATION} torch.nn.modules.activation.GLU"),
+        (DENSE, {ACTIVATION: "my.Tanh"}, f"{ACTIVATION} my.Tanh"),
+        (DENSE, {"module_output_name": "x"}, "module_output_name 'x'"),
+        (DENSE, {"in_features": "64"}, "in_features must be a positive int, found '64'"),
+        (DENSE, {"in_features": 63}, "2_Dense takes 63 columns, but its input has 64"),
+        (PROMPTS, {"prompts": ["query: "]}, "prompts"),
+        (PROMPTS, {"prompts": {"query": 1}}, "prompts"),
+        (PROMPTS, {"prompts": {"q": ""}, "default_prompt_name": "x"}, "default_prompt_name 'x'"),
     ],
 )
-def test_poolings_that_cannot_be_served(build_bert: BuildBert, pooling: str | dict[str, Any], message: str) -> None:
-    folder = build_bert()
-    write_modules(folder, pooling=pooling)
-    with pytest.raises(UnsupportedModel, match=rf"1_Pooling/config\.json: {message}"):
-        engine.load_model(str(folder))
-
-
-@pytest.mark.parametrize(
-    ("kinds", "message"),
-    [
-        (["models.Transformer", "models.CNN"], r"module sentence_transformers\.models\.CNN after Transformer"),
-        (["models.Transformer", "models.Normalize"], r"module sentence_transformers\.models\.Normalize after Transf"),
-        (["models.Pooling"], r"module sentence_transformers\.models\.Pooling first"),
-        (["models.Transformer", "models.Pooling", "models.Pooling"], r"models\.Pooling after Pooling"),
-    ],
-)
-def test_modules_that_cannot_be_served(build_bert: BuildBert, kinds: list[str], message: str) -> None:
-    folder = build_bert()
-    modules = [
-        {"type": f"sentence_transformers.{kind}", "path": "1_Pooling" if "Poo" in kind else ""} for kind in kinds
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(
-        UnsupportedModel, match=rf"modules\.json: .*{message}.* is not supported; supported: Transformer,"
-    ):
-        engine.load_model(str(folder))
-
-
-def test_modules_of_somebody_elses_code(build_bert: BuildBert) -> None:
-    folder = build_bert()
-    (folder / "modules.json").write_text('[{"type": "custom_code.Transformer", "path": ""}]')
-    with pytest.raises(UnsupportedModel, match=r"module custom_code\.Transformer first is not supported"):
-        engine.load_model(str(folder))
-
-
-@pytest.mark.parametrize(
-    ("fields", "error", "message"),
-    [
-        ({"activation_function": "torch.nn.PReLU"}, UnsupportedModel, r"activation_function torch\.nn\.PReLU is not"),
-        ({"activation_function": "my.Tanh"}, UnsupportedModel, r"activation_function my\.Tanh is not supported"),
-        ({"module_output_name": "x"}, UnsupportedModel, "module_output_name 'x' is not supported"),
-        ({"in_features": "64"}, BrokenModel, "in_features must be a positive int, found '64'"),
-        ({"in_features": 63}, BrokenModel, "2_Dense takes 63 columns, but its input has 64"),
-    ],
-)
-def test_dense_layers_that_cannot_be_served(
-    build_bert: BuildBert, fields: dict[str, Any], error: type[ModelError], message: str
-) -> None:
+def test_fields_that_are_refused(build_bert: BuildBert, name: str, fields: dict[str, Any], message: str) -> None:
     folder = build_bert(pooling=None)
     write_modules(folder, dense=[(64, 32, "torch.nn.modules.activation.Tanh")])
-    change(folder / "2_Dense" / "config.json", **fields)
-    with pytest.raises(error, match=message):
+    edit_json(folder / name, **fields)
+    with pytest.raises(ModelError) as caught:
+        engine.load_model(str(folder))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "refused"),
+    [
+        (["Transformer", "CNN"], "models.CNN after Transformer"),
+        (["Transformer", "Normalize"], "models.Normalize after Transformer"),
+        (["Pooling"], "models.Pooling first"),
+        (["Transformer", "Pooling", "Pooling"], "models.Pooling after Pooling"),
+    ],
+)
+def test_modules_that_are_refused(build_bert: BuildBert, kinds: list[str], refused: str) -> None:
+    folder = build_bert()
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": "1_Pooling" if kind == "Pooling" else ""}
+        for kind in kinds
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(UnsupportedModel, match=re.escape(refused)):
         engine.load_model(str(folder))
 
 
@@ -329,61 +236,30 @@ def test_weights_of_dense_layers(build_bert: BuildBert) -> None:
     write_modules(folder, dense=[(64, 32, "torch.nn.modules.activation.Sigmoid")])
     model = engine.load_model(str(folder))
     path = folder / "2_Dense" / "model.safetensors"
-    save_file({"linear.weight": torch.zeros(31, 64), "linear.bias": torch.zeros(32)}, path)
-    with pytest.raises(BrokenModel, match=r"linear\.weight has shape \[31, 64\], config\.json implies \[32, 64\]"):
-        engine.load_encoder(model, device="cpu")
-    save_file({"linear.weight": torch.zeros(32, 64)}, path)
-    with pytest.raises(BrokenModel, match=r"model\.safetensors has no tensor linear\.bias"):
-        engine.load_encoder(model, device="cpu")
-    save_file({"linear.weight": torch.zeros(32, 64), "linear.bias": torch.zeros(32, dtype=torch.int32)}, path)
-    with pytest.raises(BrokenModel, match=r"linear\.bias has dtype I32, expected one of F64, F32, F16, BF16"):
-        engine.load_encoder(model, device="cpu")
-    path.unlink()
-    with pytest.raises(BrokenModel, match=r"2_Dense has no model\.safetensors"):
-        engine.load_model(str(folder))
-    (folder / "2_Dense" / "pytorch_model.bin").touch()
-    with pytest.raises(UnsupportedModel, match=r"2_Dense has only pickled weights .* refused; convert the model once"):
-        engine.load_model(str(folder))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"prompts": ["query: "]}, "prompts must map names to texts"),
-        ({"prompts": {"query": 1}}, "prompts must map names to texts"),
-        ({"prompts": {"q": ""}, "default_prompt_name": "x"}, "default_prompt_name 'x' is not among the prompts: q"),
-    ],
-)
-def test_broken_prompts(build_bert: BuildBert, fields: dict[str, Any], message: str) -> None:
-    folder = build_bert()
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(fields))
-    with pytest.raises(BrokenModel, match=message):
-        engine.load_model(str(folder))
-
-
-def test_a_broken_length(build_bert: BuildBert) -> None:
-    folder = build_bert()
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": -5}')
-    with pytest.raises(BrokenModel, match="max_seq_length must be a positive int, found -5"):
-        engine.load_model(str(folder))
+    weight, bias = torch.zeros(32, 64), torch.zeros(32)
+    for tensors, message in (
+        ({"linear.weight": weight[1:], "linear.bias": bias}, "linear.weight has shape [31, 64]"),
+        ({"linear.weight": weight}, "has no tensor linear.bias"),
+        ({"linear.weight": weight, "linear.bias": bias.int()}, "linear.bias has dtype I32"),
+    ):
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        with pytest.raises(BrokenModel, match=re.escape(message)):
+            engine.load_encoder(model, device="cpu")
 
 
 def test_files_that_are_missing(build_bert: BuildBert) -> None:
-    folder = build_bert()
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(BrokenModel, match=r"has no weights: neither model\.safetensors nor model\.safetensors\.index"):
-        engine.load_model(str(folder))
-    (folder / "pytorch_model.bin").touch()
-    with pytest.raises(
-        UnsupportedModel, match=r"has only pickled weights \(pytorch_model\.bin\), .* 'embert\[convert\]' &&"
-    ):
-        engine.load_model(str(folder))
-    (folder / "tokenizer.json").unlink()
-    with pytest.raises(
-        BrokenModel,
-        match=r"has no tokenizer\.json; make it with: pip install 'embert\[convert\]' && python -c \"from transformers",
-    ):
-        engine.load_model(str(folder))
-    (folder / "config.json").unlink()
-    with pytest.raises(BrokenModel, match=r"has no config\.json, so it is not a model folder$"):
-        engine.load_model(str(folder))
+    folder = build_bert(pooling=None)
+    write_modules(folder, dense=[(64, 32, "torch.nn.modules.activation.Sigmoid")])
+    for name, pickled in (("2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"),
+                          ("model.safetensors", "pytorch_model.bin")):  # fmt: skip
+        (folder / name).rename(folder / "kept")
+        with pytest.raises(BrokenModel, match=r"model\.safetensors"):
+            engine.load_model(str(folder))
+        (folder / pickled).touch()
+        with pytest.raises(UnsupportedModel, match=r"only pickled weights .*convert"):
+            engine.load_model(str(folder))
+        (folder / "kept").rename(folder / name)
+    for name in ("tokenizer.json", "config.json"):
+        (folder / name).unlink()
+        with pytest.raises(BrokenModel, match=f"has no {name}"):
+            engine.load_model(str(folder))

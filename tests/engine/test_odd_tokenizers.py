@@ -8,16 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import transformers
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from embert import engine
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
-from embert.engine.tokenization.encoded import TokenizeOptions
 from tests.engine.conftest import AS_IT_STANDS
 
 FAST: Any = transformers.PreTrainedTokenizerFast  # which has no types
@@ -200,41 +198,3 @@ def test_what_is_found_at_load(
 ) -> None:
     with pytest.raises(BrokenModel, match=said):
         loaded(library(kind), change)
-
-
-def test_added_tokens_that_fit(loaded: Callable[..., engine.Tokenizer], tmp_path: Path) -> None:
-    made = library("WordLevel", without=("\u0120", "\u2581"))
-    made.add_tokens([AddedToken("[new]"), AddedToken("cat")])
-    tokenizer = loaded(made)
-    assert not any(check_against_transformers(tokenizer, tmp_path, ["a [new] cat", "[new][new]"]))
-
-
-def test_ids_beyond_32_bits(loaded: Callable[..., engine.Tokenizer]) -> None:
-    def change(description: Any) -> None:
-        description["post_processor"]["special_tokens"]["<s>"]["ids"] = [2**31 + 5]
-
-    with pytest.raises(BrokenModel, match=f"the token '<s>' has the id {2**31 + 5}"):
-        loaded(library("WordPiece"), change)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("x " * 30, "cat"),
-        ("cat", "x " * 30),
-        ("x " * 20, "a " * 30),
-        ("a " * 30, "x " * 20),
-        ("", "x " * 9),
-        ("zz", ""),
-    ],
-)
-def test_pairs_are_cut_as_by_transformers(
-    loaded: Callable[..., engine.Tokenizer], tmp_path: Path, kind: str, side: Any, first: str, second: str
-) -> None:
-    tokenizer = loaded(library(kind))
-    fast = FAST(tokenizer_file=str(tmp_path / "tokenizer.json"), truncation_side=side)
-    wanted = fast([first], [second], truncation="longest_first", max_length=9)["input_ids"][0]
-    encoded = tokenizer.encode_pairs([first], [second], TokenizeOptions(direction=side))
-    np.testing.assert_array_equal(encoded.ids, wanted)

@@ -126,7 +126,7 @@ hostile = st.one_of(
     st.tuples(spaces, st.lists(words, max_size=9).map(" ".join), spaces).map("".join),
     st.text(max_size=12),
 )
-LENIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+LENIENT = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,20 +11,18 @@ import transformers
 from transformers.models.auto import tokenization_auto
 
 from embert import engine
-from embert.engine.errors import UnsupportedModel
 from embert.engine.files.tokenizer_config import (
     ALIASES,
     CLASS_OF_MODEL_TYPE,
     CLASSES,
     GENERIC_CLASSES,
     REFUSED_CLASSES,
-    TokenizerConfig,
     define,
     read_tokenizer_config,
 )
 from embert.engine.tokenization.backend import Backend as OurBackend
 from embert.engine.tokenization.library import load_library
-from tests.engine.checkpoints import SPECIAL, WORDS, byte_level, check, unigram, word_piece, write
+from tests.engine.checkpoints import SPECIAL, byte_level, check, unigram, word_piece, write
 
 AUTO: Any = transformers.AutoTokenizer
 TEXTS = [
@@ -187,11 +185,3 @@ def test_every_class_of_transformers_is_known() -> None:
             assert (name in REFUSED_CLASSES) != (ALIASES.get(name, name) in CLASSES), name
     for family, name in CLASS_OF_MODEL_TYPE.items():
         assert tokenization_auto.TOKENIZER_MAPPING_NAMES[family] == name
-
-
-def test_a_config_is_picklable_and_generic_by_default(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="T5Tokenizer"):
-        read_tokenizer_config(tmp_path, {"model_type": "new", "tokenizer_class": "T5Tokenizer"})
-    config, _ = read_tokenizer_config(tmp_path, {"model_type": "new"})
-    assert config.kind == TokenizerConfig(tmp_path).kind == ""
-    assert len(WORDS) < ROOM

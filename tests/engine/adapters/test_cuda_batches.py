@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from embert import engine
 from embert.engine import Task
-from embert.engine.batch import PackedBatch, cumulative
+from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.adapters import parts_of
 from embert.engine.errors import EncoderError, EncoderLost
 from embert.engine.model import Model
@@ -59,16 +59,6 @@ def test_sequences_of_different_adapters_in_one_batch(tmp_path: Path, make: Make
         np.testing.assert_allclose(encoder.encode(batch.taken(np.array([i])))[0], vectors[i], atol=1e-5)
 
 
-def test_a_batch_of_one_adapter_is_not_cut(model: Model, make: Make, jina: Jina) -> None:
-    encoder, gpu = make(model)
-    for adapter in (-1, 3, None):
-        numbers = None if adapter is None else [adapter] * len(LENGTHS)
-        batch = packed(adapters=numbers)
-        oracle = expected(jina, batch, [-1 if adapter is None else adapter] * len(LENGTHS))
-        np.testing.assert_allclose(encoder.encode(batch, Task.TOKENS), np.concatenate(oracle), atol=2e-4)
-    assert lengths_run(gpu) == [[LENGTHS] * 2, [], [], [], [LENGTHS], []]
-
-
 def test_what_each_sequence_wants_stays_with_it(model: Model, make: Make, jina: Jina) -> None:
     """Tasks, dimensions and normalizing of single sequences, of which some parts have none that wants a task."""
     encoder, _ = make(model)
@@ -86,16 +76,6 @@ def test_what_each_sequence_wants_stays_with_it(model: Model, make: Make, jina: 
     for_tokens = [i for i, task in enumerate(tasks) if Task.TOKENS in task]
     np.testing.assert_allclose(answers[Task.TOKENS].values, np.concatenate([wanted[i] for i in for_tokens]), atol=2e-4)
     assert answers[Task.TOKENS].counts.tolist() == [LENGTHS[i] for i in for_tokens]
-
-
-def test_dimensions_and_normalizing_go_to_the_extension_by_part(model: Model, make: Make) -> None:
-    encoder, gpu = make(model)
-    dimensions, normalize = np.arange(len(LENGTHS), dtype=np.int32) * 4, np.arange(len(LENGTHS)) % 3 > 0
-    encoder.encode(packed(dimensions=dimensions, normalize=normalize))
-    for adapter, each in enumerate(gpu.encoders, start=-1):
-        ((_, _, _, _, dims, norm, _),) = each.batches
-        np.testing.assert_array_equal(dims, dimensions[adapter == ADAPTERS])
-        np.testing.assert_array_equal(norm, normalize[adapter == ADAPTERS])
 
 
 def test_two_full_batches_in_flight_and_no_third(model: Model, make: Make) -> None:
@@ -174,42 +154,6 @@ def test_adapters_that_a_model_does_not_have(model: Model, make: Make) -> None:
     encoder.close()
     with pytest.raises(EncoderError, match="the encoder is closed"):
         encoder.submit(packed([2, 2], [0, 1]))
-
-
-def random_batches() -> Iterator[PackedBatch]:
-    random = np.random.default_rng(3)
-    for _ in range(200):
-        count = int(random.integers(1, 20))
-        lengths = random.integers(1, 9, count).astype(np.int32)
-        ids = np.arange(lengths.sum(), dtype=np.int32)
-        yield PackedBatch(
-            ids, cumulative(lengths), ids * 3, tasks=random.integers(1, 32, count).astype(np.uint8),
-            adapters=random.integers(-1, random.integers(0, 6), count).astype(np.int8),
-        )  # fmt: skip
-
-
-def test_parts_have_each_sequence_once() -> None:
-    for batch in random_batches():
-        assert batch.adapters is not None
-        assert batch.tasks is not None
-        parts = parts_of(batch)
-        assert sorted({*batch.adapters.tolist()}) == [part.adapter for part in parts]
-        seen = []
-        for part in parts:
-            numbers = np.arange(batch.sequences) if part.sequences is None else part.sequences
-            assert (batch.adapters[numbers] == part.adapter).all()
-            assert part.batch.tokens == len(part.batch.ids) <= batch.tokens
-            for row, number in enumerate(numbers):
-                of_part = slice(part.batch.cu_seqlens[row], part.batch.cu_seqlens[row + 1])
-                of_batch = slice(batch.cu_seqlens[number], batch.cu_seqlens[number + 1])
-                np.testing.assert_array_equal(part.batch.ids[of_part], batch.ids[of_batch])
-                np.testing.assert_array_equal(part.batch.token_types[of_part], batch.ids[of_batch] * 3)  # type: ignore[index]
-            for task in Task:
-                np.testing.assert_array_equal(
-                    part.wanting(task), [number for number in numbers if task in Task(int(batch.tasks[number]))]
-                )
-            seen += numbers.tolist()
-        assert sorted(seen) == [*range(batch.sequences)]
 
 
 @pytest.mark.parametrize("cu_seqlens", [[0, 2, 9], [1, 2, 4], [0, 4, 4], [0, 5, 4]])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine import Task
-from embert.engine.encoders.cuda.shapes import refusal
-from embert.engine.encoders.devices import devices
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.safetensors_file import Tensor
-from embert.engine.heads.description import Heads, Layer, Norm, Splade
 from embert.engine.memory_estimate import estimate_memory
 from embert.engine.model import Model
 from embert.engine.weights.adapters import MERGED_ELEMENTS, LowRank
 from embert.engine.weights.checkpoint import Checkpoint
-from tests.engine.adapters.on_gpu import Make, packed
-from tests.engine.jina import RANK, TASKS, VOCABULARY, Jina, flash
+from tests.engine.adapters.on_gpu import Make
+from tests.engine.jina import TASKS, flash
 from tests.engine.stand_in_gpu import StandInEncoder
 
 
@@ -126,33 +120,6 @@ def test_an_adapter_that_is_not_finite(tmp_path: Path, make: Make) -> None:
         make(model)
 
 
-def test_an_adapter_that_does_not_let_norms_be_folded(
-    model: Model, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only its own encoder is made anew."""
-    start = StandInEncoder.start
-
-    def refused(self: StandInEncoder) -> str:
-        self.folds = self.shape["fold"]
-        if self.gpu.encoders.index(self) == 2 and self.folds:
-            return "a row is not finite"
-        return start(self)
-
-    monkeypatch.setattr(StandInEncoder, "start", refused)
-    encoder, gpu = make(model)
-    assert [each.shape["fold"] for each in gpu.encoders] == [True, True, True, False, True, True, True]
-    assert encoder._encoders == [each for i, each in enumerate(gpu.encoders) if i != 2]
-    assert encoder.layernorm == "partly folded"
-    assert encoder.choice == "hopper matrix products, LayerNorm partly folded (a row is not finite)"
-
-
-def test_memory_is_that_of_all_encoders(model: Model, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, gpu = make(model)
-    for number, each in enumerate(gpu.encoders):
-        monkeypatch.setattr(each, "memory", (100 + number, 10, 2000 - number))
-    assert encoder.memory == (615, 60, 2000)
-
-
 def test_memory_that_is_planned(model: Model) -> None:
     config = dataclasses.replace(model.config, adapters=None)
     plain = dataclasses.replace(model, config=config)
@@ -168,50 +135,3 @@ def test_memory_that_is_planned(model: Model) -> None:
     assert (
         low_rank <= with_adapters.weights - without.weights <= 1.25 * low_rank
     )  # apart, q, k and v have one side each
-
-
-def test_a_gpu_is_chosen_for_it(model: Model, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(model)
-    monkeypatch.setattr("embert.engine.encoders.devices.gpu_memory", lambda: [80 << 30] * 2)
-    assert refusal(model) is None
-    assert devices("auto", "auto", model) == ["cuda:0", "cuda:1"]
-    with contextlib.closing(engine.load_encoder(model)) as encoder:
-        assert (encoder.device, encoder.name) == ("cuda:0", "cuda")
-
-
-def test_a_tied_decoder_has_no_adapter(tmp_path: Path, make: Make) -> None:
-    """As on a CPU: adapters add to the word table, and the vocabulary's logits come from the table as it is stored."""
-    flash(tmp_path)
-    path = tmp_path / "model.safetensors"
-    draw = torch.Generator().manual_seed(1)
-    shapes = {
-        "head.weight": (64, 64),
-        "head.bias": (64,),
-        "norm.weight": (64,),
-        "norm.bias": (64,),
-        "bias": (VOCABULARY,),
-    }
-    more = {name: torch.randn(*shape, generator=draw) * 0.3 for name, shape in shapes.items()}
-    save_file({**load_file(path), **more}, path)
-    head = Splade(Layer("head", "", 64, 64, True, "gelu"), Norm("norm", 1e-5), "", "bias")
-    model = dataclasses.replace(engine.load_model(str(tmp_path)), heads=Heads(sparse=head))
-    encoder, gpu = make(model)
-    stored = Checkpoint.open(model).float32("embeddings.word_embeddings.weight")
-    for each in gpu.encoders:
-        assert each.shape["splade"] == ("gelu", 1e-5, 1, False)
-        np.testing.assert_array_equal(each.loaded["splade.decoder.weight", -1], stored)
-    batch = packed().wanting(Task.SPARSE)
-    ours, theirs = (
-        each.wait(each.submit(batch))[Task.SPARSE].sparse_vectors()
-        for each in (encoder, engine.load_encoder(model, device="cpu"))
-    )
-    for got, wanted in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(got.indices, wanted.indices)
-        np.testing.assert_allclose(got.values, wanted.values, atol=1e-4)
-
-
-def test_the_scale_is_the_configs(jina: Jina, model: Model) -> None:
-    adapters = model.config.adapters
-    assert adapters is not None
-    stated = json.loads((jina.folder / "config.json").read_text())
-    assert (adapters.rank, adapters.scale) == (RANK, stated["lora_alpha"] / stated["lora_rank"])

@@ -185,19 +185,6 @@ def test_a_tied_decoder_is_the_bases_word_table(tmp_path: Path, monkeypatch: pyt
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_gpu_gets_the_sum(build_bert: BuildBert, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, tensors = build_bert(), dict[str, torch.Tensor]()
-    weights = load_file(folder / "model.safetensors")
-    add(tensors, weights, QUERY, 4, 3.0)
-    write(folder, tensors)
-    model = engine.load_model(str(folder))
-    gpu = StandInGpu(model)
-    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
-    CudaEncoder(model)
-    loaded = gpu.encoders[0].loaded["query.weight", 0]
-    np.testing.assert_allclose(loaded, weights[f"{QUERY}.weight"].numpy(), rtol=1e-5, atol=1e-6)
-
-
 def test_an_adapter_without_its_base(build_bert: BuildBert, tmp_path: Path) -> None:
     base, folder, tensors = build_bert(), tmp_path / "adapter", dict[str, torch.Tensor]()
     weights = load_file(base / "model.safetensors")
@@ -277,17 +264,3 @@ def test_files_that_cannot_be_read(build_bert: BuildBert) -> None:
     edit_json(folder / "adapter_config.json", new_key=1, peft_type=None)
     with pytest.raises(UnsupportedModel, match=r"peft_type None is not supported"):
         engine.load_model(str(folder))
-
-
-def test_a_key_that_is_not_known_is_a_notice(build_bert: BuildBert) -> None:
-    folder, tensors = build_bert(), dict[str, torch.Tensor]()
-    add(tensors, load_file(folder / "model.safetensors"), QUERY, 4, 3.0)
-    write(folder, tensors, new_key=1)
-    assert any(
-        "adapter_config.json" in notice and "new_key" in notice for notice in engine.load_model(str(folder)).notices
-    )
-
-
-def test_the_table_has_every_key_of_peft() -> None:
-    peft = pytest.importorskip("peft", reason="peft is not installed: the table was checked with 0.21.2")
-    assert {each.name for each in dataclasses.fields(peft.LoraConfig)} == set(ADAPTER_CONFIG)

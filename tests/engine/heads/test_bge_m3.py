@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from embert import engine
 from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.base import Encoder
-from embert.engine.errors import BrokenModel, EncoderError, InputError
+from embert.engine.errors import BrokenModel
 from embert.engine.heads.description import TokenWeights
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, HuggingFace, Ids, random_sequences, unit
@@ -129,16 +129,6 @@ def test_texts(folder: Path) -> None:
         queries, documents = (loaded.embed_multi(["two words"], is_query=is_query) for is_query in (True, False))
         np.testing.assert_array_equal(queries[0], documents[0])
         assert loaded.embed_sparse([]) == loaded.embed_multi([]) == []
-
-
-def test_tasks_that_a_model_does_not_have(default_model: Any, float32_encoder: Encoder) -> None:
-    loaded = engine.Engine(default_model, engine.Tokenizer(default_model), float32_encoder)
-    for call, task in ((loaded.embed_sparse, "sparse"), (loaded.embed_multi, "multi_vector")):
-        with pytest.raises(InputError, match=rf"does not have the task {task}; it has embed, tokens$") as caught:
-            call(["a"])
-        assert caught.value.param == "texts"
-    with pytest.raises(EncoderError, match=r"sequence 0 wants <Task\.SPARSE: 8>"):
-        wait(float32_encoder, [np.array([101, 102], np.int32)], Task.SPARSE)
 
 
 def test_pickles_are_not_read_and_their_conversion_is_named(folder: Path) -> None:

@@ -127,28 +127,17 @@ def test_wrong_input(reranker: engine.Engine, asked: Callable[[engine.Engine], A
     assert caught.value.param == param
 
 
-def test_options_that_there_are_not(reranker: engine.Engine, classifier: engine.Engine) -> None:
-    options: Any = {"raw_scores": True}
-    for ask in (
-        lambda: reranker.score([("a", "b")], **options),
-        lambda: reranker.rerank("a", ["b"], **options),
-        lambda: classifier.classify(["a"], **options),
-    ):
-        with pytest.raises(TypeError, match="raw_scores"):
-            ask()
-
-
-@pytest.mark.parametrize("task", ["score", "rerank", "classify"])
-def test_a_model_that_embeds_does_not_score(default_model: Model, tokenizer: engine.Tokenizer, task: str) -> None:
+@pytest.mark.parametrize("task", ["score", "rerank", "classify", "embed_sparse", "embed_multi"])
+def test_tasks_that_a_model_does_not_have(default_model: Model, tokenizer: engine.Tokenizer, task: str) -> None:
     loaded: Any = engine.Engine(default_model, tokenizer, None)  # type: ignore[arg-type]  # it is not asked
-    arguments = ("a", ["b"]) if task == "rerank" else ([("a", "b")],)
-    with pytest.raises(InputError, match=r"all-MiniLM-L6-v2 does not have the task classify; it has embed, tokens$"):
+    arguments: Any = (["a"],) if "embed" in task else ("a", ["b"]) if task == "rerank" else ([("a", "b")],)
+    with pytest.raises(InputError, match=r"all-MiniLM-L6-v2 does not have the task .*embed, tokens"):
         getattr(loaded, task)(*arguments)
 
 
 def test_several_labels_have_no_score(classifier: engine.Engine) -> None:
     for ask in (lambda: classifier.score([("a", "b")]), lambda: classifier.rerank("a", ["b"])):
-        with pytest.raises(InputError, match=r"scores need a model of one label, and .* has 3; classify gives the sc"):
+        with pytest.raises(InputError, match=r"one label, and .* has 3"):
             ask()
 
 
@@ -157,6 +146,6 @@ def test_logits_that_are_not_finite_are_no_scores(tmp_path: Path) -> None:
     save_file({**load_file(path), "classifier.bias": torch.tensor([0.0, torch.nan, 0.0])}, path)
     with (
         engine.Engine.load(str(tmp_path), device="cpu") as loaded,
-        pytest.raises(EncoderError, match="the encoder returned a vector that is not finite, for text 0"),
+        pytest.raises(EncoderError, match="not finite, for text 0"),
     ):
         loaded.classify(["a cat"])

@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
 
 from embert import engine
-from embert.engine.batch import PackedBatch, cumulative
-from embert.engine.encoders.cpu.runs import attended_tokens
 from embert.engine.errors import BrokenModel, InputError, UnsupportedModel
-from embert.engine.heads.token_rows import kept_rows
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import TokenizeOptions
 from tests.engine.conftest import Floats, unit
@@ -141,37 +137,6 @@ def test_added_tokens_that_nothing_attends_to(tmp_path: Path, dtype: str) -> Non
         expected = unit((hidden.last_hidden_state[0] @ linear().T).numpy())
         ours = rows.slice(number, number + 1).values
         assert (ours * expected).sum(1).min() >= (0.99999 if dtype == "float32" else 0.995)
-
-
-def test_which_tokens_are_attended_to() -> None:
-    sequences = [[5, 9, 9], [9, 5], [9, 9], [5], [9], [5, 9, 6, 9, 9]]
-    batch = engine.pack([np.array(ids, np.int32) for ids in sequences])
-    assert attended_tokens(batch, 9) is None  # nobody wants multi-vectors
-    assert attended_tokens(batch.wanting(Task.MULTI), None) is None
-    attended = attended_tokens(batch.wanting(Task.MULTI), 9)
-    assert attended is not None
-    assert attended.tolist() == [1, 2, 2, 1, 1, 3]
-    assert attended_tokens(batch.wanting(Task.MULTI), 7) is None
-    some = np.array([Task.TOKENS, Task.MULTI, Task.MULTI, 1, 1, Task.MULTI | Task.TOKENS], np.uint8)
-    mixed = attended_tokens(PackedBatch(batch.ids, batch.cu_seqlens, tasks=some), 9)
-    assert mixed is not None
-    assert mixed.tolist() == [3, 2, 2, 1, 1, 3]
-
-
-def test_rows_that_are_kept(tmp_path: Path) -> None:
-    head = engine.load_model(str(pylate(tmp_path / "model"))).heads.multi_vector
-    assert head is not None
-    comma, letter = engine.Tokenizer(engine.load_model(str(tmp_path / "model"))).from_ids([[62, 8]]).ids
-    lengths = np.array([3, 1, 2], np.int32)
-    ids = np.array([letter, comma, letter, comma, letter, letter], np.int32)
-
-    def kept(is_query: bool, **fields: Any) -> npt.NDArray[np.bool_]:
-        changed = type(head)(head.layers, query=head.query, document=head.document, **fields)
-        return kept_rows(ids, cumulative(lengths), changed, is_query=is_query)
-
-    assert kept(True).tolist() == [True] * 6
-    assert kept(False).tolist() == [True, False, True, False, True, True]
-    assert kept(True, skips_first=True).tolist() == [False, True, True, False, False, True]
 
 
 def test_lengths_of_queries_and_documents(tmp_path: Path) -> None:

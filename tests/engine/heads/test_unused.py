@@ -35,12 +35,9 @@ def save(folder: Path, name: str) -> Path:
     ("name", "group"),
     [
         ("BertForTokenClassification", "classifier (2)"),
-        ("BertForMaskedLM", "cls ("),
         ("BertForPreTraining", "cls ("),
         ("RobertaForQuestionAnswering", "qa_outputs (2)"),
-        ("RobertaForMaskedLM", "lm_head ("),
         ("ElectraForPreTraining", "discriminator_predictions (4)"),
-        ("ElectraForTokenClassification", "classifier (2)"),
     ],
 )
 def test_a_head_that_is_not_served(tmp_path: Path, name: str, group: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,11 +81,3 @@ def test_the_default_models_large_columns_are_balanced(default_model: Model) -> 
     np.testing.assert_array_equal(factors[f"{at}.query"], factors[f"{at}.value"])
     assert max(each.max() for each in factors.values()) >= 4
     assert np.median(np.concatenate(list(factors.values()))) == 1
-
-
-@pytest.mark.parametrize("length", [1, 5, 600])
-def test_no_token_of_a_spread_is_padding_and_none_is_past_the_last_position(default_model: Model, length: int) -> None:
-    ids = spread_ids(default_model.config, length)
-    assert len(ids) == min(length, default_model.config.max_positions)
-    assert (ids != default_model.config.padding_id).all()
-    assert ((ids >= 0) & (ids < default_model.config.vocab_size)).all()

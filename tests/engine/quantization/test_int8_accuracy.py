@@ -25,12 +25,6 @@ from tests.engine.quantization.test_cpu import WIDE
 from tests.engine.quantization.vnni import needs_exact_sums
 
 
-def test_the_corpus_is_a_few_hundred_different_sentences() -> None:
-    every = sentences()
-    assert len(set(every)) == len(every) == 208
-    assert all(10 < len(each) < 150 and each[-1] in ".?" and each.isprintable() for each in every)
-
-
 def test_a_large_model_on_a_cpu_reads_fewer(default_model: Model) -> None:
     small = default_model.config
     large = dataclasses.replace(small, hidden_size=1024, intermediate_size=4096, heads=16, layers=24)
@@ -50,19 +44,18 @@ def test_an_encoder_says_how_well_it_agrees(default_model: Model) -> None:
         assert found.worst == pytest.approx(again.worst, abs=2e-4)
         assert found.neighbours == pytest.approx(again.neighbours, abs=0.02)
         assert found.worst >= 0.999
+        assert again.neighbours is not None
+        assert again.neighbours >= 0.97
         assert str(found) in loaded.encoder.choice
         assert f"cosine to float32 {found.worst:.4f} at worst" in str(found)
 
 
 @needs_exact_sums
 def test_too_little_agreement_is_refused(default_model: Model, tmp_path: Path) -> None:
-    with pytest.raises(
-        UnsupportedModel,
-        match=r"in int8 agrees too little with float32: its worst cosine over 208 .*, at least 0.99999",
-    ):
+    with pytest.raises(UnsupportedModel, match=r"int8 .* float32: .* 0\.99999"):
         engine.load_encoder(default_model, device="cpu", dtype="int8", min_agreement=0.99999)
     engine.load_encoder(default_model, device="cpu", min_agreement=0.99999).close()  # float32 agrees with itself
-    with pytest.raises(UnsupportedModel, match=r"min_agreement must be 0 to 1, found 1\.5"):
+    with pytest.raises(UnsupportedModel, match=r"min_agreement .* 1\.5"):
         engine.load_encoder(default_model, device="cpu", dtype="int8", min_agreement=1.5)
 
 
