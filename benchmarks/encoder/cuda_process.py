@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import statistics
+import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.encoder.extension import use_build
 from benchmarks.encoder.gpu_timing import BURST_MS, REST_S, SUSTAINED_S, WAKE_UP_MS, calls_in
 from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 
 __all__ = ["MAX_TOKENS", "CudaProcess"]
+
+
+def use_build(path: str) -> None:
+    """Make the extension in this file embert.engine._cuda for the rest of this process."""
+    spec = importlib.util.spec_from_file_location("embert.engine._cuda", path)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"{path} is not an extension module: its name must end in .so")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules["embert.engine._cuda"] = module
+
 
 MAX_TOKENS = 32768
 

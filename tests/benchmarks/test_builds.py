@@ -95,7 +95,7 @@ def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_build_from_a_file(tmp_path: Path, extension: str) -> None:
     copy = shutil.copy(extension, tmp_path / "another.so")
-    program = "import importlib, sys; from benchmarks.encoder.extension import use_build; use_build(sys.argv[1]); "
+    program = "import importlib, sys; from benchmarks.encoder.cuda_process import use_build; use_build(sys.argv[1]); "
     program += "print(importlib.import_module('embert.engine._cuda').__file__)"
     told = subprocess.run([sys.executable, "-c", program, copy], capture_output=True, text=True, check=True).stdout
     assert told.strip() == str(copy)

@@ -20,7 +20,7 @@ from benchmarks.encoder.cpu.interleaved import ask, measure, processes
 from benchmarks.encoder.cpu.workloads import WORKLOADS, Workload
 from benchmarks.lib import record
 from benchmarks.lib.texts import Lengths, english
-from benchmarks.rivals.eight_bits.encoders import RIVALS
+from benchmarks.rivals.int8_encoders import RIVALS
 
 ENGLISH = "english"
 SAME = 0.99999  # of two float32 encoders; below it one computes something else

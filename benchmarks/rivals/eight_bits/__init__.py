@@ -1,1 +1,0 @@
-"""The CPU encoder in eight bits, and ONNX Runtime as its rival."""
