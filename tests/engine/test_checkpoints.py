@@ -20,7 +20,7 @@ from embert import engine
 from embert.engine.batch import TaskOutput
 from embert.engine.heads.checkpoints.transformer_module import NAMES
 from embert.engine.models import read_config
-from tests.engine.checkpoints import LONG, SPECIAL, byte_level, check, unigram, word_piece, write
+from tests.engine.checkpoints import LONG, SPECIAL, check, unigram, word_piece, write
 from tests.engine.model_cases import MODEL_CASES
 from tests.server.models import edit_json
 
@@ -134,24 +134,6 @@ ODD: dict[str, tuple[dict[str, Any], str | None]] = {
             "sentence_bert_config.json": {}, "sentence_xlm-roberta_config.json": {"max_seq_length": 20}}},
         None,
     ),
-    "tokens of special_tokens_map.json alone": (
-        {"family": "Roberta", "tokenizer": byte_level(), "vocab_size": 270, "files": {
-            "tokenizer_config.json": {"add_prefix_space": True},
-            "special_tokens_map.json": {"additional_special_tokens": ["hello", "cat"]}}},
-        None,
-    ),
-    "accents that ALBERT keeps": (
-        {"family": "Albert", "tokenizer": unigram(), "embedding_size": 16, "vocab_size": 60, "without": ["hidden_act"],
-         "hidden_act": "gelu_new", "files": {"tokenizer_config.json": {"keep_accents": True, "do_lower_case": False}}},
-        None,
-    ),
-    "CamemBERT without a tokenizer's config": (
-        {"family": "Camembert", "tokenizer": unigram(), "files": {"tokenizer_config.json": None}}, None,
-    ),
-    "MPNet without a tokenizer's config": ({"family": "MPNet", "files": {"tokenizer_config.json": None}}, None),
-    "added_tokens.json": (
-        {"vocab_size": 90, "files": {"added_tokens.json": {"hello world": 85, "wor": 84}}}, None,
-    ),
     "a Lowercase that is there already": (
         {"tokenizer": lowered_last(), "files": {
             "tokenizer_config.json": FAST, "sentence_bert_config.json": {"do_lower_case": True}}},
@@ -165,19 +147,7 @@ ODD: dict[str, tuple[dict[str, Any], str | None]] = {
     "no limit": (
         {"files": {"tokenizer_config.json": {"model_max_length": 10**30}, "sentence_bert_config.json": None}}, None,
     ),
-    "special tokens are text": (
-        {"files": {"tokenizer_config.json": {"split_special_tokens": True, **SPECIAL}}}, None,
-    ),
     "truncation and padding of tokenizer.json": ({"tokenizer": stored(word_piece())}, None),
-    "padding on the left": ({"files": {"tokenizer_config.json": {"padding_side": "left"}}}, None),
-    "a class that nobody has": (
-        {"tokenizer": word_piece(lowercase=False),
-         "files": {"tokenizer_config.json": {"tokenizer_class": "MyTokenizer", **SPECIAL}}},
-        None,
-    ),
-    "another end token in the template": (
-        {"files": {"tokenizer_config.json": {"sep_token": "world", "cls_token": "hello"}}}, None,
-    ),
     "modules that do nothing, and prompts that are empty": (
         {"further": [("2_Dropout", "Dropout")], "files": {
             "2_Dropout/config.json": {"dropout": 0.5},
@@ -185,9 +155,6 @@ ODD: dict[str, tuple[dict[str, Any], str | None]] = {
                                       "pooling_mode_mean_tokens": False, "include_prompt": False},
             "config_sentence_transformers.json": {"prompts": {"query": "", "document": ""}}}},
         None,
-    ),
-    "a chat template that nothing asks for": (
-        {"files": {"tokenizer_config.json": {"chat_template": "{{ messages }}"}}}, None,
     ),
     "rotary positions by default": (
         {"family": "NomicBert", "without": ["rope_parameters", "hidden_act"],
@@ -299,7 +266,6 @@ PAIRS = [("hello world", "the cat"), ("hello", LONG), (LONG, "cat"), (LONG, LONG
         {"truncation_side": "left"},
         {"model_input_names": ["input_ids", "attention_mask"]},
         {**FAST, "model_max_length": 20},  # the class of version 5 gives no token types unless they are named
-        {"tokenizer_class": "BertTokenizer", "sep_token": "world", "do_lower_case": False, "strip_accents": False},
         {"tokenizer_class": "DistilBertTokenizer"},
     ],
     ids=str,

@@ -289,17 +289,3 @@ def test_callers_of_one_team_do_not_disturb_each_other() -> None:
 
     with ThreadPoolExecutor(6) as pool:
         assert all(pool.map(ask, range(24)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((np.zeros((3, 4), np.float32), np.zeros(2, np.float32)), "differ in their rows"),
-        ((np.zeros((3, 4), np.float64), np.zeros(3, np.float32)), "incompatible function arguments"),
-    ],
-)
-def test_layers_that_make_no_sense(arguments: Any, said: str) -> None:
-    from embert.engine import _cpu
-
-    with pytest.raises((ValueError, TypeError), match=said):
-        _cpu.Linear(*arguments)

@@ -276,34 +276,45 @@ def test_choosing_an_encoder(default_model: Model, monkeypatch: pytest.MonkeyPat
     assert own.choice == f"the encoder {STAND_IN} was asked for"
 
 
-def test_a_cuda_device_is_preferred(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = types.ModuleType("embert.engine.encoders.cuda.encoder")
-    stand_in.unavailable_reason = lambda: None  # type: ignore[attr-defined]
-    stand_in.CudaEncoder = Lengths  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "embert.engine.encoders.cuda.encoder", stand_in)
-    chosen: Any = engine.load_encoder(default_model)
-    assert (chosen.asked, chosen.choice) == (("cuda:0", "auto"), "a CUDA device was found")
-    chosen = engine.load_encoder(default_model, device="cuda:1")
-    assert (chosen.asked, chosen.choice) == (("cuda:1", "auto"), "a CUDA device was found")
+class Cuda(Lengths):
+    def __init__(self, model: Model, *, gemm: str = "auto", **options: Any) -> None:
+        super().__init__(model, **options)
+        self.gemm = gemm
+
+
+@pytest.fixture
+def cuda_module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stand-in for the CUDA encoder's module makes this a machine with a GPU."""
+    module: Any = types.ModuleType("embert.engine.encoders.cuda.encoder")
+    module.unavailable_reason, module.CudaEncoder = lambda: None, Cuda
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def test_cuda_device_is_preferred(default_model: Model, cuda_module: Any) -> None:
+    for options, device in (({}, "cuda:0"), ({"device": "cuda:1"}, "cuda:1")):
+        chosen: Any = engine.load_encoder(default_model, **options)  # type: ignore[arg-type]
+        assert (chosen.asked, chosen.gemm) == ((device, "auto"), "auto")
+    chosen = engine.load_encoder(default_model, encoder="cuda-portable", device="cuda:1", dtype="bfloat16")
+    assert (chosen.asked, chosen.gemm) == (("cuda:1", "bfloat16"), "cublaslt")
     assert engine.load_encoder(default_model, device="cpu").name == "torch"
-    stand_in.unavailable_reason = lambda: "no driver"  # type: ignore[attr-defined]
+    cuda_module.unavailable_reason = lambda: "no driver"
     assert engine.load_encoder(default_model).choice.startswith("no CUDA device: no driver; ")
 
 
-def test_the_portable_cuda_path_is_asked_for_by_name(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Cuda(Lengths):
-        def __init__(self, model: Model, *, gemm: str = "auto", **options: Any) -> None:
-            super().__init__(model, **options)
-            self.gemm, self.choice = gemm, f"{gemm} matrix products"
+def test_model_that_cuda_cannot_run_goes_to_the_cpu_unless_cuda_was_asked_for(
+    default_model: Model, cuda_module: Any
+) -> None:
+    def refuse(*_: object, **__: object) -> engine.Encoder:
+        raise UnsupportedModel("head size 24 is not supported on CUDA")
 
-    stand_in = types.ModuleType("embert.engine.encoders.cuda.encoder")
-    stand_in.__dict__.update(unavailable_reason=lambda: None, CudaEncoder=Cuda)
-    monkeypatch.setitem(sys.modules, "embert.engine.encoders.cuda.encoder", stand_in)
-    chosen: Any = engine.load_encoder(default_model, encoder="cuda-portable", device="cuda:1", dtype="bfloat16")
-    assert (chosen.gemm, chosen.asked) == ("cublaslt", ("cuda:1", "bfloat16"))
-    assert chosen.choice == "the portable CUDA kernels were asked for; cublaslt matrix products"
-    chosen = engine.load_encoder(default_model, encoder="cuda")
-    assert (chosen.gemm, chosen.asked) == ("auto", ("cuda:0", "auto"))
+    cuda_module.CudaEncoder = refuse
+    encoder = engine.load_encoder(default_model)
+    assert encoder.name == "torch"
+    assert "head size 24 is not supported on CUDA" in encoder.choice
+    encoder.close()
+    with pytest.raises(UnsupportedModel, match="head size 24"):
+        engine.load_encoder(default_model, device="cuda")
 
 
 @pytest.mark.parametrize(
@@ -354,22 +365,3 @@ def test_errors_of_a_forward_reach_the_caller(
     loaded = engine.Engine(default_model, tokenizer, float32_encoder)
     with pytest.raises(EncoderError, match=r"the forward of 200 sequences, \d+ tokens, .* failed: out of memory"):
         loaded.embed(["some text"] * 200)
-
-
-def test_a_model_that_cuda_cannot_run_goes_to_the_cpu_unless_cuda_was_asked_for(
-    default_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stand-in for the CUDA encoder's module makes this a machine with a GPU."""
-
-    def refuse(*_: object, **__: object) -> engine.Encoder:
-        raise UnsupportedModel("head size 24 is not supported on CUDA")
-
-    stand_in = types.ModuleType("embert.engine.encoders.cuda.encoder")
-    stand_in.__dict__.update(unavailable_reason=lambda: None, CudaEncoder=refuse)
-    monkeypatch.setitem(sys.modules, "embert.engine.encoders.cuda.encoder", stand_in)
-    encoder = engine.load_encoder(default_model)
-    assert encoder.name == "torch"
-    assert encoder.choice.startswith("the GPU is not used: head size 24 is not supported on CUDA; ")
-    encoder.close()
-    with pytest.raises(UnsupportedModel, match="head size 24"):
-        engine.load_encoder(default_model, device="cuda")

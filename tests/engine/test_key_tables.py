@@ -5,20 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import pkgutil
-import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import sentence_transformers
-import tokenizers
 import transformers
 from sentence_transformers.base.modules import Module, Transformer
-from transformers import tokenization_utils_base, tokenization_utils_tokenizers
-from transformers.models.auto import tokenization_auto
+from transformers import tokenization_utils_base
 
 from docs.key_tables import PAGE, replaced
 from embert import engine
@@ -31,8 +27,6 @@ from embert.engine.files.key_tables import (
     PROCESSING_KWARGS,
     REFUSED_MODULES,
     SENTENCE_BERT_CONFIG,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
 )
 from tests.engine.conftest import BuildBert
 from tests.engine.model_cases import MODEL_CASES
@@ -48,34 +42,11 @@ OLDER = {
         "position_embedding_type", "pruned_heads", "torchscript", "use_bfloat16", "tf_legacy_loss", "torch_dtype",
         "cross_attention_hidden_size", "num_labels", "tokenizer_class", "prefix", "attn_implementation",
     },
-    "tokenizer_config.json": {
-        "do_basic_tokenize", "never_split", "wordpieces_prefix", "clean_text", "sp_model_kwargs", "errors",
-        "remove_space", "additional_special_tokens", "from_slow", "trim_offsets",
-    },
-}  # fmt: skip
-# Arguments of the libraries' functions, which stand in no file.
-ARGUMENTS = {
-    "_from_auto", "_from_pipeline", "_json_padding", "_json_truncation", "_spm_precompiled_charsmap", "code_revision",
-    "commit_message", "config", "force_download", "max_target_length", "merges", "mistral_format", "post_processor",
-    "proxies", "repo_id", "sanitize_control_tokens", "save_jinja_files", "tokenizer", "tokenizer_object",
-    "tokenizer_padding", "tokenizer_truncation", "tokenizer_type", "trust_remote_code", "unk_id",
-    "use_source_tokenizer", "vocab", "self", "args", "kwargs", "slow_tokenizer_class", "device_map",
-    "end_of_word_suffix", "continuing_subword_prefix", "initial_alphabet",
 }  # fmt: skip
 
 
 def parameters(function: Any) -> set[str]:
     return set(inspect.signature(function).parameters)
-
-
-def keys_in(module: ModuleType, *names: str) -> set[str]:
-    """The literal keys that a module's code takes from dictionaries of these names."""
-    named = "|".join(names)
-    source = inspect.getsource(module)
-    return {
-        *re.findall(rf'\b(?:{named})\.(?:pop|get|setdefault)\(\s*"(\w+)"', source),
-        *re.findall(rf'\b(?:{named})\["(\w+)"\]', source),
-    }
 
 
 def modules_of_sentence_transformers() -> Iterator[type[Module]]:
@@ -102,7 +73,6 @@ def test_keys_of_the_transformer_module() -> None:
     stored = {*Transformer.config_keys} | parameters(Transformer.__init__) | OLDER["sentence_bert_config.json"]
     # The decorator hides the signature; these are the former names of arguments.
     assert stored - {"self", "args", "kwargs", "model_name_or_path"} <= SENTENCE_BERT_CONFIG.keys()
-    assert keys_in(import_module(Transformer.__module__), "text_overrides") <= PROCESSING_KWARGS.keys()
     called = parameters(tokenization_utils_base.PreTrainedTokenizerBase.__call__)
     assert called - {"self", "kwargs", "text", "text_pair", "text_target", "text_pair_target"} <= {
         *PROCESSING_KWARGS,
@@ -117,17 +87,6 @@ def test_keys_of_an_architecture(family: str) -> None:
     if family != "new":  # no class of transformers
         own = getattr(transformers, MODEL_CASES[family][0] + "Config")()
         assert own.to_dict().keys() | parameters(type(own).__init__) - {"self"} <= table.keys()
-
-
-def test_keys_of_tokenizers() -> None:
-    read = {*OLDER["tokenizer_config.json"], *tokenization_utils_base.PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES}
-    for module in (tokenization_utils_base, tokenization_utils_tokenizers, tokenization_auto):
-        read |= keys_in(module, "kwargs", "init_kwargs", "tokenizer_config", "local_kwargs")
-    for name in ("Bert", "DistilBert", "MPNet", "Roberta", "XLMRoberta", "Camembert", "Albert"):
-        read |= parameters(getattr(transformers, f"{name}Tokenizer").__init__)
-    assert read - ARGUMENTS <= TOKENIZER_CONFIG.keys()
-    stored = json.loads(tokenizers.Tokenizer(tokenizers.models.WordLevel({}, unk_token="")).to_str())
-    assert stored.keys() == TOKENIZER.keys()
 
 
 def test_unknown_and_refused_keys() -> None:

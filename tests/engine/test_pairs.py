@@ -280,22 +280,6 @@ def test_a_text_without_a_place_to_divide_it_is_refused(kinds: dict[str, Kind]) 
             finish(tokenizer.encode_pairs_chunks(firsts, seconds))
 
 
-def test_known_words_need_no_library() -> None:
-    tokenizer = engine.Tokenizer(engine.load_model())
-    assert tokenizer.encode_known_pairs(["some query"], ["some text"]) is None
-    tokenizer.encode(["some query", "text and more"])
-    for seconds in (["some text", "text " * 200], []):
-        for firsts in (["some query"], ["query " * 400]):
-            known = tokenizer.encode_known_pairs(firsts, seconds)
-            whole = tokenizer.encode_pairs(firsts, seconds)
-            assert known is not None
-            assert pairs_of(known) == pairs_of(whole)
-            assert known.truncated == whole.truncated
-    assert tokenizer.encode_known_pairs(["some query"], ["unseen"]) is None
-    with pytest.raises(InputError, match="`texts`: pair 0 has 405 tokens, the limit is 256"):
-        tokenizer.encode_known_pairs(["some query"], ["text " * 400], TokenizeOptions(truncate=False))
-
-
 def test_no_pairs(tokenizer: engine.Tokenizer) -> None:
     for firsts in ([], ["a"]):
         encoded = tokenizer.encode_pairs(firsts, [])

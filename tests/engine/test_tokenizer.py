@@ -279,20 +279,6 @@ def test_the_word_cache_is_bounded(tokenizer: engine.Tokenizer, monkeypatch: pyt
     assert MAX_CHUNKS > 50
 
 
-def test_known_words_are_not_asked_for_again() -> None:
-    asked: list[list[str]] = []
-
-    def encode(chunks: Any) -> list[bytes]:
-        asked.append(sorted(chunks))
-        return [b"1234" for _ in chunks]
-
-    cache = WordCache(encode)
-    cache.lookup([["a", "b"], ["b", "a"]])
-    cache.lookup([["a", "c"], ["b"]])
-    cache.lookup([["a", "c"], ["b"]])
-    assert asked == [["a", "b"], ["c"]]
-
-
 def change(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 

@@ -13,14 +13,14 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine import Engine, Task
-from embert.engine.errors import BrokenModel, EncoderError, InputError, UnsupportedModel
+from embert.engine.encoders.base import Encoder
+from embert.engine.errors import BrokenModel, EncoderError, InputError, ModelError, UnsupportedModel
+from tests.engine.adapters.on_gpu import ADAPTERS, LENGTHS, Make
 from tests.engine.conftest import random_sequences, unit
 from tests.engine.jina import TASKS, VOCABULARY, Jina, flash, peft
 from tests.engine.model_cases import byte_level
 from tests.server.models import edit_json
 
-LENGTHS = [1, 2, 15, 64, 3, 127, 128, 40, 40, 7, 1, 90]
-ADAPTERS = np.array([0, 1, 2, 3, 4, -1, 2, 0, 4, -1, 3, 1], np.int8)
 FORMS: dict[str, Callable[[Path], Jina]] = {
     "jina's": flash,
     "transformers'": peft,
@@ -33,8 +33,8 @@ def named(number: int) -> str | None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.usefixtures("products")
-def test_sequences_of_different_adapters_in_one_batch(tmp_path: Path, form: str) -> None:
+def test_sequences_of_different_adapters_in_one_batch(tmp_path: Path, form: str, products: str, make: Make) -> None:
+    """On the CPU; and on a stand-in for a GPU, whose batches are cut by adapter."""
     jina = FORMS[form](tmp_path)
     model = engine.load_model(str(tmp_path))
     adapters = model.config.adapters
@@ -43,24 +43,29 @@ def test_sequences_of_different_adapters_in_one_batch(tmp_path: Path, form: str)
     numbers = np.array([adapters.number(named(number)) for number in ADAPTERS], np.int8)
     sequences = random_sequences(LENGTHS, VOCABULARY)
     types = [ids % 2 for ids in sequences]
-    encoder = engine.load_encoder(model, device="cpu", max_batch_tokens=4096)
-    hidden = encoder.encode(engine.pack(sequences, token_types=types, adapters=numbers), Task.TOKENS)
+    batch = engine.pack(sequences, token_types=types, adapters=numbers)
     expected = [
         jina.hidden(ids, named(number), each) for ids, number, each in zip(sequences, ADAPTERS, types, strict=True)
     ]
-    np.testing.assert_allclose(hidden, np.concatenate(expected), atol=2e-4)
-    assert (unit(hidden) * unit(np.concatenate(expected))).sum(1).min() >= 0.999999
-    vectors = encoder.encode(engine.pack(sequences, token_types=types, adapters=numbers))
-    np.testing.assert_allclose(vectors, unit(np.stack([rows.mean(0) for rows in expected])), atol=1e-5)
-    for index, ids in enumerate(sequences):
-        one = engine.pack([ids], token_types=types[index : index + 1], adapters=numbers[index : index + 1])
-        np.testing.assert_allclose(encoder.encode(one)[0], vectors[index], atol=1e-6)
-    alone = encoder.encode(engine.pack(sequences, token_types=types))[ADAPTERS < 0]
-    np.testing.assert_allclose(alone, vectors[ADAPTERS < 0], atol=1e-6)
+    encoders: list[Encoder] = [engine.load_encoder(model, device="cpu", max_batch_tokens=4096)]
+    if products == "plain":
+        encoder, gpu = make(model)
+        encoders.append(encoder)
+    for each in encoders:
+        hidden = each.encode(batch, Task.TOKENS)
+        np.testing.assert_allclose(hidden, np.concatenate(expected), atol=2e-4)
+        assert (unit(hidden) * unit(np.concatenate(expected))).sum(1).min() >= 0.999999
+        vectors = unit(each.encode(batch))
+        np.testing.assert_allclose(vectors, unit(np.stack([rows.mean(0) for rows in expected])), atol=1e-5)
+        for index in range(len(sequences)):
+            np.testing.assert_allclose(unit(each.encode(batch.taken(np.array([index])))[0]), vectors[index], atol=1e-5)
+    if products == "plain":
+        lengths = [[np.diff(cu_seqlens).tolist() for _, cu_seqlens, *_ in each.batches[:2]] for each in gpu.encoders]
+        assert lengths == [[[LENGTHS[i] for i in np.flatnonzero(numbers == adapter)]] * 2 for adapter in range(-1, 5)]
 
 
 @pytest.mark.parametrize("pooling", ["cls", "last-token"])
-def test_the_last_layer_on_pooled_rows_only(tmp_path: Path, pooling: str) -> None:
+def test_last_layer_on_pooled_rows_only(tmp_path: Path, pooling: str) -> None:
     jina = flash(tmp_path)
     encoder = engine.load_encoder(engine.load_model(str(tmp_path), pooling=pooling), device="cpu")
     sequences = random_sequences(LENGTHS, VOCABULARY)
@@ -140,66 +145,34 @@ def test_adapters_that_are_not_trained_yet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "error", "message"),
+    ("files", "fields", "message"),
     [
-        ({"rotary_emb_base": -1.0}, BrokenModel, "rotary_emb_base must be a positive float, found -1.0"),
-        ({"truncate_dim": 32}, UnsupportedModel, "truncate_dim 32 is not supported; supported: None"),
-        ({"emb_pooler": "cls"}, UnsupportedModel, "emb_pooler 'cls' is not supported"),
-        ({"num_attention_heads": 64}, UnsupportedModel, "pairs of columns, and heads have 1"),
-        ({"lora_adaptations": ["a", "a"]}, BrokenModel, "lora_adaptations must list names, each once"),
-        ({"lora_adaptations": [str(i) for i in range(128)], "task_instructions": {}}, UnsupportedModel, "at most 127"),
-        (
-            {"task_instructions": {"a": "b"}},
-            BrokenModel,
-            "task_instructions has 'a', which lora_adaptations does not have",
-        ),
-        ({"task_instructions": {"separation": 3}}, BrokenModel, "task_instructions must map names to texts"),
-        ({"lora_rank": 0}, BrokenModel, "lora_rank must be a positive int, found 0"),
-        ({"lora_rank": 8}, BrokenModel, r"lora_A has shape \[5, 300, 4\], config.json implies \[5, 300, 8\]"),
-        ({"lora_adaptations": ["separation"], "task_instructions": None}, BrokenModel, r"implies \[1, 300, 4\]"),
-        ({"max_position_embeddings": "128"}, BrokenModel, "max_position_embeddings must be a positive int"),
+        (flash, {"rotary_emb_base": -1.0}, "rotary_emb_base must be a positive float, found -1.0"),
+        (flash, {"truncate_dim": 32}, "truncate_dim 32"),
+        (flash, {"emb_pooler": "cls"}, "emb_pooler 'cls'"),
+        (flash, {"num_attention_heads": 64}, "pairs of columns, and heads have 1"),
+        (flash, {"lora_adaptations": ["a", "a"]}, "lora_adaptations must list names, each once"),
+        (flash, {"lora_adaptations": [str(i) for i in range(128)], "task_instructions": {}}, "at most 127"),
+        (flash, {"task_instructions": {"a": "b"}}, "task_instructions has 'a'"),
+        (flash, {"task_instructions": {"separation": 3}}, "task_instructions must map names to texts"),
+        (flash, {"lora_rank": 0}, "lora_rank must be a positive int, found 0"),
+        (flash, {"lora_rank": 8}, "lora_A has shape [5, 300, 4], config.json implies [5, 300, 8]"),
+        (flash, {"lora_adaptations": ["separation"], "task_instructions": None}, "implies [1, 300, 4]"),
+        (flash, {"max_position_embeddings": "128"}, "max_position_embeddings must be a positive int"),
+        (peft, {"peft_type": "IA3"}, "peft_type 'IA3'"),
+        (peft, {"use_dora": True}, "use_dora True"),
+        (peft, {"rank_pattern": {"fc1": 2}}, "rank_pattern {'fc1': 2}"),
+        (peft, {"modules_to_save": ["fc1"]}, "modules_to_save"),
     ],
 )
-def test_jinas_configs_that_are_refused(
-    tmp_path: Path, fields: dict[str, Any], error: type[Exception], message: str
+def test_fields_that_are_refused(
+    tmp_path: Path, files: Callable[..., Jina], fields: dict[str, Any], message: str
 ) -> None:
-    flash(tmp_path, **fields)
-    with pytest.raises(error, match=message):
+    """Of jina's config.json, and of adapter_config.json."""
+    files(tmp_path, **fields)
+    with pytest.raises(ModelError) as caught:
         engine.load_encoder(engine.load_model(str(tmp_path)), device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("fields", "error", "message"),
-    [
-        ({"rope_parameters": {"rope_type": "yarn"}}, UnsupportedModel, "rope_parameters.rope_type 'yarn' is not"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, UnsupportedModel, "partial_rotary_factor 0.5 is not"),
-        ({"rope_parameters": {"rope_theta": 0}}, BrokenModel, "rope_parameters.rope_theta must be a positive float"),
-        ({"rope_parameters": 3}, BrokenModel, "rope_parameters must be an object, found int"),
-        ({"head_dim": 32}, UnsupportedModel, "head_dim 32 is not supported; supported: None, 16"),
-    ],
-)
-def test_transformers_configs_that_are_refused(
-    tmp_path: Path, fields: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    peft(tmp_path)
-    edit_json(tmp_path / "config.json", **fields)
-    with pytest.raises(error, match=message):
-        engine.load_model(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"peft_type": "IA3"}, "peft_type 'IA3' is not supported; supported: 'LORA'"),
-        ({"use_dora": True}, "use_dora True is not supported"),
-        ({"rank_pattern": {"fc1": 2}}, "rank_pattern {'fc1': 2} is not supported"),
-        ({"modules_to_save": ["fc1"]}, "modules_to_save"),
-    ],
-)
-def test_kinds_of_adapters_that_are_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
-    peft(tmp_path, **fields)
-    with pytest.raises(UnsupportedModel, match=message):
-        engine.load_model(str(tmp_path))
+    assert message in str(caught.value)
 
 
 def test_adapters_files_are_checked(tmp_path: Path) -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from embert import engine
 from embert.engine import Task
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.adapters import parts_of
 from embert.engine.errors import EncoderError, EncoderLost
 from embert.engine.model import Model
 from tests.engine.adapters.on_gpu import ADAPTERS, LENGTHS, Make, packed
-from tests.engine.conftest import unit
-from tests.engine.jina import TASKS, Jina, flash, peft
+from tests.engine.jina import TASKS, Jina
 from tests.engine.stand_in_gpu import Lost, Refused, StandInEncoder, StandInGpu
 
 
@@ -33,30 +29,6 @@ def expected(jina: Jina, batch: PackedBatch, adapters: Any = ADAPTERS) -> list[n
     types = np.split(np.zeros_like(batch.ids) if batch.token_types is None else batch.token_types, split)
     texts = zip(np.split(batch.ids, split), adapters, types, strict=True)
     return [jina.hidden(ids, TASKS[number] if number >= 0 else None, kinds) for ids, number, kinds in texts]
-
-
-@pytest.mark.parametrize(
-    "form",
-    [flash, peft, lambda folder: peft(folder, without=("k_proj", "fc2", "token_type_embeddings"))],
-    ids=["jina's", "transformers'", "transformers', not all modules"],
-)
-def test_sequences_of_different_adapters_in_one_batch(tmp_path: Path, make: Make, form: Callable[[Path], Jina]) -> None:
-    jina = form(tmp_path)
-    model = engine.load_model(str(tmp_path))
-    encoder, gpu = make(model)
-    adapters = model.config.adapters
-    assert adapters is not None
-    numbers = [adapters.number(TASKS[number] if number >= 0 else None) for number in ADAPTERS]
-    batch = packed(adapters=numbers, token_types=[np.arange(n, dtype=np.int32) % 2 for n in LENGTHS])
-    wanted = expected(jina, batch)
-    np.testing.assert_allclose(encoder.encode(batch, Task.TOKENS), np.concatenate(wanted), atol=2e-4)
-    vectors = encoder.encode(batch)
-    np.testing.assert_allclose(unit(vectors), unit(np.stack([rows.mean(0) for rows in wanted])), atol=1e-5)
-    assert lengths_run(gpu) == [
-        [[LENGTHS[i] for i in np.flatnonzero(np.array(numbers) == adapter)]] * 2 for adapter in range(-1, 5)
-    ]
-    for i in range(len(LENGTHS)):
-        np.testing.assert_allclose(encoder.encode(batch.taken(np.array([i])))[0], vectors[i], atol=1e-5)
 
 
 def test_what_each_sequence_wants_stays_with_it(model: Model, make: Make, jina: Jina) -> None:

@@ -142,6 +142,13 @@ REFUSED: dict[str, list[dict[str, Any] | tuple[dict[str, Any], str]]] = {
         {"rope_scaling": None, ROPE: {"factor": 2, "rope_type": "ntk"}},
         ({ROPE: {"rope_type": "default"}}, "rope_scaling {'factor': 2.0, 'type': 'ntk'}"),
     ],
+    "jina_embeddings_v3": [
+        {ROPE: {"rope_type": "yarn"}},
+        {ROPE: {"partial_rotary_factor": 0.5}},
+        {ROPE: {"rope_theta": 0}},
+        ({ROPE: 3}, f"{ROPE} must be an object, found int"),
+        {"head_dim": 32},
+    ],
     "jina_bert_v2": [
         {"feed_forward_type": "swiglu"},
         ({"num_attention_heads": 7}, "hidden_size 48 is not a multiple of num_attention_heads 7"),
