@@ -8,14 +8,13 @@ models takes longer than a moment. A connection carries one request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http
 import logging
-import os
 import socket
 import ssl
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -35,10 +34,8 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 0.3  # local models are read within that
 LOG_INTERVAL_S = 10.0
 REQUEST_S = 5.0  # for a request to come and its answer to go
-BACKLOG = 4096
 MOST_CONNECTIONS = 256
 _HEAD_BYTES = 65_536
-ACCEPT_STEPS = 4  # of the event loop, from accept() to a task of `_tasks`: an accepted client gets its answer
 _PROBES = frozenset({"/livez", "/readyz", "/health", "/ping"})
 
 
@@ -58,7 +55,7 @@ class Downloads:
         return f"downloading {'; '.join(loads)}" if loads else "reading the models"
 
 
-@contextlib.contextmanager
+@contextmanager
 def waiting_server(
     config: ServeConfig,
     context: ssl.SSLContext | None,
@@ -102,42 +99,45 @@ class _WaitingServer:
         metrics_socket: socket.socket | None,
         ended: threading.Event,
     ) -> None:
-        """Answer until `ended`."""
+        """Answer until `ended`. Clients that are not accepted by then stay in the sockets' backlogs."""
+        loop = asyncio.get_running_loop()
         listening = [(sock, context, False) for sock in sockets]
         if metrics_socket is not None:
             listening.append((metrics_socket, None, True))
-        servers = [
-            await asyncio.start_server(
-                partial(self._accept, only_metrics=only_metrics),
-                sock=socket.socket(fileno=os.dup(sock.fileno())),
-                ssl=tls,
-                ssl_handshake_timeout=REQUEST_S if tls else None,
-                limit=_HEAD_BYTES,
-                backlog=BACKLOG,
-            )
-            for sock, tls, only_metrics in listening
-        ]
-        loop = asyncio.get_running_loop()
+        for sock, tls, only_metrics in listening:
+            sock.setblocking(False)
+            loop.add_reader(sock, partial(self._accept, sock, tls, only_metrics=only_metrics))
         while not await loop.run_in_executor(None, ended.wait, LOG_INTERVAL_S):
             log.info("%s", self.downloads)
-        for server in servers:
-            server.close()
-        for _ in range(ACCEPT_STEPS):
-            await asyncio.sleep(0)
+        for sock, *_ in listening:
+            loop.remove_reader(sock)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=1.0)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, only_metrics: bool) -> None:
-        if len(self._tasks) >= MOST_CONNECTIONS:
-            writer.transport.abort()
+    def _accept(self, sock: socket.socket, context: ssl.SSLContext | None, *, only_metrics: bool) -> None:
+        """Accept a client. It is in `_tasks` from then on, so the end of `serve` waits for its answer."""
+        try:
+            connection, _ = sock.accept()
+        except OSError as error:  # the client has left, or too many files are open
+            log.debug("no connection accepted: %s", error)
             return
-        task = asyncio.create_task(self._handle(reader, writer, only_metrics=only_metrics))
+        if len(self._tasks) >= MOST_CONNECTIONS:
+            connection.close()
+            return
+        task = asyncio.create_task(self._handle(connection, context, only_metrics=only_metrics))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, only_metrics: bool) -> None:
-        try:
+    async def _handle(self, connection: socket.socket, context: ssl.SSLContext | None, *, only_metrics: bool) -> None:
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(_HEAD_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        # The client may leave, be too slow, or not speak HTTP.
+        dropped = suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+        with dropped, ExitStack() as closing:
             async with asyncio.timeout(REQUEST_S):
+                transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=context)
+                closing.callback(transport.close)
+                writer = asyncio.StreamWriter(transport, protocol, reader, loop)
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(self._answer(head, only_metrics=only_metrics))
                 await writer.drain()
@@ -145,10 +145,6 @@ class _WaitingServer:
                     writer.write_eof()
                 while await reader.read(_HEAD_BYTES):  # a body; closing before it is read would reset the connection
                     pass
-        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client has left, is too slow, or does not speak HTTP
-        finally:
-            writer.close()
 
     def _answer(self, head: bytes, *, only_metrics: bool) -> bytes:
         """The whole answer. Raises ValueError for an invalid request head."""
