@@ -20,7 +20,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_a_flood_of_one_models_requests_refuses_none_of_another(folders: dict[str, Path]) -> None:
-    """Each model has a budget of its own; the engine works on neither meanwhile."""
+    """Each model has a budget of its own, while the engine works on neither."""
     models = [f"{name}={folders[name]}" for name in ("dense", "heads")]
     with live(*models, *STAND_IN, "--max-queue-tokens", "100") as running, ThreadPoolExecutor(40) as pool:
         held = {"inputs": [101, HELD, 102]}
@@ -31,9 +31,8 @@ def test_a_flood_of_one_models_requests_refuses_none_of_another(folders: dict[st
             refused = until(
                 lambda: [each for each in flood if each.done() and each.result().status_code == 429], what="a refusal"
             )
-            said = refused[0].result().json()["error"]
-            assert said.startswith("the queue of dense holds ")
-            assert "the limit is 100 (--max-queue-tokens)" in said
+            message = refused[0].result().json()["error"]
+            assert all(value in message for value in ("dense", "100", "--max-queue-tokens"))
             others = [pool.submit(running.post, "/models/heads/embed", {"inputs": "a cat sat"}) for _ in range(10)]
             until(lambda: running.metrics()["embert_admitted_tokens"] >= 95 + 50, what="the others")
         assert first.result().status_code == 200
@@ -60,12 +59,8 @@ def test_models_that_fail_leave_the_others_to_work(folders: dict[str, Path], tmp
             assert f"{name} has failed (" in ready["detail"]
             of_one = running.get(f"/readyz/{name}")
             assert (of_one.status_code, of_one.json()["status"]) == (503, "failed")
-            for refused in (
-                running.post("/v1/embeddings", {"input": "a", "model": name}),
-                running.post(f"/models/{name}/v1/embeddings", {"input": "a"}),
-                running.post(f"/models/{name}/embed", {"inputs": "a"}),
-                running.post(f"/models/{name}", {"inputs": "a"}),
-            ):
+            for path in ("/v1/embeddings", f"/models/{name}/v1/embeddings", f"/models/{name}/embed", f"/models/{name}"):
+                refused = running.post(path, {"input": "a", "inputs": "a", "model": name})
                 assert refused.status_code == 503, refused.text
                 assert f"{name} has failed (" in refused.text
         assert running.post("/v1/embeddings", {"input": "a", "model": "dense"}).status_code == 200

@@ -55,10 +55,10 @@ def client(several: Live) -> Iterator[httpx.Client]:
 
 
 def same(answer: Any, expected: Any) -> bool:
-    """Equal but for what is made anew for each answer; floats nearly."""
+    """Equal but for ids and times of answers; floats nearly."""
     if isinstance(expected, dict):
-        kept = expected.keys() - {"id", "created", "model"}
-        return answer.keys() == expected.keys() and all(same(answer[name], expected[name]) for name in kept)
+        names = expected.keys() - {"id", "created", "model"}
+        return answer.keys() == expected.keys() and all(same(answer[name], expected[name]) for name in names)
     if isinstance(expected, list):
         return len(answer) == len(expected) and all(map(same, answer, expected))
     return bool(np.isclose(answer, expected, atol=1e-5)) if isinstance(expected, float) else bool(answer == expected)
@@ -68,26 +68,21 @@ def same(answer: Any, expected: Any) -> bool:
 
 BY_BODY: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/embeddings", {"input": "a cat"}, "dense", "server"),
-    ("/embeddings", {"input": ["a cat", "b"]}, "heads", "three_heads"),
     ("/v1/embeddings", {"input": "a", "embedding_types": ["sparse", "dense", "colbert"]}, "heads", "three_heads"),
-    ("/pooling", {"input": "a cat"}, "dense", "server"),
     ("/pooling", {"input": "a cat"}, "labels", "classifier"),
-    ("/pooling", {"input": "a cat", "task": "token_embed"}, "heads", "three_heads"),
     ("/classify", {"input": "a cat"}, "labels", "classifier"),
     ("/score", {"queries": "a cat", "documents": ["b"]}, "org/rank", "reranker"),
     ("/v1/rerank", QUERY, "org/rank", "reranker"),
-    ("/v2/rerank", QUERY, "org/rank", "reranker"),
-    ("/rerank", QUERY, "org/rank", "reranker"),
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "name", "alone"), BY_BODY)
+@pytest.mark.parametrize(("path", "body", "name", "single"), BY_BODY)
 def test_the_named_model_answers(
-    request: pytest.FixtureRequest, client: httpx.Client, path: str, body: dict[str, Any], name: str, alone: str
+    request: pytest.FixtureRequest, client: httpx.Client, path: str, body: dict[str, Any], name: str, single: str
 ) -> None:
     """As it does in a server of its own."""
-    single: Live = request.getfixturevalue(alone)
-    expected = single.post(path, body).json()
+    running: Live = request.getfixturevalue(single)
+    expected = running.post(path, body).json()
     answer = client.post(path, json={**body, "model": name})
     assert answer.status_code == 200, answer.text
     assert "x-model" not in answer.headers
@@ -103,32 +98,26 @@ def test_the_named_model_answers(
     [
         ("/v1/embeddings", {"input": "a"}, "dense"),
         ("/v1/embeddings", {"input": "a", "embedding_types": ["dense", "sparse"]}, "heads"),
-        ("/v1/embeddings", {"input": "a", "embedding_types": ["colbert"]}, "heads"),
         ("/pooling", {"input": "a"}, "org/rank"),
-        ("/pooling", {"input": "a", "task": "embed"}, "dense"),
         ("/pooling", {"input": "a", "task": "token_embed"}, "dense"),
-        ("/pooling", {"input": "a", "task": "classify"}, "org/rank"),
         ("/classify", {"input": "a"}, "org/rank"),
         ("/score", {"text_1": "a", "text_2": "b"}, "org/rank"),
-        ("/v1/rerank", QUERY, "org/rank"),
         ("/v1/rerank", {**QUERY, "model": "default/not-specified"}, "org/rank"),
         ("/rerank", RANKS, "org/rank"),
         ("/rerank", {**RANKS, "model": "labels"}, "org/rank"),  # which TEI's routes do not read
         ("/predict", {"inputs": "a"}, "org/rank"),
         ("/embed", {"inputs": "a"}, "dense"),
-        ("/embed_all", {"inputs": "a"}, "dense"),
         ("/embed_sparse", {"inputs": "a"}, "heads"),
         ("/similarity", SIMILARITY, "dense"),
         # Of the first model, whatever it can do.
         ("/", RANKS, "org/rank"),
-        ("/invocations", RANKS, "org/rank"),
         ("/vertex", {"instances": [RANKS, {"inputs": "a"}]}, "org/rank"),
         ("/tokenize", {"inputs": "a"}, "org/rank"),
         ("/decode", {"ids": IDS}, "org/rank"),
     ],
 )
 @pytest.mark.parametrize("named", [{}, {"model": "text-embeddings-inference"}], ids=["unnamed", "tei"])
-def test_without_a_name_the_first_that_can(
+def test_without_a_name_the_first_model_with_the_task_answers(
     client: httpx.Client, path: str, body: dict[str, Any], name: str, named: dict[str, str]
 ) -> None:
     answer = client.post(path, json={**named, **body})
@@ -137,44 +126,47 @@ def test_without_a_name_the_first_that_can(
     assert client.post(path, json={**named, **body}).headers["x-model"] == name  # remembered
 
 
-@pytest.mark.parametrize(("path", "code"), [("/v1/embeddings", "model_not_found"), ("/classify", "model_not_found")])
-def test_an_unknown_name_is_answered_with_those_that_there_are(client: httpx.Client, path: str, code: str) -> None:
-    for refused in (
-        client.post(path, json={"input": "a", "model": "gpt"}),
-        client.post(f"/models/heads{path}".replace("classify", "pooling"), json={"input": "a", "model": "gpt"}),
-    ):
-        error = refused.json()["error"]
-        assert (refused.status_code, error["code"], error["param"]) == (404, code, "model")
-    assert all(value in error["message"] for value in ("`model`", "heads", "'gpt'"))
-    message = client.post(path, json={"input": "a", "model": "gpt"}).json()["error"]["message"]
-    assert all(value in message for value in ("`model`", "org/rank, dense, heads, labels", "'gpt'"))
+NAMES = ("org/rank", "dense", "heads", "labels")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("/v1/embeddings", 404, NAMES),
+        ("/classify", 404, NAMES),
+        ("/models/heads/v1/embeddings", 404, ("heads",)),
+        ("/models/gpt/v1/embeddings", 404, NAMES),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_known_ones(
+    client: httpx.Client, path: str, status: int, says: tuple[str, ...]
+) -> None:
+    refused = client.post(path, json={"input": "a", "model": "gpt"})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (status, "model_not_found")
+    assert all(value in error["message"] for value in (*says, "'gpt'"))
 
 
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [
-        ("/v1/rerank", {**QUERY, "model": "dense"}, 400,
-         "dense does not have the task rerank; it has embed, tokens; name org/rank for it"),
-        ("/v1/rerank", {**QUERY, "model": "labels"}, 400,
-         "labels does not have the task rerank, which needs a model of one label and not of 3; it has classify; "
-         "name org/rank for it"),
-        ("/classify", {"input": "a", "model": "heads"}, 400, "name org/rank or labels for it"),
-        ("/v1/embeddings", {"input": "a", "model": "org/rank"}, 400, "name dense or heads for it"),
-        ("/v1/embeddings", {"input": "a", "model": "dense", "embedding_types": ["sparse"]}, 400,
-         "dense does not have the task sparse; it has embed, tokens; name heads for it"),
-        ("/pooling", {"input": "a", "model": "labels", "task": "embed"}, 400, "name dense or heads for it"),
-        ("/models/dense/rerank", RANKS, 424, "dense does not have the task rerank; it has embed, tokens; name org/"),
-        ("/models/labels/embed", {"inputs": "a"}, 424, "labels does not have the task embed; it has classify; name "),
-        ("/", SIMILARITY, 424, "org/rank does not have the task embed; it has classify, rerank; name dense or heads"),
-        ("/vertex", {"instances": [SIMILARITY]}, 424, "instances[0]: org/rank does not have the task embed; it has"),
+        ("/v1/rerank", {**QUERY, "model": "dense"}, 400, ("dense", "rerank", "embed, tokens", "name org/rank")),
+        ("/v1/rerank", {**QUERY, "model": "labels"}, 400, ("labels", "rerank", "one label", "3", "name org/rank")),
+        ("/classify", {"input": "a", "model": "heads"}, 400, ("name org/rank or labels",)),
+        ("/v1/embeddings", {"input": "a", "model": "org/rank"}, 400, ("name dense or heads",)),
+        ("/v1/embeddings", {"input": "a", "model": "dense", "embedding_types": ["sparse"]}, 400, ("name heads",)),
+        ("/pooling", {"input": "a", "model": "labels", "task": "embed"}, 400, ("name dense or heads",)),
+        ("/models/dense/rerank", RANKS, 424, ("dense", "rerank", "name org/rank")),
+        ("/", SIMILARITY, 424, ("org/rank", "embed", "name dense or heads")),
+        ("/vertex", {"instances": [SIMILARITY]}, 424, ("instances[0]", "org/rank", "embed")),
     ],
-)  # fmt: skip
+)
 def test_a_model_without_the_task_names_those_that_have_it(
-    client: httpx.Client, path: str, body: dict[str, Any], status: int, says: str
+    client: httpx.Client, path: str, body: dict[str, Any], status: int, says: tuple[str, ...]
 ) -> None:
     refused = client.post(path, json=body)
     assert refused.status_code == status
-    assert says in refused.text
+    assert all(value in refused.text for value in says), refused.text
 
 
 # --- by the name in the path ---
@@ -218,13 +210,13 @@ def test_path_and_body_name_the_same_model(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "says"),
     [
-        ("/models/gpt/embed", 404, "the model in the path must be one of org/rank, dense, heads, labels; it is 'gpt'"),
-        ("/models/rank/embed", 404, "it is 'rank'"),
+        ("/models/gpt/embed", 404, "'gpt'"),
+        ("/models/rank/embed", 404, "'rank'"),
         ("/models/org/rank/v1", 404, "no such route"),
         ("/models/dense/embed/", 404, "/models/dense/embed is one"),
         ("/models//embed", 404, "no such route"),
         ("/models/embed", 404, "no such route"),
-        ("/models/Dense/embed", 404, "it is 'Dense'"),
+        ("/models/Dense/embed", 404, "'Dense'"),
         ("/models/dense%2Fembed", 200, ""),
     ],
 )
@@ -234,11 +226,9 @@ def test_paths_are_exact(client: httpx.Client, path: str, status: int, says: str
     assert says in answer.text
 
 
-def test_errors_below_a_models_name_are_in_the_routes_dialect(client: httpx.Client) -> None:
-    unknown = client.post("/models/gpt/v1/embeddings", json={"input": "a"})
-    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
-    assert list(client.post("/models/gpt/v2/rerank", json=QUERY).json()) == ["id", "message"]
-    assert list(client.post("/models/org/rank/v2/rerank", json={}).json()) == ["id", "message"]
+def test_errors_below_a_models_name_have_the_format_of_the_route(client: httpx.Client) -> None:
+    for path in ("/models/gpt/v2/rerank", "/models/org/rank/v2/rerank"):
+        assert list(client.post(path, json={}).json()) == ["id", "message"]
     assert client.post("/models/gpt/rerank", json=RANKS).json()["error_type"] == "Validation"
     method = client.get("/models/dense/v1/embeddings")
     assert (method.status_code, method.headers["allow"]) == (405, "POST")
@@ -250,18 +240,18 @@ def test_errors_below_a_models_name_are_in_the_routes_dialect(client: httpx.Clie
 def test_azures_client(several: Live) -> None:
     """It writes the model into the path, and some write it into the body too."""
     azure = {"azure_endpoint": several.url, "api_version": "2024-10-21", "max_retries": 0, "api_key": "secret"}
-    with openai.AzureOpenAI(**azure) as asking:  # type: ignore[call-overload]
+    with openai.AzureOpenAI(**azure) as deployment:  # type: ignore[call-overload]
         for name in ("dense", "heads"):
-            assert asking.embeddings.create(model=name, input="a cat").model == name
-        with pytest.raises(openai.NotFoundError, match="one of org/rank, dense, heads, labels; it is 'gpt'"):
-            asking.embeddings.create(model="gpt", input="a cat")
+            assert deployment.embeddings.create(model=name, input="a cat").model == name
+        with pytest.raises(openai.NotFoundError, match="'gpt'"):
+            deployment.embeddings.create(model="gpt", input="a cat")
     path = "/openai/deployments/heads/embeddings"
     other = several.post(path, {"input": "a", "model": "dense"}, headers={"api-key": "secret"})
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
 
 
 def test_clients_that_name_no_model_get_its_address(several: Live) -> None:
-    """They post to the address itself, whatever they want."""
+    """They post to the address itself."""
     heads = InferenceClient(f"{several.url}/models/heads", token="secret")
     assert heads.feature_extraction(["a cat", "b"]).shape == (2, 384)
     assert len(heads.sentence_similarity("a cat", other_sentences=["a kitten", "a car"])) == 2
@@ -281,35 +271,30 @@ def test_names_that_would_share_a_path_are_refused(folders: dict[str, Path], tmp
     models = [{"name": name, "model": str(folders["dense"])} for name in ("a", "a/v1")]
     ended = run_cli("serve", "--port", "0", "--config", write_config(tmp_path / "models.toml", *models), *STAND_IN)
     assert ended.returncode == 1
-    assert "the models 'a' and 'a/v1' would have the same path /models/a/v1/" in ended.stderr
+    assert all(value in ended.stderr for value in ("'a'", "'a/v1'", "/models/a/v1/"))
 
 
 # --- limits and priority of each ---
 
 
-def test_limits_are_those_of_the_model(client: httpx.Client) -> None:
+def test_limits_are_of_each_model(client: httpx.Client) -> None:
     """Bodies are parsed before the model is known, within the largest limits."""
     texts = ["a " * 20_000] * 5
     for model, status in (("dense", 413), ("heads", 200)):
         answer = client.post("/v1/embeddings", json={"input": texts, "model": model})
         assert answer.status_code == status
         assert client.post(f"/models/{model}/embed", json={"inputs": ["a"] * 5}).status_code == status
-    assert (
-        "`input` has 5 texts; the limit is 4 (--max-client-batch-size)"
-        in client.post("/v1/embeddings", json={"input": ["a"] * 5}).text
-    )
 
 
-def test_a_priority_is_the_headers_else_the_models(several: Live, client: httpx.Client) -> None:
+def test_a_priority_is_the_headers_else_the_models(client: httpx.Client) -> None:
     def counted(model: str, priority: str) -> float:
-        text = client.get("/metrics").text
-        labels = f'route="/embed",model="{model}",priority="{priority}",status="200"'
-        (value, *_) = [
-            line.split()[-1]
-            for line in text.splitlines()
-            if line.startswith("embert_requests_total{") and all(label in line for label in labels.split(","))
-        ] or ["0"]
-        return float(value)
+        lines = client.get("/metrics").text.splitlines()
+        labels = (f'model="{model}"', f'priority="{priority}"', 'route="/embed"', 'status="200"')
+        return sum(
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith("embert_requests_total{") and all(label in line for label in labels)
+        )
 
     for model, header, priority in (
         ("heads", {}, "bulk"),
@@ -320,21 +305,18 @@ def test_a_priority_is_the_headers_else_the_models(several: Live, client: httpx.
         before = counted(model, priority)
         assert client.post(f"/models/{model}/embed", json={"inputs": "a"}, headers=header).status_code == 200
         assert counted(model, priority) == before + 1, (model, header)
-    assert several.process.poll() is None
 
 
 # --- operations ---
 
 
-def test_the_models_are_listed(several: Live, client: httpx.Client) -> None:
-    names = ["org/rank", "dense", "heads", "labels"]
-    assert [each["id"] for each in client.get("/v1/models").json()["data"]] == names
+def test_the_models_are_listed(client: httpx.Client) -> None:
+    assert [each["id"] for each in client.get("/v1/models").json()["data"]] == [*NAMES]
     assert client.get("/v1/models/org/rank").json()["id"] == "org/rank"
     unknown = client.get("/v1/models/gpt")
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "id")
     assert client.get("/v1/models/text-embeddings-inference").json()["id"] == "org/rank"
-    with openai.OpenAI(base_url=f"{several.url}/v1", api_key="secret") as asking:
-        assert [model.id for model in asking.models.list()] == names
+    assert all(name in client.get("/").text for name in NAMES)
 
 
 def test_info_is_of_the_first_and_of_each(client: httpx.Client) -> None:
@@ -348,26 +330,17 @@ def test_info_is_of_the_first_and_of_each(client: httpx.Client) -> None:
         ("labels", ["classify"]),
     ]
     assert [facts["max_client_batch_size"] for facts in each] == [2048, 4, 8, 2048]
-    assert client.get("/models/gpt/info").json() == {
-        "error": "the model in the path must be one of org/rank, dense, heads, labels; it is 'gpt'",
-        "error_type": "Validation",
-    }
+    assert client.get("/models/gpt/info").json()["error_type"] == "Validation"
 
 
 def test_readiness_is_that_of_each(several: Live) -> None:
     """Probes need no key."""
-    names = ("org/rank", "dense", "heads", "labels")
-    assert several.get("/readyz").json() == {"status": "ready", "detail": "", "models": dict.fromkeys(names, "ready")}
-    for name in names:
+    assert several.get("/readyz").json() == {"status": "ready", "detail": "", "models": dict.fromkeys(NAMES, "ready")}
+    for name in NAMES:
         answer = several.get(f"/readyz/{name.replace('/', '%2F')}")
         assert (answer.status_code, answer.json()["models"]) == (200, {name: "ready"})
     assert several.get("/readyz/gpt").status_code == 401
     assert several.get("/readyz/gpt", headers={"authorization": "Bearer secret"}).status_code == 404
-
-
-def test_the_root_names_the_models(client: httpx.Client) -> None:
-    hint = client.get("/").text
-    assert "Models: org/rank, dense, heads, labels." in hint
 
 
 def test_the_document_is_of_all_models(client: httpx.Client) -> None:

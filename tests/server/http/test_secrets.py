@@ -63,6 +63,7 @@ def test_no_text_in_logs_and_errors() -> None:
             answers.append(failed)
         seen = {answer.status_code for answer in answers}
         assert seen >= {200, 400, 413, 422, 424, 431, 503}
+        assert any("--max-client-batch-tokens" in answer.text for answer in answers)
         nowhere = server.post(f"/{MARKER}", {})  # a 404 names the path that was asked for
         assert nowhere.status_code == 404
         assert MARKER not in str(nowhere.headers)

@@ -47,15 +47,9 @@ def test_texts_and_pairs_together(client: httpx.Client, logits: Floats) -> None:
         check_labels(rows, expected)
     assert answer.headers["x-truncated-texts"] == "2"
     assert int(answer.headers["x-compute-characters"]) == sum(len(text) for texts in TEXTS for text in texts)
-    for rows, expected in zip(
-        client.post("/predict", json={"inputs": TEXTS, "raw_scores": True}).json(), logits, strict=True
-    ):
+    raw = client.post("/predict", json={"inputs": TEXTS, "raw_scores": True}).json()
+    for rows, expected in zip(raw, logits, strict=True):
         check_labels(rows, expected)
-    for kind in (1, 2):  # the same without the other kind
-        chosen = [index for index, texts in enumerate(TEXTS) if len(texts) == kind]
-        found = client.post("/predict", json={"inputs": [TEXTS[index] for index in chosen], "raw_scores": True}).json()
-        for rows, index in zip(found, chosen, strict=True):
-            check_labels(rows, logits[index])
 
 
 def test_one_text_or_pair_is_answered_with_one_list(client: httpx.Client, logits: Floats) -> None:
@@ -100,53 +94,48 @@ def test_classify(client: httpx.Client, logits: Floats) -> None:
     chosen = [0, 2, 3]
     texts = [TEXTS[index][0] for index in chosen]
     answer = client.post("/classify", json={"model": "classifier", "input": texts})
-    found = answer.json()
-    assert list(found) == ["id", "object", "created", "model", "data", "usage"]
-    for index, (row, expected) in enumerate(zip(found["data"], softmax(logits[chosen]), strict=True)):
+    content = answer.json()
+    assert list(content) == ["id", "object", "created", "model", "data", "usage"]
+    for index, (row, expected) in enumerate(zip(content["data"], softmax(logits[chosen]), strict=True)):
         assert (row["index"], row["num_classes"]) == (index, 3)
         assert np.allclose(row["probs"], expected, rtol=0, atol=TOLERANCE)
         assert row["label"] == LABELS[expected.argmax()]
     tokens = int(answer.headers["x-compute-tokens"])
-    assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
+    assert content["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
     raw = client.post("/classify", json={"input": texts[0], "use_activation": False}).json()["data"]
     assert np.allclose([row["probs"] for row in raw], logits[:1], rtol=0, atol=TOLERANCE)
-    how = {"truncate_prompt_tokens": 4, "truncation_side": "left", "use_activation": False}
-    (cut,) = client.post("/classify", json={"input": "one two three four", **how}).json()["data"]
+    options = {"truncate_prompt_tokens": 4, "truncation_side": "left", "use_activation": False}
+    (cut,) = client.post("/classify", json={"input": "one two three four", **options}).json()["data"]
     (short,) = client.post("/classify", json={"input": "three four", "use_activation": False}).json()["data"]
     assert cut == short
 
 
 # --- what is refused ---
 
-REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
-    ("/predict", {}, 422, "`inputs` is required"),
-    ("/predict", {"inputs": []}, 400, "`inputs` must not be an empty list"),
-    ("/predict", {"inputs": ""}, 400, "`inputs` must not be empty"),
-    ("/predict", {"inputs": [["a"], [""]]}, 400, "`inputs[1][0]` must not be empty"),
-    ("/predict", {"inputs": [["a"], []]}, 400, "`inputs[1]` must not be an empty list"),
-    ("/predict", {"inputs": ["a", "b", "c"]}, 422, "`inputs` is a list of 3 texts; a pair has 2, and several"),
-    ("/predict", {"inputs": [["a"], ["a", "b", "c"]]}, 422, "`inputs[1]` is a list of 3 texts; a pair has 2"),
-    ("/predict", {"inputs": [["a"], "b"]}, 422, "list of lists of one or two texts; `inputs[1]` is a string"),
-    ("/predict", {"inputs": [["a", 1]]}, 422, "`inputs[0][1]` is 1"),
-    ("/predict", {"inputs": [["a"]] * 2049}, 413, "`inputs` has 2049 texts; the limit is 2048 (--max-client-b"),
-    ("/predict", {"inputs": "a", "parameters": {"top_k": 0}}, 422, "`parameters.top_k` must be greater than or equal"),
-    ("/predict", {"inputs": "a", "parameters": {"function_to_apply": "x"}}, 422, "`parameters.function_to_apply` must"),
-    ("/classify", {}, 422, "`input` is required"),
-    ("/classify", {"input": []}, 400, "`input` must not be an empty list"),
-    ("/classify", {"input": ["a", ""]}, 400, "`input[1]` must not be empty"),
-    ("/classify", {"input": [1, 2]}, 422, "`input` must be a string or a list of strings; `input[0]` is 1"),
-    ("/classify", {"input": "a", "model": "gpt-4"}, 404, "`model` must be classifier; it is 'gpt-4'"),
-    ("/classify", {"input": "a", "truncate_prompt_tokens": 2}, 422, "`truncate_prompt_tokens` must be -1 or at least"),
-    ("/classify", {"input": "a", "truncate_prompt_tokens": -2}, 422, "`truncate_prompt_tokens` must be greater than"),
-    ("/classify", {"input": "a", "add_special_tokens": False}, 422, "`add_special_tokens` must be true"),
-]  # fmt: skip
+REFUSED: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
+    ("/predict", {}, 422, ("`inputs`",)),
+    ("/predict", {"inputs": []}, 400, ("`inputs`",)),
+    ("/predict", {"inputs": [["a"], [""]]}, 400, ("`inputs[1][0]`",)),
+    ("/predict", {"inputs": [["a"], []]}, 400, ("`inputs[1]`",)),
+    ("/predict", {"inputs": ["a", "b", "c"]}, 422, ("`inputs`", "3")),
+    ("/predict", {"inputs": [["a"], ["a", "b", "c"]]}, 422, ("`inputs[1]`", "3")),
+    ("/predict", {"inputs": [["a"], "b"]}, 422, ("`inputs[1]` is a string",)),
+    ("/predict", {"inputs": [["a", 1]]}, 422, ("`inputs[0][1]` is 1",)),
+    ("/predict", {"inputs": [["a"]] * 2049}, 413, ("`inputs`", "2049", "2048")),
+    ("/predict", {"inputs": "a", "parameters": {"top_k": 0}}, 422, ("`parameters.top_k`",)),
+    ("/predict", {"inputs": "a", "parameters": {"function_to_apply": "x"}}, 422, ("`parameters.function_to_apply`",)),
+    ("/classify", {}, 422, ("`input`",)),
+    ("/classify", {"input": ["a", ""]}, 400, ("`input[1]`",)),
+    ("/classify", {"input": [1, 2]}, 422, ("`input[0]` is 1",)),
+    ("/classify", {"input": "a", "model": "gpt-4"}, 404, ("`model`", "classifier", "'gpt-4'")),
+    ("/classify", {"input": "a", "truncate_prompt_tokens": 2}, 422, ("`truncate_prompt_tokens`",)),
+    ("/classify", {"input": "a", "add_special_tokens": False}, 422, ("`add_special_tokens`",)),
+]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "says"), REFUSED, ids=[f"{path} {str(body)[:50]}" for path, body, *_ in REFUSED]
-)
-def test_refused(client: httpx.Client, path: str, body: dict[str, Any], status: int, says: str) -> None:
+@pytest.mark.parametrize(("path", "body", "status", "says"), REFUSED, ids=lambda each: str(each)[:50])
+def test_refused(client: httpx.Client, path: str, body: dict[str, Any], status: int, says: tuple[str, ...]) -> None:
     answer = client.post(path, json=body)
-    error = answer.json()["error"]
-    assert says in (error if path == "/predict" else error["message"])
     assert answer.status_code == status
+    error = answer.json()["error"]
+    assert all(value in (error if path == "/predict" else error["message"]) for value in says), error

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import numpy as np
@@ -97,18 +97,6 @@ def test_openai_default_is_base64_and_equals_transformers(client: openai.OpenAI,
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (tokens, tokens)
 
 
-def test_openai_float_is_the_same_number_for_number(client: openai.OpenAI) -> None:
-    by_base64 = rows(client.embeddings.create(model=MODEL, input=TEXTS))
-    by_float = rows(client.embeddings.create(model=MODEL, input=TEXTS, encoding_format="float"))
-    assert (by_base64 == by_float).all()  # orjson writes the shortest decimal that reads back as the same float32
-
-
-def test_openai_one_text_is_a_list_of_one(client: openai.OpenAI, oracle: Oracle) -> None:
-    vectors = rows(client.embeddings.create(model=MODEL, input="Hello, world"))
-    assert vectors.shape == (1, 384)
-    assert cosines(vectors, oracle.embed(["Hello, world"])).min() >= 0.999999
-
-
 def test_openai_token_ids_are_used_as_they_are(client: openai.OpenAI, oracle: Oracle) -> None:
     ids = [oracle.ids(text) for text in TEXTS]
     texts = rows(client.embeddings.create(model=MODEL, input=TEXTS))
@@ -134,88 +122,45 @@ def test_openai_extensions(client: openai.OpenAI) -> None:
     assert long.usage.prompt_tokens == 256
     raw = client.embeddings.create(model=MODEL, input="a", user="somebody", extra_body={"normalize": False})
     assert np.linalg.norm(rows(raw)) > 1.5
-    with pytest.raises(openai.UnprocessableEntityError) as error:
-        client.embeddings.create(model=MODEL, input=LONG, extra_body={"truncate": False})
-    assert error.value.param == "input"
 
 
 def test_openai_models(client: openai.OpenAI) -> None:
     assert [(model.id, model.object) for model in client.models.list()] == [(MODEL, "model")]
     card = client.models.retrieve(MODEL)
     assert (card.id, card.owned_by) == (MODEL, "embert")
-    assert card.created > 1_700_000_000
-
-
-def test_openai_error_classes(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as unknown:
-        client.embeddings.create(model="text-embedding-3-small", input="a")
-    assert (unknown.value.code, unknown.value.param, unknown.value.type) == (
-        "model_not_found",
-        "model",
-        "invalid_request_error",
-    )
-    with pytest.raises(openai.NotFoundError) as unknown:
+    with pytest.raises(openai.NotFoundError):
         client.models.retrieve("text-embedding-3-small")
-    assert unknown.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError) as empty:
-        client.embeddings.create(model=MODEL, input="")
-    assert empty.value.param == "input"
-    with pytest.raises(openai.UnprocessableEntityError) as wide:
-        client.embeddings.create(model=MODEL, input="a", dimensions=385)
-    assert wide.value.param == "dimensions"
-    assert "384" in wide.value.message
-    assert "385" in wide.value.message
-    with pytest.raises(openai.UnprocessableEntityError):
-        client.embeddings.create(model=MODEL, input=[30522])
 
 
-async def _many(url: str, texts: list[str]) -> list[Floats]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
-        answers = await asyncio.gather(*(client.embeddings.create(model=MODEL, input=text) for text in texts))
-    return [rows(answer)[0] for answer in answers]
-
-
-def test_openai_sixty_four_at_once_get_their_own_vectors(server: Live, client: openai.OpenAI) -> None:
-    texts = [f"text number {i} " + "and more " * (i % 5) for i in range(64)]
-    together = rows(client.embeddings.create(model=MODEL, input=texts))
-    alone = np.stack(asyncio.run(_many(server.url, texts)))
-    assert cosines(alone, together).min() >= 0.999999
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [
+        (openai.NotFoundError, {"model": "text-embedding-3-small"}, "model"),
+        (openai.BadRequestError, {"input": ""}, "input"),
+        (openai.UnprocessableEntityError, {"dimensions": 385}, "dimensions"),
+        (openai.UnprocessableEntityError, {"input": [30522]}, "input"),
+        (openai.UnprocessableEntityError, {"input": LONG, "extra_body": {"truncate": False}}, "input"),
+    ],
+)
+def test_openai_error_classes(
+    client: openai.OpenAI, kind: type[openai.APIStatusError], fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(kind) as refused:
+        client.embeddings.create(**{"model": MODEL, "input": "a", **fields})
+    assert refused.value.param == param
 
 
 # --- huggingface_hub ---
 
 
 def test_hub_feature_extraction(hub: InferenceClient, oracle: Oracle) -> None:
-    vectors = hub.feature_extraction("Hello, world")
-    assert vectors.shape == (1, 384)
-    assert vectors.dtype == np.float32
-    assert cosines(vectors, oracle.embed(["Hello, world"])).min() >= 0.999999
-
-
-def test_hub_feature_extraction_of_several_with_parameters(hub: InferenceClient, oracle: Oracle) -> None:
     vectors = hub.feature_extraction(TEXTS, normalize=False, truncate=True, truncation_direction="right")
     assert vectors.shape == (len(TEXTS), 384)
     assert (np.linalg.norm(vectors, axis=1) > 1.5).all()
     assert cosines(vectors, oracle.embed(TEXTS)).min() >= 0.999999
 
 
-def test_hub_sentence_similarity(server: Live) -> None:
-    found = InferenceClient(f"{server.url}/similarity").sentence_similarity(
-        "a cat sits", other_sentences=["a cat is sitting", "stock prices fell"]
-    )
-    assert found[0] > 0.8 > 0.3 > found[1]
-
-
-# --- text-embeddings-inference's own bodies, and every form of the same answer ---
-
-
-def test_tei_body(http: httpx.Client, oracle: Oracle) -> None:
-    body = {"inputs": TEXTS, "normalize": True, "truncate": True, "truncation_direction": "Right", "prompt_name": None}
-    answer = http.post("/embed", json=body)
-    assert answer.headers["content-type"] == "application/json"
-    assert cosines(answer.json(), oracle.embed(TEXTS)).min() >= 0.999999
-    single = http.post("/embed", json={"inputs": "Hello, world"}).json()
-    assert np.shape(single) == (1, 384)  # always 2-D
+# --- every form of the same answer ---
 
 
 def test_all_forms_of_an_answer_hold_the_same_bits(http: httpx.Client) -> None:
@@ -226,7 +171,6 @@ def test_all_forms_of_an_answer_hold_the_same_bits(http: httpx.Client) -> None:
     }
     for path in ("/v1/embeddings", "/embeddings"):
         floats = http.post(path, json={"input": TEXTS}).json()
-        assert all(isinstance(item["embedding"], list) for item in floats["data"])
         forms[f"{path} float"] = np.array([item["embedding"] for item in floats["data"]], np.float32)
         coded = http.post(path, json={"input": TEXTS, "encoding_format": "base64"}).json()
         buffers = [base64.b64decode(item["embedding"]) for item in coded["data"]]
@@ -243,24 +187,9 @@ def test_all_forms_of_an_answer_hold_the_same_bits(http: httpx.Client) -> None:
         assert (form == first).all(), name
 
 
-def test_raw_rows_follow_dimensions(http: httpx.Client) -> None:
-    answer = http.post(
-        "/embed", json={"inputs": TEXTS, "dimensions": 16}, headers={"accept": "application/octet-stream"}
-    )
-    assert answer.headers["x-embedding-shape"] == f"{len(TEXTS)},16"
-    assert len(answer.content) == len(TEXTS) * 16 * 4
-
-
 def test_embed_all_is_the_last_hidden_state(http: httpx.Client, oracle: Oracle) -> None:
     answer = http.post("/embed_all", json={"inputs": TEXTS[:4]}).json()
     for text, vectors in zip(TEXTS[:4], answer, strict=True):
         hidden = oracle.hidden(oracle.ids(text))  # special tokens included, not normalized
         assert np.shape(vectors) == hidden.shape
         assert np.allclose(vectors, hidden, atol=1e-4)
-
-
-def test_more_texts_than_one_batch_holds(http: httpx.Client, oracle: Oracle) -> None:
-    texts = [f"{i} " + "word " * (i % 60) for i in range(100)]
-    vectors = np.array(http.post("/embed", json={"inputs": texts}).json(), np.float32)
-    some = list(range(0, 100, 23))
-    assert cosines(vectors[some], oracle.embed([texts[i] for i in some])).min() >= 0.999999

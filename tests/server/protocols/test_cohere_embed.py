@@ -55,45 +55,40 @@ def test_inputs_in_place_of_texts(http: httpx.Client) -> None:
 
 def test_options(http: httpx.Client) -> None:
     long = "one two three four five six"
-    for theirs, ours in (
+    for cohere, embert in (
         ({"output_dimension": 8}, {"dimensions": 8}),
         ({"max_tokens": 4}, {"truncate_prompt_tokens": 4}),
         ({"max_tokens": 4, "truncate": "START"}, {"truncate_prompt_tokens": 4, "truncation_side": "left"}),
         ({"truncate": "END", "priority": 7, "images": None}, {}),
     ):
-        other = http.post("/v1/embeddings", json={"input": [long], **ours}).json()["data"][0]["embedding"]
-        assert embed(http, texts=[long], **theirs)["embeddings"]["float"] == [other]
+        other = http.post("/v1/embeddings", json={"input": [long], **embert}).json()["data"][0]["embedding"]
+        assert embed(http, texts=[long], **cohere)["embeddings"]["float"] == [other]
 
 
 @pytest.mark.parametrize(
     ("fields", "status", "says"),
     [
-        ({"texts": None}, 422, "`texts` is required, or `inputs` in its place; the request has neither"),
-        ({"inputs": []}, 422, "the request has both"),
-        ({"texts": []}, 400, "`texts` must not be an empty list"),
-        ({"texts": ["a", ""]}, 400, "`texts[1]` must not be empty"),
-        ({"texts": "a"}, 422, "`texts` must be a list of strings"),
-        ({"texts": ["word " * 400], "truncate": "NONE"}, 422, "the limit is 256"),
-        ({"texts": ["a b c d e"], "truncate": "NONE", "max_tokens": 4}, 422, "the limit is 4"),
-        ({"max_tokens": 2}, 422, "`max_tokens` must be at least 3; it is 2"),
-        ({"truncate": "MIDDLE"}, 422, "`truncate` must be"),
-        ({"output_dimension": 1000}, 422, "`output_dimension` must be 1 to 384; it is 1000"),
-        ({"output_dimension": 12, "embedding_types": ["binary"]}, 422, "`embedding_types` binary is for vectors"),
-        ({"embedding_types": []}, 422, "`embedding_types` must name one"),
-        ({"embedding_types": ["int4"]}, 422, "`embedding_types[0]` must be"),
-        ({"input_type": "image"}, 422, "`input_type` must be of texts"),
-        ({"images": ["data:image/png;base64,AA=="]}, 422, "`images` must be []"),
-        ({"texts": None, "inputs": [{"content": []}]}, 422, "`inputs[0].content` must have one part; it has 0"),
-        ({"texts": None, "inputs": [{"content": [{"type": "image_url"}]}]}, 422, "`inputs[0].content[0].t"),
-        ({"model": "embed-v4.0"}, 404, "`model` must be"),
+        ({"texts": None}, 422, ("`texts`", "`inputs`")),
+        ({"inputs": []}, 422, ("both",)),
+        ({"texts": []}, 400, ("`texts`",)),
+        ({"texts": ["a", ""]}, 400, ("`texts[1]`",)),
+        ({"texts": ["word " * 400], "truncate": "NONE"}, 422, ("256",)),
+        ({"texts": ["a b c d e"], "truncate": "NONE", "max_tokens": 4}, 422, ("limit is 4",)),
+        ({"max_tokens": 2}, 422, ("`max_tokens`", "2")),
+        ({"truncate": "MIDDLE"}, 422, ("`truncate`",)),
+        ({"output_dimension": 1000}, 422, ("`output_dimension`", "1 to 384", "1000")),
+        ({"output_dimension": 12, "embedding_types": ["binary"]}, 422, ("`embedding_types`", "binary")),
+        ({"embedding_types": []}, 422, ("`embedding_types`",)),
+        ({"embedding_types": ["int4"]}, 422, ("`embedding_types[0]`",)),
+        ({"input_type": "image"}, 422, ("`input_type`",)),
+        ({"images": ["data:image/png;base64,AA=="]}, 422, ("`images`",)),
+        ({"texts": None, "inputs": [{"content": []}]}, 422, ("`inputs[0].content`", "0")),
+        ({"texts": None, "inputs": [{"content": [{"type": "image_url"}]}]}, 422, ("`inputs[0].content[0].t",)),
+        ({"model": "embed-v4.0"}, 404, ("`model`",)),
     ],
-    ids=str,
+    ids=lambda each: str(each)[:50],
 )
-def test_refused(http: httpx.Client, fields: dict[str, Any], status: int, says: str) -> None:
+def test_refused(http: httpx.Client, fields: dict[str, Any], status: int, says: tuple[str, ...]) -> None:
     refused = http.post("/v2/embed", json={"texts": TEXTS, **fields})
     assert (refused.status_code, list(refused.json())) == (status, ["id", "message"])
-    assert says in refused.json()["message"]
-
-
-def test_a_model_that_does_not_embed(http: httpx.Client, reranker: Any) -> None:
-    assert reranker.post("/v1/embed", {"texts": TEXTS}).status_code == 400
+    assert all(value in refused.json()["message"] for value in says), refused.text

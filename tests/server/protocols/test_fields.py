@@ -12,16 +12,11 @@ from docs.fields import PAGE
 from docs.fields import replaced as documented
 from embert.server.frontend.routes import TASKS, TaskRoute
 from embert.server.http.errors import Invalid
-from embert.server.protocols.fields import ELSEWHERE
 from embert.server.request.known_fields import KnownField, TranslatedFields, Verdict, header_value
-from embert.server.request.request_body import RequestBody, RequestObject, parse
+from embert.server.request.request_body import RequestBody, parse
 from tests.server.live import Live
 
 ODD_VALUES: tuple[Any, ...] = (3, "some text", ["a"], {"a": 1}, True)
-
-
-def bodies(base: type[RequestBody] = RequestBody) -> list[type[RequestBody]]:
-    return [each for kind in base.__subclasses__() for each in (kind, *bodies(kind)) if kind.known or bodies(kind)]
 
 
 def reread(schema: type[RequestBody], body: dict[str, Any]) -> tuple[RequestBody, TranslatedFields | None]:
@@ -49,11 +44,6 @@ def test_the_table_has_every_field_of_a_schema(task: TaskRoute) -> None:
         assert honored_here <= (name in own), name
         assert (name in own) <= (field.verdict is Verdict.HONORED), name
         assert honored_here or field.reason or name in own, name
-
-
-@pytest.mark.parametrize("schema", [each for each in bodies() if issubclass(each, RequestObject)])
-def test_objects_in_bodies_have_a_table_too(schema: type[RequestBody]) -> None:
-    assert schema.model_fields.keys() <= schema.known.keys()
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.path)
@@ -116,11 +106,6 @@ def test_two_names_of_one_field_must_agree() -> None:
         with pytest.raises(Invalid, match=f"`{name}`") as error:
             reread(schema, body)
         assert error.value.param == name
-
-
-def test_requests_with_known_fields_alone_are_read_once() -> None:
-    for task in TASKS:
-        assert reread(task.request, dict(task.example))[1] is None
 
 
 def test_header_of_many_and_odd_names() -> None:
@@ -209,10 +194,3 @@ def test_what_other_apis_call_it(http: httpx.Client) -> None:
 def test_the_table_in_the_docs_is_made_from_the_code() -> None:
     assert "| fields | of | routes | |" in PAGE.read_text()
     assert PAGE.read_text() == documented(), "run scripts/document"
-
-
-def test_fields_of_one_route_are_refused_on_others() -> None:
-    for task in TASKS:
-        for name in ("output_dtype", "late_chunking", "truncate_prompt_tokens", "relevant_spans", "padding"):
-            assert name in task.request.known, task.path
-        assert any(field.reason == ELSEWHERE for field in task.request.known.values())

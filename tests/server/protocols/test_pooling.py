@@ -90,44 +90,37 @@ def test_texts_are_cut_as_asked(http: httpx.Client, late_interaction: Live) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "says"),
+    ("fields", "status", "says"),
     [
-        (
-            {"task": "token_classify"},
-            422,
-            "`task` must be 'embed', 'token_embed' or 'classify'; it is 'token_classify'",
-        ),
-        ({"task": "plugin"}, 422, "it is 'plugin'"),
-        ({"task": "classify"}, 400, "does not have the task classify; it has embed, tokens"),
-        ({"task": "token_embed", "dimensions": 3}, 422, "`dimensions` is for the task embed"),
-        ({"dimensions": 385}, 422, "`dimensions` must be 1 to 384; it is 385"),
-        ({"truncate_prompt_tokens": 2}, 422, "`truncate_prompt_tokens` must be -1 or at least 3; it is 2"),
-        ({"truncate_prompt_tokens": 0}, 422, "at least 3; it is 0"),
-        ({"truncate_prompt_tokens": -2}, 422, "`truncate_prompt_tokens` must be greater than or equal to -1"),
-        ({"add_special_tokens": False}, 422, "`add_special_tokens` must be true"),
-        ({"normalize": False}, 422, "`normalize` is not supported and must be null"),
-        ({"embed_dtype": "bfloat16"}, 422, "`embed_dtype` must be 'float32' or 'float16'; it is 'bfloat16'"),
-        ({"input": ["a"] * (MOST_DESCRIBED + 1), "encoding_format": "bytes"}, 422, "for at most 512 texts"),
-        ({"input": [101, 102]}, 422, "`input` holds token ids"),
-        ({"input": ["a", [101]]}, 422, "`input[1]` is a list of 1"),
-        ({"input": ["a", ""]}, 400, "`input[1]` must not be empty"),
-        ({"input": None}, 422, "`input` must be a string"),
-        ({"input": None, "messages": []}, 422, "`messages` is not supported"),
-        ({"model": "gpt"}, 404, "`model` must be"),
+        ({"task": "token_classify"}, 422, ("`task`", "'token_classify'")),
+        ({"task": "classify"}, 400, ("classify", "embed, tokens")),
+        ({"task": "token_embed", "dimensions": 3}, 422, ("`dimensions`", "embed")),
+        ({"dimensions": 385}, 422, ("`dimensions`", "1 to 384", "385")),
+        ({"truncate_prompt_tokens": 2}, 422, ("`truncate_prompt_tokens`", "3", "2")),
+        ({"truncate_prompt_tokens": -2}, 422, ("`truncate_prompt_tokens`", "-1")),
+        ({"add_special_tokens": False}, 422, ("`add_special_tokens`",)),
+        ({"normalize": False}, 422, ("`normalize`",)),
+        ({"embed_dtype": "bfloat16"}, 422, ("`embed_dtype`", "'bfloat16'")),
+        ({"input": ["a"] * (MOST_DESCRIBED + 1), "encoding_format": "bytes"}, 422, (str(MOST_DESCRIBED),)),
+        ({"input": [101, 102]}, 422, ("`input`",)),
+        ({"input": ["a", [101]]}, 422, ("`input[1]` is a list of 1",)),
+        ({"input": ["a", ""]}, 400, ("`input[1]`",)),
+        ({"input": None, "messages": []}, 422, ("`messages`",)),
+        ({"model": "gpt"}, 404, ("`model`",)),
     ],
-    ids=str,
+    ids=lambda each: str(each)[:50],
 )
-def test_refused(http: httpx.Client, given: dict[str, Any], status: int, says: str) -> None:
-    refused = http.post("/pooling", json={"input": "a", **given})
+def test_refused(http: httpx.Client, fields: dict[str, Any], status: int, says: tuple[str, ...]) -> None:
+    refused = http.post("/pooling", json={"input": "a", **fields})
     assert refused.status_code == status
-    assert says in refused.json()["error"]["message"]
+    assert all(value in refused.json()["error"]["message"] for value in says), refused.text
 
 
 def test_multi_vectors_have_length_1(late_interaction: Live, splade: Live) -> None:
     refused = late_interaction.post("/pooling", {"input": "a", "use_activation": False})
     assert (refused.status_code, refused.json()["error"]["param"]) == (422, "use_activation")
     nothing = splade.post("/pooling", {"input": "a"})
-    assert "has no task for /pooling; it has sparse" in nothing.json()["error"]["message"]
+    assert "sparse" in nothing.json()["error"]["message"]
 
 
 def test_ids_of_this_models_tokenizer(http: httpx.Client) -> None:

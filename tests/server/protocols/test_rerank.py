@@ -1,8 +1,7 @@
-"""The routes that rerank and score, on a cross-encoder: what they answer, in each dialect, and what they refuse."""
+"""The routes that rerank and score, on a cross-encoder: what they answer, in each format, and what they refuse."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,125 +60,98 @@ def test_tei(client: httpx.Client, expected: list[float]) -> None:
     assert close([row["score"] for row in rows], sigmoid(np.array(expected)[order]))
     assert answer.headers["x-truncated-texts"] == "1"
     assert int(answer.headers["x-compute-characters"]) == sum(len(QUERY) + len(each) for each in DOCUMENTS)
-    raw = client.post(
-        TEI, json={"query": QUERY, "texts": DOCUMENTS, "raw_scores": True, "return_text": True, "top_n": 3}
-    ).json()
+    body = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True, "return_text": True, "top_n": 3}
+    raw = client.post(TEI, json=body).json()
     assert close([row["score"] for row in raw], np.array(expected)[order[:3]])
     assert [row["text"] for row in raw] == [DOCUMENTS[index] for index in order[:3]]
 
 
-def test_texts_beside_documents_are_what_is_ranked(client: httpx.Client) -> None:
-    """Some clients send both, whatever the server; TEI does not read `documents`, nor `model`."""
-    texts = {"query": QUERY, "texts": DOCUMENTS[:3]}
-    plain = client.post(TEI, json=texts).json()
-    for more in ({"documents": DOCUMENTS[:3], "return_documents": False}, {"documents": "a", "model": 3}):
-        assert client.post(TEI, json={**texts, **more}).json() == plain
-
-
-@pytest.mark.parametrize(("query", "texts"), [("cat", ["", "the cat", ""]), ("", ["a", "b"]), ("", [""])])
+@pytest.mark.parametrize(("query", "texts"), [("cat", ["", "the cat", ""]), ("", ["a", ""])])
 def test_empty_texts_are_scored(client: httpx.Client, reranker: Live, query: str, texts: list[str]) -> None:
-    wanted = logits_of(reranker, [(query, text) for text in texts])[:, 0]
+    logits = logits_of(reranker, [(query, text) for text in texts])[:, 0]
     for path, field, key in ((TEI, "texts", "score"), (V1, "documents", "relevance_score")):
         answer = client.post(path, json={"query": query, field: texts, "raw_scores": True}).json()
         rows = answer if path == TEI else answer["results"]
-        assert close([row[key] for row in sorted(rows, key=lambda row: row["index"])], wanted)
+        assert close([row[key] for row in sorted(rows, key=lambda row: row["index"])], logits)
 
 
-def test_equal_texts_come_in_the_order_given(client: httpx.Client) -> None:
+def test_equal_texts_come_in_the_order_of_the_request(client: httpx.Client) -> None:
     rows = client.post(TEI, json={"query": QUERY, "texts": [*["same"] * 20, "other"], "raw_scores": True}).json()
     same = [(-row["score"], row["index"]) for row in rows if row["index"] != 20]
-    # The CPU encoder does not promise the last bit, but equal scores are in the order given.
+    # The CPU encoder does not promise the last bit, but equal scores are in the order of the request.
     assert same == sorted(same)
     assert same[0][0] == pytest.approx(same[-1][0], abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("path", [V1, TEI])
-def test_the_union(client: httpx.Client, expected: list[float], path: str) -> None:
+def test_documents_and_options_of_several_apis(client: httpx.Client, expected: list[float], path: str) -> None:
     order = ranked(expected)
     documents = [{"text": text, "title": "ignored"} if index % 2 else text for index, text in enumerate(DOCUMENTS)]
     body = {"model": "reranker", "query": QUERY, "documents": documents, "return_documents": True, "top_n": 4}
     answer = client.post(path, json=body)
-    found = answer.json()
-    assert list(found) == ["id", "object", "model", "results", "usage", "meta"]
-    assert (found["object"], found["model"]) == ("rerank", "reranker")
-    assert [result["index"] for result in found["results"]] == order[:4]
-    assert [result["document"] for result in found["results"]] == [{"text": DOCUMENTS[index]} for index in order[:4]]
-    assert close([result["relevance_score"] for result in found["results"]], sigmoid(np.array(expected)[order[:4]]))
+    content = answer.json()
+    assert list(content) == ["id", "object", "model", "results", "usage", "meta"]
+    assert (content["object"], content["model"]) == ("rerank", "reranker")
+    assert [result["index"] for result in content["results"]] == order[:4]
+    assert [result["document"] for result in content["results"]] == [{"text": DOCUMENTS[index]} for index in order[:4]]
+    assert close([result["relevance_score"] for result in content["results"]], sigmoid(np.array(expected)[order[:4]]))
     tokens = int(answer.headers["x-compute-tokens"])
-    assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
-    assert found["meta"] == {
+    assert content["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert content["meta"] == {
         "api_version": {"version": "1"},
         "billed_units": {"search_units": 1},
         "tokens": {"input_tokens": tokens, "output_tokens": 0},
     }
-    for everything in ({}, {"top_n": None}, {"top_n": 0}, {"top_n": 50}):
-        results = client.post(path, json={"query": QUERY, "documents": documents} | everything).json()["results"]
+    for options, values in (({"top_n": 0}, sigmoid(np.array(expected)[order])), ({"top_n": 50}, None),
+                            ({"raw_scores": True}, np.array(expected)[order]),
+                            ({"use_activation": False}, np.array(expected)[order])):  # fmt: skip
+        results = client.post(path, json={"query": QUERY, "documents": documents} | options).json()["results"]
         assert [result["index"] for result in results] == order
         assert all("document" not in result for result in results)
-    for raw in ({"raw_scores": True}, {"use_activation": False}):
-        results = client.post(path, json={"query": QUERY, "documents": documents} | raw).json()["results"]
-        assert close([result["relevance_score"] for result in results], np.array(expected)[order])
-
-
-def test_what_its_clients_send(client: httpx.Client) -> None:
-    """Fields of each of the four that change nothing."""
-    body = {"query": QUERY, "documents": DOCUMENTS[:3]}
-    plain = client.post(V1, json=body).json()["results"]
-    for fields in (
-        {"model": "default/not-specified", "raw_scores": False},  # Infinity's client
-        {"max_chunks_per_doc": None, "rank_fields": None, "return_documents": None},  # LangChain's, of Cohere
-        {"max_chunks_per_doc": 10, "rank_fields": ["text"]},
-        {"user": "someone", "priority": 1, "use_activation": True, "truncate_prompt_tokens": -1, "instruction": None},
-    ):
-        assert client.post(V1, json=body | fields).json()["results"] == plain
+        assert values is None or close([result["relevance_score"] for result in results], values)
 
 
 def test_cohere(client: httpx.Client, expected: list[float]) -> None:
     order = ranked(expected)
     answer = client.post(V2, json={"model": "reranker", "query": QUERY, "documents": DOCUMENTS, "priority": 7})
-    found = answer.json()
-    assert list(found) == ["id", "results", "meta"]
-    assert [result["index"] for result in found["results"]] == order
-    assert close([result["relevance_score"] for result in found["results"]], sigmoid(np.array(expected)[order]))
-    assert found["meta"] == {
+    content = answer.json()
+    assert list(content) == ["id", "results", "meta"]
+    assert [result["index"] for result in content["results"]] == order
+    assert close([result["relevance_score"] for result in content["results"]], sigmoid(np.array(expected)[order]))
+    assert content["meta"] == {
         "api_version": {"version": "2"},
         "billed_units": {"search_units": 1},
         "tokens": {"input_tokens": int(answer.headers["x-compute-tokens"]), "output_tokens": 0},
     }
     best = {"query": QUERY, "documents": DOCUMENTS, "relevant_spans": {"mode": "disabled"}, "top_n": 1}
-    assert client.post(V2, json=best).json()["results"] == found["results"][:1]
+    assert client.post(V2, json=best).json()["results"] == content["results"][:1]
     many = {"query": QUERY, "documents": ["a"] * 201}
     assert client.post(V2, json=many).json()["meta"]["billed_units"] == {"search_units": 3}
 
 
-@pytest.mark.parametrize("path", [SCORE, "/v1/score"])
 @pytest.mark.parametrize(
-    ("first", "second"), [("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")]
-)
+    ("path", "first", "second"),
+    [(SCORE, "queries", "documents"), ("/v1/score", "queries", "items"), (SCORE, "text_1", "text_2"),
+     (SCORE, "data_1", "data_2")],
+)  # fmt: skip
 def test_vllms_scores(client: httpx.Client, expected: list[float], path: str, first: str, second: str) -> None:
     answer = client.post(path, json={"model": "reranker", first: QUERY, second: DOCUMENTS})
-    found = answer.json()
-    assert list(found) == ["id", "object", "created", "model", "data", "usage"]
-    assert [(each["index"], each["object"]) for each in found["data"]] == [(index, "score") for index in range(7)]
-    assert close([each["score"] for each in found["data"]], sigmoid(np.array(expected)))
+    content = answer.json()
+    assert list(content) == ["id", "object", "created", "model", "data", "usage"]
+    assert [(each["index"], each["object"]) for each in content["data"]] == [(index, "score") for index in range(7)]
+    assert close([each["score"] for each in content["data"]], sigmoid(np.array(expected)))
     tokens = int(answer.headers["x-compute-tokens"])
-    assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
-    (alone,) = client.post(path, json={first: QUERY, second: DOCUMENTS[2]}).json()["data"]
-    assert alone == {**found["data"][2], "index": 0, "score": alone["score"]}
-    assert close([alone["score"]], [found["data"][2]["score"]])  # other company may change a CPU's last bits
+    assert content["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
     raw = client.post(path, json={first: [QUERY], second: DOCUMENTS, "use_activation": False}).json()["data"]
     assert close([each["score"] for each in raw], expected)
 
 
 def test_pair_by_pair(client: httpx.Client, reranker: Live) -> None:
     firsts = DOCUMENTS[::-1]
-    found = client.post(SCORE, json={"text_1": firsts[1:], "text_2": DOCUMENTS[1:], "use_activation": False}).json()
+    answer = client.post(SCORE, json={"text_1": firsts[1:], "text_2": DOCUMENTS[1:], "use_activation": False}).json()
     # The long document meets itself: both are cut.
     logits = logits_of(reranker, [*zip(firsts[1:], DOCUMENTS[1:], strict=True)])
-    assert close([each["score"] for each in found["data"]], logits[:, 0])
-    one = client.post(SCORE, json={"text_1": DOCUMENTS[0], "text_2": DOCUMENTS[1], "use_activation": False}).json()
-    other = client.post(SCORE, json={"text_1": DOCUMENTS[1], "text_2": DOCUMENTS[0], "use_activation": False}).json()
-    assert abs(one["data"][0]["score"] - other["data"][0]["score"]) > 100 * TOLERANCE  # token types and order count
+    assert close([each["score"] for each in answer["data"]], logits[:, 0])
 
 
 # --- what is cut ---
@@ -197,9 +169,8 @@ def test_the_longer_text_is_cut(client: httpx.Client, reranker: Live, direction:
     refused = client.post(TEI, json=body | {"truncate": False})
     assert refused.status_code == 422
     assert "`texts`: pair 0 has " in refused.json()["error"]
-    for path in (V1, TEI):
-        body = {"query": QUERY, "documents": [document], "raw_scores": True, "truncation_side": direction.lower()}
-        assert close([client.post(path, json=body).json()["results"][0]["relevance_score"]], [score])
+    body = {"query": QUERY, "documents": [document], "raw_scores": True, "truncation_side": direction.lower()}
+    assert close([client.post(V1, json=body).json()["results"][0]["relevance_score"]], [score])
 
 
 def test_limits_of_tokens(client: httpx.Client, reranker: Live) -> None:
@@ -211,7 +182,7 @@ def test_limits_of_tokens(client: httpx.Client, reranker: Live) -> None:
     shorter = DOCUMENTS[0].split()
     (ten,) = logits_of(reranker, [(QUERY, " ".join(shorter[:4]))])[0]
     assert close([score(max_tokens_per_doc=4)], [ten])
-    # The query has five tokens, and there are three more; where there is less room, both texts are cut.
+    # The query has five tokens, and there are three more; with fewer left, both texts are cut.
     six, four = logits_of(reranker, [(QUERY, " ".join(shorter[:6])), (QUERY.rstrip("?"), " ".join(shorter[:4]))])
     assert close([score(truncate_prompt_tokens=5 + 3 + 6)], six)
     assert close([score(truncate_prompt_tokens=4 + 3 + 4)], four)
@@ -229,51 +200,43 @@ def test_limits_of_tokens(client: httpx.Client, reranker: Live) -> None:
 LONG = {"query": "q", "documents": ["d"] * 10_001}
 D: dict[str, Any] = {"query": "q", "documents": ["a"]}
 T: dict[str, Any] = {"query": "q", "texts": ["a"]}
-# path, body, status, what the message holds; for all dialects
-REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
-    (TEI, {"query": "q", "texts": []}, 400, "`texts` must not be an empty list"),
-    (TEI, {"query": "q"}, 422, "`texts` is required, or `documents` in its place; the request has neither"),
-    (TEI, {"texts": ["a"]}, 422, "`query` is required"),
-    (TEI, {"query": ["q"], "texts": ["a"]}, 422, "`query` must be a valid string; it is a list of 1"),
-    (TEI, {"query": "q", "texts": ["a", 5]}, 422, "`texts` must be a list of strings; `texts[1]` is 5"),
-    (TEI, T | {"top_n": -1}, 422, "`top_n` must be greater than or equal to 0"),
-    (TEI, {"query": "q", "texts": LONG["documents"]}, 413, "`texts` has 10001 texts; the limit is 10000 (--max-cl"),
-    (V1, {"query": "q", "documents": []}, 400, "`documents` must not be an empty list"),
-    (V1, {"query": "q"}, 422, "`documents` is required"),
-    (V1, {"query": "q", "documents": "a"}, 422, "`documents` must be a list of strings, or of objects with a string"),
-    (V1, {"query": "q", "documents": ["a", {"txt": "a"}]}, 422, "`text`; `documents[1]` is an object"),
-    (V1, {"query": "q", "documents": [{"text": 5}]}, 422, "`documents[0]"),
-    (V1, D | {"top_n": -3}, 422, "`top_n` must be greater than or equal to 0; it is -3"),
-    (V1, D | {"top_n": 1.5}, 422, "`top_n` must be a valid integer; it is 1.5"),
-    (V1, D | {"rank_fields": ["title", "text"]}, 422, "`rank_fields` must be [\"text"),
-    (V1, D | {"instruction": "i"}, 422, "`instruction` is not supported and must be"),
-    (V1, D | {"chat_template_kwargs": {}}, 422, "`chat_template_kwargs` is not supported"),
-    (V1, D | {"truncate_prompt_tokens": 4}, 422, "a pair of texts has at least 5"),
-    (V1, D | {"truncate_prompt_tokens": -2}, 422, "`truncate_prompt_tokens` must be"),
-    (V1, D | {"model": "rerank-v3.5"}, 404, "`model` must be reranker; it is 'rerank-v3.5'"),
-    (V1, LONG, 413, "`documents` has 10001 texts; the limit is 10000 (--max-client-documents)"),
-    (V2, {"query": "q", "documents": []}, 400, "`documents` must not be an empty list"),
-    (V2, {"query": "q", "documents": [{"text": "a"}]}, 422, "`documents` must be a list of strings; `documents[0]`"),
-    (V2, D | {"top_n": 0}, 422, "`top_n` must be greater than or equal to 1"),
-    (V2, D | {"max_tokens_per_doc": 0}, 422, "`max_tokens_per_doc` must be"),
-    (V2, D | {"relevant_spans": {"mode": "enabled"}}, 422, "`relevant_spans` must be {"),
-    (V2, D | {"priority": -1}, 422, "`priority` must be greater than or equal to 0; it is"),
-    (V2, D | {"model": "rerank-v4"}, 404, "`model` must be reranker; it is 'rerank-v4'"),
-    (V2, LONG, 413, "`documents` has 10001 texts; the limit is 10000 (--max-client-documents)"),
-    (SCORE, {}, 422, "`text_1` and `text_2`, `data_1` and `data_2`; the request has none of them"),
-    (SCORE, {"queries": "q"}, 422, "the request has `queries`"),
-    (SCORE, {"queries": "q", "text_2": "a"}, 422, "the request has `queries`, `text_2`"),
-    (SCORE, {"queries": "q", "documents": "a", "items": "b"}, 422, "the request has `documents`, `items`, `queries`"),
-    (SCORE, {"queries": ["q", "r"], "documents": "a"}, 422, "`queries` has 2 texts and `documents` has 1; the former"),
-    (SCORE, {"queries": [], "documents": "a"}, 400, "`queries` must not be an empty list"),
-    (SCORE, {"text_1": [["q"]], "text_2": "a"}, 422, "`text_1` must be a string or a list of strings; `text_1[0]`"),
-    (SCORE, {"queries": "q", "documents": ["d"] * 10_001}, 413, "`documents` has 10001 texts; the limit is 10000"),
-    (SCORE, {"data_1": ["q"] * 10_001, "data_2": ["d"] * 10_001}, 413, "`data_1` has 10001 texts; the limit is 10000"),
-]  # fmt: skip
+# path, body, status, what the message holds
+REFUSED: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
+    (TEI, {"query": "q", "texts": []}, 400, ("`texts`",)),
+    (TEI, {"query": "q"}, 422, ("`texts`", "`documents`")),
+    (TEI, {"texts": ["a"]}, 422, ("`query`",)),
+    (TEI, {"query": ["q"], "texts": ["a"]}, 422, ("`query`", "a list of 1")),
+    (TEI, {"query": "q", "texts": ["a", 5]}, 422, ("`texts[1]` is 5",)),
+    (TEI, {"query": "q", "texts": LONG["documents"]}, 413, ("`texts`", "10001", "10000", "--max-client-documents")),
+    (V1, {"query": "q"}, 422, ("`documents`",)),
+    (V1, {"query": "q", "documents": []}, 400, ("`documents`",)),
+    (V1, {"query": "q", "documents": ["a", {"txt": "a"}]}, 422, ("`text`", "`documents[1]` is an object")),
+    (V1, {"query": "q", "documents": [{"text": 5}]}, 422, ("`documents[0]",)),
+    (V1, D | {"top_n": -3}, 422, ("`top_n`", "-3")),
+    (V1, D | {"top_n": 1.5}, 422, ("`top_n`", "1.5")),
+    (V1, D | {"rank_fields": ["title", "text"]}, 422, ("`rank_fields`",)),
+    (V1, D | {"instruction": "i"}, 422, ("`instruction`",)),
+    (V1, D | {"truncate_prompt_tokens": 4}, 422, ("`documents`", "5", "4")),
+    (V1, D | {"model": "rerank-v3.5"}, 404, ("`model`", "reranker", "'rerank-v3.5'")),
+    (V1, LONG, 413, ("`documents`", "10001", "10000")),
+    (V2, {"query": "q", "documents": [{"text": "a"}]}, 422, ("`documents[0]`",)),
+    (V2, D | {"top_n": 0}, 422, ("`top_n`", "1")),
+    (V2, D | {"max_tokens_per_doc": 0}, 422, ("`max_tokens_per_doc`",)),
+    (V2, D | {"relevant_spans": {"mode": "enabled"}}, 422, ("`relevant_spans`",)),
+    (V2, D | {"model": "rerank-v4"}, 404, ("`model`", "'rerank-v4'")),
+    (V2, LONG, 413, ("`documents`", "10001")),
+    (SCORE, {}, 422, ("`text_1` and `text_2`", "`data_1` and `data_2`")),
+    (SCORE, {"queries": "q", "text_2": "a"}, 422, ("`queries`, `text_2`",)),
+    (SCORE, {"queries": "q", "documents": "a", "items": "b"}, 422, ("`documents`, `items`, `queries`",)),
+    (SCORE, {"queries": ["q", "r"], "documents": "a"}, 422, ("`queries` has 2", "`documents` has 1")),
+    (SCORE, {"queries": [], "documents": "a"}, 400, ("`queries`",)),
+    (SCORE, {"text_1": [["q"]], "text_2": "a"}, 422, ("`text_1[0]`",)),
+    (SCORE, {"data_1": ["q"] * 10_001, "data_2": ["d"] * 10_001}, 413, ("`data_1`", "10001")),
+]
 
 
 def message(answer: httpx.Response) -> str:
-    """The error's message, from its route's dialect, and of no other form."""
+    """The error's message, in the format of its route."""
     error = answer.json()
     path = answer.url.path
     if path in (V1, V2):
@@ -287,32 +250,23 @@ def message(answer: httpx.Response) -> str:
     return str(error["error"])
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "says"), REFUSED, ids=[f"{path} {str(body)[:50]}" for path, body, *_ in REFUSED]
-)
-def test_refused(client: httpx.Client, path: str, body: dict[str, Any], status: int, says: str) -> None:
+@pytest.mark.parametrize(("path", "body", "status", "says"), REFUSED, ids=lambda each: str(each)[:50])
+def test_refused(client: httpx.Client, path: str, body: dict[str, Any], status: int, says: tuple[str, ...]) -> None:
     answer = client.post(path, json=body)
-    assert says in message(answer)
     assert answer.status_code == status
+    assert all(value in message(answer) for value in says), answer.text
 
 
 @pytest.mark.parametrize("path", [TEI, V1, V2, SCORE, "/v1/score", "/predict", "/classify"])
-def test_a_model_that_does_not_classify(http: httpx.Client, path: str) -> None:
+def test_a_model_without_the_task(http: httpx.Client, classifier: Live, path: str) -> None:
     answer = http.post(path, json={"query": "q", "documents": ["a"]})
-    missing = "classify" if path in ("/predict", "/classify") else "rerank"
-    assert message(answer) == (
-        f"sentence-transformers/all-MiniLM-L6-v2 does not have the task {missing}; it has embed, tokens"
-    )
+    task = "classify" if path in ("/predict", "/classify") else "rerank"
+    assert all(value in message(answer) for value in ("all-MiniLM-L6-v2", task, "embed, tokens"))
     assert answer.status_code == (424 if path in (TEI, "/predict") else 400)
-
-
-@pytest.mark.parametrize("path", [TEI, V1, V2, SCORE])
-def test_a_model_of_several_labels(classifier: Live, path: str) -> None:
-    answer = classifier.post(path, {"query": "q", "documents": ["a"]})
-    assert message(answer) == (
-        "classifier does not have the task rerank, which needs a model of one label and not of 3; it has classify"
-    )
-    assert answer.status_code == (424 if path == TEI else 400)
+    if task == "rerank":
+        answer = classifier.post(path, {"query": "q", "documents": ["a"]})  # which has three labels
+        assert all(value in message(answer) for value in ("classifier", "rerank", "3"))
+        assert answer.status_code == (424 if path == TEI else 400)
 
 
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/embed_all", "/similarity"])
@@ -320,7 +274,16 @@ def test_a_cross_encoder_does_not_embed(client: httpx.Client, path: str) -> None
     inputs: Any = {"source_sentence": "a", "sentences": ["b"]} if path == "/similarity" else "a"
     answer = client.post(path, json={"inputs": inputs, "input": "a"})
     assert answer.status_code == (400 if path == "/v1/embeddings" else 424)
-    assert "; it has classify, rerank" in answer.text
+    assert "classify, rerank" in answer.text
+
+
+@pytest.mark.parametrize("path", [TEI, V1, V2, SCORE])
+def test_scores_that_are_not_finite_are_an_error_and_never_null(client: httpx.Client, path: str) -> None:
+    texts = "texts" if path == TEI else "documents"
+    answer = client.post(path, json={"query": "q", "queries": "q", texts: ["fine", f"{NAN_WORD} is not"]})
+    assert answer.status_code == 424
+    assert "not finite" in message(answer)
+    assert client.post(path, json={"query": "q", "queries": "q", texts: ["fine"]}).status_code == 200
 
 
 # --- large requests ---
@@ -329,7 +292,7 @@ def test_a_cross_encoder_does_not_embed(client: httpx.Client, path: str) -> None
 @pytest.fixture(scope="module")
 def small(reranker: Live) -> Iterator[Live]:
     """A stand-in, whose inference costs nothing."""
-    options = ("--workers", "1", "--payload-limit", "1000000", "--max-queue-tokens", "100000000")
+    options = ("--payload-limit", "1000000", "--max-queue-tokens", "100000000")
     with live(model_folder(reranker), *STAND_IN, *options, env={"STAND_IN_ORDERS": "no"}) as running:
         yield running
 
@@ -345,13 +308,11 @@ def test_as_many_documents_as_are_allowed(small: Live) -> None:
     assert len(small.post(SCORE, firsts).json()["data"]) == 10_000
 
 
-def test_a_query_that_makes_many_tokens_of_few_characters(small: Live) -> None:
+def test_a_query_of_many_tokens_and_few_characters(small: Live) -> None:
     """Its tokens count in every pair."""
     answer = small.post(V2, {"query": "word " * 120, "documents": ["d"] * 9000})
     assert answer.status_code == 413
-    assert message(answer) == (
-        "`documents` makes pairs of at least 1116000 tokens; the limit is 1000000 (--payload-limit)"
-    )
+    assert all(value in message(answer) for value in ("`documents`", "1116000", "1000000", "--payload-limit"))
 
 
 def test_a_large_body_of_many_strings(small: Live) -> None:
@@ -363,7 +324,7 @@ def test_a_large_body_of_many_strings(small: Live) -> None:
     with small.client() as opened:
         answer = opened.post(V1, content=short)
     assert answer.status_code == 413
-    assert "strings or more; the limit is 164096, for 10000 texts (--max-client-documents)" in message(answer)
+    assert all(value in message(answer) for value in ("164096", "10000", "--max-client-documents"))
 
 
 def test_what_the_metrics_count(small: Live) -> None:
@@ -375,18 +336,3 @@ def test_what_the_metrics_count(small: Live) -> None:
     assert grown == {"embert_texts_total": 8, "embert_truncated_texts_total": 1}
     assert after['embert_requests_total{route="/v1/rerank",status="200"}'] >= 1
     assert after["embert_tokens_total"] - before["embert_tokens_total"] == 7 * 5 + 128
-
-
-@pytest.mark.parametrize("path", [TEI, V1, V2, SCORE])
-def test_scores_that_are_no_numbers_are_an_error_and_never_null(client: httpx.Client, path: str) -> None:
-    texts = "texts" if path == TEI else "documents"
-    answer = client.post(path, json={"query": "q", "queries": "q", texts: ["fine", f"{NAN_WORD} is not"]})
-    assert message(answer) == "inference failed: the encoder returned a vector that is not finite"
-    assert answer.status_code == 424
-    assert client.post(path, json={"query": "q", "queries": "q", texts: ["fine"]}).status_code == 200
-
-
-def test_the_answer_is_json_of_short_numbers(client: httpx.Client) -> None:
-    answer = client.post(TEI, json={"query": QUERY, "texts": DOCUMENTS})
-    assert json.loads(answer.text) == answer.json()
-    assert all(len(str(row["score"])) <= 12 for row in answer.json())

@@ -1,4 +1,4 @@
-"""What is said about bodies that are not requests: always a sentence, never the text."""
+"""Bodies that are not requests: errors that are short, name a field, and never hold the text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embert.server.protocols.tei import EmbedAllRequest, EmbedRequest, EmbedSpar
 from embert.server.protocols.tei_tokens import TokenizeRequest
 from embert.server.request.request_body import RequestBody, parse
 
-SCHEMAS = [task.request for task in TASKS]
+SCHEMAS = list(dict.fromkeys(task.request for task in TASKS))
 FIELDS = sorted({name for schema in SCHEMAS for name in schema.model_fields} | {"source_sentence", "sentences"})
 CANARY = "canary 9c1e"
 
@@ -32,32 +32,31 @@ values = st.recursive(
 bodies = st.dictionaries(st.one_of(st.sampled_from(FIELDS), texts), values, max_size=5)
 
 
-def check_sentence(error: ServerError) -> None:
+def check_message(error: ServerError) -> None:
     assert CANARY not in error.message
     assert len(error.message) < 400
     assert "\n" not in error.message
-    assert error.message[-1] != "."
     if isinstance(error, Invalid) and error.param is not None:
         assert f"`{error.param}" in error.message
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 @given(body=st.one_of(bodies, values))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_every_body_is_a_request_or_gets_a_sentence(schema: type[RequestBody], body: Any) -> None:
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_body_is_a_request_or_an_error(schema: type[RequestBody], body: Any) -> None:
     try:
         parse(schema, json.dumps(body).encode())
     except (BadRequest, Invalid) as error:
-        check_sentence(error)
+        check_message(error)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 @given(body=st.binary(max_size=60), before=st.sampled_from([b"", b'{"inputs": "', b'{"input": [', b'{"ids": [[1, ']))
-@settings(max_examples=80, deadline=None)
-def test_every_string_of_bytes_gets_a_sentence(schema: type[RequestBody], body: bytes, before: bytes) -> None:
+@settings(max_examples=30, deadline=None)
+def test_every_string_of_bytes_is_an_error(schema: type[RequestBody], body: bytes, before: bytes) -> None:
     with pytest.raises((BadRequest, Invalid)) as error:
         parse(schema, before + body)
-    check_sentence(error.value)
+    check_message(error.value)
 
 
 @given(value=values, index=st.integers(1, 5))
@@ -81,14 +80,14 @@ def test_the_place_that_is_named_is_the_wrong_one(value: Any, index: int) -> Non
 
 @pytest.mark.parametrize("item", [b"null", b"[]", b"[null]", b"[[]]", b'["a", 1]'])
 @pytest.mark.parametrize("schema", [EmbedRequest, TokenizeRequest])
-def test_many_wrong_items_are_few_complaints(schema: type[EmbedRequest], item: bytes) -> None:
+def test_many_wrong_items_are_few_errors(schema: type[EmbedRequest], item: bytes) -> None:
     """Each costs microseconds: with one for every item, ten megabytes of nulls took a minute of the event loop."""
     body = b'{"inputs": [' + b",".join([item] * 10_000) + b"]}"
-    assert complaints(schema.model_validate_json, body) <= 10
-    assert complaints(lambda body: schema.model_validate(json.loads(body)), body) <= 10
+    assert validation_errors(schema.model_validate_json, body) <= 10
+    assert validation_errors(lambda body: schema.model_validate(json.loads(body)), body) <= 10
 
 
-def complaints(validate: Callable[[bytes], BaseModel], body: bytes) -> int:
+def validation_errors(validate: Callable[[bytes], BaseModel], body: bytes) -> int:
     try:
         validate(body)
     except ValidationError as error:
@@ -96,25 +95,17 @@ def complaints(validate: Callable[[bytes], BaseModel], body: bytes) -> int:
     return 0
 
 
-def test_the_four_forms() -> None:
-    for given_, kind in (("a", str), (["a"], str), ([1], int), ([[1], [2]], list)):
-        for schema, name in ((EmbeddingsRequest, "input"), (EmbedRequest, "inputs"), (EmbedAllRequest, "inputs")):
-            found = getattr(parse(schema, json.dumps({name: given_}).encode()), name)
-            assert found == given_
-            assert isinstance(found if isinstance(found, str) else found[0], kind)
-
-
-def test_texts_and_ids_in_one_list_are_teis_alone() -> None:
-    body = json.dumps({"inputs": ["a", [1], "b"], "input": ["a", [1], "b"]}).encode()
+@pytest.mark.parametrize("value", ["a", ["a"], [1], [[1], [2]], ["a", [1], "b"]])
+def test_forms_of_an_input(value: Any) -> None:
+    body = json.dumps({"inputs": value, "input": value}).encode()
     for schema in (EmbedRequest, EmbedAllRequest, EmbedSparseRequest):
-        assert parse(schema, body).inputs == ["a", [1], "b"]
-    with pytest.raises(Invalid, match="a string, a list of strings, a list of token ids, or a list of such lists"):
-        parse(EmbeddingsRequest, body)
-
-
-def test_requests_cannot_be_changed() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        parse(EmbedRequest, b'{"inputs": "a"}').inputs = "b"
+        assert parse(schema, body).inputs == value
+    if value == ["a", [1], "b"]:  # which is TEI's
+        with pytest.raises(Invalid) as error:
+            parse(EmbeddingsRequest, body)
+        assert error.value.param == "input"
+    else:
+        assert parse(EmbeddingsRequest, body).input == value
 
 
 @pytest.mark.parametrize(

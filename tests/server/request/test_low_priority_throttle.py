@@ -1,4 +1,4 @@
-"""Bulk requests give way to others on the event loop of an API process, in turns."""
+"""Low-priority requests give way to others on the event loop of an API process."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ SMALL, LARGE = 1_000, 20_000  # bytes of a body; a round has 16 384
 
 
 async def _order(costs: list[int], cancelled: tuple[int, ...] = ()) -> list[str]:
-    """In which order bulk requests work, and rounds of the event loop end."""
-    turns, order = LowPriorityThrottle(), []
+    """In which order low-priority requests work, and rounds of the event loop end."""
+    throttle, order = LowPriorityThrottle(), []
 
     async def low_priority(number: int, cost: int) -> None:
-        await turns.before_tokenizing(cost)
-        order.append(f"bulk {number}")
+        await throttle.before_tokenizing(cost)
+        order.append(f"low {number}")
 
     tasks = [asyncio.create_task(low_priority(number, cost)) for number, cost in enumerate(costs)]
     waiting = set(tasks)
-    await asyncio.sleep(0)  # each has asked for its turn
+    await asyncio.sleep(0)  # each has asked
     for number in cancelled:
         tasks[number].cancel()
     while waiting:
@@ -55,24 +55,24 @@ def _rounds(order: list[str]) -> list[list[str]]:
 
 
 def test_a_large_low_priority_request_has_a_round_for_itself() -> None:
-    assert _rounds(asyncio.run(_order([LARGE] * 8))) == [[f"bulk {number}"] for number in range(8)]
+    assert _rounds(asyncio.run(_order([LARGE] * 8))) == [[f"low {number}"] for number in range(8)]
 
 
 def test_small_low_priority_requests_share_a_round() -> None:
     assert _rounds(asyncio.run(_order([SMALL] * 40))) == [
-        [f"bulk {number}" for number in span] for span in (range(16), range(16, 32), range(32, 40))
+        [f"low {number}" for number in span] for span in (range(16), range(16, 32), range(32, 40))
     ]
 
 
-def test_a_request_that_is_cancelled_while_it_waits_holds_up_nobody() -> None:
-    assert _rounds(asyncio.run(_order([LARGE] * 4, cancelled=(1, 2)))) == [["bulk 0"], ["bulk 3"]]
+def test_a_request_that_is_cancelled_while_it_waits_delays_no_other() -> None:
+    assert _rounds(asyncio.run(_order([LARGE] * 4, cancelled=(1, 2)))) == [["low 0"], ["low 3"]]
 
 
 def test_one_low_priority_request_does_not_wait() -> None:
     async def alone() -> None:
-        turns = LowPriorityThrottle()
+        throttle = LowPriorityThrottle()
         for _ in range(3):
-            work = turns.before_tokenizing(LARGE)
+            work = throttle.before_tokenizing(LARGE)
             with pytest.raises(StopIteration):  # it ends without waiting for anything
                 work.send(None)
             await asyncio.sleep(0)
@@ -81,13 +81,13 @@ def test_one_low_priority_request_does_not_wait() -> None:
     asyncio.run(alone())
 
 
-def test_answers_have_their_turns_by_their_bytes() -> None:
+def test_answers_are_throttled_by_their_bytes() -> None:
     async def answers() -> int:
-        turns, done = LowPriorityThrottle(), 0
+        throttle, done = LowPriorityThrottle(), 0
 
         async def answer() -> None:
             nonlocal done
-            await turns.before_answering(8 * LARGE)
+            await throttle.before_answering(8 * LARGE)
             done += 1
 
         tasks = [asyncio.create_task(answer()) for _ in range(3)]
@@ -115,8 +115,8 @@ class _Recorder(LowPriorityThrottle):
 
 
 @pytest.mark.parametrize("low_priority", [False, True])
-def test_only_low_priority_requests_take_turns(low_priority: bool) -> None:
-    turns = _Recorder()
+def test_only_low_priority_requests_are_throttled(low_priority: bool) -> None:
+    throttle = _Recorder()
     ids = np.arange(3, dtype=np.int32)
     encoded = Encoded(ids, np.array([3], np.int32), 0, None)
     answer = Answer({Task.EMBED: TaskOutput.one_each(np.zeros((2, 4), np.float32))}, 0.0, 0.0)
@@ -130,7 +130,7 @@ def test_only_low_priority_requests_take_turns(low_priority: bool) -> None:
     context = object.__new__(RequestContext)
     context.options = cast("RequestOptions", SimpleNamespace(low_priority=low_priority, priority=""))
     context.breakdown, context.trace, context.receive, context.truncated = LatencyBreakdown(), None, receive, 0
-    registry = SimpleNamespace(low_priority_throttle=turns, held=HeldBytes(1 << 20))
+    registry = SimpleNamespace(low_priority_throttle=throttle, held=HeldBytes(1 << 20))
     context._selector = cast("ModelSelector", SimpleNamespace(registry=registry))
     context._size, context._param = 300, ""
     context.scope = {SCOPE_KEY: RequestRecord("", b"")}
@@ -145,7 +145,7 @@ def test_only_low_priority_requests_take_turns(low_priority: bool) -> None:
         await context.run(found)
 
     asyncio.run(request())
-    assert turns.asked == ([("tokenize", 300), ("answer", 32)] if low_priority else [])
+    assert throttle.asked == ([("tokenize", 300), ("answer", 32)] if low_priority else [])
 
 
 async def receive() -> Any:

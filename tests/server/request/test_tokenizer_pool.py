@@ -1,4 +1,4 @@
-"""Large inputs take turns on the tokenizer's threads, and stop when nobody wants them. No clock, no sockets."""
+"""Large inputs alternate on the tokenizer's threads, and stop when their client leaves. No clock, no sockets."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def pool_of(*, payload_limit: int = 10_000_000) -> TokenizerPool:
     return TokenizerPool(1, payload_limit)
 
 
-def counting(done: list[str], name: str, turns: int) -> Chunks[str]:
-    for turn in range(turns):
+def counting(done: list[str], name: str, chunks: int) -> Chunks[str]:
+    for chunk in range(chunks):
         done.append(name)
-        yield turn
+        yield chunk
     return name
 
 
@@ -46,7 +46,7 @@ def ignore(tokens: int) -> None:
     pass
 
 
-def test_requests_take_turns() -> None:
+def test_requests_alternate() -> None:
     pool = pool_of()
     done: list[str] = []
 
@@ -59,7 +59,7 @@ def test_requests_take_turns() -> None:
         assert await large == "large"
 
     run(both)
-    # The turn at work may end before the small one comes, and another begin.
+    # The chunk at work may end before the small one comes, and another begin.
     assert done.index("small") <= 3
     assert len(done) == 52
     pool.close()
@@ -103,14 +103,11 @@ def test_what_waits_for_the_tokenizer_is_bounded() -> None:
         return "done"
 
     async def work() -> None:
-        first = asyncio.ensure_future(pool.run(gated(), 5000, stays, ignore))  # alone, whatever it has
+        first = asyncio.ensure_future(pool.run(gated(), 5000, stays, ignore))  # the only one, whatever it has
         await asyncio.sleep(0)
         with pytest.raises(Overloaded) as refused:
             await pool.run(gated(), 1, stays, ignore)
-        assert refused.value.message == (
-            "the tokenizer has 5000 characters to do and this request has 1; the limit is 2000 "
-            "(2 times --payload-limit)"
-        )
+        assert all(value in refused.value.message for value in ("5000", "1", "2000", "--payload-limit"))
         assert refused.value.retry_after_s == 1
         gate.set()
         assert await first == "done"
@@ -121,20 +118,20 @@ def test_what_waits_for_the_tokenizer_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "said"),
+    ("error", "kind", "named"),
     [
         (InputError("no", param="inputs"), Invalid, "no"),
-        (InputTooLarge("no", param="inputs"), PayloadTooLarge, r"no \(--max-unbroken-characters\)"),
+        (InputTooLarge("no", param="inputs"), PayloadTooLarge, "--max-unbroken-characters"),
     ],
 )
-def test_errors_of_the_tokenizer_are_answers(error: InputError, kind: type[Exception], said: str) -> None:
+def test_errors_of_the_tokenizer_are_answers(error: InputError, kind: type[Exception], named: str) -> None:
     pool = pool_of()
 
     def failing() -> Chunks[None]:
         yield 1
         raise error
 
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=named):
         run(lambda: pool.run(failing(), 1, stays, ignore))
     assert pool._waiting == 0
     pool.close()

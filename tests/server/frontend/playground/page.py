@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
-
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from tests.server.live import until
 
-__all__ = ["CONTRASTS", "cells", "compare", "contents", "look_like", "standing_in", "text"]
-
-_STAND_IN = Path(__file__).with_name("stand_in.js").read_text()
+__all__ = ["cells", "check_legibility", "compare", "contents", "open_page", "text", "views"]
 
 
 def text(browser: Chrome, selector: str) -> str:
@@ -41,17 +35,26 @@ def compare(browser: Chrome, texts: list[str]) -> None:
     until(lambda: len(contents(browser, "#matrix tbody th")) == len(texts), what="the texts' matrix")
 
 
-@contextlib.contextmanager
-def standing_in(browser: Chrome, url: str, before: str = "") -> Iterator[None]:
-    """The page at `url` with stand_in.js, and the script `before` it, in front of the server."""
-    script = {"source": before + _STAND_IN}
-    added = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", script)
-    try:
-        browser.get("about:blank")  # another hash alone would not load the page
-        browser.get(url)
-        yield
-    finally:
-        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+def open_page(browser: Chrome, url: str) -> None:
+    """Load the page, with an empty console."""
+    browser.get("about:blank")  # another hash alone would not load the page
+    browser.get_log("browser")  # type: ignore[no-untyped-call]  # what others left there
+    browser.get(url)
+
+
+def views(browser: Chrome) -> list[str]:
+    """The panels that are shown."""
+    panels = browser.find_elements(By.CLASS_NAME, "panel")
+    return [panel.get_attribute("id") or "" for panel in panels if panel.is_displayed()]
+
+
+def check_legibility(browser: Chrome) -> None:
+    """Contrasts, light and dark, and the width of a phone."""
+    for dark in (False, True):
+        look_like(browser, width=390, dark=dark)
+        assert browser.execute_script(CONTRASTS) == []
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    look_like(browser, width=1280)
 
 
 def look_like(browser: Chrome, *, width: int, dark: bool = False) -> None:

@@ -13,14 +13,14 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
-from tests.server.frontend.playground.page import CONTRASTS, cells, contents, look_like, text
+from tests.server.frontend.playground.page import cells, contents, open_page, text, views
 from tests.server.live import Live, live, until
 from tests.server.models import build_classifier, copy_model, edit_json, write_config
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """An embedder with a prompt, a reranker whose name has a slash and a space's worth of care, and one that fails."""
+    """An embedder with a prompt, a reranker whose name has a slash, and one that fails."""
     folder = tmp_path_factory.mktemp("two")
     dense, broken = copy_model(folder / "dense"), copy_model(folder / "broken")
     edit_json(dense / "config_sentence_transformers.json", prompts={"query": "query: "})
@@ -34,21 +34,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture
 def page(chrome: Chrome, two: Live) -> Chrome:
-    chrome.get("about:blank")  # another hash alone would not load the page
-    chrome.get_log("browser")  # type: ignore[no-untyped-call]  # what others left there
-    chrome.get(two.url)
+    open_page(chrome, two.url)
     until(lambda: cells(chrome), what="the first matrix")
     return chrome
 
 
 def choose(page: Chrome, name: str) -> None:
     Select(page.find_element(By.ID, "chooser")).select_by_value(name)
-
-
-def views(page: Chrome) -> list[str]:
-    """The panels that are shown."""
-    panels = page.find_elements(By.CLASS_NAME, "panel")
-    return [panel.get_attribute("id") or "" for panel in panels if panel.is_displayed()]
 
 
 def asked_paths(page: Chrome) -> list[str]:
@@ -109,8 +101,7 @@ def test_the_address_names_a_model_and_a_view(chrome: Chrome, two: Live) -> None
         ("#model=%E0%A4%A", "dense", "view-similarity"),
         ("#model=broken", "dense", "view-similarity"),
     ):
-        chrome.get("about:blank")
-        chrome.get(f"{two.url}/{address}")
+        open_page(chrome, f"{two.url}/{address}")
         until(lambda title=title: chrome.title == f"embert · {title}", what=address)  # type: ignore[misc]
         assert views(chrome) == [view]
 
@@ -133,14 +124,3 @@ def test_an_answer_of_the_model_before_is_not_shown(page: Chrome) -> None:
     assert not page.find_element(By.ID, "result").is_displayed()
     assert views(page) == ["view-rerank"]
     assert text(page, "#rerank-list data")
-
-
-def test_it_is_legible_and_narrow_enough(page: Chrome) -> None:
-    for name in ("dense", "org/rank"):
-        choose(page, name)
-        until(lambda name=name: page.title.endswith(name), what=name)  # type: ignore[misc]
-        for dark in (False, True):
-            look_like(page, width=390, dark=dark)
-            assert page.execute_script(CONTRASTS) == []
-            assert page.execute_script("return document.documentElement.scrollWidth") <= 390
-    look_like(page, width=1280)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import shlex
 import subprocess
@@ -15,18 +16,15 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from embert.server.frontend.routes import TASKS
-from tests.server.frontend.playground.page import CONTRASTS, cells, compare, contents, look_like, text
-from tests.server.live import ROOT, Live, until
+from tests.server.frontend.playground.page import cells, check_legibility, compare, contents, open_page, text
+from tests.server.live import Live, until
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
 @pytest.fixture(scope="module")
 def page(chrome: Chrome, server: Live) -> Chrome:
-    chrome.get("about:blank")
-    chrome.get_log("browser")  # type: ignore[no-untyped-call]  # what others left there
-    chrome.get(server.url)
+    open_page(chrome, server.url)
     until(lambda: cells(chrome), what="the first matrix")
     return chrome
 
@@ -58,25 +56,12 @@ def test_the_page_is_self_contained(http: httpx.Client) -> None:
     assert "default-src 'none'" in policy
 
 
-def test_the_live_figures_know_every_route_of_work() -> None:
-    source = (ROOT / "server/frontend/playground/live.js").read_text()
-    known = set(re.findall(r'"(/[^"]*)"', source.partition("const WORK")[2].partition("];")[0]))
-    assert {path for task in TASKS for path in task.paths} - known == {"/tokenize", "/decode", "/detokenize"}
-
-
 # --- what a person does ---
 
 
-def test_model_limits_and_state(page: Chrome, http: httpx.Client) -> None:
-    info = http.get("/info").json()
-    assert text(page, "#state") == "ready"
-    assert text(page, "#model") == info["served_model_name"]
-    facts = text(page, "#facts").replace("\n", " ")
-    for fact in ("dimensions 384", "longest text 256 tokens", "texts a request 2 048", info["device_name"], "float32"):
-        assert fact in facts
-
-
 def test_a_heat_map_of_what_was_typed(page: Chrome, http: httpx.Client) -> None:
+    assert text(page, "#state") == "ready"
+    assert text(page, "#model") == http.get("/info").json()["served_model_name"]
     texts = ["a cat on a mat", "<b>the kitten</b> & 'the' \"rug\"", "interest rates", "Zinsen 利率 🏦"]
     compare(page, texts)
     vectors = http.post("/embed", json={"inputs": texts}).json()
@@ -85,9 +70,57 @@ def test_a_heat_map_of_what_was_typed(page: Chrome, http: httpx.Client) -> None:
     script = "return [...document.querySelectorAll('#matrix td')].map((cell) => cell.style.getPropertyValue('--heat'))"
     heats = [float(heat.rstrip("%")) for heat in page.execute_script(script) if heat]
     assert heats == pytest.approx([100 * min(1, max(0, value)) for value in expected], abs=0.51)
-    colours = {cell.value_of_css_property("background-color") for cell in page.find_elements(By.TAG_NAME, "td")}
-    assert len(colours) > 4
+    colors = {cell.value_of_css_property("background-color") for cell in page.find_elements(By.TAG_NAME, "td")}
+    assert len(colors) > 4
     assert text(page, "#pair").startswith("Closest, ")
+
+
+def test_a_long_text_is_cut_and_does_not_fill_the_page(page: Chrome) -> None:
+    compare(page, ["short", "word " * 6000])
+    assert text(page, "#cut") == "Text 2 was cut to 256 of 6 002 tokens."
+    pair = text(page, "#pair")
+    assert "“short” (3 tokens)" in pair
+    assert "(cut to 256 of 6 002 tokens)" in pair
+    for tab in ("curl", "python", "json"):
+        page.find_element(By.ID, f"tab-{tab}").click()
+        assert page.execute_script("return document.documentElement.scrollHeight") < 2000
+    page.find_element(By.ID, "tab-curl").click()
+
+
+def test_every_value_is_reached_with_the_keyboard(page: Chrome) -> None:
+    compare(page, ["a cat", "a kitten", "a tax form"])
+    (reached,) = page.find_elements(By.CSS_SELECTOR, "#matrix [tabindex='0']")  # one stop for Tab
+    reached.send_keys(Keys.ARROW_DOWN)
+    page.switch_to.active_element.send_keys(Keys.END)
+    cell = page.switch_to.active_element
+    assert (cell.get_attribute("data-row"), cell.get_attribute("data-column")) == ("1", "2")
+    shown = text(page, "#pair")
+    assert shown.startswith(cell.text[:3])
+    assert "“a kitten”" in shown
+    assert shown.index("“a kitten”") < shown.index("“a tax form”")
+
+
+def test_the_answer_and_a_vector_are_shown_and_copied(page: Chrome, http: httpx.Client) -> None:
+    texts = ["a cat", "a kitten"]
+    compare(page, texts)
+    # Only what asks for it may read the clipboard: keep what is written.
+    page.execute_script(
+        "Object.defineProperty(navigator, 'clipboard', {value: {writeText: (text) => { window.copied = text; }}})"
+    )
+
+    def copied(tab: str) -> str:
+        page.find_element(By.ID, f"tab-{tab}").click()
+        page.find_element(By.ID, "copy").click()
+        until(lambda: text(page, "#copied") == "copied")
+        found: str = page.execute_script("return window.copied")
+        return found
+
+    expected = http.post("/v1/embeddings", json={"input": texts}).json()
+    assert json.loads(copied("json")) | {"id": expected["id"]} == expected
+    assert json.loads(copied("vector")) == expected["data"][0]["embedding"]
+    page.find_element(By.CSS_SELECTOR, "#which option:nth-child(2)").click()
+    assert json.loads(contents(page, "#snippet")[0]) == expected["data"][1]["embedding"]
+    page.find_element(By.ID, "tab-curl").click()
 
 
 def test_the_parts_of_the_time_add_up(page: Chrome) -> None:
@@ -128,7 +161,6 @@ def test_live_numbers_come_from_the_metrics(page: Chrome, http: httpx.Client) ->
     until(lambda: re.match("latency, ms: mean of [0-9]+ requests?$", text(page, "#live-latency h3")), what="a mean")
     assert len(numbers("latency")) == 1
     until(send, what="quantiles")
-    assert text(page, "#live-latency h3") == "latency, ms: p50 · p99"
     assert numbers("requests")[0] > 1
     assert numbers("tokens")[0] > 10
     half, most = numbers("latency")
@@ -137,10 +169,10 @@ def test_live_numbers_come_from_the_metrics(page: Chrome, http: httpx.Client) ->
     until(lambda: page.find_elements(By.CSS_SELECTOR, "#live-latency polyline"), what="a curve")
 
 
-def test_errors_are_said(page: Chrome) -> None:
+def test_errors_are_shown(page: Chrome) -> None:
     page.find_element(By.ID, "texts").clear()
     page.find_element(By.ID, "texts").send_keys(Keys.CONTROL, Keys.ENTER)
-    until(lambda: text(page, "#message") == "Write at least one text.")
+    until(lambda: text(page, "#message"))
     for section in ("result", "timing", "code"):  # what stood there answered another question
         assert not page.find_element(By.ID, section).is_displayed()
     compare(page, ["a", "b"])
@@ -148,7 +180,7 @@ def test_errors_are_said(page: Chrome) -> None:
     page.execute_script("document.getElementById('dimensions').removeAttribute('max')")
     page.find_element(By.ID, "dimensions").send_keys("1000")
     page.find_element(By.ID, "go").click()
-    until(lambda: text(page, "#message") == "`dimensions` must be 1 to 384; it is 1000")
+    until(lambda: "1000" in text(page, "#message"))
     page.find_element(By.ID, "dimensions").clear()
 
 
@@ -161,12 +193,6 @@ def test_every_control_has_a_name_and_the_console_is_silent(page: Chrome) -> Non
     assert [entry for entry in console if "422" not in entry["message"]] == []
 
 
-def test_texts_can_be_read_on_their_backgrounds(page: Chrome) -> None:
-    """WCAG's contrast of 4.5, light and dark, on every cell of the heat map too."""
+def test_the_page_is_legible(page: Chrome) -> None:
     compare(page, ["one", "two", "three"])
-    for dark in (False, True):
-        look_like(page, width=390, dark=dark)
-        assert page.execute_script(CONTRASTS) == []
-        overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        assert page.execute_script(overflow) <= 0  # a phone need not scroll sideways
-    look_like(page, width=1280)
+    check_legibility(page)

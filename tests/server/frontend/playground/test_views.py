@@ -1,175 +1,114 @@
-"""The views of a model's other tasks. What the default model does not have is answered by a stand-in for `fetch`."""
+"""Each view of a model that has its task, and the tabs between them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from typing import Any
-
-import httpx
+import numpy as np
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.server.frontend.playground.page import CONTRASTS, cells, contents, look_like, standing_in, text
+from tests.server.frontend.playground.page import cells, check_legibility, contents, open_page, text, views
 from tests.server.live import Live, until
+from tests.server.stand_in import token_vectors
 
-VIEWS = ["similarity", "search", "rerank", "classify", "sparse", "match"]
-
-
-@pytest.fixture(scope="module")
-def page(chrome: Chrome, server: Live) -> Iterator[Chrome]:
-    with standing_in(chrome, f"{server.url}/#rerank"):
-        chrome.get_log("browser")  # type: ignore[no-untyped-call]  # what others left there
-        until(lambda: contents(chrome, "#rerank-list li"), what="the first view")
-        yield chrome
+SELECTED = "return document.querySelector('#views [aria-selected=true]').id"
 
 
-def show(page: Chrome, view: str, **fields: str) -> None:
-    """Open the view, fill its form, and send it."""
-    page.find_element(By.ID, f"tab-{view}").click()
-    until(page.find_element(By.ID, f"view-{view}").is_displayed, what=view)
-    until(lambda: not page.find_elements(By.CSS_SELECTOR, f"#view-{view} [aria-disabled]"), what="its first answer")
-    script = "document.getElementById(arguments[0]).value = arguments[1]"
+def ask(chrome: Chrome, server: Live, view: str, **fields: str) -> None:
+    """Open the view of this server's page, fill its form, send it, and look at what it shows."""
+    open_page(chrome, f"{server.url}/#{view}")
+    result = chrome.find_element(By.CSS_SELECTOR, f"#view-{view} .result")
+    until(result.is_displayed, what="the answer to what stands in the form")
+    send(chrome, view, **fields)
+    assert result.is_displayed(), text(chrome, f"#view-{view} .message")
+    check_legibility(chrome)
+    assert chrome.get_log("browser") == []  # type: ignore[no-untyped-call]
+
+
+def send(chrome: Chrome, view: str, **fields: str) -> None:
+    """Fill the form and send it."""
     for name, value in fields.items():
-        page.execute_script(script, f"{view}-{name}", value)
-    page.execute_script("window.asked = []")
-    page.find_element(By.CSS_SELECTOR, f"#view-{view} button.main").click()
-    until(lambda: not page.find_elements(By.CSS_SELECTOR, f"#view-{view} [aria-disabled]"), what="its answer")
+        chrome.execute_script("document.getElementById(arguments[0]).value = arguments[1]", f"{view}-{name}", value)
+    chrome.find_element(By.CSS_SELECTOR, f"#view-{view} button.main").click()
+    until(lambda: not chrome.find_elements(By.CSS_SELECTOR, f"#view-{view} [aria-disabled]"), what="its answer")
 
 
-def asked(page: Chrome, route: str) -> list[Any]:
-    """The bodies that were sent to that route since `show`."""
-    return [body for path, body in page.execute_script("return window.asked") if path == route]
+def values(chrome: Chrome, view: str) -> list[float]:
+    """The numbers of a list with bars."""
+    script = "return [...document.querySelectorAll(arguments[0])].map((each) => each.value)"
+    return [float(value) for value in chrome.execute_script(script, f"#{view}-list data")]
 
 
-def test_tabs_follow_the_address_and_the_keyboard(page: Chrome) -> None:
-    selected = "return document.querySelector('#views [aria-selected=true]').id"
-    assert page.execute_script(selected) == "tab-rerank"
-    page.find_element(By.ID, "tab-rerank").send_keys(Keys.END)
-    until(lambda: page.execute_script(selected) == "tab-match")
-    assert page.current_url.endswith("#match")
-    page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
-    until(lambda: page.execute_script(selected) == "tab-similarity")
-    until(lambda: cells(page), what="the matrix")
-    visible = [
-        panel.get_attribute("id") for panel in page.find_elements(By.CLASS_NAME, "panel") if panel.is_displayed()
-    ]
-    assert visible == ["view-similarity"]
-    page.back()
-    until(lambda: page.execute_script(selected) == "tab-match")
+def test_documents_by_a_reranker(chrome: Chrome, reranker: Live) -> None:
+    query, documents = "Why do cats purr?", ["a tax form", "cats purr", "kitten " * 400]
+    ask(chrome, reranker, "rerank", query=query, documents="\n".join(documents))
+    ranking = reranker.post("/rerank", {"query": query, "texts": documents}).json()
+    assert values(chrome, "rerank") == pytest.approx([each["score"] for each in ranking], abs=1e-6)
+    names = contents(chrome, "#rerank-list .name p:first-child")
+    assert [name[:9] for name in names] == [documents[each["index"]][:9] for each in ranking]
+    assert text(chrome, "#rerank-note").endswith("1 of 3 documents cut, to 128 tokens with the query.")
+    assert not chrome.find_elements(By.CSS_SELECTOR, "#views [role=tab]:not([hidden]) + [role=tab]")  # its only view
 
 
-def test_a_search(page: Chrome, http: httpx.Client) -> None:
+def test_labels_by_a_classifier(chrome: Chrome, classifier: Live) -> None:
+    ask(chrome, classifier, "classify", text="what a day")
+    labels = classifier.post("/predict", {"inputs": "what a day"}).json()
+    assert values(chrome, "classify") == pytest.approx([each["score"] for each in labels], abs=1e-6)
+    assert contents(chrome, "#classify-list p") == [each["label"] for each in labels]
+
+
+def test_words_by_a_model_of_sparse_vectors(chrome: Chrome, three_heads: Live) -> None:
+    sentence = "The parcel was delivered to our old address, the parcel."
+    ask(chrome, three_heads, "sparse", text=sentence)
+    (weights,) = three_heads.post("/embed_sparse", {"inputs": sentence}).json()
+    weights.sort(key=lambda each: -each["value"])
+    assert values(chrome, "sparse") == pytest.approx([each["value"] for each in weights], abs=1e-6)
+    words = [three_heads.post("/decode", {"ids": [each["index"]]}).json()[0] for each in weights]
+    assert contents(chrome, "#sparse-list p") == words
+    assert text(chrome, "#sparse-note") == f"14 tokens, {len(weights)} weights"
+
+
+def test_tokens_by_a_model_of_late_interaction(chrome: Chrome, late_interaction: Live) -> None:
+    """Each row and column is named by its own token, where others of the text have no vector."""
+    ask(chrome, late_interaction, "match", query="a, cat", document="the, " * 30 + "cat")
+    query, document = [101, 1, 1037, 1010, 4937, 102, 103, 103], [101, 2, *[1996] * 11, 102]
+    rows = ["[CLS]", "[unused0]", "a", ",", "cat", "[SEP]", "[MASK]", "[MASK]"]
+    columns = ["[CLS]", "[unused1]", *["the"] * 11, "[SEP]"]
+    assert contents(chrome, "#match-grid tbody th[scope]") == rows
+    assert contents(chrome, "#match-grid thead th")[2:] == columns
+    expected = token_vectors(query, 16) @ token_vectors(document, 16).T
+    assert cells(chrome, "#match-grid") == pytest.approx(expected.flatten().tolist(), abs=0.0051)
+    best = np.array(columns)[expected.argmax(axis=1)]
+    assert [each.rpartition(" ")[0] for each in contents(chrome, "#match-grid .found")] == best.tolist()
+    assert text(chrome, "#match-note") == "Query: 5 tokens, 8 vectors. Document: cut to 24 of 63 tokens, 14 vectors."
+
+
+def test_a_search(chrome: Chrome, server: Live) -> None:
     query, documents = "sleeping animals", ["the rent is due", "a cat naps on the sofa", "dogs rest"]
-    show(page, "search", query=query, documents="\n".join(documents))
-    bodies = asked(page, "/v1/embeddings")
-    assert [(body["input"], body["input_type"]) for body in bodies] == [([query], "query"), (documents, "document")]
-    answer = http.post("/similarity", json={"inputs": {"source_sentence": query, "sentences": documents}})
+    ask(chrome, server, "search", query=query, documents="\n".join(documents))
+    answer = server.post("/similarity", {"inputs": {"source_sentence": query, "sentences": documents}})
     cosines = dict(zip(documents, answer.json(), strict=True))
     ranking = sorted(documents, key=lambda document: -cosines[document])
-    assert contents(page, "#search-list .name p:first-child") == ranking
-    shown = [float(value) for value in contents(page, "#search-list data")]
+    assert contents(chrome, "#search-list .name p:first-child") == ranking
+    shown = [float(value) for value in contents(chrome, "#search-list data")]
     assert shown == pytest.approx([cosines[document] for document in ranking], abs=0.001)
-    assert text(page, "#search-list .hint").startswith("document ")
-    show(page, "search", query="")
-    assert text(page, "#view-search .message") == "Write a query and at least one document."
+    send(chrome, "search", query="")
+    assert text(chrome, "#view-search .message")
+    assert not chrome.find_element(By.ID, "search-list").is_displayed()
 
 
-def test_documents_best_first(page: Chrome) -> None:
-    show(page, "rerank", query="a question", documents="0.25 one\n0.75 <b>two</b>\n0.00003 three")
-    assert asked(page, "/v1/rerank") == [
-        {"query": "a question", "documents": ["0.25 one", "0.75 <b>two</b>", "0.00003 three"]}
-    ]
-    assert contents(page, "#rerank-list .name p:first-child") == ["0.75 <b>two</b>", "0.25 one", "0.00003 three"]
-    assert contents(page, "#rerank-list data") == ["0.750", "0.250", "3.0e-5"]
-    widths = "return [...document.querySelectorAll('#rerank-list i')].map((bar) => parseFloat(bar.style.width))"
-    assert page.execute_script(widths) == pytest.approx([75, 25, 0.003])
-    assert text(page, "#rerank-list .hint") == "document 2 · 13 tokens"
-    assert text(page, "#rerank-note") == "The query has 4 tokens."
-    page.execute_script("window.cut = 1")
-    show(page, "rerank", documents="0.5 short\n0.1 " + "word " * 400)
-    page.execute_script("window.cut = 0")
-    assert contents(page, "#rerank-list .hint")[1] == "document 2 · 405 tokens, cut: 256 with the query"
-    assert "1 of 2 documents cut, to 256 tokens with the query." in text(page, "#rerank-note")
-    show(page, "rerank", documents="")
-    assert text(page, "#view-rerank .message") == "Write a query and at least one document."
-    assert not page.find_element(By.ID, "rerank-list").is_displayed()
-
-
-def test_labels(page: Chrome) -> None:
-    show(page, "classify", text="what a day")
-    assert asked(page, "/predict") == [{"inputs": "what a day"}]
-    assert contents(page, "#classify-list p") == ["joy", "anger", "fear"]
-    assert contents(page, "#classify-list data") == ["0.900", "0.100", "4.0e-5"]
-    assert text(page, "#classify-note") == "5 tokens"
-
-
-def test_sparse_vectors_are_weighted_words(page: Chrome) -> None:
-    show(page, "sparse", text="hello, world")
-    assert asked(page, "/embed_sparse") == [{"inputs": "hello, world"}]
-    assert contents(page, "#sparse-list p") == ["hello", "world", "[CLS]"]
-    assert contents(page, "#sparse-list data") == ["1.500", "0.750", "0.250"]
-    assert text(page, "#sparse-note") == "5 tokens, 3 weights"
-    page.find_element(By.ID, "tab-python").click()
-    assert '"inputs": "hello, world"' in text(page, "#snippet")
-    page.find_element(By.ID, "tab-curl").click()
-
-
-def test_a_query_matched_with_a_document(page: Chrome, http: httpx.Client) -> None:
-    query, document = "red cat", "the cat"
-    show(page, "match", query=query, document=document)
-    bodies = asked(page, "/v1/embeddings")
-    assert [(body["input"], body["input_type"]) for body in bodies] == [([query], "query"), ([document], "document")]
-    assert {tuple(body["embedding_types"]) for body in bodies} == {("colbert",)}
-    rows, columns = http.post("/tokenize", json={"inputs": [query, document]}).json()
-    expected = [[math.cos(a["id"] - b["id"]) for b in columns] for a in rows]
-    assert cells(page, "#match-grid") == pytest.approx([value for row in expected for value in row], abs=0.0051)
-    assert contents(page, "#match-grid tbody th[scope]") == ["[CLS]", "red", "cat", "[SEP]"]
-    assert contents(page, "#match-grid thead th") == ["query", "best match", "[CLS]", "the", "cat", "[SEP]"]
-    best = [row.index(max(row)) for row in expected]
-    marks = page.execute_script("return [...document.querySelectorAll('td.best')].map((td) => +td.dataset.column)")
-    assert marks == best
-    assert contents(page, "#match-grid .found")[2] == "cat 1.00"
-    assert text(page, "#match-sum").startswith(f"MaxSim {sum(map(max, expected)):.3f}:")
-    page.find_element(By.CSS_SELECTOR, "#match-grid td[tabindex='0']").send_keys(Keys.ARROW_RIGHT)
-    assert text(page, "#match-cell").startswith(f"{expected[0][1]:.3f}: “[CLS]” and “the”")
-
-    show(page, "match", document="the cat!")  # of which one vector is left out
-    assert contents(page, "#match-grid thead th")[2:] == ["[CLS]", "the", "cat", "!"]
-    assert contents(page, "#match-grid tbody th[scope]") == ["[CLS]", "red", "cat", "[SEP]"]
-
-
-def test_the_views_are_named_legible_and_narrow_enough(page: Chrome) -> None:
-    overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    for view in VIEWS[1:]:
-        show(page, view, **({"documents": "0.9 one\n0.1 two"} if view in ("search", "rerank") else {}))
-        for dark in (False, True):
-            look_like(page, width=390, dark=dark)
-            assert page.execute_script(CONTRASTS) == [], view
-        assert page.execute_script(overflow) <= 0, view
-        nameless = page.execute_script("""
-            return [...document.querySelectorAll('input, select, textarea, button')].filter(
-                (control) => !control.labels?.length && !control.textContent.trim()).map((control) => control.id)""")
-        assert nameless == []
-        look_like(page, width=1280)
-    assert page.get_log("browser") == []  # type: ignore[no-untyped-call]
-
-
-def test_only_the_tasks_of_the_model_have_views(page: Chrome, server: Live) -> None:
-    def views(info: str) -> list[str]:
-        with standing_in(page, f"{server.url}/#match", f"window.info = {info};"):
-            until(lambda: text(page, "#model"), what="what is served")
-        tabs = page.find_elements(By.CSS_SELECTOR, "#views [role=tab]")
-        panels = [
-            panel.get_attribute("id") for panel in page.find_elements(By.CLASS_NAME, "panel") if panel.is_displayed()
-        ]
-        assert len(panels) == 1
-        return [str(panels[0]), *(tab.text for tab in tabs if tab.is_displayed())]
-
-    # A reranker's one label is its score.
-    reranker = "{tasks: ['tokens', 'classify', 'rerank'], model_type: {reranker: {}}, dimensions: 0}"
-    assert views(reranker) == ["view-rerank"]
-    assert "dimensions" not in text(page, "#facts")
-    assert views("{tasks: ['embed', 'sparse']}") == ["view-similarity", "Similarity", "Search", "Sparse"]
+def test_tabs_follow_the_address_and_the_keyboard(chrome: Chrome, three_heads: Live) -> None:
+    open_page(chrome, f"{three_heads.url}/#sparse")
+    until(lambda: views(chrome) == ["view-sparse"], what="the view of the address")
+    tabs = [tab.text for tab in chrome.find_elements(By.CSS_SELECTOR, "#views [role=tab]") if tab.is_displayed()]
+    assert tabs == ["Similarity", "Search", "Sparse", "Match"]  # those of the model's tasks
+    chrome.find_element(By.ID, "tab-sparse").send_keys(Keys.END)
+    until(lambda: chrome.execute_script(SELECTED) == "tab-match")
+    assert chrome.current_url.endswith("#match")
+    chrome.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    until(lambda: chrome.execute_script(SELECTED) == "tab-similarity")
+    until(lambda: cells(chrome), what="the matrix")
+    assert views(chrome) == ["view-similarity"]
+    chrome.back()
+    until(lambda: chrome.execute_script(SELECTED) == "tab-match")
