@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.errors import EncoderError
 from embert.engine.tasks import Task
 
 __all__ = ["PackedBatch", "SparseVector", "TaskOutput", "cumulative", "pack"]
@@ -71,6 +72,32 @@ class PackedBatch:
             None if self.adapters is None else self.adapters[sequences],
             None if self.prompt_tokens is None else self.prompt_tokens[sequences],
         )
+
+    def check(self, has: Task, width: int, adapters: int) -> None:
+        """Raise EncoderError where a sequence wants what a model with these tasks and adapters does not have.
+
+        A sequence wants at least one task; its `dimensions` are 0 … `width`.
+        """
+        if self.tasks is None:
+            if Task.EMBED not in has and self.sequences:
+                raise EncoderError(f"this model's tasks are {has!r}; the batch wants {Task.EMBED!r}")
+        else:
+            (wrong,) = np.nonzero((self.tasks == 0) | (self.tasks & ~np.uint8(has) != 0))
+            if len(wrong):
+                task = Task(int(self.tasks[wrong[0]]))
+                raise EncoderError(f"this model's tasks are {has!r}; sequence {wrong[0]} wants {task!r}")
+        if self.dimensions is not None:
+            (wrong,) = np.nonzero((self.dimensions < 0) | (self.dimensions > width))
+            if len(wrong):
+                dimension = self.dimensions[wrong[0]]
+                raise EncoderError(f"dimensions of sequence {wrong[0]} must be 0 to {width}, found {dimension}")
+        if self.adapters is not None:
+            if len(self.adapters) != self.sequences:
+                raise EncoderError(f"adapters must have one element a sequence, found {len(self.adapters)}")
+            (wrong,) = np.nonzero((self.adapters < -1) | (self.adapters >= adapters))
+            if len(wrong):
+                adapter = self.adapters[wrong[0]]
+                raise EncoderError(f"the adapter of sequence {wrong[0]} must be -1 to {adapters - 1}, found {adapter}")
 
     def sequences_of(self, task: Task) -> npt.NDArray[np.intp]:
         """The numbers of the sequences that want a task."""

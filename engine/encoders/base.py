@@ -10,46 +10,10 @@ import numpy.typing as npt
 
 from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.errors import EncoderError
-from embert.engine.models.encoder_config import Adapters
 from embert.engine.quantization.accuracy import Int8Accuracy
 from embert.engine.tasks import Task
 
-__all__ = ["Encoder", "check_adapters", "check_dimensions", "check_finite", "check_tasks"]
-
-
-def check_adapters(batch: PackedBatch, adapters: Adapters | None) -> None:
-    """Raise EncoderError where a sequence's adapter is not one of the model's."""
-    if batch.adapters is None:
-        return
-    if len(batch.adapters) != batch.sequences:
-        raise EncoderError(f"adapters must have one element a sequence, found {len(batch.adapters)}")
-    n = 0 if adapters is None else len(adapters.names)
-    (wrong,) = np.nonzero((batch.adapters < -1) | (batch.adapters >= n))
-    if len(wrong):
-        adapter = batch.adapters[wrong[0]]
-        raise EncoderError(f"the adapter of sequence {wrong[0]} must be -1 to {n - 1}, found {adapter}")
-
-
-def check_dimensions(batch: PackedBatch, width: int) -> None:
-    """Raise EncoderError where a sequence's `dimensions` are not 0 … width."""
-    if batch.dimensions is None:
-        return
-    (wrong,) = np.nonzero((batch.dimensions < 0) | (batch.dimensions > width))
-    if len(wrong):
-        dimension = batch.dimensions[wrong[0]]
-        raise EncoderError(f"dimensions of sequence {wrong[0]} must be 0 to {width}, found {dimension}")
-
-
-def check_tasks(batch: PackedBatch, has: Task) -> None:
-    """Raise EncoderError where a sequence wants no task, or one that the model does not have."""
-    if batch.tasks is None:
-        if Task.EMBED not in has and batch.sequences:
-            raise EncoderError(f"this model's tasks are {has!r}; the batch wants {Task.EMBED!r}")
-        return
-    (wrong,) = np.nonzero((batch.tasks == 0) | (batch.tasks & ~np.uint8(has) != 0))
-    if len(wrong):
-        task = Task(int(batch.tasks[wrong[0]]))
-        raise EncoderError(f"this model's tasks are {has!r}; sequence {wrong[0]} wants {task!r}")
+__all__ = ["Encoder", "check_finite"]
 
 
 def check_finite(

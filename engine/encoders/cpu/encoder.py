@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from embert.engine.batch import PackedBatch, TaskOutput
-from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
+from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.cpu.heads import ONE_ROW, Hidden, kernels_of, load_heads, one_row_each
 from embert.engine.encoders.cpu.kernels import has_vnni
 from embert.engine.encoders.cpu.linear import check_exact, limit_kernel_caches
@@ -133,7 +133,9 @@ class TorchEncoder(Encoder):
         self._budget = max_batch_tokens or MAX_BATCH_TOKENS
         self.max_batch_tokens = max(self._budget, model.max_input_length)
         self._config = model.config
+        self._position_padding_id = model.config.padding_id
         self._has = model.tasks
+        self._adapters = 0 if model.config.adapters is None else len(model.config.adapters.names)
         # Task → the pooling by which it reads one row of a sequence; tasks that are absent here read all rows.
         classifier = model.heads.classifier
         self._reads = {Task.CLASSIFY: "cls" if classifier is None else classifier.pooling}
@@ -212,9 +214,7 @@ class TorchEncoder(Encoder):
             raise ValueError(
                 f"a batch of {batch.tokens} tokens is over this encoder's limit of {self.max_batch_tokens}"
             )
-        check_dimensions(batch, self.width)
-        check_tasks(batch, self._has)
-        check_adapters(batch, self._config.adapters)
+        batch.check(self._has, self.width, self._adapters)
         starts = batch.cu_seqlens[:-1].astype(np.int64)
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
         attended = attended_tokens(batch, self._unattended)
@@ -224,8 +224,10 @@ class TorchEncoder(Encoder):
             lengths = lengths[order]
             positions = positions - np.repeat(np.cumsum(lengths) - lengths, lengths)
             tokens = np.repeat(starts[order], lengths) + positions
-        config = self._config
-        around = padding_positions(batch.ids, batch.cu_seqlens, config.padding_id, config.max_positions)
+        around = None
+        if self._position_padding_id is not None:
+            padding_row = self._config.max_positions
+            around = padding_positions(batch.ids, batch.cu_seqlens, self._position_padding_id, padding_row)
         return _Ticket(
             wanted=batch.wanted,
             tasks=np.full(len(order), Task.EMBED, np.uint8) if batch.tasks is None else batch.tasks[order],

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
-from embert.engine.encoders.base import Encoder, check_adapters, check_dimensions, check_tasks
+from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.cuda.adapters import (
     AdapterSlice,
     Misfit,
@@ -236,9 +236,7 @@ class CudaEncoder(Encoder):
 
         Raises EncoderError for a batch that the extension refuses, EncoderLost if the device has failed.
         """
-        check_tasks(batch, self._has)
-        check_dimensions(batch, self.width)
-        check_adapters(batch, self._config.adapters)
+        batch.check(self._has, self.width, len(encoders_of(self._config)) - 1)
         flights: list[InFlightSlice] = []
         try:
             for part in parts_of(batch):
