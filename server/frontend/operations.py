@@ -197,7 +197,7 @@ def _facts(handle: ModelHandle) -> ModelFacts:
         served_model_name=handle.served.name,
         model_type=_model_type(model),
         tasks=handle.served.task_names,
-        max_concurrent_requests=handle.max_queue_tokens or None,  # each has at least one token
+        max_concurrent_requests=handle.admission.max_queue_tokens or None,  # each has at least one token
         max_input_length=model.max_input_length,
         max_batch_tokens=engine.max_batch_tokens if engine else config.max_batch_tokens,
         max_batch_requests=config.max_batch_requests,
@@ -213,9 +213,9 @@ def _facts(handle: ModelHandle) -> ModelFacts:
         dimensions=model.width,
         prompts=sorted(model.prompts),
         adapters=list(model.config.adapters.names) if model.config.adapters else [],
-        max_queue_tokens=handle.max_queue_tokens or None,
+        max_queue_tokens=handle.admission.max_queue_tokens or None,
         max_queue_seconds=config.max_queue_seconds,
-        queue_limit_tokens=handle.queue_limit or None,
+        queue_limit_tokens=handle.admission.queue_limit or None,
         payload_limit=config.payload_limit,
     )
 

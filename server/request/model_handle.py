@@ -67,16 +67,6 @@ class ModelHandle:
         return "failed" if self.admission.failed else "loading"
 
     @property
-    def max_queue_tokens(self) -> int:
-        """Admission budget of the model in the whole server, in tokens."""
-        return self.admission.max_queue_tokens
-
-    @property
-    def queue_limit(self) -> int:
-        """Tokens of the model that may be admitted now in the whole server; see Admission.queue_limit."""
-        return self.admission.queue_limit
-
-    @property
     def compute_type(self) -> bytes:
         """For the header: `cpu`, or `gpu+NVIDIA H100`."""
         engine = self.engine
@@ -310,53 +300,41 @@ class RequestLimits:
 
     def check_count(self, count: int, param: str) -> None:
         """The texts of a request."""
-        limit = self._config.max_client_batch_size
-        if count > limit:
-            raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-batch-size)", param)
+        if count > (limit := self._config.max_client_batch_size):
+            raise _too_large(f"`{param}` has {count} texts", limit, "--max-client-batch-size", param)
 
     def check_documents(self, count: int, param: str) -> None:
         """The documents or pairs of a request."""
-        limit = self._config.max_client_documents
-        if count > limit:
-            raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-documents)", param)
+        if count > (limit := self._config.max_client_documents):
+            raise _too_large(f"`{param}` has {count} texts", limit, "--max-client-documents", param)
 
     def check_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens of a request."""
         limit = self._config.max_client_batch_tokens
         if limit is not None and tokens > limit:
-            has = _number(tokens, more)
-            raise PayloadTooLarge(
-                f"`{param}` has {has} tokens; the limit is {limit} (--max-client-batch-tokens)", param
-            )
+            has = "at least " * more
+            raise _too_large(f"`{param}` has {has}{tokens} tokens", limit, "--max-client-batch-tokens", param)
 
     def check_pair_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens of pairs, whose texts may be in several: no more than a body may have bytes."""
         self.check_tokens(tokens, param, more=more)
-        limit = self._config.payload_limit
-        if tokens > limit:
-            has = _number(tokens, more)
-            raise PayloadTooLarge(
-                f"`{param}` makes pairs of {has} tokens; the limit is {limit} (--payload-limit)", param
-            )
+        if tokens > (limit := self._config.payload_limit):
+            has = "at least " * more
+            raise _too_large(f"`{param}` makes pairs of {has}{tokens} tokens", limit, "--payload-limit", param)
 
     def check_answer(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens that an answer of /tokenize or /decode is about."""
         self.check_tokens(tokens, param, more=more)
-        limit = self._config.max_answer_tokens
-        if tokens > limit:
-            has = _number(tokens, more)
-            raise PayloadTooLarge(f"`{param}` has {has} tokens; the limit is {limit} (--max-answer-tokens)", param)
+        if tokens > (limit := self._config.max_answer_tokens):
+            has = "at least " * more
+            raise _too_large(f"`{param}` has {has}{tokens} tokens", limit, "--max-answer-tokens", param)
 
     def check_weights(self, weights: int, param: str) -> None:
         """The weights of an answer's sparse vectors, counted while they come, and its scores of labels."""
-        limit = self._config.max_answer_weights
-        if weights > limit:
-            raise PayloadTooLarge(
-                f"the answer to `{param}` has at least {weights} weights or scores; the limit is {limit} "
-                "(--max-answer-weights)",
-                param,
-            )
+        if weights > (limit := self._config.max_answer_weights):
+            what = f"the answer to `{param}` has at least {weights} weights or scores"
+            raise _too_large(what, limit, "--max-answer-weights", param)
 
 
-def _number(count: int, more: bool) -> str:
-    return f"at least {count}" if more else f"{count}"
+def _too_large(what: str, limit: int, option: str, param: str) -> PayloadTooLarge:
+    return PayloadTooLarge(f"{what}; the limit is {limit} ({option})", param)

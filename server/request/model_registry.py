@@ -113,7 +113,7 @@ class ModelRegistry:
         """Publish all metrics for scrapes."""
         self.metrics.held_bytes = self.held.total
         for handle in self.all:
-            self.metrics.queues[handle.served.name] = handle.admission.admitted_tokens, handle.queue_limit
+            self.metrics.queues[handle.served.name] = handle.admission.admitted_tokens, handle.admission.queue_limit
         self.metrics.write()
 
     def close(self) -> None:
