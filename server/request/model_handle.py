@@ -301,40 +301,43 @@ class RequestLimits:
     def check_count(self, count: int, param: str) -> None:
         """The texts of a request."""
         if count > (limit := self._config.max_client_batch_size):
-            raise _too_large(f"`{param}` has {count} texts", limit, "--max-client-batch-size", param)
+            raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-batch-size)", param)
 
     def check_documents(self, count: int, param: str) -> None:
         """The documents or pairs of a request."""
         if count > (limit := self._config.max_client_documents):
-            raise _too_large(f"`{param}` has {count} texts", limit, "--max-client-documents", param)
+            raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-documents)", param)
 
     def check_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens of a request."""
         limit = self._config.max_client_batch_tokens
         if limit is not None and tokens > limit:
-            has = "at least " * more
-            raise _too_large(f"`{param}` has {has}{tokens} tokens", limit, "--max-client-batch-tokens", param)
+            has = f"at least {tokens}" if more else f"{tokens}"
+            raise PayloadTooLarge(
+                f"`{param}` has {has} tokens; the limit is {limit} (--max-client-batch-tokens)", param
+            )
 
     def check_pair_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens of pairs, whose texts may be in several: no more than a body may have bytes."""
         self.check_tokens(tokens, param, more=more)
         if tokens > (limit := self._config.payload_limit):
-            has = "at least " * more
-            raise _too_large(f"`{param}` makes pairs of {has}{tokens} tokens", limit, "--payload-limit", param)
+            has = f"at least {tokens}" if more else f"{tokens}"
+            raise PayloadTooLarge(
+                f"`{param}` makes pairs of {has} tokens; the limit is {limit} (--payload-limit)", param
+            )
 
     def check_answer(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens that an answer of /tokenize or /decode is about."""
         self.check_tokens(tokens, param, more=more)
         if tokens > (limit := self._config.max_answer_tokens):
-            has = "at least " * more
-            raise _too_large(f"`{param}` has {has}{tokens} tokens", limit, "--max-answer-tokens", param)
+            has = f"at least {tokens}" if more else f"{tokens}"
+            raise PayloadTooLarge(f"`{param}` has {has} tokens; the limit is {limit} (--max-answer-tokens)", param)
 
     def check_weights(self, weights: int, param: str) -> None:
         """The weights of an answer's sparse vectors, counted while they come, and its scores of labels."""
         if weights > (limit := self._config.max_answer_weights):
-            what = f"the answer to `{param}` has at least {weights} weights or scores"
-            raise _too_large(what, limit, "--max-answer-weights", param)
-
-
-def _too_large(what: str, limit: int, option: str, param: str) -> PayloadTooLarge:
-    return PayloadTooLarge(f"{what}; the limit is {limit} ({option})", param)
+            raise PayloadTooLarge(
+                f"the answer to `{param}` has at least {weights} weights or scores; the limit is {limit} "
+                "(--max-answer-weights)",
+                param,
+            )
