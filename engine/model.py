@@ -163,6 +163,11 @@ def _load(
         classifier = stored_classifier(classifier, config.tensors, weights)
         if embeds:
             notices.append(f"a classification model, which embeds too because pooling {pooling} was asked for")
+    elif modules.pooling is None and embeds and config.tensors.language_model:
+        raise UnsupportedModel(
+            f"{folder} has no pooling configuration and no classifier: {_architectures(weights) or config.model_type} "
+            "generates text, which is not served; to embed with it, ask for --pooling last-token"
+        )
     elif modules.pooling is None and embeds:
         named = _architectures(weights)
         architectures = "" if not named or named.endswith("Model") else f"; architectures of config.json: {named}"

@@ -19,11 +19,12 @@ spells out `<pad>`, or a list of token ids that holds it, is valid input.
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.models.encoder_config import DynamicNtk, Ntk, Rotary
+from embert.engine.models.encoder_config import DynamicNtk, Linear, Llama3, Ntk, Rotary, Yarn
 
 __all__ = ["alibi_by_distance", "bias_by_distance", "buckets", "inverse_frequencies", "padding_positions", "rotations"]
 
@@ -42,7 +43,48 @@ def inverse_frequencies(rotary: Rotary, length: int) -> Floats:
     # angle of 5e-4. The power itself is computed in float64, because numpy's float32 one differs between CPUs.
     exponents = np.arange(0, columns, 2, dtype=np.float32) / np.float32(columns)
     powers = (theta ** exponents.astype(np.float64)).astype(np.float32)
-    return np.float32(1) / powers / divisor
+    frequencies = np.float32(1) / powers / divisor
+    match rotary.scaling:
+        case Linear(factor):
+            return frequencies / np.float32(factor)
+        case Llama3():
+            return _llama3(frequencies, rotary.scaling)
+        case Yarn():
+            return _yarn(powers, rotary, rotary.scaling)
+    return frequencies
+
+
+def _llama3(frequencies: Floats, scaling: Llama3) -> Floats:
+    """`_compute_llama3_parameters` of transformers, step by step in float32."""
+    factor, low, high = (
+        np.float32(number) for number in (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor)
+    )
+    waves = np.float32(2 * math.pi) / frequencies
+    is_long = waves > scaling.trained / scaling.low_freq_factor
+    is_short = waves < scaling.trained / scaling.high_freq_factor
+    divided = np.where(is_long, frequencies / factor, frequencies)
+    smooth = (np.float32(scaling.trained) / waves - low) / (high - low)
+    ramp = (np.float32(1) - smooth) * divided / factor + smooth * divided
+    return cast("Floats", np.where(is_long | is_short, divided, ramp).astype(np.float32))
+
+
+def _yarn(powers: Floats, rotary: Rotary, scaling: Yarn) -> Floats:
+    """`_compute_yarn_parameters` of transformers, step by step in float32."""
+    columns = rotary.columns
+
+    def pair(rotations: float) -> float:
+        """Which pair turns so many times within the trained length."""
+        return columns * math.log(scaling.trained / (rotations * 2 * math.pi)) / (2 * math.log(rotary.theta))
+
+    first, last = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, columns - 1)
+    last = last + 0.001 if first == last else last
+    ramp = np.clip((np.arange(columns // 2, dtype=np.float32) - np.float32(first)) / np.float32(last - first), 0, 1)
+    kept = np.float32(1) - ramp
+    divided = np.float32(1) / (np.float32(scaling.factor) * powers)
+    return cast("Floats", (divided * (np.float32(1) - kept) + np.float32(1) / powers * kept).astype(np.float32))
 
 
 def rotations(rotary: Rotary, length: int) -> tuple[Floats, Floats]:
@@ -50,7 +92,8 @@ def rotations(rotary: Rotary, length: int) -> tuple[Floats, Floats]:
     # The angles are rounded to float32, as where models were trained.
     angles = np.arange(length, dtype=np.float32)[:, None] * inverse_frequencies(rotary, length)
     exact = angles.astype(np.float64)
-    return np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32)
+    factor = np.float32(rotary.scaling.attention_factor if isinstance(rotary.scaling, Yarn) else 1)
+    return np.cos(exact).astype(np.float32) * factor, np.sin(exact).astype(np.float32) * factor
 
 
 FARTHEST = 128  # distances from here on share a bucket

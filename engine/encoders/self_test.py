@@ -21,10 +21,14 @@ from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig, Rotary
 from embert.engine.models.tensor_names import (
+    ATTENTION_SUBLAYER_NORM,
     EMBEDDING_PROJECTION,
     FINAL_NORM,
+    KEY_NORM,
     POSITION_EMBEDDINGS,
+    QUERY_NORM,
     RELATIVE_ATTENTION_BIAS,
+    SUBLAYER_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
 )
@@ -70,7 +74,9 @@ class _Reference:
         self._int8 = int8
 
     def hidden_state(self, ids: Ints) -> Floats:
-        x = self._norm(self._embedded(ids), "embeddings.LayerNorm")
+        x = self._embedded(ids)
+        if self._is.embedding_norm:
+            x = self._norm(x, "embeddings.LayerNorm")
         if self._is.embedding_size is not None:
             x = self._linear(x, EMBEDDING_PROJECTION)
         bias = self._bias(len(ids))
@@ -79,14 +85,16 @@ class _Reference:
         return self._norm(x, FINAL_NORM) if self._is.pre_norm else x
 
     def _embedded(self, ids: Ints) -> Floats:
-        x = self._rows(WORD_EMBEDDINGS, ids) + self._rows(TOKEN_TYPE_EMBEDDINGS, slice(1))
+        words = self._rows(WORD_EMBEDDINGS, ids) * np.float32(self._is.embedding_scale)
+        x = words + self._rows(TOKEN_TYPE_EMBEDDINGS, slice(1))
         return x + self._rows(POSITION_EMBEDDINGS, slice(len(ids))) if self._is.position_table else x
 
     def _layer(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
         prefix = f"encoder.layer.{self._is.stored_layer(layer)}."
         attention_norm, pre_norm = self._is.has_attention_norm(layer), self._is.pre_norm
         sublayer_input = self._norm(x, f"{prefix}attention.output.LayerNorm") if pre_norm and attention_norm else x
-        x = x + self._linear(self._attention(sublayer_input, layer, bias), f"{prefix}attention.output.dense")
+        mixed = self._linear(self._attention(sublayer_input, layer, bias), f"{prefix}attention.output.dense")
+        x = x + (self._norm(mixed, prefix + ATTENTION_SUBLAYER_NORM) if self._is.sublayer_norms else mixed)
         if attention_norm and not pre_norm:
             x = self._norm(x, f"{prefix}attention.output.LayerNorm")
         sublayer_input = self._norm(x, f"{prefix}output.LayerNorm") if pre_norm else x
@@ -95,25 +103,30 @@ class _Reference:
             inner = inner * self._activated(self._linear(sublayer_input, f"{prefix}intermediate.gate"))
         else:
             inner = self._activated(inner)
-        x = x + self._linear(inner, f"{prefix}output.dense")
+        fed = self._linear(inner, f"{prefix}output.dense")
+        x = x + (self._norm(fed, prefix + SUBLAYER_NORM) if self._is.sublayer_norms else fed)
         return x if pre_norm else self._norm(x, f"{prefix}output.LayerNorm")
 
     def _attention(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
         length, heads, size = len(x), self._is.heads, self._is.head_size
         known = self._is.attention_of(layer)
+        prefix = f"encoder.layer.{self._is.stored_layer(layer)}."
         q, k, v = (
-            self._linear(x, f"encoder.layer.{self._is.stored_layer(layer)}.attention.self.{name}")
-            .reshape(length, heads, size)
-            .swapaxes(0, 1)
+            self._linear(x, f"{prefix}attention.self.{name}").reshape(length, -1, size).swapaxes(0, 1)
             for name in ("query", "key", "value")
         )
+        if self._is.qk_norm:
+            q, k = self._norm(q, prefix + QUERY_NORM), self._norm(k, prefix + KEY_NORM)
         if known.rotary is not None:
             q, k = _rotated(q, known.rotary), _rotated(k, known.rotary)
-        scores = q @ k.swapaxes(1, 2) / np.float32(math.sqrt(size))
+        k, v = (np.repeat(shared, heads // len(shared), 0) for shared in (k, v))
+        scores = q @ k.swapaxes(1, 2) * np.float32(self._is.score_scale)
         if bias is not None:
             scores = scores + bias
         if known.window is not None:
             scores = np.where(np.abs(_distances(length)) > known.window, -np.inf, scores)
+        if self._is.causal:
+            scores = np.where(_distances(length) > 0, -np.inf, scores)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         context: Floats = (weights @ v).swapaxes(0, 1).reshape(length, -1)
@@ -156,7 +169,8 @@ class _Reference:
         return low_rank.left[self._adapter] * np.float32(adapters.scale), low_rank.right[self._adapter]
 
     def _norm(self, x: Floats, name: str) -> Floats:
-        gamma, epsilon = self._checkpoint.float32(f"{name}.weight"), np.float32(self._is.layer_norm_eps)
+        gamma = self._checkpoint.float32(f"{name}.weight") + np.float32(self._is.norm_offset)
+        epsilon = np.float32(self._is.layer_norm_eps)
         if not self._is.rms_norm:
             x = x - x.mean(-1, keepdims=True)
         y: Floats = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + epsilon) * gamma

@@ -483,6 +483,60 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
         "intermediate_size_multiple": irrelevant("never read by its code"),
     },
 }  # fmt: skip
+ROPE_OF_DECODERS = {
+    "rope_parameters": honored("rope_theta; rope_type default, linear, dynamic, llama3 or yarn, with their fields"),
+    "rope_scaling": honored("the same by version 4's name"),
+    "rope_theta": honored("where rope_parameters do not state it"),
+    "partial_rotary_factor": honored("1"),
+}
+DECODER: dict[str, Key] = {
+    **dict.fromkeys((*SHAPES, "num_key_value_heads", "head_dim"), SHAPE),
+    **ROPE_OF_DECODERS,
+    "hidden_act": honored("silu, gelu, gelu_new, gelu_pytorch_tanh or relu"),
+    "rms_norm_eps": honored("of every norm"),
+    "is_causal": honored("false: attention in both directions"),
+    "use_bidirectional_attention": honored("true: attention in both directions"),
+    "pad_token_id": honored("a classifier takes the last token of another id"),
+    "tokenizer_class": honored("where tokenizer_config.json names no class"),
+    "is_decoder": irrelevant("never read for this model_type"),
+    "position_embedding_type": irrelevant("positions are always rotary"),
+}
+WINDOWS_OF_QWEN = {
+    "use_sliding_window": honored("whether there are windows"),
+    "sliding_window": honored("tokens of a window"),
+    "max_window_layers": honored("the first layer with a window"),
+    "layer_types": honored("which layers have a window"),
+}
+CONFIG_OF_MODEL_TYPE |= {
+    "llama": {
+        **DECODER,
+        "attention_bias": honored("whether attention's linear layers have biases"),
+        "mlp_bias": honored("whether those of the feed-forward network have them"),
+        "pretraining_tp": irrelevant("products in slices"),
+    },
+    "mistral": {**DECODER, "sliding_window": honored("tokens of every layer's window; null: all"),
+                "layer_types": irrelevant("never read for this model_type")},
+    "qwen2": {**DECODER, **WINDOWS_OF_QWEN},
+    "qwen3": {
+        **DECODER,
+        **WINDOWS_OF_QWEN,
+        "attention_bias": honored("whether attention's linear layers have biases"),
+    },
+    "gemma3_text": {
+        **DECODER,
+        "hidden_activation": honored("gelu_pytorch_tanh, silu, gelu, gelu_new or relu"),
+        "hidden_act": irrelevant("hidden_activation says it"),
+        "attention_bias": honored("whether attention's linear layers have biases"),
+        "query_pre_attn_scalar": honored("scores are divided by its square root"),
+        "sliding_window": honored("tokens of a window, half of them on each side where attention has both directions"),
+        "sliding_window_pattern": honored("every so many layers one has no window"),
+        "_sliding_window_pattern": irrelevant("never read by the library"),
+        "layer_types": honored("which layers have a window"),
+        "rope_local_base_freq": honored("version 4: θ of the layers with windows"),
+        "attn_logit_softcapping": honored("null"),
+        "final_logit_softcapping": irrelevant("of the logits of a language model"),
+    },
+}  # fmt: skip
 CONFIG_OF_MODEL_TYPE["new"] = CONFIG_OF_MODEL_TYPE["gte"]
 
 # Of the documentation: a heading → its table.

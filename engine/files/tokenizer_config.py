@@ -8,6 +8,8 @@ version 4). Other classes make their own, by fields of tokenizer_config.json: CL
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,8 +51,12 @@ CLASS_OF_MODEL_TYPE = {
     "gte": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
     "albert": "AlbertTokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "gemma3_text": "GemmaTokenizer",
 }
-ALWAYS_GENERIC = ("modernbert",)  # transformers ignores the tokenizer class in their files
+# transformers ignores the tokenizer class in the files of these.
+ALWAYS_GENERIC = ("modernbert", "mistral")
+ALWAYS_OF_CLASS = {"qwen2": "Qwen2Tokenizer"}
 GENERIC_CLASSES = ("BloomTokenizer", "FNetTokenizer", "ParakeetTokenizer", "PreTrainedTokenizer", "PythonBackend",
                    "PreTrainedTokenizerFast", "TokenizersBackend")  # fmt: skip
 ALIASES = {
@@ -65,12 +71,12 @@ REFUSED_CLASSES = (
     "CpmAntTokenizer", "CpmTokenizer", "DPRQuestionEncoderTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer",
     "DiaTokenizer", "EsmTokenizer", "EsmcTokenizer", "FSMTTokenizer", "FastSpeech2ConformerTokenizer",
     "FlaubertTokenizer", "FunnelTokenizer", "GPT2Tokenizer", "GPTNeoXJapaneseTokenizer", "GPTNeoXTokenizer",
-    "GPTSw3Tokenizer", "GemmaTokenizer", "HerbertTokenizer", "LasrTokenizer", "LayoutLMv2Tokenizer",
-    "LayoutLMv3Tokenizer", "LayoutXLMTokenizer", "LlamaTokenizer", "LukeTokenizer", "M2M100Tokenizer",
+    "GPTSw3Tokenizer", "HerbertTokenizer", "LasrTokenizer", "LayoutLMv2Tokenizer",
+    "LayoutLMv3Tokenizer", "LayoutXLMTokenizer", "LukeTokenizer", "M2M100Tokenizer",
     "MBart50Tokenizer", "MBartTokenizer", "MLukeTokenizer", "MarianTokenizer", "MarkupLMTokenizer",
     "MgpstrTokenizer", "MistralCommonBackend", "MyT5Tokenizer", "NllbTokenizer", "NougatTokenizer",
     "OpenAIGPTTokenizer", "PLBartTokenizer", "PegasusTokenizer", "PerceiverTokenizer", "PhobertTokenizer",
-    "ProphetNetTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer", "RagTokenizer", "ReformerTokenizer",
+    "ProphetNetTokenizer", "Qwen3_5Tokenizer", "RagTokenizer", "ReformerTokenizer",
     "RemBertTokenizer", "RoCBertTokenizer", "RoFormerTokenizer", "SeamlessM4TTokenizer", "Siglip2Tokenizer",
     "SiglipTokenizer", "Speech2TextTokenizer", "SpeechT5Tokenizer", "SplinterTokenizer", "T5Tokenizer",
     "TapasTokenizer", "Tipsv2Tokenizer", "UdopTokenizer", "VideoPrismTokenizer", "VitsTokenizer",
@@ -126,7 +132,7 @@ class TokenizerClass:
 
     model: str  # the type of tokenizer.json's model
     parts: Callable[[TokenizerConfig, Part], dict[str, Part | None]]  # normalizer, pre_tokenizer, fields of the model
-    template: Literal["bert", "roberta", "xlm-roberta"]
+    template: Literal["bert", "roberta", "xlm-roberta"] | None
     special: dict[str, str]  # tokens where the files name none
     token_types: bool = False
     further: tuple[str, ...] = ()  # special tokens beside them
@@ -196,6 +202,53 @@ def _albert(config: TokenizerConfig, stored: Part) -> dict[str, Part | None]:
     return {**_unigram(config, stored, 1), "normalizer": {"type": "Sequence", "normalizers": steps}}
 
 
+# Of Qwen2Tokenizer.
+QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _qwen(config: TokenizerConfig, stored: Part) -> dict[str, Part | None]:
+    bytes_of = {"type": "ByteLevel", "add_prefix_space": _flag(config, "add_prefix_space", False), "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": QWEN_PATTERN}, "behavior": "Isolated", "invert": False}
+    return {
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, {**DEFAULTS["ByteLevel"], **bytes_of}]},
+        "model": _byte_level(config, stored)["model"],
+    }
+
+
+def _gemma(config: TokenizerConfig, _stored: Part) -> dict[str, Part | None]:
+    model = {
+        "dropout": None,
+        "unk_token": config.special["unk_token"].content,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "ignore_merges": False,
+    }
+    return {
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": {
+            "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False,
+        },
+        "model": model,
+    }  # fmt: skip
+
+
+def _llama(config: TokenizerConfig, stored: Part) -> dict[str, Part | None]:
+    scheme = "always" if _flag(config, "legacy", False) else "first"
+    metaspace = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": scheme if _flag(config, "add_prefix_space", True) else "never",
+        "split": False,
+    }
+    model = {**(_gemma(config, stored)["model"] or {}), "unk_token": None}
+    return {"normalizer": None, "pre_tokenizer": metaspace, "model": model}
+
+
 BERT_TOKENS = {
     "unk_token": "[UNK]",
     "sep_token": "[SEP]",
@@ -246,6 +299,29 @@ CLASSES = {
             "bos_token": "[CLS]",
             "eos_token": "[SEP]",
         },
+        keeps_template=True,
+    ),
+    "Qwen2Tokenizer": TokenizerClass(
+        "BPE", _qwen, None, dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"), keeps_template=True
+    ),
+    "GemmaTokenizer": TokenizerClass(
+        "BPE",
+        _gemma,
+        None,
+        {
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "unk_token": "<unk>",
+            "pad_token": "<pad>",
+            "mask_token": "<mask>",
+        },
+        keeps_template=True,
+    ),
+    "LlamaTokenizer": TokenizerClass(
+        "BPE",
+        _llama,
+        None,
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
         keeps_template=True,
     ),
 }
@@ -306,7 +382,7 @@ def read_tokenizer_config(
     return TokenizerConfig(
         path=path,
         kind=kind,
-        stated=named is not None,
+        stated=named is not None and str(named) not in GENERIC_CLASSES,
         fields=fields,
         special=_named_tokens(path, fields, own),
         extra=_extra_tokens(path, fields, own),
@@ -325,6 +401,8 @@ def _kind(path: Path, named: object, model_type: str) -> str:
     """The key of CLASSES, or "" for the generic class, chosen as AutoTokenizer does. Raises UnsupportedModel."""
     if model_type in ALWAYS_GENERIC:
         return ""
+    if model_type in ALWAYS_OF_CLASS:
+        return ALWAYS_OF_CLASS[model_type]
     name = CLASS_OF_MODEL_TYPE.get(model_type, "") if named is None else str(named)
     name = name if name in GENERIC_CLASSES else name.removesuffix("Fast")
     name = ALIASES.get(name, name)
@@ -429,6 +507,9 @@ def define(path: Path, stored: Part, config: TokenizerConfig) -> tuple[Definitio
     Raises BrokenModel or UnsupportedModel for a tokenizer.json that is not the class's.
     """
     notices = check_keys(path, stored, TOKENIZER)
+    if config.kind == "LlamaTokenizer" and _has_bytes(stored):  # Llama 3's, whose files name the class of Llama 2
+        special = {name: token for name, token in config.special.items() if name in config.fields}
+        config = dataclasses.replace(config, kind="", special=special)
     own = CLASSES.get(config.kind)
     tokens = tuple(_added_tokens(path, stored, config))
     if own is None:
@@ -458,6 +539,11 @@ def define(path: Path, stored: Part, config: TokenizerConfig) -> tuple[Definitio
         )
     template = None if own.keeps_template and stored.get("post_processor") else own.template
     return Definition(description, tokens, False, replaced, template), notices
+
+
+def _has_bytes(stored: Part) -> bool:
+    """Whether a component of tokenizer.json is of the type ByteLevel."""
+    return '"ByteLevel"' in json.dumps([stored.get(name) for name in ("pre_tokenizer", "post_processor", "decoder")])
 
 
 def _added_tokens(path: Path, stored: Part, config: TokenizerConfig) -> Iterable[SpecialToken]:

@@ -56,7 +56,8 @@ class Classifier:
     layers: tuple[Layer, ...]
     labels: tuple[str, ...]
     activation: str  # from logits to scores: "sigmoid" (each by itself), "softmax", "identity"
-    pooling: str = "cls"  # the row: the first token's, or the "mean" of all
+    pooling: str = "cls"  # the row: the first token's, the "mean" of all, or the "last-token"'s
+    padding_id: int | None = None  # with "last-token": tokens of this id at the end do not count; None: all count
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,10 @@ from embert.engine.files.json_files import check_keys, read_object
 from embert.engine.files.key_tables import CONFIG, CONFIG_OF_MODEL_TYPE
 from embert.engine.models import (
     albert,
+    decoder,
     distilbert,
     electra,
+    gemma3,
     gte,
     jina_bert_v2,
     jina_embeddings_v3,
@@ -44,6 +46,11 @@ MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
     "nomic_bert": nomic_bert.read,
     "gte": gte.read,
     "new": gte.read,
+    "llama": decoder.read_llama,
+    "mistral": decoder.read_mistral,
+    "qwen2": decoder.read_qwen2,
+    "qwen3": decoder.read_qwen3,
+    "gemma3_text": gemma3.read,
 }
 
 

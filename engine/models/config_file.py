@@ -107,6 +107,17 @@ class ConfigFile:
             raise BrokenModel(f"{self.path}: {name} must be a positive {kind.__name__}, found {value!r}")
         return kind(value)
 
+    def list_of(self, field: str, length: int, supported: tuple[str, ...]) -> list[str]:
+        """A list of strings, one for each layer. Raises BrokenModel, and UnsupportedModel for another string."""
+        stated = self.fields[field]
+        if not isinstance(stated, list) or len(stated) != length:
+            description = f"{len(stated)} of them" if isinstance(stated, list) else repr(stated)
+            raise BrokenModel(f"{self.path}: {field} must be a list of {length} types, found {description}")
+        for value in stated:
+            if value not in supported:
+                raise self.unsupported(field, value, supported)
+        return stated
+
     def unsupported(self, field: str, value: object, supported: tuple[object, ...]) -> UnsupportedModel:
         """The error for a value that no encoder here computes."""
         listed = ", ".join(map(repr, supported))

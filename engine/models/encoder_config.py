@@ -5,16 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from embert.engine.models.tensor_names import (
+    ATTENTION_SUBLAYER_NORM,
     EMBEDDING_PROJECTION,
     FINAL_NORM,
+    KEY_NORM,
     POSITION_EMBEDDINGS,
+    QUERY_NORM,
     RELATIVE_ATTENTION_BIAS,
+    SUBLAYER_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
     TensorNames,
 )
 
-__all__ = ["Adapters", "Attention", "DynamicNtk", "EncoderConfig", "Ntk", "Rotary", "tensor_shapes"]
+__all__ = [
+    "Adapters",
+    "Attention",
+    "DynamicNtk",
+    "EncoderConfig",
+    "Linear",
+    "Llama3",
+    "Ntk",
+    "Rotary",
+    "Yarn",
+    "tensor_shapes",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +48,41 @@ class DynamicNtk:
 
 
 @dataclass(frozen=True, slots=True)
+class Linear:
+    """Positions divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3:
+    """Frequencies of long waves divided by `factor`, those of short waves kept, and a ramp between the two."""
+
+    factor: float
+    low_freq_factor: float  # waves longer than trained / low_freq_factor are long
+    high_freq_factor: float  # waves shorter than trained / high_freq_factor are short
+    trained: int
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """YaRN (Peng et al., 2023): a ramp from kept to divided frequencies, and cosines and sines times a constant."""
+
+    factor: float
+    trained: int
+    attention_factor: float  # of cosines and sines
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True  # the ramp's ends are whole pairs
+
+
+@dataclass(frozen=True, slots=True)
 class Rotary:
     """RoPE: queries and keys are rotated by angles that grow with the position: see ../encoders/positions.py."""
 
     theta: float  # the base of the angles' frequencies
     columns: int  # of each head that are rotated, the first ones
-    scaling: Ntk | DynamicNtk | None = None
+    scaling: Ntk | DynamicNtk | Linear | Llama3 | Yarn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +90,7 @@ class Attention:
     """Attention of one layer: its rotary positions and its window."""
 
     rotary: Rotary | None = None
-    window: int | None = None  # a token sees as many tokens on each side of itself; None: all
+    window: int | None = None  # a token sees as many tokens on each side that it sees at all; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +115,8 @@ class EncoderConfig:
     Sequences are packed. The embedding of a token is the sum of its rows of the word, position and token-type tables,
     then a norm, then a projection where the tables are narrower than the layers. A layer is attention and a
     feed-forward network, each of which adds to the row that it was given. Norms follow these sums; with `pre_norm` they
-    come before attention and before the feed-forward network, and one more follows the last layer.
+    come before attention and before the feed-forward network, and one more follows the last layer. Decoders are
+    described too: a text is one forward pass, without a KV cache.
     """
 
     model_type: str  # for people to read: no code may depend on it
@@ -94,6 +139,15 @@ class EncoderConfig:
     rms_norm: bool = False  # norms do not subtract the mean
     pre_norm: bool = False
     first_norm: bool = True  # with `pre_norm`: a norm comes before the first layer's attention
+    sublayer_norms: bool = False  # with `pre_norm`: a norm also comes after each, before its result is added
+    norm_offset: float = 0.0  # is added to the stored gamma of norms
+    embedding_norm: bool = True  # a norm follows the sum of the embedding tables
+    embedding_scale: float = 1.0  # the word table's rows are multiplied by it
+    causal: bool = False  # a token attends to itself and to tokens before it only
+    key_value_heads: int | None = None  # heads of keys and values, each shared by several of the queries; None: `heads`
+    head_columns: int | None = None  # columns of one attention head; None: hidden_size / heads
+    qk_norm: bool = False  # an RMSNorm of each head's queries and keys, before they are rotated
+    attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_size)
     embedding_size: int | None = None  # columns of the embedding tables where a projection follows them; None: none
     shared_layers: tuple[int, ...] = ()  # of each layer, the number under which its weights are stored; empty: its own
     adapters: Adapters | None = None
@@ -110,7 +164,23 @@ class EncoderConfig:
     @property
     def head_size(self) -> int:
         """Columns of one attention head."""
-        return self.hidden_size // self.heads
+        return self.head_columns or self.hidden_size // self.heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and of values."""
+        return self.key_value_heads or self.heads
+
+    @property
+    def score_scale(self) -> float:
+        """What attention's scores q·k are multiplied by."""
+        return self.head_size**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether attention is what only decoders have: causal, with grouped heads, or with norms of its own."""
+        plain = self.kv_heads == self.heads and self.head_size * self.heads == self.hidden_size
+        return self.causal or self.qk_norm or not plain
 
     @property
     def embedding_columns(self) -> int:
@@ -144,7 +214,8 @@ def tensor_shapes(encoder_config: EncoderConfig) -> Shapes:
     if encoder_config.position_table:
         shapes[POSITION_EMBEDDINGS] = (encoder_config.max_positions, columns)
     shapes[TOKEN_TYPE_EMBEDDINGS] = (encoder_config.type_vocab_size, columns)
-    shapes |= _norm("embeddings.LayerNorm", columns)
+    if encoder_config.embedding_norm:
+        shapes |= _norm("embeddings.LayerNorm", columns)
     if encoder_config.embedding_size is not None:
         shapes |= _linear(EMBEDDING_PROJECTION, hidden, columns)
     if encoder_config.relative_buckets:
@@ -162,14 +233,21 @@ def _layer(encoder_config: EncoderConfig, layer: int) -> Shapes:
     """The tensors of one layer. A norm has the same name whether it comes before attention or after."""
     hidden, inner = encoder_config.hidden_size, encoder_config.intermediate_size
     shapes: Shapes = {}
-    for name in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"):
-        shapes |= _linear(name, hidden, hidden)
+    size = encoder_config.head_size
+    shapes |= _linear("attention.self.query", encoder_config.heads * size, hidden)
+    for name in ("attention.self.key", "attention.self.value"):
+        shapes |= _linear(name, encoder_config.kv_heads * size, hidden)
+    if encoder_config.qk_norm:
+        shapes |= {f"{name}.weight": (size,) for name in (QUERY_NORM, KEY_NORM)}
+    shapes |= _linear("attention.output.dense", hidden, encoder_config.heads * size)
     if encoder_config.gated:
         shapes |= _linear("intermediate.gate", inner, hidden)
     shapes |= _linear("intermediate.dense", inner, hidden)
     shapes |= _linear("output.dense", hidden, inner)
     if encoder_config.has_attention_norm(layer):
         shapes |= _norm("attention.output.LayerNorm", hidden)
+    if encoder_config.sublayer_norms:
+        shapes |= _norm(ATTENTION_SUBLAYER_NORM, hidden) | _norm(SUBLAYER_NORM, hidden)
     return shapes | _norm("output.LayerNorm", hidden)
 
 

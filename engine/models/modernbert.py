@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.errors import UnsupportedModel
 from embert.engine.models.bert import ACTIVATIONS, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
@@ -126,17 +126,10 @@ def _tensors(config: ConfigFile) -> TensorNames:
 
 def _layer_types(config: ConfigFile, layers: int) -> list[str]:
     """Whether each layer sees all tokens or those in a window."""
-    stated = config.fields.get("layer_types")
-    if stated is None:
+    if config.fields.get("layer_types") is None:
         every = config.integer("global_attn_every_n_layers")
         return [LOCAL if layer % every else GLOBAL for layer in range(layers)]
-    if not isinstance(stated, list) or len(stated) != layers:
-        description = f"{len(stated)} of them" if isinstance(stated, list) else repr(stated)
-        raise BrokenModel(f"{config.path}: layer_types must be a list of {layers} types, found {description}")
-    for kind in stated:
-        if kind not in THETAS:
-            raise config.unsupported("layer_types", kind, tuple(THETAS))
-    return stated
+    return config.list_of("layer_types", layers, tuple(THETAS))
 
 
 def _rotary(config: ConfigFile, kind: str, columns: int) -> Rotary:

@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 __all__ = [
+    "ATTENTION_SUBLAYER_NORM",
     "EMBEDDING_PROJECTION",
     "FINAL_NORM",
+    "KEY_NORM",
     "POSITION_EMBEDDINGS",
+    "QUERY_NORM",
     "RELATIVE_ATTENTION_BIAS",
+    "SUBLAYER_NORM",
     "TABLES",
     "TOKEN_TYPE_EMBEDDINGS",
     "WORD_EMBEDDINGS",
@@ -31,6 +35,9 @@ RELATIVE_ATTENTION_BIAS = "encoder.relative_attention_bias.weight"
 EMBEDDING_PROJECTION = "embeddings_project"  # ELECTRA's name: a linear layer
 TABLES = frozenset({WORD_EMBEDDINGS, POSITION_EMBEDDINGS, TOKEN_TYPE_EMBEDDINGS})  # a row for each id
 FINAL_NORM = "encoder.LayerNorm"  # a norm; BERT has none
+# Norms of a layer that BERT does not have: of queries and keys, and after attention and after the feed-forward network.
+QUERY_NORM, KEY_NORM = "attention.self.query_norm", "attention.self.key_norm"
+ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM = "attention.output.sublayer_norm", "output.sublayer_norm"
 
 # Checkpoints converted from TensorFlow keep its names for LayerNorm's parameters.
 TENSORFLOW_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -86,16 +93,17 @@ class WeightMapping:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """A model type's names of the two linear layers of its `…ForSequenceClassification`.
+    """A model type's names of the linear layers of its `…ForSequenceClassification`.
 
-    They take one row of a sequence: out(norm(activation(dense(x)))).
+    They take one row of a sequence: out(norm(activation(dense(x)))), or out(x) without `dense`.
     """
 
-    dense: str  # hidden_size → hidden_size
+    dense: str  # hidden_size → hidden_size; empty: there is none
     out: str  # hidden_size → labels
     activation: str = "tanh"
     norm: str = ""  # a LayerNorm, with the epsilon of the layers' own; empty: none
-    pooling: str = "cls"  # the row that they take: the first token's, or the "mean" of all
+    pooling: str = "cls"  # the row that they take: the first token's, the "mean" of all, or the "last-token"'s
+    out_bias: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,7 @@ class TensorNames:
     absent: frozenset[str] = frozenset()  # tensors that the model type or its heads do not have: they count as zeros
     masked_lm: MaskedLM | None = None
     classification: Classification | None = None
+    language_model: str | None = None  # the linear layer of a causal language model's logits; None: the type has none
     other_heads: Mapping[str, str] = field(default_factory=dict)  # parts of heads' names → what some checkpoints say
 
     def stored_names(self, name: str) -> list[StoredName]:

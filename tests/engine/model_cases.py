@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from tests.engine.conftest import write_modules
 
-__all__ = ["MODEL_CASES", "SHORT_CASES", "build", "byte_level", "unigram"]
+__all__ = ["ENCODER_CASES", "MODEL_CASES", "SHORT_CASES", "build", "byte_level", "unigram"]
 
 BERT_LIKE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 ROBERTA_LIKE = {**BERT_LIKE, "type_vocab_size": 1, "max_position_embeddings": 130}
@@ -23,6 +23,25 @@ MODERNBERT = {**BERT_LIKE, "max_position_embeddings": 128, "pad_token_id": 0, "l
 ROTARY = {**BERT_LIKE, "max_position_embeddings": 128}
 STRETCHED = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
 DISTILBERT = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": 128}
+DECODER = {**BERT_LIKE, "max_position_embeddings": 128, "num_key_value_heads": 2}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+GEMMA = {
+    **DECODER,
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 16,
+}
 # A family's `model_type`, and what is special where a family has several models → HuggingFace's class and its config.
 MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {**BERT_LIKE, "max_position_embeddings": 128}),
@@ -55,8 +74,26 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nomic_bert, dynamic": ("NomicBert", {**ROTARY, "max_position_embeddings": 64, "rope_parameters": STRETCHED}),
     "gte": ("Gte", ROTARY),
     "gte, untyped": ("Gte", {**ROTARY, "type_vocab_size": 0, "hidden_act": "silu"}),
+    "llama": ("Llama", DECODER),
+    "llama, biases": ("Llama", {**DECODER, "attention_bias": True, "mlp_bias": True, "head_dim": 32}),
+    "llama, llama3": ("Llama", {**DECODER, "rope_parameters": LLAMA3}),
+    "llama, yarn": ("Llama", {**DECODER, "rope_parameters": YARN}),
+    "llama, linear": (
+        "Llama",
+        {**DECODER, "rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}},
+    ),
+    "mistral": ("Mistral", {**DECODER, "sliding_window": 32}),
+    "mistral, both ways": ("Mistral", {**DECODER, "sliding_window": 20, "is_causal": False}),
+    "qwen2": ("Qwen2", DECODER),
+    "qwen2, both ways": ("Qwen2", {**DECODER, "is_causal": False}),
+    "qwen2, windows": ("Qwen2", {**DECODER, **WINDOWS}),
+    "qwen3": ("Qwen3", {**DECODER, "head_dim": 32}),
+    "gemma3_text": ("Gemma3Text", {**GEMMA, "use_bidirectional_attention": True}),
+    "gemma3_text, causal": ("Gemma3Text", GEMMA),
 }
 SHORT_CASES = [name for name in MODEL_CASES if "long" not in name]  # of 128 positions
+# The CUDA encoder runs these, and they have masked language models.
+ENCODER_CASES = [name for name in MODEL_CASES if not name.startswith(("llama", "mistral", "qwen", "gemma"))]
 
 
 def build(
@@ -74,7 +111,7 @@ def build(
     for name, parameter in made.named_parameters():
         # HuggingFace starts biases and the padding token's rows at 0 and LayerNorm at 1, so an encoder that forgets
         # them would pass.
-        if "norm" in name.lower() or name.endswith(("bias", "_embeddings.weight")):
+        if "norm" in name.lower() or name.endswith(("bias", "_embeddings.weight", "embed_tokens.weight")):
             parameter.data += torch.randn_like(parameter) * 0.2
     made.save_pretrained(folder)  # type: ignore[operator]
     # Tests put tokenizers of any kind beside any family.

@@ -13,8 +13,18 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 from embert.engine.encoders.cpu import kernels
 from embert.engine.encoders.cpu.positions import PLAIN, DistanceBias, Positions, Rotation, rotate
 from embert.engine.encoders.cpu.runs import Group, threads_for_elements
+from embert.engine.models.encoder_config import EncoderConfig
 
-__all__ = ["LENGTH_STEP", "LONG_LENGTH", "SHORT_LENGTH", "attention", "is_banded", "outside", "windowed"]
+__all__ = [
+    "LENGTH_STEP",
+    "LONG_LENGTH",
+    "SHORT_LENGTH",
+    "DecoderAttention",
+    "attention",
+    "is_banded",
+    "outside",
+    "windowed",
+]
 
 # Attention scores held at once. More are computed one after another, so that they stay in the cores' own caches.
 MAX_SCORE_BYTES = 2 << 20
@@ -226,3 +236,68 @@ def _mask_ends(scores: torch.Tensor, first: int, window: int, keys: int) -> None
             scores[index, :, :-start] = -torch.inf
         if start + scores.shape[2] > keys:
             scores[index, :, max(0, keys - start) :] = -torch.inf
+
+
+class DecoderAttention:
+    """Attention of one layer of a decoder: grouped heads, norms of queries and keys, causal or not, with windows."""
+
+    def __init__(self, config: EncoderConfig, norms: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        """`norms` are the gammas of the RMSNorms of queries, which include the scores' scale, and of keys."""
+        self._heads, self._kv_heads, self._size = config.heads, config.kv_heads, config.head_size
+        self._norms, self._epsilon = norms, config.layer_norm_eps
+        self._causal = config.causal
+
+    def __call__(self, qkv: torch.Tensor, groups: Sequence[Group], positions: Positions) -> torch.Tensor:
+        """[T, (heads + 2 · kv_heads) · size] → [T, heads · size]. Queries are scaled already unless they have norms.
+
+        Rows after the last group become 0.
+        """
+        tokens, size, heads = len(qkv), self._size, self._heads
+        threads_for_elements(heads * sum(n * length**2 for _, n, length, _ in groups))
+        context = qkv.new_zeros(tokens, heads * size)
+        for start, n, length, keys in groups:
+            stop = start + n * length
+            parts = qkv[start:stop].view(n, length, heads + 2 * self._kv_heads, size).transpose(1, 2)
+            q, k, v = torch.split(parts, [heads, self._kv_heads, self._kv_heads], 1)
+            if self._norms is not None:
+                q, k = (
+                    F.rms_norm(x.float(), (size,), gamma, self._epsilon)
+                    for x, gamma in zip((q, k), self._norms, strict=True)
+                )
+            if positions.rotation is not None:
+                q, k = (_rotated(x, positions.rotation) for x in (q, k))
+            q, k = q.to(qkv.dtype), k.to(qkv.dtype)
+            result = context[start:stop].view(n, length, heads, size).transpose(1, 2)
+            self._attend(q, k[:, :, : keys or length], v[:, :, : keys or length], positions.window, result)
+        return context
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, result: torch.Tensor
+    ) -> None:
+        """Queries [n, heads, L, size] with keys and values [n, kv_heads, K, size] → `result`, as the queries."""
+        length, keys = q.shape[2], k.shape[2]
+        grouped = self._heads != self._kv_heads
+        if (window is None or length <= window + 1) and keys == length:
+            result.copy_(F.scaled_dot_product_attention(q, k, v, is_causal=self._causal, scale=1.0, enable_gqa=grouped))
+            return
+        reach = length if window is None else window
+        for first in range(0, length, BIASED_ROWS):  # each block of queries with the keys that it sees
+            stop = min(first + BIASED_ROWS, length)
+            start, end = max(0, first - reach), min(keys, stop if self._causal else stop + reach)
+            if start >= end:
+                result[:, :, first:stop] = 0
+                continue
+            distances = torch.arange(start, end) - torch.arange(first, stop)[:, None]
+            seen = distances >= -reach
+            seen &= distances <= (0 if self._causal else reach)
+            mixed = F.scaled_dot_product_attention(
+                q[:, :, first:stop], k[:, :, start:end], v[:, :, start:end], seen, scale=1.0, enable_gqa=grouped
+            )
+            result[:, :, first:stop] = mixed.nan_to_num_(0.0)
+
+
+def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """[n, heads, L, size], rotated."""
+    rotated = torch.empty_like(x)
+    rotate(rotated, x, *rotation(x.shape[2]))
+    return rotated

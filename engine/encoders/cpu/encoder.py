@@ -139,6 +139,7 @@ class TorchEncoder(Encoder):
         # Task → the pooling by which it reads one row of a sequence; tasks that are absent here read all rows.
         classifier = model.heads.classifier
         self._reads = {Task.CLASSIFY: "cls" if classifier is None else classifier.pooling}
+        self._padding_id = None if classifier is None else classifier.padding_id
         if model.include_prompt:
             self._reads[Task.EMBED] = model.pooling
         head = model.heads.multi_vector
@@ -310,6 +311,8 @@ class TorchEncoder(Encoder):
         with torch.inference_mode():  # the mode belongs to the thread
             one_row = self._one_row(tasks)
             chosen = one_row_each(groups, one_row) if one_row else None
+            if chosen is not None and Task.CLASSIFY in tasks and (ids[chosen.numpy()] == self._padding_id).any():
+                chosen = None  # the classifier takes an earlier row
             rows = self._transformer(
                 torch.from_numpy(ids),
                 torch.from_numpy(ticket.positions[run.tokens]),

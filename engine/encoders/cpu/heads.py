@@ -170,11 +170,14 @@ class Logits:
         # Its few rows need no kernels of oneDNN's own.
         products = "plain" if products == "packed" else products
         self._layers = [_Layer(layer, checkpoint, torch.float32, products=products) for layer in head.layers]
-        self._pooling = head.pooling
+        self._pooling, self._padding_id = head.pooling, head.padding_id
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
         """[n, labels]."""
-        x = pooled(hidden.rows, hidden.groups, self._pooling)
+        if self._padding_id is None:
+            x = pooled(hidden.rows, hidden.groups, self._pooling)
+        else:
+            x = hidden.rows[_last_tokens(hidden, self._padding_id)].float()
         for layer in self._layers:
             x = layer(x)
         return TaskOutput.one_each(x.numpy())
@@ -232,6 +235,16 @@ class TokenWeights:
 
     def prepare(self, rows: int) -> None:
         """Its product needs no prepared kernel."""
+
+
+def _last_tokens(hidden: Hidden, padding_id: int) -> torch.Tensor:
+    """The row of each sequence's last token that is not padding, of its first token where all are: int64 [n]."""
+    stops = np.cumsum(hidden.lengths)
+    rows = []
+    for start, stop in zip(stops - hidden.lengths, stops, strict=True):
+        (counted,) = np.nonzero(hidden.ids[start:stop] != padding_id)
+        rows.append(start + (counted[-1] if len(counted) else 0))
+    return torch.tensor(rows, dtype=torch.int64)
 
 
 class Splade:

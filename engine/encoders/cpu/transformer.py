@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from embert.engine.encoders.cpu.attention import LENGTH_STEP, SHORT_LENGTH, attention
+from embert.engine.encoders.cpu.attention import LENGTH_STEP, SHORT_LENGTH, DecoderAttention, attention
 from embert.engine.encoders.cpu.kernels import (
     Activation,
     EmbeddingsAvx512,
@@ -44,10 +44,14 @@ from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import (
+    ATTENTION_SUBLAYER_NORM,
     EMBEDDING_PROJECTION,
     FINAL_NORM,
+    KEY_NORM,
     POSITION_EMBEDDINGS,
+    QUERY_NORM,
     RELATIVE_ATTENTION_BIAS,
+    SUBLAYER_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
 )
@@ -67,7 +71,7 @@ class Norm:
 
     def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, name: str, products: Products) -> None:
         self._own_kernel = products == "avx512"
-        self._gamma = stored(checkpoint, f"{name}.weight").float()
+        self._gamma = gamma(config, checkpoint, name)
         self._beta = None if config.rms_norm else stored(checkpoint, f"{name}.bias").float()
         self._epsilon = config.layer_norm_eps
 
@@ -111,7 +115,7 @@ class Layer:
             scales = [1.0] * len(names)
             if names == QKV:
                 # softmax(q·kᵀ / √d): the scale goes into the query's weights.
-                scales[0] = config.head_size**-0.5
+                scales[0] = 1.0 if config.qk_norm else config.score_scale  # a norm of queries has it otherwise
             biases = [
                 stored(checkpoint, f"{prefix}{name}.bias").float() * scale
                 for name, scale in zip(names, scales, strict=True)
@@ -140,7 +144,14 @@ class Layer:
             return Norm(config, checkpoint, prefix + name, products)
 
         self._heads = config.heads
-        self._own_kernels = products == "avx512" and can_attend(config.head_size)
+        self._own_kernels = products == "avx512" and can_attend(config.head_size) and not config.is_decoder
+        self._decoder_attention: DecoderAttention | None = None
+        if config.is_decoder:
+            norms = None
+            if config.qk_norm:
+                query, key = (gamma(config, checkpoint, prefix + name) for name in (QUERY_NORM, KEY_NORM))
+                norms = query * config.score_scale, key
+            self._decoder_attention = DecoderAttention(config, norms)
         self._pre_norm = config.pre_norm
         self._qkv = linear(QKV)
         self._projection = linear(("attention.output.dense",))
@@ -153,6 +164,7 @@ class Layer:
         self._outer = linear(("output.dense",))
         self._attention_norm = norm("attention.output.LayerNorm") if config.has_attention_norm(layer) else None
         self._norm = norm("output.LayerNorm")
+        self._sublayer_norms = [norm(ATTENTION_SUBLAYER_NORM), norm(SUBLAYER_NORM)] if config.sublayer_norms else None
         self._whole = self._as_one() if self._own_kernels else None
 
     def __call__(
@@ -171,10 +183,16 @@ class Layer:
             return self._whole(x, groups, positions)
         before = x if self._attention_norm is None or not self._pre_norm else self._attention_norm(x)
         qkv = self._qkv(before, chosen)
-        context = attention(qkv, groups, self._heads, positions, own_kernels=self._own_kernels)
+        if self._decoder_attention is not None:
+            context = self._decoder_attention(qkv, groups, positions)
+        else:
+            context = attention(qkv, groups, self._heads, positions, own_kernels=self._own_kernels)
         if rows is not None:
             context, x = context[rows], x[rows]
             chosen = None if chosen is None else chosen[rows]
+        if self._sublayer_norms is not None:
+            x = x + self._sublayer_norms[0](self._projection(context, chosen))
+            return x + self._sublayer_norms[1](self._outer(self._fed(self._norm(x), chosen), chosen))
         x = self._projection(context, chosen, x)
         if self._pre_norm:
             return self._outer(self._fed(self._norm(x), chosen), chosen, x)
@@ -199,6 +217,11 @@ def _quantized(checkpoint: Checkpoint, name: str, scale: float) -> QuantizedWeig
     """A quantized weight, times `scale`: the integers are those of the stored weight."""
     weight = quantized_weight(checkpoint.float32(name), name)
     return QuantizedWeight(weight.integers, weight.scales * np.float32(scale))
+
+
+def gamma(config: EncoderConfig, checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """What a norm multiplies by: float32 [columns]."""
+    return stored(checkpoint, f"{name}.weight").float() + config.norm_offset
 
 
 def products_of(config: EncoderConfig) -> int:
@@ -288,7 +311,7 @@ class Transformer:
     @torch.inference_mode()
     def prepare_attention(self, longest: int) -> None:
         """Make attention's kernels for sequences of up to `longest` tokens. In float32 attention needs none."""
-        if self._dtype == torch.float32:
+        if self._dtype == torch.float32 or self._config.is_decoder:
             return
         for length in range(SHORT_LENGTH + 1, longest + 1, LENGTH_STEP):
             qkv = torch.zeros(length, 3 * self._config.hidden_size, dtype=self._dtype)
@@ -315,9 +338,11 @@ class _Embeddings:
             if config.padding_id is not None:  # the row after those of sequences
                 positions = torch.cat([positions, stored(checkpoint, PADDING_POSITION).float()])
             self._positions = positions + self._types[0]
-        self._norm = Norm(config, checkpoint, "embeddings.LayerNorm", products)
+        # Scaled as HuggingFace scales: the factor is rounded to the dtype.
+        self._scale = torch.tensor(config.embedding_scale).to(dtype).item()
+        self._norm = Norm(config, checkpoint, "embeddings.LayerNorm", products) if config.embedding_norm else None
         self._plain: EmbeddingsAvx512 | None = None  # for batches without other types and adapters
-        norm = self._norm.parts
+        norm = None if self._norm is None or self._scale != 1 else self._norm.parts
         if products == "avx512" and self._words.dtype == torch.float32 and self._positions is not None and norm:
             self._plain = EmbeddingsAvx512(self._words, self._positions, norm)
         self._projection: Linear | None = None
@@ -340,6 +365,8 @@ class _Embeddings:
             return x if self._projection is None else self._projection(x)
         threads_for_elements(len(ids) * self._words.shape[1])
         x = F.embedding(ids, self._words).float()
+        if self._scale != 1:
+            x *= self._scale
         x += self._types[0] if self._positions is None else F.embedding(positions, self._positions)
         if token_types is not None:
             x += F.embedding(token_types, self._types) - self._types[0]
@@ -347,7 +374,7 @@ class _Embeddings:
             x += self._added_words.of_table(ids, chosen)
         if chosen is not None and self._added_types is not None:
             x += self._added_types.of_table(torch.zeros_like(ids) if token_types is None else token_types, chosen)
-        x = self._norm(x).to(self._dtype)
+        x = (x if self._norm is None else self._norm(x)).to(self._dtype)
         return x if self._projection is None else self._projection(x)
 
     def prepare(self, rows: int) -> None:

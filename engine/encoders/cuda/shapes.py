@@ -42,6 +42,7 @@ def layer_shapes(model: Model) -> dict[str, Any]:
     """The arguments of `make_encoder` for the layers. Raises UnsupportedModel for what the extension cannot compute."""
     config = model.config
     for unable, what in (
+        (config.is_decoder, "is a decoder"),
         (config.rms_norm, "has norms that do not subtract the mean"),
         (_stretches(config), "stretches rotary positions by each text's length"),
     ):

@@ -61,14 +61,16 @@ def read_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig) 
     norm = None
     if head.norm:
         norm = Norm(head.norm, encoder_config.layer_norm_eps, not absent(f"{head.norm}.bias"))
+    out = Layer(head.out, "", width, len(labels), head.out_bias, "identity")
+    layers: tuple[Layer, ...] = (out,)
+    if head.dense:
+        layers = (Layer(head.dense, "", width, width, not absent(f"{head.dense}.bias"), head.activation, norm), out)
     return Classifier(
-        layers=(
-            Layer(head.dense, "", width, width, not absent(f"{head.dense}.bias"), head.activation, norm),
-            Layer(head.out, "", width, len(labels), True, "identity"),
-        ),
+        layers=layers,
         labels=labels,
         activation=_activation(path, config, library, library_fields, len(labels)),
         pooling=head.pooling,
+        padding_id=_padding_id(path, config) if head.pooling == "last-token" else None,
     )
 
 
@@ -84,6 +86,14 @@ def stored_classifier(classifier: Classifier, tensors: TensorNames, folder: Path
     for layer in layers:
         check_layer(stored, layer)
     return dataclasses.replace(classifier, layers=layers)
+
+
+def _padding_id(path: Path, config: dict[str, Any]) -> int | None:
+    """HuggingFace takes the row of the last token that is not padding, also where a text itself ends in that token."""
+    padding_id = config.get("pad_token_id")
+    if padding_id is not None and (isinstance(padding_id, bool) or not isinstance(padding_id, int)):
+        raise BrokenModel(f"{path}: pad_token_id must be an int, found {padding_id!r}")
+    return padding_id
 
 
 def _labels(path: Path, config: dict[str, Any]) -> tuple[str, ...]:

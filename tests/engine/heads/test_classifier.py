@@ -30,7 +30,7 @@ def change(path: Path, **fields: Any) -> None:
 def test_logits_equal_hugging_face(tmp_path: Path, family: str) -> None:
     folder = build_classifier(tmp_path, family)
     model = engine.load_model(str(folder))
-    assert (model.tasks, model.pooling, model.notices) == (Task.CLASSIFY, "cls", ())
+    assert (model.tasks, model.pooling) == (Task.CLASSIFY, "cls")
     sequences = random_sequences(LENGTHS, 90)
     types = random_sequences(LENGTHS, model.config.type_vocab_size, seed=1)
     encoder = engine.load_encoder(model, device="cpu")

@@ -1,0 +1,281 @@
+"""Decoders as encoders: LLaMA, Mistral, Qwen2 and Qwen3. One forward pass a text, without generation or a KV cache.
+
+Pre-norm layers with RMSNorm, rotary positions, grouped-query attention and a gated feed-forward network. Attention is
+causal unless config.json says `is_causal: false` or `use_bidirectional_attention: true`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.models.bert import GATES
+from embert.engine.models.config_file import ConfigFile
+from embert.engine.models.encoder_config import Attention, DynamicNtk, EncoderConfig, Linear, Llama3, Rotary, Yarn
+from embert.engine.models.tensor_names import (
+    FINAL_NORM,
+    KEY_NORM,
+    QUERY_NORM,
+    TOKEN_TYPE_EMBEDDINGS,
+    Classification,
+    TensorNames,
+    WeightMapping,
+)
+
+__all__ = [
+    "ATTENTION",
+    "FEED_FORWARD",
+    "FULL",
+    "PARTS",
+    "SLIDING",
+    "decoder_config",
+    "is_causal",
+    "read_llama",
+    "read_mistral",
+    "read_qwen2",
+    "read_qwen3",
+    "read_rotary",
+]
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+ATTENTION = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")
+FEED_FORWARD = ("intermediate.gate", "intermediate.dense", "output.dense")
+PARTS = {
+    "embeddings.word_embeddings": "embed_tokens",
+    "attention.output.LayerNorm": "input_layernorm",
+    "attention.self.query": "self_attn.q_proj",
+    "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj",
+    QUERY_NORM: "self_attn.q_norm",
+    KEY_NORM: "self_attn.k_norm",
+    "attention.output.dense": "self_attn.o_proj",
+    "output.LayerNorm": "post_attention_layernorm",
+    "intermediate.gate": "mlp.gate_proj",
+    "intermediate.dense": "mlp.up_proj",
+    "output.dense": "mlp.down_proj",
+    FINAL_NORM: "norm",
+}
+NORMS = ("attention.output.LayerNorm", "output.LayerNorm", FINAL_NORM)
+# …ForSequenceClassification: one linear layer without a bias.
+CLASSIFICATION = Classification(dense="", out="score", pooling="last-token", out_bias=False)
+
+# What transformers takes where config.json does not say.
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "intermediate_size": 11_008,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+}
+MISTRAL = {**DEFAULTS, "num_key_value_heads": 8, "intermediate_size": 14_336, "max_position_embeddings": 131_072}
+QWEN = {
+    **DEFAULTS,
+    "vocab_size": 151_936,
+    "num_key_value_heads": 32,
+    "intermediate_size": 22_016,
+    "max_position_embeddings": 32_768,
+}
+
+ROPE = "rope_parameters"
+ROPE_FIELDS = ("rope_theta", "rope_type", "type", "factor", "partial_rotary_factor")
+DEFAULT, DYNAMIC, LINEAR, LLAMA3, YARN = "default", "dynamic", "linear", "llama3", "yarn"
+# What each kind of scaling reads beside ROPE_FIELDS.
+SCALING_FIELDS: dict[str, tuple[str, ...]] = {
+    DEFAULT: (),
+    LINEAR: (),
+    DYNAMIC: (),
+    LLAMA3: ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    YARN: (
+        "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+        "truncate",
+    ),
+}  # fmt: skip
+LARGEST_FACTOR = 1000  # of longer texts: a bound for what a file can ask for
+MOST_OF_ONE_PAIR = 2  # columns
+
+
+def read_llama(config: ConfigFile) -> EncoderConfig:
+    """LLaMA. Raises BrokenModel or UnsupportedModel."""
+    config = config.with_missing(**DEFAULTS)
+    biases = {flag: config.one_of(flag, (False, True), False) for flag in ("attention_bias", "mlp_bias")}
+    without = (() if biases["attention_bias"] else ATTENTION) + (() if biases["mlp_bias"] else FEED_FORWARD)
+    return decoder_config(config, without)
+
+
+def read_mistral(config: ConfigFile) -> EncoderConfig:
+    """Mistral: a window in every layer unless `sliding_window` is null. Raises BrokenModel or UnsupportedModel."""
+    config = config.with_missing(**MISTRAL, sliding_window=4096)
+    kinds = [FULL if config.fields["sliding_window"] is None else SLIDING] * config.layers()
+    return decoder_config(config, (*ATTENTION, *FEED_FORWARD), kinds=kinds)
+
+
+def read_qwen2(config: ConfigFile) -> EncoderConfig:
+    """Qwen2: queries, keys and values have biases. Raises BrokenModel or UnsupportedModel."""
+    config = config.with_missing(**QWEN)
+    return decoder_config(config, ("attention.output.dense", *FEED_FORWARD), kinds=_layer_types(config))
+
+
+def read_qwen3(config: ConfigFile) -> EncoderConfig:
+    """Qwen3: heads of any size, whose queries and keys have norms. Raises BrokenModel or UnsupportedModel."""
+    config = config.with_missing(**QWEN, head_dim=128)
+    without = FEED_FORWARD if config.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
+    described = decoder_config(config, without, kinds=_layer_types(config))
+    return dataclasses.replace(described, qk_norm=True)
+
+
+def decoder_config(
+    config: ConfigFile, without_bias: tuple[str, ...], *, kinds: list[str] | None = None, theta: float = 10_000.0
+) -> EncoderConfig:
+    """The description of LLaMA-like layers; `without_bias` are their linear layers that have none.
+
+    `kinds` are the layers' types, FULL where None. `theta` is the model type's default. Raises BrokenModel or
+    UnsupportedModel.
+    """
+    layers, heads, hidden = config.layers(), config.integer("num_attention_heads"), config.integer("hidden_size")
+    shared = heads if config.fields.get("num_key_value_heads") is None else config.integer("num_key_value_heads")
+    if heads % shared:
+        raise BrokenModel(
+            f"{config.path}: num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}"
+        )
+    stated_size = config.fields.get("head_dim") is not None
+    if not stated_size and hidden % heads:
+        raise UnsupportedModel(
+            f"{config.path}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and there is no "
+            "head_dim"
+        )
+    size = config.integer("head_dim") if stated_size else hidden // heads
+    causal = is_causal(config)
+    kinds = kinds or [FULL] * layers
+    window: int | None = None
+    if SLIDING in kinds:
+        # transformers counts the token itself in a causal window, not in that of `is_causal: false`.
+        window = config.integer("sliding_window") - causal
+    rotary = read_rotary(config, size, theta)
+    attention = {FULL: Attention(rotary), SLIDING: Attention(rotary, window)}
+    absent = {TOKEN_TYPE_EMBEDDINGS, *(f"{name}.bias" for name in (*NORMS, *without_bias))}
+    return EncoderConfig(
+        model_type=config.fields["model_type"],
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        layers=layers,
+        heads=heads,
+        intermediate_size=config.integer("intermediate_size"),
+        activation=GATES[config.one_of("hidden_act", tuple(GATES))],
+        max_positions=config.integer("max_position_embeddings"),
+        type_vocab_size=1,
+        layer_norm_eps=config.number("rms_norm_eps"),
+        tensors=TensorNames(
+            (WeightMapping(PARTS, prefixes=("model.",), layers="layers."),),
+            absent=frozenset(absent),
+            classification=CLASSIFICATION,
+            language_model="lm_head",
+        ),
+        position_table=False,
+        attention=tuple(attention[kind] for kind in kinds),
+        gated=True,
+        rms_norm=True,
+        pre_norm=True,
+        embedding_norm=False,
+        causal=causal,
+        key_value_heads=shared,
+        head_columns=size,
+    )
+
+
+def is_causal(config: ConfigFile) -> bool:
+    """Whether a token attends to earlier tokens only. Raises UnsupportedModel for a value that is no bool."""
+    both_ways = config.one_of("use_bidirectional_attention", (False, True, None), None)
+    return bool(config.one_of("is_causal", (True, False), True)) and not both_ways
+
+
+def read_rotary(config: ConfigFile, columns: int, theta: float, kind: str = "") -> Rotary:
+    """The rotary positions of decoders, with any scaling of SCALING_FIELDS but "dynamic" of one pair.
+
+    config.json states them in `rope_parameters`, or as transformers 4 does in `rope_theta` and `rope_scaling`. With
+    `kind` they are those of one type of layers: "rope_parameters.{kind}". `theta` is the model type's default. Raises
+    BrokenModel or UnsupportedModel.
+    """
+    if columns % 2:
+        raise UnsupportedModel(f"{config.path}: rotary positions rotate pairs of a head's columns, found {columns}")
+    older = config.fields.get("rope_scaling")
+    field = "rope_scaling" if older else f"{ROPE}.{kind}" if kind else ROPE
+    supported = tuple(dict.fromkeys((*ROPE_FIELDS, *(name for names in SCALING_FIELDS.values() for name in names))))
+    stated = config.with_defaults(rope_theta=theta).flattened(field, supported)
+    scaling = stated.one_of(f"{field}.type", tuple(SCALING_FIELDS), DEFAULT)
+    scaling = stated.one_of(f"{field}.rope_type", tuple(SCALING_FIELDS), scaling)
+    for inner in supported:
+        if inner not in (*ROPE_FIELDS, *SCALING_FIELDS[scaling]) and stated.fields.get(f"{field}.{inner}") is not None:
+            raise UnsupportedModel(f"{config.path}: {field}.{inner} is not supported with rope_type {scaling!r}")
+    for name in (f"{field}.partial_rotary_factor", "partial_rotary_factor"):
+        stated.one_of(name, (1.0, None))
+    inner_theta = f"{field}.rope_theta"
+    rotary = Rotary(stated.number(inner_theta if stated.fields.get(inner_theta) is not None else "rope_theta"), columns)
+    if scaling == DEFAULT:
+        return rotary
+    return dataclasses.replace(rotary, scaling=_scaling(stated, field, scaling, columns))
+
+
+def _scaling(stated: ConfigFile, field: str, kind: str, columns: int) -> DynamicNtk | Linear | Llama3 | Yarn:
+    """`_compute_…_parameters` of transformers' modeling_rope_utils.py read the same fields."""
+    longest = stated.integer("max_position_embeddings")
+    factor = stated.number(f"{field}.factor")
+    if not 1 <= factor <= LARGEST_FACTOR:
+        raise BrokenModel(f"{stated.path}: {field}.factor must be 1 to {LARGEST_FACTOR}, found {factor:g}")
+    if kind == LINEAR:
+        return Linear(factor)
+    if kind == DYNAMIC:
+        if columns <= MOST_OF_ONE_PAIR:
+            raise UnsupportedModel(f"{stated.path}: {field}.type {DYNAMIC!r} needs heads of over {columns} columns")
+        return DynamicNtk(factor, longest)
+    trained_name = f"{field}.original_max_position_embeddings"
+    trained = stated.integer(trained_name) if stated.fields.get(trained_name) is not None else longest
+    if kind == LLAMA3:
+        low, high = (stated.number(f"{field}.{name}_freq_factor") for name in ("low", "high"))
+        if low >= high:
+            raise BrokenModel(f"{stated.path}: {field}.low_freq_factor {low:g} must be below high_freq_factor {high:g}")
+        return Llama3(factor, low, high, trained)
+
+    def optional(name: str, default: float) -> float:
+        return stated.number(f"{field}.{name}") if stated.fields.get(f"{field}.{name}") else default
+
+    scales = [optional(name, 0.0) for name in ("mscale", "mscale_all_dim")]
+    attention_factor = _magnitude(factor, 1.0)
+    if all(scales):
+        attention_factor = _magnitude(factor, scales[0]) / _magnitude(factor, scales[1])
+    return Yarn(
+        factor,
+        trained,
+        optional("attention_factor", attention_factor),
+        optional("beta_fast", 32.0),
+        optional("beta_slow", 1.0),
+        stated.one_of(f"{field}.truncate", (True, False), True),
+    )
+
+
+def _magnitude(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _layer_types(config: ConfigFile) -> list[str]:
+    """FULL or SLIDING for each layer, as Qwen's configs say. Raises BrokenModel or UnsupportedModel."""
+    layers = config.layers()
+    windows = config.one_of("use_sliding_window", (False, True), False)
+    if windows and config.fields.get("sliding_window", 4096) is None:
+        windows = False
+    if config.fields.get("layer_types") is not None:
+        kinds = config.list_of("layer_types", layers, (FULL, SLIDING))
+        if SLIDING in kinds and not windows:
+            raise UnsupportedModel(
+                f"{config.path}: layer_types has {SLIDING}, and use_sliding_window is false: transformers refuses it"
+            )
+        return kinds
+    first = config.with_missing(max_window_layers=28).fields["max_window_layers"]
+    if isinstance(first, bool) or not isinstance(first, int):
+        raise BrokenModel(f"{config.path}: max_window_layers must be an int, found {first!r}")
+    return [SLIDING if windows and layer >= first else FULL for layer in range(layers)]

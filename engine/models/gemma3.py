@@ -1,0 +1,95 @@
+"""Gemma 3's text model, as EmbeddingGemma uses it: attention in both directions by config, windows in most layers.
+
+Beside LLaMA's layers it has norms after attention and after the feed-forward network, norms that multiply by
+1 + weight, embeddings times the square root of their width, and a θ of its own for the layers with windows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from embert.engine.models.config_file import ConfigFile
+from embert.engine.models.decoder import (
+    ATTENTION,
+    FEED_FORWARD,
+    FULL,
+    PARTS,
+    SLIDING,
+    decoder_config,
+    is_causal,
+    read_rotary,
+)
+from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
+from embert.engine.models.tensor_names import ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM, WeightMapping
+
+__all__ = ["read"]
+
+# What transformers takes where config.json does not say.
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+}
+THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
+
+MAPPING = {
+    **PARTS,
+    ATTENTION_SUBLAYER_NORM: "post_attention_layernorm",
+    "output.LayerNorm": "pre_feedforward_layernorm",
+    SUBLAYER_NORM: "post_feedforward_layernorm",
+}
+
+
+def read(config: ConfigFile) -> EncoderConfig:
+    """Gemma 3's text model. Raises BrokenModel or UnsupportedModel."""
+    config = config.renamed({"hidden_act": "hidden_activation"}).with_missing(**DEFAULTS)
+    config.one_of("attn_logit_softcapping", (None,))
+    layers = config.layers()
+    if config.fields.get("layer_types") is None:
+        every = config.integer("sliding_window_pattern")
+        kinds = [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
+    else:
+        kinds = config.list_of("layer_types", layers, tuple(THETAS))
+    without = FEED_FORWARD if config.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
+    plain = config.with_fields(rope_parameters=None, rope_scaling=None, rope_theta=None)
+    described = decoder_config(plain, without, kinds=[FULL] * layers)
+    # A token sees half a window on each side; a causal one counts the token itself.
+    window = config.integer("sliding_window") - 1 if is_causal(config) else config.integer("sliding_window") // 2
+    size = described.head_size
+    attention = {
+        FULL: Attention(_rotary(config, FULL, size)),
+        SLIDING: Attention(_rotary(config, SLIDING, size), window),
+    }
+    absent = described.tensors.absent | {f"{name}.bias" for name in (ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM)}
+    tensors = dataclasses.replace(
+        described.tensors, mappings=(WeightMapping(MAPPING, prefixes=("model.",), layers="layers."),), absent=absent
+    )
+    return dataclasses.replace(
+        described,
+        tensors=tensors,
+        attention=tuple(attention[kind] for kind in kinds),
+        qk_norm=True,
+        norm_offset=1.0,
+        sublayer_norms=True,
+        embedding_scale=math.sqrt(described.hidden_size),
+        attention_scale=config.number("query_pre_attn_scalar") ** -0.5,
+    )
+
+
+def _rotary(config: ConfigFile, kind: str, columns: int) -> Rotary:
+    """The rotary positions of a type of layers. transformers 4 scales those of the layers without windows only."""
+    if kind == SLIDING:
+        config = config.with_fields(rope_scaling=None, rope_theta=config.fields.get("rope_local_base_freq"))
+    return read_rotary(config.flattened("rope_parameters", tuple(THETAS)), columns, THETAS[kind], kind)
