@@ -62,7 +62,8 @@ def estimate_memory(
             widths = sum(sum(shape) for shape in shapes.values() if len(shape) == 2)
             added = 4 * count * config.adapters.rank * widths
     hidden, inner = config.hidden_size, config.intermediate_size
-    widest = max(4 * hidden, inner * (2 if config.gated else 1))
+    attention = 2 * (config.heads + config.kv_heads) * config.head_size  # queries, keys, values, and their mixture
+    widest = max(attention, inner * (2 if config.gated else 1))
     tokens = max_batch_tokens or _BATCH_TOKENS["cuda" if on_gpu else "cpu"]
     activations = max(tokens, model.max_input_length) * (item * (2 * hidden + widest) + _TOKEN)
     if dtype == "int8" and on_gpu:  # rows of 8 bits, each with a scale

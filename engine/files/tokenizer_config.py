@@ -139,6 +139,7 @@ class TokenizerClass:
     mask_strips: bool = False  # the mask token takes the space before it
     normalizes: bool = False  # tokens that no file describes are looked for in the normalized text
     keeps_template: bool = False  # tokenizer.json's post-processor stays
+    optional: bool = False  # special tokens may be null
 
 
 def _word_piece(config: TokenizerConfig, _stored: Part) -> dict[str, Part | None]:
@@ -302,7 +303,12 @@ CLASSES = {
         keeps_template=True,
     ),
     "Qwen2Tokenizer": TokenizerClass(
-        "BPE", _qwen, None, dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"), keeps_template=True
+        "BPE",
+        _qwen,
+        None,
+        dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
+        keeps_template=True,
+        optional=True,
     ),
     "GemmaTokenizer": TokenizerClass(
         "BPE",
@@ -323,6 +329,7 @@ CLASSES = {
         None,
         {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
         keeps_template=True,
+        optional=True,
     ),
 }
 
@@ -436,7 +443,7 @@ def _named_tokens(path: Path, fields: Fields, own: TokenizerClass | None) -> dic
     stated = {name: fields[name] for name in ATTRIBUTES if name in fields}
     usual = {} if own is None else own.special
     for name, value in stated.items():
-        if value is None and name in usual:
+        if value is None and name in usual and (own is None or not own.optional):
             raise UnsupportedModel(f"{path}: {name} null is not supported for this class; supported: a token")
     tokens = {}
     for name in ATTRIBUTES:

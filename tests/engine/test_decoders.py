@@ -1,0 +1,241 @@
+"""Decoders as embedders and rerankers beside sentence-transformers; test_model_types.py has their layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Backend
+
+from embert import engine
+from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.files.tokenizer_config import QWEN_PATTERN
+from tests.engine.conftest import random_sequences
+from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
+from tests.engine.model_cases import build
+from tests.server.models import edit_json
+
+TEXTS = [
+    "What is the capital of China?",
+    "a",
+    " two  spaces, and\n\nlines\t",
+    "déjà vu, 東京は日本の首都です, 1234567 e\u0301",
+    "it's <|endoftext|> inside",
+    "def build(folder: Path) -> Path:\n    return folder\n" * 30,
+]
+VOCABULARY = 400
+
+
+def trained(tokenizer: Backend, special: list[str]) -> Backend:
+    byte_level = '"ByteLevel"' in tokenizer.to_str()
+    pieces = pre_tokenizers.ByteLevel.alphabet() if byte_level else [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY - 20, special_tokens=special, initial_alphabet=list(pieces))
+    if not byte_level:
+        trainer = trainers.BpeTrainer(vocab_size=VOCABULARY - 20, special_tokens=[*special, *pieces])
+    tokenizer.train([__file__], trainer)
+    if byte_level:
+        return tokenizer
+    described = json.loads(tokenizer.to_str())  # the bytes are no special tokens, only pieces
+    described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] in special]
+    return Backend.from_str(json.dumps(described))
+
+
+def qwen() -> tuple[Backend, dict[str, Any]]:
+    """Qwen3-Embedding's: its template puts the end token after each text."""
+    tokenizer = Backend(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = trained(tokenizer, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.post_processor = processors.TemplateProcessing("$A <|endoftext|>", None, [("<|endoftext|>", 0)])
+    fields = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "errors": "replace",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": None,
+        "bos_token": None,
+        "split_special_tokens": False,
+        "model_max_length": 131072,
+        "chat_template": "{{ messages }}",
+        "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
+    }
+    return tokenizer, fields
+
+
+def gemma() -> tuple[Backend, dict[str, Any]]:
+    """EmbeddingGemma's."""
+    tokenizer = Backend(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer = trained(tokenizer, ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"])
+    tokenizer.post_processor = processors.TemplateProcessing("<bos> $A <eos>", None, [("<bos>", 2), ("<eos>", 1)])
+    return tokenizer, {"tokenizer_class": "GemmaTokenizer", "model_max_length": 2048, "add_bos_token": True}
+
+
+def llama() -> tuple[Backend, dict[str, Any]]:
+    """e5-mistral's, and Llama 2's."""
+    tokenizer = Backend(models.BPE(fuse_unk=True, byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer = trained(tokenizer, ["<unk>", "<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 1), ("</s>", 2)])
+    return tokenizer, {"tokenizer_class": "LlamaTokenizer", "pad_token": "</s>", "legacy": True}
+
+
+def embedder(folder: Path, case: str, tokenizer: Any, further: tuple[str, ...] = (), **prompts: str) -> Path:
+    """As sentence-transformers stores decoders: the last token's row, and a Normalize module."""
+    build(folder, case, vocab_size=VOCABULARY, modules=False)
+    backend, fields = tokenizer()
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields))
+    kinds = ("Transformer", "Pooling", *further, "Normalize")
+    listed = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    pooling = "mean" if case.startswith("gemma") else "lasttoken"
+    fields = {"word_embedding_dimension": 64, "pooling_mode": pooling, "include_prompt": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(fields))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 100, "do_lower_case": False}))
+    stated = {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(stated))
+    return folder
+
+
+CASES = [
+    ("qwen3", qwen),
+    ("qwen2, both ways", qwen),
+    ("mistral", llama),
+    ("llama, llama3", qwen),
+    ("llama", llama),
+    ("gemma3_text", gemma),
+]
+
+
+@pytest.mark.parametrize(("case", "tokenizer"), CASES, ids=[case for case, _ in CASES])
+def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path, case: str, tokenizer: Any) -> None:
+    """Ids with the tokenizer's own end token, with and without a prompt, and cut to 100 tokens; narrower vectors."""
+    query = "Instruct: Given a question, find passages\nQuery:"
+    folder = embedder(tmp_path, case, tokenizer, query=query)
+    oracle: Any = SentenceTransformer(str(folder), device="cpu")
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        for prompt in (None, "query"):
+            expected = np.concatenate([oracle.encode([text], prompt_name=prompt) for text in TEXTS])
+            vectors = loaded.embed(TEXTS, prompt_name=prompt)
+            np.testing.assert_allclose(vectors, expected, atol=2e-5)
+        narrow = oracle.encode(TEXTS[:1], truncate_dim=16)
+        narrow /= np.linalg.norm(narrow)
+        np.testing.assert_allclose(loaded.embed(TEXTS[:1], dimensions=16), narrow, atol=2e-5)
+
+
+@pytest.mark.parametrize(("case", "tokenizer"), CASES, ids=[case for case, _ in CASES])
+def test_token_ids_are_those_of_auto_tokenizer(tmp_path: Path, case: str, tokenizer: Any) -> None:
+    folder = embedder(tmp_path, case, tokenizer)
+    oracle: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    model = engine.load_model(str(folder))
+    encoded = engine.Tokenizer(model).encode(TEXTS, truncate=True)
+    expected = [oracle(text, truncation=True, max_length=100)["input_ids"] for text in TEXTS]
+    assert encoded.ids.tolist() == [token_id for ids in expected for token_id in ids]
+
+
+def test_embedding_gemma_with_two_dense_modules(tmp_path: Path) -> None:
+    folder = embedder(tmp_path, "gemma3_text", gemma, ("Dense", "Dense"))
+    torch.manual_seed(1)
+    for name, columns, rows in (("2_Dense", 64, 160), ("3_Dense", 160, 64)):
+        (folder / name).mkdir()
+        fields = {
+            "in_features": columns,
+            "out_features": rows,
+            "bias": False,
+            "activation_function": "torch.nn.modules.linear.Identity",
+        }
+        (folder / name / "config.json").write_text(json.dumps(fields))
+        transformers.modeling_utils.safe_save_file(
+            {"linear.weight": torch.randn(rows, columns)}, folder / name / "model.safetensors"
+        )
+    oracle: Any = SentenceTransformer(str(folder), device="cpu")
+    expected = np.concatenate([oracle.encode([text]) for text in TEXTS])
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        np.testing.assert_allclose(loaded.embed(TEXTS), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", ["qwen3", "llama"])
+def test_a_reranker_takes_the_last_token_that_is_no_padding(tmp_path: Path, case: str) -> None:
+    folder = build_classifier(tmp_path, case, labels=1, pad_token_id=7)
+    sequences = [*random_sequences([1, 5, 30], 90), *(np.array(ids, np.int32) for ids in ([7], [7, 7], [8, 9, 7, 7]))]
+    encoder = engine.load_encoder(engine.load_model(str(folder)), device="cpu")
+    expected = hugging_face_logits(folder, sequences)
+    for batch, wanted in ((sequences, expected), (sequences[:3], expected[:3]), (sequences[5:], expected[5:])):
+        logits = encoder.encode(engine.pack(batch), engine.Task.CLASSIFY)
+        np.testing.assert_allclose(logits, wanted, atol=1e-4)
+
+
+def test_scores_of_pairs_are_those_of_cross_encoder(tmp_path: Path) -> None:
+    build(tmp_path, "qwen3", vocab_size=VOCABULARY, head="ForSequenceClassification", modules=False,
+          num_labels=1, pad_token_id=0)  # fmt: skip
+    backend, fields = qwen()
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**fields, "model_max_length": 60}))
+    pairs = [("what is it", "a document"), ("short", "many words " * 30), ("words " * 50, "b"), ("a", "c")]
+    expected = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity()).predict(pairs, batch_size=1)
+    with engine.Engine.load(str(tmp_path), device="cpu") as loaded:
+        np.testing.assert_allclose(loaded.score(pairs, raw=True), expected, atol=1e-4)
+
+
+def test_a_language_model_embeds_only_where_it_is_asked_to(tmp_path: Path) -> None:
+    build(tmp_path, "qwen3", vocab_size=VOCABULARY, head="ForCausalLM", modules=False)
+    backend, fields = qwen()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
+    with pytest.raises(UnsupportedModel, match=r"Qwen3ForCausalLM .*--pooling last-token"):
+        engine.load_model(str(tmp_path))
+    model = engine.load_model(str(tmp_path), pooling="last-token")
+    sequences = random_sequences([3, 40], 300)
+    reference: Any = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    with torch.inference_mode():
+        rows = [reference(torch.from_numpy(ids[None].astype(np.int64))).last_hidden_state[0, -1] for ids in sequences]
+    expected = torch.nn.functional.normalize(torch.stack(rows)).numpy()
+    vectors = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences))
+    np.testing.assert_allclose(vectors, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("case", "fields", "error", "words"),
+    [
+        ("qwen3", {"num_key_value_heads": 3}, BrokenModel, ["num_attention_heads 4", "num_key_value_heads 3"]),
+        ("qwen3", {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, UnsupportedModel, ["longrope"]),
+        ("llama", {"rope_scaling": {"type": "linear"}}, BrokenModel, ["rope_scaling.factor"]),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2, "beta_fast": 3}}, UnsupportedModel, ["beta_fast"]),
+        ("qwen3", {"quantization_config": {"quant_method": "awq"}}, UnsupportedModel, ["quantization_config"]),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, UnsupportedModel, ["attn_logit_softcapping", "50.0"]),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 2}, UnsupportedModel, ["layer_types", "use_sliding_window"]),
+        ("llama", {"head_dim": 15}, UnsupportedModel, ["15"]),
+        ("qwen3", {"model_type": "qwen3_moe"}, UnsupportedModel, ["qwen3_moe"]),
+        ("gemma3_text", {"model_type": "gemma3"}, UnsupportedModel, ["gemma3"]),
+    ],
+)
+def test_what_is_refused(
+    tmp_path: Path, case: str, fields: dict[str, Any], error: type[Exception], words: list[str]
+) -> None:
+    folder = embedder(tmp_path, case, qwen)
+    edit_json(folder / "config.json", **fields)
+    with pytest.raises(error) as caught:
+        engine.load_model(str(folder))
+    assert all(word in str(caught.value) for word in [str(folder), *words])
