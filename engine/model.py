@@ -131,6 +131,8 @@ def _load(
     config = read_config(weights / "config.json")
     notices += check_config(weights / "config.json")
     classifier = read_classifier(folder, weights, config) if modules.only_transformer else None
+    if classifier is not None and not (folder / "modules.json").is_file():
+        _check_chat_template(transformer)
     splade = pooling == SPLADE or (pooling is None and modules.splade is not None)
     auto_class = "AutoModelForMaskedLM" if splade else "AutoModel"
     _check_files(transformer, weights, auto_class if classifier is None else "AutoModelForSequenceClassification")
@@ -268,6 +270,20 @@ def _base(lora: Lora, progress: bool) -> Path:
     if not (base / "config.json").is_file():
         raise BrokenModel(f"{problem} {lora.base}, and that has no config.json; {merge}")
     return base
+
+
+def _check_chat_template(folder: Path) -> None:
+    """Raise UnsupportedModel for a chat template that takes a query and a document, as CrossEncoder would fill it."""
+    path = folder / "chat_template.jinja"
+    template = path.read_text(encoding="utf-8") if path.is_file() else ""
+    settings = folder / "tokenizer_config.json"
+    if not template and settings.is_file():
+        path, template = settings, str(read_object(settings).get("chat_template", ""))
+    if any(f"{quote}document{quote}" in template for quote in "\"'"):
+        raise UnsupportedModel(
+            f"{path}: a chat template for a query and a document is not supported; supported: none, or modules.json, "
+            "with which sentence-transformers joins the pair without it"
+        )
 
 
 def _check_size(folder: Path, config: EncoderConfig) -> None:

@@ -280,8 +280,8 @@ class Backend:
             raise BrokenModel(f"{problem} leaves one of them out")
         first, second = texts.index(0), texts.index(1)
         between, after = first + length, second + length
-        if second <= between:
-            raise BrokenModel(f"{problem} puts nothing between them, or swaps them")
+        if second < between:
+            raise BrokenModel(f"{problem} swaps them")
         special = [*range(first), *range(between, second), *range(after, len(ids))]
         around = all(pair.special_tokens_mask[place] for place in special)
         if not around or not bare == ids[first:between].tobytes() == ids[second:after].tobytes():

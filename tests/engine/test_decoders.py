@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
@@ -166,9 +167,7 @@ def test_embedding_gemma_with_two_dense_modules(tmp_path: Path) -> None:
             "activation_function": "torch.nn.modules.linear.Identity",
         }
         (folder / name / "config.json").write_text(json.dumps(fields))
-        transformers.modeling_utils.safe_save_file(
-            {"linear.weight": torch.randn(rows, columns)}, folder / name / "model.safetensors"
-        )
+        save_file({"linear.weight": torch.randn(rows, columns)}, folder / name / "model.safetensors")
     oracle: Any = SentenceTransformer(str(folder), device="cpu")
     expected = np.concatenate([oracle.encode([text]) for text in TEXTS])
     with engine.Engine.load(str(folder), device="cpu") as loaded:
@@ -192,11 +191,19 @@ def test_scores_of_pairs_are_those_of_cross_encoder(tmp_path: Path) -> None:
     backend, fields = qwen()
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     backend.save(str(tmp_path / "tokenizer.json"))
+    del fields["chat_template"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**fields, "model_max_length": 60}))
     pairs = [("what is it", "a document"), ("short", "many words " * 30), ("words " * 50, "b"), ("a", "c")]
     expected = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity()).predict(pairs, batch_size=1)
     with engine.Engine.load(str(tmp_path), device="cpu") as loaded:
         np.testing.assert_allclose(loaded.score(pairs, raw=True), expected, atol=1e-4)
+
+
+def test_a_reranker_with_a_template_for_a_query_and_a_document(tmp_path: Path) -> None:
+    folder = build_classifier(tmp_path, "qwen3", labels=1)
+    edit_json(folder / "tokenizer_config.json", chat_template="{{ messages | selectattr('role', 'eq', 'document') }}")
+    with pytest.raises(UnsupportedModel, match="chat template"):
+        engine.load_model(str(folder))
 
 
 def test_a_language_model_embeds_only_where_it_is_asked_to(tmp_path: Path) -> None:
