@@ -62,6 +62,9 @@ ROWS = (
     Row("jina-embeddings-v3", ("jina_embeddings_v3",), "jina-embeddings-v3", "CPU, GPU"),
     Row("ELECTRA", ("electra",), "ms-marco-electra-base", "CPU, GPU"),
     Row("ALBERT", ("albert",), "paraphrase-albert-small-v2", "CPU, GPU"),
+    Row("Qwen3", ("qwen3",), "Qwen3-Embedding"),
+    Row("Gemma 3", ("gemma3_text",), "embeddinggemma-300m"),
+    Row("Qwen2, Mistral, LLaMA", ("qwen2", "mistral", "llama"), "gte-Qwen2, e5-mistral-7b-instruct"),
 )
 
 
@@ -85,6 +88,8 @@ def layers(encoder_config: EncoderConfig) -> str:
         "norms first": encoder_config.pre_norm,
         "narrow embeddings": encoder_config.embedding_size is not None,
         "shared weights": bool(encoder_config.shared_layers),
+        "grouped heads": encoder_config.kv_heads != encoder_config.heads,
+        "causal": encoder_config.causal,
     }
     return ", ".join(name for name, holds in said.items() if holds) or "as BERT's"
 
