@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 from embert import engine
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.tokenizer_config import QWEN_PATTERN
+from embert.engine.tokenization.encoded import TokenizeOptions
 from tests.engine.conftest import random_sequences
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.engine.model_cases import build
@@ -150,7 +151,7 @@ def test_token_ids_are_those_of_auto_tokenizer(tmp_path: Path, case: str, tokeni
     folder = embedder(tmp_path, case, tokenizer)
     oracle: Any = transformers.AutoTokenizer.from_pretrained(folder)
     model = engine.load_model(str(folder))
-    encoded = engine.Tokenizer(model).encode(TEXTS, truncate=True)
+    encoded = engine.Tokenizer(model).encode(TEXTS, TokenizeOptions(truncate=True))
     expected = [oracle(text, truncation=True, max_length=100)["input_ids"] for text in TEXTS]
     assert encoded.ids.tolist() == [token_id for ids in expected for token_id in ids]
 
