@@ -1,1 +1,1 @@
-"""The API process's side of the engines: admission, routing, and the socket to each engine."""
+"""The HTTP process's side of the engines: admission, routing, and the socket to each engine."""

@@ -1,6 +1,6 @@
 """Admission to the queue of a model; answers 429 and 503 to the rest.
 
-A request is admitted while all API processes together have fewer unanswered tokens of its model than the limit
+A request is admitted while all HTTP processes together have fewer unanswered tokens of its model than the limit
 (server/ipc/shared_counters.py). The limit is the token budget, or fewer tokens where the engines would take longer for
 them than `--max-queue-seconds`. Each model has a budget of its own, so no flood of one model's requests refuses those
 of another; the work of other models counts as their share of the engines' time.
@@ -54,7 +54,7 @@ class Engine(Protocol):
 
 
 class Admission:
-    """Counts the tokens of one model that this API process has admitted, and admits more within the limit."""
+    """Counts the tokens of one model that this HTTP process has admitted, and admits more within the limit."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Tasks that run as long as an API process. One that fails ends the process, and the supervisor restarts it.
+"""Tasks that run as long as an HTTP process. One that fails ends the process, and the supervisor restarts it.
 
 Without its sweeps, a process would look alive and miss deadlines, keys or the supervisor's messages for ever.
 """

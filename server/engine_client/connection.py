@@ -1,4 +1,4 @@
-"""One engine as an API process sees it: its state, and the socket to its present start.
+"""One engine as an HTTP process sees it: its state, and the socket to its present start.
 
 Everything that one tick of the event loop wants to send leaves in one message.
 """
@@ -23,7 +23,7 @@ LAST_READS = 64  # of what an engine sent before it was lost; a socket buffers n
 
 
 class EngineConnection:
-    """Lives on the event loop of one API process; not thread-safe."""
+    """Lives on the event loop of one HTTP process; not thread-safe."""
 
     def __init__(
         self,

@@ -118,10 +118,10 @@ class PendingRequest:
 
 
 class Router:
-    """Lives on the event loop of one API process; not thread-safe."""
+    """Lives on the event loop of one HTTP process; not thread-safe."""
 
     def __init__(self, models: Sequence[StartModel], counters: SharedCounters, http_index: int) -> None:
-        """`models` are the server's, by number; `http_index` is this API process's place among the counters."""
+        """`models` are the server's, by number; `http_index` is this HTTP process's place among the counters."""
         self._engines: dict[int, EngineConnection] = {}
         self.admissions = [  # by number of the model
             Admission(
@@ -132,7 +132,7 @@ class Router:
         self._infos: list[ModelInfo | None] = [None] * len(models)
         self._counters, self._http_index = counters, http_index
         self._pending: dict[int, PendingRequest] = {}
-        # Engines report what they run by request ids only, so no two API processes may use the same id.
+        # Engines report what they run by request ids only, so no two HTTP processes may use the same id.
         self._ids = itertools.count((os.getpid() << 40) + 1)
         self._loop = asyncio.get_running_loop()
         self._sweeper = keep_running(self._sweep())
@@ -337,7 +337,7 @@ class Router:
         engine.send(pending.message, pending.encoded.tokens)
 
     def _load_of(self, engine: EngineConnection) -> tuple[int, int]:
-        """The sort key of an engine; among equally loaded ones, each API process prefers a different one."""
+        """The sort key of an engine; among equally loaded ones, each HTTP process prefers a different one."""
         return engine.tokens, (engine.index - self._http_index) % len(self._engines)
 
     def _send_waiting(self) -> None:

@@ -211,7 +211,7 @@ class EngineLoop:
                 raise ticket
             flight.rows = self._health.watched(flight.model.number, lambda: flight.model.encoder.wait(ticket))
         except EncoderLost as error:
-            # A batch of several requests is not answered: the API processes resend each, isolated. So only the request
+            # A batch of several requests is not answered: the HTTP processes resend each, isolated. So only the request
             # at fault ever fails.
             if len(flight.batch.slices) == 1:
                 self._responder.fail(flight.batch.slices, error)
@@ -337,10 +337,10 @@ class EngineLoop:
 
 
 class Health:
-    """What the supervisor and the API processes learn about engine `index`. Times are seconds of CLOCK_MONOTONIC.
+    """What the supervisor and the HTTP processes learn about engine `index`. Times are seconds of CLOCK_MONOTONIC.
 
     The supervisor reads two numbers of shared memory: when the engine last showed a sign of life, and when its forward
-    began. API processes get an EngineStatus with every message and every second.
+    began. HTTP processes get an EngineStatus with every message and every second.
     """
 
     def __init__(

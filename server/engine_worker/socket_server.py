@@ -1,9 +1,9 @@
-"""The engine's Unix socket: API processes connect to it, send requests, and get answers and statuses.
+"""The engine's Unix socket: HTTP processes connect to it, send requests, and get answers and statuses.
 
 The device loop reads requests itself while it has nothing to run and between two batches, and it sends its answers:
 another thread would have to wake up and acquire the interpreter lock for every message. Before it waits long for the
 encoder, it hands the sockets over to the receiving thread, and takes them back by reading again. The reading thread
-also sends what an API process did not accept at once. The receiving thread sends the status as well, and takes
+also sends what an HTTP process did not accept at once. The receiving thread sends the status as well, and takes
 over the sockets if the device loop waits longer than expected.
 """
 
@@ -41,7 +41,7 @@ LINGER_S = 2.0  # most seconds that unsent answers delay the end of the process
 
 
 class SocketServer:
-    """Serves the connected API processes, each over a Channel. Any thread may call `send` and `wake`."""
+    """Serves the connected HTTP processes, each over a Channel. Any thread may call `send` and `wake`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class SocketServer:
             os.eventfd_write(self._wake, 1)
 
     def send(self, channel: Channel, parts: list[PartialResult], rows: TextRows | None = None) -> None:
-        """Send answers, unless the API process has disconnected. Never blocks."""
+        """Send answers, unless the HTTP process has disconnected. Never blocks."""
         message = encode(Results(self._status(), parts, rows))
         with self._lock:
             descriptor = channel.fileno()
@@ -115,7 +115,7 @@ class SocketServer:
         os.eventfd_write(self._wake, 1)
         if self._thread.is_alive():
             self._thread.join(LINGER_S)
-        self._listener.close()  # first, so that a disconnected API process cannot connect again
+        self._listener.close()  # first, so that a disconnected HTTP process cannot connect again
         until = time.monotonic() + LINGER_S
         with self._lock:
             for channel in self._channels.values():
@@ -144,7 +144,7 @@ class SocketServer:
             status_due = self._send_status(status_due)
 
     def _send_status(self, due: float) -> float:
-        """Send the status to all API processes if it is due; returns when it is due again."""
+        """Send the status to all HTTP processes if it is due; returns when it is due again."""
         now = time.monotonic()
         if now < due:
             return due
@@ -169,7 +169,7 @@ class SocketServer:
         try:
             sock, _ = self._listener.accept()
         except OSError as error:  # the peer disconnected again, or this process has too many open files
-            log.warning("an API process could not connect: %s", error)
+            log.warning("an HTTP process could not connect: %s", error)
             return
         if not is_ours(sock):
             log.error("closed a connection from another user's process")
@@ -192,7 +192,7 @@ class SocketServer:
         except EOFError:
             self._forget(channel)
         except (ValueError, msgspec.MsgspecError) as error:
-            log.error("closed a connection that is not from an API process: %s", error)  # noqa: TRY400
+            log.error("closed a connection that is not from an HTTP process: %s", error)  # noqa: TRY400
             self._forget(channel)
         else:
             for submit in submits:

@@ -76,11 +76,11 @@ class ThroughputEstimate:
 
     def seconds(self, tokens: int) -> float:
         """The expected seconds of a batch; near 0 before `calibrate`."""
-        return max(_at(self._line, tokens), 1e-6) if self._line else 1e-6
+        return max(_line_s(self._line, tokens), 1e-6) if self._line else 1e-6
 
     def tokens_within(self, seconds: float) -> int:
         """Tokens of a batch that takes so long, at most a full one; 0 where an empty batch takes longer."""
-        if self._line is None or _at(self._line, self.batch_tokens) <= seconds:
+        if self._line is None or _line_s(self._line, self.batch_tokens) <= seconds:
             return self.batch_tokens
         fixed_s, token_s = self._line
         return max(0, int((seconds - fixed_s) / token_s))
@@ -89,22 +89,22 @@ class ThroughputEstimate:
         """Set the shortest time of a batch: `fixed_s`, and `token_s` for each token. It is what is known at first."""
         line = self._line = self._shortest = (max(fixed_s, 1e-9), max(token_s, 1e-12))
         for tokens in (1, self.batch_tokens):
-            self._sizes[self._size(tokens)] = _Size(tokens, _at(line, tokens), 3, 0)
+            self._sizes[self._size(tokens)] = _Size(tokens, _line_s(line, tokens), 3, 0)
 
     def add_batch(self, seconds: float, tokens: int) -> None:
         """Learn from a batch that the device spent so long on. Does nothing before `calibrate`."""
         if self._line is None:
             return
         # A batch whose end is noticed late seems long, and the next one too short.
-        seconds = max(seconds, _SHORTEST * _at(self._shortest, tokens))
-        expected_s = _at(self._line, tokens)
+        seconds = max(seconds, _SHORTEST * _line_s(self._shortest, tokens))
+        expected_s = _line_s(self._line, tokens)
         self._batches += 1
         size = self._sizes.get(self._size(tokens))
         if size is None:
             seconds = min(seconds, _OUTLIER * expected_s)
             self._sizes[self._size(tokens)] = _Size(tokens, seconds, 1, self._batches)
         else:
-            usual_s = expected_s * size.seconds / _at(self._line, size.tokens)
+            usual_s = expected_s * size.seconds / _line_s(self._line, size.tokens)
             size.batches, size.last = size.batches + 1, self._batches
             share = max(1 / size.batches, 1 / _MEMORY)
             size.tokens += share * (tokens - size.tokens)
@@ -120,7 +120,7 @@ class ThroughputEstimate:
         ones = tokens = squares = seconds = products = 0.0
         for size in self._sizes.values():
             recent: float = (1 - 1 / _MEMORY) ** (self._batches - size.last)
-            weight = max(recent, _LEAST_WEIGHT * size.tokens / self.batch_tokens) / _at(line, size.tokens) ** 2
+            weight = max(recent, _LEAST_WEIGHT * size.tokens / self.batch_tokens) / _line_s(line, size.tokens) ** 2
             ones += weight
             tokens += weight * size.tokens
             squares += weight * size.tokens**2
@@ -146,8 +146,8 @@ class ThroughputEstimate:
 
     def expected_s(self, tokens: int) -> float:
         """The least time that a batch is expected to take; 0 before `calibrate`."""
-        return self._share * min(_at(self._shortest, tokens), _at(self._line, tokens)) if self._line else 0.0
+        return self._share * min(_line_s(self._shortest, tokens), _line_s(self._line, tokens)) if self._line else 0.0
 
 
-def _at(line: tuple[float, float], tokens: float) -> float:
+def _line_s(line: tuple[float, float], tokens: float) -> float:
     return line[0] + line[1] * tokens

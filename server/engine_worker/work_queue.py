@@ -79,7 +79,7 @@ class WorkQueue:
                 self._cancel(id_)
 
     def disconnect(self, channel: Channel) -> None:
-        """Drop everything that an API process asked for: it has exited."""
+        """Drop everything that an HTTP process asked for: it has exited."""
         with self._lock:
             for request in self._scheduler.waiting():
                 if request.reply_to is channel:

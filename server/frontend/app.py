@@ -1,4 +1,4 @@
-"""The ASGI app of one API process: FastAPI for operations, plain routes for the work, middleware around both."""
+"""The ASGI app of one HTTP process: FastAPI for operations, plain routes for the work, middleware around both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API process: HTTP in, engines behind. Never imports torch."""
+"""The HTTP process: HTTP in, engines behind. Never imports torch."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ async def _follow(control: ControlConnection, router: Router, draining: _Drainin
 
 
 class _Draining:
-    """The end of an API process, on a signal or the supervisor's message."""
+    """The end of an HTTP process, on a signal or the supervisor's message."""
 
     def __init__(
         self,

@@ -78,7 +78,7 @@ Receive = Callable[[], Awaitable[Any]]  # ASGI's
 
 
 class BodyReader:
-    """Reads the bodies of one API process's requests."""
+    """Reads the bodies of one HTTP process's requests."""
 
     def __init__(self, limit: int, held: HeldBytes, timeout_s: float) -> None:
         """`limit` is of a body, in bytes; `timeout_s` is for each piece that the network brings."""

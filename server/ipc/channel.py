@@ -1,4 +1,4 @@
-"""The connection between an API process and an engine process: length-prefixed messages over a Unix stream socket.
+"""The connection between an HTTP process and an engine process: length-prefixed messages over a Unix stream socket.
 
 A process sends at most one message per loop tick in each direction, for any number of requests in it. Messages are
 msgpack arrays. Arrays in them travel as little-endian bytes. Times are seconds of CLOCK_MONOTONIC, which all processes
@@ -67,7 +67,7 @@ class EncodeRequest(msgspec.Struct, array_like=True):
 
 
 class Submit(msgspec.Struct, array_like=True):
-    """API process → engine."""
+    """HTTP process → engine."""
 
     requests: list[EncodeRequest]
     cancelled: list[int]  # ids of requests whose client has disconnected
@@ -98,7 +98,7 @@ class PartialResult(msgspec.Struct, array_like=True):
 
 
 class TextRows(msgspec.Struct, array_like=True):
-    """The answers of one batch to the requests of one API process, where each text has one row of the same task.
+    """The answers of one batch to the requests of one HTTP process, where each text has one row of the same task.
 
     Most batches are like this. Lists run over the slices of the batch, `values` over their texts, in the same order.
     """
@@ -122,7 +122,7 @@ class EngineStatus(msgspec.Struct, array_like=True):
 
 
 class Results(msgspec.Struct, array_like=True):
-    """Engine → API process."""
+    """Engine → HTTP process."""
 
     status: EngineStatus
     parts: list[PartialResult]

@@ -59,7 +59,7 @@ class ModelState(msgspec.Struct, frozen=True):
 
 
 class EngineState(msgspec.Struct, tag=True, frozen=True):
-    """Supervisor → API process: the state of engine `index`, or of a model there, has changed."""
+    """Supervisor → HTTP process: the state of engine `index`, or of a model there, has changed."""
 
     index: int
     state: Literal["loading", "ready", "down"]  # ready: a model is
@@ -84,7 +84,7 @@ class StartModel(msgspec.Struct, frozen=True):
 
 
 class StartApi(msgspec.Struct, tag=True):
-    """Supervisor → API process, first message."""
+    """Supervisor → HTTP process, first message."""
 
     config: ServeConfig
     models: list[StartModel]
@@ -144,17 +144,17 @@ class ModelFailed(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, tag=True):
-    """API process → supervisor: it is ready to work."""
+    """HTTP process → supervisor: it is ready to work."""
 
 
 class Failed(msgspec.Struct, tag=True):
-    """API process → supervisor: it cannot start, and a retry would fail in the same way."""
+    """HTTP process → supervisor: it cannot start, and a retry would fail in the same way."""
 
     message: str
 
 
 class Drained(msgspec.Struct, tag=True):
-    """API process → supervisor, last message: the outcomes of requests for a model since it began to drain."""
+    """HTTP process → supervisor, last message: the outcomes of requests for a model since it began to drain."""
 
     answered: int
     refused: int

@@ -1,6 +1,6 @@
 """Numbers in shared memory that every process of one server reads. Each has one writer, so none needs a lock.
 
-    of API process i    tokens admitted and not yet answered, of each model; when its event loop last ran;
+    of HTTP process i    tokens admitted and not yet answered, of each model; when its event loop last ran;
                         requests in flight, a tenth of a second ago
     of engine i         when it last showed a sign of life; when its forward began (0: none runs), and of which model;
                         which requests run
@@ -8,7 +8,7 @@
 Asking one process that counts for all would cost each request a round trip. Reading all numbers costs 0.3 µs.
 Processes that read at the same moment may all admit, so the budget can be exceeded by one request for each process.
 
-The ids that an engine runs stay here when the engine dies. API processes then know which requests may have killed it.
+The ids that an engine runs stay here when the engine dies. HTTP processes then know which requests may have killed it.
 
 Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share. Slots are aligned doubles and 64-bit
 integers: loads and stores are atomic.
@@ -37,13 +37,13 @@ class SharedCounters:
         count = _numbers(apis, engines, models)
         numbers = memoryview(self._memory)[: count * _NUMBER_BYTES].cast("d")
         self._running = memoryview(self._memory)[count * _NUMBER_BYTES :].cast("q")
-        self.api_alive = numbers[:apis]  # [API process]
+        self.api_alive = numbers[:apis]  # [HTTP process]
         self.engine_alive = numbers[apis : apis + engines]  # [engine]
         self.forward_since = numbers[apis + engines : apis + 2 * engines]  # [engine]
         self.forward_model = numbers[apis + 2 * engines : apis + 3 * engines]  # [engine]: the number of its model
-        self.in_flight = numbers[apis + 3 * engines : 2 * apis + 3 * engines]  # [API process]
+        self.in_flight = numbers[apis + 3 * engines : 2 * apis + 3 * engines]  # [HTTP process]
         admitted = numbers[2 * apis + 3 * engines :]
-        self.admitted_tokens = [admitted[i * apis : (i + 1) * apis] for i in range(models)]  # [model][API process]
+        self.admitted_tokens = [admitted[i * apis : (i + 1) * apis] for i in range(models)]  # [model][HTTP process]
 
     @classmethod
     def create(cls, apis: int, engines: int, models: int = 1) -> SharedCounters:
@@ -76,11 +76,11 @@ class SharedCounters:
         return running
 
     def admitted(self, model: int = 0) -> int:
-        """Tokens of a model that are admitted and not yet answered, of all API processes."""
+        """Tokens of a model that are admitted and not yet answered, of all HTTP processes."""
         return int(sum(self.admitted_tokens[model]))
 
     def forget_api(self, http_index: int) -> None:
-        """Nothing of an API process that has died is admitted or in flight any more."""
+        """Nothing of an HTTP process that has died is admitted or in flight any more."""
         self.in_flight[http_index] = 0.0
         for tokens in self.admitted_tokens:
             tokens[http_index] = 0.0

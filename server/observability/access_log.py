@@ -20,7 +20,7 @@ Client = tuple[str, int] | None  # host and port of a peer; None: a Unix socket
 
 
 class AccessLog:
-    """Of one API process."""
+    """Of one HTTP process."""
 
     def __init__(self, form: str, process: str, write: Callable[[bytes], None]) -> None:
         """`form` is `text` or `json`; `write` takes a line with its end."""

@@ -1,4 +1,4 @@
-"""The metrics of API processes, all written on the event loop.
+"""The metrics of HTTP processes, all written on the event loop.
 
 A request only appends to lists and adds to numbers. `write` publishes them ten times a second, and before every scrape
 that this process answers.
@@ -66,7 +66,7 @@ class RequestHistogram(BufferedHistogram):
 
 
 class ApiMetrics:
-    """Of one API process."""
+    """Of one HTTP process."""
 
     WRITE_INTERVAL_S = 0.1
 

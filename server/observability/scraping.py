@@ -190,7 +190,7 @@ class _WithExemplars:
 
 
 class Scrapes:
-    """Answers the scrapes of one API process without blocking its event loop.
+    """Answers the scrapes of one HTTP process without blocking its event loop.
 
     Reading every process's file takes tens of milliseconds. One thread does it, once for all scrapes that wait for the
     same form.

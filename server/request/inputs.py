@@ -266,7 +266,7 @@ def interleaved(are_single: Sequence[bool], singles: Encoded, others: Encoded) -
 
 
 class TokenizerPool:
-    """One per API process, for all of its models."""
+    """One per HTTP process, for all of its models."""
 
     def __init__(self, threads: int, payload_limit: int) -> None:
         self._threads, self._payload_limit = threads, payload_limit

@@ -17,7 +17,7 @@ _ANSWER_BYTES = 8  # of vectors that take as long to write as a byte to tokenize
 
 
 class LowPriorityThrottle:
-    """Lives on the event loop of one API process; not thread-safe."""
+    """Lives on the event loop of one HTTP process; not thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()

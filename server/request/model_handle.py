@@ -27,7 +27,7 @@ ANY_NAMES = frozenset((TEI_NAME, "default/not-specified"))  # and Infinity's, wh
 
 
 class ModelHandle:
-    """One per model and API process; ModelRegistry has what they share."""
+    """One per model and HTTP process; ModelRegistry has what they share."""
 
     def __init__(
         self,

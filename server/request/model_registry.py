@@ -1,4 +1,4 @@
-"""The models of an API process: what they share, how they are read from files, and which of them a request is for."""
+"""The models of an HTTP process: what they share, how they are read from files, and which of them a request is for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelRegistry:
-    """One per API process."""
+    """One per HTTP process."""
 
     def __init__(
         self,

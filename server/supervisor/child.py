@@ -1,4 +1,4 @@
-"""One child process: its start, its control connection, its end."""
+"""One child process: its start and the pause before it, its control connection, its end."""
 
 from __future__ import annotations
 
@@ -15,15 +15,32 @@ from typing import Literal
 
 from embert.server.ipc.control import ControlConnection, Message
 from embert.server.observability.logs import DUMP_SIGNAL
-from embert.server.supervisor.restarts import Backoff
 
-__all__ = ["Child", "Kind", "describe_exit"]
+__all__ = ["Backoff", "Child", "Kind", "describe_exit"]
 
 API_HANG_S = 30.0  # without an iteration of its event loop
 _KILL_WAIT_S = 5.0
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 10.0
 
 Kind = Literal["api", "engine"]
 _MODULES: dict[Kind, str] = {"api": "embert.server.frontend.process", "engine": "embert.server.engine_worker.process"}
+
+
+@dataclass(slots=True)
+class Backoff:
+    """The pause before a start: doubles with every failure, up to BACKOFF_MAX_S."""
+
+    _delay_s: float = BACKOFF_FIRST_S
+
+    def next_s(self) -> float:
+        """The pause now; the next one is twice as long."""
+        delay_s = self._delay_s
+        self._delay_s = min(2 * delay_s, BACKOFF_MAX_S)
+        return delay_s
+
+    def reset(self) -> None:
+        """Begin with the shortest pause again."""
+        self._delay_s = BACKOFF_FIRST_S
 
 
 @dataclass(eq=False)

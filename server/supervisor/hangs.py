@@ -1,22 +1,25 @@
-"""Finds children that run but do no work. They are killed, and then restarted like any other that dies.
+"""What the supervisor watches for: children that run but do no work, and outages of all children of a kind.
 
-Each process writes signs of life into shared memory (server/ipc/shared_counters.py).
+Hung children are killed, and then restarted like any other that dies. Each process writes signs of life into shared
+memory (server/ipc/shared_counters.py).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import ModelInfo
 from embert.server.ipc.shared_counters import SharedCounters
-from embert.server.supervisor.child import Child
+from embert.server.supervisor.child import Child, Kind
 
-__all__ = ["HangDetector"]
+__all__ = ["STABLE_S", "HangDetector", "Outages"]
 
 HANG_MIN_S, HANG_BATCHES = 5.0, 100  # a forward hangs after the time of so many full batches, but not before 5 s
 # Without --engine-timeout. On a few cores a text of thousands of tokens takes minutes.
 USUAL_BOUND_S, LONGEST_TEXTS = 30.0, 3
+STABLE_S = 2.0  # a failure after being ready for so long counts as a first failure
 SIGN_MARGIN_S = 2.0  # signs of life come every second
 
 
@@ -70,3 +73,36 @@ class HangDetector:
             self._counters.engine_alive[child.index] = now
             if self._counters.forward_since[child.index]:
                 self._counters.forward_since[child.index] = now
+
+
+class Outages:
+    """Since when no engine, or no HTTP process, has been able to work (--give-up-after)."""
+
+    def __init__(self, give_up_after_s: float, start_timeout_s: float) -> None:
+        """`give_up_after_s` of 0: never."""
+        self._give_up_after_s, self._start_timeout_s = give_up_after_s, start_timeout_s
+        self._since: dict[Kind, float] = {}
+
+    def note_loss(self, child: Child, siblings: Sequence[Child]) -> None:
+        """A child was lost: an outage of its kind begins if none of its siblings is ready."""
+        if not any(sibling.ready for sibling in siblings):
+            self._since.setdefault(child.kind, time.monotonic())
+
+    def restart_clocks(self, now: float) -> None:
+        """Measure current outages from now on, because the supervisor itself was stopped."""
+        self._since = dict.fromkeys(self._since, now)
+
+    def exceeded_s(self, kind: Kind, children: Sequence[Child], now: float) -> float | None:
+        """The seconds of an outage that has lasted too long, else None. Ends the outage of a kind that is stable."""
+        if any(child.ready and now - child.ready_since > STABLE_S for child in children):
+            self._since.pop(kind, None)
+        since = self._since.get(kind)
+        if since is None or any(child.ready for child in children):
+            return None
+        too_long = self._give_up_after_s and now - since > self._limit_s(children)
+        return now - since if too_long else None
+
+    def _limit_s(self, children: Sequence[Child]) -> float:
+        """--give-up-after, or more where a start takes so long that it could not succeed within that."""
+        slowest_s = max(child.slowest_start_s for child in children)
+        return max(self._give_up_after_s, 2 * slowest_s or self._start_timeout_s)

@@ -1,6 +1,6 @@
 """The supervisor's loop: starts, watches, restarts and stops the processes.
 
-supervisor ── control ── API process 0 … N-1     each has its own listening socket, which stays open while it restarts
+supervisor ── control ── HTTP process 0 … N-1     each has its own listening socket, which stays open while it restarts
            └─ control ── engine process 0 … G-1  one per device, with all models of that device; each start has a Unix
                                                  socket of its own
 """
@@ -38,8 +38,7 @@ from embert.server.observability.metric_memory import MetricMemory
 from embert.server.supervisor.announcement import announce
 from embert.server.supervisor.child import Child, Kind, describe_exit
 from embert.server.supervisor.engine_models import EngineModels
-from embert.server.supervisor.hangs import HangDetector
-from embert.server.supervisor.restarts import FIRST_STARTS, STABLE_S, Outages
+from embert.server.supervisor.hangs import STABLE_S, HangDetector, Outages
 from embert.server.supervisor.sockets import bind_beside
 from embert.server.supervisor.start_messages import PlannedModel, StartMessages
 
@@ -51,6 +50,7 @@ __all__ = ["Supervisor"]
 log = logging.getLogger(__name__)
 
 NO_MEMORY = "the memory that processes share cannot be made"  # with the reason
+FIRST_STARTS = 3  # a process that dies this often before the server was ever ready will not come up
 READING_LOSSES_MAX = 2  # HTTP processes lost while they read one model
 PROGRESS_REPORTS = 10  # at most so many log lines about one start, spread over --start-timeout
 GIVE_UP_GRACE_S = 5.0  # for clients to get their 503
@@ -69,7 +69,7 @@ class Supervisor:
     config: ServeConfig
     models: list[PlannedModel]
     broken: dict[str, str]  # models that cannot be read, by name, with the reason
-    sockets: list[list[socket.socket]]  # of each API process
+    sockets: list[list[socket.socket]]  # of each HTTP process
     metrics_socket: socket.socket | None
     began: float
     memory: MetricMemory  # of metrics, with a region for this process
@@ -312,7 +312,7 @@ class Supervisor:
                 self._give_up()
 
     def _tell_engine(self, child: Child) -> None:
-        """Send the state of an engine and its models to the API processes."""
+        """Send the state of an engine and its models to the HTTP processes."""
         state: Literal["ready", "loading"] = "ready" if child.ready else "loading"
         models = dict(self._engine_models[child.index].states)
         self._tell_state(EngineState(child.index, state, "", child.endpoint if child.ready else "", models))
@@ -389,7 +389,7 @@ class Supervisor:
             self._tell_engine(engine)
 
     def _watch_outages(self, now: float) -> None:
-        """Exit after too long without any engine or any API process; a service manager may restart the server."""
+        """Exit after too long without any engine or any HTTP process; a service manager may restart the server."""
         kinds: tuple[tuple[Kind, str], ...] = (("engine", "engine"), ("api", "HTTP process"))
         for kind, what in kinds:
             outage_s = self._outages.exceeded_s(kind, self._siblings(kind), now)
@@ -491,7 +491,7 @@ class Supervisor:
             api.send(Drain())
 
     def _stop_in_order(self) -> None:
-        """Drain the engines only after the API processes, which need their answers, have exited."""
+        """Drain the engines only after the HTTP processes, which need their answers, have exited."""
         if not self._stopping:
             return
         if all(api.process is None for api in self._apis):

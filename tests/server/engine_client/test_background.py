@@ -1,4 +1,4 @@
-"""A task of an API process that fails is logged and ends the process. None fails in silence."""
+"""A task of an HTTP process that fails is logged and ends the process. None fails in silence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API process's side of the engines; the test holds the engines' ends of the sockets."""
+"""The HTTP process's side of the engines; the test holds the engines' ends of the sockets."""
 
 from __future__ import annotations
 

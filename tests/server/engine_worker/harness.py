@@ -109,7 +109,7 @@ def vector_of(ids: Sequence[int]) -> list[float]:
 
 
 class Harness:
-    """An engine process in threads, and an API process's socket."""
+    """An engine process in threads, and an HTTP process's socket."""
 
     def __init__(self, folder: Path, models: int = 1) -> None:
         self.encoder = Recorder()

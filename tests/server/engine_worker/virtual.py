@@ -229,7 +229,7 @@ class VirtualEngine:
         return self._run
 
     def rates(self) -> list[float]:
-        """Tokens a second of each model, as API processes learn them."""
+        """Tokens a second of each model, as HTTP processes learn them."""
         return self._loop._health.status().tokens_per_s
 
     def _look(self) -> None:

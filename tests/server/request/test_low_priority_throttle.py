@@ -1,4 +1,4 @@
-"""Low-priority requests give way to others on the event loop of an API process."""
+"""Low-priority requests give way to others on the event loop of an HTTP process."""
 
 from __future__ import annotations
 

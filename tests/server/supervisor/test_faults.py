@@ -60,7 +60,7 @@ def test_a_killed_engine_comes_back_and_every_request_is_answered(healing: Live)
 
 
 def test_an_engine_may_die_before_everybody_was_ready_and_then_one_of_two_http_processes() -> None:
-    """Several API processes take their time; the engine is lost when the first of them already serves."""
+    """Several HTTP processes take their time; the engine is lost when the first of them already serves."""
     with live(*STAND_IN, "--workers", "2") as server:
         (pid,) = server.engine_pids
         os.kill(pid, signal.SIGKILL)
@@ -148,7 +148,7 @@ def test_a_killed_api_process_comes_back(healing: Live) -> None:
         crowd.wait_for(50)
         (pid,) = server.api_pids
         os.kill(pid, signal.SIGKILL)
-        until(lambda: server.api_pids not in ([], [pid]), what="a new API process")
+        until(lambda: server.api_pids not in ([], [pid]), what="a new HTTP process")
         crowd.wait_for(50)
     assert not any(status.isdigit() and status not in ("200", "503") for status in crowd.answers), crowd.answers
     assert server.engine_pids == engine  # nobody else was disturbed

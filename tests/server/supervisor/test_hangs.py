@@ -255,13 +255,13 @@ def test_messages_that_are_none_hurt_nobody(plain: Live) -> None:
         stranger.send(message)
         assert stranger.closed()
         stranger.close()
-    assert server.log.count("closed a connection that is not from an API process") == 4
+    assert server.log.count("closed a connection that is not from an HTTP process") == 4
     assert right(server)
     assert server.metrics()['embert_engine_restarts_total{engine="0"}'] == 0
 
 
 def test_a_lost_thread_ends_the_engine_process(plain: Live) -> None:
-    """A process that cannot receive would look alive: here, a request that no API process can have sent."""
+    """A process that cannot receive would look alive: here, a request that no HTTP process can have sent."""
     server = plain
     (pid,) = server.engine_pids
     stranger = Wire.connect(server.engine_endpoint)
