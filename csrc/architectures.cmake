@@ -7,11 +7,11 @@ set(EMBERT_LEAST_ARCHITECTURE 80) # compute capability 8.0, which every kernel t
 function(embert_architectures_here architectures reason)
   execute_process(
     COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
-    OUTPUT_VARIABLE said RESULT_VARIABLE status ERROR_QUIET)
+    OUTPUT_VARIABLE output RESULT_VARIABLE status ERROR_QUIET)
   set(capabilities "")
   if(status EQUAL 0)
-    string(REGEX REPLACE "[][;]" "" said "${said}") # brackets and semicolons mean something in a CMake list
-    string(REGEX REPLACE "[\r\n]+" ";" lines "${said}")
+    string(REGEX REPLACE "[][;]" "" output "${output}") # brackets and semicolons mean something in a CMake list
+    string(REGEX REPLACE "[\r\n]+" ";" lines "${output}")
     foreach(line IN LISTS lines)
       if(line MATCHES "^ *[0-9]+[.][0-9] *$")
         string(STRIP "${line}" line)

@@ -25,14 +25,14 @@ __device__ __forceinline__ void sync_pair(int pair) {
     asm volatile("bar.sync %0, 64;" ::"n"(kPairBarrier + 1) : "memory");
 }
 
-// Context: T*, or QuantizedBlocks where kDim is dim. For the two warps of `pair`; `thread`: 0 … 63 of them; `raw`:
+// Context: T*, or QuantizedBlocks where kDim is dim. For the two warps of `pair`; `thread`: 0 … 63 of them; `smem`:
 // short_shared_bytes of the block.
 template <typename T, int kDim, bool kRelative, bool kWindow = false, typename Context>
 __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& tile, int head, int heads, int dim,
                                              float scale_log2, const RelativeScores& relative, const Context& context,
-                                             uint8_t* raw, int pair, int thread, const KeyWindow& window = {}) {
+                                             uint8_t* smem, int pair, int thread, const KeyWindow& window = {}) {
   using Warp = AttentionWarp<T, kDim, kAttentionShort>;
-  T* const queries = reinterpret_cast<T*>(raw) + pair * 3 * kAttentionShort * Warp::kPitch;
+  T* const queries = reinterpret_cast<T*>(smem) + pair * 3 * kAttentionShort * Warp::kPitch;
   T* const keys = queries + kAttentionShort * Warp::kPitch;
   T* const values = keys + kAttentionShort * Warp::kPitch;
   const size_t pitch = size_t(3) * heads * dim;

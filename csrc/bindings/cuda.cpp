@@ -107,8 +107,8 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int pad
     throw Refused("the CUDA encoder does not know the pooling " + pooling);
   model.task_heads = {shapes_of(dense), shapes_of(classifier), shapes_of(multi), token_weights, std::nullopt};
   if (splade) {
-    const auto& [of_transform, of_norm, logs, tied] = *splade;
-    model.task_heads.splade = SpladeKind{activation_of(of_transform), of_norm, logs, tied};
+    const auto& [is_transform, of_norm, logs, tied] = *splade;
+    model.task_heads.splade = SpladeKind{activation_of(is_transform), of_norm, logs, tied};
   }
   EncoderOptions options;
   options.device = device;

@@ -122,7 +122,7 @@ NB_MODULE(_cuda_testing, m) {
           "table"_a = 0, "positions"_a = 0,
           "The Norm (gamma, beta) is of the residual or of x, whose weights are then rewritten in place from `exact`, "
           "the same in FP32, unless gamma is in the rows. `gated`: `out` is half of W's rows. With a table columns are "
-          "turned (RopeColumns).")
+          "rotated (RopeColumns).")
       .def(
           "feed_forward",
           [](Bench& bench, int type, Address in_weight, Address in_bias, Address out_weight, Address out_bias,

@@ -127,7 +127,7 @@ class HostBlocks : public std::enable_shared_from_this<HostBlocks> {
  private:
   static constexpr size_t kHugePage = 2 << 20;
   static constexpr size_t kMin = 1 << 20;  // bytes of a block that the pool keeps: malloc keeps smaller ones itself
-  static constexpr size_t kSpare = 4;      // the least part of a block that an allocation must use
+  static constexpr size_t kMinUse = 4;     // the least part of a block that an allocation must use
 
   struct Block {
     float* start = nullptr;
@@ -137,7 +137,7 @@ class HostBlocks : public std::enable_shared_from_this<HostBlocks> {
   Block take_from_pool(size_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (Block& block : pool_) {
-      if (block.bytes >= bytes && block.bytes / kSpare <= bytes) return std::exchange(block, Block());
+      if (block.bytes >= bytes && block.bytes / kMinUse <= bytes) return std::exchange(block, Block());
     }
     return {};
   }

@@ -30,10 +30,10 @@ Status TensorMaps::get(const BoxedMatrix& matrix, const CUtensorMap*& descriptor
   const cuuint64_t pitches[2] = {cuuint64_t(matrix.columns) * size, width * size};
   const cuuint32_t box[3] = {cuuint32_t(matrix.box_columns), cuuint32_t(matrix.box_rows), cuuint32_t(matrix.boxes)};
   const cuuint32_t strides[3] = {1, 1, 1};
-  const CUtensorMapDataType of_16_bits =
+  const CUtensorMapDataType half_type =
       dtype_ == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const CUresult code =
-      encode_(&cached.map, is_bytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : of_16_bits, is_cut ? 3 : 2,
+      encode_(&cached.map, is_bytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : half_type, is_cut ? 3 : 2,
               const_cast<void*>(matrix.data), sizes, pitches, box, strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
               matrix.box_columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

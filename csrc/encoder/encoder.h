@@ -143,7 +143,7 @@ class Encoder {
   float2* stats_of(Buffer place) const { return place == Buffer::kX ? buffers_.x_stats : buffers_.sum_stats; }
   RopeColumns rope_columns(int layer) const;
   // Whether all requested tasks read the same single row of a sequence, and which: as a pooling mode.
-  bool reads_one_row(const TaskOutputs& parts, Pooling& which) const;
+  bool reads_one_row(const TaskOutputs& parts, Pooling& pooling) const;
   // heads.cpp. gathered: x has one row a sequence.
   Status run_heads(const Plan& plan, const RowView& x, bool gathered, const Stream& stream);
   Status embed_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream);

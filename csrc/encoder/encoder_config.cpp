@@ -95,7 +95,7 @@ Status EncoderConfig::check_layers() const {
     if (stored(i) < 0 || stored(i) >= layers) return refuse("weights of layer " + std::to_string(stored(i)));
     for (int other = 0; other < i; ++other) {
       if (stored(other) == stored(i) && attention_of(other).rotary_dim != layer_attention.rotary_dim)
-        return refuse("layers that share weights and turn different columns");
+        return refuse("layers that share weights and rotate different columns");
     }
   }
   return {};

@@ -164,12 +164,12 @@ Status Encoder::attend(const Op& op, Replay& replay) {
   return {};
 }
 
-bool Encoder::reads_one_row(const TaskOutputs& parts, Pooling& which) const {
+bool Encoder::reads_one_row(const TaskOutputs& parts, Pooling& pooling) const {
   if (parts.requests(Tasks(~kRowTasks))) return false;
   const bool embeds = parts.requests(bit(Task::kEmbed)), classifies = parts.requests(bit(Task::kClassify));
   if (embeds && classifies && model_.pooling != Pooling::kCls) return false;
-  which = classifies ? Pooling::kCls : model_.pooling;
-  return which == Pooling::kCls || which == Pooling::kLast;
+  pooling = classifies ? Pooling::kCls : model_.pooling;
+  return pooling == Pooling::kCls || pooling == Pooling::kLast;
 }
 
 }  // namespace embert

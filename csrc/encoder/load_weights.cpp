@@ -136,12 +136,13 @@ Status Weights::load(const std::string& name, int layer, const void* host, const
 Status Weights::load_into(const WeightView& place, const std::string& name, int layer, const void* host, DType stored,
                           const Stream& stream) {
   const size_t count = elements_of(place.shape);
-  if (!place.apart && place.pitch > 0 && place.pitch != place.shape[1]) return upload_rows(host, stored, place, stream);
+  if (!place.interleaved && place.pitch > 0 && place.pitch != place.shape[1])
+    return upload_rows(host, stored, place, stream);
   std::vector<uint8_t> memory;
   const void* const from = ordered(name, layer, host, count / model_.attention_columns() * bytes_of(stored), memory);
   float* exact = nullptr;
   EMBERT_TRY(exact_place(name, layer, stored, exact));
-  if (place.apart) {
+  if (place.interleaved) {
     EMBERT_TRY(upload_interleaved(from, stored, place, exact, stream));
   } else if (exact == nullptr) {
     EMBERT_TRY(upload(from, count, stored, place.to, place.dtype, stream));

@@ -22,10 +22,10 @@ class Compiler {
     } else {
       normalize(Buffer::kX, Buffer::kX, {NormKind::kLast});
     }
-    const bool apart = model_.gated && !caps_.gates;  // gates and their results
-    program_.inner_from = apart ? 2 * model_.inner : 0;
+    const bool unfused_gates = model_.gated && !caps_.gates;  // gates and their results
+    program_.inner_from = unfused_gates ? 2 * model_.inner : 0;
     program_.widest =
-        std::max({4 * model_.attention_columns(), (apart ? 3 : 1) * model_.inner, model_.embedding_columns()});
+        std::max({4 * model_.attention_columns(), (unfused_gates ? 3 : 1) * model_.inner, model_.embedding_columns()});
     return program_;
   }
 
@@ -33,12 +33,12 @@ class Compiler {
   // The embedding's LayerNorm is applied by its readers where they support it: not before a projection, which would
   // have to fold it, and not where the normalized row is itself the residual.
   void embed() {
-    const bool projects = model_.embedding > 0, leaves = caps_.folds && !projects && !model_.pre_norm;
+    const bool projects = model_.embedding > 0, writes_stats = caps_.folds && !projects && !model_.pre_norm;
     Op step{OpKind::kEmbed};
     step.y = projects ? Buffer::kEmbedded : Buffer::kX;
-    step.writes_stats = leaves;
+    step.writes_stats = writes_stats;
     program_.steps.push_back(step);
-    if (leaves) pending_norm_ = {NormKind::kEmbedding};
+    if (writes_stats) pending_norm_ = {NormKind::kEmbedding};
     if (projects) product({Matrix::kProjection}, Buffer::kEmbedded, Buffer::kX);
   }
 
@@ -66,10 +66,10 @@ class Compiler {
 
     GemmPlan out{Matrix::kAttentionOut, i};
     out.residual = pending_norm_;
-    out.next = inside(i);
+    out.next = inner_norm(i);
     if (caps_.folds || !model_.pre_norm) {
       product(out, Buffer::kContext, Buffer::kSum, Buffer::kX, caps_.folds);
-      if (!caps_.folds) normalize(Buffer::kSum, Buffer::kX, inside(i));
+      if (!caps_.folds) normalize(Buffer::kSum, Buffer::kX, inner_norm(i));
     } else {
       product(out, Buffer::kContext, Buffer::kX, Buffer::kX);
     }
@@ -80,14 +80,14 @@ class Compiler {
     const Buffer rows = caps_.folds ? Buffer::kSum : Buffer::kX;
     Buffer x = rows, y = caps_.folds || model_.pre_norm ? Buffer::kX : Buffer::kSum;
     GemmPlan in{Matrix::kInner, i}, out{Matrix::kOut, i};
-    if (caps_.folds) in.input = inside(i);
+    if (caps_.folds) in.input = inner_norm(i);
     if (caps_.folds && !model_.pre_norm) {
-      out.residual = inside(i);
-      out.next = i + 1 < model_.layers ? NormName{NormKind::kOut, i} : NormName{};  // no GEMM reads the last rows
+      out.residual = inner_norm(i);
+      out.next = i + 1 < model_.layers ? NormRef{NormKind::kOut, i} : NormRef{};  // no GEMM reads the last rows
     }
     if (!caps_.folds && model_.pre_norm) {
       x = Buffer::kSum;
-      normalize(Buffer::kX, x, inside(i));
+      normalize(Buffer::kX, x, inner_norm(i));
     }
     in.gates = model_.gated && caps_.gates;
     if (!model_.gated && !model_.pre_norm) {  // the rows are the residual, too
@@ -99,19 +99,19 @@ class Compiler {
       step.writes_stats = caps_.folds;
       program_.steps.push_back(step);
     } else {
-      const bool apart = model_.gated && !caps_.gates;
-      product(in, x, apart ? Buffer::kGates : Buffer::kInner);
-      if (apart) program_.steps.push_back({OpKind::kGate, Buffer::kGates, Buffer::kInner});
+      const bool unfused_gates = model_.gated && !caps_.gates;
+      product(in, x, unfused_gates ? Buffer::kGates : Buffer::kInner);
+      if (unfused_gates) program_.steps.push_back({OpKind::kGate, Buffer::kGates, Buffer::kInner});
       product(out, Buffer::kInner, y, rows, caps_.folds);
     }
     x_has_sums_ = caps_.folds;
     if (model_.pre_norm) return;
-    pending_norm_ = caps_.folds ? NormName{NormKind::kOut, i} : NormName{};
+    pending_norm_ = caps_.folds ? NormRef{NormKind::kOut, i} : NormRef{};
     if (!caps_.folds) normalize(Buffer::kSum, Buffer::kX, {NormKind::kOut, i});
   }
 
   // The LayerNorm between attention and the feed-forward layer.
-  NormName inside(int i) const { return {model_.pre_norm ? NormKind::kOut : NormKind::kAttention, i}; }
+  NormRef inner_norm(int i) const { return {model_.pre_norm ? NormKind::kOut : NormKind::kAttention, i}; }
 
   void product(const GemmPlan& plan, Buffer x, Buffer y, Buffer residual = Buffer::kNothing,
                bool writes_stats = false) {
@@ -121,7 +121,7 @@ class Compiler {
     program_.steps.push_back(step);
   }
 
-  void normalize(Buffer x, Buffer y, const NormName& norm) {
+  void normalize(Buffer x, Buffer y, const NormRef& norm) {
     Op step{OpKind::kNormalize, x, y};
     step.norm = norm;
     program_.steps.push_back(step);
@@ -130,7 +130,7 @@ class Compiler {
   const EncoderConfig& model_;
   const GemmCaps caps_;
   Program program_;
-  NormName pending_norm_;    // the LayerNorm of kX's rows that their readers apply
+  NormRef pending_norm_;     // the LayerNorm of kX's rows that their readers apply
   bool x_has_sums_ = false;  // the rows of kX have row statistics
 };
 

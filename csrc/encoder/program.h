@@ -19,7 +19,7 @@ enum class Matrix : int { kProjection, kQkv, kAttentionOut, kInner, kOut };
 
 // A LayerNorm of the model: the op that it follows, or with pre_norm precedes.
 enum class NormKind : int { kNothing, kEmbedding, kAttention, kOut, kLast };
-struct NormName {
+struct NormRef {
   NormKind kind = NormKind::kNothing;
   int layer = 0;
   bool exists() const { return kind != NormKind::kNothing; }
@@ -28,8 +28,8 @@ struct NormName {
 struct GemmPlan {
   Matrix matrix;
   int layer = 0;
-  NormName input = {}, residual = {};  // of its rows, and of the residual's
-  NormName next = {};                  // applied by the readers of its rows; these may be prescaled with its gamma
+  NormRef input = {}, residual = {};  // of its rows, and of the residual's
+  NormRef next = {};                  // applied by the readers of its rows; these may be prescaled with its gamma
   bool rope = false, gates = false;
   bool fuses_next = false;  // it is fused with the GEMM after it into one feed-forward layer
 };
@@ -62,13 +62,13 @@ struct Op {
   bool writes_stats = false;           // y is not normalized
   int gemm = 0;                        // kGemm; kAttend: of the context; kFeedForward: the first of two
   int layer = 0;                       // kRope, kAttend
-  NormName norm = {};                  // kNormalize
+  NormRef norm = {};                   // kNormalize
 };
 
 struct Program {
   std::vector<GemmPlan> gemms;  // in the order in which they run
   std::vector<Op> steps;
-  NormName last;       // still to be applied to the rows of the last op
+  NormRef last;        // still to be applied to the rows of the last op
   int widest = 0;      // columns of the widest rows in one piece of memory, such as Q, K, V and context
   int inner_from = 0;  // the column of that piece at which kInner begins, after kGates
 };

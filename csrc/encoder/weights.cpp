@@ -31,20 +31,20 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
   if (model_.types == 0) tables_.type = nullptr;
   layers_.resize(model_.stored_layers());
   const size_t layer_size = bytes_of(matrix_dtype());
-  const auto of_layer = [&](size_t rows, size_t columns) { return arena.take(rows * columns * layer_size); };
+  const auto layer_index = [&](size_t rows, size_t columns) { return arena.take(rows * columns * layer_size); };
   const auto scales = [&](size_t rows) { return model_.int8 ? vector(rows) : nullptr; };
   for (LayerWeights& layer : layers_) {
-    layer.qkv_weight = of_layer(3 * attention, hidden);
+    layer.qkv_weight = layer_index(3 * attention, hidden);
     layer.qkv_scale = scales(3 * attention);
     layer.qkv_bias = vector(3 * attention);
-    layer.attention_weight = of_layer(hidden, attention);
+    layer.attention_weight = layer_index(hidden, attention);
     layer.attention_scale = scales(hidden);
     layer.attention_bias = vector(hidden);
     layer.attention_norm = norm(hidden);
-    layer.inner_weight = of_layer(inner_rows(), hidden);
+    layer.inner_weight = layer_index(inner_rows(), hidden);
     layer.inner_scale = scales(inner_rows());
     layer.inner_bias = vector(inner_rows());
-    layer.out_weight = of_layer(hidden, inner);
+    layer.out_weight = layer_index(hidden, inner);
     layer.out_scale = scales(hidden);
     layer.out_bias = vector(hidden);
     layer.out_norm = norm(hidden);
@@ -79,14 +79,14 @@ Status Weights::allocate() {
 Status Weights::find(const std::string& name, int layer, WeightView& place) const {
   if (heads_.find(name, layer, place)) return {};
   const size_t hidden = model_.hidden, embedding = model_.embedding_columns();
-  const auto matrix = [&](const char* of_name, const void* base, size_t rows, size_t columns, size_t before = 0) {
-    if (name != of_name) return false;
+  const auto matrix = [&](const char* tensor_name, const void* base, size_t rows, size_t columns, size_t before = 0) {
+    if (name != tensor_name) return false;
     auto* const first = static_cast<uint8_t*>(const_cast<void*>(base));
     place = {first + before * rows * columns * bytes_of(model_.dtype), {rows, columns}, model_.dtype};
     return base != nullptr;
   };
-  const auto vector = [&](const char* of_name, const float* to, size_t count) {
-    if (name != of_name) return false;
+  const auto vector = [&](const char* tensor_name, const float* to, size_t count) {
+    if (name != tensor_name) return false;
     place = {const_cast<float*>(to), {count}, DType::kFloat32};
     return to != nullptr;
   };
@@ -110,34 +110,34 @@ Status Weights::find(const std::string& name, int layer, WeightView& place) cons
 bool Weights::find_layer(const std::string& name, int number, WeightView& place) const {
   const LayerWeights& w = layers_[number];
   const size_t hidden = model_.hidden, inner = model_.inner, attention = model_.attention_columns();
-  const auto matrix = [&](const char* of_name, uint8_t* base, size_t rows, size_t columns, size_t before = 0) {
-    if (name != of_name) return false;
+  const auto matrix = [&](const char* tensor_name, uint8_t* base, size_t rows, size_t columns, size_t before = 0) {
+    if (name != tensor_name) return false;
     place = {base + before * rows * columns * bytes_of(matrix_dtype()), {rows, columns}, matrix_dtype()};
     return true;
   };
-  const auto with_int8 = [&](const char* of_name, const float* to, size_t count, size_t before = 0) {
-    if (to == nullptr || name != of_name) return false;
+  const auto with_int8 = [&](const char* tensor_name, const float* to, size_t count, size_t before = 0) {
+    if (to == nullptr || name != tensor_name) return false;
     place = {const_cast<float*>(to) + before, {count}, DType::kFloat32};
     return true;
   };
-  const auto vector = [&](const char* of_name, const float* to, size_t count) {
-    if (name != of_name) return false;
+  const auto vector = [&](const char* tensor_name, const float* to, size_t count) {
+    if (name != tensor_name) return false;
     place = {const_cast<float*>(to), {count}, DType::kFloat32};
     return true;
   };
   // Rows of the gate and of its value alternate.
-  const auto apart = [&](const std::string& of_name, int part) {
-    if (name == of_name + ".weight") {
+  const auto interleaved = [&](const std::string& tensor_name, int part) {
+    if (name == tensor_name + ".weight") {
       const size_t row = gated_row(0, part) * hidden * bytes_of(model_.dtype);
       place = {w.inner_weight + row, {inner, hidden}, model_.dtype, 2 * hidden, true};
-    } else if (name == of_name + ".bias") {
+    } else if (name == tensor_name + ".bias") {
       place = {w.inner_bias + gated_row(0, part), {inner}, DType::kFloat32, 2, true};
     } else {
       return false;
     }
     return true;
   };
-  if (model_.gated && (apart("gate", 0) || apart("inner", 1))) return true;
+  if (model_.gated && (interleaved("gate", 0) || interleaved("inner", 1))) return true;
   const bool has_norm = !model_.pre_norm || model_.first_norm || number != model_.stored(0);
   return matrix("query.weight", w.qkv_weight, attention, hidden) ||
          matrix("key.weight", w.qkv_weight, attention, hidden, 1) ||
@@ -159,7 +159,7 @@ bool Weights::find_layer(const std::string& name, int number, WeightView& place)
          vector("out.beta", w.out_norm.beta, hidden);
 }
 
-Norm Weights::norm(const NormName& name) const {
+Norm Weights::norm(const NormRef& name) const {
   switch (name.kind) {
     case NormKind::kEmbedding:
       return tables_.norm;
@@ -180,13 +180,13 @@ Norm Weights::input_norm(const GemmPlan& plan) const {
   return plan.matrix == Matrix::kQkv ? w.qkv_norm : w.inner_norm;
 }
 
-MatrixWeights Weights::matrix(Matrix which, int of_layer) const {
+MatrixWeights Weights::matrix(Matrix kind, int layer_index) const {
   const int hidden = model_.hidden, attention = model_.attention_columns();
-  if (which == Matrix::kProjection) return {projection_weight_, projection_bias_, hidden, model_.embedding, nullptr};
-  const LayerWeights& w = layer(of_layer);
+  if (kind == Matrix::kProjection) return {projection_weight_, projection_bias_, hidden, model_.embedding, nullptr};
+  const LayerWeights& w = layer(layer_index);
   const float* const exact =
-      exact_.bytes() == 0 ? nullptr : exact_.as<float>() + model_.stored(of_layer) * exact_count();
-  switch (which) {
+      exact_.bytes() == 0 ? nullptr : exact_.as<float>() + model_.stored(layer_index) * exact_count();
+  switch (kind) {
     case Matrix::kQkv:
       return {w.qkv_weight, w.qkv_bias, 3 * attention, hidden, exact, w.qkv_scale};
     case Matrix::kAttentionOut:

@@ -41,8 +41,8 @@ struct WeightView {
   void* to = nullptr;
   TensorShape shape;
   DType dtype = DType::kFloat32;
-  size_t pitch = 0;    // elements from row to row; 0: as many as a row has
-  bool apart = false;  // gaps between rows belong to another tensor; otherwise they are zeros
+  size_t pitch = 0;          // elements from row to row; 0: as many as a row has
+  bool interleaved = false;  // gaps between rows belong to another tensor; otherwise they are zeros
 };
 
 // A layer of the multi-vector head, for the encoder's GEMMs.
@@ -131,8 +131,8 @@ class Weights {
   bool is_exact() const { return rounded_ == 0; }
 
   const EmbeddingTables& tables() const { return tables_; }
-  MatrixWeights matrix(Matrix which, int layer) const;
-  Norm norm(const NormName& name) const;
+  MatrixWeights matrix(Matrix kind, int layer) const;
+  Norm norm(const NormRef& name) const;
   // The LayerNorm that a GEMM applies to its rows; none if it applies none.
   Norm input_norm(const GemmPlan& plan) const;
   const float2* angles(int table) const { return angles_[table]; }

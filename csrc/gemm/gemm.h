@@ -102,8 +102,9 @@ inline Status check_operands(const RowView& x, const RowView& residual, const vo
 // With int8 a residual comes with its LayerNorm and its row statistics, and y gets statistics; or there is none of
 // these.
 inline Status check_residual_int8(const LinearWeights& weights, const RowView& residual, const float2* y_stats) {
-  const bool adds = weights.residual_norm.gamma != nullptr;
-  if (adds == (residual.data != nullptr) && adds == (residual.stats != nullptr) && adds == (y_stats != nullptr))
+  const bool has_residual = weights.residual_norm.gamma != nullptr;
+  if (has_residual == (residual.data != nullptr) && has_residual == (residual.stats != nullptr) &&
+      has_residual == (y_stats != nullptr))
     return {};
   return Status::refused("int8: a residual comes with its LayerNorm and leaves sums, or there is none");
 }

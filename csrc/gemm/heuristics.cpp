@@ -79,12 +79,12 @@ GemmConfig residual_config(const GemmShape& shape, int clusters) {
 
 // Rows beyond whole waves get narrow tiles, where these then fit one wave.
 Narrowing narrowing_of(int tile_rows, int across, int clusters) {
-  const int whole_step = kCooperativeTiles[0].step;
+  const int full_step = kCooperativeTiles[0].step;
   const int tiles = tile_rows * across, rounds = tiles / clusters;
   const int narrow_rows = tiles_of(tiles % clusters, across);
   const bool fits = tiles + narrow_rows * across <= (rounds + 1) * clusters;  // narrow tiles are twice as many
-  if (narrow_rows == 0 || !fits) return {tile_rows, tiles_of(tiles, clusters) * whole_step};
-  return {tile_rows - narrow_rows, rounds * whole_step + kNarrowStep};
+  if (narrow_rows == 0 || !fits) return {tile_rows, tiles_of(tiles, clusters) * full_step};
+  return {tile_rows - narrow_rows, rounds * full_step + kNarrowStep};
 }
 
 GemmConfig choose_config(const GemmShape& shape, int num_sms) {

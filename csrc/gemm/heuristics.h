@@ -46,7 +46,7 @@ GemmConfig choose_int8_config(const GemmShape& shape, int num_sms);
 // How many rows of kCooperative256's tiles are whole, the others being narrow (NarrowingTileScheduler), and the cycles
 // per step that follow from it.
 struct Narrowing {
-  int whole_rows, step;
+  int full_rows, step;
 };
 Narrowing narrowing_of(int tile_rows, int across, int clusters);
 

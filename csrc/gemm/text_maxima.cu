@@ -40,11 +40,11 @@ __global__ void __launch_bounds__(kThreads)
   };
 #pragma unroll 4
   for (int row = first; row < end; ++row) {
-    const int of_row = text_of[row];
+    const int row_scale_value = text_of[row];
     const Pack<T> pack = load_pack_coherent(products + size_t(row) * pitch + column);
-    if (of_row != text) {
+    if (row_scale_value != text) {
       leave();
-      text = of_row;
+      text = row_scale_value;
     }
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) largest[i] = max(largest[i], __float_as_int(to_float(pack.values[i])));

@@ -57,8 +57,9 @@ __device__ __forceinline__ void store_row_scales(const RowView& rows, int count,
     return;
   }
 #pragma unroll 1
-  for (int of_warp = threadIdx.x / 32 * (32 / kScaleLanes); of_warp < count; of_warp += kThreads / kScaleLanes) {
-    const int i = of_warp + threadIdx.x % 32 / kScaleLanes;
+  for (int warp_first = threadIdx.x / 32 * (32 / kScaleLanes); warp_first < count;
+       warp_first += kThreads / kScaleLanes) {
+    const int i = warp_first + threadIdx.x % 32 / kScaleLanes;
     const float2 scale = row_scale(rows, row_of(min(i, count - 1)), width, epsilon, threadIdx.x % kScaleLanes);
     if (i < count && threadIdx.x % kScaleLanes == 0) scales[i] = scale;
   }

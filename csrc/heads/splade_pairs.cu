@@ -29,10 +29,10 @@ __global__ void __launch_bounds__(kThreads)
     begin_maxima_kernel(const TextSpan span, int pitch, int* text_of, float* maxima, int* totals) {
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
-  auto* const of_text = reinterpret_cast<float4*>(maxima + size_t(blockIdx.x) * pitch);
+  auto* const text_totals = reinterpret_cast<float4*>(maxima + size_t(blockIdx.x) * pitch);
   const int end_column = min(pitch, int(blockIdx.y + 1) * kClearedColumns);
   for (int column = blockIdx.y * kClearedColumns + threadIdx.x * 4; column < end_column; column += kThreads * 4)
-    of_text[column / 4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    text_totals[column / 4] = {0.0f, 0.0f, 0.0f, 0.0f};
   if (blockIdx.y > 0) return;
   const int text = span.first + blockIdx.x, sequence = sequence_of(span, text);
   const bool is_last = int(blockIdx.x) + 1 == span.count;
@@ -52,13 +52,13 @@ __device__ __forceinline__ void load_columns(const float* maxima, int columns, i
 
 // The sum of one value per thread; all of them get it. For all threads of the block, once: it uses shared memory.
 __device__ __forceinline__ int block_sum(int value) {
-  __shared__ int of_warps[kWarps];
+  __shared__ int warp_totals[kWarps];
   value = __reduce_add_sync(~0u, value);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+  if (threadIdx.x % 32 == 0) warp_totals[threadIdx.x / 32] = value;
   __syncthreads();
   int sum = 0;
 #pragma unroll
-  for (int i = 0; i < kWarps; ++i) sum += of_warps[i];
+  for (int i = 0; i < kWarps; ++i) sum += warp_totals[i];
   return sum;
 }
 
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     write_pairs_kernel(const float* maxima, int columns, int pitch, int first_text, const int* totals,
                        const int* pieces, const int64_t* before, int64_t* after, const PairBuffers to) {
-  __shared__ int of_warps[kWarps];
+  __shared__ int warp_totals[kWarps];
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
   const int piece = blockIdx.x, text = blockIdx.y;
@@ -105,12 +105,12 @@ __global__ void __launch_bounds__(kThreads)
     in_warp += __popc(masks[i]);
   }
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (lane == 0) of_warps[warp] = in_warp;
+  if (lane == 0) warp_totals[warp] = in_warp;
   int in_pieces = 0;  // of the text's pieces before this one
   for (int i = lane; i < piece; i += 32) in_pieces += pieces[text * gridDim.x + i];
   int64_t offset = start + __reduce_add_sync(~0u, in_pieces);
   __syncthreads();
-  for (int i = 0; i < warp; ++i) offset += of_warps[i];
+  for (int i = 0; i < warp; ++i) offset += warp_totals[i];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     if (bits[i] != 0) {

@@ -34,30 +34,30 @@ __device__ __forceinline__ void rotate_block(uint32_t (&y)[2][kTiles]) {
 constexpr uint32_t kMinMaximum = 0x18001800;  // 2⁻⁹, twice
 
 // The row maxima of rows g and g + 8 over their four lanes; NaN where one value is.
-__device__ __forceinline__ __half2 larger_of_row(__half2 most) {
-  most = __hmax2_nan(most, as_half2(__shfl_xor_sync(~0u, as_bits(most), 1)));
-  return __hmax2_nan(most, as_half2(__shfl_xor_sync(~0u, as_bits(most), 2)));
+__device__ __forceinline__ __half2 larger_of_row(__half2 maximum) {
+  maximum = __hmax2_nan(maximum, as_half2(__shfl_xor_sync(~0u, as_bits(maximum), 1)));
+  return __hmax2_nan(maximum, as_half2(__shfl_xor_sync(~0u, as_bits(maximum), 2)));
 }
 
 // The largest magnitudes of rows g and g + 8 in the block; NaN where one value is. The row's four lanes get it.
 template <int kTiles>
 __device__ __forceinline__ uint32_t block_maxima(const uint32_t (&y)[2][kTiles]) {
-  __half2 most[2];
+  __half2 maximum[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    most[r] = __habs2(as_half2(y[r][0]));
+    maximum[r] = __habs2(as_half2(y[r][0]));
 #pragma unroll
-    for (int j = 1; j < kTiles; ++j) most[r] = __hmax2_nan(most[r], __habs2(as_half2(y[r][j])));
+    for (int j = 1; j < kTiles; ++j) maximum[r] = __hmax2_nan(maximum[r], __habs2(as_half2(y[r][j])));
   }
-  __half2 both = __hmax2_nan(__lows2half2(most[0], most[1]), __highs2half2(most[0], most[1]));
+  __half2 both = __hmax2_nan(__lows2half2(maximum[0], maximum[1]), __highs2half2(maximum[0], maximum[1]));
   return as_bits(__hmax2_nan(larger_of_row(both), as_half2(kMinMaximum)));
 }
 
 // half(127 / most). The approximation does not change the rounding of the quotient: 127 over an FP16 number is at least
 // 2.4e-7 of it away from the nearest rounding boundary.
-__device__ __forceinline__ __half2 block_inverse(__half most) {
+__device__ __forceinline__ __half2 block_inverse(__half maximum) {
   float inverse;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(__half2float(most)));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(__half2float(maximum)));
   return __float2half2_rn(127.0f * inverse);
 }
 
@@ -66,8 +66,8 @@ __device__ __forceinline__ __half2 block_inverse(__half most) {
 template <int kTiles>
 __device__ __forceinline__ void round_block(const uint32_t (&y)[2][kTiles], uint32_t maxima,
                                             uint32_t (&bytes)[2][kTiles / 2]) {
-  const __half2 most = as_half2(maxima), rounds = as_half2(0x64806480);
-  const __half2 row_inverses[2] = {block_inverse(__low2half(most)), block_inverse(__high2half(most))};
+  const __half2 maximum = as_half2(maxima), rounds = as_half2(0x64806480);
+  const __half2 row_inverses[2] = {block_inverse(__low2half(maximum)), block_inverse(__high2half(maximum))};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll

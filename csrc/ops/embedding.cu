@@ -39,15 +39,15 @@ namespace {
 
 constexpr int kWarps = 4;
 
-// kLeavesSums: the reader applies the LayerNorm, so no registers hold gamma and beta.
-template <typename T, int kPacks, bool kLeavesSums>
+// kWritesStats: the reader applies the LayerNorm, so no registers hold gamma and beta.
+template <typename T, int kPacks, bool kWritesStats>
 __global__ void __launch_bounds__(kWarps * 32)
     embedding_kernel(const EmbeddingTables tables, const int* ids, const int* types, const int* positions, int rows,
                      int hidden, float epsilon, T* y, float2* sums) {
   const int lane = threadIdx.x % 32;
   const int row = blockIdx.x * kWarps + threadIdx.x / 32;
   WarpRow<T, kPacks> values, gamma, beta;
-  if constexpr (!kLeavesSums) {
+  if constexpr (!kWritesStats) {
     gamma.load_vector(tables.norm.gamma, lane, hidden);
     beta.load_vector(tables.norm.beta, lane, hidden);
   }
@@ -55,17 +55,17 @@ __global__ void __launch_bounds__(kWarps * 32)
   griddepcontrol_launch_dependents();  // not earlier: early_tile (ops/attention_work.h)
   if (row >= rows) return;
   values.clear();
-  Pack<T> words[kPacks], places[kPacks];
-  load_table_row(words, static_cast<const T*>(tables.word) + size_t(ids[row]) * hidden, lane, hidden);
-  load_table_row(places, static_cast<const T*>(tables.position) + size_t(positions[row]) * hidden, lane, hidden);
+  Pack<T> word_rows[kPacks], position_rows[kPacks];
+  load_table_row(word_rows, static_cast<const T*>(tables.word) + size_t(ids[row]) * hidden, lane, hidden);
+  load_table_row(position_rows, static_cast<const T*>(tables.position) + size_t(positions[row]) * hidden, lane, hidden);
   if (tables.type != nullptr) {
-    Pack<T> kinds[kPacks];
-    load_table_row(kinds, static_cast<const T*>(tables.type) + size_t(types[row]) * hidden, lane, hidden);
-    values.add(kinds, lane, hidden);
+    Pack<T> type_rows[kPacks];
+    load_table_row(type_rows, static_cast<const T*>(tables.type) + size_t(types[row]) * hidden, lane, hidden);
+    values.add(type_rows, lane, hidden);
   }
-  values.add(words, lane, hidden);
-  values.add(places, lane, hidden);
-  if constexpr (!kLeavesSums) {
+  values.add(word_rows, lane, hidden);
+  values.add(position_rows, lane, hidden);
+  if constexpr (!kWritesStats) {
     values.normalize_into(y + size_t(row) * hidden, gamma, beta, lane, hidden, epsilon);
   } else {
     store_unnormalized(values, tables, y, sums, row, lane, hidden);
@@ -174,15 +174,15 @@ __global__ void __launch_bounds__(kSmallThreads)
   else
     __syncthreads();
 
-  const auto brought = [&](const void* part) {
+  const auto in_shared = [&](const void* part) {
     const size_t offset = static_cast<const uint8_t*>(part) - reinterpret_cast<const uint8_t*>(in.header);
     return reinterpret_cast<const int*>(reinterpret_cast<const uint8_t*>(batch) + offset);
   };
-  const int* const lengths = brought(in.lengths);
-  const int sequences = brought(in.header)[0], tokens = brought(in.header)[1];
+  const int* const lengths = in_shared(in.lengths);
+  const int sequences = in_shared(in.header)[0], tokens = in_shared(in.header)[1];
   if (warp == kSmallWarps) {
     if (rank > 0) return;
-    write_lists(lengths, brought(in.cuts), sequences, tokens, out, capacity, lane);
+    write_lists(lengths, in_shared(in.cuts), sequences, tokens, out, capacity, lane);
     __threadfence();
     __syncwarp();
     griddepcontrol_launch_dependents();
@@ -192,23 +192,23 @@ __global__ void __launch_bounds__(kSmallThreads)
   const int row = rank * kSmallWarps + warp;
   if (row >= capacity.tokens) return;
   const bool exists = row < tokens;  // the others are as in offsets.cu: token 0 at position 0
-  Pack<T> words[kPacks], places[kPacks], kinds[kPacks];
+  Pack<T> word_rows[kPacks], position_rows[kPacks], type_rows[kPacks];
   const auto load = [&](Pack<T>(&packs)[kPacks], const void* table, int index) {
     load_table_row(packs, static_cast<const T*>(table) + size_t(index) * hidden, lane, hidden);
   };
-  load(words, tables.word, exists ? brought(in.ids)[row] : 0);
-  if (tables.type != nullptr) load(kinds, tables.type, exists ? brought(in.types)[row] : 0);
+  load(word_rows, tables.word, exists ? in_shared(in.ids)[row] : 0);
+  if (tables.type != nullptr) load(type_rows, tables.type, exists ? in_shared(in.types)[row] : 0);
   int position = 0;
   for_sequences(lengths, exists ? sequences : 0, lane, [&](int, int length, int start) {
     const unsigned begun = __ballot_sync(~0u, length > 0 && start <= row);
     if (begun != 0) position = row - __shfl_sync(~0u, start, 31 - __clz(begun));
   });
-  load(places, tables.position, position);
+  load(position_rows, tables.position, position);
   WarpRow<T, kPacks> values;
   values.clear();
-  if (tables.type != nullptr) values.add(kinds, lane, hidden);
-  values.add(words, lane, hidden);
-  values.add(places, lane, hidden);
+  if (tables.type != nullptr) values.add(type_rows, lane, hidden);
+  values.add(word_rows, lane, hidden);
+  values.add(position_rows, lane, hidden);
   store_unnormalized(values, tables, y, sums, row, lane, hidden);
 }
 

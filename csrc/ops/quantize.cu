@@ -34,19 +34,20 @@ __device__ __forceinline__ float4 load_cached(const float* from) {
   return loaded;
 }
 
-// The rounding of a row with largest rotated magnitude `most`. The power of two brings it near 1, so that 127 / most
+// The rounding of a row with largest rotated magnitude `maximum`. The power of two brings it near 1, so that 127 / most
 // stays in FP16's range.
 struct RowScale {
   __half2 power, inverse;
   float scale;
 
-  __device__ __forceinline__ explicit RowScale(float most) {
+  __device__ __forceinline__ explicit RowScale(float maximum) {
     constexpr float kRoot = 5.65685424949238f;  // √32
-    const int exponent = int(__float_as_uint(most) >> 23) - 127, shift = min(max(-exponent, -15), 15);
+    const int exponent = int(__float_as_uint(maximum) >> 23) - 127, shift = min(max(-exponent, -15), 15);
     const float up = __uint_as_float((127 + shift) << 23), down = __uint_as_float((127 - shift) << 23);
-    const __half multiplier = most == 0.0f ? __half(0.0f) : __float2half_rn(__fdiv_rn(127.0f, __fmul_rn(most, up)));
+    const __half multiplier =
+        maximum == 0.0f ? __half(0.0f) : __float2half_rn(__fdiv_rn(127.0f, __fmul_rn(maximum, up)));
     power = __float2half2_rn(up), inverse = __half2half2(multiplier);
-    scale = most == 0.0f ? 0.0f : __fdiv_rn(__fmul_rn(kRoot, down), __half2float(multiplier));
+    scale = maximum == 0.0f ? 0.0f : __fdiv_rn(__fmul_rn(kRoot, down), __half2float(multiplier));
   }
 };
 
@@ -92,10 +93,10 @@ struct QuarterSet {
 
   // The largest magnitude; NaN where one value is.
   __device__ __forceinline__ float largest() const {
-    __half2 most = __habs2(y[0]);
+    __half2 maximum = __habs2(y[0]);
 #pragma unroll
-    for (int i = 1; i < 16; ++i) most = __hmax2_nan(most, __habs2(y[i]));
-    return __half2float(__hmax_nan(__low2half(most), __high2half(most)));
+    for (int i = 1; i < 16; ++i) maximum = __hmax2_nan(maximum, __habs2(y[i]));
+    return __half2float(__hmax_nan(__low2half(maximum), __high2half(maximum)));
   }
 
   // Adding 1.5 · 2¹⁰ to a half rounds it to an integer, half to even, in the lowest bits.
@@ -144,12 +145,12 @@ __global__ void __launch_bounds__(kWarps * 32) quantize_kernel(const RowView x, 
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     of[i].rotate();
-    float most = of[i].largest();  // a set that two lanes have counts once
+    float maximum = of[i].largest();  // a set that two lanes have counts once
 #pragma unroll
-    for (int step = kLanes / 2; step > 0; step >>= 1) most = larger(most, __shfl_xor_sync(~0u, most, step));
+    for (int step = kLanes / 2; step > 0; step >>= 1) maximum = larger(maximum, __shfl_xor_sync(~0u, maximum, step));
     if (first + i >= rows || lane >= sets) continue;
     const int row = row_of(i);
-    const RowScale factors(most);
+    const RowScale factors(maximum);
     of[i].store(to.data + size_t(row) * columns, columns, set, factors);
     if (lane == 0) to.scales[row] = factors.scale;
   }
@@ -166,13 +167,13 @@ __global__ void __launch_bounds__(kMaxThreads)
   QuarterSet of;
   of.load(x + size_t(row) * columns, columns, set);
   of.rotate();
-  float most = of.largest();
+  float maximum = of.largest();
 #pragma unroll
-  for (int step = 16; step > 0; step >>= 1) most = larger(most, __shfl_xor_sync(~0u, most, step));
-  if (threadIdx.x % 32 == 0) most_of_warp[threadIdx.x / 32] = most;
+  for (int step = 16; step > 0; step >>= 1) maximum = larger(maximum, __shfl_xor_sync(~0u, maximum, step));
+  if (threadIdx.x % 32 == 0) most_of_warp[threadIdx.x / 32] = maximum;
   __syncthreads();
-  for (int i = 0; i < blockDim.x / 32; ++i) most = larger(most, most_of_warp[i]);
-  const RowScale factors(most);
+  for (int i = 0; i < blockDim.x / 32; ++i) maximum = larger(maximum, most_of_warp[i]);
+  const RowScale factors(maximum);
   if (threadIdx.x < sets) of.store(to.data + size_t(row) * columns, columns, set, factors);
   if (threadIdx.x == 0) to.scales[row] = factors.scale;
 }
@@ -180,9 +181,9 @@ __global__ void __launch_bounds__(kMaxThreads)
 template <int kLanes, bool kNormed>
 Status launch_quantize(const RowView& x, const Norm& norm, int rows, int columns, float epsilon,
                        const QuantizedRows& to, const Stream& stream) {
-  constexpr int kRows = kNormed ? 2 : 1, kOfBlock = kWarps * 32 / kLanes * kRows;
-  return launch("quantize", quantize_kernel<kLanes, kRows, kNormed>, (rows + kOfBlock - 1) / kOfBlock, kWarps * 32, 0,
-                stream, x, norm, rows, columns, epsilon, to, stream.backwards);
+  constexpr int kRows = kNormed ? 2 : 1, kRowsPerBlock = kWarps * 32 / kLanes * kRows;
+  return launch("quantize", quantize_kernel<kLanes, kRows, kNormed>, (rows + kRowsPerBlock - 1) / kRowsPerBlock,
+                kWarps * 32, 0, stream, x, norm, rows, columns, epsilon, to, stream.backwards);
 }
 
 template <bool kNormed>
@@ -246,15 +247,15 @@ __global__ void __launch_bounds__(kBlockWarps * 32)
         for (int j = 0; j < kTiles; ++j) y[r][j] = *reinterpret_cast<const uint32_t*>(from + 8 * j);
       }
       rotate_block(y);
-      const uint32_t most = block_maxima(y);
-      round_block(y, most, bytes[i][part]);
-      if (lane % 4 == 0) maxima[block][lane / 4] = as_half2(most);
+      const uint32_t maximum = block_maxima(y);
+      round_block(y, maximum, bytes[i][part]);
+      if (lane % 4 == 0) maxima[block][lane / 4] = as_half2(maximum);
     }
   }
   __syncthreads();
-  __half2 most = as_half2(0);
-  for (int i = lane % 4; i < blocks; i += 4) most = __hmax2_nan(most, maxima[i][lane / 4]);
-  const __half2 largest = larger_of_row(most);
+  __half2 maximum = as_half2(0);
+  for (int i = lane % 4; i < blocks; i += 4) maximum = __hmax2_nan(maximum, maxima[i][lane / 4]);
+  const __half2 largest = larger_of_row(maximum);
   const float2 inverses = row_inverses_of(largest);
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i) {

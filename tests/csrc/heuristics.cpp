@@ -1,7 +1,7 @@
 // Prints which kernel and tile products get. For every case (out, in, kind, num_sms) of the arguments, where kind is
 // 1 with a residual, 2 for products that turn or gate, 3 and 4 for those of 8 bits without and with a residual: a line
 // of "from kernel rows columns" for each number of rows, 1 to 32 768, from which on the choice is another one, then an
-// empty line. For "narrowing" (tile_rows, across, clusters): lines of "whole_rows step".
+// empty line. For "narrowing" (tile_rows, across, clusters): lines of "full_rows step".
 #include "gemm/heuristics.h"
 
 #include <cstdio>
@@ -15,7 +15,7 @@ int main(int count, char** arguments) {
     for (int at = 2; at + 2 < count; at += 3) {
       const Narrowing found =
           narrowing_of(std::atoi(arguments[at]), std::atoi(arguments[at + 1]), std::atoi(arguments[at + 2]));
-      std::printf("%d %d\n", found.whole_rows, found.step);
+      std::printf("%d %d\n", found.full_rows, found.step);
     }
     return 0;
   }

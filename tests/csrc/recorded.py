@@ -9,7 +9,6 @@ from pathlib import Path
 from tests.csrc.host_program import RECORDED, build
 
 __all__ = [
-    "ALBERT",
     "BERT",
     "CLASSIFY",
     "CLS",
@@ -19,6 +18,7 @@ __all__ = [
     "HIDDEN",
     "HOPPER",
     "JINA",
+    "KINDS",
     "LAST",
     "LAYERS",
     "LONG",
@@ -28,8 +28,6 @@ __all__ = [
     "MULTI",
     "NOMIC",
     "PORTABLE",
-    "PORTABLE_FLOAT32",
-    "RELATIVE",
     "SPARSE",
     "TOKENS",
     "Batch",
@@ -42,8 +40,9 @@ __all__ = [
 
 CLS, MEAN, MAX, LAST = range(4)
 LAYERS, HIDDEN = 3, 256
-HOPPER, PORTABLE, PORTABLE_FLOAT32 = "hopper", "cublaslt", "float32"
-BERT, RELATIVE, MODERN, NOMIC, GTE, ELECTRA, ALBERT, JINA = range(8)  # small ones of that kind: recording_device.h
+HOPPER, PORTABLE = "hopper", "cublaslt"
+KINDS = range(8)
+BERT, _, MODERN, NOMIC, GTE, ELECTRA, _, JINA = KINDS  # small ones of that kind: recording_device.h
 EMBED, TOKENS, CLASSIFY, SPARSE, MULTI = (1 << bit for bit in range(5))
 LONG = [500, 400, 300, 20, 33]
 

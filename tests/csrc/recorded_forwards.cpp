@@ -1,5 +1,5 @@
 // The encoder's host side before a device that only writes down what it is asked to do. Arguments: pooling (0 cls, 1
-// mean, 2 max, 3 last), gemm, or float32 for cuBLASLt in that type, graphs (bits of tasks), the model (Kind), how its
+// mean, 2 max, 3 last), gemm, graphs (bits of tasks), the model (Kind), how its
 // weights are stored (Stored), heads
 // of the model (bits of tasks; EMBED: Dense modules; 32: SPLADE; 64: SPLADE with more pairs than there is room for
 // beyond two texts'), then the lengths of a batch, or of several with a "/" between them, which are then in flight two
@@ -40,10 +40,6 @@ int main(int count, char** arguments) {
   EncoderOptions options;
   options.max_tokens = 4096;
   options.gemm = arguments[2];
-  if (options.gemm == "float32") {
-    model.dtype = DType::kFloat32;
-    options.gemm = "cublaslt";
-  }
   options.graphs = Tasks(std::atoi(arguments[3]));
   model.task_heads = heads(std::atoi(arguments[6]));
   std::vector<Batch> batches(1);

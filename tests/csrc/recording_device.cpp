@@ -17,8 +17,6 @@ int pairs_of_text = 2;
 
 namespace {
 
-Stored stored_as = Stored::kFloat16;
-
 // How many are chosen of so many, with the first and the last one; -1: all are. The list was copied to the device.
 void tell_chosen(const int* chosen, int count) {
   if (chosen == nullptr || count == 0)
@@ -70,19 +68,12 @@ Status attention_in_blocks(const void*, int, const WindowedWork&, int, const Rel
                            TensorMaps&, const Stream&) {
   return Status::refused("attention: no blocks");
 }
-Status attention(DType, const void* qkv, int rows, const WindowedWork& work, int, int, const RelativeScores& relative,
+Status attention(DType, const void* qkv, int rows, const WindowedWork& work, int, int, const RelativeScores&,
                  void* context, TensorMaps*, const Stream& stream) {
   if (fails(faults.attentions)) return faults.attention;
   tell("attention x=%ld rows=%d tiles=%d shorts=%d queries=%d window=%d longest=%d ", at(qkv), rows, work.tile_count,
        work.short_count, int(work.queries), work.window, work.longest);
-  if (relative.scores != nullptr) {
-    const float* const of_head = relative.scores + relative.reach * 3;  // the second's
-    tell("before=%d here=%d after=%d ", int(of_head[-5]), int(of_head[0]), int(of_head[5]));
-    tell("first=%d last=%d spare=%d ", int(of_head[1 - kRelativePositions]), int(of_head[kRelativePositions - 1]),
-         int(of_head[-relative.reach]));
-  }
-  tell("relative=%ld reach=%d y=%ld backwards=%d\n", at(relative.scores), relative.reach, at(context),
-       stream.backwards);
+  tell("y=%ld backwards=%d\n", at(context), stream.backwards);
   return {};
 }
 Status gather(DType, const void* context, const RowView& x, const int*, Pooling pooling, int sequences, int,
@@ -175,13 +166,7 @@ class RecordingGemm final : public GemmProvider {
          weights.gated, at(weights.prefetch_weights), weights.prefetch_bytes);
     tell("scales=%ld quantized=%ld quantized_scales=%ld ", at(weights.scales), at(weights.quantized.data),
          at(weights.quantized.scales));
-    if (const RopeColumns* const of = weights.rope)
-      tell("head_size=%d rotary_dim=%d columns=%d table=%ld positions=%ld ", of->head_size, of->rotary_dim, of->columns,
-           at(of->table), at(of->positions));
     const int rows = (weights.gated ? 2 : 1) * weights.n;
-    const auto* const matrix = dtype_ == DType::kFloat32 ? static_cast<const float*>(weights.weight) : weights.exact;
-    for (int row = 0; stored_as == Stored::kRows && matrix != nullptr && row < rows; ++row)
-      tell("row%d=%d bias%d=%d ", row, int(matrix[size_t(row + 1) * weights.k - 1]), row, int(weights.bias[row]));
     if (weights.exact != nullptr) {  // its first row, those a third and two thirds on, and its last element
       const size_t all = size_t(weights.k) * rows;
       tell("first=%d second=%d third=%d last=%d", int(weights.exact[0]), int(weights.exact[all / 3]),
@@ -329,7 +314,6 @@ void load(Encoder& encoder, Stored stored, const std::string& without) {
   const size_t embedding = model.embedding_columns();
   std::vector<float> floats(std::max({kVocabulary, kInner, kPositions}) * kHidden);
   const std::vector<uint16_t> zeros(floats.size());
-  stored_as = stored;
   const auto put = [&](const std::string& name, int layer, const TensorShape& shape) {
     if (name == without) return;
     const std::string of_linear = name.substr(0, name.find('.'));
@@ -337,13 +321,10 @@ void load(Encoder& encoder, Stored stored, const std::string& without) {
     const auto* const found = std::find(std::begin(names), std::end(names), of_linear);
     const bool is_weight = name.find(".weight") != std::string::npos;
     float value = found == std::end(names) ? 0.0f : 10.0f * layer + 1 + (found - names);
-    if (!is_weight && stored != Stored::kRows) value = 0.0f;
+    if (!is_weight) value = 0.0f;
     std::fill(floats.begin(), floats.end(), value);
-    const size_t columns = shape.size() > 1 ? shape[1] : 1;
-    for (size_t i = 0; stored == Stored::kRows && value > 0.0f && i < shape[0] * columns; ++i)
-      floats[i] = 1000.0f * value + i / columns;
     const bool is_vector = layer < 0 ? shape.size() == 1 : !is_weight;
-    if (stored == Stored::kFloat32 || stored == Stored::kRows || (stored == Stored::kVectorsInFloat32 && is_vector))
+    if (stored == Stored::kFloat32 || (stored == Stored::kVectorsInFloat32 && is_vector))
       check(encoder.load(name, layer, floats.data(), shape, DType::kFloat32));
     else
       check(encoder.load(name, layer, zeros.data(), shape, DType::kFloat16));

@@ -60,8 +60,7 @@ enum class Kind : int { kBert, kRelative, kModern, kNomic, kGte, kElectra, kAlbe
 constexpr int kTurned = 48, kWindow = 40, kEmbedding = 128;  // columns of a head; tokens; columns
 embert::EncoderConfig model_of(Kind kind);
 
-// kRows: in FP32, each row its number and 1 000 times what the matrix has below.
-enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2, kRows = 3 };
+enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2 };
 
 // All weights but those called `without`. Of layer i they are 10·i and 1 for query, 2 for key, 3 for value, 4 for
 // inner, 5 for gate; the others are 0. In FP16 all are 0.

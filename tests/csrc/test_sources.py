@@ -104,18 +104,6 @@ def test_a_build_for_plain_90_has_the_traps(tmp_path: Path, source: str) -> None
         assert all("trap;" in body and f"{kernel}: not compiled for sm_90a" in body for body in own)
 
 
-def test_accumulators_are_named_before_they_are_read() -> None:
-    """The compiler knows of no products under way: a read that nothing ties to the wait may come before it."""
-    for path in sources():
-        for line in path.read_text().splitlines():
-            waits = "wgmma_wait<0>()" in line
-            assert not waits or path.name in ("mma.cuh", "feed_forward.cuh"), path.name
-    feed_forward = (CSRC / "gemm" / "kernels" / "feed_forward.cuh").read_text()
-    assert feed_forward.index("wait_read(0);") < feed_forward.index("fence_accumulators(inner);")
-    assert feed_forward.index("wait_read(2);") < feed_forward.index("fence_accumulators(y);")
-    assert feed_forward.index("fence_accumulators(y);") < feed_forward.index("float4{y[half][element]")
-
-
 def test_nothing_works_on_the_legacy_stream_unawaited() -> None:
     """The encoder's streams do not wait for it, and cudaMemset returns before it is done."""
     for path in sources():

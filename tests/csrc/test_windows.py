@@ -1,12 +1,14 @@
-"""Which steps of keys a tile of attention with a window reads, and in which of them nothing has to be hidden."""
+"""Attention with a window: which steps of keys a tile reads, and which keys a query sees (attention/window.h)."""
 
 from __future__ import annotations
 
 import itertools
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.csrc.host_program import build
 
@@ -14,15 +16,23 @@ LENGTHS, WINDOWS = (33, 64, 65, 200, 1000, 8192), (1, 7, 31, 40, 63, 64, 65, 128
 TILES = ((64, 64), (16, 64), (8, 32))  # queries, keys: of a block, of a warp, in FP32
 
 
-def test_a_tile_reads_the_steps_that_a_query_sees_something_of(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("windows"), Path(__file__).with_name("windows.cpp"))
+
+
+def printed(program: Path, mode: str, cases: Iterable[tuple[int, ...]]) -> str:
+    numbers = [str(number) for case in cases for number in case]
+    return subprocess.run([program, mode, *numbers], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_tile_reads_the_steps_that_a_query_sees_something_of(program: Path) -> None:
     cases = [
         (length, window, query, queries, keys)
         for length, window, (queries, keys) in itertools.product(LENGTHS, WINDOWS, TILES)
         for query in sorted({0, length // 3 // queries * queries, (length - 1) // queries * queries})
     ]
-    program = build(tmp_path, Path(__file__).with_name("windows.cpp"))
-    told = subprocess.run([program, *(str(i) for case in cases for i in case)], capture_output=True, check=True).stdout
-    lines = [list(map(int, line.split())) for line in told.decode().splitlines()]
+    lines = [list(map(int, line.split())) for line in printed(program, "steps", cases).splitlines()]
     for (length, window, query, queries, keys), (first, end), all_seen in zip(
         cases, lines[::2], lines[1::2], strict=True
     ):
@@ -33,3 +43,21 @@ def test_a_tile_reads_the_steps_that_a_query_sees_something_of(tmp_path: Path) -
         assert (first, end - 1) == (steps.min(), steps.max())
         of_steps = [bool(seen[:, step * keys : (step + 1) * keys].all()) for step in range(first, end)]
         assert [bool(each) for each in all_seen] == of_steps
+
+
+def test_a_query_sees_its_window_within_its_text(program: Path) -> None:
+    """On Hopper: the comparison that its masks make, and the steps without one."""
+    cases = [
+        (length, query, window)
+        for length in (33, 64, 65, 95, 96, 97, 128, 129, 200, 257, 511, 8192)
+        for window in (31, 32, 63, 64, 65, 100, 128, 300)
+        for query in sorted({*range(0, min(length, 300), 16), (length - 1) // 16 * 16})
+    ]
+    parts = printed(program, "keys", cases).split("\n\n")
+    for (length, query, window), part in zip(cases, parts, strict=False):
+        lines = part.splitlines()
+        rows = range(query, min(query + 16, length))
+        assert len(lines) == len(rows)
+        for row, line in zip(rows, lines, strict=True):
+            wanted = range(max(0, row - window), min(length, row + window + 1))
+            assert [int(key) for key in line.split()] == list(wanted), (length, row, window)

@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using At = LongLayout;
   constexpr int kDim = At::kDim;
-  extern __shared__ __align__(1024) uint8_t raw[];
-  const uint32_t base = shared_address(raw), full = base + At::kFull, empty = base + At::kEmpty;
+  extern __shared__ __align__(1024) uint8_t smem[];
+  const uint32_t base = shared_address(smem), full = base + At::kFull, empty = base + At::kEmpty;
   const int group = warp_index() / 4, warp = warp_index() % 4, lane = threadIdx.x % 32;
   const int head = blockIdx.x, index = blockIdx.y;
   const AttentionTile tile = early_tile(work.tiles + (backwards ? work.tile_count - 1 - index : index));
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
   }
   __syncwarp();
 
-  const uint32_t own_q = base + At::kQ + group * At::kTileBytes;
+  const uint32_t consumer_q = base + At::kQ + group * At::kTileBytes;
   float out[kDim / 2];
   float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // of rows lane / 4 and lane / 4 + 8 of the warp's
 #pragma unroll
@@ -114,14 +114,14 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
-      wgmma<T>(s, advance_descriptor(make_descriptor(own_q), k * 32),
+      wgmma<T>(s, advance_descriptor(make_descriptor(consumer_q), k * 32),
                advance_descriptor(make_descriptor(k_from), k * 32), k > 0);
     wgmma_commit();
     if (valid < kKeys) {
       // As in tile.cuh. Each warpgroup writes the zeros that it reads; the other one writes the same values.
       constexpr int kChunks = Layout<kDim>::kChunks;
       const int thread = threadIdx.x % kTileThreads, row = thread / kChunks;
-      uint8_t* const place = raw + (v_from - base) + place_of<kDim>(row, thread % kChunks);
+      uint8_t* const place = smem + (v_from - base) + place_of<kDim>(row, thread % kChunks);
 #pragma unroll
       for (int from = kKeys - kTileRows / 2; from < kKeys; from += kTileThreads / kChunks) {
         if (from + row >= valid) *reinterpret_cast<uint4*>(place + from * Layout<kDim>::kRowBytes) = uint4{0, 0, 0, 0};
@@ -152,15 +152,15 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
     }
   };
   const bool ends_short = tile.length - (steps - 1) * kTileRows <= kTileRows / 2;
-  const int whole = ends_short ? steps - 1 : steps;
-  for (int step = 0; step < whole; ++step) attend(step, std::integral_constant<int, kTileRows>());
-  if (ends_short) attend(whole, std::integral_constant<int, kTileRows / 2>());
+  const int full_steps = ends_short ? steps - 1 : steps;
+  for (int step = 0; step < full_steps; ++step) attend(step, std::integral_constant<int, kTileRows>());
+  if (ends_short) attend(full_steps, std::integral_constant<int, kTileRows / 2>());
 
   // Results pass through the warpgroup's part of Q's memory, which only this warpgroup has read.
   sync_group(group);
   const int rows = min(16, tile.length - query - warp * 16);
   if (rows <= 0) return;
-  store_context<T, kDim>(raw + At::kQ + group * At::kTileBytes + warp * 16 * Layout<kDim>::kRowBytes, out, sum, rows,
+  store_context<T, kDim>(smem + At::kQ + group * At::kTileBytes + warp * 16 * Layout<kDim>::kRowBytes, out, sum, rows,
                          context, tile.first_row + query + warp * 16, head, heads, lane);
 #else
   EMBERT_TRAP("attention_sm90_long_kernel");

@@ -183,8 +183,8 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
                                             int heads, float scale_log2, const Context& context, bool backwards,
                                             const RelativeScores& relative, const Keys& keys) {
   using At = Layout<kDim>;
-  extern __shared__ __align__(1024) uint8_t raw[];
-  const uint32_t base = shared_address(raw), barriers = base + At::kBarriers;
+  extern __shared__ __align__(1024) uint8_t smem[];
+  const uint32_t base = shared_address(smem), barriers = base + At::kBarriers;
   const int warp = warp_index(), lane = threadIdx.x % 32;
   // Heads of one tile run side by side: their rows are adjacent in memory.
   const int head = blockIdx.x, index = blockIdx.y;
@@ -194,7 +194,7 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (tile.length > 0)
-      attend_short<T, kDim, kRelative>(qkv, tile, head, heads, kDim, scale_log2, relative, context, raw, pair,
+      attend_short<T, kDim, kRelative>(qkv, tile, head, heads, kDim, scale_log2, relative, context, smem, pair,
                                        threadIdx.x % 64);
     return;
   }
@@ -252,7 +252,7 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
     if (valid < kKeys) {
       // Rows past the sequence's end belong to the next sequence. Their weights are 0, but 0 · infinity is NaN.
       const int row = threadIdx.x / At::kChunks;
-      uint8_t* const place = raw + (v_from - base) + place_of<kDim>(row, threadIdx.x % At::kChunks);
+      uint8_t* const place = smem + (v_from - base) + place_of<kDim>(row, threadIdx.x % At::kChunks);
 #pragma unroll
       for (int from = kKeys - kTileRows / 2; from < kKeys; from += kTileThreads / At::kChunks) {  // before: all valid
         if (from + row >= valid) *reinterpret_cast<uint4*>(place + from * At::kRowBytes) = uint4{0, 0, 0, 0};
@@ -277,15 +277,15 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
     }
   };
   const bool ends_short = tile.length - (steps - 1) * kTileRows <= kTileRows / 2;
-  const int whole = ends_short ? steps - 1 : steps;
-  for (int step = first; step < whole; ++step) attend(step, std::integral_constant<int, kTileRows>());
-  if (ends_short) attend(whole, std::integral_constant<int, kTileRows / 2>());
+  const int full_steps = ends_short ? steps - 1 : steps;
+  for (int step = first; step < full_steps; ++step) attend(step, std::integral_constant<int, kTileRows>());
+  if (ends_short) attend(full_steps, std::integral_constant<int, kTileRows / 2>());
 
   // Results pass through Q's memory, which no warp reads any more, so that lanes store 16 bytes of a row.
   __syncthreads();
   const int rows = min(16, tile.length - tile.query - warp * 16);
   if (rows <= 0) return;
-  uint8_t* const rows_of_warp = raw + At::kQ + warp * 16 * At::kRowBytes;
+  uint8_t* const rows_of_warp = smem + At::kQ + warp * 16 * At::kRowBytes;
   const int first_row = tile.first_row + tile.query + warp * 16;
   if constexpr (std::is_same_v<Context, QuantizedBlocks>) {
     store_blocks<kDim>(rows_of_warp, out, sum, rows, context, first_row, head, heads, lane);

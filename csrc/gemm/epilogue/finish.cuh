@@ -54,18 +54,18 @@ __device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kRe
 
 // Dequantizes an INT32 sum: times its row's scale and its column's (ops/quantize.h). Each product is rounded:
 // otherwise the compiler may contract the last one and the bias into a multiply-add.
-__device__ __forceinline__ float dequantize(int sum, float of_row, float of_column) {
-  return __fmul_rn(__fmul_rn(float(sum), of_row), of_column);
+__device__ __forceinline__ float dequantize(int sum, float row_scale_value, float column_scale) {
+  return __fmul_rn(__fmul_rn(float(sum), row_scale_value), column_scale);
 }
 
 // Dequantizes a warp's sums of 16 rows, accumulators of m16n8: kElements / 2 columns. `of_rows`: the scales of rows
-// lane / 4 and lane / 4 + 8; `of_columns`: in shared memory, the scales of each two adjacent columns.
+// lane / 4 and lane / 4 + 8; `column_constants`: in shared memory, the scales of each two adjacent columns.
 template <int kElements>
-__device__ __forceinline__ void dequantize_tile(const int* sums, float2 of_rows, const float2* of_columns, int lane,
-                                                float (&scaled)[kElements]) {
+__device__ __forceinline__ void dequantize_tile(const int* sums, float2 of_rows, const float2* column_constants,
+                                                int lane, float (&scaled)[kElements]) {
 #pragma unroll
   for (int i = 0; i < kElements; i += 4) {
-    const float2 scale = of_columns[i + lane % 4];
+    const float2 scale = column_constants[i + lane % 4];
     scaled[i] = dequantize(sums[i], of_rows.x, scale.x);
     scaled[i + 1] = dequantize(sums[i + 1], of_rows.x, scale.y);
     scaled[i + 2] = dequantize(sums[i + 2], of_rows.y, scale.x);

@@ -20,12 +20,12 @@ class TileRows : public PlainMainloop {
   static constexpr int kHalves = Shape::kConsumerRows<kPingPong> / 64;
 
  public:
-  __device__ __forceinline__ TileRows(uint8_t* raw, const GemmArguments& args, const TileScheduler<Shape>& tiles,
-                                      const CUtensorMap& y_map, int consumer, int own_row)
-      : args_(args), tiles_(tiles), y_map_(y_map), consumer_(consumer), own_row_(own_row) {
+  __device__ __forceinline__ TileRows(uint8_t* smem, const GemmArguments& args, const TileScheduler<Shape>& tiles,
+                                      const CUtensorMap& y_map, int consumer, int consumer_row)
+      : args_(args), tiles_(tiles), y_map_(y_map), consumer_(consumer), consumer_row_(consumer_row) {
     thread_ = threadIdx.x % 128, warp_ = thread_ / 32, lane_ = thread_ % 32;
-    own_staging_ = shared_address(raw) + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes + warp_ * 16 * 128;
-    columns_ = reinterpret_cast<Pair*>(raw + Shape::kConstants + consumer * Shape::kColumnBytes);
+    staging_ = shared_address(smem) + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes + warp_ * 16 * 128;
+    columns_ = reinterpret_cast<Pair*>(smem + Shape::kConstants + consumer * Shape::kColumnBytes);
   }
 
   __device__ __forceinline__ void first(int tile) {
@@ -35,9 +35,9 @@ class TileRows : public PlainMainloop {
   }
 
   __device__ __forceinline__ void before(int tile) {
-    row_ = tiles_.row_of(tile) + own_row_ + warp_ * 16, column_ = tiles_.column_of(tile);
+    row_ = tiles_.row_of(tile) + consumer_row_ + warp_ * 16, column_ = tiles_.column_of(tile);
     named_barrier_sync(kConsumerBarrier + consumer_, 128);  // all threads have read the previous columns
-    if (thread_ < Shape::kColumns / 2) columns_[thread_] = own_columns_;
+    if (thread_ < Shape::kColumns / 2) columns_[thread_] = thread_columns_;
     named_barrier_sync(kConsumerBarrier + consumer_, 128);
   }
 
@@ -50,13 +50,13 @@ class TileRows : public PlainMainloop {
  protected:
   __device__ __forceinline__ void prefetch_columns(int tile) {
     if (thread_ < Shape::kColumns / 2)
-      own_columns_ = __ldg(column_pairs<false, kPrescaledRows>(args_) + tiles_.column_of(tile) / 2 + thread_);
+      thread_columns_ = __ldg(column_pairs<false, kPrescaledRows>(args_) + tiles_.column_of(tile) / 2 + thread_);
   }
   __device__ __forceinline__ void prefetch_row_stats(int tile) {
     if (args_.row_stats == nullptr) return;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
-      row_stats_[half].load(args_, tiles_.row_of(tile) + own_row_ + half * 64 + warp_ * 16, lane_);
+      row_stats_[half].load(args_, tiles_.row_of(tile) + consumer_row_ + half * 64 + warp_ * 16, lane_);
   }
   // Scales of the current tile's rows, times `factor`.
   __device__ __forceinline__ void compute_row_scales(float factor, float2 (&scale)[kHalves][2]) const {
@@ -70,11 +70,11 @@ class TileRows : public PlainMainloop {
   const GemmArguments& args_;
   const TileScheduler<Shape>& tiles_;
   const CUtensorMap& y_map_;
-  int consumer_, own_row_, thread_, warp_, lane_;
+  int consumer_, consumer_row_, thread_, warp_, lane_;
   int row_, column_;  // of this warp, in the current tile
-  uint32_t own_staging_;
+  uint32_t staging_;
   Pair* columns_;
-  Pair own_columns_ = {};
+  Pair thread_columns_ = {};
   RowStats row_stats_[kHalves];
 };
 
@@ -83,7 +83,7 @@ template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRow
 class StoreEpilogue : public TileRows<kPingPong, kPrescaledRows> {
   using Base = TileRows<kPingPong, kPrescaledRows>;
   using Shape = PingPongShape;
-  using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
+  using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::staging_, Base::row_, Base::column_;
 
  public:
   using Base::Base;
@@ -99,19 +99,19 @@ class StoreEpilogue : public TileRows<kPingPong, kPrescaledRows> {
     // it needs. So the instructions of a whole box are independent of each other.
 #pragma unroll
     for (int box = 0; box < Shape::kColumns / 64; ++box) {
-      typename Base::Pair of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
+      typename Base::Pair column_constants[8];  // of columns 8i + 2 · (lane % 4) and the next
 #pragma unroll
-      for (int i = 0; i < 8; ++i) of_columns[i] = columns_[box * 32 + i * 4 + lane_ % 4];
+      for (int i = 0; i < 8; ++i) column_constants[i] = columns_[box * 32 + i * 4 + lane_ % 4];
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        const uint32_t box_at = own_staging_ + (box * kHalves + half) % Shape::kBoxes * kBoxBytes;
+        const uint32_t box_at = staging_ + (box * kHalves + half) % Shape::kBoxes * kBoxBytes;
         uint32_t packed[4][4];  // 16 columns each, as two m16n8 accumulators with rows 0-7 and 8-15
         float2 none;
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
           const int element = 32 * box + 2 * i;
           packed[i / 4][i % 4] = finish<T, kActivation, false, kPrescaledRows>(
-              c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2], 0, 0, true, none);
+              c[half][element], c[half][element + 1], column_constants[i / 2], scale[half][i % 2], 0, 0, true, none);
         }
         if (lane_ == 0) tma_store_wait_read<Shape::kBoxes - 1>();  // the last store from this box has read it
         __syncwarp();

@@ -35,8 +35,8 @@ struct CooperativeShape : StageShape<kColumnsValue, kConsumersValue> {
   static constexpr int kConstants = kStaging + Stage::kConsumers * kBoxes * kBoxBytes;
   static constexpr int kFull = kConstants + Stage::kConsumers * kColumnBytes;
   static constexpr int kEmpty = kFull + 8 * kStages;
-  static constexpr int kBegun = kEmpty + 8 * kStages;
-  static constexpr int kSharedBytes = kBegun + 8;
+  static constexpr int kStarted = kEmpty + 8 * kStages;
+  static constexpr int kSharedBytes = kStarted + 8;
   // Columns of the residual in a pipeline step: as many as fit a stage; 64 columns take kRows · 128 bytes.
   static constexpr int kResidualColumns = Stage::kStageBytes / (Stage::kRows * 128) >= 2 ? 128 : 64;
 
@@ -53,7 +53,7 @@ struct CooperativeShape : StageShape<kColumnsValue, kConsumersValue> {
 
 // Selects one of two arrays.
 template <bool kFirst, typename A, typename B>
-__device__ __forceinline__ const auto& either(const A& first, const B& second) {
+__device__ __forceinline__ const auto& select_array(const A& first, const B& second) {
   if constexpr (kFirst)
     return first;
   else
@@ -62,34 +62,34 @@ __device__ __forceinline__ const auto& either(const A& first, const B& second) {
 
 constexpr int kLag = 2;  // steps between the first consumer and the others
 
-// The tile scheduler with narrow tiles: only the first `whole_rows` rows of tiles are whole, the others half as wide.
+// The tile scheduler with narrow tiles: only the first `full_rows` rows of tiles are whole, the others half as wide.
 // Narrow tiles are dealt out last and shorten a last wave that would leave half of the multiprocessors idle. For
 // example, 26 361 rows of 1 024 columns are 412 tiles for 66 clusters, 6.24 waves. With narrow tiles a forward pass of
 // BERT-large takes 2 to 3 % less time.
 template <typename Shape>
 struct NarrowingTileScheduler : TileScheduler<Shape> {
-  int whole_rows, whole;  // in rows of tiles, in tiles
+  int full_rows, full_tiles;  // in rows of tiles, in tiles
 
-  __device__ __forceinline__ NarrowingTileScheduler(const GemmArguments& args, int whole_rows)
-      : TileScheduler<Shape>(args), whole_rows(whole_rows), whole(whole_rows * this->columns) {
-    this->end += this->end - whole;
+  __device__ __forceinline__ NarrowingTileScheduler(const GemmArguments& args, int full_rows)
+      : TileScheduler<Shape>(args), full_rows(full_rows), full_tiles(full_rows * this->columns) {
+    this->end += this->end - full_tiles;
   }
   __device__ __forceinline__ int row_of(int tile) const {
-    const int tile_row = down_of(tile) + (tile < whole ? 0 : whole_rows);
+    const int tile_row = tile_row_of(tile) + (tile < full_tiles ? 0 : full_rows);
     return ((this->backwards ? this->rows - 1 - tile_row : tile_row) * kCluster + this->rank) * Shape::kRows;
   }
   __device__ __forceinline__ int column_of(int tile) const {
-    const int across = tile < whole ? this->columns : 2 * this->columns;
-    return ((tile < whole ? tile : tile - whole) - down_of(tile) * across) * columns_of(tile);
+    const int across = tile < full_tiles ? this->columns : 2 * this->columns;
+    return ((tile < full_tiles ? tile : tile - full_tiles) - tile_row_of(tile) * across) * columns_of(tile);
   }
   __device__ __forceinline__ int columns_of(int tile) const {
-    return tile < whole ? Shape::kColumns : Shape::kColumns / 2;
+    return tile < full_tiles ? Shape::kColumns : Shape::kColumns / 2;
   }
 
  private:
   // The row of a tile among tiles of the same width.
-  __device__ __forceinline__ int down_of(int tile) const {
-    return this->row_tile(tile < whole ? tile : (tile - whole) / 2);
+  __device__ __forceinline__ int tile_row_of(int tile) const {
+    return this->row_tile(tile < full_tiles ? tile : (tile - full_tiles) / 2);
   }
 };
 
@@ -98,16 +98,16 @@ struct NarrowingTileScheduler : TileScheduler<Shape> {
 template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kPrescaledRows, int kBlock = 0>
 __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
                                                   const CUtensorMap& narrow_w_map, const CUtensorMap& residual_map,
-                                                  const CUtensorMap& y_map, const GemmArguments& args, int whole_rows,
+                                                  const CUtensorMap& y_map, const GemmArguments& args, int full_rows,
                                                   const DequantScales& scales) {
   constexpr bool kInt8Operands = std::is_same_v<T, int8_t>;
   using Out = RowType<T>;
   constexpr bool kNarrows = kResidual && Shape::kNarrows;
   using Scheduler = std::conditional_t<kNarrows, NarrowingTileScheduler<Shape>, TileScheduler<Shape>>;
-  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  const uint32_t base = shared_address(raw);
+  extern __shared__ __align__(1024) uint8_t smem[];  // a swizzle pattern is 1 024 bytes
+  const uint32_t base = shared_address(smem);
   const Pipeline pipeline{base, base + Shape::kFull, base + Shape::kEmpty};
-  const uint32_t started = base + Shape::kBegun;  // an mbarrier: the first consumer's first steps are in flight
+  const uint32_t started = base + Shape::kStarted;  // an mbarrier: the first consumer's first steps are in flight
   const int group = warp_index() / 4;
 
   if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map, narrow_w_map, residual_map, y_map);
@@ -121,7 +121,7 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
 
   const int rows = args.m;
   const int steps = (args.k + kDepthOf<T> - 1) / kDepthOf<T>;
-  const Scheduler tiles(args, whole_rows);
+  const Scheduler tiles(args, full_rows);
 
   if (group == 0) {
     warpgroup_reg_dealloc<Shape::kProducerRegisters>();
@@ -140,25 +140,25 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
   } else {
     warpgroup_reg_alloc<Shape::kConsumerRegisters>();
     const int consumer = group - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    const int own_row = consumer * 64;  // in the block's tile
-    const uint32_t own_staging = base + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
+    const int consumer_row = consumer * 64;  // in the block's tile
+    const uint32_t staging = base + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
     constexpr bool kNext = kResidual && kPrescaledRows;
     using Pair = ColumnPair<kResidual, kPrescaledRows>;
-    uint8_t* const constants = raw + Shape::kConstants + consumer * Shape::kColumnBytes;
+    uint8_t* const constants = smem + Shape::kConstants + consumer * Shape::kColumnBytes;
     Pair* const columns = reinterpret_cast<Pair*>(constants);
-    uint32_t* const nexts = reinterpret_cast<uint32_t*>(constants + Shape::kPairBytes);
+    uint32_t* const next_gammas_smem = reinterpret_cast<uint32_t*>(constants + Shape::kPairBytes);
     PipelineState<Shape::kStages> state{0, 0};
     uint32_t boxes = 0;  // staged so far
     for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
-      const int row = tiles.row_of(tile) + own_row, column = tiles.column_of(tile);
+      const int row = tiles.row_of(tile) + consumer_row, column = tiles.column_of(tile);
       const int tile_columns = tiles.columns_of(tile);
 
       // Loads for the epilogue start here: the columns' constants (two columns a thread) and the row statistics.
-      Pair own_columns = {};
-      uint32_t own_next = 0;
+      Pair thread_columns = {};
+      uint32_t thread_next_gamma = 0;
       if (thread < tile_columns / 2) {
-        own_columns = __ldg(column_pairs<kResidual, kPrescaledRows>(args) + column / 2 + thread);
-        if constexpr (kNext) own_next = __ldg(next_gamma_pairs(args) + column / 2 + thread);
+        thread_columns = __ldg(column_pairs<kResidual, kPrescaledRows>(args) + column / 2 + thread);
+        if constexpr (kNext) thread_next_gamma = __ldg(next_gamma_pairs(args) + column / 2 + thread);
       }
       const int first_row = row + warp * 16 + lane / 4;
       if ((kInt8Operands || args.row_stats != nullptr) && tile == tiles.first) griddepcontrol_wait();
@@ -180,21 +180,21 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
       const auto multiply_steps = [&](auto width) {
         auto& part = reinterpret_cast<SumOf<T>(&)[1][decltype(width)::value / 2]>(products);
         if constexpr (kBlock > 0) {
-          const int begins = tile == tiles.first && consumer == 0 && lane == 0 ? min(kLag, steps) - 1 : -1;
+          const int last_lag_step = tile == tiles.first && consumer == 0 && lane == 0 ? min(kLag, steps) - 1 : -1;
           XScales<kBlock> x_dequant;
           x_dequant.read(args, scales, first_row, lane);
           const auto committed = [&](int step) {
-            if (step == begins) mbarrier_arrive(started);
+            if (step == last_lag_step) mbarrier_arrive(started);
           };
-          last_stage = mainloop_aligned<kBlock, Shape>(pipeline, state, steps, own_row, warp, lane, x_dequant, part[0],
-                                                       committed);
+          last_stage = mainloop_aligned<kBlock, Shape>(pipeline, state, steps, consumer_row, warp, lane, x_dequant,
+                                                       part[0], committed);
           x_scales = x_dequant.of_rows();
         } else {
           const auto committed = [&](int step) {
             if (tile == tiles.first && consumer == 0 && step == min(kLag, steps) - 1 && lane == 0)
               mbarrier_arrive(started);
           };
-          last_stage = mainloop<T, Shape>(pipeline, state, steps, own_row, lane, part, committed);
+          last_stage = mainloop<T, Shape>(pipeline, state, steps, consumer_row, lane, part, committed);
         }
       };
       if (tile_columns == Shape::kColumns) {
@@ -214,13 +214,13 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
         if (kNarrows && part * kStatColumns == tile_columns) break;
         float scaled[kInt8Operands ? kStatColumns / 2 : 1];
         if constexpr (kInt8Operands) {
-          float2* const of_part = reinterpret_cast<float2*>(constants);
+          float2* const part_scales = reinterpret_cast<float2*>(constants);
           named_barrier_sync(kConsumerBarrier + consumer, 128);  // all threads have read the previous columns
-          if (thread / 64 == part) of_part[thread % 64] = column_scales;
+          if (thread / 64 == part) part_scales[thread % 64] = column_scales;
           named_barrier_sync(kConsumerBarrier + consumer, 128);
-          dequantize_tile(products + part * kStatColumns / 2, x_scales, of_part, lane, scaled);
+          dequantize_tile(products + part * kStatColumns / 2, x_scales, part_scales, lane, scaled);
         }
-        const auto& c = either<kInt8Operands>(scaled, products);
+        const auto& c = select_array<kInt8Operands>(scaled, products);
         float2 sums[2][kChunks];
 #pragma unroll
         for (int in_part = 0; in_part < kChunks; ++in_part) {
@@ -230,13 +230,13 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
             last_stage = state.stage;
             state.advance();
           }
-          const uint32_t box_at = own_staging + boxes % Shape::kBoxes * kBoxBytes;
+          const uint32_t box_at = staging + boxes % Shape::kBoxes * kBoxBytes;
           const int in_box = 2 * (chunk % 4) + lane / 16;  // 8 columns
           if (in_part == 0) {
             named_barrier_sync(kConsumerBarrier + consumer, 128);  // all threads have read the previous columns
             if (thread / 64 == part) {
-              columns[thread % 64] = own_columns;
-              if constexpr (kNext) nexts[thread % 64] = own_next;
+              columns[thread % 64] = thread_columns;
+              if constexpr (kNext) next_gammas_smem[thread % 64] = thread_next_gamma;
             }
             named_barrier_sync(kConsumerBarrier + consumer, 128);
           }
@@ -244,17 +244,17 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
             if (lane == 0) tma_store_wait_read<Shape::kBoxes - 1>();
             __syncwarp();
           }
-          const Pair of_columns[2] = {columns[in_part * 8 + lane % 4], columns[in_part * 8 + lane % 4 + 4]};
-          uint32_t of_next[2] = {};
+          const Pair column_constants[2] = {columns[in_part * 8 + lane % 4], columns[in_part * 8 + lane % 4 + 4]};
+          uint32_t next_gammas[2] = {};
           if constexpr (kNext) {
-            of_next[0] = nexts[in_part * 8 + lane % 4];
-            of_next[1] = nexts[in_part * 8 + lane % 4 + 4];
+            next_gammas[0] = next_gammas_smem[in_part * 8 + lane % 4];
+            next_gammas[1] = next_gammas_smem[in_part * 8 + lane % 4 + 4];
           }
           uint32_t residuals[4] = {};
           if constexpr (kResidual) {
             const int residual_box = chunk % (Shape::kResidualColumns / 16) / 4;
             ldmatrix_x4(residuals, base + last_stage * Shape::kStageBytes + residual_box * Shape::kRows * 128 +
-                                       swizzle_128b(own_row + warp * 16 + lane % 16, in_box));
+                                       swizzle_128b(consumer_row + warp * 16 + lane % 16, in_box));
           }
           // The four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
           uint32_t packed[4];
@@ -262,8 +262,8 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
           for (int i = 0; i < 4; ++i) {
             const int element = 8 * (kInt8Operands ? in_part : chunk) + 4 * (i / 2) + 2 * (i % 2);
             packed[i] = finish<Out, kActivation, kResidual, kPrescaledRows>(
-                c[element], c[element + 1], of_columns[i / 2], scale[i % 2], residuals[i], of_next[i / 2], i < 2,
-                sums[i % 2][in_part]);
+                c[element], c[element + 1], column_constants[i / 2], scale[i % 2], residuals[i], next_gammas[i / 2],
+                i < 2, sums[i % 2][in_part]);
           }
           stmatrix_x4(box_at + swizzle_128b(warp * 16 + lane % 16, in_box), packed);
           if (chunk % 4 == 3) {
@@ -292,10 +292,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     cooperative_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                        const __grid_constant__ CUtensorMap narrow_w_map,
                        const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
-                       const GemmArguments args, int whole_rows) {
+                       const GemmArguments args, int full_rows) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   cooperative_tiles<T, Shape, kActivation, kResidual, kPrescaledRows>(x_map, w_map, narrow_w_map, residual_map, y_map,
-                                                                      args, whole_rows, {});
+                                                                      args, full_rows, {});
 #else
   EMBERT_TRAP("cooperative_kernel");
 #endif
@@ -307,10 +307,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     cooperative_int8_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                             const __grid_constant__ CUtensorMap narrow_w_map,
                             const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
-                            const GemmArguments args, int whole_rows, const DequantScales scales) {
+                            const GemmArguments args, int full_rows, const DequantScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   cooperative_tiles<int8_t, Shape, Activation::kNone, true, false, kBlock>(x_map, w_map, narrow_w_map, residual_map,
-                                                                           y_map, args, whole_rows, scales);
+                                                                           y_map, args, full_rows, scales);
 #else
   EMBERT_TRAP("cooperative_int8_kernel");
 #endif

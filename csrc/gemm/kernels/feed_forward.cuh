@@ -53,15 +53,15 @@ struct FeedForwardShape {
   static constexpr int kSharedBytes = kOrder + 2 * 8;
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
 
-  static constexpr int kHeldFloats = kRows * kHidden;  // accumulators that a block leaves
-  static constexpr int kFlags = kThreads / 32;         // signals that a warp's accumulators are in memory
+  static constexpr int kPartialFloats = kRows * kHidden;  // accumulators that a block leaves
+  static constexpr int kFlags = kThreads / 32;            // signals that a warp's accumulators are in memory
 };
 
 // GemmArguments describe the second GEMM; this describes the first one, and the exchange between clusters.
 struct FeedForwardArguments {
   const void* columns;  // a ColumnPair for every two columns
   int chunks;
-  float* partial;  // [blocks, kHeldFloats]
+  float* partial;  // [blocks, kPartialFloats]
   int* flags;      // [blocks, kFlags]; 0 before and after
 };
 
@@ -72,18 +72,18 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
                         const GemmArguments args, const FeedForwardArguments work) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shape = FeedForwardShape;
-  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  const uint32_t base = shared_address(raw);
+  extern __shared__ __align__(1024) uint8_t smem[];  // a swizzle pattern is 1 024 bytes
+  const uint32_t base = shared_address(smem);
   const Pipeline pipeline{base + Shape::kPipeline, base + Shape::kFull, base + Shape::kEmpty};
   const uint32_t order = base + Shape::kOrder;  // two barriers: a consumer may wait and multiply (pipeline.cuh)
   const int consumer = warp_index() / 4, warp = warp_index() % 4, lane = threadIdx.x % 32;
   const uint32_t x_full = base + Shape::kXFull + 8 * consumer;
-  const uint32_t own_x = base + consumer * Shape::kXBytes;
+  const uint32_t consumer_x = base + consumer * Shape::kXBytes;
   using InPair = ColumnPair<false, kPrescaledRows>;
-  InPair* const in_columns = reinterpret_cast<InPair*>(raw + Shape::kInColumns);
-  float4* const out_columns = reinterpret_cast<float4*>(raw + Shape::kOutColumns);
-  uint32_t* const nexts = reinterpret_cast<uint32_t*>(raw + Shape::kNexts);
-  float2* const scales_of_warp = reinterpret_cast<float2*>(raw + Shape::kScales) + consumer * 64 + warp * 16;
+  InPair* const in_columns = reinterpret_cast<InPair*>(smem + Shape::kInColumns);
+  float4* const out_columns = reinterpret_cast<float4*>(smem + Shape::kOutColumns);
+  uint32_t* const next_gammas_smem = reinterpret_cast<uint32_t*>(smem + Shape::kNexts);
+  float2* const scales_of_warp = reinterpret_cast<float2*>(smem + Shape::kScales) + consumer * 64 + warp * 16;
 
   if (threadIdx.x == 32) prefetch_tensor_maps(in_map, out_map, x_map, y_map);
   if (threadIdx.x == 0) {
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   const auto load_x = [&](int tile) {
     mbarrier_arrive_expect_tx(x_full, Shape::kXBytes);
     for (int box = 0; box < Shape::kBoxes; ++box)
-      tma_load(&x_map, own_x + box * kBoxBytes, x_full, box * 64, row_of(tile));
+      tma_load(&x_map, consumer_x + box * kBoxBytes, x_full, box * 64, row_of(tile));
   };
   if (consumer == 0 && warp == 0 && elect_one()) {
     for (int half = 0; half < 2; ++half) load_in(half, range.run(0).from);
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
   }
   if (threadIdx.x < Shape::kHidden / 2) {
     out_columns[threadIdx.x] = __ldg(column_pairs<true, kPrescaledRows>(args) + threadIdx.x);
-    if constexpr (kPrescaledRows) nexts[threadIdx.x] = __ldg(next_gamma_pairs(args) + threadIdx.x);
+    if constexpr (kPrescaledRows) next_gammas_smem[threadIdx.x] = __ldg(next_gamma_pairs(args) + threadIdx.x);
   }
   for (int i = threadIdx.x; i < work.chunks * Shape::kChunk / 2; i += Shape::kThreads)
     in_columns[i] = __ldg(static_cast<const InPair*>(work.columns) + i);
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
       if (lane == 0) wait_flag(flag);
       __syncwarp();
       const float4* const partial = reinterpret_cast<const float4*>(work.partial) +
-                                    size_t(blockIdx.x - kCluster) * (Shape::kHeldFloats / 4) +
+                                    size_t(blockIdx.x - kCluster) * (Shape::kPartialFloats / 4) +
                                     (consumer * 4 + warp) * (16 * Shape::kHidden / 4) + lane;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < Shape::kHalf / 16; ++k) {
-          wgmma<T>(inner, advance_descriptor(make_descriptor(own_x), (half * 3 + k / 4) * kBoxBytes + k % 4 * 32),
+          wgmma<T>(inner, advance_descriptor(make_descriptor(consumer_x), (half * 3 + k / 4) * kBoxBytes + k % 4 * 32),
                    advance_descriptor(make_descriptor(w_from), k / 4 * kBoxBytes + k % 4 * 32), half + k > 0);
         }
         wgmma_commit();
@@ -218,11 +218,13 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
       const uint32_t columns =
           base + Shape::kInColumns + (chunk * (Shape::kChunk / 2) + lane % 4) * int(sizeof(InPair));
       constexpr int kPairs = Shape::kChunk / 8, kAhead = kPrescaledRows ? kPairs / 2 : kPairs;
-      InPair of_columns[kPairs];
-      const auto prefetch_columns = [&](int i) { ld_shared(columns + i * 4 * int(sizeof(InPair)), of_columns[i]); };
+      InPair column_constants[kPairs];
+      const auto prefetch_columns = [&](int i) {
+        ld_shared(columns + i * 4 * int(sizeof(InPair)), column_constants[i]);
+      };
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) prefetch_columns(i);
-      const float2 by[2] = {scales_of_warp[lane / 4], scales_of_warp[lane / 4 + 8]};
+      const float2 scale_shift[2] = {scales_of_warp[lane / 4], scales_of_warp[lane / 4 + 8]};
       wait_read(0);
       fence_accumulators(inner);
 
@@ -235,8 +237,9 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         for (int k = 0; k < 4; ++k) {
           const int element = 8 * piece + 2 * k;
           float2 none;
-          packed[piece][k] = finish<T, kActivation, false, kPrescaledRows>(
-              inner[element], inner[element + 1], of_columns[2 * piece + k / 2], by[k % 2], 0, 0, true, none);
+          packed[piece][k] = finish<T, kActivation, false, kPrescaledRows>(inner[element], inner[element + 1],
+                                                                           column_constants[2 * piece + k / 2],
+                                                                           scale_shift[k % 2], 0, 0, true, none);
         }
       }
       const int epilogue = chunk + 1 < run.to ? chunk + 1 : next;
@@ -276,7 +279,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
       const int lane = lane_index();
       if (run.to < work.chunks) {
         float4* const partial = reinterpret_cast<float4*>(work.partial) +
-                                size_t(blockIdx.x) * (Shape::kHeldFloats / 4) +
+                                size_t(blockIdx.x) * (Shape::kPartialFloats / 4) +
                                 (consumer * 4 + warp) * (16 * Shape::kHidden / 4) + lane;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -289,11 +292,12 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
         if (lane == 0) set_flag(work.flags + blockIdx.x * Shape::kFlags + consumer * 4 + warp);
       } else {
         const int row = row_of(run.tile) + warp * 16;
-        float2 by[2];  // without the activation's factor, a power of two
+        float2 scale_shift[2];  // without the activation's factor, a power of two
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          by[half] = scales_of_warp[lane / 4 + 8 * half];
-          by[half].x *= 1.0f / activation_factor(kActivation), by[half].y *= 1.0f / activation_factor(kActivation);
+          scale_shift[half] = scales_of_warp[lane / 4 + 8 * half];
+          scale_shift[half].x *= 1.0f / activation_factor(kActivation),
+              scale_shift[half].y *= 1.0f / activation_factor(kActivation);
         }
         constexpr int kPieces = kStatColumns / 16;
 #pragma unroll
@@ -302,19 +306,21 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
 #pragma unroll
           for (int in_part = 0; in_part < kPieces; ++in_part) {
             const int piece = part * kPieces + in_part;  // of 16 columns
-            const uint32_t box_at = own_x + piece / 4 * kBoxBytes;
+            const uint32_t box_at = consumer_x + piece / 4 * kBoxBytes;
             const uint32_t at_x = box_at + swizzle_128b(warp * 16 + lane % 16, 2 * (piece % 4) + lane / 16);
-            const float4 of_columns[2] = {out_columns[piece * 8 + lane % 4], out_columns[piece * 8 + lane % 4 + 4]};
-            uint32_t residuals[4], stored[4], of_next[2] = {};
+            const float4 column_constants[2] = {out_columns[piece * 8 + lane % 4],
+                                                out_columns[piece * 8 + lane % 4 + 4]};
+            uint32_t residuals[4], stored[4], next_gammas[2] = {};
             if constexpr (kPrescaledRows)
-              of_next[0] = nexts[piece * 8 + lane % 4], of_next[1] = nexts[piece * 8 + lane % 4 + 4];
+              next_gammas[0] = next_gammas_smem[piece * 8 + lane % 4],
+              next_gammas[1] = next_gammas_smem[piece * 8 + lane % 4 + 4];
             ldmatrix_x4(residuals, at_x);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
               const int element = 8 * (piece % 12) + 4 * (k / 2) + 2 * (k % 2);
               stored[k] = finish<T, Activation::kNone, true, kPrescaledRows>(
-                  y[piece / 12][element], y[piece / 12][element + 1], of_columns[k / 2], by[k % 2], residuals[k],
-                  of_next[k / 2], k < 2, sums[k % 2][in_part]);
+                  y[piece / 12][element], y[piece / 12][element + 1], column_constants[k / 2], scale_shift[k % 2],
+                  residuals[k], next_gammas[k / 2], k < 2, sums[k % 2][in_part]);
             }
             stmatrix_x4(at_x, stored);
             if (piece % 4 == 3) {

@@ -35,13 +35,13 @@ __device__ __forceinline__ float gate_activation(float h) {
 template <Activation kActivation, bool kPrescaledRows>
 __device__ __forceinline__ float gated(float gate, float value, ColumnPair<false, kPrescaledRows> constants,
                                        float2 scale) {
-  const float2 by_value = {scale.x * (1.0f / kGateFactor), scale.y * (1.0f / kGateFactor)};
+  const float2 value_scale = {scale.x * (1.0f / kGateFactor), scale.y * (1.0f / kGateFactor)};
   if constexpr (kPrescaledRows) {
     gate = fmaf(gate, scale.x, fmaf(constants.x, scale.y, constants.y));
-    value = fmaf(value, by_value.x, fmaf(constants.z, by_value.y, constants.w));
+    value = fmaf(value, value_scale.x, fmaf(constants.z, value_scale.y, constants.w));
   } else {
     gate = fmaf(gate, scale.x, constants.x);
-    value = fmaf(value, by_value.x, constants.y);
+    value = fmaf(value, value_scale.x, constants.y);
   }
   return gate_activation<kActivation>(gate) * value;
 }
@@ -79,24 +79,24 @@ class GatedEpilogue : public TileRows<kPingPong, kPrescaledRows> {
     const int in_chunk = 2 * gated_column(lane_);  // bytes
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const uint32_t box_at = this->own_staging_ + half * kBoxBytes;
+      const uint32_t box_at = this->staging_ + half * kBoxBytes;
       if (lane_ == 0) tma_store_wait_read<kHalves - 1>();  // the last store from this box has read it
       __syncwarp();
 #pragma unroll
       for (int chunk = 0; chunk < Shape::kColumns / 16; ++chunk) {  // 8 columns of y
-        typename Base::Pair of_columns[2];
+        typename Base::Pair column_constants[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) of_columns[i] = columns_[chunk * 8 + i * 4 + lane_ % 4];
+        for (int i = 0; i < 2; ++i) column_constants[i] = columns_[chunk * 8 + i * 4 + lane_ % 4];
 #pragma unroll
-        for (int lower = 0; lower < 2; ++lower) {  // rows lane / 4 and lane / 4 + 8
+        for (int row_half = 0; row_half < 2; ++row_half) {  // rows lane / 4 and lane / 4 + 8
           float y[2];
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            const int element = 8 * chunk + 4 * i + 2 * lower;
-            y[i] = gated<kActivation, kPrescaledRows>(c[half][element], c[half][element + 1], of_columns[i],
-                                                      scale[half][lower]);
+            const int element = 8 * chunk + 4 * i + 2 * row_half;
+            y[i] = gated<kActivation, kPrescaledRows>(c[half][element], c[half][element + 1], column_constants[i],
+                                                      scale[half][row_half]);
           }
-          st_shared(box_at + swizzle_128b(lane_ / 4 + 8 * lower, chunk) + in_chunk,
+          st_shared(box_at + swizzle_128b(lane_ / 4 + 8 * row_half, chunk) + in_chunk,
                     pack_with_lane_neighbor<T>(y[0], y[1], lane_));
         }
       }
@@ -115,14 +115,7 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_gated_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                           const __grid_constant__ CUtensorMap y_map, const GemmArguments args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Epilogue = GatedEpilogue<T, kActivation, kPingPong, kPrescaledRows>;
-  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map, y_map);
-  init_pingpong<kPingPong>(shared_address(raw));
-  const TileScheduler<PingPongShape> tiles(args);
-  pingpong_mainloop<T, kPingPong>(shared_address(raw), tiles, args.k, x_map, w_map, [&](int consumer, int own_row) {
-    return Epilogue(raw, args, tiles, y_map, consumer, own_row);
-  });
+  run_pingpong<T, kPingPong, GatedEpilogue<T, kActivation, kPingPong, kPrescaledRows>>(x_map, w_map, y_map, args);
 #else
   EMBERT_TRAP("pingpong_gated_kernel");
 #endif
@@ -145,15 +138,15 @@ struct SmallMGated {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
-      for (int lower = 0; lower < 2; ++lower) {  // rows lane / 4 and lane / 4 + 8
+      for (int row_half = 0; row_half < 2; ++row_half) {  // rows lane / 4 and lane / 4 + 8
         float y[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int element = 8 * chunk + 4 * i + 2 * lower;
-          y[i] = gated<kActivation, kPrescaledRows>(c[element], c[element + 1], columns[chunk][i], scale[lower]);
+          const int element = 8 * chunk + 4 * i + 2 * row_half;
+          y[i] = gated<kActivation, kPrescaledRows>(c[element], c[element + 1], columns[chunk][i], scale[row_half]);
         }
         const uint32_t two = pack_with_lane_neighbor<T>(y[0], y[1], position.lane);
-        const int row = position.row + 8 * lower, column = first_column + chunk * 8;
+        const int row = position.row + 8 * row_half, column = first_column + chunk * 8;
         if (row < position.rows && column < out)
           *reinterpret_cast<uint32_t*>(static_cast<T*>(args.y) + size_t(row) * out + column) = two;
       }

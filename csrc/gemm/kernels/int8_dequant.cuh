@@ -18,13 +18,13 @@ class DequantEpilogue : public TileRows<kPingPong, true> {
   using Shape = PingPongShape;
 
  protected:
-  using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
+  using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::staging_, Base::row_, Base::column_;
 
  public:
-  __device__ __forceinline__ DequantEpilogue(uint8_t* raw, const GemmArguments& args, const DequantScales& scales,
+  __device__ __forceinline__ DequantEpilogue(uint8_t* smem, const GemmArguments& args,
                                              const TileScheduler<Shape>& tiles, const CUtensorMap& y_map, int consumer,
-                                             int own_row)
-      : Base(raw, args, tiles, y_map, consumer, own_row), row_scales_(scales.rows) {}
+                                             int consumer_row, const DequantScales& scales)
+      : Base(smem, args, tiles, y_map, consumer, consumer_row), row_scales_(scales.rows) {}
 
   __device__ __forceinline__ void first(int tile) {
     this->prefetch_columns(tile);
@@ -38,18 +38,18 @@ class DequantEpilogue : public TileRows<kPingPong, true> {
     if (next < tiles_.end) prefetch(next);
 #pragma unroll
     for (int box = 0; box < Shape::kColumns / 64; ++box) {
-      float4 of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
+      float4 column_constants[8];  // of columns 8i + 2 · (lane % 4) and the next
 #pragma unroll
-      for (int i = 0; i < 8; ++i) of_columns[i] = columns_[box * 32 + i * 4 + lane_ % 4];
+      for (int i = 0; i < 8; ++i) column_constants[i] = columns_[box * 32 + i * 4 + lane_ % 4];
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        const uint32_t box_at = own_staging_ + (box * kHalves + half) % Shape::kBoxes * kBoxBytes;
+        const uint32_t box_at = staging_ + (box * kHalves + half) % Shape::kBoxes * kBoxBytes;
         uint32_t packed[4][4];  // 16 columns each, as two m16n8 accumulators with rows 0-7 and 8-15
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
           const int element = 32 * box + 2 * i;
-          packed[i / 4][i % 4] =
-              finish_sums<kActivation>(c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2]);
+          packed[i / 4][i % 4] = finish_sums<kActivation>(c[half][element], c[half][element + 1],
+                                                          column_constants[i / 2], scale[half][i % 2]);
         }
         if (lane_ == 0) tma_store_wait_read<Shape::kBoxes - 1>();  // the last store from this box has read it
         __syncwarp();
@@ -79,7 +79,7 @@ class DequantEpilogue : public TileRows<kPingPong, true> {
  private:
   // Rows past the end are read as the last row; their results are not stored.
   __device__ __forceinline__ void prefetch_scales(int tile) {
-    const int first = tiles_.row_of(tile) + this->own_row_ + this->warp_ * 16 + lane_ / 4;
+    const int first = tiles_.row_of(tile) + this->consumer_row_ + this->warp_ * 16 + lane_ / 4;
 #pragma unroll
     for (int i = 0; i < 2 * kHalves; ++i)
       prefetched_[i / 2][i % 2] = row_scales_[min(first + i / 2 * 64 + i % 2 * 8, this->args_.m - 1)];
@@ -95,15 +95,15 @@ template <Activation kActivation, bool kPingPong>
 class BlockEpilogue : public DequantEpilogue<kActivation, kPingPong> {
   using Base = DequantEpilogue<kActivation, kPingPong>;
   using Shape = PingPongShape;
-  using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::own_staging_, Base::row_, Base::column_;
+  using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::staging_, Base::row_, Base::column_;
   static_assert(Shape::kColumns == kInnerBlock, "a tile has a block of its rows");
   static_assert(kPairFactor * 4 == 1, "row_scale_of takes back a rotation of 16 columns, whose root is 4");
 
  public:
-  __device__ __forceinline__ BlockEpilogue(uint8_t* raw, const GemmArguments& args, const DequantScales& scales,
-                                           const TileScheduler<Shape>& tiles, const CUtensorMap& y_map, int consumer,
-                                           int own_row)
-      : Base(raw, args, scales, tiles, y_map, consumer, own_row), maxima_(static_cast<half_t*>(scales.maxima)) {}
+  __device__ __forceinline__ BlockEpilogue(uint8_t* smem, const GemmArguments& args, const TileScheduler<Shape>& tiles,
+                                           const CUtensorMap& y_map, int consumer, int consumer_row,
+                                           const DequantScales& scales)
+      : Base(smem, args, tiles, y_map, consumer, consumer_row, scales), maxima_(static_cast<half_t*>(scales.maxima)) {}
 
   __device__ __forceinline__ void after(const int (&c)[kHalves][Shape::kColumns / 2], int /* ordinal */, int next) {
     float scale[kHalves][2];
@@ -112,16 +112,16 @@ class BlockEpilogue : public DequantEpilogue<kActivation, kPingPong> {
     uint32_t y[kHalves][2][16];
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
-      float4 of_columns[8];  // of columns 8i + 2 · (lane % 4) and the next
+      float4 column_constants[8];  // of columns 8i + 2 · (lane % 4) and the next
 #pragma unroll
-      for (int i = 0; i < 8; ++i) of_columns[i] = columns_[part * 32 + i * 4 + lane_ % 4];
+      for (int i = 0; i < 8; ++i) column_constants[i] = columns_[part * 32 + i * 4 + lane_ % 4];
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
           const int element = 32 * part + 2 * i;
-          y[half][i % 2][8 * part + i / 2] =
-              finish_sums<kActivation>(c[half][element], c[half][element + 1], of_columns[i / 2], scale[half][i % 2]);
+          y[half][i % 2][8 * part + i / 2] = finish_sums<kActivation>(c[half][element], c[half][element + 1],
+                                                                      column_constants[i / 2], scale[half][i % 2]);
         }
       }
     }
@@ -142,7 +142,7 @@ class BlockEpilogue : public DequantEpilogue<kActivation, kPingPong> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t four[4] = {bytes[0][2 * i], bytes[1][2 * i], bytes[0][2 * i + 1], bytes[1][2 * i + 1]};
-        stmatrix_x4(own_staging_ + half * kBoxBytes + swizzle_128b(lane_ % 16, 2 * i + lane_ / 16), four);
+        stmatrix_x4(staging_ + half * kBoxBytes + swizzle_128b(lane_ % 16, 2 * i + lane_ / 16), four);
       }
     }
     // One fence for both: it waits some 270 cycles for everything in flight.
@@ -151,7 +151,7 @@ class BlockEpilogue : public DequantEpilogue<kActivation, kPingPong> {
     if (lane_ == 0) {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half)
-        tma_store(&this->y_map_, own_staging_ + half * kBoxBytes, column_, row_ + half * 64);
+        tma_store(&this->y_map_, staging_ + half * kBoxBytes, column_, row_ + half * 64);
       tma_store_commit();
     }
   }
@@ -168,7 +168,7 @@ struct SmallMInt8 {
   static constexpr float kFactor = pair_factor(kActivation);
   struct Operands {
     float of_rows[2];
-    float2 of_columns[2];
+    float2 column_constants[2];
   };
 
   __device__ __forceinline__ void prefetch(const SmallMPosition& position, Operands& operands) const {
@@ -181,19 +181,21 @@ struct SmallMInt8 {
     if constexpr (kResidual) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        operands.of_columns[i] = __ldg(scales.columns + (position.column + chunk * 16) / 2 + position.lane % 4 + 4 * i);
+        operands.column_constants[i] =
+            __ldg(scales.columns + (position.column + chunk * 16) / 2 + position.lane % 4 + 4 * i);
     }
   }
-  __device__ __forceinline__ uint32_t pair(int low, int high, float4 k, float2 by, uint32_t residual,
+  __device__ __forceinline__ uint32_t pair(int low, int high, float4 k, float2 scale_shift, uint32_t residual,
                                            uint32_t /* next */, bool first, float2& sum, const Operands& operands,
-                                           int which) const {
-    const float of_row = operands.of_rows[which % 2];
+                                           int index) const {
+    const float row_scale_value = operands.of_rows[index % 2];
     if constexpr (kResidual) {
-      const float2 of_pair = operands.of_columns[which / 2 % 2];
-      return finish<half_t, Activation::kNone, true, false>(
-          dequantize(low, of_row, of_pair.x), dequantize(high, of_row, of_pair.y), k, by, residual, 0, first, sum);
+      const float2 pair_scales = operands.column_constants[index / 2 % 2];
+      return finish<half_t, Activation::kNone, true, false>(dequantize(low, row_scale_value, pair_scales.x),
+                                                            dequantize(high, row_scale_value, pair_scales.y), k,
+                                                            scale_shift, residual, 0, first, sum);
     } else {
-      return finish_sums<kActivation>(low, high, k, of_row);
+      return finish_sums<kActivation>(low, high, k, row_scale_value);
     }
   }
 
@@ -211,27 +213,13 @@ __global__ void __launch_bounds__(kSmallMThreads, 2)
 #endif
 }
 
-// Runs a block. Epilogue: DequantEpilogue or BlockEpilogue.
-template <typename Epilogue, bool kPingPong>
-__device__ __forceinline__ void int8_dequant_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
-                                                   const CUtensorMap& y_map, const GemmArguments& args,
-                                                   const DequantScales& scales) {
-  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map, y_map);
-  init_pingpong<kPingPong>(shared_address(raw));
-  const TileScheduler<PingPongShape> tiles(args);
-  pingpong_mainloop<int8_t, kPingPong>(
-      shared_address(raw), tiles, args.k, x_map, w_map,
-      [&](int consumer, int own_row) { return Epilogue(raw, args, scales, tiles, y_map, consumer, own_row); });
-}
-
 template <Activation kActivation, bool kPingPong>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     int8_dequant_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                         const __grid_constant__ CUtensorMap y_map, const GemmArguments args,
                         const DequantScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  int8_dequant_tiles<DequantEpilogue<kActivation, kPingPong>, kPingPong>(x_map, w_map, y_map, args, scales);
+  run_pingpong<int8_t, kPingPong, DequantEpilogue<kActivation, kPingPong>>(x_map, w_map, y_map, args, scales);
 #else
   EMBERT_TRAP("int8_dequant_kernel");
 #endif
@@ -242,7 +230,7 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     block_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                  const __grid_constant__ CUtensorMap y_map, const GemmArguments args, const DequantScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  int8_dequant_tiles<BlockEpilogue<kActivation, kPingPong>, kPingPong>(x_map, w_map, y_map, args, scales);
+  run_pingpong<int8_t, kPingPong, BlockEpilogue<kActivation, kPingPong>>(x_map, w_map, y_map, args, scales);
 #else
   EMBERT_TRAP("block_kernel");
 #endif

@@ -65,15 +65,18 @@ __device__ __forceinline__ void raise(float* maximum, float value) {
 template <typename Shape, typename Scheduler, int kHalves>
 class MaximaEpilogueBase {
  public:
-  __device__ __forceinline__ MaximaEpilogueBase(const MaximaArguments& args, const Scheduler& tiles, int own_row)
-      : args_(args), tiles_(tiles), lane_(threadIdx.x % 32), own_row_(own_row + threadIdx.x % 128 / 32 * 16) {}
+  __device__ __forceinline__ MaximaEpilogueBase(const MaximaArguments& args, const Scheduler& tiles, int consumer_row)
+      : args_(args),
+        tiles_(tiles),
+        lane_(threadIdx.x % 32),
+        consumer_row_(consumer_row + threadIdx.x % 128 / 32 * 16) {}
 
   __device__ __forceinline__ void first(int /* tile */) const { griddepcontrol_wait(); }
 
   // Loads are in flight while the tile is multiplied.
   __device__ __forceinline__ void before(int tile) {
     column_ = tiles_.column_of(tile);
-    const int row = tiles_.row_of(tile) + own_row_ + lane_ / 4;
+    const int row = tiles_.row_of(tile) + consumer_row_ + lane_ / 4;
 #pragma unroll
     for (int i = 0; i < 2 * kHalves; ++i) {
       const int text_row = row + i / 2 * 64 + i % 2 * 8;
@@ -119,7 +122,7 @@ class MaximaEpilogueBase {
 
   const MaximaArguments& args_;
   const Scheduler& tiles_;
-  int lane_, own_row_, column_;
+  int lane_, consumer_row_, column_;
   int texts_[kHalves][2];
   float2 bias_[kBoxes];
 };
@@ -175,12 +178,12 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
   using Shape = PingPongShape;
   using Scheduler = BandedTileScheduler<Shape>;
   static_assert(Shape::kColumns == kMaximaColumns, "maxima have whole tiles");
-  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
+  extern __shared__ __align__(1024) uint8_t smem[];  // a swizzle pattern is 1 024 bytes
   if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map);
-  init_pingpong<true>(shared_address(raw));
+  init_pingpong<true>(shared_address(smem));
   const Scheduler tiles(args);
-  pingpong_mainloop<T, true>(shared_address(raw), tiles, args.in, x_map, w_map,
-                             [&](int, int own_row) { return MaximaEpilogue(args, tiles, own_row); });
+  pingpong_mainloop<T, true>(shared_address(smem), tiles, args.in, x_map, w_map,
+                             [&](int, int consumer_row) { return MaximaEpilogue(args, tiles, consumer_row); });
 #else
   EMBERT_TRAP("maxima_kernel");
 #endif

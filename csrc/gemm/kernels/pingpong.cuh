@@ -23,14 +23,7 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                     const __grid_constant__ CUtensorMap y_map, const GemmArguments args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Epilogue = StoreEpilogue<T, kActivation, kPingPong, kPrescaledRows>;
-  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map, y_map);
-  init_pingpong<kPingPong>(shared_address(raw));
-  const TileScheduler<PingPongShape> tiles(args);
-  pingpong_mainloop<T, kPingPong>(shared_address(raw), tiles, args.k, x_map, w_map, [&](int consumer, int own_row) {
-    return Epilogue(raw, args, tiles, y_map, consumer, own_row);
-  });
+  run_pingpong<T, kPingPong, StoreEpilogue<T, kActivation, kPingPong, kPrescaledRows>>(x_map, w_map, y_map, args);
 #else
   EMBERT_TRAP("pingpong_kernel");
 #endif

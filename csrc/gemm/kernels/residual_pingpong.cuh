@@ -49,14 +49,14 @@ class ResidualEpilogue {
   using Sums = int[1][Shape::kColumns / 2];
 
  public:
-  __device__ __forceinline__ ResidualEpilogue(uint8_t* raw, const GemmArguments& args, const DequantScales& scales,
+  __device__ __forceinline__ ResidualEpilogue(uint8_t* smem, const GemmArguments& args, const DequantScales& scales,
                                               const TileScheduler<Shape>& tiles, const CUtensorMap& residual_map,
                                               const CUtensorMap& y_map, int consumer)
       : args_(args), scales_(scales), tiles_(tiles), residual_map_(residual_map), y_map_(y_map), consumer_(consumer) {
     thread_ = threadIdx.x % 128, warp_ = thread_ / 32, lane_ = thread_ % 32;
-    constants_ = raw + Shape::kConstants + consumer * Shape::kPairBytes;
-    own_staging_ = shared_address(raw) + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
-    residual_there_ = shared_address(raw) + Shape::kResidual + 8 * (4 * consumer + warp_);
+    constants_ = smem + Shape::kConstants + consumer * Shape::kPairBytes;
+    staging_ = shared_address(smem) + Shape::kStaging + consumer * Shape::kBoxes * kBoxBytes;
+    residual_there_ = shared_address(smem) + Shape::kResidual + 8 * (4 * consumer + warp_);
   }
 
   __device__ __forceinline__ void first(int /* tile */) const { griddepcontrol_wait(); }
@@ -64,7 +64,7 @@ class ResidualEpilogue {
   // Loads for the epilogue, in flight during the products: constants of two columns a thread, and the rows' scales.
   __device__ __forceinline__ void before(int tile) {
     row_ = tiles_.row_of(tile) + warp_ * 16, column_ = tiles_.column_of(tile);
-    own_columns_ = __ldg(column_pairs<true, false>(args_) + column_ / 2 + thread_);
+    thread_columns_ = __ldg(column_pairs<true, false>(args_) + column_ / 2 + thread_);
     column_scales_ = __ldg(scales_.columns + column_ / 2 + thread_);
     RowStats row_stats;
     row_stats.load(args_, row_, lane_);
@@ -74,7 +74,7 @@ class ResidualEpilogue {
 
   template <typename T, typename S>
   __device__ __forceinline__ uint32_t multiply(const Pipeline& pipeline, PipelineState<S::kStages>& state, int steps,
-                                               int own_row, int lane, Sums& c) {
+                                               int consumer_row, int lane, Sums& c) {
     // After products are in flight: by then the stores of the previous tile have read the staging memory.
     const auto committed = [&](int step) {
       if (step > 0) return;
@@ -83,21 +83,21 @@ class ResidualEpilogue {
         mbarrier_arrive_expect_tx(residual_there_, S::kBoxes * S::kWarpBoxBytes);
 #pragma unroll
         for (int box = 0; box < S::kBoxes; ++box)
-          tma_load_evict_first(&residual_map_, own_staging_ + box * kBoxBytes + warp_ * S::kWarpBoxBytes,
-                               residual_there_, column_ + box * 64, row_);
+          tma_load_evict_first(&residual_map_, staging_ + box * kBoxBytes + warp_ * S::kWarpBoxBytes, residual_there_,
+                               column_ + box * 64, row_);
       }
       __syncwarp();
     };
     if constexpr (kBlock > 0) {
-      return mainloop_aligned<kBlock, S>(pipeline, state, steps, own_row, warp_, lane, x_scales_, c[0], committed);
+      return mainloop_aligned<kBlock, S>(pipeline, state, steps, consumer_row, warp_, lane, x_scales_, c[0], committed);
     } else {
-      return mainloop<T, S>(pipeline, state, steps, own_row, lane, c, committed);
+      return mainloop<T, S>(pipeline, state, steps, consumer_row, lane, c, committed);
     }
   }
 
   __device__ __forceinline__ void after(const Sums& c, int order, int /* next */) {
     Pair* const columns = reinterpret_cast<Pair*>(constants_);
-    float2* const of_part = reinterpret_cast<float2*>(constants_);  // scales pass through the same memory
+    float2* const part_scales = reinterpret_cast<float2*>(constants_);  // scales pass through the same memory
     const int first_row = row_ + lane_ / 4;
     const float2 x_scales = x_scales_.of_rows();
     mbarrier_wait(residual_there_, order & 1);
@@ -105,18 +105,18 @@ class ResidualEpilogue {
 #pragma unroll
     for (int part = 0; part < Shape::kColumns / kStatColumns; ++part) {
       named_barrier_sync(kConsumerBarrier + consumer_, 128);  // all threads have read the previous columns
-      if (thread_ / 64 == part) of_part[thread_ % 64] = column_scales_;
+      if (thread_ / 64 == part) part_scales[thread_ % 64] = column_scales_;
       named_barrier_sync(kConsumerBarrier + consumer_, 128);
       float scaled[kStatColumns / 2];
-      dequantize_tile(c[0] + part * kStatColumns / 2, x_scales, of_part, lane_, scaled);
+      dequantize_tile(c[0] + part * kStatColumns / 2, x_scales, part_scales, lane_, scaled);
       named_barrier_sync(kConsumerBarrier + consumer_, 128);
-      if (thread_ / 64 == part) columns[thread_ % 64] = own_columns_;
+      if (thread_ / 64 == part) columns[thread_ % 64] = thread_columns_;
       named_barrier_sync(kConsumerBarrier + consumer_, 128);
       float2 sums[2][kChunks];
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {  // 16 columns
-        const Pair of_columns[2] = {columns[chunk * 8 + lane_ % 4], columns[chunk * 8 + lane_ % 4 + 4]};
-        const uint32_t place = own_staging_ + (2 * part + chunk / 4) * kBoxBytes +
+        const Pair column_constants[2] = {columns[chunk * 8 + lane_ % 4], columns[chunk * 8 + lane_ % 4 + 4]};
+        const uint32_t place = staging_ + (2 * part + chunk / 4) * kBoxBytes +
                                swizzle_128b(warp_ * 16 + lane_ % 16, 2 * (chunk % 4) + lane_ / 16);
         uint32_t residuals[4], packed[4];
         ldmatrix_x4(residuals, place);
@@ -124,7 +124,7 @@ class ResidualEpilogue {
         for (int i = 0; i < 4; ++i) {
           const int element = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
           packed[i] = finish<half_t, Activation::kNone, true, false>(scaled[element], scaled[element + 1],
-                                                                     of_columns[i / 2], residual_scales_[i % 2],
+                                                                     column_constants[i / 2], residual_scales_[i % 2],
                                                                      residuals[i], 0, i < 2, sums[i % 2][chunk]);
         }
         stmatrix_x4(place, packed);
@@ -134,7 +134,7 @@ class ResidualEpilogue {
       if (lane_ == 0) {
 #pragma unroll
         for (int box = 2 * part; box < 2 * part + 2; ++box)
-          tma_store(&y_map_, own_staging_ + box * kBoxBytes + warp_ * Shape::kWarpBoxBytes, column_ + box * 64, row_);
+          tma_store(&y_map_, staging_ + box * kBoxBytes + warp_ * Shape::kWarpBoxBytes, column_ + box * 64, row_);
         tma_store_commit();
       }
       store_row_stats<kStatColumns>(args_, sums, args_.m, first_row, column_ + part * kStatColumns, lane_);
@@ -152,9 +152,9 @@ class ResidualEpilogue {
   const CUtensorMap &residual_map_, &y_map_;
   int consumer_, thread_, warp_, lane_;
   int row_, column_;  // of this warp, in the current tile
-  uint32_t residual_there_, own_staging_;
+  uint32_t residual_there_, staging_;
   uint8_t* constants_;
-  Pair own_columns_;
+  Pair thread_columns_;
   float2 column_scales_;
   float2 residual_scales_[2];
   XScales<kBlock> x_scales_;
@@ -168,8 +168,8 @@ __global__ void __launch_bounds__(ResidualPingPongShape::kThreads, 1)
                              const DequantScales scales) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shape = ResidualPingPongShape;
-  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  const uint32_t base = shared_address(raw);
+  extern __shared__ __align__(1024) uint8_t smem[];  // a swizzle pattern is 1 024 bytes
+  const uint32_t base = shared_address(smem);
   if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map, residual_map, y_map);
   if (threadIdx.x == 0) {
     for (int warp = 0; warp < 8; ++warp) mbarrier_init(base + Shape::kResidual + 8 * warp, 1);
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(ResidualPingPongShape::kThreads, 1)
   init_pingpong<true, Shape>(base);
   const TileScheduler<Shape> tiles(args);
   pingpong_mainloop<int8_t, true, Shape>(base, tiles, args.k, x_map, w_map, [&](int consumer, int) {
-    return ResidualEpilogue<kBlock>(raw, args, scales, tiles, residual_map, y_map, consumer);
+    return ResidualEpilogue<kBlock>(smem, args, scales, tiles, residual_map, y_map, consumer);
   });
 #else
   EMBERT_TRAP("residual_pingpong_kernel");

@@ -65,9 +65,9 @@ class CosSin {
 
 // Two adjacent elements of y (normed), rotated where `rotates`.
 template <typename T, bool kPrescaledRows>
-__device__ __forceinline__ uint32_t finish_rope(float low, float high, ColumnPair<false, kPrescaledRows> k, float2 by,
-                                                bool rotates, float2 cos_sin) {
-  const float2 two = normed<kPrescaledRows>(low, high, k, by);
+__device__ __forceinline__ uint32_t finish_rope(float low, float high, ColumnPair<false, kPrescaledRows> k,
+                                                float2 scale_shift, bool rotates, float2 cos_sin) {
+  const float2 two = normed<kPrescaledRows>(low, high, k, scale_shift);
   if (!rotates) return pack_two<T>(two.x, two.y);
   return pack_two<T>(fmaf(two.x, cos_sin.x, -(two.y * cos_sin.y)), fmaf(two.y, cos_sin.x, two.x * cos_sin.y));
 }
@@ -80,9 +80,10 @@ class RopeEpilogue : public TileRows<kPingPong, kPrescaledRows> {
   using Base::kHalves, Base::args_, Base::lane_, Base::tiles_, Base::columns_, Base::row_, Base::column_;
 
  public:
-  __device__ __forceinline__ RopeEpilogue(uint8_t* raw, const GemmArguments& args, const TileScheduler<Shape>& tiles,
-                                          const CUtensorMap& y_map, int consumer, int own_row, const RopeColumns& rope)
-      : Base(raw, args, tiles, y_map, consumer, own_row),
+  __device__ __forceinline__ RopeEpilogue(uint8_t* smem, const GemmArguments& args, const TileScheduler<Shape>& tiles,
+                                          const CUtensorMap& y_map, int consumer, int consumer_row,
+                                          const RopeColumns& rope)
+      : Base(smem, args, tiles, y_map, consumer, consumer_row),
         rope_(rope),
         repeats_(kRopeColumns % rope.head_size == 0 && rope.columns % kRopeColumns == 0) {}
 
@@ -104,7 +105,7 @@ class RopeEpilogue : public TileRows<kPingPong, kPrescaledRows> {
         const int column = column_ + box * 64;
         const bool is_rotated = has_rotated_columns(rope_, column);
         if (is_rotated && (box == 0 || !repeats_)) CosSin(rope_, column, lane_, positions_[half]).prefetch(cos_sin);
-        const uint32_t box_at = this->own_staging_ + (half * (Shape::kColumns / 64) + box) % Shape::kBoxes * kBoxBytes;
+        const uint32_t box_at = this->staging_ + (half * (Shape::kColumns / 64) + box) % Shape::kBoxes * kBoxBytes;
         uint32_t packed[4][4];  // 16 columns each, as two m16n8 accumulators with rows 0-7 and 8-15
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
@@ -136,7 +137,7 @@ class RopeEpilogue : public TileRows<kPingPong, kPrescaledRows> {
   __device__ __forceinline__ void prefetch(int tile) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const int row = tiles_.row_of(tile) + this->own_row_ + half * 64 + this->warp_ * 16 + lane_ / 4;
+      const int row = tiles_.row_of(tile) + this->consumer_row_ + half * 64 + this->warp_ * 16 + lane_ / 4;
       prefetch_positions(rope_, row, args_.m, positions_[half]);
     }
   }
@@ -151,14 +152,7 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_rope_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                          const __grid_constant__ CUtensorMap y_map, const GemmArguments args, const RopeColumns rope) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Epilogue = RopeEpilogue<T, kPingPong, kPrescaledRows>;
-  extern __shared__ __align__(1024) uint8_t raw[];  // a swizzle pattern is 1 024 bytes
-  if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map, y_map);
-  init_pingpong<kPingPong>(shared_address(raw));
-  const TileScheduler<PingPongShape> tiles(args);
-  pingpong_mainloop<T, kPingPong>(shared_address(raw), tiles, args.k, x_map, w_map, [&](int consumer, int own_row) {
-    return Epilogue(raw, args, tiles, y_map, consumer, own_row, rope);
-  });
+  run_pingpong<T, kPingPong, RopeEpilogue<T, kPingPong, kPrescaledRows>>(x_map, w_map, y_map, args, rope);
 #else
   EMBERT_TRAP("pingpong_rope_kernel");
 #endif
@@ -188,11 +182,12 @@ struct SmallMRope {
     if (!kEarly)
       CosSin(rope, position.column + chunk * 16, position.lane, operands.positions).prefetch(operands.cos_sin);
   }
-  __device__ __forceinline__ uint32_t pair(float low, float high, ColumnPair<false, kPrescaledRows> k, float2 by,
-                                           uint32_t /* residual */, uint32_t /* next */, bool /* first */,
-                                           float2& /* sum */, const Operands& operands, int which) const {
-    return finish_rope<T, kPrescaledRows>(low, high, k, by, operands.is_rotated,
-                                          operands.cos_sin[which / 2 % kTiles][which % 2]);
+  __device__ __forceinline__ uint32_t pair(float low, float high, ColumnPair<false, kPrescaledRows> k,
+                                           float2 scale_shift, uint32_t /* residual */, uint32_t /* next */,
+                                           bool /* first */, float2& /* sum */, const Operands& operands,
+                                           int index) const {
+    return finish_rope<T, kPrescaledRows>(low, high, k, scale_shift, operands.is_rotated,
+                                          operands.cos_sin[index / 2 % kTiles][index % 2]);
   }
 
   const RopeColumns& rope;

@@ -68,7 +68,7 @@ class FeedForwardSm90 final : public FeedForward {
     config.gridDim = dim3(std::min(tiles, owner.num_sms() / kCluster) * kCluster);
     config.blockDim = dim3(Shape::kThreads);
     auto* const partial = owner.exchange_buffer().as<float>();
-    auto* const flags = reinterpret_cast<int*>(partial + size_t(owner.num_sms()) * Shape::kHeldFloats);
+    auto* const flags = reinterpret_cast<int*>(partial + size_t(owner.num_sms()) * Shape::kPartialFloats);
     const FeedForwardArguments work{in_.plain_columns(), inner / Shape::kChunk, partial, flags};
     return in_.launch_status(
         cudaLaunchKernelEx(&config, kernel, *x_map, *in_map, *out_map, *y_map, out_.arguments_of(call), work), call.m);
@@ -88,7 +88,7 @@ Status GemmSm90::fuse(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, s
   std::unique_ptr<LinearSm90> first = own(in), second = own(out);
   if (!FeedForwardSm90::takes(*first, *second)) return GemmProvider::fuse(std::move(first), std::move(second), fused);
   if (exchange_buffer_.bytes() == 0) {  // accumulators, then flags
-    const size_t block = FeedForwardShape::kHeldFloats * sizeof(float) + FeedForwardShape::kFlags * sizeof(int);
+    const size_t block = FeedForwardShape::kPartialFloats * sizeof(float) + FeedForwardShape::kFlags * sizeof(int);
     EMBERT_TRY(exchange_buffer_.allocate(num_sms_ * block));
     EMBERT_TRY(exchange_buffer_.zero());
   }

@@ -52,7 +52,7 @@ class Int8LinearSm90 final : public Linear {
              const Stream& stream) override {
     if (rows == 0) return {};
     EMBERT_TRY(check_operands(x, residual, y, y_stats));
-    const bool adds = residual.data != nullptr;
+    const bool has_residual = residual.data != nullptr;
     EMBERT_TRY(check_residual_int8(weights_, residual, y_stats));
     y_splits = 1;
     if (x.maxima != nullptr) {
@@ -64,7 +64,7 @@ class Int8LinearSm90 final : public Linear {
     const Call call{residual, rows, y, y_stats, stream, weights_.quantized.data};
     const GemmConfig tile = tile_of(rows);
     if (tile.kernel == GemmKernel::kSmallM) return run_small_m(call, tile, y_splits);
-    if (adds) return run_any_wide<0>(call, tile.kernel);
+    if (has_residual) return run_any_wide<0>(call, tile.kernel);
     return with_activation(weights_.activation, [&](auto activation) {
       constexpr Activation kActivation = decltype(activation)::value;
       return tile.kernel == GemmKernel::kShared ? run_plain(call, int8_dequant_kernel<kActivation, false>)
@@ -223,16 +223,15 @@ class Int8LinearSm90 final : public Linear {
     const CUtensorMap* narrow_w_map = w_map;
     const int tile_rows = tiles_of(call.m, Shape::kRows * kCluster);
     const int across = tiles_of(weights_.n, Shape::kColumns);
-    int whole_rows = tile_rows;
+    int full_rows = tile_rows;
     if constexpr (Shape::kNarrows) {
-      whole_rows = narrowing_of(tile_rows, across, owner_.clusters()).whole_rows;
+      full_rows = narrowing_of(tile_rows, across, owner_.clusters()).full_rows;
       EMBERT_TRY(owner_.map({weights_.weight, weights_.n, weights_.k, Shape::kWShare / 2, kByteColumns}, narrow_w_map));
     }
-    const int tiles = (2 * tile_rows - whole_rows) * across;
+    const int tiles = (2 * tile_rows - full_rows) * across;
     return launch_clusters("hopper int8", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster,
                            Shape::kThreads, Shape::kSharedBytes, call.stream, *x_map, *w_map, *narrow_w_map,
-                           *residual_map, *y_map, arguments_of(call, Shape::kColumns), whole_rows,
-                           product_scales(call));
+                           *residual_map, *y_map, arguments_of(call, Shape::kColumns), full_rows, product_scales(call));
   }
 
   GemmSm90& owner_;

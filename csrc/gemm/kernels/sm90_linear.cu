@@ -29,14 +29,14 @@ static_assert(PingPongShape::kRows == 128 && PingPongShape::kColumns == 128, "kP
 }  // namespace
 
 GemmArguments LinearSm90::arguments_of(const Call& call, int tile_columns) const {
-  const bool adds = call.residual.data != nullptr;
+  const bool has_residual = call.residual.data != nullptr;
   const uint32_t tiles_across = tile_columns == 0 ? 1 : tiles_of(w_rows_, tile_columns);
   // Rows without a LayerNorm are used unchanged: those of pre-norm models have row statistics, but for another GEMM.
-  const bool is_normed = (adds ? weights_.residual_norm : weights_.input_norm).gamma != nullptr;
-  const RowView normed = is_normed ? (adds ? call.residual : call.x) : RowView{};
-  const int width = adds ? weights_.n : weights_.k;
+  const bool is_normed = (has_residual ? weights_.residual_norm : weights_.input_norm).gamma != nullptr;
+  const RowView normed = is_normed ? (has_residual ? call.residual : call.x) : RowView{};
+  const int width = has_residual ? weights_.n : weights_.k;
   return {
-      adds ? residual_columns() : plain_columns(),
+      has_residual ? residual_columns() : plain_columns(),
       call.residual.data,
       next_gamma(),
       call.y,
@@ -86,17 +86,17 @@ Status LinearSm90::run_cooperative(const Call& call) {
   if (kResidual) EMBERT_TRY(owner_.map({call.residual.data, call.m, weights_.n, Shape::kRows, 64}, residual_map));
   const int tile_rows = tiles_of(call.m, Shape::kRows * kCluster);
   const int across = tiles_of(weights_.n, Shape::kColumns);
-  int whole_rows = tile_rows;
+  int full_rows = tile_rows;
   if constexpr (kResidual && Shape::kNarrows) {
-    whole_rows = narrowing_of(tile_rows, across, owner_.clusters()).whole_rows;
+    full_rows = narrowing_of(tile_rows, across, owner_.clusters()).full_rows;
     EMBERT_TRY(owner_.map({weights_.weight, weights_.n, weights_.k, Shape::kWShare / 2, 64}, narrow_w_map));
   }
-  const int tiles = (2 * tile_rows - whole_rows) * across;
+  const int tiles = (2 * tile_rows - full_rows) * across;
   call.y_splits = 1;
   cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config = configure_many<Shape>(call, tiles, attributes);
   return launch_status(cudaLaunchKernelEx(&config, kernel, *x_map, *w_map, *narrow_w_map, *residual_map, *y_map,
-                                          arguments_of(call, Shape::kColumns), whole_rows),
+                                          arguments_of(call, Shape::kColumns), full_rows),
                        call.m);
 }
 
@@ -141,22 +141,22 @@ Status LinearSm90::run_residual(const Call& call, GemmKernel kernel) {
 
 template <typename T>
 Status LinearSm90::run_type(const Call& call) {
-  const bool adds = call.residual.data != nullptr;
-  if (adds && weights_.activation != Activation::kNone)
+  const bool has_residual = call.residual.data != nullptr;
+  if (has_residual && weights_.activation != Activation::kNone)
     return Status::refused("hopper gemm: a residual and an activation");
-  if (adds && rope_.table != nullptr) return Status::refused("hopper gemm: RoPE columns and a residual");
-  if (!adds && call.y_stats != nullptr) return Status::refused("hopper gemm: sums come with a residual only");
+  if (has_residual && rope_.table != nullptr) return Status::refused("hopper gemm: RoPE columns and a residual");
+  if (!has_residual && call.y_stats != nullptr) return Status::refused("hopper gemm: sums come with a residual only");
   // A GEMM without any norm uses its rows unchanged.
-  const bool in_rows = weights_.prescaled_rows && (adds || weights_.input_norm.gamma != nullptr);
+  const bool in_rows = weights_.prescaled_rows && (has_residual || weights_.input_norm.gamma != nullptr);
   return in_rows ? run_tiled<T, true>(call) : run_tiled<T, false>(call);
 }
 
 template <typename T, bool kPrescaledRows>
 Status LinearSm90::run_tiled(const Call& call) {
-  const bool adds = call.residual.data != nullptr;
+  const bool has_residual = call.residual.data != nullptr;
   const bool use_pingpong = rope_.table != nullptr;
   const GemmConfig tile =
-      choose_config({call.m, w_rows_, weights_.k, adds, use_pingpong || weights_.gated}, owner_.num_sms());
+      choose_config({call.m, w_rows_, weights_.k, has_residual, use_pingpong || weights_.gated}, owner_.num_sms());
   Call tiled = call;
   tiled.tile_rows = tile.rows;
   if (use_pingpong) return run_rope<T, kPrescaledRows>(tiled, tile);
@@ -165,7 +165,8 @@ Status LinearSm90::run_tiled(const Call& call) {
     return tile.columns == 64 ? run_small_m<T, SmallM64, kPrescaledRows>(tiled)
                               : run_small_m<T, SmallM32, kPrescaledRows>(tiled);
   }
-  return adds ? run_residual<T, kPrescaledRows>(call, tile.kernel) : run_plain<T, kPrescaledRows>(call, tile.kernel);
+  return has_residual ? run_residual<T, kPrescaledRows>(call, tile.kernel)
+                      : run_plain<T, kPrescaledRows>(call, tile.kernel);
 }
 
 Status LinearSm90::run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int& y_splits,

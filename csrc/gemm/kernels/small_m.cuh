@@ -79,10 +79,10 @@ struct SmallMStored {
   struct Operands {};
   __device__ __forceinline__ void prefetch(const SmallMPosition&, Operands&) const {}
   __device__ __forceinline__ void load_chunk(const SmallMPosition&, int /* chunk */, Operands&) const {}
-  __device__ __forceinline__ uint32_t pair(float low, float high, ColumnPair<kResidual, kPrescaledRows> k, float2 by,
-                                           uint32_t residual, uint32_t next, bool first, float2& sum, const Operands&,
-                                           int /* which */) const {
-    return finish<T, kActivation, kResidual, kPrescaledRows>(low, high, k, by, residual, next, first, sum);
+  __device__ __forceinline__ uint32_t pair(float low, float high, ColumnPair<kResidual, kPrescaledRows> k,
+                                           float2 scale_shift, uint32_t residual, uint32_t next, bool first,
+                                           float2& sum, const Operands&, int /* index */) const {
+    return finish<T, kActivation, kResidual, kPrescaledRows>(low, high, k, scale_shift, residual, next, first, sum);
   }
 };
 
@@ -92,12 +92,12 @@ __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUt
                                              const GemmArguments& args, int x_rows, int stages,
                                              const Epilogue& epilogue) {
   constexpr bool kResidual = Epilogue::kResidual, kPrescaledRows = Epilogue::kPrescaledRows;
-  extern __shared__ __align__(1024) uint8_t raw[];  // [stages][boxes] of x, the same of W, barriers, scales
+  extern __shared__ __align__(1024) uint8_t smem[];  // [stages][boxes] of x, the same of W, barriers, scales
   const int x_box = x_rows * 128;
   const int all_x = stages * Shape::kBoxes * x_box, all_w = stages * Shape::kBoxes * Shape::kWBoxBytes;
-  const uint32_t x_at = shared_address(raw), w_at = x_at + all_x;
+  const uint32_t x_at = shared_address(smem), w_at = x_at + all_x;
   const uint32_t full = w_at + all_w, empty = full + 8 * stages;
-  float2* const scales = reinterpret_cast<float2*>(raw + all_x + all_w + 16 * stages);  // one per row
+  float2* const scales = reinterpret_cast<float2*>(smem + all_x + all_w + 16 * stages);  // one per row
   const int warp = warp_index(), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int s = 0; s < stages; ++s) {
@@ -160,12 +160,12 @@ __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUt
   // Loads for the epilogue are in flight during the products.
   constexpr int kChunks = Shape::kColumns / 16;
   ColumnPair<kResidual, kPrescaledRows> columns[kChunks][2];
-  uint32_t nexts[kChunks][2] = {};
+  uint32_t next_gammas_smem[kChunks][2] = {};
 #pragma unroll
   for (int i = 0; i < 2 * kChunks; ++i) {
     const int pair = column / 2 + lane % 4 + i * 4;
     columns[i / 2][i % 2] = __ldg(column_pairs<kResidual, kPrescaledRows>(args) + pair);
-    if constexpr (kResidual && kPrescaledRows) nexts[i / 2][i % 2] = __ldg(next_gamma_pairs(args) + pair);
+    if constexpr (kResidual && kPrescaledRows) next_gammas_smem[i / 2][i % 2] = __ldg(next_gamma_pairs(args) + pair);
   }
   const int first_row = row + warp * 16 + lane / 4, first_column = column + 2 * (lane % 4);
   // The four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
@@ -232,7 +232,7 @@ __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUt
       for (int i = 0; i < 4; ++i) {
         const int element = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
         const uint32_t two = epilogue.pair(c[element], c[element + 1], columns[chunk][i / 2], scale[i % 2],
-                                           residuals[kResidual ? chunk : 0][i], nexts[chunk][i / 2], i < 2,
+                                           residuals[kResidual ? chunk : 0][i], next_gammas_smem[chunk][i / 2], i < 2,
                                            sums[i % 2][chunk], operands, 4 * chunk + i);
         if (is_inside(chunk, i)) *reinterpret_cast<uint32_t*>(static_cast<RowType<T>*>(args.y) + place(chunk, i)) = two;
       }

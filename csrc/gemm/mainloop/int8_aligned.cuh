@@ -14,7 +14,7 @@ namespace embert::sm90 {
 template <int kBlock>
 class BlockMaxima {
  public:
-  static constexpr int kOfStep = kDepthOf<int8_t> / kBlock;  // blocks in a step
+  static constexpr int kPerStep = kDepthOf<int8_t> / kBlock;  // blocks in a step
 
   BlockMaxima() = default;
   // Rows past the end are read as the last row.
@@ -24,13 +24,13 @@ class BlockMaxima {
 
   // The row maximum of each of the two rows.
   __device__ __forceinline__ __half2 largest(int blocks, int lane) const {
-    __half2 most = as_half2(0);
-    for (int i = lane % 4; i < blocks; i += 4) most = __hmax2_nan(most, as_half2(pair(first_[i], second_[i])));
-    return larger_of_row(most);
+    __half2 maximum = as_half2(0);
+    for (int i = lane % 4; i < blocks; i += 4) maximum = __hmax2_nan(maximum, as_half2(pair(first_[i], second_[i])));
+    return larger_of_row(maximum);
   }
   // Starts the loads of a step's maxima, for `factors`.
   __device__ __forceinline__ void prefetch(int step) {
-    if constexpr (kOfStep == 2) {
+    if constexpr (kPerStep == 2) {
       prefetched_[0] = reinterpret_cast<const uint32_t*>(first_)[step];
       prefetched_[1] = reinterpret_cast<const uint32_t*>(second_)[step];
     } else {
@@ -86,7 +86,7 @@ struct XScales<0> {
 // cycles. So the code around the rescaling is short: addresses that the compiler would recompute stay in registers.
 template <int kBlock, typename Shape, int kElements, typename Committed>
 __device__ __forceinline__ uint32_t mainloop_aligned(const Pipeline& pipeline, PipelineState<Shape::kStages>& state,
-                                                     int steps, int own_row, int warp, int lane,
+                                                     int steps, int consumer_row, int warp, int lane,
                                                      XScales<kBlock>& x_dequant, int (&c)[kElements],
                                                      const Committed& committed) {
   using Maxima = BlockMaxima<kBlock>;
@@ -94,16 +94,16 @@ __device__ __forceinline__ uint32_t mainloop_aligned(const Pipeline& pipeline, P
   state = {__shfl_sync(~0u, state.stage, 0), __shfl_sync(~0u, state.phase, 0)};
   uint32_t last_stage = state.stage;
   // The lane's part of the first stage. The address 32 columns further differs by an exclusive or with 32.
-  uint32_t own_x = pipeline.base + (own_row + warp * 16) * 128 + swizzle_128b(lane % 16, lane / 16);
+  uint32_t consumer_x = pipeline.base + (consumer_row + warp * 16) * 128 + swizzle_128b(lane % 16, lane / 16);
   uint32_t w_from = uint32_t(make_descriptor(pipeline.base + Shape::kXBytes));
-  keep(own_x), keep(w_from);
+  keep(consumer_x), keep(w_from);
   for (int step = 0; step < steps; ++step) {
-    BlockFactors factors[Maxima::kOfStep];
+    BlockFactors factors[Maxima::kPerStep];
 #pragma unroll
-    for (int i = 0; i < Maxima::kOfStep; ++i) factors[i] = x_dequant.maxima.factors(i, x_dequant.inverses);
+    for (int i = 0; i < Maxima::kPerStep; ++i) factors[i] = x_dequant.maxima.factors(i, x_dequant.inverses);
     x_dequant.maxima.prefetch(min(step + 1, steps - 1));
     mbarrier_wait(pipeline.full + 8 * state.stage, state.phase);
-    const uint32_t x_from = own_x + state.stage * Shape::kStageBytes;
+    const uint32_t x_from = consumer_x + state.stage * Shape::kStageBytes;
     const uint64_t w = descriptor_of(w_from + state.stage * (Shape::kStageBytes >> 4));
     uint32_t prefetched[4][4], a[2][2][4];
 #pragma unroll
@@ -113,9 +113,11 @@ __device__ __forceinline__ uint32_t mainloop_aligned(const Pipeline& pipeline, P
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const uint32_t (&from)[4] = prefetched[2 * part + k];
-        const BlockFactors& by = factors[(2 * part + k) * 32 / kBlock];
-        a[part][k][0] = by.template apply<0>(from[0]), a[part][k][1] = by.template apply<1>(from[1]);
-        a[part][k][2] = by.template apply<0>(from[2]), a[part][k][3] = by.template apply<1>(from[3]);
+        const BlockFactors& block_factors = factors[(2 * part + k) * 32 / kBlock];
+        a[part][k][0] = block_factors.template apply<0>(from[0]),
+        a[part][k][1] = block_factors.template apply<1>(from[1]);
+        a[part][k][2] = block_factors.template apply<0>(from[2]),
+        a[part][k][3] = block_factors.template apply<1>(from[3]);
       }
       wgmma_fence();
 #pragma unroll

@@ -4,6 +4,7 @@
 // K is accumulated in order in one FP32 accumulator, so a row's bits depend only on the row and the weights.
 #pragma once
 
+#include "common/shared_memory.cuh"
 #include "common/warp.cuh"
 #include "gemm/mainloop/pipeline.cuh"
 #include "ops/norm.h"
@@ -45,20 +46,20 @@ __device__ __forceinline__ void init_pingpong(uint32_t base) {
 struct PlainMainloop {
   template <typename T, typename Shape, int kHalves, int kElements>
   __device__ __forceinline__ uint32_t multiply(const Pipeline& pipeline, PipelineState<Shape::kStages>& state,
-                                               int steps, int own_row, int lane,
+                                               int steps, int consumer_row, int lane,
                                                SumOf<T> (&c)[kHalves][kElements]) const {
-    return mainloop<T, Shape>(pipeline, state, steps, own_row, lane, c, [](int) {});
+    return mainloop<T, Shape>(pipeline, state, steps, consumer_row, lane, c, [](int) {});
   }
 };
 
-// Runs a block's tiles, for all of its threads. `make_epilogue(consumer, own_row)` makes the epilogue of a consumer,
-// whose rows begin at `own_row` of each tile:
-//   first(tile)           once, with its first tile
-//   before(tile)          before a tile's products, while the other consumer may still multiply
-//   multiply(…)           a tile's products, as PlainMainloop
-//   after(c, turn, next)  with a tile's products; `ordinal` counts the consumer's tiles; `next` is its next tile, or a
-//                         number past the end
-//   last()                after all tiles
+// Runs a block's tiles, for all of its threads. `make_epilogue(consumer, consumer_row)` makes the epilogue of a
+// consumer, whose rows begin at `consumer_row` of each tile:
+//   first(tile)              once, with its first tile
+//   before(tile)             before a tile's products, while the other consumer may still multiply
+//   multiply(…)              a tile's products, as PlainMainloop
+//   after(c, ordinal, next)  with a tile's products; `ordinal` counts the consumer's tiles; `next` is its next tile,
+//                            or a number past the end
+//   last()                   after all tiles
 template <typename T, bool kPingPong, typename Shape = PingPongShape, typename Scheduler, typename MakeEpilogue>
 __device__ __forceinline__ void pingpong_mainloop(uint32_t base, const Scheduler& tiles, int in,
                                                   const CUtensorMap& x_map, const CUtensorMap& w_map,
@@ -78,8 +79,8 @@ __device__ __forceinline__ void pingpong_mainloop(uint32_t base, const Scheduler
   } else {
     warpgroup_reg_alloc<232>();
     const int consumer = group - 1, lane = threadIdx.x % 32;
-    const int own_row = kPingPong ? 0 : consumer * Shape::template kConsumerRows<kPingPong>;
-    auto epilogue = make_epilogue(consumer, own_row);
+    const int consumer_row = kPingPong ? 0 : consumer * Shape::template kConsumerRows<kPingPong>;
+    auto epilogue = make_epilogue(consumer, consumer_row);
     int ordinal = kPingPong ? consumer : 0;  // index of the tile among the block's tiles
     int tile = tiles.first + ordinal * tiles.stride;
     if (tile < tiles.end) epilogue.first(tile);
@@ -89,7 +90,7 @@ __device__ __forceinline__ void pingpong_mainloop(uint32_t base, const Scheduler
                                           uint32_t(ordinal * steps) / Shape::kStages & 1};
       if (kPingPong && ordinal > 0) mbarrier_wait(order + 8 * consumer, (ordinal - 1) / 2 & 1);
       SumOf<T> c[kHalves][Shape::kColumns / 2];
-      const uint32_t last_stage = epilogue.template multiply<T, Shape>(pipeline, state, steps, own_row, lane, c);
+      const uint32_t last_stage = epilogue.template multiply<T, Shape>(pipeline, state, steps, consumer_row, lane, c);
       if (kPingPong && lane == 0)
         mbarrier_arrive(order + 8 * (consumer ^ 1));  // the other one multiplies; these are in flight
       wgmma_wait_all(c);
@@ -98,6 +99,21 @@ __device__ __forceinline__ void pingpong_mainloop(uint32_t base, const Scheduler
     }
     epilogue.last();
   }
+}
+
+// Runs a block of a kernel whose blocks have such tiles. Each consumer makes an Epilogue, from `arguments` too.
+template <typename T, bool kPingPong, typename Epilogue, typename... Arguments>
+__device__ __forceinline__ void run_pingpong(const CUtensorMap& x_map, const CUtensorMap& w_map,
+                                             const CUtensorMap& y_map, const GemmArguments& args,
+                                             const Arguments&... arguments) {
+  extern __shared__ __align__(1024) uint8_t smem[];  // a swizzle pattern is 1 024 bytes
+  if (threadIdx.x == 32) prefetch_tensor_maps(x_map, w_map, y_map);
+  init_pingpong<kPingPong>(shared_address(smem));
+  const TileScheduler<PingPongShape> tiles(args);
+  pingpong_mainloop<T, kPingPong>(shared_address(smem), tiles, args.k, x_map, w_map,
+                                  [&](int consumer, int consumer_row) {
+                                    return Epilogue(smem, args, tiles, y_map, consumer, consumer_row, arguments...);
+                                  });
 }
 
 }  // namespace embert::sm90

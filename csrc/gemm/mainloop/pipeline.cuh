@@ -75,17 +75,17 @@ struct PipelineState {
   }
 };
 
-// The main loop: c = x · Wᵀ over the next `steps` stages, for kHalves times 64 rows of a tile from `own_row` on. A
+// The main loop: c = x · Wᵀ over the next `steps` stages, for kHalves times 64 rows of a tile from `consumer_row` on. A
 // stage is released one step later, when its products are complete. The products of the last stage are still in
 // flight at the end; its index is returned. `committed(step)` runs after a step's products are committed.
 template <typename T, typename Shape, int kHalves, int kElements, typename Committed>
 __device__ __forceinline__ uint32_t mainloop(const Pipeline& pipeline, PipelineState<Shape::kStages>& state, int steps,
-                                             int own_row, int lane, SumOf<T> (&c)[kHalves][kElements],
+                                             int consumer_row, int lane, SumOf<T> (&c)[kHalves][kElements],
                                              const Committed& committed) {
   uint32_t last_stage = state.stage;
   for (int step = 0; step < steps; ++step) {
     mbarrier_wait(pipeline.full + 8 * state.stage, state.phase);
-    const uint32_t x_from = pipeline.base + state.stage * Shape::kStageBytes + own_row * 128;
+    const uint32_t x_from = pipeline.base + state.stage * Shape::kStageBytes + consumer_row * 128;
     const uint32_t w_from = pipeline.base + state.stage * Shape::kStageBytes + Shape::kXBytes;
     wgmma_fence();
 #pragma unroll
