@@ -16,7 +16,7 @@ from embert.engine.encoders.base import Encoder, check_finite
 from embert.engine.errors import InputError
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
-from embert.engine.heads.token_rows import kept_rows
+from embert.engine.heads.token_rows import multi_vector_mask
 from embert.engine.int8_accuracy import load_encoder
 from embert.engine.model import Model, load_model
 from embert.engine.quantization import MIN_ACCURACY
@@ -24,7 +24,7 @@ from embert.engine.tasks import Task, task_names
 from embert.engine.tokenization.encoded import Encoded, TokenizeOptions, check_sequence, check_text
 from embert.engine.tokenization.tokenizer import Tokenizer
 
-__all__ = ["Engine", "ScoreOptions", "batch_budget", "encode_texts", "kept_columns", "require_task"]
+__all__ = ["Engine", "ScoreOptions", "batch_budget", "encode_texts", "output_width", "require_task"]
 
 Vectors = npt.NDArray[np.float32]
 Pair = tuple[str, str]
@@ -119,7 +119,7 @@ class Engine:
         """
         require_task(self.model, Task.EMBED)
         _check_flags(normalize=normalize, truncate=truncate)
-        width = kept_columns(self.model, dimensions)
+        width = output_width(self.model, dimensions)
         encoded = self._encoded(texts, task, prompt_name, truncate=truncate)
         vectors = np.empty((len(texts), width), np.float32)
         for numbers, rows in self._rows(
@@ -183,7 +183,7 @@ class Engine:
         _check_flags(is_query=is_query, truncate=truncate)
         encoded = self._encoded(texts, task, prompt_name, truncate=truncate, is_query=is_query)
         starts = cumulative(encoded.lengths)
-        mask = kept_rows(encoded.ids, starts, head, is_query=is_query)
+        mask = multi_vector_mask(encoded.ids, starts, head, is_query=is_query)
         vectors: dict[int, Vectors] = {}
         for numbers, rows in self._rows(encoded, Task.MULTI, batch_tokens, progress):
             for number, start, stop in zip(numbers.tolist(), rows.offsets, rows.offsets[1:], strict=False):
@@ -393,7 +393,7 @@ def batch_budget(model: Model, encoder: Encoder, batch_tokens: int | None = None
     return max(min(batch_tokens or most, most), model.max_input_length)
 
 
-def kept_columns(model: Model, dimensions: int | None) -> int:
+def output_width(model: Model, dimensions: int | None) -> int:
     """Columns of a vector cut to `dimensions`; None keeps all. Raises InputError for dimensions outside 1 … width."""
     width = model.width
     if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= width):

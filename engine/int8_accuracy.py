@@ -83,15 +83,15 @@ def _check(accuracy: Int8Accuracy, model: Model, least: float) -> None:
     )
 
 
-def _measured(model: Model, ours: Encoder, encoder: str) -> Int8Accuracy:
-    texts = affordable(model.config, on_cpu=ours.device == "cpu")
+def _measured(model: Model, int8: Encoder, encoder: str) -> Int8Accuracy:
+    texts = affordable(model.config, on_cpu=int8.device == "cpu")
     encoded = encoded_for(model, Tokenizer(model), texts)
     tokens = max(REFERENCE_TOKENS, int(encoded.lengths.max()))
     # If int8 runs on the CPU, because CUDA is not available, the reference does too.
-    named = "torch" if ours.name == "torch" else encoder
-    reference = create_encoder(model, device=ours.device, max_batch_tokens=tokens, encoder=named, prepared=False)
+    named = "torch" if int8.name == "torch" else encoder
+    reference = create_encoder(model, device=int8.device, max_batch_tokens=tokens, encoder=named, prepared=False)
     try:
-        return compared(model, encoded, ours, reference)
+        return compared(model, encoded, int8, reference)
     finally:
         reference.close()
 
@@ -112,19 +112,19 @@ def encoded_for(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Enc
     return tokenizer.encode(texts, TokenizeOptions(is_query=False if task_of(model) == Task.MULTI else None))
 
 
-def compared(model: Model, encoded: Encoded, ours: Encoder, theirs: Encoder) -> Int8Accuracy:
-    """The accuracy of `ours` against `theirs`. Raises EncoderError if a forward fails."""
+def compared(model: Model, encoded: Encoded, int8: Encoder, reference: Encoder) -> Int8Accuracy:
+    """The accuracy of `int8` against `reference`. Raises EncoderError if a forward fails."""
     task = task_of(model)
-    own_rows, reference_rows = (_rows(encoder, encoded, task, model.max_input_length) for encoder in (ours, theirs))
+    own_rows, reference_rows = (_rows(encoder, encoded, task, model.max_input_length) for encoder in (int8, reference))
     if task == Task.CLASSIFY and model.heads.classifier is not None:
         activation = model.heads.classifier.activation
         class_scores = scores(own_rows.values, activation), scores(reference_rows.values, activation)
-        return accuracy_of_labels(own_rows.values, reference_rows.values, class_scores, dtype=theirs.dtype)
+        return accuracy_of_labels(own_rows.values, reference_rows.values, class_scores, dtype=reference.dtype)
     if task == Task.SPARSE:
         vocabulary = model.config.vocab_size
-        return accuracy_of_rows(_dense(own_rows, vocabulary), _dense(reference_rows, vocabulary), dtype=theirs.dtype)
+        return accuracy_of_rows(_dense(own_rows, vocabulary), _dense(reference_rows, vocabulary), dtype=reference.dtype)
     texts = None if task == Task.EMBED else (_means(own_rows), _means(reference_rows))
-    return accuracy_of_rows(own_rows.values, reference_rows.values, texts, dtype=theirs.dtype)
+    return accuracy_of_rows(own_rows.values, reference_rows.values, texts, dtype=reference.dtype)
 
 
 def _rows(encoder: Encoder, encoded: Encoded, task: Task, longest: int) -> TaskOutput:

@@ -30,7 +30,7 @@ class MemoryEstimate:
     loading: int = 0
 
     @property
-    def kept(self) -> int:
+    def resident(self) -> int:
         """Bytes in use after loading."""
         return self.weights + self.activations
 

@@ -119,9 +119,9 @@ class LayerNorm:
 
     def __call__(self, x: Floats) -> Floats:
         """float32 [B, columns] → float32 [B, columns]."""
-        centred = x - x.mean(1, keepdims=True)
-        variance = np.einsum("ij,ij->i", centred, centred)[:, None] / np.float32(x.shape[1])
-        y: Floats = centred / np.sqrt(variance + np.float32(self.eps)) * self.gamma
+        centered = x - x.mean(1, keepdims=True)
+        variance = np.einsum("ij,ij->i", centered, centered)[:, None] / np.float32(x.shape[1])
+        y: Floats = centered / np.sqrt(variance + np.float32(self.eps)) * self.gamma
         return y if self.beta is None else y + self.beta
 
 

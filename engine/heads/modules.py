@@ -111,7 +111,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
             check_normalize(folder, module["path"])
             after_pooling.append(Normalize())
         elif kind == "token Dense":
-            token_dense.append(read_dense(folder, module["path"], of="token_embeddings"))
+            token_dense.append(read_dense(folder, module["path"], input_name="token_embeddings"))
         elif kind == "SpladePooling":
             splade = _splade_pooling(folder / module["path"] / "config.json")
         elif kind == "MultiVectorMask":

@@ -155,17 +155,17 @@ def is_plain(module: Module) -> bool:
     return isinstance(module, Dense) and module.activation in PLAIN and not module.residual
 
 
-def read_dense(folder: Path, name: str, *, of: str = "sentence_embedding") -> Dense:
+def read_dense(folder: Path, name: str, *, input_name: str = "sentence_embedding") -> Dense:
     """Read the Dense module in the folder `name` of a model's `folder`. Raises BrokenModel or UnsupportedModel.
 
-    `of` is sentence-transformers' name for the rows it takes: "sentence_embedding" or "token_embeddings".
+    `input_name` is sentence-transformers' name for the rows it takes: "sentence_embedding" or "token_embeddings".
     """
     path = folder / name / "config.json"
     fields = read_object(path)
     # sentence-transformers' own default is Tanh.
     activation = str(fields.get("activation_function") or "torch.nn.modules.activation.Tanh")
     kind = activation.rpartition(".")[2]
-    on_tokens = of == "token_embeddings"
+    on_tokens = input_name == "token_embeddings"
     supported = [class_name for class_name, ours in ACTIVATION_CLASSES.items() if ours in PLAIN or not on_tokens]
     if kind not in supported or not activation.startswith("torch.nn."):
         raise UnsupportedModel(
@@ -173,8 +173,8 @@ def read_dense(folder: Path, name: str, *, of: str = "sentence_embedding") -> De
         )
     if on_tokens:
         _only(path, fields, "use_residual", False)
-    _only(path, fields, "module_input_name", of)
-    _only(path, fields, "module_output_name", of, None)
+    _only(path, fields, "module_input_name", input_name)
+    _only(path, fields, "module_output_name", input_name, None)
     inputs, outputs = (_count(path, fields, field) for field in ("in_features", "out_features"))
     _check_weights(folder, name, "MultiVectorEncoder" if on_tokens else "SentenceTransformer")
     return Dense(

@@ -14,7 +14,7 @@ from embert.engine.batch import TaskOutput
 from embert.engine.heads.description import MultiVector
 from embert.engine.heads.pooling import modes_of
 
-__all__ = ["kept_rows", "pooled_rows", "token_weight_rows"]
+__all__ = ["multi_vector_mask", "pooled_rows", "token_weight_rows"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.integer]
@@ -100,7 +100,7 @@ def token_weight_rows(
     return TaskOutput(largest.reshape(-1, 1), offsets, indices.astype(np.int32))
 
 
-def kept_rows(ids: Ints, cu_seqlens: Ints, head: MultiVector, *, is_query: bool) -> npt.NDArray[np.bool_]:
+def multi_vector_mask(ids: Ints, cu_seqlens: Ints, head: MultiVector, *, is_query: bool) -> npt.NDArray[np.bool_]:
     """Whether each token's row is a vector of its query or document: bool [T].
 
     `ids` are int32 [T], the tokens of sequences whose lengths have the prefix sums `cu_seqlens`, int32 [B + 1].

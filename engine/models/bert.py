@@ -7,9 +7,19 @@ from collections.abc import Mapping
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.models.tensor_names import Classification, MaskedLM, TensorNames, WeightMapping
+from embert.engine.models.tensor_names import Classification, FusedWeight, MaskedLM, TensorNames, WeightMapping
 
-__all__ = ["ACTIVATIONS", "CLASSIFICATION", "DEFAULTS", "GATES", "MASKED_LM", "read", "read_bert_like"]
+__all__ = [
+    "ACTIVATIONS",
+    "CLASSIFICATION",
+    "DEFAULTS",
+    "GATED_PARTS",
+    "GATES",
+    "MASKED_LM",
+    "fused_qkv",
+    "read",
+    "read_bert_like",
+]
 
 # HuggingFace's names → the function that is computed. `gelu` is the exact (erf) form; the other two are the tanh form.
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
@@ -36,6 +46,25 @@ MASKED_LM = MaskedLM(
 )
 
 CLASSIFICATION = Classification(dense="bert.pooler.dense", out="classifier")
+
+# transformers 5's own names of the parts of layers with a gate.
+GATED_PARTS = {
+    "attention.self.query": "self_attn.q_proj",
+    "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj",
+    "attention.output.dense": "self_attn.o_proj",
+    "attention.output.LayerNorm": "post_attention_layernorm",
+    "intermediate.gate": "mlp.gate_proj",
+    "intermediate.dense": "mlp.up_proj",
+    "output.dense": "mlp.down_proj",
+    "output.LayerNorm": "post_mlp_layernorm",
+}
+
+
+def fused_qkv(name: str) -> dict[str, FusedWeight]:
+    """Queries, keys and values in one stored tensor."""
+    parts = ("attention.self.query", "attention.self.key", "attention.self.value")
+    return {part: FusedWeight(name, place, 3) for place, part in enumerate(parts)}
 
 
 def read(config: ConfigFile) -> EncoderConfig:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from embert.engine.errors import BrokenModel
-from embert.engine.models.bert import DEFAULTS, GATES, read_bert_like
+from embert.engine.models.bert import DEFAULTS, GATED_PARTS, GATES, fused_qkv, read_bert_like
 from embert.engine.models.config_file import ConfigFile, check_pairs, with_rope_parameters, with_rotary
 from embert.engine.models.encoder_config import EncoderConfig, Ntk, Rotary
 from embert.engine.models.tensor_names import (
@@ -45,30 +45,11 @@ UNPACKED: Mapping[str, str | FusedWeight] = {
     "output.dense": "mlp.down_proj",
     "output.LayerNorm": "mlp_ln",
 }
-PACKED: Mapping[str, str | FusedWeight] = {
-    **UNPACKED,
-    "attention.self.query": FusedWeight("attention.qkv_proj", 0, 3),
-    "attention.self.key": FusedWeight("attention.qkv_proj", 1, 3),
-    "attention.self.value": FusedWeight("attention.qkv_proj", 2, 3),
-}
+PACKED: Mapping[str, str | FusedWeight] = {**UNPACKED, **fused_qkv("attention.qkv_proj")}
 MAPPINGS = (
     WeightMapping(PACKED, PREFIXES),
     WeightMapping(UNPACKED, PREFIXES),
-    WeightMapping(
-        parts={
-            "attention.self.query": "self_attn.q_proj",
-            "attention.self.key": "self_attn.k_proj",
-            "attention.self.value": "self_attn.v_proj",
-            "attention.output.dense": "self_attn.o_proj",
-            "attention.output.LayerNorm": "post_attention_layernorm",
-            "intermediate.gate": "mlp.gate_proj",
-            "intermediate.dense": "mlp.up_proj",
-            "output.dense": "mlp.down_proj",
-            "output.LayerNorm": "post_mlp_layernorm",
-        },
-        prefixes=PREFIXES,
-        layers="layers.",
-    ),
+    WeightMapping(GATED_PARTS, PREFIXES, "layers."),
 )
 ABSENT = frozenset({"intermediate.gate.bias", "intermediate.dense.bias"})
 MASKED_LM = MaskedLM(

@@ -27,7 +27,7 @@ GATED_PARTS: dict[str, str | FusedWeight] = {
     "attention.output.LayerNorm": "attention.output.LayerNorm",
 }
 # Another code of the same authors, whose config.json says the same otherwise: it normalizes queries and keys.
-NORMALISED = "jinaai/jina-bert-v2-qk-post-norm"
+NORMALIZES = "jinaai/jina-bert-v2-qk-post-norm"
 
 
 def read_bert(config: ConfigFile) -> EncoderConfig:
@@ -39,7 +39,7 @@ def read(config: ConfigFile) -> EncoderConfig:
     """The architecture of BERT with `position_embedding_type` alibi. Raises BrokenModel or UnsupportedModel."""
     code = config.fields.get("auto_map")
     for reference in code.values() if isinstance(code, dict) else ():
-        if str(reference).startswith(NORMALISED):
+        if str(reference).startswith(NORMALIZES):
             raise config.unsupported("auto_map", reference, ("jinaai/jina-bert-implementation",))
     kind = config.one_of("feed_forward_type", ("original", *GATES), "original")
     gated = kind in GATES

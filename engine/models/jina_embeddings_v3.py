@@ -12,7 +12,7 @@ from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.models import roberta
-from embert.engine.models.bert import read_bert_like
+from embert.engine.models.bert import fused_qkv, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import Adapters, Attention, EncoderConfig, Rotary
 from embert.engine.models.tensor_names import FusedWeight, TensorNames, WeightMapping
@@ -20,9 +20,7 @@ from embert.engine.models.tensor_names import FusedWeight, TensorNames, WeightMa
 __all__ = ["read", "read_xlm_roberta"]
 
 LINEAR: dict[str, str | FusedWeight] = {
-    "attention.self.query": FusedWeight("mixer.Wqkv", 0, 3),
-    "attention.self.key": FusedWeight("mixer.Wqkv", 1, 3),
-    "attention.self.value": FusedWeight("mixer.Wqkv", 2, 3),
+    **fused_qkv("mixer.Wqkv"),
     "attention.output.dense": "mixer.out_proj",
     "intermediate.dense": "mlp.fc1",
     "output.dense": "mlp.fc2",

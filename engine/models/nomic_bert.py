@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from embert.engine.errors import UnsupportedModel
-from embert.engine.models.bert import DEFAULTS, GATES, read_bert_like
+from embert.engine.models.bert import DEFAULTS, GATED_PARTS, GATES, fused_qkv, read_bert_like
 from embert.engine.models.config_file import ConfigFile, check_pairs, stretched, with_rope_parameters, with_rotary
 from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig, Rotary
 from embert.engine.models.tensor_names import (
@@ -56,9 +56,7 @@ LEFT_OUT: dict[str, tuple[object, ...]] = {
 PREFIXES = ("bert.", "nomic_bert.")
 OLDER: Mapping[str, str | FusedWeight] = {
     "embeddings.LayerNorm": "emb_ln",
-    "attention.self.query": FusedWeight("attn.Wqkv", 0, 3),
-    "attention.self.key": FusedWeight("attn.Wqkv", 1, 3),
-    "attention.self.value": FusedWeight("attn.Wqkv", 2, 3),
+    **fused_qkv("attn.Wqkv"),
     "attention.output.dense": "attn.out_proj",
     "attention.output.LayerNorm": "norm1",
     "intermediate.gate": "mlp.fc12",
@@ -68,21 +66,7 @@ OLDER: Mapping[str, str | FusedWeight] = {
 }
 MAPPINGS = (
     WeightMapping(OLDER, PREFIXES, "encoder.layers."),
-    WeightMapping(
-        parts={
-            "attention.self.query": "self_attn.q_proj",
-            "attention.self.key": "self_attn.k_proj",
-            "attention.self.value": "self_attn.v_proj",
-            "attention.output.dense": "self_attn.o_proj",
-            "attention.output.LayerNorm": "post_attention_layernorm",
-            "intermediate.gate": "mlp.gate_proj",
-            "intermediate.dense": "mlp.up_proj",
-            "output.dense": "mlp.down_proj",
-            "output.LayerNorm": "post_mlp_layernorm",
-        },
-        prefixes=PREFIXES,
-        layers="layers.",
-    ),
+    WeightMapping(GATED_PARTS, PREFIXES, "layers."),
 )
 PLAIN_SCHEMES = (WeightMapping({**OLDER, "intermediate.dense": "mlp.fc1"}, PREFIXES, "encoder.layers."),)
 

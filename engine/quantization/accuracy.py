@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NEIGHBORS", "Int8Accuracy", "accuracy_of_labels", "accuracy_of_rows", "kept_neighbors"]
+__all__ = ["NEIGHBORS", "Int8Accuracy", "accuracy_of_labels", "accuracy_of_rows", "neighbor_recall"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -37,32 +37,32 @@ class Int8Accuracy:
 
 
 def accuracy_of_rows(
-    ours: Floats, theirs: Floats, texts: tuple[Floats, Floats] | None = None, *, dtype: str
+    rows: Floats, reference: Floats, texts: tuple[Floats, Floats] | None = None, *, dtype: str
 ) -> Int8Accuracy:
     """Of rows [n, columns]. `texts` are vectors of the texts, where a text has several rows: [m, columns] each."""
-    cosines = (_unit(ours) * _unit(theirs)).sum(1)
-    own_texts, reference_texts = texts or (ours, theirs)
-    neighbors = kept_neighbors(own_texts, reference_texts)
+    cosines = (_unit(rows) * _unit(reference)).sum(1)
+    own_texts, reference_texts = texts or (rows, reference)
+    neighbors = neighbor_recall(own_texts, reference_texts)
     return Int8Accuracy(dtype, len(own_texts), "cosine", float(cosines.min()), float(np.median(cosines)), neighbors)
 
 
-def accuracy_of_labels(ours: Floats, theirs: Floats, scores: tuple[Floats, Floats], *, dtype: str) -> Int8Accuracy:
+def accuracy_of_labels(rows: Floats, reference: Floats, scores: tuple[Floats, Floats], *, dtype: str) -> Int8Accuracy:
     """Of logits [n, labels] and their scores: each label's correlation over the texts, at worst and in the median."""
-    own_columns, reference_columns = (_unit((matrix - matrix.mean(0)).T) for matrix in (ours, theirs))
+    own_columns, reference_columns = (_unit((matrix - matrix.mean(0)).T) for matrix in (rows, reference))
     correlations = (own_columns * reference_columns).sum(1)
     largest = float(np.abs(scores[0] - scores[1]).max())
     return Int8Accuracy(
-        dtype, len(ours), "correlation", float(correlations.min()), float(np.median(correlations)), None, largest
+        dtype, len(rows), "correlation", float(correlations.min()), float(np.median(correlations)), None, largest
     )
 
 
-def kept_neighbors(ours: Floats, theirs: Floats, count: int = NEIGHBORS) -> float:
+def neighbor_recall(rows: Floats, reference: Floats, count: int = NEIGHBORS) -> float:
     """The share of each vector's `count` nearest ones by cosine, without itself, that are the same: [n, columns]."""
-    count = min(count, len(ours) - 1)
+    count = min(count, len(rows) - 1)
     if count < 1:
         return 1.0
     near = []
-    for vectors in (ours, theirs):
+    for vectors in (rows, reference):
         cosines = _unit(vectors) @ _unit(vectors).T
         np.fill_diagonal(cosines, -np.inf)
         near.append(np.argpartition(-cosines, count - 1, axis=1)[:, :count])

@@ -135,7 +135,7 @@ class Backend:
         words = self._words
         if words is None:
             return self.library_ids(texts)
-        split = [None if (c := words.chunks(text)) is None else _kept(c, limit, direction) for text in texts]
+        split = [None if (c := words.chunks(text)) is None else _cut_chunks(c, limit, direction) for text in texts]
         if None not in split:
             return words.lookup(split)  # type: ignore[arg-type]  # None was just ruled out
         whole = iter(self.library_ids([t for t, chunks in zip(texts, split, strict=True) if chunks is None]))
@@ -152,7 +152,7 @@ class Backend:
             chunks = words.chunks(text)
             if chunks is None:
                 return None
-            split.append(_kept(chunks, limit, direction))
+            split.append(_cut_chunks(chunks, limit, direction))
         return words.known(split)
 
     def cuts(self, options: TokenizeOptions) -> bool:
@@ -340,7 +340,7 @@ def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, Exception) else "the tokenizer panicked"
 
 
-def _kept(chunks: list[str], limit: int | None, direction: Direction) -> list[str]:
+def _cut_chunks(chunks: list[str], limit: int | None, direction: Direction) -> list[str]:
     """The chunks that hold the first (last) `limit` tokens: each chunk is at least one token."""
     if limit is None or len(chunks) <= limit:
         return chunks

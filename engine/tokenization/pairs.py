@@ -150,7 +150,7 @@ class Pairs:
             first = np.minimum(first, capacities.first)
         if capacities.second < capacities.pair:
             second = np.minimum(second, capacities.second)
-        first, second = _kept(first, second, capacities.pair)
+        first, second = _truncated_counts(first, second, capacities.pair)
         cut = (first < known_first) | (second < known_second)
         truncated = int(np.count_nonzero(cut))
         if truncated and not self._backend.cuts(options):
@@ -222,7 +222,7 @@ def _counts(bodies: Sequence[bytes]) -> Counts:
     return np.fromiter(map(len, bodies), np.int64, len(bodies)) // ID_BYTES
 
 
-def _kept(first: Counts, second: Counts, capacity: int) -> tuple[Counts, Counts]:
+def _truncated_counts(first: Counts, second: Counts, capacity: int) -> tuple[Counts, Counts]:
     """How many tokens of the first and of the second text of each pair stay, where `capacity` tokens fit.
 
     As truncate_encodings of the tokenizers library has it: the shorter text keeps up to half of the capacity, the

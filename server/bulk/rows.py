@@ -16,7 +16,7 @@ import pybase64
 
 from embert.engine import Model
 from embert.engine.batch import TaskOutput
-from embert.engine.engine import kept_columns
+from embert.engine.engine import output_width
 from embert.engine.tasks import Task
 from embert.server.bulk.job import BulkError, Job, require_pyarrow
 
@@ -224,7 +224,7 @@ class ArrowFormat:
         """`job` must have the schema of its kept columns."""
         self._pa = pa = require_pyarrow("pyarrow", "Parquet")
         self._job = job
-        self.kept = pa.ipc.read_schema(pa.py_buffer(job.schema))
+        self.kept_schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
         floats = pa.field("element", pa.float32(), nullable=False)
         if job.task == Task.SPARSE:
             ids = pa.field("element", pa.int32(), nullable=False)
@@ -233,9 +233,11 @@ class ArrowFormat:
             head = model.heads.multi_vector
             types = [pa.list_(pa.field("element", pa.list_(floats, head.columns if head else 0), nullable=False))]
         else:
-            types = [pa.list_(floats, kept_columns(model, job.dimensions))]
+            types = [pa.list_(floats, output_width(model, job.dimensions))]
         columns = zip(job.vector_columns, types, strict=True)
-        self.schema = pa.schema([*self.kept, *(pa.field(name, type_, nullable=False) for name, type_ in columns)])
+        self.schema = pa.schema(
+            [*self.kept_schema, *(pa.field(name, type_, nullable=False) for name, type_ in columns)]
+        )
 
     def stream(self, parsed: ParsedRows, vectors: TaskOutput) -> memoryview:
         """An Arrow stream of one batch. Raises ColumnError for a kept value that its column would change."""
@@ -250,11 +252,11 @@ class ArrowFormat:
         pa, job = self._pa, self._job
         is_table = parsed.content is not None and job.input_format != "jsonl"
         if is_table:
-            others = parsed.content.select([name for name in self.kept.names if name != job.column])
+            others = parsed.content.select([name for name in self.kept_schema.names if name != job.column])
             if len(parsed.rows) < others.num_rows:
                 others = others.take(pa.array(parsed.rows, pa.int64()))
         columns = []
-        for field in self.kept:
+        for field in self.kept_schema:
             if field.name == job.column:
                 columns.append(pa.array(parsed.texts, field.type))
             elif is_table:
@@ -289,7 +291,7 @@ class ArrowFormat:
         raise AssertionError("a column cannot hold its values, though it can hold each")
 
     def _check_no_new_field(self, parsed: ParsedRows) -> None:
-        names = set(self.kept.names)
+        names = set(self.kept_schema.names)
         for row in parsed.rows:
             for name in parsed.content[row]:
                 if name not in names:
@@ -365,7 +367,7 @@ class FileLayout:
     """What a complete output file has beside the bytes of the blocks."""
 
     def __init__(self, job: Job, model: Model) -> None:
-        self._columns = kept_columns(model, job.dimensions) if job.output_format == "npy" else 0
+        self._columns = output_width(model, job.dimensions) if job.output_format == "npy" else 0
         self.is_parquet = job.output_format == "parquet"
         if self.is_parquet:
             self._arrow, self._job = ArrowFormat(job, model), job
@@ -380,7 +382,7 @@ class FileLayout:
 
     def parquet_writer(self, file: Any) -> Any:
         """A `pyarrow.parquet.ParquetWriter` into an open file."""
-        names = self._arrow.kept.names
+        names = self._arrow.kept_schema.names
         return require_pyarrow("pyarrow.parquet", "Parquet").ParquetWriter(
             file,
             self._arrow.schema,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from embert.engine import Encoder, Model
-from embert.engine.engine import kept_columns, require_task
+from embert.engine.engine import output_width, require_task
 from embert.engine.host import usable_cpus
 from embert.engine.quantization import MIN_ACCURACY
 from embert.server.bulk.job import Block, BulkError, CannotResume, Job, RowRange, SharedBuffers
@@ -127,7 +127,7 @@ def embed_files(
     Raises BulkError, InputError for options that the model does not have, OSError. Every process has ended then.
     """
     require_task(model, job.task)
-    kept_columns(model, job.dimensions)
+    output_width(model, job.dimensions)
     # The device type is known once an encoder has loaded. A buffer that is not used costs nothing.
     buffers = SharedBuffers.create(max(devices.num_buffers([device_type]) for device_type in ("cuda", "cpu")))
     with contextlib.closing(buffers), contextlib.ExitStack() as stack:

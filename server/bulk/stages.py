@@ -14,9 +14,9 @@ import numpy.typing as npt
 from embert.engine import Encoder, Model, Tokenizer
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encode_batches import by_length, gathered, packed, spans
-from embert.engine.engine import batch_budget, encode_texts, kept_columns, require_task
+from embert.engine.engine import batch_budget, encode_texts, output_width, require_task
 from embert.engine.errors import InputError
-from embert.engine.heads.token_rows import kept_rows
+from embert.engine.heads.token_rows import multi_vector_mask
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.server.bulk.job import Block, Job, SharedBuffers
@@ -139,7 +139,7 @@ class EngineStage:
         """
         require_task(model, job.task)
         self._job, self._model, self._encoder, self._buffers = job, model, encoder, buffers
-        self._columns = kept_columns(model, job.dimensions)
+        self._columns = output_width(model, job.dimensions)
         self._budget = batch_budget(model, encoder)
         self._progress = progress
         self._in_flight: deque[tuple[_BlockInFlight, slice, PackedBatch, Any]] = deque()
@@ -196,7 +196,7 @@ class EngineStage:
         else:
             head = self._model.heads.multi_vector
             if self._job.task == Task.MULTI and head is not None:
-                rows = rows.where(kept_rows(batch.ids, batch.cu_seqlens, head, is_query=self._job.is_query))
+                rows = rows.where(multi_vector_mask(batch.ids, batch.cu_seqlens, head, is_query=self._job.is_query))
             in_flight.rows.append(rows)
         self._progress(batch.sequences)
         in_flight.batches -= 1

@@ -159,7 +159,7 @@ def _check_memory(planned: Sequence[PlannedModel]) -> dict[str, str]:
                 )
                 del sizes[name]
         needed = _sum(sizes, place)
-        parts = " + ".join(f"{name} {_gib(size.kept)}" for name, size in sizes.items())
+        parts = " + ".join(f"{name} {_gib(size.resident)}" for name, size in sizes.items())
         if needed > place.size:
             raise ConfigError(
                 f"the models need {_gib(needed)} GiB of {place.name}'s memory, which has {_gib(place.size)} "
@@ -194,7 +194,7 @@ def _sum(sizes: Mapping[str, MemoryEstimate], place: _Place) -> int:
     """Models load one after the other on a GPU, so only the largest loading peak counts."""
     processes = len(place.processes) * process_bytes("cuda" if place.on_gpu else "cpu")
     loading = max((size.loading for size in sizes.values()), default=0)
-    return sum(size.kept for size in sizes.values()) + loading + processes
+    return sum(size.resident for size in sizes.values()) + loading + processes
 
 
 def _number(device: str) -> int:

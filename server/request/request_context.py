@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope
 
 from embert.engine import Encoded, Task
 from embert.engine.batch import cumulative
-from embert.engine.heads.token_rows import kept_rows
+from embert.engine.heads.token_rows import multi_vector_mask
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.config import option_name
 from embert.server.engine_client.router import Answer, TooManyWeights
@@ -355,7 +355,7 @@ class RequestContext:
             self.hold(weights * BYTES_A_WEIGHT, "the answer")
         head = handle.model.heads.multi_vector
         if Task.MULTI in tasks and head is not None:
-            row_mask = kept_rows(encoded.ids, cumulative(encoded.lengths), head, is_query=self._is_query)
+            row_mask = multi_vector_mask(encoded.ids, cumulative(encoded.lengths), head, is_query=self._is_query)
             answer.rows[Task.MULTI] = answer.rows[Task.MULTI].where(row_mask)
             answer.token_ids = encoded.ids[row_mask]
         return answer

@@ -330,7 +330,7 @@ class Additions:
 
     def add_to_product(self, y: torch.Tensor, x: torch.Tensor, chosen: torch.Tensor) -> None:
         """Add to `y` [T, rows], the weight's product with `x` [T, columns], in place."""
-        low_rank = _kept(F.linear(x.float(), self._right), chosen)
+        low_rank = _selected(F.linear(x.float(), self._right), chosen)
         if y.dtype == torch.float32:
             y.addmm_(low_rank, self._left.T)
         else:
@@ -338,7 +338,7 @@ class Additions:
 
     def of_table(self, ids: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """float32 [T, columns], for rows of a table: int64 [T]."""
-        return _kept(F.embedding(ids, self._left), chosen) @ self._right
+        return _selected(F.embedding(ids, self._left), chosen) @ self._right
 
 
 class AdaptedLinear:
@@ -370,7 +370,7 @@ class AdaptedLinear:
         return y if gate is None else y.mul_(gate)
 
 
-def _kept(every: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def _selected(every: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """[T, n · rank] with zeros in place of the adapters that a row does not have."""
     return (every.view(*chosen.shape, -1) * chosen[:, :, None]).flatten(1)
 

@@ -57,14 +57,14 @@ class Rotation:
         return torch.from_numpy(cosines), torch.from_numpy(sines)
 
 
-def rotate(to: torch.Tensor, given: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
-    """Rotate `given` [..., L, size] into `to`. Columns past those of the tables' pairs are copied."""
+def rotate(output: torch.Tensor, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+    """Rotate `x` [..., L, size] into `output`. Columns past those of the tables' pairs are copied."""
     half = cosines.shape[1]
-    low, high = given[..., :half].float(), given[..., half : 2 * half].float()
-    to[..., :half] = torch.addcmul(low * cosines, high, sines, value=-1)
-    to[..., half : 2 * half] = torch.addcmul(high * cosines, low, sines)
-    if 2 * half < given.shape[-1]:
-        to[..., 2 * half :] = given[..., 2 * half :]
+    low, high = x[..., :half].float(), x[..., half : 2 * half].float()
+    output[..., :half] = torch.addcmul(low * cosines, high, sines, value=-1)
+    output[..., half : 2 * half] = torch.addcmul(high * cosines, low, sines)
+    if 2 * half < x.shape[-1]:
+        output[..., 2 * half :] = x[..., 2 * half :]
 
 
 MATRIX_LENGTH = 528  # sequences of up to so many tokens share one matrix; memory grows with its square

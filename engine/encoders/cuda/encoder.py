@@ -242,7 +242,7 @@ class CudaEncoder(Encoder):
             for part in parts_of(batch):
                 device_batch, host_batch, host = part.batch, None, self._host_embedding
                 if host is not None:
-                    device_batch, host_batch = host.asked(device_batch), host.kept(device_batch)
+                    device_batch, host_batch = host.device_batch(device_batch), host.host_batch(device_batch)
                 layout = Layout.of(device_batch, self._model)
                 flights.append(InFlightSlice(self._start(part, device_batch), part, layout, host_batch))
         except EncoderError:
@@ -257,7 +257,7 @@ class CudaEncoder(Encoder):
         config = self._config
         tasks, normalize = batch.tasks, batch.normalize
         if self._host_classifier is not None:
-            tasks, normalize = self._host_classifier.asked(tasks), np.zeros(batch.sequences, np.bool_)
+            tasks, normalize = self._host_classifier.device_tasks(tasks), np.zeros(batch.sequences, np.bool_)
         try:
             return int(
                 self._opened(part).submit(
@@ -298,9 +298,9 @@ class CudaEncoder(Encoder):
                 continue
             rows = {Task(bit): flight.layout.rows(Task(bit), *answer) for bit, *answer in outputs}
             if self._host_classifier is not None:
-                rows = self._host_classifier.answered(rows)
+                rows = self._host_classifier.finish(rows)
             if self._host_embedding is not None and flight.host_batch is not None:
-                rows = self._host_embedding.answered(rows, flight.host_batch)
+                rows = self._host_embedding.finish(rows, flight.host_batch)
             answers.append(rows)
         return answers, failure
 
@@ -327,8 +327,8 @@ class CudaEncoder(Encoder):
             filled = np.arange(cu_seqlens[-1], dtype=np.int64) * 7919 % model.config.vocab_size
             batch = PackedBatch(filled.astype(np.int32), cu_seqlens)
             batch.ids[: len(ids)] = batch.ids[-len(ids) :] = ids
-            as_they_are = np.zeros(len(lengths), np.bool_)
-            ticket = encoder.submit(batch.ids, cu_seqlens, None, None, None, as_they_are, None)
+            normalize = np.zeros(len(lengths), np.bool_)
+            ticket = encoder.submit(batch.ids, cu_seqlens, None, None, None, normalize, None)
             ((_, vectors, _, _),) = encoder.wait(ticket)
             for vector in vectors[[0, -1]]:
                 wrong = mismatch(vector, expected, self.dtype)

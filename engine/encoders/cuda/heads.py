@@ -123,14 +123,14 @@ class HostClassifier:
         self._layers = [] if head is None else _layers(checkpoint, head.layers)
 
     @staticmethod
-    def asked(tasks: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8] | None:
+    def device_tasks(tasks: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8] | None:
         """The tasks [B] of a batch, with pooled rows in the place of logits."""
         if tasks is None:
             return None
         rest = tasks & ~np.uint8(Task.CLASSIFY)
         return np.where(tasks & np.uint8(Task.CLASSIFY), rest | np.uint8(Task.EMBED), rest).astype(np.uint8)
 
-    def answered(self, rows: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
+    def finish(self, rows: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
         """The rows of each task, with logits float32 [n, labels] in the place of pooled rows [n, hidden]."""
         pooled = rows.pop(Task.EMBED, None)
         if pooled is None:
@@ -156,7 +156,7 @@ class HostEmbedding:
         self._width = model.width
         self._head = EmbeddingHead(model.folder, model.after_pooling, rows=ROWS)
 
-    def asked(self, batch: PackedBatch) -> PackedBatch:
+    def device_batch(self, batch: PackedBatch) -> PackedBatch:
         """The batch that the extension runs instead: TOKENS rows for EMBED, or unprocessed pooled rows."""
         tasks = batch.tasks
         if self._pooling and batch.sequences:
@@ -166,14 +166,14 @@ class HostEmbedding:
         return dataclasses.replace(batch, tasks=tasks, dimensions=None, normalize=np.zeros(batch.sequences, np.bool_))
 
     @staticmethod
-    def kept(batch: PackedBatch) -> PackedBatch:
-        """What `answered` needs of a batch: a copy, because its arrays may be reused once it is submitted."""
+    def host_batch(batch: PackedBatch) -> PackedBatch:
+        """What `finish` needs of a batch: a copy, because its arrays may be reused once it is submitted."""
         arrays = {name: getattr(batch, name) for name in ("tasks", "dimensions", "normalize", "prompt_tokens")}
         copies = {name: None if array is None else array.copy() for name, array in arrays.items()}
         return PackedBatch(np.empty(0, np.int32), batch.cu_seqlens.copy(), **copies)
 
-    def answered(self, rows: dict[Task, TaskOutput], batch: PackedBatch) -> dict[Task, TaskOutput]:
-        """The rows of each task, with EMBED's. `rows` answer the batch of `asked`; `batch` is that of `kept`."""
+    def finish(self, rows: dict[Task, TaskOutput], batch: PackedBatch) -> dict[Task, TaskOutput]:
+        """The rows of each task, with EMBED's. `rows` are those of `device_batch`; `batch` is that of `host_batch`."""
         wanting = batch.sequences_of(Task.EMBED)
         if not len(wanting):
             return (

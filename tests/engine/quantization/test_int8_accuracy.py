@@ -16,7 +16,7 @@ from embert.engine.engine import Engine
 from embert.engine.errors import UnsupportedModel
 from embert.engine.int8_accuracy import affordable, sentences
 from embert.engine.model import Model, load_model
-from embert.engine.quantization.accuracy import accuracy_of_labels, accuracy_of_rows, kept_neighbors
+from embert.engine.quantization.accuracy import accuracy_of_labels, accuracy_of_rows, neighbor_recall
 from tests.engine.conftest import small_tokenizer
 from tests.engine.heads.classifiers import build_classifier
 from tests.engine.heads.late_interaction import COLUMNS, pylate
@@ -95,12 +95,12 @@ def test_splade_and_late_interaction_are_compared_by_their_rows(
 def test_neighbours_are_counted() -> None:
     random = np.random.default_rng(0)
     vectors = random.normal(size=(40, 16)).astype(np.float32)
-    assert kept_neighbors(vectors, vectors * 3) == 1
-    assert kept_neighbors(vectors, random.permutation(vectors)) < 0.6
+    assert neighbor_recall(vectors, vectors * 3) == 1
+    assert neighbor_recall(vectors, random.permutation(vectors)) < 0.6
     moved = vectors.copy()
     moved[:, 0] += 0.3 * random.normal(size=40).astype(np.float32)
-    assert 0.6 < kept_neighbors(moved, vectors) < 1
-    assert kept_neighbors(vectors[:1], vectors[:1]) == 1
+    assert 0.6 < neighbor_recall(moved, vectors) < 1
+    assert neighbor_recall(vectors[:1], vectors[:1]) == 1
 
 
 def test_the_worst_row_and_the_worst_label_count() -> None:

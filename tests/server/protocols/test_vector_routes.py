@@ -16,7 +16,7 @@ from embert import engine
 from embert.engine import Task
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.heads.description import Heads, MultiVector, Role
-from embert.engine.heads.token_rows import kept_rows
+from embert.engine.heads.token_rows import multi_vector_mask
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.config import ModelConfig
 from embert.server.request.model_handle import ModelHandle
@@ -82,7 +82,7 @@ def oracle(three_heads: Live) -> dict[Task, TaskOutput]:
     rows = encoder.wait(encoder.submit(PackedBatch(encoded.ids, offsets, tasks=np.full(3, tasks, np.uint8))))
     head = model.heads.multi_vector
     assert head is not None
-    return {**rows, Task.MULTI: rows[Task.MULTI].where(kept_rows(encoded.ids, offsets, head, is_query=False))}
+    return {**rows, Task.MULTI: rows[Task.MULTI].where(multi_vector_mask(encoded.ids, offsets, head, is_query=False))}
 
 
 @pytest.mark.parametrize("form", ["float", "base64"])
