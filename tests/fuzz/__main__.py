@@ -29,7 +29,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=16, help="connections at a time")
     parser.add_argument("--slack", type=float, default=1.0, help="seconds that an answer may come after its deadline")
     parser.add_argument("--timeout", type=float, default=60.0, help="--request-timeout of the server at --url")
-    parser.add_argument("--large", type=float, default=0.002, help="share of cases with bodies of megabytes")
     parser.add_argument("--memory", type=float, default=50.0, help="MB that a process may hold more afterwards")
     parser.add_argument("--settle", type=float, default=30.0, help="seconds in which it may let go of the rest")
     parser.add_argument("--findings", type=int, default=50, help="stop after so many")
@@ -65,7 +64,7 @@ def _run(options: argparse.Namespace, server: Live | None) -> int:
     limits = Limits(options.timeout if server is None else REQUEST_TIMEOUT_S, options.slack)
     place = urllib.parse.urlsplit(url)
     routes = fetch_routes(url)
-    maker = Maker(routes, options.seed, large=options.large)
+    maker = Maker(routes, options.seed)
     campaign = Campaign(
         (place.hostname or "", place.port or 80), maker, limits, options.workers, options.findings, print
     )
@@ -90,7 +89,7 @@ def _run(options: argparse.Namespace, server: Live | None) -> int:
         f"answers {dict(sorted(campaign.statuses.items()))}\nconnections {dict(campaign.outcomes)}"
     )
     for finding in campaign.findings:
-        command = f"python -m tests.fuzz --seed {options.seed} --large {options.large} --only {finding.case.index}"
+        command = f"python -m tests.fuzz --seed {options.seed} --only {finding.case.index}"
         print(f"{command}: {'; '.join(finding.faults)[:300]}")
     for fault in faults:
         print(fault)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-__all__ = ["encode", "large", "mutated"]
+__all__ = ["encode", "mutated"]
 
 Path = tuple[int | str, ...]
 
@@ -44,11 +44,6 @@ def mutated(value: Any, random: Random) -> bytes:
     return random.choices((_values, _names, _duplicates, _bytes, _cut, _documents), (40, 10, 7, 25, 8, 10))[0](
         value, random
     )
-
-
-def large(value: Any, random: Random) -> bytes:
-    """A body of megabytes, at the limits or over them, in the field that `value` begins with."""
-    return random.choice(LARGE)(_first_name(value), random)
 
 
 def _values(value: Any, random: Random) -> bytes:
@@ -120,32 +115,6 @@ def _documents(value: Any, random: Random) -> bytes:
 
 def _first_name(value: Any) -> bytes:
     return (next(iter(value), "inputs") if isinstance(value, dict) else "inputs").encode()
-
-
-# (field, random) → body
-LARGE: tuple[Callable[[bytes, Random], bytes], ...] = (
-    lambda name, random: b'{"%b":"%b"}' % (name, b"." * random.choice((1_000_000, 9_900_000))),
-    lambda name, random: b'{"%b":"%b"}' % (name, b"word " * random.choice((20_000, 400_000, 1_900_000))),
-    lambda name, random: b'{"%b":["%b"]}' % (name, "東京".encode() * random.choice((100_000, 1_500_000))),
-    lambda name, random: b'{"%b":"%b"}' % (name, b"a" * 10_000_001),
-    lambda name, random: b'{"%b":[%b1]}' % (name, b"1," * random.choice((100_000, 2_000_000))),
-    lambda name, random: b'{"%b":[%bnull]}' % (name, b"null," * 1_500_000),
-    lambda name, random: b'{"%b":[%b"a"]}' % (name, b'"a",' * random.choice((2047, 100_000))),
-    lambda name, random: b'{"%b":[%b"a"]}' % (name, b'"%b",' % (b"word " * 900) * random.choice((100, 2047))),
-    lambda name, random: b'{"%b":[%b[]]}' % (name, b"[]," * 1_000_000),
-    lambda name, random: b'{"%b":[%b[1]]}' % (name, b"[%b1]," % (b"1," * 1000) * 2000),
-    lambda name, random: b'{"%b":"a",%b}' % (name, b",".join(b'"k%d":1' % number for number in range(200_000))),
-    lambda name, random: b'{"inputs":{"source_sentence":"a","sentences":[%b"a"]}}' % (b'"b c d",' * 2000),
-    lambda name, random: b'{"query":"a","texts":[%b"a"]}' % (b'"b c d",' * random.choice((9_999, 10_000, 100_000))),
-    lambda name, random: (
-        b'{"query":"a","documents":[%b"a"]}' % (b'{"text":"b","x":1},' * random.choice((9_999, 200_000)))
-    ),
-    lambda name, random: (
-        b'{"query":"%b","documents":[%b"a"]}' % (b"word " * random.choice((100, 900_000)), b'"b",' * 9_999)
-    ),
-    lambda name, random: b'{"inputs":[%b["a"]]}' % (b'["b","c d"],' * random.choice((2_047, 100_000))),
-    lambda name, random: b"[" * 1_000_000,
-)
 
 
 def _paths(value: Any, front: Path = ()) -> Iterator[Path]:

@@ -102,8 +102,7 @@ class _Draft:
 class Maker:
     """Makes cases: the same for the same seed, index and routes."""
 
-    def __init__(self, routes: Routes, seed: int, *, large: float = 0.002) -> None:
-        """`large` is the share of cases with bodies of megabytes."""
+    def __init__(self, routes: Routes, seed: int) -> None:
         self.routes, self._seed = routes, seed
         self._kinds: dict[str, tuple[float, Callable[[_Draft], None]]] = {
             "json": (32.0, self._json),
@@ -113,7 +112,6 @@ class Maker:
             "pipeline": (12.0, self._pipeline),
             "cut": (6.0, self._cut),
             "bytes": (10.0, self._bytes),
-            "large": (100 * large, self._large),
         }
 
     def make(self, index: int) -> Case:
@@ -131,10 +129,6 @@ class Maker:
             draft.add(draft.head(ask), chunked=heads.chunked(body, draft.random))
         else:
             draft.add(draft.head(ask), body)
-
-    def _large(self, draft: _Draft) -> None:
-        ask = self.routes.post(draft.random)
-        draft.add(draft.head(ask), bodies.large(ask.body, draft.random))
 
     def _head(self, draft: _Draft) -> None:
         ask = self.routes.some(draft.random)

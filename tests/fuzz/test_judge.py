@@ -90,6 +90,6 @@ def test_cases_are_the_same_again() -> None:
     schema = {"type": "object", "required": ["inputs"], "properties": {"inputs": {"type": "string", "minLength": 1}}}
     content = {"application/json": {"schema": schema, "example": {"inputs": "Hello, world"}}}
     routes = Routes({"paths": {"/embed": {"post": {"requestBody": {"content": content}}}, "/livez": {"get": {}}}})
-    first, second = (Maker(routes, 7, large=0.1) for _ in range(2))
+    first, second = (Maker(routes, 7) for _ in range(2))
     assert [first.make(index) for index in range(60)] == [second.make(index) for index in reversed(range(60))][::-1]
     assert first.make(1).stream != Maker(routes, 8).make(1).stream

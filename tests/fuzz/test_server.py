@@ -31,7 +31,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 def test_nothing_is_found(fuzzed: Live, seed: int) -> None:
     print(f"seed {seed}")
     routes = fetch_routes(fuzzed.url)
-    maker = Maker(routes, seed, large=0)
+    maker = Maker(routes, seed)
     # Nothing here is about speed: an answer is late when it would never come.
     limits = Limits(timeout_s=5, slack_s=25)
     campaign = Campaign(("127.0.0.1", fuzzed.ports[0]), maker, limits, most_findings=5, tell=print)
@@ -43,7 +43,7 @@ def test_nothing_is_found(fuzzed: Live, seed: int) -> None:
     before = memory(fuzzed.process.pid)
     asyncio.run(run())
     reports = [finding.report() for finding in campaign.findings]
-    assert not reports, f"python -m tests.fuzz --seed {seed} --large 0 --only {campaign.findings[0].case.index}"
+    assert not reports, f"python -m tests.fuzz --seed {seed} --only {campaign.findings[0].case.index}"
     assert campaign.requests >= REQUESTS
     served = sum(campaign.statuses[status] for status in SOUND)  # a busy machine may say 503
     assert served > REQUESTS / 4, campaign.statuses

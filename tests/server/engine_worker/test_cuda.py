@@ -16,6 +16,8 @@ from embert.engine import Engine, load_model
 from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.devices import devices
 from embert.engine.errors import UnsupportedModel
+from tests.engine.jina import INSTRUCTIONS, TASKS, VOCABULARY, flash
+from tests.engine.model_cases import byte_level
 from tests.server.live import Live, live, until
 
 pytestmark = [
@@ -107,6 +109,28 @@ def test_two_models_of_one_gpu_answer_at_once_with_the_bits_that_each_gives_alon
         with ThreadPoolExecutor(16) as pool:
             together = list(pool.map(lambda number: asked(server, number % 48), range(480)))
     assert all(answer == alone[number % 48] for number, answer in enumerate(together))
+
+
+def test_requests_of_all_adapters_at_once(tmp_path: Path) -> None:
+    jina, backend = flash(tmp_path), byte_level(VOCABULARY)
+    cases = [(f"text {n}" + " of some length" * (n % 4), task) for n in range(20) for task in (None, *TASKS)]
+    with live(str(tmp_path), "--device", "cuda:0") as server:
+
+        def vector(text: str, task: str | None) -> list[float]:
+            fields = {"input": text} | ({} if task is None else {"task": task})
+            found: list[float] = server.post("/v1/embeddings", fields).json()["data"][0]["embedding"]
+            return found
+
+        with ThreadPoolExecutor(32) as pool:
+            together = np.array(list(pool.map(lambda case: vector(*case), cases)), np.float32)
+        alone = np.array([vector(*case) for case in cases[:18]], np.float32)
+        info = server.get("/info").json()
+    for (text, task), got in zip(cases, together, strict=True):
+        pooled = jina.hidden(np.array(backend.encode(INSTRUCTIONS.get(task or "", "") + text).ids), task).mean(0)
+        assert got @ (pooled / np.linalg.norm(pooled)) >= 0.9999
+    assert info["backend"] == "cuda"
+    if "hopper" in info["backend_choice"]:
+        np.testing.assert_array_equal(together[:18], alone)
 
 
 @pytest.fixture

@@ -159,16 +159,3 @@ def test_large_requests_have_equal_shares_whatever_small_ones_do(large: int, sma
         assert max(tokens.values()) - min(tokens.values()) <= QUANTUM + 2 * 250
     # Half of each batch is theirs.
     assert sum(tokens.values()) >= 2 * large * (BUDGET // 2 - 250)
-
-
-@pytest.mark.parametrize("budget", [4 * 3200, 16384, BATCH_TOKENS * 4])
-def test_three_pieces_hold_wherever_a_quantum_holds_the_request(budget: int) -> None:
-    traffic = Traffic(scheduler_of(budget))
-    for batch in range(60):
-        for number in range(12):
-            traffic.come([100] * 32, low_priority=number % 4 == 0)
-            traffic.come([16] * (batch % 3 + 1), low_priority=False)
-        traffic.run()
-    while traffic.run():
-        pass
-    assert max(traffic.pieces.values()) <= 3

@@ -221,16 +221,6 @@ def test_compressed_bodies_are_refused(http: httpx.Client, path: str, encoding: 
     assert http.post("/embed", json={"inputs": "a"}, headers={"content-encoding": "Identity"}).status_code == 200
 
 
-def test_accept_has_weights(http: httpx.Client) -> None:
-    for accept, media_type in (
-        ("application/octet-stream", "application/octet-stream"),
-        ("application/octet-stream;q=0.5, application/json", "application/json"),
-        ("image/png", "application/json"),
-    ):
-        answer = http.post("/embed", json={"inputs": "a"}, headers={"accept": accept})
-        assert (answer.status_code, answer.headers["content-type"]) == (200, media_type)
-
-
 # --- routes and methods ---
 
 
