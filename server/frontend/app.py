@@ -20,12 +20,12 @@ from embert.server.frontend.openapi import ERROR_MODELS, complete_document, desc
 from embert.server.frontend.operations import Operations
 from embert.server.frontend.playground import hint
 from embert.server.frontend.routes import (
+    FIRST_MODEL_PATHS,
     METRIC_TASKS,
-    MODELS,
-    OF_THE_FIRST,
+    MODEL_SUFFIXES,
+    MODELS_PREFIX,
     OPERATIONS,
     ROUTES,
-    ROUTES_OF_MODELS,
     ModelPath,
     TaskRoute,
     error_formats_by_path,
@@ -90,7 +90,7 @@ def create_app(
     )
     first = registry.first
     work = {
-        path: _endpoint(registry, route, first if path in OF_THE_FIRST else None)
+        path: _endpoint(registry, route, first if path in FIRST_MODEL_PATHS else None)
         for path, route in tasks_by_path(first.model).items()
     }
     app.router.routes[:0] = [
@@ -253,9 +253,9 @@ def _no_route(path: str, registry: ModelRegistry, by_model: Mapping[str, ModelPa
     suggestion = "/" + "/".join(words)
     if suggestion in routes and suggestion != "/":
         return NotFound(f"no such route: {shown_path}; {suggestion} is one")
-    if path.startswith(MODELS):
-        rest = path.removeprefix(MODELS)
-        names = (rest.removesuffix(route) for route in ROUTES_OF_MODELS if rest.endswith(route))
+    if path.startswith(MODELS_PREFIX):
+        rest = path.removeprefix(MODELS_PREFIX)
+        names = (rest.removesuffix(route) for route in MODEL_SUFFIXES if rest.endswith(route))
         try:
             registry.check_broken(rest.removesuffix("/"))
             if name := next(names, ""):

@@ -29,14 +29,14 @@ from embert.server.request.request_body import RequestBody
 from embert.server.request.request_context import Handler, RequestContext
 
 __all__ = [
-    "BY_MODEL",
+    "FIRST_MODEL_PATHS",
     "METRIC_ROUTES",
     "METRIC_TASKS",
-    "MODELS",
-    "OF_THE_FIRST",
+    "MODELS_PREFIX",
+    "MODEL_SUFFIXES",
     "OPERATIONS",
     "ROUTES",
-    "ROUTES_OF_MODELS",
+    "SHARED_PATHS",
     "TASKS",
     "ModelPath",
     "Operation",
@@ -124,11 +124,11 @@ class Operation(Route):
 
 COHERE, OPENAI, TEI = ErrorFormat.COHERE, ErrorFormat.OPENAI, ErrorFormat.TEI
 
-MODELS = "/models/"
+MODELS_PREFIX = "/models/"
 # Of these each model has one of several rows: see tasks_by_path.
-BY_MODEL = ("/", "/invocations")
+SHARED_PATHS = ("/", "/invocations")
 # Without a name in the request, these use the first model, for any task.
-OF_THE_FIRST = (*BY_MODEL, "/vertex", "/tokenize", "/detokenize", "/decode")
+FIRST_MODEL_PATHS = (*SHARED_PATHS, "/vertex", "/tokenize", "/detokenize", "/decode")
 
 
 async def _vertex(context: RequestContext) -> tuple[bytes, bytes]:
@@ -174,12 +174,12 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
     TaskRoute(
         "/embed_sparse", TEI, "Sparse vectors",
         tei.embed_sparse, tei.EmbedSparseRequest, tei.SparseVectors, {"inputs": "Hello, world"},
-        aliases=BY_MODEL, needs=Task.SPARSE,
+        aliases=SHARED_PATHS, needs=Task.SPARSE,
     ),
     TaskRoute(
         "/embed_all", TEI, "A vector for every token",
         tei.embed_all, tei.EmbedAllRequest, tei.TokenVectors, {"inputs": "Hello, world"},
-        aliases=BY_MODEL, needs_one=Task.TOKENS | Task.MULTI, raw=True,
+        aliases=SHARED_PATHS, needs_one=Task.TOKENS | Task.MULTI, raw=True,
     ),
     TaskRoute(
         "/similarity", TEI, "Cosine of one text with others",
@@ -190,7 +190,7 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
     TaskRoute(
         "/rerank", TEI, "Texts by their relevance to a query, TEI's way, vLLM's or Infinity's",
         tei_pairs.rerank, tei_pairs.RerankRequest, tei_pairs.Ranks, {"query": "a cat", "texts": ["a car", "a kitten"]},
-        aliases=BY_MODEL, needs=Task.CLASSIFY, reranks=True,
+        aliases=SHARED_PATHS, needs=Task.CLASSIFY, reranks=True,
     ),
     TaskRoute(
         "/v1/rerank", COHERE,
@@ -220,7 +220,7 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
         "/predict", TEI, "Labels of texts, or of pairs of texts, TEI's way",
         tei_pairs.predict, tei_pairs.PredictRequest, tei_pairs.Predictions,
         {"inputs": [["I like it"], ["a cat", "a kitten"]]},
-        aliases=BY_MODEL, needs=Task.CLASSIFY,
+        aliases=SHARED_PATHS, needs=Task.CLASSIFY,
     ),
     TaskRoute(
         "/classify", OPENAI, "Labels of texts, vLLM's way",
@@ -287,7 +287,7 @@ def tasks_by_path(model: Model) -> dict[str, TaskRoute]:
         for path in route.paths:
             if path not in routes or (route.suits(model) and not routes[path].suits(model)):
                 routes[path] = route
-    for path in BY_MODEL:
+    for path in SHARED_PATHS:
         route = routes[path]
         also = (*route.also, "/predict") if route.reranks else route.also
         routes[path] = dataclasses.replace(route, handler=_by_body(route), also=also)
@@ -331,7 +331,7 @@ class _ByPath(dict[str, ValueT]):
         """`values` by route; `model_paths` is the route of each path with the name of a model that there is."""
         super().__init__(values)
         self._patterns = [(*_ends(path), value) for path, value in values.items() if "{" in path]
-        self._patterns += [(MODELS, path, values[path]) for path in ROUTES_OF_MODELS]
+        self._patterns += [(MODELS_PREFIX, path, values[path]) for path in MODEL_SUFFIXES]
         self._prefixes, self._rest = prefixes, rest
         self.update({path: values[route] for path, route in model_paths.items()})
 
@@ -351,7 +351,7 @@ def _ends(pattern: str) -> tuple[str, str]:
 _OTHER = "other"
 _ERROR_FORMATS = {path: route.error_format for route in ROUTES for path in route.paths}
 # The longest first: `/v1/rerank` and `/rerank` have the same end.
-ROUTES_OF_MODELS = sorted(
+MODEL_SUFFIXES = sorted(
     (path for route in TASKS for path in route.paths if "{" not in path and path != "/"), key=len, reverse=True
 )
 # All values of the label `route`: what clients send must not make labels.
@@ -412,6 +412,6 @@ def _paths(name: str, handle: ModelHandle) -> Iterator[tuple[str, ModelPath]]:
         if "{" in path:
             continue
         entry = ModelPath(handle, name, path, route)
-        yield MODELS + name + path, entry
+        yield MODELS_PREFIX + name + path, entry
         if path == "/":
-            yield MODELS + name, entry
+            yield MODELS_PREFIX + name, entry

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from embert.engine import Task
-from embert.server.frontend.routes import BY_MODEL, TASKS, error_formats_by_path
+from embert.server.frontend.routes import SHARED_PATHS, TASKS, error_formats_by_path
 from embert.server.http.errors import ErrorFormat
 from embert.server.request.model_handle import TEI_NAME
 from tests.server.live import STAND_IN, Live, live
@@ -75,7 +75,7 @@ def test_schemathesis(small: Live, tmp_path: Path) -> None:
 
 
 def test_schemathesis_of_scores_and_classes(small_reranker: Live, tmp_path: Path) -> None:
-    paths = [path for row in TASKS if row.needs == Task.CLASSIFY for path in row.paths if path not in BY_MODEL]
+    paths = [path for row in TASKS if row.needs == Task.CLASSIFY for path in row.paths if path not in SHARED_PATHS]
     output = schemathesis(small_reranker, tmp_path, "--include-path-regex", f"^({'|'.join(paths)})$")
     assert f"{len(paths)} selected / " in output
 
