@@ -15,8 +15,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if reason is not None and item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
-        if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker("alone") is not None:
-            item.add_marker(pytest.mark.skip(reason="wants the GPU for itself: pytest -m alone"))
+        if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker("exclusive") is not None:
+            item.add_marker(pytest.mark.skip(reason="wants the GPU for itself: pytest -m exclusive"))
 
 
 @pytest.fixture

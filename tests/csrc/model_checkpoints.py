@@ -1,4 +1,4 @@
-"""A small random checkpoint of every family, and what its own class computes of it, in float64 and in float16.
+"""A small random checkpoint of every model_type, and what its own class computes of it, in float64 and in float16.
 
 JinaBERT v2 has no class in transformers: its formulas are in tests/engine/models/test_jina_bert_v2.py.
 """
@@ -83,7 +83,7 @@ def errors(got: npt.NDArray[np.floating], wanted: Doubles) -> Doubles:
 def check_rounding(
     got: npt.NDArray[np.floating], of: ModelCheckpoint, dtype: torch.dtype = torch.float16, *, folded: bool = True
 ) -> None:
-    """The error of pooled vectors is at most that of the family's own class in `dtype`, the mean square over all texts.
+    """The error of pooled vectors is at most that of the model's own class in `dtype`, the mean square over all texts.
 
     1.25 times as large where rounding is as there: of the outputs of LayerNorms that are not folded into products, and
     of rows that are sums over all layers. The worst of some dozen texts may be twice as far off as the class's worst:

@@ -255,7 +255,7 @@ int main(int count, char** arguments) {
       asked(Kind::kAlbert, "", "out.bias", 1, {kHidden});
       asked(Kind::kBert, "", "gate.bias", 0, {kInner});
       asked(Kind::kGte, "gate.bias", "gate.bias", 0, {2 * kInner});
-      asked(Kind::kGte, "", "angles", 1, {kPositions, kTurned / 2, 2});
+      asked(Kind::kGte, "", "angles", 1, {kPositions, kRotaryDim / 2, 2});
     } else if (is("positions")) {
       model.padding = true;
       options.graphs = true;

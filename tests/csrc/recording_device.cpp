@@ -269,7 +269,7 @@ EncoderConfig model_of(Kind kind) {
     model.gated = true;
     for (int i = 0; i < kLayers; ++i) {
       const bool global = i % 3 == 0;
-      model.attention.push_back({global ? 0 : window, kTurned, global ? 0 : tables - 1});
+      model.attention.push_back({global ? 0 : window, kRotaryDim, global ? 0 : tables - 1});
     }
   };
   switch (kind) {

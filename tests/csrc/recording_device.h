@@ -57,7 +57,7 @@ embert::EncoderConfig small_model();
 // The same with what newer encoders have: small ones of ModernBERT's, Nomic's, GTE's, ELECTRA's, ALBERT's and
 // JinaBERT's kind.
 enum class Kind : int { kBert, kRelative, kModern, kNomic, kGte, kElectra, kAlbert, kJina };
-constexpr int kTurned = 48, kWindow = 40, kEmbedding = 128;  // columns of a head; tokens; columns
+constexpr int kRotaryDim = 48, kWindow = 40, kEmbedding = 128;  // columns of a head; tokens; columns
 embert::EncoderConfig model_of(Kind kind);
 
 enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2 };

@@ -79,16 +79,16 @@ def run_attention(
 
 @pytest.mark.parametrize("hopper", [False, True])
 @pytest.mark.parametrize("heads", [12, 24])
-def test_attention_keeps_a_neighbours_infinities_out(
+def test_attention_keeps_other_texts_infinities_out(
     device: Device, random: np.random.Generator, heads: int, hopper: bool
 ) -> None:
     lengths = [70, 200, 33]
     qkv = ref.drawn(random, (303, 3 * 768), ref.FLOAT16)
-    alone = run_attention(device, ref.FLOAT16, qkv, lengths, heads, hopper)
+    single = run_attention(device, ref.FLOAT16, qkv, lengths, heads, hopper)
     qkv[70:270] = np.where(random.random((200, 3 * 768)) < 0.5, np.inf, np.nan)
     beside = run_attention(device, ref.FLOAT16, qkv, lengths, heads, hopper)
     for rows in (slice(0, 70), slice(270, 303)):
-        assert (beside[rows].view(np.uint16) == alone[rows].view(np.uint16)).all()
+        assert (beside[rows].view(np.uint16) == single[rows].view(np.uint16)).all()
 
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
@@ -109,7 +109,7 @@ def test_relative_scores_past_the_longest_text_do_not_count(
 
 
 @pytest.mark.parametrize("hopper", [False, True])
-def test_attention_to_the_nearest_alone(device: Device, hopper: bool) -> None:
+def test_attention_to_the_nearest_only(device: Device, hopper: bool) -> None:
     """Scores that leave one key a query: an index that is off by one would show."""
     lengths, heads = ref.LENGTHS, 12
     qkv = np.zeros((sum(lengths), 3, heads, 64), np.float16)
@@ -142,7 +142,7 @@ def test_attention_with_outliers(device: Device, random: np.random.Generator, ho
 
 @pytest.mark.parametrize("hopper", [False, True])
 @pytest.mark.parametrize("relative", [False, True])
-def test_attention_is_the_same_in_any_company(
+def test_attention_is_batch_invariant(
     device: Device, random: np.random.Generator, hopper: bool, relative: bool
 ) -> None:
     lengths = ref.LENGTHS
@@ -152,8 +152,8 @@ def test_attention_is_the_same_in_any_company(
     start = 0
     for length in lengths:
         rows = qkv[start : start + length]
-        alone = run_attention(device, ref.FLOAT16, rows, [length], 12, hopper, relative=nearness)
-        assert (alone.view(np.uint16) == together[start : start + length].view(np.uint16)).all()
+        single = run_attention(device, ref.FLOAT16, rows, [length], 12, hopper, relative=nearness)
+        assert (single.view(np.uint16) == together[start : start + length].view(np.uint16)).all()
         start += length
 
 

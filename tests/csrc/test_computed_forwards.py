@@ -115,7 +115,7 @@ def test_forwards_are_the_cpu_encoders(
 @pytest.mark.parametrize(
     ("kind", "pooling"), [("ModernBERT's", "cls"), ("ELECTRA's", "last-token"), ("Nomic's", "cls"), ("ALBERT's", "cls")]
 )
-def test_rows_that_pooling_does_not_read_may_be_left_out(
+def test_rows_that_pooling_does_not_read_may_be_skipped(
     program: Path, tmp_path: Path, kind: str, gemm: str, pooling: str
 ) -> None:
     compare(program, described(tmp_path, kind, pooling=pooling), gemm, FLOAT16)

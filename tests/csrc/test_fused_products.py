@@ -117,7 +117,7 @@ class Fused:
             allowed = (1.3 if rows >= 64 else 1.6) * separate if self.norm.gamma_in else 1.2 * separate
             assert ref.error(self.run(x), wanted) <= allowed, rows
 
-    def check_company(self, random: np.random.Generator) -> None:
+    def check_batch_invariance(self, random: np.random.Generator) -> None:
         x, _ = self.norm.rows(random, MOST_ROWS, self.dtype)
         together = self.run(x)
         for rows in ROWS:
@@ -125,28 +125,32 @@ class Fused:
             assert some.tobytes() == together[:rows].tobytes(), rows
 
 
-def rotated(qkv: ref.Doubles, table: ref.Doubles, positions: npt.NDArray[Any], size: int, turned: int) -> ref.Doubles:
+def rotated(
+    qkv: ref.Doubles, table: ref.Doubles, positions: npt.NDArray[Any], size: int, rotary_dim: int
+) -> ref.Doubles:
     """Queries and keys of [rows, 3 * hidden], whose pairs are neighbors already, turned by their positions."""
     rows, columns = qkv.shape
     heads = columns // 3 // size
     y = qkv.reshape(rows, 3, heads, size).copy()
-    pairs = y[:, :2, :, :turned].reshape(rows, 2, heads, turned // 2, 2).copy()
+    pairs = y[:, :2, :, :rotary_dim].reshape(rows, 2, heads, rotary_dim // 2, 2).copy()
     by = table[positions][:, None, None]
     a, b, cos, sin = pairs[..., 0], pairs[..., 1], by[..., 0], by[..., 1]
-    y[:, :2, :, :turned] = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(rows, 2, heads, turned)
+    y[:, :2, :, :rotary_dim] = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(
+        rows, 2, heads, rotary_dim
+    )
     return y.reshape(rows, columns)
 
 
-def turned_product(
-    device: Device, random: np.random.Generator, dtype: int, heads: int, size: int, turned: int, gamma_in: str
+def rope_gemm(
+    device: Device, random: np.random.Generator, dtype: int, heads: int, size: int, rotary_dim: int, gamma_in: str
 ) -> tuple[Fused, ref.Doubles, npt.NDArray[np.int32]]:
     hidden = heads * size
     fused = Fused(device, random, dtype, 3 * hidden, hidden, gamma_in)
-    angles = random.uniform(-np.pi, np.pi, (POSITIONS, turned // 2))
+    angles = random.uniform(-np.pi, np.pi, (POSITIONS, rotary_dim // 2))
     table = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
     positions = random.integers(0, POSITIONS, MOST_ROWS).astype(np.int32)
     fused.prepare(
-        3 * hidden, head_size=size, rotary_dim=turned, rope_columns=2 * hidden, table=device.put(table),
+        3 * hidden, head_size=size, rotary_dim=rotary_dim, rope_columns=2 * hidden, table=device.put(table),
         positions=device.put(positions),
     )  # fmt: skip
     return fused, table.astype(np.float64), positions
@@ -158,21 +162,21 @@ HEADS = [(12, 64, 64), (12, 32, 32), (6, 128, 128), (16, 64, 32), (4, 96, 96), (
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("heads", "size", "turned"), HEADS)
+@pytest.mark.parametrize(("heads", "size", "rotary_dim"), HEADS)
 @pytest.mark.parametrize("gamma_in", ["", "weights", "rows"])
-def test_turned_columns(
-    device: Device, random: np.random.Generator, dtype: int, heads: int, size: int, turned: int, gamma_in: str
+def test_rope_columns(
+    device: Device, random: np.random.Generator, dtype: int, heads: int, size: int, rotary_dim: int, gamma_in: str
 ) -> None:
-    fused, table, positions = turned_product(device, random, dtype, heads, size, turned, gamma_in)
-    fused.check(random, lambda y: rotated(y, table, positions[: len(y)], size, turned))
+    fused, table, positions = rope_gemm(device, random, dtype, heads, size, rotary_dim, gamma_in)
+    fused.check(random, lambda y: rotated(y, table, positions[: len(y)], size, rotary_dim))
 
 
-@pytest.mark.parametrize(("heads", "size", "turned"), HEADS)
+@pytest.mark.parametrize(("heads", "size", "rotary_dim"), HEADS)
 @pytest.mark.parametrize("gamma_in", ["weights", "rows"])
-def test_turned_rows_have_the_same_bits_in_any_company(
-    device: Device, random: np.random.Generator, heads: int, size: int, turned: int, gamma_in: str
+def test_turned_rows_are_batch_invariant(
+    device: Device, random: np.random.Generator, heads: int, size: int, rotary_dim: int, gamma_in: str
 ) -> None:
-    turned_product(device, random, ref.FLOAT16, heads, size, turned, gamma_in)[0].check_company(random)
+    rope_gemm(device, random, ref.FLOAT16, heads, size, rotary_dim, gamma_in)[0].check_batch_invariance(random)
 
 
 def test_position_0_turns_nothing(device: Device, random: np.random.Generator) -> None:
@@ -205,12 +209,12 @@ def test_gates(
 @pytest.mark.parametrize("kind", [ref.SILU, ref.GELU])
 @pytest.mark.parametrize(("out", "width"), [(3072, 768), (1152, 768), (2624, 1024), (1000, 312)])
 @pytest.mark.parametrize("gamma_in", ["weights", "rows"])
-def test_gated_rows_have_the_same_bits_in_any_company(
+def test_gated_rows_are_batch_invariant(
     device: Device, random: np.random.Generator, kind: int, out: int, width: int, gamma_in: str
 ) -> None:
     fused = Fused(device, random, ref.FLOAT16, 2 * out, width, gamma_in)
     fused.prepare(out, kind, gated=True)
-    fused.check_company(random)
+    fused.check_batch_invariance(random)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

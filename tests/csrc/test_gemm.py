@@ -94,9 +94,7 @@ def test_activation(device: Device, random: np.random.Generator, provider: str, 
 
 
 @pytest.mark.parametrize(("out", "width"), [(2304, 768), (768, 3072), (1536, 384)])
-def test_a_row_has_the_same_bits_in_any_company(
-    device: Device, random: np.random.Generator, out: int, width: int
-) -> None:
+def test_a_row_is_batch_invariant(device: Device, random: np.random.Generator, out: int, width: int) -> None:
     weights = Weights(device, random, "hopper", ref.FLOAT16, out, width, ref.NONE)
     x = ref.stored(random.standard_normal((20_000, width)), ref.FLOAT16)  # many tiles a multiprocessor
     all_rows = weights.run(x, None).view(np.uint16)
@@ -214,7 +212,7 @@ def test_layernorm_folded_into_the_products(
 
 @pytest.mark.parametrize(("hidden", "inner"), [(768, 3072), (384, 1536), (312, 1200), (1024, 4096)])
 @pytest.mark.parametrize("in_rows", [False, True])
-def test_folded_rows_have_the_same_bits_in_any_company(
+def test_folded_rows_are_batch_invariant(
     device: Device, random: np.random.Generator, hidden: int, inner: int, in_rows: bool
 ) -> None:
     folded = Folded(device, random, ref.FLOAT16, hidden, inner, in_rows)
@@ -267,11 +265,11 @@ def test_both_products_in_one_kernel_have_the_bits_of_two(
     groups = r.reshape(rows, 3, 128)
     sums = np.stack([groups.sum(axis=2), (groups * groups).sum(axis=2)], axis=2).astype(np.float32)
     x, x_sums = device.put(stored), device.put(sums)
-    room, y, y_stats = device.new(rows * inner * 2), device.new(rows * hidden * 2), device.new(rows * 3 * 8 * 8)
+    scratch, y, y_stats = device.new(rows * inner * 2), device.new(rows * hidden * 2), device.new(rows * 3 * 8 * 8)
 
     def run(first: int, count: int, backwards: bool) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         of_x = x_sums + first * 24 if gamma_in else 0
-        both.run(device.launch, x + first * hidden * 2, count, room, y, of_x, 1, y_stats, backwards)
+        both.run(device.launch, x + first * hidden * 2, count, scratch, y, of_x, 1, y_stats, backwards)
         parts = device.get(y_stats, (count, 3, both.splits, 2), np.float32)
         while parts.shape[2] > 1:  # a balanced tree
             parts = parts[:, :, ::2] + parts[:, :, 1::2]

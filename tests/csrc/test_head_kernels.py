@@ -1,4 +1,4 @@
-"""The heads' kernels against float64: outputs start as NaN, with guards behind them; the same bits in any company."""
+"""The heads' kernels against float64: outputs start as NaN, with guards behind them; batch-invariant."""
 
 from __future__ import annotations
 
@@ -92,9 +92,7 @@ def test_activations_of_dense(device: Device, random: np.random.Generator, activ
 
 
 @pytest.mark.parametrize(("width", "out"), [(1024, 1024), (99, 3), (1500, 40)])
-def test_dense_has_the_same_bits_in_any_company(
-    device: Device, random: np.random.Generator, width: int, out: int
-) -> None:
+def test_dense_is_batch_invariant(device: Device, random: np.random.Generator, width: int, out: int) -> None:
     layer = Layer(device, random, width, out, TANH)
     x = random.standard_normal((300, width)).astype(np.float32)
     together = layer.run(x)

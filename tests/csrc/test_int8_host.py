@@ -13,7 +13,7 @@ from tests.csrc.recorded import LAYERS, LONG, Launch, only
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
 INNER = 1024
-GATED_OR_TURNED = "gates, rotary positions, LayerNorms before a layer's parts, narrower embeddings or shared layers"
+GATED_OR_ROPE = "gates, rotary positions, LayerNorms before a layer's parts, narrower embeddings or shared layers"
 SIZES = "they must be multiples of 128 of at most 1024 and 8192"
 
 
@@ -55,7 +55,7 @@ def test_memory_for_rows_holds_the_widest_ones(program: Path) -> None:
         ("hidden 1280", f"hidden size 1280 and intermediate size 1024 in int8: {SIZES}"),
         ("inner 1000", f"hidden size 256 and intermediate size 1000 in int8: {SIZES}"),
         ("inner 8320", f"hidden size 256 and intermediate size 8320 in int8: {SIZES}"),
-        *((f"kind {kind}", GATED_OR_TURNED) for kind in range(2, 8)),
+        *((f"kind {kind}", GATED_OR_ROPE) for kind in range(2, 8)),
         ("float16 matrix", "query.weight of layer 0 must be in int8"),
         ("int8 vector", "out.gamma of layer 0 is in int8"),
         ("no scale", "inner.scale of layer 0 was not loaded"),

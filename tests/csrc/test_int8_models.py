@@ -1,4 +1,4 @@
-"""Whole encoders in 8 bits, beside float16, numpy and themselves in other company."""
+"""Whole encoders in 8 bits, beside float16, numpy and themselves in other batches."""
 
 from __future__ import annotations
 
@@ -78,9 +78,7 @@ def test_a_model_agrees_with_numpys_in_8_bits(
 
 @pytest.mark.parametrize("gemm", PROVIDERS)
 @pytest.mark.parametrize("size", ["narrow", "base"])
-def test_a_text_has_the_same_bits_in_any_company(
-    tmp_path: Path, random: np.random.Generator, size: str, gemm: str
-) -> None:
+def test_a_text_is_batch_invariant(tmp_path: Path, random: np.random.Generator, size: str, gemm: str) -> None:
     ours = encoder_of(random_bert(tmp_path, **SIZES[size]), "int8", gemm=gemm)
     lengths = np.concatenate([[1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 128, 129, 511, 512], random.integers(1, 200, 50)])
     batch = packed(random, lengths)
@@ -133,7 +131,7 @@ def test_another_gpu_than_hopper_is_refused(tmp_path: Path) -> None:
         CudaEncoder(model, dtype="int8")
 
 
-def test_a_thousand_english_sentences_keep_their_neighbours() -> None:
+def test_a_thousand_english_sentences_keep_their_neighbors() -> None:
     """On real weights, beside the same model in float16."""
     sentences = english(1000)
     vectors = []

@@ -300,11 +300,11 @@ def test_blocks_that_share_a_sequence_change_no_bits(
         return device.get(vectors, (count, hidden), np.float32)
 
     device.launch.dependent_launch(True)
-    alone = pooled(0, len(lengths), 0)
-    assert np.isfinite(alone).all()
-    assert pooled(0, len(lengths), 3000).tobytes() == alone.tobytes()
+    single = pooled(0, len(lengths), 0)
+    assert np.isfinite(single).all()
+    assert pooled(0, len(lengths), 3000).tobytes() == single.tobytes()
     for i, length in enumerate(lengths):
-        assert pooled(i, 1, length).tobytes() == alone[i].tobytes()
+        assert pooled(i, 1, length).tobytes() == single[i].tobytes()
 
 
 @pytest.mark.parametrize("hidden", [384, 768, 1024])

@@ -53,14 +53,14 @@ def test_one_query_a_sequence(device: Device, random: np.random.Generator, queri
     assert found[rows].tobytes() == everyone[rows].tobytes()
 
 
-def test_a_neighbours_infinities_stay_out(device: Device, random: np.random.Generator) -> None:
+def test_other_texts_infinities_stay_out(device: Device, random: np.random.Generator) -> None:
     lengths = [1100, 200, 1033]
     qkv = ref.drawn(random, (sum(lengths), 3 * HEADS * DIM), ref.FLOAT16)
-    alone = run(device, ref.FLOAT16, qkv, lengths, LONG)
+    single = run(device, ref.FLOAT16, qkv, lengths, LONG)
     qkv[1100:1300] = np.where(random.random((200, 3 * HEADS * DIM)) < 0.5, np.inf, np.nan)
     beside = run(device, ref.FLOAT16, qkv, lengths, LONG)
     for rows in (slice(0, 1100), slice(1300, None)):
-        assert beside[rows].tobytes() == alone[rows].tobytes()
+        assert beside[rows].tobytes() == single[rows].tobytes()
 
 
 def test_many_steps_of_one_text(device: Device, random: np.random.Generator) -> None:

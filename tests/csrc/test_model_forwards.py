@@ -1,6 +1,6 @@
-"""A checkpoint of every family through the CUDA encoder's host side, whose kernels are replaced by ones on the CPU.
+"""A checkpoint of every model_type through the CUDA encoder's host side, whose kernels are replaced by ones on the CPU.
 
-What these tests check is the way from a family's config.json and tensor names to the program, with adapters added to
+What these tests check is the way from a model's config.json and tensor names to the program, with adapters added to
 the weights. The sums are not those of a GPU's kernels: test_models_on_gpu.py has these.
 """
 
@@ -35,7 +35,7 @@ def vectors(program: Path, of: ModelCheckpoint, gemm: str, dtype: int) -> npt.ND
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_vectors_are_those_of_the_familys_class(program: Path, tmp_path: Path, name: str) -> None:
+def test_vectors_are_those_of_transformers_class(program: Path, tmp_path: Path, name: str) -> None:
     of = model_checkpoint(tmp_path, name, LENGTHS)
     assert errors(vectors(program, of, PORTABLE, FLOAT32), of.pooled(torch.float64)).max() <= 1e-5
     check_rounding(vectors(program, of, HOPPER, FLOAT16), of)

@@ -1,4 +1,4 @@
-"""A random checkpoint of every family on a GPU, beside its own class in float64, and adapters.
+"""A random checkpoint of every model_type on a GPU, beside its own class in float64, and adapters.
 
 Docs name a GPU for the families of these tests (docs/model_tables.py).
 """
@@ -45,7 +45,7 @@ def made(model: Model, **options: Any) -> CudaEncoder:
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
 def of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelCheckpoint:
-    return model_checkpoint(tmp_path_factory.mktemp("family"), request.param, LENGTHS)
+    return model_checkpoint(tmp_path_factory.mktemp("model_type"), request.param, LENGTHS)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def encoder(of: ModelCheckpoint) -> Iterator[CudaEncoder]:
     encoder.close()
 
 
-def test_float16_is_as_near_as_the_familys_class(of: ModelCheckpoint, encoder: CudaEncoder) -> None:
+def test_float16_is_as_near_as_transformers_class(of: ModelCheckpoint, encoder: CudaEncoder) -> None:
     assert encoder.encode(of.batch, Task.TOKENS).shape == (sum(LENGTHS), of.model.config.hidden_size)
     check_rounding(encoder.encode(of.batch), of, folded=encoder.layernorm == "folded")
 
@@ -85,7 +85,7 @@ def agrees(encoder: CudaEncoder, got: npt.NDArray[np.float32], other: npt.NDArra
     return bool(errors(got, other.astype(np.float64)).max() <= 1e-2)
 
 
-def test_a_text_has_the_same_bits_in_any_company(of: ModelCheckpoint, encoder: CudaEncoder) -> None:
+def test_a_text_is_batch_invariant(of: ModelCheckpoint, encoder: CudaEncoder) -> None:
     """Alone, which is a graph, and beside others, which may have other adapters."""
     together = encoder.encode(of.batch)
     random = np.random.default_rng(3)
@@ -119,7 +119,7 @@ def test_two_batches_of_many_adapters_in_flight(adapted: CudaEncoder) -> None:
     """Their parts run beside each other on streams of their own, and each text has the bits that it has alone."""
     random = np.random.default_rng(5)
     batches = [random_batch(random, 24) for _ in range(60)]
-    alone = [
+    single = [
         np.concatenate([adapted.encode(batch.taken(np.array([row]))) for row in range(batch.sequences)])
         for batch in batches
     ]
@@ -129,7 +129,7 @@ def test_two_batches_of_many_adapters_in_flight(adapted: CudaEncoder) -> None:
         answers.append(adapted.wait(ticket)[Task.EMBED].values)
         ticket = ahead
     answers.append(adapted.wait(ticket)[Task.EMBED].values)
-    assert all(agrees(adapted, got, wanted) for got, wanted in zip(answers, alone, strict=True))
+    assert all(agrees(adapted, got, wanted) for got, wanted in zip(answers, single, strict=True))
 
 
 def test_a_third_batch_leaves_nothing_behind(adapted: CudaEncoder) -> None:
@@ -149,14 +149,14 @@ def test_a_third_batch_leaves_nothing_behind(adapted: CudaEncoder) -> None:
     assert agrees(adapted, adapted.encode(batch), wanted)
 
 
-def test_memory_is_six_times_that_of_the_model_alone(jina: Jina, adapted: CudaEncoder) -> None:
+def test_memory_is_six_times_that_of_the_model(jina: Jina, adapted: CudaEncoder) -> None:
     model = engine.load_model(str(jina.folder))
     plain = dataclasses.replace(model, config=dataclasses.replace(model.config, adapters=None))
     encoder = made(plain)
     print("bytes with adapters", adapted.memory, "without", encoder.memory)
     assert adapted.memory[0] == 6 * encoder.memory[0]
-    planned, alone = (estimate_memory(each, device="cuda", max_batch_tokens=MAX_TOKENS) for each in (model, plain))
-    assert (planned.weights, planned.activations) == (6 * alone.weights, 6 * alone.activations)
+    planned, single = (estimate_memory(each, device="cuda", max_batch_tokens=MAX_TOKENS) for each in (model, plain))
+    assert (planned.weights, planned.activations) == (6 * single.weights, 6 * single.activations)
     encoder.close()
 
 
@@ -173,7 +173,7 @@ def test_other_poolings_with_adapters(jina: Jina, pooling: str) -> None:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_a_classification_head_on_the_host(tmp_path: Path, pooling: str) -> None:
-    """ModernBERT's: logits near those of its own class, and with the same bits in any company."""
+    """ModernBERT's: logits near those of its own class, and with batch-invariant."""
     folder = build_classifier(tmp_path, "modernbert", classifier_pooling=pooling)
     encoder = made(engine.load_model(str(folder)), dtype="float16")
     sequences = random_sequences(LENGTHS, 99, seed=9)
@@ -181,6 +181,6 @@ def test_a_classification_head_on_the_host(tmp_path: Path, pooling: str) -> None
     wanted = hugging_face_logits(folder, sequences)
     assert np.abs(found - wanted).max() <= 0.02 * np.abs(wanted).max()
     for row, ids in enumerate(sequences):
-        alone = encoder.encode(engine.pack([ids]), Task.CLASSIFY)
-        assert alone.tobytes() == found[row].tobytes() or encoder.gemm != "hopper"
+        single = encoder.encode(engine.pack([ids]), Task.CLASSIFY)
+        assert single.tobytes() == found[row].tobytes() or encoder.gemm != "hopper"
     encoder.close()

@@ -17,32 +17,32 @@ LENGTHS = [*ref.LENGTHS, 1000]
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "size", "turned"), [(12, 64, 64), (4, 32, 32), (3, 64, 24), (2, 40, 10), (1, 128, 2)]
+    ("heads", "size", "rotary_dim"), [(12, 64, 64), (4, 32, 32), (3, 64, 24), (2, 40, 10), (1, 128, 2)]
 )
 @pytest.mark.parametrize("rows", [1, 33, 3000])
-def test_turned_columns(
-    device: Device, random: np.random.Generator, dtype: int, heads: int, size: int, turned: int, rows: int
+def test_rope_columns(
+    device: Device, random: np.random.Generator, dtype: int, heads: int, size: int, rotary_dim: int, rows: int
 ) -> None:
     hidden = heads * size
     qkv = ref.drawn(random, (rows, 3 * hidden), dtype)
-    angles = random.uniform(-np.pi, np.pi, (512, turned // 2))
+    angles = random.uniform(-np.pi, np.pi, (512, rotary_dim // 2))
     table = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
     positions = random.integers(0, 512, rows).astype(np.int32)
     address = device.put(qkv)
     device.launch.rope(
-        dtype, address, rows, 3 * hidden, size, turned, 2 * hidden, device.put(table), device.put(positions)
+        dtype, address, rows, 3 * hidden, size, rotary_dim, 2 * hidden, device.put(table), device.put(positions)
     )
     got = device.get(address, qkv.shape, numpy_type(dtype))
     parts = ref.exact(qkv).reshape(rows, 3, heads, size)
     by = table[positions].astype(np.float64)[:, None, None]
-    pairs = parts[:, :2, :, :turned].reshape(rows, 2, heads, turned // 2, 2).copy()
+    pairs = parts[:, :2, :, :rotary_dim].reshape(rows, 2, heads, rotary_dim // 2, 2).copy()
     a, b, cos, sin = pairs[..., 0], pairs[..., 1], by[..., 0], by[..., 1]
-    parts[:, :2, :, :turned] = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(rows, 2, heads, -1)
+    parts[:, :2, :, :rotary_dim] = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(rows, 2, heads, -1)
     wanted = parts.reshape(rows, -1)
     assert ref.error(got, wanted) <= ref.allowed(wanted, dtype)
     # Values are not touched, nor are columns past the turned ones.
     still = np.ones((3, heads, size), np.bool_)
-    still[:2, :, :turned] = False
+    still[:2, :, :rotary_dim] = False
     assert got[:, still.reshape(-1)].tobytes() == qkv[:, still.reshape(-1)].tobytes()
 
 
@@ -107,14 +107,12 @@ def test_a_window_hides_all_that_is_outside(
 
 @pytest.mark.parametrize("dtype", [ref.FLOAT16, ref.FLOAT32])
 @pytest.mark.parametrize("hopper", [False, True])
-def test_a_window_is_the_same_in_any_company(
-    device: Device, random: np.random.Generator, hopper: bool, dtype: int
-) -> None:
+def test_a_window_is_batch_invariant(device: Device, random: np.random.Generator, hopper: bool, dtype: int) -> None:
     qkv = ref.drawn(random, (sum(LENGTHS), 3 * 768), dtype)
     together = run_attention(device, dtype, qkv, LENGTHS, 12, hopper, window=64)
     for start, length in zip(np.cumsum([0, *LENGTHS]), LENGTHS, strict=False):
-        alone = run_attention(device, dtype, qkv[start : start + length], [length], 12, hopper, window=64)
-        assert alone.tobytes() == together[start : start + length].tobytes()
+        single = run_attention(device, dtype, qkv[start : start + length], [length], 12, hopper, window=64)
+        assert single.tobytes() == together[start : start + length].tobytes()
 
 
 @pytest.mark.parametrize("hopper", [False, True])

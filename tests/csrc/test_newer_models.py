@@ -1,4 +1,4 @@
-"""Encoders newer than BERT on a GPU: beside the CPU encoder in float32, and the same in any company."""
+"""Encoders newer than BERT on a GPU: beside the CPU encoder in float32, and the same in any batch."""
 
 from __future__ import annotations
 
@@ -112,15 +112,15 @@ def test_pooled_vectors_are_the_cpus(tmp_path: Path, kind: str, pooling: str) ->
         encoder.close()
 
 
-def test_the_same_text_has_the_same_bits_in_any_company(encoder: CudaEncoder, batch: PackedBatch) -> None:
+def test_the_same_text_is_batch_invariant(encoder: CudaEncoder, batch: PackedBatch) -> None:
     """Alone, which is a graph for a short one, and in a batch."""
     together = encoder.encode(batch)
     for i, (start, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
         ids = batch.ids[start:end]
-        alone = encoder.encode(
+        single = encoder.encode(
             PackedBatch(ids, cumulative(np.array([len(ids)], np.int32)), normalize=np.zeros(1, np.bool_))
         )
         if encoder.gemm == "hopper":
-            assert alone[0].tobytes() == together[i].tobytes()
+            assert single[0].tobytes() == together[i].tobytes()
         else:
-            assert worst(alone, together[i : i + 1]) <= ALLOWED["float16"]
+            assert worst(single, together[i : i + 1]) <= ALLOWED["float16"]

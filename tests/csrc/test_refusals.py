@@ -114,7 +114,7 @@ def test_memory_that_runs_out_fails_a_batch_and_no_more(program: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_launch_that_fails_is_waited_for_before_its_room_is_used_again(program: Path) -> None:
+def test_a_launch_that_fails_is_waited_for_before_its_memory_is_reused(program: Path) -> None:
     lines = told(program, "a launch")
     first = lines[: lines.index(steps(lines)[0])]
     assert [line.split()[0] for line in first[-3:]] == ["synchronize"] * 3

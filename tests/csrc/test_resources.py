@@ -1,4 +1,4 @@
-"""What ptxas gives the Hopper kernels: spills, barriers, serialised products, which cost time and change no result.
+"""What ptxas gives the Hopper kernels: spills, barriers, serialized products, which cost time and change no result.
 
 Needs nvcc, no GPU; compiles only what the install has not. Each rule stands for something that happened: a barrier's
 number in a register counted as all 16 and kept attention to four blocks a multiprocessor (passages 54 µs a layer
@@ -67,7 +67,7 @@ class Kernel:
 @dataclass(frozen=True)
 class Compiled:
     kernels: list[Kernel]
-    serialised: list[str]  # C75xx: ptxas says that it waits for each wgmma
+    serialized: list[str]  # C75xx: ptxas says that it waits for each wgmma
 
 
 @pytest.fixture(scope="module")
@@ -189,16 +189,16 @@ def test_nothing_is_spilled_where_it_counts(compiled: dict[str, Compiled]) -> No
             assert kernel.spilled <= allowed, kernel
 
 
-def test_products_are_not_serialised(compiled: dict[str, Compiled]) -> None:
+def test_wgmma_is_not_serialized(compiled: dict[str, Compiled]) -> None:
     for source, each in compiled.items():
-        assert not each.serialised, source
+        assert not each.serialized, source
 
 
 @pytest.mark.parametrize(
     ("source", "kernel"),
     [("sm90", "attention_sm90"), ("sm90", "attention_sm90_window"), ("sm80", "attention_sm80_short")],
 )
-def test_barriers_leave_room_for_blocks(compiled: dict[str, Compiled], source: str, kernel: str) -> None:
+def test_barriers_do_not_limit_blocks(compiled: dict[str, Compiled], source: str, kernel: str) -> None:
     """As many blocks as the registers allow: 65 536 of a multiprocessor, 128 threads a block."""
     chosen = [each for each in compiled[source].kernels if f"{kernel}_kernel" in each.name]
     assert chosen
@@ -207,7 +207,7 @@ def test_barriers_leave_room_for_blocks(compiled: dict[str, Compiled], source: s
         assert each.barriers * blocks <= BARRIERS, each
 
 
-def test_only_what_a_family_uses_is_compiled(compiled: dict[str, Compiled]) -> None:
+def test_only_variants_in_use_are_compiled(compiled: dict[str, Compiled]) -> None:
     """RoPE: two shapes of small M and two of ping-pong, by type and by where gamma is. Gated: those by activation."""
     kernels = [kernel.name for kernel in compiled["sm90_fused"].kernels]
     assert sum("rope_kernel" in name for name in kernels) == (2 + 2) * 2 * 2

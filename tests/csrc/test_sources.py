@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 GUARD = "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)"
 KERNEL = re.compile(r"__global__\s+void\s+__launch_bounds__\([^;{]*?\)\s*(\w+)\(|__global__\s+void\s+(\w+)\(")
 # Where kernels with bodies for sm_90a alone stand, and the sources that compile them.
-HOPPERS_OWN = {
+SM90A_KERNELS = {
     "small_m_kernel": "gemm/kernels/sm90_linear.cu",
     "pingpong_kernel": "gemm/kernels/sm90_linear.cu",
     "cooperative_kernel": "gemm/kernels/sm90_linear.cu",
@@ -71,7 +71,7 @@ def test_what_any_cpu_runs_shares_no_inline_function_with_kernels() -> None:
     assert not kernels & weak_symbols(objects[name] for name in everywhere) - {"DW.ref.__gxx_personality_v0"}
 
 
-def test_a_body_for_hopper_alone_traps_elsewhere() -> None:
+def test_a_body_for_sm_90a_traps_elsewhere() -> None:
     """A body that vanishes for another architecture would return: zeros that nobody wrote pool like rows."""
     found = set()
     for path in sources():
@@ -83,10 +83,10 @@ def test_a_body_for_hopper_alone_traps_elsewhere() -> None:
             end = text.index("#endif", start)
             assert f'#else\n  EMBERT_TRAP("{kernel}");\n' in text[start:end], f"{path.name}: {kernel}"
             found.add(kernel)
-    assert found == set(HOPPERS_OWN)
+    assert found == set(SM90A_KERNELS)
 
 
-@pytest.mark.parametrize("source", sorted(set(HOPPERS_OWN.values())))
+@pytest.mark.parametrize("source", sorted(set(SM90A_KERNELS.values())))
 def test_a_build_for_plain_90_has_the_traps(tmp_path: Path, source: str) -> None:
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if nvcc is None:
@@ -98,7 +98,7 @@ def test_a_build_for_plain_90_has_the_traps(tmp_path: Path, source: str) -> None
         pytest.skip(f"{nvcc} does not know compute_90")
     assert built.returncode == 0, built.stderr
     bodies = {body.partition("(")[0].split()[-1]: body for body in made.read_text().split(".entry")[1:]}
-    for kernel in (name for name, at in HOPPERS_OWN.items() if at == source):
+    for kernel in (name for name, at in SM90A_KERNELS.items() if at == source):
         own = [body for name, body in bodies.items() if kernel in name]
         assert own
         assert all("trap;" in body and f"{kernel}: not compiled for sm_90a" in body for body in own)

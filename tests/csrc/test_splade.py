@@ -115,7 +115,7 @@ def test_rows_of_other_texts_count_for_nothing(
     assert ref.error(found, wanted) <= (2e-5 if provider == "hopper" else ref.allowed(wanted, dtype))
 
 
-def test_a_text_has_the_same_bits_in_any_company(device: Device, random: np.random.Generator) -> None:
+def test_a_text_is_batch_invariant(device: Device, random: np.random.Generator) -> None:
     out, width = 30522, 768
     product = Product(device, random, "hopper", ref.FLOAT16, out, width)
     lengths = [int(n) for n in random.integers(1, 257, 40)] + [1, 512, 16]
@@ -123,8 +123,8 @@ def test_a_text_has_the_same_bits_in_any_company(device: Device, random: np.rand
     starts = starts_of(lengths)
     together = product.run(x, lengths)
     for text in [0, 1, 20, 39, 40, 41, 42]:
-        alone = product.run(x[starts[text] : starts[text + 1]], [lengths[text]])
-        assert alone[0].tobytes() == together[text].tobytes(), text
+        single = product.run(x[starts[text] : starts[text + 1]], [lengths[text]])
+        assert single[0].tobytes() == together[text].tobytes(), text
     order = random.permutation(len(lengths))
     shuffled = np.concatenate([x[starts[i] : starts[i + 1]] for i in order])
     assert product.run(shuffled, [lengths[i] for i in order]).tobytes() == together[order].tobytes()
@@ -246,7 +246,7 @@ class Places:
 
 
 @pytest.mark.parametrize("missing", [1, 5000])
-def test_a_text_whose_pairs_do_not_fit_is_left_out_whole(
+def test_a_text_whose_pairs_do_not_fit_is_skipped_as_a_whole(
     device: Device, random: np.random.Generator, missing: int
 ) -> None:
     texts, columns = 12, 5000
@@ -370,7 +370,7 @@ def test_the_head_against_float64(
         assert cosine >= (0.9999 if dtype == ref.BFLOAT16 else 0.99999), lengths[text]
 
 
-def test_a_text_has_the_same_pairs_in_any_company(device: Device, random: np.random.Generator) -> None:
+def test_pairs_are_batch_invariant(device: Device, random: np.random.Generator) -> None:
     """Also where texts come in groups, some want no pairs, the host knows no lengths, or room runs out."""
     device.launch.dependent_launch(True)
     head = Head(device, random, "hopper", ref.FLOAT16, vocabulary=30522, hidden=384, shift=-3.0, pairs=1 << 22)
@@ -381,8 +381,8 @@ def test_a_text_has_the_same_pairs_in_any_company(device: Device, random: np.ran
     assert len(together) == len(lengths)
     assert min(len(indices) for indices, _ in together) > 0
     for text in (0, 500, 547, 548, 999):  # of either group
-        alone = head.run(x[starts[text] : starts[text + 1]], [lengths[text]])
-        assert same(alone, [together[text]]), text
+        single = head.run(x[starts[text] : starts[text + 1]], [lengths[text]])
+        assert same(single, [together[text]]), text
     chosen = [0, 1, 17, 600, 601, 998]
     assert same(head.run(x, lengths, chosen), [together[i] for i in chosen])
     few = head.run(x[: starts[40]], lengths[:40], known=False)

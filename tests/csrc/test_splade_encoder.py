@@ -127,15 +127,15 @@ def test_beside_hugging_face(
     assert (wanted[got > edge] > 0).all()
 
 
-def test_the_same_pairs_in_any_company(encoder: CudaEncoder, random: np.random.Generator) -> None:
+def test_pairs_are_batch_invariant(encoder: CudaEncoder, random: np.random.Generator) -> None:
     """Of other texts and of other tasks, few and many."""
     wanted = [Task.SPARSE, Task.SPARSE | Task.EMBED, Task.TOKENS, Task.EMBED, Task.SPARSE | Task.TOKENS] * 20
     batch = packed(random, random.integers(1, 200, len(wanted)), wanted)
     answers = encoder.wait(encoder.submit(batch))
     sparse = answers[Task.SPARSE]
     for place, sequence in list(enumerate(batch.sequences_of(Task.SPARSE)))[::7]:
-        alone = encoder.wait(encoder.submit(of(batch, int(sequence), Task.SPARSE)))[Task.SPARSE]
-        assert pairs(alone, 0) == pairs(sparse, place), sequence
+        single = encoder.wait(encoder.submit(of(batch, int(sequence), Task.SPARSE)))[Task.SPARSE]
+        assert pairs(single, 0) == pairs(sparse, place), sequence
     for task in (Task.EMBED, Task.TOKENS):
         for place, sequence in list(enumerate(batch.sequences_of(task)))[::13]:
             one = encoder.wait(encoder.submit(of(batch, int(sequence), task)))[task]
@@ -151,8 +151,8 @@ def test_more_pairs_than_there_is_room_for(encoder: CudaEncoder, random: np.rand
     assert len(rows.values) > 8 << 20
     assert rows.sequences == 600
     for place in (0, 250, 300, 350, 599):
-        alone = encoder.wait(encoder.submit(of(batch, place, Task.SPARSE)))[Task.SPARSE]
-        assert pairs(alone, 0) == pairs(rows, place), place
+        single = encoder.wait(encoder.submit(of(batch, place, Task.SPARSE)))[Task.SPARSE]
+        assert pairs(single, 0) == pairs(rows, place), place
     again = encoder.wait(encoder.submit(other))[Task.SPARSE]
     assert [pairs(again, i) for i in range(30)] == [pairs(others, i) for i in range(30)]
 

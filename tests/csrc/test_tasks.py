@@ -183,7 +183,7 @@ def test_tasks_of_one_batch_do_not_touch_each_other(
     ours = with_options(folder, pooling, gemm=gemm)
     batch = packed(random, np.array([*LENGTHS, *random.integers(1, 200, 60)]))
     everyone = np.arange(len(LENGTHS) + 60)
-    alone = {task: answered(ours, part(batch, everyone, task))[task] for task in ALL_TASKS}
+    single = {task: answered(ours, part(batch, everyone, task))[task] for task in ALL_TASKS}
     for _ in range(20):
         count = int(random.integers(1, len(everyone) + 1))
         rows, tasks = random.permutation(everyone)[:count], random.integers(1, 32, count)
@@ -192,11 +192,11 @@ def test_tasks_of_one_batch_do_not_touch_each_other(
         assert set(answers) == {task for task in ALL_TASKS if task in mixed.wanted}
         for task, got in answers.items():
             chosen = rows[mixed.sequences_of(task)]
-            assert same(ours, got, TaskOutput.joined([alone[task].slice(i, i + 1) for i in chosen])), task
+            assert same(ours, got, TaskOutput.joined([single[task].slice(i, i + 1) for i in chosen])), task
     for row in range(len(everyone)):
         for task in ALL_TASKS:
             one = answered(ours, part(batch, [row], task))[task]
-            assert same(ours, one, alone[task].slice(row, row + 1)), (task, row)
+            assert same(ours, one, single[task].slice(row, row + 1)), (task, row)
     ours.close()
 
 
@@ -208,24 +208,24 @@ def test_small_batches_of_logits(folder: Path, random: np.random.Generator, grap
     for lengths in ([1], [16], [17], [128], [129, 3], [512], [500, 500], [7] * 64, [100, 90, 300, 1, 33]):
         batch = packed(random, np.array(lengths))
         rows = list(range(len(lengths)))
-        alone = answered(ours, part(batch, rows, Task.CLASSIFY))[Task.CLASSIFY]
+        single = answered(ours, part(batch, rows, Task.CLASSIFY))[Task.CLASSIFY]
         beside = answered(ours, part(batch, rows, Task.CLASSIFY | Task.EMBED))
-        assert same(ours, beside[Task.CLASSIFY], alone)
+        assert same(ours, beside[Task.CLASSIFY], single)
         assert same(ours, beside[Task.EMBED], answered(ours, part(batch, rows, Task.EMBED))[Task.EMBED])
         for row in rows:
             one = answered(ours, part(batch, [row], Task.CLASSIFY))[Task.CLASSIFY]
-            assert same(ours, one, alone.slice(row, row + 1))
+            assert same(ours, one, single.slice(row, row + 1))
     ours.close()
 
 
 POOLER = {"bert": ("bert.pooler.dense", "classifier", "tanh"), "distilbert": ("pre_classifier", "classifier", "relu")}
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "distilbert", "mpnet"])
-def test_classification_heads_of_families(tmp_path: Path, random: np.random.Generator, family: str) -> None:
-    made = model_cases.build(tmp_path, family, vocab_size=30522, head="ForSequenceClassification")
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "distilbert", "mpnet"])
+def test_classification_heads_by_model_type(tmp_path: Path, random: np.random.Generator, model_type: str) -> None:
+    made = model_cases.build(tmp_path, model_type, vocab_size=30522, head="ForSequenceClassification")
     (made / "tokenizer.json").write_text("{}")
-    dense, out, activation = POOLER.get(family, ("classifier.dense", "classifier.out_proj", "tanh"))
+    dense, out, activation = POOLER.get(model_type, ("classifier.dense", "classifier.out_proj", "tanh"))
     layers = (Layer(dense, "", 64, 64, True, activation), Layer(out, "", 64, 2, True, "identity"))
     model = dataclasses.replace(
         engine.load_model(str(made)), heads=Heads(Classifier(layers, ("a", "b"), "softmax")), embeds=False
@@ -271,14 +271,14 @@ def test_two_batches_of_tasks_in_flight(encoder: CudaEncoder, random: np.random.
     for count in random.integers(1, 90, 20):
         batch = packed(random, random.integers(1, 150, int(count)))
         batches.append(dataclasses.replace(batch, tasks=random.integers(1, 32, int(count)).astype(np.uint8)))
-    alone = [answered(encoder, batch) for batch in batches]
+    single = [answered(encoder, batch) for batch in batches]
     tickets = [encoder.submit(batches[0])]
     for i, batch in enumerate([*batches[1:], batches[0]]):
         tickets.append(encoder.submit(batch))
         found = encoder.wait(tickets[i])
-        assert found.keys() == alone[i].keys()
+        assert found.keys() == single[i].keys()
         for task, rows in found.items():
-            assert rows.values.tobytes() == alone[i][task].values.tobytes()
+            assert rows.values.tobytes() == single[i][task].values.tobytes()
     encoder.wait(tickets[-1])
 
 
@@ -303,7 +303,7 @@ def test_tasks_that_are_refused_harm_nothing(encoder: CudaEncoder, random: np.ra
     assert encoder.encode(empty).shape == (0, WIDTH)
 
 
-@pytest.mark.alone
+@pytest.mark.exclusive
 def test_memory_for_tasks_does_not_grow(folder: Path, random: np.random.Generator) -> None:
     ours = CudaEncoder(described(folder, pooling="cls"), max_batch_tokens=16384)
 

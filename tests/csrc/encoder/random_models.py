@@ -75,9 +75,9 @@ def part(batch: PackedBatch, rows: npt.NDArray[np.int64]) -> PackedBatch:
     return PackedBatch(np.concatenate(pieces), cu_seqlens, normalize=np.zeros(len(pieces), np.bool_))
 
 
-def agrees(encoder: CudaEncoder, got: Floats, alone: Floats) -> bool:
-    """Whether texts came out as in other company: with the same bits, or up to rounding where no bits are promised."""
-    return bool((got == alone).all()) if encoder.gemm == "hopper" else relative_error(got, alone) <= 2e-3
+def agrees(encoder: CudaEncoder, got: Floats, single: Floats) -> bool:
+    """Whether texts came out as in other batches: with the same bits, or up to rounding where no bits are promised."""
+    return bool((got == single).all()) if encoder.gemm == "hopper" else relative_error(got, single) <= 2e-3
 
 
 def in_parts(encoder: CudaEncoder, batch: PackedBatch) -> Floats:

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.gpu
 
 def test_two_batches_in_flight(encoder: CudaEncoder, random: np.random.Generator) -> None:
     batches = [packed(random, random.integers(1, 200, int(n))) for n in random.integers(1, 90, 20)]
-    alone = [encoder.encode(batch) for batch in batches]
+    single = [encoder.encode(batch) for batch in batches]
     tickets = [encoder.submit(batches[0])]
     for i, batch in enumerate(batches[1:]):
         tickets.append(encoder.submit(batch))
-        assert (encoder.wait(tickets[i])[Task.EMBED].values == alone[i]).all()
-    assert (encoder.wait(tickets[-1])[Task.EMBED].values == alone[-1]).all()
+        assert (encoder.wait(tickets[i])[Task.EMBED].values == single[i]).all()
+    assert (encoder.wait(tickets[-1])[Task.EMBED].values == single[-1]).all()
 
 
 def test_a_third_batch_in_flight_is_refused(encoder: CudaEncoder, random: np.random.Generator) -> None:
@@ -75,7 +75,7 @@ def test_what_cannot_be_run_is_refused_and_harms_nothing(
     assert encoder.encode(PackedBatch(np.array([5], np.int32), np.array([0, 1], np.int32))).shape == (1, 768)
 
 
-@pytest.mark.alone
+@pytest.mark.exclusive
 def test_memory_is_bounded_and_does_not_grow(encoder: CudaEncoder, random: np.random.Generator) -> None:
     def encode_batches(count: int) -> None:
         for _ in range(count):

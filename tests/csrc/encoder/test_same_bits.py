@@ -19,7 +19,7 @@ from tests.csrc.encoder.random_models import (
 pytestmark = pytest.mark.gpu
 
 
-def test_a_text_has_the_same_bits_in_any_company(encoder: CudaEncoder, random: np.random.Generator) -> None:
+def test_a_text_is_batch_invariant(encoder: CudaEncoder, random: np.random.Generator) -> None:
     lengths = np.concatenate([[1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 128, 129, 511, 512], random.integers(1, 200, 50)])
     batch = packed(random, lengths)
     everyone = np.arange(len(lengths))
@@ -31,7 +31,7 @@ def test_a_text_has_the_same_bits_in_any_company(encoder: CudaEncoder, random: n
         assert (encoder.encode(part(batch, everyone[row : row + 1])) == together[row]).all()
 
 
-def test_a_narrow_model_has_the_same_bits_in_any_company(tmp_path: Path, random: np.random.Generator) -> None:
+def test_a_narrow_model_is_batch_invariant(tmp_path: Path, random: np.random.Generator) -> None:
     ours = CudaEncoder(engine.load_model(str(random_bert(tmp_path, **NARROW))), max_batch_tokens=40_000)
     batch = packed(random, random.integers(1, 300, 230))  # some 34 000 tokens
     everyone = np.arange(230)
