@@ -1,5 +1,7 @@
-"""The stages of a block: text to token ids; ids to vectors, two batches in flight, also from one block to the next;
-vectors to bytes of the output."""
+"""The stages of a block: texts to token ids, ids to vectors, vectors to bytes of the output.
+
+Two batches are in flight, also from one block to the next.
+"""
 
 from __future__ import annotations
 
