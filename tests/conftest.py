@@ -39,7 +39,7 @@ PROCESSES = re.compile(
 # Needs neither, but seconds: thousands of texts beside transformers, whole jobs, every schema of the API.
 SLOW = re.compile(
     r"tests/engine/(quantization/test_(cpu|int8_accuracy)|test_(torch_linear|encoder|model_types|cpu_kernels))\.py"
-    r"|tests/engine/heads/test_(kernels|sparse|classifier)\.py"
+    r"|tests/engine/heads/test_(sparse|classifier)\.py"
     r"|tests/server/(bulk|cli|engine_worker/test_scheduler_cost\.py|protocols/test_schemas\.py)"
 )
 

@@ -91,7 +91,7 @@ def unigram(normalizer: normalizers.Normalizer | None = None, **options: Any) ->
 def write(
     folder: Path,
     *,
-    family: str = "Bert",
+    prefix: str = "Bert",
     head: str = "Model",
     tokenizer: Backend | None = None,
     files: Mapping[str, Any] | None = None,
@@ -101,7 +101,7 @@ def write(
 ) -> Path:
     """A model of random weights in a new `folder`, with further `files` as JSON (None: no such file).
 
-    `family` and `config` are the prefix of transformers' classes and fields of the config, of which config.json then
+    `prefix` and `config` are the prefix of transformers' classes and fields of the config, of which config.json then
     lacks those of `without`. `head` is the rest of the model's class. `further` are modules after pooling: folders and
     classes.
     """
@@ -109,7 +109,7 @@ def write(
     tokenizer = tokenizer or word_piece()
     torch.manual_seed(0)
     shape = {**SHAPE, "vocab_size": tokenizer.get_vocab_size(), **config}
-    model = getattr(transformers, f"{family}{head}")(getattr(transformers, f"{family}Config")(**shape))
+    model = getattr(transformers, f"{prefix}{head}")(getattr(transformers, f"{prefix}Config")(**shape))
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -121,7 +121,7 @@ def write(
     tokenizer.save(str(folder / "tokenizer.json"))
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *further]
     usual: dict[str, Any] = {
-        "tokenizer_config.json": {"tokenizer_class": f"{family}Tokenizer", "model_max_length": 512},
+        "tokenizer_config.json": {"tokenizer_class": f"{prefix}Tokenizer", "model_max_length": 512},
         "sentence_bert_config.json": {"max_seq_length": 64},
         "1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": "mean"},
         "modules.json": [

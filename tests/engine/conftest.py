@@ -47,7 +47,7 @@ def _few_prepared_kernels() -> Iterator[None]:
     """Encoders prepare kernels of every kind, but for few rows: the others are made when a test first needs them.
 
     Making all of them is most of what loading a small model costs. Servers of other tests do, and processes that
-    tests/engine/onednn.py watches.
+    tests/engine/test_torch_linear.py watches.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_encoder, "MAX_PREPARED_ROWS", 64)

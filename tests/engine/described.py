@@ -1,4 +1,4 @@
-"""Small models with what newer encoders have, by description: for encoders that need no family's config."""
+"""Small models with what newer encoders have, by description: for encoders that need no model_type's config."""
 
 from __future__ import annotations
 

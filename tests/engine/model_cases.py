@@ -1,4 +1,4 @@
-"""Small models of every family, with random weights, and their kinds of tokenizers."""
+"""Small models of every model type, with random weights, and their kinds of tokenizers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GEMMA = {
     "query_pre_attn_scalar": 24,
     "sliding_window": 16,
 }
-# A family's `model_type`, and what is special where a family has several models → HuggingFace's class and its config.
+# A `model_type`, and what is special where it has several models → HuggingFace's class and its config.
 MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {**BERT_LIKE, "max_position_embeddings": 128}),
     "bert, tanh": ("Bert", {**BERT_LIKE, "max_position_embeddings": 128, "hidden_act": "gelu_new"}),
@@ -97,13 +97,13 @@ ENCODER_CASES = [name for name in MODEL_CASES if not name.startswith(("llama", "
 
 
 def build(
-    folder: Path, family: str, *, vocab_size: int = 64, head: str = "Model", modules: bool = True, **more: Any
+    folder: Path, case: str, *, vocab_size: int = 64, head: str = "Model", modules: bool = True, **more: Any
 ) -> Path:
     """A model folder with random weights, and sentence-transformers' `modules` or none.
 
     `head` "ForMaskedLM" or "ForSequenceClassification" stores the encoder under a prefix. `more` is more of the config.
     """
-    prefix, config = MODEL_CASES[family]
+    prefix, config = MODEL_CASES[case]
     torch.manual_seed(0)
     made: torch.nn.Module = getattr(transformers, prefix + head)(
         getattr(transformers, prefix + "Config")(vocab_size=vocab_size, initializer_range=0.3, **{**config, **more})
@@ -114,7 +114,7 @@ def build(
         if "norm" in name.lower() or name.endswith(("bias", "_embeddings.weight", "embed_tokens.weight")):
             parameter.data += torch.randn_like(parameter) * 0.2
     made.save_pretrained(folder)  # type: ignore[operator]
-    # Tests put tokenizers of any kind beside any family.
+    # Tests put tokenizers of any kind beside any model.
     fields = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "token_type_ids"]}
     (folder / "tokenizer_config.json").write_text(json.dumps(fields))
     if modules:

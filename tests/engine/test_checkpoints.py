@@ -119,17 +119,17 @@ def typed(tokenizer: Backend) -> Backend:
 # What is odd → arguments of `write`, and the refusal.
 ODD: dict[str, tuple[dict[str, Any], str | None]] = {
     "no layer_norm_eps, and the config's case": (
-        {"family": "Electra", "without": ["layer_norm_eps", "type_vocab_size", "hidden_act"],
+        {"prefix": "Electra", "without": ["layer_norm_eps", "type_vocab_size", "hidden_act"],
          "files": {"tokenizer_config.json": {"tokenizer_class": "ElectraTokenizer", "do_lower_case": False}}},
         None,
     ),
     "max_len, the older name": (
-        {"family": "DistilBert", "tokenizer": word_piece(lowercase=False), **DISTILBERT,
+        {"prefix": "DistilBert", "tokenizer": word_piece(lowercase=False), **DISTILBERT,
          "files": {"tokenizer_config.json": {"max_len": 12}, "sentence_bert_config.json": None}},
         None,
     ),
     "the left end of SentencePiece's tokens": (
-        {"family": "XLMRoberta", "tokenizer": unigram(), "files": {
+        {"prefix": "XLMRoberta", "tokenizer": unigram(), "files": {
             "tokenizer_config.json": {"truncation_side": "left", "add_prefix_space": False},
             "sentence_bert_config.json": {}, "sentence_xlm-roberta_config.json": {"max_seq_length": 20}}},
         None,
@@ -157,12 +157,12 @@ ODD: dict[str, tuple[dict[str, Any], str | None]] = {
         None,
     ),
     "rotary positions by default": (
-        {"family": "NomicBert", "without": ["rope_parameters", "hidden_act"],
+        {"prefix": "NomicBert", "without": ["rope_parameters", "hidden_act"],
          "files": {"tokenizer_config.json": {}}},
         None,
     ),
     "a class that transformers does not trust": (
-        {"family": "ModernBert", "tokenizer": word_piece(lowercase=False), "pad_token_id": 0, "without": ["norm_eps"],
+        {"prefix": "ModernBert", "tokenizer": word_piece(lowercase=False), "pad_token_id": 0, "without": ["norm_eps"],
          "files": {"tokenizer_config.json": {"tokenizer_class": "BertTokenizer", "do_lower_case": True, **SPECIAL}}},
         None,
     ),
@@ -285,16 +285,16 @@ def test_pairs_of_odd_tokenizers(tmp_path: Path, fields: dict[str, Any]) -> None
         np.testing.assert_allclose(loaded.score(PAIRS, raw=True), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", [name for name in MODEL_CASES if "," not in name])
-def test_a_config_without_fields_has_the_defaults_of_transformers(tmp_path: Path, family: str) -> None:
-    fields = getattr(transformers, MODEL_CASES[family][0] + "Config")().to_dict()
+@pytest.mark.parametrize("model_type", [name for name in MODEL_CASES if "," not in name])
+def test_config_without_fields_has_the_defaults_of_transformers(tmp_path: Path, model_type: str) -> None:
+    fields = getattr(transformers, MODEL_CASES[model_type][0] + "Config")().to_dict()
     (tmp_path / "all.json").write_text(json.dumps(fields))
-    told = {"hidden_size": 768} if family == "nomic_bert" else {}  # the older code's files lack it
-    (tmp_path / "none.json").write_text(json.dumps({"model_type": family, **told}))
+    told = {"hidden_size": 768} if model_type == "nomic_bert" else {}  # the older code's files lack it
+    (tmp_path / "none.json").write_text(json.dumps({"model_type": model_type, **told}))
     assert read_config(tmp_path / "none.json") == read_config(tmp_path / "all.json")
 
 
-def test_the_largest_weights_of_sparse_vectors() -> None:
+def test_largest_weights_of_sparse_vectors() -> None:
     values = np.array([1, 3, 2, 5, np.nan, 4, 9], np.float32).reshape(-1, 1)
     rows = TaskOutput(values, np.array([0, 3, 3, 6, 7], np.int32), np.array([4, 6, 8, 1, 2, 3, 0], np.int32)).largest(2)
     assert rows.offsets.tolist() == [0, 2, 2, 4, 5]

@@ -59,7 +59,7 @@ def drawn(seed: int, *shape: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 1, 1), (5, 60, 70), (7, 384, 64), (97, 65, 129), (200, 384, 1152)]
 )
-def test_a_linear_layer(rows: int, inputs: int, outputs: int, activation: Activation) -> None:
+def test_linear_layer(rows: int, inputs: int, outputs: int, activation: Activation) -> None:
     x, weight, bias = drawn(1, rows, inputs), drawn(2, outputs, inputs), drawn(3, outputs)
     other = drawn(4, rows, outputs)
     exact = F.linear(x.double(), weight.double(), bias.double())
@@ -207,7 +207,7 @@ def test_attention_of_what_is_no_number_is_no_number() -> None:
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 384, 1536), (5, 128, 30), (6, 1536, 384), (7, 128, 30), (97, 384, 1536)]
 )
-def test_a_linear_layer_in_eight_bits_is_the_definitions(rows: int, inputs: int, outputs: int) -> None:
+def test_linear_layer_in_eight_bits_is_the_definitions(rows: int, inputs: int, outputs: int) -> None:
     """To the bit: integers, sums and what scales them."""
     weight, bias = drawn(2, outputs, inputs).numpy(), drawn(3, outputs)
     x = drawn(1, rows, inputs) * torch.logspace(-20, 5, rows)[:, None]
@@ -245,10 +245,10 @@ def test_bits_do_not_depend_on_the_batch(dtype: str, pooling: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni)])
-@pytest.mark.parametrize("family", ["nomic_bert", "modernbert", "mpnet"])
-def test_bits_of_other_model_types_do_not_depend_on_the_batch(family: str, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["nomic_bert", "modernbert", "mpnet"])
+def test_bits_of_other_model_types_do_not_depend_on_the_batch(case: str, dtype: str, tmp_path: Path) -> None:
     wide: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
-    folder = build(tmp_path / "model", family, **wide)
+    folder = build(tmp_path / "model", case, **wide)
     small_tokenizer(64).save(str(folder / "tokenizer.json"))
     model = engine.load_model(str(folder))
     # Without the padding token, whose position is not the next one.
@@ -269,7 +269,7 @@ def has_the_same_bits(model: engine.Model, dtype: str, sequences: list[Ids]) -> 
 
 
 @pytest.mark.parametrize("int8", [False, pytest.param(True, marks=needs_vnni)])
-def test_a_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> None:
+def test_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> None:
     """To the bit: one kernel for all of it, and one for each part where only some rows go on after attention."""
     layer = Layer(default_model.config, Checkpoint.open(default_model), 3, torch.float32, products="avx512", int8=int8)
     groups, x = [Group(0, 3, 7), Group(21, 1, 90, 40)], drawn(1, 111, 384)

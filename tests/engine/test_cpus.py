@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,56 +49,35 @@ def cgroup_1(root: Path, quota: str, period: str, *, group: str = "/", mounted: 
     return root
 
 
-@pytest.mark.parametrize(
-    ("limit", "cpus"),
-    [
-        ("200000 100000\n", 2),
-        ("250000 100000\n", 2),
-        ("50000 100000\n", 1),
-        ("30000 10000\n", 3),
-        ("9900000 100000\n", 64),
-        ("max 100000\n", 64),
-    ],
-)
-def test_a_quota_of_cgroup_2(tmp_path: Path, limit: str, cpus: int) -> None:
-    assert usable_cpus(cgroup_2(tmp_path, _=limit)) == cpus
+DOCKER = {"group": "/docker/1f/inner", "mounted": "/docker/1f", "folder": "inner"}  # the paths are the host's
+CASES: list[tuple[Callable[[Path], Path], int]] = [
+    (lambda root: cgroup_2(root, _="200000 100000\n"), 2),
+    (lambda root: cgroup_2(root, _="250000 100000\n"), 2),
+    (lambda root: cgroup_2(root, _="50000 100000\n"), 1),
+    (lambda root: cgroup_2(root, _="9900000 100000\n"), 64),
+    (lambda root: cgroup_2(root, _="max 100000\n"), 64),
+    (lambda root: cgroup_2(root, "/pod/box", **{"pod": "400000 100000", "pod/box": "max 1", "other": "1 1"}), 4),
+    (lambda root: files(cgroup_2(root, _="500000 100000"), proc__self__cgroup=""), 5),  # a kernel that names no cgroup
+    (lambda root: cgroup_1(root, "200000\n", "100000\n"), 2),
+    (lambda root: cgroup_1(root, "50000\n", "100000\n"), 1),
+    (lambda root: cgroup_1(root, "-1\n", "100000\n"), 64),
+    (lambda root: cgroup_1(root, "300000", "100000", **DOCKER), 3),
+    (lambda root: cgroup_1(root, "300000", "100000", group="/kubepods/a", mounted="/docker/1f"), 3),
+    (lambda root: root, 64),  # without cgroups the binding of the process counts
+]
 
 
-@pytest.mark.parametrize(("quota", "cpus"), [("200000\n", 2), ("50000\n", 1), ("-1\n", 64)])
-def test_a_quota_of_cgroup_1(tmp_path: Path, quota: str, cpus: int) -> None:
-    assert usable_cpus(cgroup_1(tmp_path, quota, "100000\n")) == cpus
+@pytest.mark.parametrize(("machine", "cpus"), CASES)
+def test_usable_cpus(tmp_path: Path, machine: Callable[[Path], Path], cpus: int) -> None:
+    assert usable_cpus(machine(tmp_path)) == cpus
 
 
-def test_the_narrowest_cgroup_counts(tmp_path: Path) -> None:
-    limits = {"pod": "400000 100000", "pod/container": "max 100000", "other": "100000 100000"}
-    assert usable_cpus(cgroup_2(tmp_path, "/pod/container", **limits)) == 4
-
-
-def test_a_mount_that_shows_a_part_of_the_hosts_tree(tmp_path: Path) -> None:
-    """As Docker makes it with cgroup v1: the paths are the host's, and the container's own cgroup is mounted."""
-    limited = cgroup_1(tmp_path, "300000", "100000", group="/docker/1f/inner", mounted="/docker/1f", folder="inner")
-    assert usable_cpus(limited) == 3
-
-
-def test_a_path_of_another_namespace(tmp_path: Path) -> None:
-    assert usable_cpus(cgroup_1(tmp_path, "300000", "100000", group="/kubepods/a", mounted="/docker/1f")) == 3
-
-
-def test_a_kernel_that_names_no_cgroup(tmp_path: Path) -> None:
-    files(cgroup_2(tmp_path, _="500000 100000"), proc__self__cgroup="")
-    assert usable_cpus(tmp_path) == 5
-
-
-def test_without_cgroups_what_the_process_is_bound_to_counts(tmp_path: Path) -> None:
-    assert usable_cpus(tmp_path) == 64
-
-
-def test_a_binding_below_the_quota_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_binding_below_the_quota_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
     assert usable_cpus(cgroup_2(tmp_path, _="200000 100000")) == 1
 
 
-def test_the_cpu_encoder_and_the_http_processes_follow_the_quota(
+def test_cpu_encoder_and_the_http_processes_follow_the_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default_model: Model
 ) -> None:
     limited = cgroup_2(tmp_path, _="200000 100000")

@@ -21,7 +21,7 @@ from embert.engine.model import Model
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, ModelFolder
 from tests.engine.model_cases import SHORT_CASES, build, byte_level
-from tests.engine.stand_in_gpu import StandInGpu
+from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 
 Install = Callable[..., StandInGpu]
 
@@ -61,7 +61,7 @@ def test_vector_of_the_self_test_is_hugging_faces(model_folder: ModelFolder, cas
         np.testing.assert_allclose(vector, reference.pooled(ids, pooling), rtol=1e-4, atol=1e-5)
 
 
-def test_the_self_test_runs_alone_and_in_a_full_batch(model: Model, install: Install) -> None:
+def test_self_test_runs_alone_and_in_a_full_batch(model: Model, install: Install) -> None:
     gpu = install(model)
     encoder = CudaEncoder(model, max_batch_tokens=1000)
     (alone, full) = gpu.encoders[0].batches
@@ -84,7 +84,7 @@ def test_the_self_test_runs_alone_and_in_a_full_batch(model: Model, install: Ins
     ],
     ids=["zeros", "NaN", "other columns", "zeros in a full batch"],
 )
-def test_an_encoder_whose_kernels_do_nothing_does_not_start(
+def test_encoder_whose_kernels_do_nothing_does_not_start(
     model: Model, install: Install, spoil: Callable[[Floats], Floats], reason: str
 ) -> None:
     install(model, spoil=spoil)
@@ -105,7 +105,7 @@ def test_rounding_is_not_taken_for_a_wrong_build(dtype: str, error: float, is_wr
     assert (mismatch(expected * np.float32(1 + error), expected, dtype) is not None) == is_wrong
 
 
-def test_an_old_gpu(model: Model, install: Install) -> None:
+def test_old_gpu(model: Model, install: Install) -> None:
     install(model, capability=75)
     reason = "A GPU has compute capability 7.5"
     assert str(cuda.unavailable_reason()).startswith(reason)
@@ -117,7 +117,7 @@ def test_an_old_gpu(model: Model, install: Install) -> None:
     assert encoder.choice.startswith(f"no CUDA device: {reason}; ")
 
 
-def test_an_old_gpu_beside_a_new_one(model: Model, install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_gpu_beside_a_new_one(model: Model, install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = install(model)
     monkeypatch.setattr(gpu, "device_count", lambda: 2)
     monkeypatch.setattr(gpu, "device_info", lambda index: ("A GPU", (61, 90)[index], 1 << 34))
@@ -127,7 +127,7 @@ def test_an_old_gpu_beside_a_new_one(model: Model, install: Install, monkeypatch
         engine.load_encoder(model, device="cuda:0")
 
 
-def test_the_portable_products_promise_no_bits(model: Model, install: Install) -> None:
+def test_portable_products_promise_no_bits(model: Model, install: Install) -> None:
     install(model, gemm="cublaslt")
     assert "a text's last bits may depend on its batch" in engine.load_encoder(model, encoder="cuda-portable").choice
     install(model)
@@ -214,7 +214,7 @@ def test_dimensions_are_refused_by_name(model: Model, install: Install) -> None:
                 encoder.encode(batch([5, 6], dimensions=np.array([wrong], np.int32)))
 
 
-def test_a_closed_encoder_says_so(model: Model, install: Install) -> None:
+def test_closed_encoder_says_so(model: Model, install: Install) -> None:
     install(model)
     encoder = CudaEncoder(model)
     ticket = encoder.submit(batch([5]))
@@ -226,10 +226,35 @@ def test_a_closed_encoder_says_so(model: Model, install: Install) -> None:
         encoder.wait(ticket)
 
 
-def test_a_ticket_is_redeemed_once(model: Model, install: Install) -> None:
+def test_ticket_is_redeemed_once(model: Model, install: Install) -> None:
     install(model)
     encoder = CudaEncoder(model)
     ticket = encoder.submit(batch([5]))
     encoder.wait(ticket)
     with pytest.raises(EncoderError, match="this ticket is not in flight"):
         encoder.wait(ticket)
+
+
+def test_in_int8_only_tables_have_to_fit_float16(build_bert: BuildBert, install: Install) -> None:
+    path = build_bert(hidden_size=128, intermediate_size=384) / "model.safetensors"
+    weights = load_file(path)
+    weights["encoder.layer.0.output.dense.weight"][0, 0] = 1e5
+    save_file(weights, path, {"format": "pt"})
+    model = engine.load_model(str(path.parent))
+    install(model)
+    encoder = CudaEncoder(model, dtype="int8")
+    assert (encoder.dtype, encoder.choice) == ("int8", "hopper matrix products in int8, the rest in float16")
+    weights["embeddings.word_embeddings.weight"] += torch.tensor(1e5)
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"int8: embeddings\.word_embeddings"):
+        CudaEncoder(model, dtype="int8")
+
+
+def test_int8_refuses_weights_whose_norms_cannot_be_folded(
+    build_bert: BuildBert, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = engine.load_model(str(build_bert(hidden_size=128, intermediate_size=384)))
+    install(model)
+    monkeypatch.setattr(StandInEncoder, "start", lambda _: "a row before it is not finite")
+    with pytest.raises(UnsupportedModel, match="int8: a row before it is not finite"):
+        CudaEncoder(model, dtype="int8")

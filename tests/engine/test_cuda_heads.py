@@ -72,27 +72,6 @@ def batch(tasks: list[Task] | None = None) -> PackedBatch:
     return PackedBatch(ids, cu_seqlens, tasks=None if tasks is None else np.array(tasks, np.uint8))
 
 
-def test_the_extension_is_told_of_all_heads(model: Model, make: Make) -> None:
-    _, gpu = make(model)
-    assert gpu.shape["dense"] == [(HIDDEN, 20, "tanh")]
-    assert gpu.shape["classifier"] == [(HIDDEN, HIDDEN, "tanh"), (HIDDEN, 2, "identity")]
-    assert gpu.shape["multi"] == [(HIDDEN, 16, "identity")]
-    assert gpu.shape["token_weights"] is True
-    heads = {key: array.shape for key, array in gpu.loaded.items() if key[0].split(".")[0] in (
-        "dense", "classifier", "multi", "token_weights",
-    )}  # fmt: skip
-    assert heads == {
-        ("dense.weight", 0): (20, HIDDEN), ("dense.bias", 0): (20,),
-        ("classifier.weight", 0): (HIDDEN, HIDDEN), ("classifier.bias", 0): (HIDDEN,),
-        ("classifier.weight", 1): (2, HIDDEN), ("classifier.bias", 1): (2,),
-        ("multi.weight", 0): (16, HIDDEN), ("multi.bias", 0): (16,),
-        ("token_weights.weight", -1): (1, HIDDEN), ("token_weights.bias", -1): (1,),
-    }  # fmt: skip
-    assert not gpu.loaded["classifier.bias", 1].any()  # it has none
-    stored = load_file(model.folder / "model.safetensors")
-    np.testing.assert_array_equal(gpu.loaded["multi.weight", 0], stored["colbert.weight"].numpy())
-
-
 def test_small_batches_of_a_models_usual_tasks_are_graphs(model: Model, make: Make) -> None:
     assert make(model)[1].shape["graphs"] == Task.EMBED | Task.CLASSIFY
     assert make(model, graphs=False)[1].shape["graphs"] == 0
@@ -121,7 +100,7 @@ def test_each_task_is_answered_for_those_who_want_it(model: Model, make: Make) -
                 np.testing.assert_array_equal(got.indices, wanted.indices)
 
 
-def test_an_empty_batch(model: Model, make: Make) -> None:
+def test_empty_batch(model: Model, make: Make) -> None:
     encoder, gpu = make(model)
     gpu.submit = lambda *_: 7  # type: ignore[method-assign]
     gpu.wait = lambda ticket: [(1, np.empty((0, 20), np.float32), None, None)]  # type: ignore[method-assign]

@@ -55,7 +55,7 @@ def test_real_texts_equal_hugging_face(
     assert np.linalg.norm(vectors - oracle) <= error * np.linalg.norm(oracle)
 
 
-def test_a_text_does_not_depend_on_its_batch(float32_encoder: Encoder) -> None:
+def test_text_does_not_depend_on_its_batch(float32_encoder: Encoder) -> None:
     sequences = random_sequences([5, 90, 5, 256, 1, 31, 90], 30_000)
     together = float32_encoder.encode(engine.pack(sequences))
     alone = np.concatenate([float32_encoder.encode(engine.pack([ids])) for ids in sequences])
@@ -193,7 +193,7 @@ def test_checkpoints_of_other_precisions_and_in_several_files(build_bert: BuildB
     np.testing.assert_allclose(hidden, expected, atol=2e-4)
 
 
-def test_an_empty_batch(float32_encoder: Encoder) -> None:
+def test_empty_batch(float32_encoder: Encoder) -> None:
     empty = engine.pack([])
     assert (empty.tokens, empty.sequences) == (0, 0)
     assert float32_encoder.encode(empty).shape == (0, 384)
@@ -209,7 +209,7 @@ def test_two_batches_in_flight_and_arrays_used_again(float32_encoder: Encoder) -
     np.testing.assert_array_equal(float32_encoder.wait(tickets[0])[Task.EMBED].values, expected[0])
 
 
-def test_a_batch_over_the_limit(default_model: Model) -> None:
+def test_batch_over_the_limit(default_model: Model) -> None:
     encoder = engine.load_encoder(default_model, device="cpu", max_batch_tokens=300)
     assert encoder.max_batch_tokens == 300
     with pytest.raises(ValueError, match="a batch of 301 tokens is over this encoder's limit of 300"):
@@ -217,7 +217,7 @@ def test_a_batch_over_the_limit(default_model: Model) -> None:
 
 
 @pytest.mark.parametrize("bad", [30_522, -1])
-def test_a_forward_that_fails_names_its_shape_and_leaves_the_encoder_usable(float32_encoder: Encoder, bad: int) -> None:
+def test_forward_that_fails_names_its_shape_and_leaves_the_encoder_usable(float32_encoder: Encoder, bad: int) -> None:
     good = engine.pack(random_sequences([4, 30], 9000))
     expected = float32_encoder.encode(good)
     with pytest.raises(

@@ -132,7 +132,7 @@ def test_truncate_false(stand_in: engine.Engine) -> None:
         (("a", 3), "`texts`: text 1 must be a string, found int"),
     ],
 )
-def test_what_is_no_list_of_texts(stand_in: engine.Engine, texts: Any, said: str) -> None:
+def test_texts_of_a_wrong_type(stand_in: engine.Engine, texts: Any, said: str) -> None:
     tokenizer = stand_in.tokenizer
     for ask in (
         lambda: stand_in.embed(texts),
@@ -146,7 +146,7 @@ def test_what_is_no_list_of_texts(stand_in: engine.Engine, texts: Any, said: str
         assert caught.value.param == "texts"
 
 
-def test_what_is_no_iterable_of_texts(stand_in: engine.Engine) -> None:
+def test_iterables_of_a_wrong_type(stand_in: engine.Engine) -> None:
     for texts in ("a cat", iter(["a", None])):
         with pytest.raises(InputError):
             next(stand_in.embed_iter(texts))  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def test_what_is_no_iterable_of_texts(stand_in: engine.Engine) -> None:
 
 
 @pytest.mark.parametrize("ids", ["12", [1, 2], [[1], "2"], [["1"]], [[1], None], None])
-def test_what_is_no_list_of_lists_of_ids(stand_in: engine.Engine, ids: Any) -> None:
+def test_ids_of_a_wrong_type(stand_in: engine.Engine, ids: Any) -> None:
     for ask in (lambda: stand_in.tokenizer.from_ids(ids), lambda: stand_in.tokenizer.decode(ids)):
         with pytest.raises(InputError):
             ask()
@@ -336,7 +336,7 @@ def test_model_that_cuda_cannot_run_goes_to_the_cpu_unless_cuda_was_asked_for(
         ({"encoder": "no.such:thing"}, "the encoder no.such:thing cannot be imported: No module named 'no'"),
     ],
 )
-def test_encoders_that_cannot_be_had(
+def test_encoders_that_are_refused(
     default_model: Model, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("embert.engine.encoders.loader._cuda_unavailable", lambda: "built without CUDA")
@@ -344,7 +344,7 @@ def test_encoders_that_cannot_be_had(
         engine.load_encoder(default_model, **options)
 
 
-def test_a_cpu_without_torch(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_without_torch(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch is an extra: who needs it and has it not is told what to install, and why it is needed."""
     monkeypatch.setattr("embert.engine.encoders.loader._cuda_unavailable", lambda: "built without CUDA")
     for module in [name for name in sys.modules if name.startswith("embert.engine.encoders.cpu")]:

@@ -86,7 +86,7 @@ def hub(tmp_path: Path, build_bert: BuildBert, monkeypatch: pytest.MonkeyPatch) 
         server.shutdown()
 
 
-def test_a_token_of_the_environment_reads_a_private_model(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_of_the_environment_reads_a_private_model(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     model = engine.load_model("org/private", progress=False)
     assert (model.model_id, model.revision) == ("org/private", COMMIT)
@@ -150,7 +150,7 @@ def cache(hub: Hub, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("revision", [None, COMMIT])
-def test_a_cached_model_asks_the_hub_nothing(
+def test_cached_model_asks_the_hub_nothing(
     hub: Hub, silent_hub: socket.socket, tmp_path: Path, revision: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     snapshot = cache(hub, tmp_path)
@@ -191,7 +191,7 @@ def test_what_the_cache_lacks_is_fetched(
 
 
 @pytest.mark.parametrize("model", ["org/private", "sentence-transformers/all-MiniLM-L6-v2"])
-def test_a_hub_that_never_answers(silent_hub: socket.socket, model: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_hub_that_never_answers(silent_hub: socket.socket, model: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "embert")
     if model == "org/private":
         with pytest.raises(ModelNotFound, match=r"did not answer in time: .*HF_ENDPOINT.*hf download") as caught:

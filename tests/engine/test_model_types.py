@@ -16,7 +16,6 @@ from tokenizers import Tokenizer as Backend
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from embert import engine
-from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.positions import buckets
 from embert.engine.errors import BrokenModel
 from embert.engine.models import MODEL_TYPES, read_config
@@ -24,7 +23,6 @@ from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, HuggingFace, ModelFolder, random_sequences, small_tokenizer, unit
 from tests.engine.model_cases import MODEL_CASES, SHORT_CASES, build, byte_level, unigram
 from tests.engine.models.exact import hidden_states, near
-from tests.engine.stand_in_gpu import StandInGpu
 from tests.server.models import edit_json
 
 # Padding tokens (p) first, in the middle, last, several, nothing else, and none.
@@ -111,29 +109,6 @@ def test_buckets_of_distances_equal_hugging_face() -> None:
     reference: Any = MPNetEncoder
     expected = reference.relative_position_bucket(torch.from_numpy(distances))
     np.testing.assert_array_equal(buckets(distances, 32), expected.numpy())
-
-
-@pytest.mark.parametrize("case", ["mpnet", "distilbert"])
-def test_positions_and_types_on_a_gpu(model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    folder = model_folder(case)
-    model = engine.load_model(str(folder))
-    gpu = StandInGpu(model)
-    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
-    assert engine.load_encoder(model).device == "cuda:0"
-    (ours,) = gpu.encoders
-    reference: Any = transformers.AutoModel.from_pretrained(folder)
-    assert (ours.shape["positions"], ours.shape["types"]) == (128, 1)
-    assert not ours.loaded["type", -1].any()
-    table = reference.embeddings.position_embeddings.weight.detach().numpy()
-    np.testing.assert_array_equal(ours.loaded["position", -1].reshape(128, 64), table[len(table) - 128 :])
-    assert ours.shape["padding"] == ours.shape["relative"] == (case == "mpnet")
-    if case == "mpnet":
-        np.testing.assert_array_equal(ours.loaded["padding", -1], table[1:2])
-        with torch.inference_mode():
-            scores = reference.encoder.compute_position_bias(torch.zeros(1, 128, 64))[0].numpy()
-        by_distance = ours.loaded["relative", -1].reshape(4, 255)
-        positions = np.arange(128)
-        np.testing.assert_array_equal(by_distance[:, positions - positions[:, None] + 127], scores)
 
 
 @pytest.mark.parametrize("kind", [byte_level, unigram])

@@ -136,7 +136,7 @@ def test_tokenizers_without_some_tokens(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_normalizer_that_deletes_everything_but_a_word(
+def test_normalizer_that_deletes_everything_but_a_word(
     loaded: Callable[..., engine.Tokenizer], tmp_path: Path, kind: str
 ) -> None:
     made = library(kind)

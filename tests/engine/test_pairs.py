@@ -165,7 +165,7 @@ def packaged(default_model: Model) -> Kind:
 
 @pytest.mark.parametrize("direction", ["right", "left"])
 @pytest.mark.parametrize("limit", [12, 13])
-def test_what_is_cut(packaged: Kind, limit: int, direction: Direction) -> None:
+def test_truncation_of_pairs(packaged: Kind, limit: int, direction: Direction) -> None:
     room, tokenizer = limit - 3, packaged.tokenizers[limit]
     words = ["Which", "cat", "sat", "on", "a", "tiny", "mat", "while", "dogs", "barked", "at", "Zoë’s", "house"]
     cut = 0
@@ -227,9 +227,7 @@ def test_limits_cut_as_if_the_texts_were_shorter_and_the_model_smaller(
     assert tokenizer.encode_pairs(["a"], ["b"], TokenizeOptions(truncate=False, limit=4)).lengths.tolist() == [5]
 
 
-def test_a_query_is_read_once_and_long_texts_no_further_than_needed(
-    tokenizer: engine.Tokenizer, read: list[str]
-) -> None:
+def test_query_is_read_once_and_long_texts_no_further_than_needed(tokenizer: engine.Tokenizer, read: list[str]) -> None:
     tokenizer.check_pairs()
     long = "." * 3_000_000
     for query, documents, most in (
@@ -273,7 +271,7 @@ def test_errors(tokenizer: engine.Tokenizer, firsts: list[str], seconds: list[st
     assert tokenizer.encode_pairs(["a"], ["b " * 252], TokenizeOptions(truncate=False)).lengths.tolist() == [256]
 
 
-def test_a_text_without_a_place_to_divide_it_is_refused(kinds: dict[str, Kind]) -> None:
+def test_text_without_a_place_to_divide_it_is_refused(kinds: dict[str, Kind]) -> None:
     tokenizer = chunked(kinds["roberta"].tokenizers[9], part=100, most_unbroken=1000)
     for firsts, seconds, param in ((["é" * 2000], ["a"], "query"), (["a"], ["a", "é" * 2000], "texts")):
         with pytest.raises(InputTooLarge, match=rf"`{param}`: text \d has 2000 characters and no place to divide it"):
@@ -287,7 +285,7 @@ def test_no_pairs(tokenizer: engine.Tokenizer) -> None:
         assert encoded.lengths.dtype == np.int32
 
 
-def test_the_number_of_tokens_comes_before_their_ids(tokenizer: engine.Tokenizer) -> None:
+def test_number_of_tokens_comes_before_their_ids(tokenizer: engine.Tokenizer) -> None:
     chunks = chunked(tokenizer, chunk=1 << 20).encode_pairs_chunks(["a " * 200], ["b"] * 2000)
     assert next(chunks) == 2000 * 204  # where the caller may stop
     encoded = finish(chunks)

@@ -132,7 +132,7 @@ LENIENT = settings(max_examples=30, deadline=None, suppress_health_check=[Health
 @pytest.mark.parametrize("kind", KINDS)
 @given(texts=st.lists(hostile, min_size=1, max_size=3), direction=st.sampled_from(["right", "left"]))
 @LENIENT
-def test_the_ids_are_those_of_the_whole(
+def test_ids_are_those_of_the_whole(
     divided: dict[str, engine.Tokenizer], kind: str, texts: list[str], direction: Direction
 ) -> None:
     tokenizer = divided[kind]
@@ -148,7 +148,7 @@ def test_the_ids_are_those_of_the_whole(
 @pytest.mark.parametrize("kind", KINDS)
 @given(texts=st.lists(hostile, min_size=1, max_size=3), special=st.booleans())
 @LENIENT
-def test_the_offsets_are_those_of_the_whole(
+def test_offsets_are_those_of_the_whole(
     divided: dict[str, engine.Tokenizer], kind: str, texts: list[str], special: bool
 ) -> None:
     tokenizer = divided[kind]
@@ -190,12 +190,12 @@ def test_all_of_these_kinds_are_divided(divided: dict[str, engine.Tokenizer], ki
     ],
     ids=range(11),
 )
-def test_what_is_not_known_to_be_safe_is_not_divided(tokenizer: Backend) -> None:
+def test_unsafe_tokenizers_are_not_divided(tokenizer: Backend) -> None:
     split_points = split_points_of(json.loads(tokenizer.to_str()), tokenizer)
     assert (split_points.of_ids, split_points.of_offsets, split_points.lead) == (None, None, "")
 
 
-def test_a_text_is_read_no_further_than_the_model_can(tokenizer: engine.Tokenizer, read: list[str]) -> None:
+def test_text_is_read_no_further_than_the_model_can(tokenizer: engine.Tokenizer, read: list[str]) -> None:
     for text in (
         "." * 3_000_000,
         "日本" * 1_000_000,
@@ -229,7 +229,7 @@ def test_words_too_long_to_be_known_are_not_read_whole(tokenizer: engine.Tokeniz
 
 
 @pytest.mark.parametrize("kind", ["bert", "byte-level", "metaspace"])
-def test_a_text_without_a_place_to_divide_it_is_refused(divided: dict[str, engine.Tokenizer], kind: str) -> None:
+def test_text_without_a_place_to_divide_it_is_refused(divided: dict[str, engine.Tokenizer], kind: str) -> None:
     tokenizer = chunked(divided[kind], most_unbroken=100_000)
     text = "é" * 200_000
     said = "`input`: text 1 has 200000 characters and no place to divide it for 100000 of them, which is the limit"

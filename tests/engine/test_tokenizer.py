@@ -260,7 +260,7 @@ def test_known_words_need_no_library() -> None:
         tokenizer.encode_known(["some", "words " * 400], TokenizeOptions(truncate=False, param="input"))
 
 
-def test_the_word_cache_is_bounded(tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_word_cache_is_bounded(tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embert.engine.tokenization.backend.MAX_CHUNKS", 50)
     asked: list[list[str]] = []
 
@@ -302,7 +302,7 @@ def test_added_tokens_that_look_around_turn_the_word_cache_off(build_bert: Build
     assert sequences(encoded) == [library.encode(text).ids]
 
 
-def test_a_tokenizer_that_cannot_be_read(build_bert: BuildBert) -> None:
+def test_tokenizer_that_cannot_be_read(build_bert: BuildBert) -> None:
     folder = build_bert()
     model = engine.load_model(str(folder))
     path = folder / "tokenizer.json"

@@ -86,18 +86,18 @@ CASES: list[tuple[str, str, dict[str, Any] | None, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "kind", "config", "files"), CASES, ids=str)
+@pytest.mark.parametrize(("model_type", "kind", "config", "files"), CASES, ids=str)
 def test_ids_are_those_of_transformers(
-    tmp_path: Path, family: str, kind: str, config: dict[str, Any] | None, files: dict[str, Any]
+    tmp_path: Path, model_type: str, kind: str, config: dict[str, Any] | None, files: dict[str, Any]
 ) -> None:
     tokenizer = KINDS[kind]()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     for name, content in {"tokenizer_config.json": config, **files}.items():
         if content is not None:
             (tmp_path / name).write_text(json.dumps(content))
     reference = AUTO.from_pretrained(tmp_path)
-    ours, notices = read_tokenizer_config(tmp_path, {"model_type": family})
+    ours, notices = read_tokenizer_config(tmp_path, {"model_type": model_type})
     assert notices == ()
     path = tmp_path / "tokenizer.json"
     library, _ = load_library(path, ours, vocab_size=ROOM, lowercase=False)
@@ -117,11 +117,11 @@ def test_ids_are_those_of_transformers(
         assert ids == backend.library_ids([text])[0]
 
 
-def test_a_tokenizer_of_the_class_is_taken_as_it_stands(tmp_path: Path) -> None:
+def test_tokenizer_of_the_class_is_taken_as_it_stands(tmp_path: Path) -> None:
     """Nothing is said of it, and nothing is made again."""
-    for family, tokenizer in (("bert", word_piece()), ("roberta", byte_level(trim_offsets=True))):
+    for model_type, tokenizer in (("bert", word_piece()), ("roberta", byte_level(trim_offsets=True))):
         tokenizer.save(str(tmp_path / "tokenizer.json"))
-        config, _ = read_tokenizer_config(tmp_path, {"model_type": family})
+        config, _ = read_tokenizer_config(tmp_path, {"model_type": model_type})
         definition, notices = define(
             tmp_path / "tokenizer.json", json.loads((tmp_path / "tokenizer.json").read_text()), config
         )
@@ -155,7 +155,7 @@ def test_fields_that_are_refused(tmp_path: Path, fields: dict[str, Any], message
 
 
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "tokenizer.json", "processor_kwargs"])
-def test_the_end_that_is_cut_off(tmp_path: Path, where: str) -> None:
+def test_end_that_is_cut_off(tmp_path: Path, where: str) -> None:
     tokenizer, files = word_piece(), dict[str, Any]()
     if where == "tokenizer.json":
         tokenizer.enable_truncation(99, direction="left")
@@ -183,5 +183,5 @@ def test_every_class_of_transformers_is_known() -> None:
             assert name in GENERIC_CLASSES, name
         else:
             assert (name in REFUSED_CLASSES) != (ALIASES.get(name, name) in CLASSES), name
-    for family, name in CLASS_OF_MODEL_TYPE.items():
-        assert tokenization_auto.TOKENIZER_MAPPING_NAMES[family] == name
+    for model_type, name in CLASS_OF_MODEL_TYPE.items():
+        assert tokenization_auto.TOKENIZER_MAPPING_NAMES[model_type] == name

@@ -84,7 +84,7 @@ def test_bfloat16(tmp_path: Path) -> None:
     assert (vectors * unit(np.stack(expected))).sum(1).min() >= 0.999
 
 
-def test_the_engine_puts_instructions_before_texts(tmp_path: Path) -> None:
+def test_engine_puts_instructions_before_texts(tmp_path: Path) -> None:
     jina, backend = flash(tmp_path), byte_level(VOCABULARY)
     texts = ["a cat", "def build(folder)"]
 
@@ -122,7 +122,7 @@ def test_prompts_of_sentence_transformers_go_before_the_configs(tmp_path: Path) 
     assert found["text-matching"] == ""
 
 
-def test_a_model_without_adapters_says_so() -> None:
+def test_model_without_adapters_says_so() -> None:
     with Engine.load(device="cpu") as loaded, pytest.raises(InputError, match="has none") as caught:
         loaded.embed(["a"], task="retrieval.query")
     assert caught.value.param == "task"

@@ -75,7 +75,7 @@ def test_two_full_batches_in_flight_and_no_third(model: Model, make: Make) -> No
 
 
 @pytest.mark.parametrize(("failure", "error"), [(Refused, EncoderError), (Lost, EncoderLost)])
-def test_a_part_that_cannot_be_submitted(
+def test_part_that_cannot_be_submitted(
     model: Model, make: Make, failure: type[Exception], error: type[EncoderError]
 ) -> None:
     encoder, gpu = make(model)
@@ -129,7 +129,7 @@ def test_adapters_that_a_model_does_not_have(model: Model, make: Make) -> None:
 
 
 @pytest.mark.parametrize("cu_seqlens", [[0, 2, 9], [1, 2, 4], [0, 4, 4], [0, 5, 4]])
-def test_a_batch_that_makes_no_sense_is_left_whole(cu_seqlens: list[int]) -> None:
+def test_batch_that_makes_no_sense_is_left_whole(cu_seqlens: list[int]) -> None:
     """So that the extension says what is wrong with it."""
     batch = PackedBatch(np.zeros(4, np.int32), np.array(cu_seqlens, np.int32), adapters=np.array([0, 1], np.int8))
     (part,) = parts_of(batch)

@@ -7,17 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.safetensors_file import Tensor
 from embert.engine.memory_estimate import estimate_memory
 from embert.engine.model import Model
-from embert.engine.weights.adapters import MERGED_ELEMENTS, LowRank
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.adapters.on_gpu import Make
 from tests.engine.jina import TASKS, flash
@@ -70,26 +66,6 @@ def test_weights_without_an_adapter_are_as_they_are_stored(tmp_path: Path, make:
     assert all(each.loaded["out.bias", 0].dtype == np.float16 for each in gpu.encoders)  # adapters add nothing to it
 
 
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_weights_are_added_up_in_blocks(dtype: str) -> None:
-    random = np.random.default_rng(0)
-    rows = 2 * MERGED_ELEMENTS // 8 + 17
-    values = random.standard_normal((rows, 8)).astype(np.float32)
-    stored: npt.NDArray[Any] = values.astype(np.float16 if dtype == "F16" else np.float32)
-    if dtype == "BF16":
-        stored = torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
-    low_rank = LowRank(
-        random.standard_normal((2, rows, 3)).astype(np.float32), random.standard_normal((2, 3, 8)).astype(np.float32)
-    )
-    weight = Tensor(stored, dtype)
-    before = stored.copy()
-    merged = low_rank.added_to(weight, 1, 0.5)
-    exact = weight.float32().astype(np.float64) + 0.5 * low_rank.left[1].astype(np.float64) @ low_rank.right[1]
-    assert merged.dtype == "F32"
-    np.testing.assert_allclose(merged.float32(), exact, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(stored, before)
-
-
 def change(folder: Path, number: int, factor: float) -> Model:
     """The model whose adapter of that number adds `factor` times as much to the first layer's inner weight."""
     path = folder / "model.safetensors"
@@ -99,7 +75,7 @@ def change(folder: Path, number: int, factor: float) -> Model:
     return engine.load_model(str(folder))
 
 
-def test_an_adapter_whose_weights_float16_does_not_hold(tmp_path: Path, make: Make) -> None:
+def test_adapter_whose_weights_float16_does_not_hold(tmp_path: Path, make: Make) -> None:
     flash(tmp_path)
     model = change(tmp_path, 3, 1e6)
     encoder, gpu = make(model)
@@ -113,7 +89,7 @@ def test_an_adapter_whose_weights_float16_does_not_hold(tmp_path: Path, make: Ma
     assert make(model, dtype="float32")[0].dtype == "float32"
 
 
-def test_an_adapter_that_is_not_finite(tmp_path: Path, make: Make) -> None:
+def test_adapter_that_is_not_finite(tmp_path: Path, make: Make) -> None:
     flash(tmp_path)
     model = change(tmp_path, 4, float("nan"))
     with pytest.raises(BrokenModel, match=f"inner.weight of layer 0 with the adapter {TASKS[4]} has elements that are"):

@@ -25,6 +25,7 @@ from embert.engine.files.key_tables import ADAPTER_CONFIG
 from embert.engine.lora import read_lora
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, HuggingFace, random_sequences, small_tokenizer, unit
+from tests.engine.model_cases import build
 from tests.engine.stand_in_gpu import StandInGpu
 from tests.server.models import edit_json
 
@@ -96,7 +97,7 @@ def equals_merged(folder: Path, weights: Tensors, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_the_sum_of_base_and_adapter(
+def test_sum_of_base_and_adapter(
     build_bert: BuildBert, tmp_path: Path, fields: dict[str, Any], adapted: dict[str, tuple[int, float]]
 ) -> None:
     folder, tensors = build_bert(), dict[str, torch.Tensor]()
@@ -129,18 +130,11 @@ def test_what_an_adapter_stores_whole(build_bert: BuildBert, tmp_path: Path, sto
     equals_merged(folder, weights, tmp_path)
 
 
-def test_an_adapter_of_a_classifier(tmp_path: Path) -> None:
+def test_adapter_of_a_classifier(tmp_path: Path) -> None:
     """Modules have the prefix of a model with a head, and the head itself is stored whole."""
-    torch.manual_seed(0)
-    config: Any = transformers.BertConfig(
-        vocab_size=VOCABULARY, hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, intermediate_size=INNER,
-        max_position_embeddings=64, initializer_range=0.3,
-    )  # fmt: skip
-    config.num_labels = 3
-    base: Any = transformers.BertForSequenceClassification(config)
-    base.eval()
-    base.save_pretrained(tmp_path)
+    build(tmp_path, "bert", head="ForSequenceClassification", modules=False, num_labels=3)
     small_tokenizer(VOCABULARY).save(str(tmp_path / "tokenizer.json"))
+    base: Any = transformers.BertForSequenceClassification.from_pretrained(tmp_path)
     weights, tensors = load_file(tmp_path / "model.safetensors"), dict[str, torch.Tensor]()
     for module in (f"bert.{QUERY}", "bert.pooler.dense"):
         add(tensors, weights, module, 4, 3.0)
@@ -155,16 +149,10 @@ def test_an_adapter_of_a_classifier(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, np.stack(wanted), rtol=1e-4, atol=1e-4)
 
 
-def test_a_tied_decoder_is_the_bases_word_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    config: Any = transformers.BertConfig(
-        vocab_size=VOCABULARY, hidden_size=HIDDEN, num_hidden_layers=1, num_attention_heads=4, intermediate_size=INNER,
-        max_position_embeddings=64, initializer_range=0.3,
-    )  # fmt: skip
-    base: Any = transformers.BertForMaskedLM(config)
-    base.eval()
-    base.save_pretrained(tmp_path)
+def test_tied_decoder_is_the_bases_word_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(tmp_path, "bert", head="ForMaskedLM", modules=False)
     small_tokenizer(VOCABULARY).save(str(tmp_path / "tokenizer.json"))
+    base: Any = transformers.BertForMaskedLM.from_pretrained(tmp_path)
     weights, tensors = load_file(tmp_path / "model.safetensors"), dict[str, torch.Tensor]()
     bare = {name.removeprefix("bert."): tensor for name, tensor in weights.items()}
     add(tensors, bare, WORDS, 4, 3.0, prefix="bert.")
@@ -185,7 +173,7 @@ def test_a_tied_decoder_is_the_bases_word_table(tmp_path: Path, monkeypatch: pyt
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_an_adapter_without_its_base(build_bert: BuildBert, tmp_path: Path) -> None:
+def test_adapter_without_its_base(build_bert: BuildBert, tmp_path: Path) -> None:
     base, folder, tensors = build_bert(), tmp_path / "adapter", dict[str, torch.Tensor]()
     weights = load_file(base / "model.safetensors")
     add(tensors, weights, QUERY, 4, 3.0)

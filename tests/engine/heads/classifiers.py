@@ -16,12 +16,10 @@ from tests.engine.model_cases import build
 __all__ = ["build_classifier", "hugging_face_logits"]
 
 
-def build_classifier(
-    folder: Path, family: str = "bert", *, labels: int = 3, vocab_size: int = 99, **config: Any
-) -> Path:
+def build_classifier(folder: Path, case: str = "bert", *, labels: int = 3, vocab_size: int = 99, **config: Any) -> Path:
     """A folder as transformers writes it, with a tokenizer of single characters."""
     names = {"id2label": {i: f"label {i}" for i in range(labels)}, "label2id": {f"label {i}": i for i in range(labels)}}
-    build(folder, family, vocab_size=vocab_size, head="ForSequenceClassification", modules=False, **{**names, **config})
+    build(folder, case, vocab_size=vocab_size, head="ForSequenceClassification", modules=False, **{**names, **config})
     small_tokenizer(99).save(str(folder / "tokenizer.json"))
     return folder
 

@@ -41,10 +41,10 @@ def save_tokenizer(folder: Path) -> None:
     kind(tokenizer_file=path, model_max_length=128, **names).save_pretrained(folder)
 
 
-def encoder(folder: Path, *, family: str = "bert", markers: bool = False) -> Path:
+def encoder(folder: Path, *, case: str = "bert", markers: bool = False) -> Path:
     """A random encoder in `folder`, with the tokenizer of `words`."""
     folder.mkdir(exist_ok=True)
-    prefix, config = MODEL_CASES[family]
+    prefix, config = MODEL_CASES[case]
     backend = words(markers=markers)
     torch.manual_seed(0)
     made: Any = getattr(transformers, prefix + "Model")(
@@ -68,7 +68,7 @@ def linear(columns: int = COLUMNS) -> torch.Tensor:
 
 def pylate(folder: Path, **config: Any) -> Path:
     """PyLate's files, with `config` in config_sentence_transformers.json."""
-    encoder(folder, family=config.pop("family", "bert"), markers=True)
+    encoder(folder, case=config.pop("case", "bert"), markers=True)
     kinds = [("sentence_transformers.models.Transformer", ""), ("pylate.models.Dense.Dense", "1_Dense")]
     modules = [{"idx": i, "name": str(i), "type": kind, "path": path} for i, (kind, path) in enumerate(kinds)]
     (folder / "modules.json").write_text(json.dumps(modules))

@@ -26,9 +26,9 @@ def change(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **fields}))
 
 
-@pytest.mark.parametrize("family", SHORT_CASES)
-def test_logits_equal_hugging_face(tmp_path: Path, family: str) -> None:
-    folder = build_classifier(tmp_path, family)
+@pytest.mark.parametrize("case", SHORT_CASES)
+def test_logits_equal_hugging_face(tmp_path: Path, case: str) -> None:
+    folder = build_classifier(tmp_path, case)
     model = engine.load_model(str(folder))
     assert (model.tasks, model.pooling) == (Task.CLASSIFY, "cls")
     sequences = random_sequences(LENGTHS, 90)
@@ -65,14 +65,14 @@ def test_texts_of_different_tasks_share_a_batch(tmp_path: Path, pooling: str, dt
         np.testing.assert_allclose(vectors, unit(states[first]), **close)
 
 
-def test_a_cross_encoder_does_not_embed(tmp_path: Path) -> None:
+def test_cross_encoder_does_not_embed(tmp_path: Path) -> None:
     encoder = engine.load_encoder(engine.load_model(str(build_classifier(tmp_path))), device="cpu")
     with pytest.raises(EncoderError, match=r"this model's tasks are .*CLASSIFY.*; the batch wants .*EMBED"):
         encoder.encode(engine.pack(random_sequences([3], 90)))
 
 
 @pytest.mark.parametrize(
-    ("family", "name", "shape"),
+    ("case", "name", "shape"),
     [
         ("bert", "bert.pooler.dense.weight", (64, 64)),
         ("bert", "classifier.bias", (3,)),
@@ -85,8 +85,8 @@ def test_a_cross_encoder_does_not_embed(tmp_path: Path) -> None:
         ("gte", "classifier.weight", (3, 64)),
     ],
 )
-def test_a_head_without_its_weights(tmp_path: Path, family: str, name: str, shape: tuple[int, ...]) -> None:
-    path = build_classifier(tmp_path, family) / "model.safetensors"
+def test_head_without_its_weights(tmp_path: Path, case: str, name: str, shape: tuple[int, ...]) -> None:
+    path = build_classifier(tmp_path, case) / "model.safetensors"
     tensors = load_file(path)
     assert tuple(tensors[name].shape) == shape
     save_file({each: tensor for each, tensor in tensors.items() if each != name}, path)
@@ -106,7 +106,7 @@ def test_pickled_weights_are_converted_with_the_head(tmp_path: Path) -> None:
         engine.load_model(str(folder))
 
 
-def test_a_pooling_module_makes_an_embedding_model_of_any_checkpoint(tmp_path: Path) -> None:
+def test_pooling_module_makes_an_embedding_model_of_any_checkpoint(tmp_path: Path) -> None:
     folder = build_classifier(tmp_path)
     write_modules(folder)
     model = engine.load_model(str(folder))

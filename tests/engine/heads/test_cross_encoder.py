@@ -31,20 +31,20 @@ TEXTS = [
 ]
 
 
-def saved(folder: Path, family: str, labels: int) -> tuple[Path, CrossEncoder]:
+def saved(folder: Path, case: str, labels: int) -> tuple[Path, CrossEncoder]:
     """A folder that CrossEncoder has written, and the CrossEncoder."""
     built = folder / "transformers"
-    build_classifier(built, family, labels=labels, vocab_size=400 if family != "bert" else 99)
+    build_classifier(built, case, labels=labels, vocab_size=400 if case != "bert" else 99)
     backend = small_tokenizer(99)
-    if family != "bert":
+    if case != "bert":
         backend = byte_level(400)
         backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     special = {
         "bert": {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"},
         "modernbert": {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"},
         "roberta": {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"},
-    }[family]
-    names = ["input_ids", "attention_mask", *(["token_type_ids"] if family == "bert" else [])]
+    }[case]
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if case == "bert" else [])]
     fast: Any = transformers.PreTrainedTokenizerFast
     fast(tokenizer_object=backend, model_max_length=100, model_input_names=names, **special).save_pretrained(built)
     cross_encoder = CrossEncoder(str(built), device="cpu")
@@ -52,9 +52,9 @@ def saved(folder: Path, family: str, labels: int) -> tuple[Path, CrossEncoder]:
     return folder / "saved", cross_encoder
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
-def test_one_label(tmp_path: Path, family: str) -> None:
-    folder, theirs = saved(tmp_path, family, 1)
+@pytest.mark.parametrize("case", ["bert", "roberta", "modernbert"])
+def test_one_label(tmp_path: Path, case: str) -> None:
+    folder, theirs = saved(tmp_path, case, 1)
     pairs = [(QUERY, text) for text in TEXTS]
     expected = theirs.predict(pairs)
     logits = theirs.predict(pairs, activation_fn=torch.nn.Identity())
@@ -67,7 +67,7 @@ def test_one_label(tmp_path: Path, family: str) -> None:
     np.testing.assert_allclose([r.score for r in ranked], [float(r["score"]) for r in theirs_ranked], atol=2e-5)
 
 
-def test_an_activation_of_the_models_own_and_a_prompt(tmp_path: Path) -> None:
+def test_activation_of_the_models_own_and_a_prompt(tmp_path: Path) -> None:
     _, theirs = saved(tmp_path, "bert", 1)
     theirs.activation_fn = torch.nn.Identity()
     theirs.prompts, theirs.default_prompt_name = {"q": "find : "}, "q"

@@ -43,7 +43,7 @@ def test_activations(name: str) -> None:
 
 
 @pytest.mark.parametrize("with_beta", [False, True])
-def test_a_norm_follows_the_activation(with_beta: bool) -> None:
+def test_norm_follows_the_activation(with_beta: bool) -> None:
     generator = torch.Generator().manual_seed(5)
     x, weight, gamma, beta = (torch.randn(*shape, generator=generator) for shape in ((7, 20), (24, 20), (24,), (24,)))
     norm = LayerNorm(gamma.numpy(), beta.numpy() if with_beta else None, 1e-5)

@@ -84,7 +84,7 @@ def test_texts_and_pairs_are_classified_together(classifier: engine.Engine, fold
     assert classifier.classify([]) == []
 
 
-def test_a_model_of_one_label_classifies_too(reranker: engine.Engine) -> None:
+def test_model_of_one_label_classifies_too(reranker: engine.Engine) -> None:
     ((only,),) = reranker.classify([(QUERY, "a cat")])
     assert only.label == "label 0"
     assert only.score == pytest.approx(float(reranker.score([(QUERY, "a cat")])[0]), abs=1e-6)

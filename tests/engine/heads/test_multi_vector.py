@@ -27,7 +27,7 @@ DOCUMENTS = ["it is a cat!", "", "...", "don't", "no dog, no cat. " * 12, "[MASK
 
 def native(folder: Path, expansion: dict[str, Any] | None, **mask: Any) -> Path:
     """sentence-transformers' own files, written by hand."""
-    encoder(folder, family=mask.pop("family", "bert"))
+    encoder(folder, case=mask.pop("case", "bert"))
     kinds = {
         "base.modules.transformer.Transformer": "",
         "base.modules.dense.Dense": "1_Dense",
@@ -69,11 +69,11 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
     "attended": lambda folder: native(folder, fixed(True)),
     "at least": lambda folder: native(folder, {**fixed(False), "strategy": "min", "length": 12}),
     "not expanded": lambda folder: native(folder, None, skiplist_tasks=["query", "document"]),
-    "mpnet": lambda folder: native(folder, fixed(False), family="mpnet"),
-    "modernbert": lambda folder: native(folder, fixed(False), family="modernbert"),
-    "modernbert, attended": lambda folder: native(folder, fixed(True), family="modernbert"),
+    "mpnet": lambda folder: native(folder, fixed(False), case="mpnet"),
+    "modernbert": lambda folder: native(folder, fixed(False), case="modernbert"),
+    "modernbert, attended": lambda folder: native(folder, fixed(True), case="modernbert"),
     "pylate": pylate,
-    "pylate, modernbert": lambda folder: pylate(folder, family="modernbert"),
+    "pylate, modernbert": lambda folder: pylate(folder, case="modernbert"),
     "pylate, attended": lambda folder: pylate(folder, attend_to_expansion_tokens=True),
     "pylate, not expanded": lambda folder: pylate(folder, do_query_expansion=False, skiplist_words=None),
     "pylate, prompts": lambda folder: pylate(folder, query_prefix="ask: ", prompts={"document": "[D] text: "}),

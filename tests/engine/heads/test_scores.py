@@ -35,7 +35,7 @@ def test_another_activation_is_refused() -> None:
         scores(np.zeros((1, 1), np.float32), "tanh")
 
 
-def test_the_best_come_first_and_equals_in_their_order() -> None:
+def test_best_come_first_and_equals_in_their_order() -> None:
     logits = np.array([1, 40, 30, 40, -200], np.float32)
     assert [each.index for each in ranked(logits, "sigmoid")] == [1, 3, 2, 0, 4]  # also where scores are both 1
     assert ranked(logits, "identity", 2) == [Ranked(1, 40.0), Ranked(3, 40.0)]

@@ -1,4 +1,4 @@
-"""Sparse vectors beside HuggingFace and sentence-transformers: SPLADE in every family, and bge-m3's token weights."""
+"""Sparse vectors beside HuggingFace and sentence-transformers: SPLADE in every case, and bge-m3's token weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from embert.engine.heads.token_rows import token_weight_rows
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, Ids, random_sequences, small_tokenizer, write_modules
 from tests.engine.heads.late_interaction import save_tokenizer
-from tests.engine.model_cases import ENCODER_CASES, MODEL_CASES, byte_level
+from tests.engine.model_cases import ENCODER_CASES, build, byte_level
 from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 3, 7, 8, 17, 17, 31, 32, 33, 64, 65, 127, 128]
@@ -34,27 +34,16 @@ NEVER = math.inf
 class MaskedLM:
     """A checkpoint with random weights, whose decoder's bias leaves a share of the values above 0, and HuggingFace."""
 
-    def __init__(self, folder: Path, family: str, *, vocab_size: int, share: float, **config: Any) -> None:
-        prefix, usual = MODEL_CASES[family]
-        torch.manual_seed(0)
-        made: Any = getattr(transformers, prefix + "ForMaskedLM")(
-            getattr(transformers, prefix + "Config")(
-                vocab_size=vocab_size, initializer_range=0.3, **{**usual, **config}
-            )
-        )
-        for name, parameter in made.named_parameters():
-            # HuggingFace starts biases at 0 and LayerNorm at 1, so a head that forgets them would pass.
-            if "norm" in name.lower() or name.endswith("bias"):
-                parameter.data += torch.randn_like(parameter) * 0.2
-        self._model = made.eval()
+    def __init__(self, folder: Path, case: str, *, vocab_size: int, share: float, **config: Any) -> None:
+        build(folder, case, vocab_size=vocab_size, head="ForMaskedLM", modules=False, **config)
+        self._model: Any = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
         self.folder, self.sequences = folder, random_sequences(LENGTHS, vocab_size - 10)
         self.sequences = [ids + 10 for ids in self.sequences]  # no padding
         peaks = np.stack([self.logits(ids).max(0) for ids in self.sequences])
         least = peaks.max() + 1 if share == 0 else np.quantile(peaks, 1 - share)
-        made.get_output_embeddings().bias.data -= float(least)
-        made.save_pretrained(folder)
+        self._model.get_output_embeddings().bias.data -= float(least)
+        self._model.save_pretrained(folder)
         (small_tokenizer(vocab_size) if vocab_size < 300 else byte_level(300)).save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
     def logits(self, ids: Ids) -> Floats:
         """int32 [L] → float32 [L, vocabulary]."""
@@ -96,9 +85,9 @@ def sparse(encoder: Encoder, sequences: list[Ids]) -> TaskOutput:
     return encoder.wait(encoder.submit(engine.pack(sequences).wanting(Task.SPARSE)))[Task.SPARSE]
 
 
-@pytest.mark.parametrize("family", [name for name in ENCODER_CASES if "long" not in name and "padded" not in name])
-def test_splade_of_every_model_type_equals_hugging_face(tmp_path: Path, family: str) -> None:
-    reference = MaskedLM(tmp_path, family, vocab_size=77, share=0.05)
+@pytest.mark.parametrize("case", [name for name in ENCODER_CASES if "long" not in name and "padded" not in name])
+def test_splade_of_every_model_type_equals_hugging_face(tmp_path: Path, case: str) -> None:
+    reference = MaskedLM(tmp_path, case, vocab_size=77, share=0.05)
     model = engine.load_model(str(tmp_path), pooling="splade")
     assert (model.tasks, model.notices) == (Task.SPARSE, ())
     encoder = engine.load_encoder(model, device="cpu")
@@ -111,11 +100,11 @@ def test_splade_of_every_model_type_equals_hugging_face(tmp_path: Path, family: 
 
 
 @pytest.mark.parametrize(
-    ("family", "metadata"),
+    ("case", "metadata"),
     [("bert", True), ("bert", False), ("roberta", False), ("modernbert", True), ("electra", False), ("mpnet", True)],
 )
-def test_a_word_table_under_the_decoders_name(tmp_path: Path, family: str, metadata: bool) -> None:
-    reference = MaskedLM(tmp_path, family, vocab_size=77, share=0.05)
+def test_word_table_under_the_decoders_name(tmp_path: Path, case: str, metadata: bool) -> None:
+    reference = MaskedLM(tmp_path, case, vocab_size=77, share=0.05)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     (word,) = (name for name in tensors if "word_embeddings" in name or "tok_embeddings" in name)
@@ -136,7 +125,7 @@ def test_a_word_table_under_the_decoders_name(tmp_path: Path, family: str, metad
             engine.load_encoder(engine.load_model(str(tmp_path)), device="cpu")
 
 
-def test_a_vocabulary_of_30522(tmp_path: Path, products: str) -> None:
+def test_vocabulary_of_30522(tmp_path: Path, products: str) -> None:
     dtype = "bfloat16" if products == "oneDNN" else "float32"
     # A decoder of its own: nothing but its bias is learned with the head where it is tied to the word table.
     reference = MaskedLM(
@@ -176,7 +165,7 @@ def pooling_module(folder: Path, **fields: Any) -> None:
 MODULES = [("MLMTransformer", ""), ("SpladePooling", "1_SpladePooling")]
 
 
-def test_a_pooling_module_whose_logarithm_is_taken_twice(tmp_path: Path) -> None:
+def test_pooling_module_whose_logarithm_is_taken_twice(tmp_path: Path) -> None:
     reference = MaskedLM(tmp_path, "bert", vocab_size=77, share=0.3)
     pooling_module(tmp_path, activation_function="log1p_relu")
     model = engine.load_model(str(tmp_path))
@@ -187,7 +176,7 @@ def test_a_pooling_module_whose_logarithm_is_taken_twice(tmp_path: Path) -> None
     assert engine.load_model(str(tmp_path), pooling="cls").tasks == Task.EMBED | Task.TOKENS
 
 
-def test_a_masked_language_model_with_a_pooling_module_or_none_embeds(tmp_path: Path) -> None:
+def test_masked_language_model_with_a_pooling_module_or_none_embeds(tmp_path: Path) -> None:
     MaskedLM(tmp_path, "bert", vocab_size=77, share=0.3)
     assert engine.load_model(str(tmp_path)).tasks == Task.EMBED | Task.TOKENS
     write_modules(tmp_path, dense=[(64, 32, "torch.nn.modules.activation.Tanh")])
@@ -290,6 +279,6 @@ def test_weights_of_tokens(texts: list[list[tuple[int, float]]]) -> None:
         assert list(found.items()) == list(wanted.items())
 
 
-def test_a_weight_that_is_not_a_number_is_seen() -> None:
+def test_weight_that_is_not_a_number_is_seen() -> None:
     rows = token_weight_rows(np.array([7, 7, 8]), np.array([0, 3]), np.array([1, np.nan, 0], np.float32), ())
     assert np.isnan(rows.values).tolist() == [[True]]

@@ -23,9 +23,9 @@ SHAPE = {
 
 def save(folder: Path, name: str) -> Path:
     """A model of this class of transformers with random weights."""
-    family = name.partition("For")[0].removesuffix("Model")
+    prefix = name.partition("For")[0].removesuffix("Model")
     torch.manual_seed(0)
-    model: Any = getattr(transformers, name)(getattr(transformers, f"{family}Config")(**SHAPE, initializer_range=0.3))
+    model: Any = getattr(transformers, name)(getattr(transformers, f"{prefix}Config")(**SHAPE, initializer_range=0.3))
     model.save_pretrained(folder)
     small_tokenizer(64).save(str(folder / "tokenizer.json"))
     return folder
@@ -40,7 +40,7 @@ def save(folder: Path, name: str) -> Path:
         ("ElectraForPreTraining", "discriminator_predictions (4)"),
     ],
 )
-def test_a_head_that_is_not_served(tmp_path: Path, name: str, group: str) -> None:
+def test_head_that_is_not_served(tmp_path: Path, name: str, group: str) -> None:
     model = engine.load_model(str(save(tmp_path, name)))
     assert model.tasks == Task.EMBED | Task.TOKENS
     (unused,) = (notice for notice in model.notices if "nothing uses" in notice)
@@ -64,17 +64,9 @@ def test_a_head_that_is_not_served(tmp_path: Path, name: str, group: str) -> Non
         ("BertForMaskedLM", "splade"),
     ],
 )
-def test_a_head_that_is_served_is_no_warning(tmp_path: Path, name: str, pooling: str | None) -> None:
+def test_head_that_is_served_is_no_warning(tmp_path: Path, name: str, pooling: str | None) -> None:
     notices = engine.load_model(str(save(tmp_path, name)), pooling=pooling).notices
     assert not any("nothing uses" in notice or "architectures" in notice for notice in notices)
-
-
-def test_a_classifier_that_embeds(tmp_path: Path) -> None:
-    folder = save(tmp_path, "BertForSequenceClassification")
-    write_modules(folder)
-    (notice,) = engine.load_model(str(folder)).notices
-    assert "nothing uses: classifier (2)" in notice
-    assert "BertForSequenceClassification" in notice
 
 
 def test_many_unused_tensors_are_a_short_message(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_sums_are_exact(rows: int, inputs: int, outputs: int) -> None:
 
 
 @needs_exact_sums
-def test_a_linear_layer_is_the_definitions_product() -> None:
+def test_linear_layer_is_the_definitions_product() -> None:
     x, weight, bias = drawn(1, 40, 384), drawn(2, 256, 384), drawn(3, 1, 256)[0]
     other = drawn(4, 40, 256)
     parts = [quantized_weight(weight[:100], "w"), quantized_weight(weight[100:], "w")]
@@ -82,7 +82,7 @@ def test_a_linear_layer_is_the_definitions_product() -> None:
 
 
 @needs_exact_sums
-def test_a_width_that_does_not_fit_is_refused_by_name(build_bert: BuildBert) -> None:
+def test_width_that_does_not_fit_is_refused_by_name(build_bert: BuildBert) -> None:
     with pytest.raises(UnsupportedModel, match=r"encoder\.layer\.0\.output\.dense\.weight has 96"):
         Engine.load(str(build_bert(hidden_size=128)), device="cpu", dtype="int8")
 
