@@ -34,8 +34,7 @@ from benchmarks.encoder.cuda_process import MAX_TOKENS, CudaProcess
 from benchmarks.encoder.gpu_timing import device_burst, device_sustained, gemm_peak
 from benchmarks.encoder.gpu_workloads import LATENCY, THROUGHPUT, lengths_of, model_folder, random_batch
 from benchmarks.lib import record
-from benchmarks.rivals.packed_rotary import PackedRotary
-from benchmarks.rivals.packed_torch import Packed, PackedBert
+from benchmarks.rivals.packed_torch import Packed, PackedBert, PackedRotary
 from benchmarks.rivals.padded_transformers import padded_runner
 from embert import engine
 from embert.engine.batch import PackedBatch

@@ -21,11 +21,11 @@ import uvloop
 
 from benchmarks.lib import record
 from benchmarks.lib.running_server import RunningServer, embert
+from benchmarks.soak.clients import Objective
 from benchmarks.soak.idle import idle
 from benchmarks.soak.kills import kills
 from benchmarks.soak.mixed import mixed
 from benchmarks.soak.overload import overload
-from benchmarks.soak.slo import Objective
 
 _Part = Callable[[argparse.Namespace, float, list[str]], list[Objective]]
 

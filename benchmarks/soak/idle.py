@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.lib.load_generator import LoadGenerator
 from benchmarks.lib.load_plan import Plan
 from benchmarks.lib.running_server import embert
+from benchmarks.soak.clients import Objective
 from benchmarks.soak.overload import embed_requests
-from benchmarks.soak.slo import Objective
 
 __all__ = ["idle"]
 

@@ -8,8 +8,7 @@ import statistics
 import time
 
 from benchmarks.lib.running_server import RunningServer
-from benchmarks.soak.clients import Clients
-from benchmarks.soak.slo import Objective
+from benchmarks.soak.clients import Clients, Objective
 
 __all__ = ["kills"]
 

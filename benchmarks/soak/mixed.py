@@ -11,9 +11,7 @@ from collections import Counter
 import psutil
 
 from benchmarks.lib.running_server import RunningServer
-from benchmarks.soak.clients import Clients
-from benchmarks.soak.slo import Objective
-from benchmarks.soak.verifying_client import Client
+from benchmarks.soak.clients import Client, Clients, Objective
 
 __all__ = ["mixed"]
 

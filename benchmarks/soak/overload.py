@@ -13,7 +13,7 @@ from benchmarks.lib.load_generator import LoadGenerator
 from benchmarks.lib.load_plan import Answers, Plan, Request, post
 from benchmarks.lib.running_server import embert
 from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
-from benchmarks.soak.slo import Objective
+from benchmarks.soak.clients import Objective
 from embert.engine import load_model
 
 __all__ = ["embed_requests", "overload"]

@@ -81,19 +81,19 @@ def test_bits_are_compared_not_values() -> None:
     assert builds.differences(np.array([-0.0, 1.0, 2.0], np.float32), first)["elements"] == 2
 
 
-def test_a_name_is_given_once(tmp_path: Path) -> None:
+def test_name_is_given_once(tmp_path: Path) -> None:
     (tmp_path / "one.so").touch()
     with pytest.raises(SystemExit, match="name"):
         builds.main([f"one={tmp_path}/one.so"] * 2)
 
 
-def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         builds.main(["before=/nowhere/old.so"])
     assert "'before=/nowhere/old.so' is not NAME=FILE, or there is no such file" in capsys.readouterr().err
 
 
-def test_a_build_from_a_file(tmp_path: Path, extension: str) -> None:
+def test_build_from_a_file(tmp_path: Path, extension: str) -> None:
     copy = shutil.copy(extension, tmp_path / "another.so")
     program = "import importlib, sys; from benchmarks.encoder.cuda_process import use_build; use_build(sys.argv[1]); "
     program += "print(importlib.import_module('embert.engine._cuda').__file__)"
@@ -103,7 +103,7 @@ def test_a_build_from_a_file(tmp_path: Path, extension: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(cuda.unavailable_reason() is not None, reason=cuda.unavailable_reason() or "")
-def test_a_build_beside_itself(written: dict[str, Any], extension: str) -> None:
+def test_build_beside_itself(written: dict[str, Any], extension: str) -> None:
     command = [f"one={extension}", f"two={extension}", "--models", "narrow", "--workloads", "2x8", "--rounds", "1"]
     builds.main(command)
     (row,) = written["builds"]["rows"]

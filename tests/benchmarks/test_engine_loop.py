@@ -11,7 +11,7 @@ from benchmarks.server import engine_loop
 from benchmarks.server.engine_loop import batch_s, perfect_ms
 
 
-def test_a_perfect_server_batches_what_waits() -> None:
+def test_perfect_server_batches_what_waits() -> None:
     alone_ms, two_ms = batch_s(1000) * 1e3, batch_s(2000) * 1e3
     assert perfect_ms([0.0], 1000) == pytest.approx([alone_ms])
     # Two arrive while the first runs and share the next batch.
@@ -19,12 +19,12 @@ def test_a_perfect_server_batches_what_waits() -> None:
     assert latencies == pytest.approx(sorted([alone_ms, alone_ms + two_ms - 0.1, alone_ms + two_ms - 0.2]))
 
 
-def test_a_perfect_server_keeps_the_batch_limit() -> None:
+def test_perfect_server_keeps_the_batch_limit() -> None:
     latencies = perfect_ms([0.0] * 4, 10_000)
     assert latencies == pytest.approx([(i + 1) * batch_s(10_000) * 1e3 for i in range(4)])
 
 
-def test_the_loop_answers_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_loop_answers_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine_loop.main(["--seconds", "0.3", "--output", str(tmp_path)])
     assert "at random, perfect" in capsys.readouterr().out
     figures = json.loads(next(tmp_path.glob("hand-over-*.json")).read_text())["figures"]

@@ -27,7 +27,7 @@ def run(monkeypatch: pytest.MonkeyPatch, baseline: Path, *runs: tuple[float, flo
     return len(figures) - len(list(made))
 
 
-def test_a_stage_above_its_baseline_in_every_run_fails(monkeypatch: pytest.MonkeyPatch, baseline: Path) -> None:
+def test_stage_above_its_baseline_in_every_run_fails(monkeypatch: pytest.MonkeyPatch, baseline: Path) -> None:
     with pytest.raises(SystemExit, match="http"):
         run(monkeypatch, baseline, (2.5, 1.0), (2.6, 1.3), (2.41, 1.0))
 
@@ -38,7 +38,7 @@ def test_one_good_run_is_enough_for_a_stage(monkeypatch: pytest.MonkeyPatch, bas
     assert run(monkeypatch, baseline, (2.5, 1.3), (2.4, 1.3), (2.5, 1.2)) == RUNS
 
 
-def test_the_committed_baseline_has_every_stage() -> None:
+def test_committed_baseline_has_every_stage() -> None:
     stages = json.loads(BASELINE.read_text())["stages"]
     assert len(stages) == 7
     assert all(value > 0 for value in stages.values())

@@ -111,7 +111,7 @@ def test_answers_in_pieces_and_other_statuses_are_told_apart() -> None:
     assert abs(int((answers.status == 200).sum()) - int((answers.status == 429).sum())) <= 1
 
 
-def test_a_broken_connection_is_counted_and_replaced() -> None:
+def test_broken_connection_is_counted_and_replaced() -> None:
     with answering(lambda number: b"" if number == 5 else OK) as port:
         answers = load(port, connections=2, window_s=1.5)
     assert (answers.status == LOST).sum() == 1

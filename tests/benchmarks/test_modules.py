@@ -51,7 +51,7 @@ def test_every_benchmark_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("package", [False, True])
-def test_a_record_names_its_command(package: bool, tmp_path: Path) -> None:
+def test_record_names_its_command(package: bool, tmp_path: Path) -> None:
     folder = tmp_path / "measured"
     folder.mkdir()
     module = "measured" if package else "measured.speed"

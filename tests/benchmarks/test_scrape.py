@@ -27,6 +27,6 @@ def test_what_happened_between_two_scrapes(server: Live, http: httpx.Client) -> 
     assert math.isnan(grown.mean("embert_no_such_thing"))
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_server_that_is_not_there() -> None:
     with pytest.raises(OSError, match="refused"):
         scrape("http://127.0.0.1:9/metrics")

@@ -14,7 +14,7 @@ from benchmarks.server.measurement import NO_LIMIT, Round, _figures
 from embert.engine import load_encoder, load_model, pack
 
 
-def test_a_random_model(tmp_path: Path) -> None:
+def test_random_model(tmp_path: Path) -> None:
     folder = random_model.make(tmp_path, load_model().transformer_folder, layers=1)
     model = load_model(str(folder))
     assert (model.config.hidden_size, model.config.layers, model.pooling, model.max_input_length) == (
@@ -28,7 +28,7 @@ def test_a_random_model(tmp_path: Path) -> None:
     encoder.close()
 
 
-def test_the_encoder_without_a_server() -> None:
+def test_encoder_without_a_server() -> None:
     baseline = encoder_baseline.measure(
         load_model().folder, "cpu", {"some": ["a text of words"] * 40}, ["one"], seconds=0.05
     )
