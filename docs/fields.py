@@ -36,8 +36,8 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         by_routes: dict[tuple[str, ...], list[str]] = {}
         for name, paths in names.items():
             by_routes.setdefault(tuple(dict.fromkeys(paths)), []).append(f"`{name}`")
-        for paths, together in by_routes.items():
-            where = "all" if len(paths) == everywhere else ", ".join(paths)
+        for route_paths, together in by_routes.items():
+            where = "all" if len(route_paths) == everywhere else ", ".join(route_paths)
             yield ", ".join(together), apis, where, becomes
 
 
