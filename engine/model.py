@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, EngineError, ModelNotFound, UnsupportedModel
+from embert.engine.files.chat_template import PairText, read_pair_text, template_of
 from embert.engine.files.hub import locate
 from embert.engine.files.json_files import check_keys, read_object
 from embert.engine.files.key_tables import CONFIG_SENTENCE_TRANSFORMERS
 from embert.engine.files.tokenizer_config import TokenizerConfig, define, read_tokenizer_config
-from embert.engine.heads.checkpoints.classifier import read_classifier, stored_classifier
+from embert.engine.heads.checkpoints.classifier import logit_classifier, read_classifier, stored_classifier
 from embert.engine.heads.checkpoints.stored import named_groups, stored_in, stored_tensors, unused_tensors
 from embert.engine.heads.checkpoints.vector_heads import CONVERT, read_vector_heads
 from embert.engine.heads.description import NO_HEADS, Heads
@@ -56,6 +57,7 @@ class Model:
     lora: Lora | None = None  # an adapter that is merged into the weights
     base: Path | None = None  # the folder of config.json and weights, where an adapter's own folder has none
     include_prompt: bool = True  # a prompt's tokens are pooled as the text's
+    pair_text: PairText | None = None  # of a reranker whose pairs are put into a chat template
     embeds: bool = True  # pooled vectors and hidden states are of use; not so in a cross-encoder
 
     @property
@@ -137,6 +139,10 @@ def _load(
     auto_class = "AutoModelForMaskedLM" if splade else "AutoModel"
     _check_files(transformer, weights, auto_class if classifier is None else "AutoModelForSequenceClassification")
     _check_size(weights, config)
+    if classifier is not None:
+        classifier = stored_classifier(classifier, config.tensors, weights)
+    elif modules.logit_score is not None:
+        classifier = logit_classifier(folder, weights, config, modules.logit_score)
     tokenizer, tokenizer_notices = read_tokenizer_config(
         transformer, read_object(weights / "config.json"), modules.transformer_module.tokenizer
     )
@@ -149,6 +155,19 @@ def _load(
     prompts, default_prompt_name = read_prompts(folder)
     prompts = prompts_with_adapters(prompts, config.adapters)
     usual_prompt = prompts[default_prompt_name] if default_prompt_name is not None else ""
+    pair_text = None
+    if modules.transformer_module.messages:
+        special = {name: token.content for name, token in tokenizer.special.items()}
+        pair_text = read_pair_text(
+            transformer,
+            structured=modules.transformer_module.structured,
+            prompt=usual_prompt,
+            variables={**special, **modules.transformer_module.template},
+        )
+        others = sorted(name for name in prompts if name != default_prompt_name)
+        if others:
+            notices.append(f"prompts of the chat template are not served: {', '.join(others)}; only the default is")
+        prompts, default_prompt_name, usual_prompt = {}, None, ""
     vector_heads = read_vector_heads(
         folder,
         weights,
@@ -162,7 +181,6 @@ def _load(
     )
     embeds = vector_heads.embeds and (classifier is None or pooling is not None)
     if classifier is not None:
-        classifier = stored_classifier(classifier, config.tensors, weights)
         if embeds:
             notices.append(f"a classification model, which embeds too because pooling {pooling} was asked for")
     elif modules.pooling is None and embeds and config.tensors.language_model:
@@ -213,6 +231,7 @@ def _load(
         lora=lora,
         base=base,
         include_prompt=modules.include_prompt,
+        pair_text=pair_text,
         embeds=embeds,
     )
 
@@ -274,15 +293,11 @@ def _base(lora: Lora, progress: bool) -> Path:
 
 def _check_chat_template(folder: Path) -> None:
     """Raise UnsupportedModel for a chat template that takes a query and a document, as CrossEncoder would fill it."""
-    path = folder / "chat_template.jinja"
-    template = path.read_text(encoding="utf-8") if path.is_file() else ""
-    settings = folder / "tokenizer_config.json"
-    if not template and settings.is_file():
-        path, template = settings, str(read_object(settings).get("chat_template", ""))
-    if any(f"{quote}document{quote}" in template for quote in "\"'"):
+    found = template_of(folder)
+    if found is not None and any(f"{quote}document{quote}" in found[1] for quote in "\"'"):
         raise UnsupportedModel(
-            f"{path}: a chat template for a query and a document is not supported; supported: none, or modules.json, "
-            "with which sentence-transformers joins the pair without it"
+            f"{found[0]}: a chat template for a query and a document is supported where modules.json and "
+            "sentence_bert_config.json say how it is filled, as CrossEncoder.save_pretrained writes them"
         )
 
 

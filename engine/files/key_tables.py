@@ -47,10 +47,10 @@ MODULES: Table = {
 SENTENCE_BERT_CONFIG: Table = {
     "max_seq_length": honored("the most tokens of a text, in place of the tokenizer's model_max_length"),
     "do_lower_case": honored("texts are lowercased first"),
-    "transformer_task": honored("feature-extraction, sequence-classification or fill-mask"),
-    "modality_config": honored("of text: the model's usual output; other modalities take no part; message is refused"),
+    "transformer_task": honored("feature-extraction, sequence-classification, fill-mask or text-generation"),
+    "modality_config": honored("of text: the model's usual output; message: the chat template of pairs; no others"),
     "module_output_name": honored("the name of that output"),
-    "processing_kwargs": honored("text and common: see the next table"),
+    "processing_kwargs": honored("text and common: see the next table; chat_template: its variables"),
     "query_length": honored("multi-vectors only, refused otherwise"),
     "document_length": honored("multi-vectors only, refused otherwise"),
     "query_expansion": honored("multi-vectors only, refused otherwise"),
@@ -148,6 +148,11 @@ MULTI_VECTOR_MASK: Table = {
     "skiplist_tasks": honored("query, document"),
     "keep_only_token_ids": honored("other values than null are refused"),
 }
+LOGIT_SCORE: Table = {
+    "true_token_id": honored("the token whose logit is the score"),
+    "false_token_id": honored("the token whose logit is subtracted"),
+    "module_input_name": honored("causal_logits"),
+}
 # A module's class → the table of its config.json.
 MODULE_CONFIGS: dict[str, Table] = {
     "Pooling": POOLING,
@@ -157,10 +162,11 @@ MODULE_CONFIGS: dict[str, Table] = {
     "Dropout": DROPOUT,
     "SpladePooling": SPLADE_POOLING,
     "MultiVectorMask": MULTI_VECTOR_MASK,
+    "LogitScore": LOGIT_SCORE,
 }
 # Modules of sentence-transformers that modules.json may name and that are refused by that name.
 REFUSED_MODULES = (
-    "BoW", "CLIPModel", "CNN", "HierarchicalTokenPooling", "LSTM", "LambdaTokenPooling", "LogitScore",
+    "BoW", "CLIPModel", "CNN", "HierarchicalTokenPooling", "LSTM", "LambdaTokenPooling",
     "Router", "SparseAutoEncoder", "SparseStaticEmbedding", "StaticEmbedding", "TokenPooling", "WeightedLayerPooling",
     "WordEmbeddings", "WordWeights",
 )  # fmt: skip

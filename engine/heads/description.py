@@ -47,6 +47,7 @@ class Layer:
     bias: bool
     activation: str  # "identity", "tanh", "relu", "sigmoid", "silu", "gelu" (with erf), "gelu_tanh"
     norm: Norm | None = None  # its tensors are in the same file
+    difference: tuple[int, int | None] | None = None  # of one output: its weight is this row of the tensor, less that
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import check_keys, read_json, read_object
@@ -34,18 +34,26 @@ FOLLOWS = {
     "Pooling": ("Transformer",),
     **dict.fromkeys(AFTER_POOLING, ("Pooling", *AFTER_POOLING)),
     "SpladePooling": ("Transformer",),
+    "LogitScore": ("Transformer",),
     "token Dense": ("Transformer", "token Dense"),
     "MultiVectorMask": ("token Dense", "token Normalize"),
     "token Normalize": ("token Dense", "MultiVectorMask"),
 }
 SUPPORTED = (
     "Transformer, Pooling, then Dense, LayerNorm, Normalize and Dropout in any order; Transformer, SpladePooling; "
-    "Transformer, Dense on tokens, then MultiVectorMask and Normalize"
+    "Transformer, Dense on tokens, then MultiVectorMask and Normalize; Transformer, LogitScore"
 )
 JINA_TRANSFORMER = "custom_st.Transformer"  # jina-embeddings-v3's own class: a Transformer with adapters
 PYLATE_DENSE = "pylate.models.Dense.Dense"
 # SpladePooling's activations → whether the logarithm is taken twice.
 SPLADE_ACTIVATIONS = {"relu": False, "log1p_relu": True}
+
+
+class LogitScore(NamedTuple):
+    """A pair's score is a language model's logit of one token, or what it exceeds that of another by."""
+
+    true_id: int
+    false_id: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,7 @@ class Modules:
     splade: bool | None = None  # a SpladePooling module; true: it takes the logarithm twice
     token_dense: tuple[Dense, ...] = ()  # on every token: late interaction
     mask: Mask | None = None  # of late interaction; None: the model is PyLate's
+    logit_score: LogitScore | None = None
     notices: tuple[str, ...] = ()
 
 
@@ -86,7 +95,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
         raise BrokenModel(f"{path} must list objects with a type and a path, and at least one of them")
 
     kinds: list[str] = []
-    transformer, splade, mask = "", None, None
+    transformer, splade, mask, logit_score = "", None, None, None
     own = PoolingModule("", include_prompt=True)
     after_pooling: list[Module] = []
     token_dense: list[Dense] = []
@@ -114,6 +123,8 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
             token_dense.append(read_dense(folder, module["path"], input_name="token_embeddings"))
         elif kind == "SpladePooling":
             splade = _splade_pooling(folder / module["path"] / "config.json")
+        elif kind == "LogitScore":
+            logit_score = _logit_score(folder / module["path"] / "config.json")
         elif kind == "MultiVectorMask":
             mask = read_mask(folder / module["path"] / "config.json")
     if token_dense and not _is_pylate(folder, listed):
@@ -127,7 +138,9 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
     while after_pooling and isinstance(after_pooling[-1], Normalize):
         after_pooling.pop()
     transformer_module = read_transformer_module(folder / transformer)
-    transformer_module.check_task(splade=splade is not None, only_transformer=len(kinds) == 1)
+    transformer_module.check_task(
+        splade=splade is not None, only_transformer=len(kinds) == 1, scores_logits=logit_score is not None
+    )
     return Modules(
         transformer=transformer,
         transformer_module=transformer_module,
@@ -139,6 +152,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
         splade=splade,
         token_dense=tuple(token_dense),
         mask=mask,
+        logit_score=logit_score,
         notices=(*_check_keys(folder, listed), *transformer_module.notices),
     )
 
@@ -164,6 +178,20 @@ def _kind(folder: Path, module: dict[str, Any], previous: str) -> str:
         input_name = read_object(path).get("module_input_name") if module["path"] and path.is_file() else None
         return "token Normalize" if input_name == "token_embeddings" else kind
     return kind
+
+
+def _logit_score(path: Path) -> LogitScore:
+    """The `config.json` of a LogitScore module. Raises BrokenModel or UnsupportedModel."""
+    fields = read_object(path)
+    if fields.get("module_input_name", "causal_logits") != "causal_logits":
+        raise UnsupportedModel(f"{path}: module_input_name is supported as 'causal_logits' only")
+    ids = [fields.get(name) for name in ("true_token_id", "false_token_id")]
+    for name, token_id in zip(("true_token_id", "false_token_id"), ids, strict=True):
+        if isinstance(token_id, bool) or not isinstance(token_id, int | None) or (token_id or 0) < 0:
+            raise BrokenModel(f"{path}: {name} must be a token id, found {token_id!r}")
+    if ids[0] is None:
+        raise BrokenModel(f"{path} has no true_token_id")
+    return LogitScore(ids[0], ids[1])
 
 
 def _splade_pooling(path: Path) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.errors import BrokenModel, InputError
+from embert.engine.files.chat_template import PairText
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import ID_BYTES, Backend, PairTemplate
 from embert.engine.tokenization.encoded import (
@@ -58,6 +59,8 @@ class Pairs:
         self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions, chunking: Chunking
     ) -> Chunks[Encoded]:
         """See `Tokenizer.encode_pairs_chunks`."""
+        if self._model.pair_text is not None:
+            return (yield from self._in_template(self._model.pair_text, firsts, seconds, options, chunking))
         backend, truncate, params = self._backend, self._backend.cuts(options), (options.param, options.second_param)
         template, capacities = self._checked(firsts, seconds, options)
 
@@ -94,6 +97,8 @@ class Pairs:
 
     def encode_known(self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions) -> Encoded | None:
         """See `Tokenizer.encode_known_pairs`."""
+        if self._model.pair_text is not None:
+            return None
         truncate, direction = self._backend.cuts(options), options.direction or self._backend.direction
         template, capacities = self._checked(firsts, seconds, options)
         first = self._backend.cached_ids(firsts, capacities.first + 1 if truncate else None, direction)
@@ -105,17 +110,74 @@ class Pairs:
             return None
         return finish(self._joined(template, capacities, first, second, options))
 
+    def _in_template(
+        self,
+        pair_text: PairText,
+        firsts: Sequence[str],
+        seconds: Sequence[str],
+        options: TokenizeOptions,
+        chunking: Chunking,
+    ) -> Chunks[Encoded]:
+        """Pairs as texts of a chat template, whose end stays where a pair is cut.
+
+        As sentence-transformers has it: the text is cut as a whole, and its last tokens become those of the template.
+        """
+        _check_counts(firsts, seconds, options)
+        shared, cuts = firsts[0] if len(firsts) == 1 else None, self._backend.cuts(options)
+        firsts = [shared] * len(seconds) if shared is not None else [*firsts]
+        if cuts:
+            firsts = [self._shortened(text, options.first_limit) for text in firsts]
+            seconds = [self._shortened(text, options.second_limit) for text in seconds]
+        limit = min(options.limit or self._limit, self._limit) if cuts else self._limit
+        end = self._template_end(pair_text)
+        if limit <= len(end) // ID_BYTES:
+            raise InputError(
+                f"`{options.second_param}`: the chat template ends in {len(end) // ID_BYTES} tokens, and {limit} are "
+                "allowed",
+                param=options.second_param,
+            )
+
+        def refuse(index: int, tokens: int) -> InputError:
+            return too_long(index, tokens, self._limit, options.second_param, "more than ", "pair")
+
+        texts = [pair_text.joined(first, second) for first, second in zip(firsts, seconds, strict=True)]
+        bodies = yield from self._backend.read(
+            texts, options, chunking, capacity=limit, param=options.second_param, refuse=refuse
+        )
+        truncated = 0
+        for index, body in enumerate(bodies):
+            tokens = len(body) // ID_BYTES
+            if tokens > limit:
+                if not cuts:
+                    raise too_long(index, tokens, self._limit, options.second_param, what="pair")
+                body = _cut(body, limit, options.direction or self._backend.direction)
+                bodies[index] = body[: len(body) - len(end)] + end
+                truncated += 1
+        lengths = np.fromiter(map(len, bodies), np.int32, len(bodies)) // np.int32(ID_BYTES)
+        return Encoded(np.frombuffer(b"".join(bodies), np.int32), lengths, truncated)
+
+    def _template_end(self, pair_text: PairText) -> bytes:
+        """Ids of the tokens that all pairs end in."""
+        ends = [self._backend.library_ids([pair_text.joined(filler, filler)])[0] for filler in ("0", "1 2 3 4")]
+        first, second = (np.frombuffer(end, np.int32)[::-1] for end in ends)
+        shorter = min(len(first), len(second))
+        differ = np.flatnonzero(first[:shorter] != second[:shorter])
+        count = int(differ[0]) if len(differ) else 0
+        return ends[0][len(ends[0]) - count * ID_BYTES :]
+
+    def _shortened(self, text: str, limit: int | None) -> str:
+        """The text's beginning of so many tokens."""
+        if limit is None or len(text) <= limit:  # a token has a character at least
+            return text
+        (encoding,) = self._backend.encodings([text])
+        return text if len(encoding.ids) <= limit else text[: encoding.offsets[limit - 1][1]]
+
     def _checked(
         self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions
     ) -> tuple[PairTemplate, _Capacities]:
         """The template, and how many tokens of the texts fit."""
         params = (options.param, options.second_param)
-        if len(firsts) not in (1, len(seconds)):
-            raise InputError(
-                f"`{params[0]}` has {len(firsts)} texts and `{params[1]}` has {len(seconds)}; "
-                "the former must have one text, or as many as the latter",
-                param=params[0],
-            )
+        _check_counts(firsts, seconds, options)
         try:
             template = self.check()
         except BrokenModel as error:
@@ -181,6 +243,16 @@ class Pairs:
             if total > CHUNK_TOKENS:
                 yield total
         return Encoded(ids, lengths, truncated, types)
+
+
+def _check_counts(firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions) -> None:
+    """Raise InputError unless there is one first text, or as many as second ones."""
+    if len(firsts) not in (1, len(seconds)):
+        raise InputError(
+            f"`{options.param}` has {len(firsts)} texts and `{options.second_param}` has {len(seconds)}; "
+            "the former must have one text, or as many as the latter",
+            param=options.param,
+        )
 
 
 def _token_types(model: Model) -> int:

@@ -88,6 +88,7 @@ class Tokenizer:
                 f"{path}: the post-processor gives token type {self._backend.single_type} to single texts; supported: 0"
             )
         self._pairs = Pairs(self._backend, model)
+        self._only_pairs = model.pair_text is not None
         self._include_prompt = model.include_prompt
         self._prompt_tokens = functools.lru_cache(PROMPTS)(self._count_prompt_tokens)
         capacity = self._frames[None].capacity
@@ -125,6 +126,10 @@ class Tokenizer:
     def _encode_chunks(
         self, texts: Sequence[str], options: TokenizeOptions, prompt: str, chunking: Chunking
     ) -> Chunks[Encoded]:
+        if self._only_pairs:
+            raise InputError(
+                f"`{options.param}`: this model takes pairs of a query and a document", param=options.param
+            )
         if prompt:
             texts = [prompt + text for text in texts]
         frame, param = self._frames[options.is_query].within(options.limit), options.param

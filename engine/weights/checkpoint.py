@@ -226,8 +226,22 @@ class Checkpoint:
     def layer(self, layer: Layer) -> tuple[Tensor, Tensor | None]:
         """The weight and the bias of a head's layer. Raises BrokenModel."""
         prefix = f"{layer.name}." if layer.name else ""
+        if layer.difference is not None:
+            return self._row_difference(layer, *layer.difference), None
         weight = self.of_head(f"{prefix}weight", (layer.outputs, layer.inputs), layer.file)
         return weight, self.of_head(f"{prefix}bias", (layer.outputs,), layer.file) if layer.bias else None
+
+    def _row_difference(self, layer: Layer, plus: int, minus: int | None) -> Tensor:
+        """A row of a language model's matrix less another: float32 [1, inputs]; of the word table without a name."""
+        vocabulary = self._tensors[WORD_EMBEDDINGS].shape[0]
+        if layer.name:
+            table = self.of_head(f"{layer.name}.weight", (vocabulary, layer.inputs))
+        else:
+            table = self._tensors[WORD_EMBEDDINGS]
+        row = Tensor(table.array[plus : plus + 1], table.dtype).float32()
+        if minus is not None:
+            row = row - Tensor(table.array[minus : minus + 1], table.dtype).float32()
+        return Tensor(row, "F32")
 
     def norm(self, norm: Norm, columns: int, file: str = "") -> tuple[Tensor, Tensor | None]:
         """The weight and the bias of a head's norm on rows of `columns`; `file` as in `of_head`. Raises BrokenModel."""

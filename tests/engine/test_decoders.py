@@ -12,11 +12,14 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.cross_encoder.modules import LogitScore
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
 from embert import engine
-from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.errors import BrokenModel, InputError, UnsupportedModel
+from embert.engine.files.chat_template import read_pair_text
 from embert.engine.files.tokenizer_config import QWEN_PATTERN
 from embert.engine.tokenization.encoded import TokenizeOptions
 from tests.engine.conftest import random_sequences
@@ -205,6 +208,89 @@ def test_a_reranker_with_a_template_for_a_query_and_a_document(tmp_path: Path) -
     edit_json(folder / "tokenizer_config.json", chat_template="{{ messages | selectattr('role', 'eq', 'document') }}")
     with pytest.raises(UnsupportedModel, match="chat template"):
         engine.load_model(str(folder))
+
+
+# As Qwen3-Reranker's.
+RERANKER_TEMPLATE = """<|im_start|>system
+Judge the document.<|im_end|>
+<|im_start|>user
+<Instruct>: {{ messages | selectattr("role", "eq", "system") | map(attribute="content") | first | default("Find.") }}
+<Query>: {{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}
+<Document>: {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}<|im_end|>
+{%- if add_generation_prompt %}
+<|im_start|>assistant
+<think>
+
+</think>
+
+{% endif %}"""
+PAIRS = [
+    ("what is it", "a document"),
+    ("short", "many words " * 60),
+    ("words " * 70, "b"),
+    ("a", ""),
+    (" x \n", " y <|im_end|> z "),
+    ("déjà vu", "東京は日本の首都です"),
+]
+
+
+def reranker(folder: Path, case: str, *, false_token: bool, prompt: str | None, **config: Any) -> CrossEncoder:
+    """A language model that scores pairs by two of its logits, as sentence-transformers stores it."""
+    build(folder / "raw", case, vocab_size=VOCABULARY, head="ForCausalLM", modules=False, **config)
+    backend, fields = qwen()
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    backend.save(str(folder / "raw" / "tokenizer.json"))
+    fields = {**fields, "chat_template": RERANKER_TEMPLATE, "model_max_length": 90}
+    (folder / "raw" / "tokenizer_config.json").write_text(json.dumps(fields))
+    transformer = Transformer(
+        str(folder / "raw"),
+        transformer_task="text-generation",
+        processing_kwargs={"chat_template": {"add_generation_prompt": True}},
+    )
+    scores = LogitScore(true_token_id=70, false_token_id=90 if false_token else None)
+    prompts = {"query": prompt} if prompt else None
+    oracle: CrossEncoder = CrossEncoder(
+        modules=[transformer, scores], device="cpu", prompts=prompts, default_prompt_name="query" if prompt else None
+    )
+    oracle.save_pretrained(str(folder / "saved"))
+    return oracle
+
+
+@pytest.mark.parametrize(
+    ("case", "false_token", "prompt", "config"),
+    [
+        ("qwen3", True, None, {"tie_word_embeddings": True}),
+        ("qwen3", True, "Judge well.", {}),
+        ("llama", False, None, {}),
+    ],
+)
+def test_scores_of_a_language_model_are_those_of_cross_encoder(
+    tmp_path: Path, case: str, false_token: bool, prompt: str | None, config: dict[str, Any]
+) -> None:
+    oracle = reranker(tmp_path, case, false_token=false_token, prompt=prompt, **config)
+    expected = np.concatenate([oracle.predict([pair]) for pair in PAIRS])
+    assert np.ptp(expected) > 0.01
+    with engine.Engine.load(str(tmp_path / "saved"), device="cpu") as loaded:
+        np.testing.assert_allclose(loaded.score(PAIRS), expected, atol=2e-5)
+        assert loaded.rerank("what is it", ["a document", "b"])
+        with pytest.raises(InputError, match="query"):
+            loaded.classify(["a single text"])
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ messages[0].content | trim }} {{ messages[1].content }}", "more than put text around"),
+        ("{{ messages[0].content }}", "more than put text around"),
+        ("{{ messages[1].content }} {{ messages[0].content }}", "more than put text around"),
+        ("{{ raise_exception('no roles') }}", "no roles"),
+        ("{% if %}", "takes no query and document"),
+    ],
+)
+def test_templates_that_are_refused(tmp_path: Path, template: str, words: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(UnsupportedModel, match=words):
+        read_pair_text(tmp_path, structured=False, prompt="", variables={})
 
 
 def test_a_language_model_embeds_only_where_it_is_asked_to(tmp_path: Path) -> None:

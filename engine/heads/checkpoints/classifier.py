@@ -14,10 +14,11 @@ from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 from embert.engine.heads.checkpoints.stored import check_layer, stored_tensors
 from embert.engine.heads.description import Classifier, Layer, Norm
+from embert.engine.heads.modules import LogitScore
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import TensorNames
 
-__all__ = ["read_classifier", "stored_classifier"]
+__all__ = ["logit_classifier", "read_classifier", "stored_classifier"]
 
 SUFFIX = "ForSequenceClassification"
 
@@ -72,6 +73,36 @@ def read_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig) 
         pooling=head.pooling,
         padding_id=_padding_id(path, config) if head.pooling == "last-token" else None,
     )
+
+
+def logit_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig, logit_score: LogitScore) -> Classifier:
+    """The head of a LogitScore module: two columns of the language model's matrix, of which no other is computed.
+
+    Raises BrokenModel or UnsupportedModel.
+    """
+    path, library = weights / "config.json", folder / "config_sentence_transformers.json"
+    config, matrix = read_object(path), encoder_config.tensors.language_model
+    library_fields = read_object(library) if library.is_file() else {}
+    if matrix is None:
+        raise UnsupportedModel(
+            f"{folder / 'modules.json'}: LogitScore is not supported for {encoder_config.model_type}"
+        )
+    if config.get("final_logit_softcapping") is not None:
+        raise UnsupportedModel(f"{path}: final_logit_softcapping is not supported with LogitScore; supported: null")
+    for token_id in logit_score:
+        if token_id is not None and token_id >= encoder_config.vocab_size:
+            raise BrokenModel(
+                f"{folder / 'modules.json'}: LogitScore's token id {token_id} is not below vocab_size "
+                f"{encoder_config.vocab_size}"
+            )
+    stored, width = stored_tensors(weights), encoder_config.hidden_size
+    if f"{matrix}.weight" not in stored.shapes:
+        if not config.get("tie_word_embeddings", False):
+            raise BrokenModel(f"{stored.path} has no tensor {matrix}.weight")
+        matrix = ""  # tied to the word table
+    layer = Layer(matrix, "", width, 1, False, "identity", difference=(logit_score.true_id, logit_score.false_id))
+    activation = _activation(path, {**config, "problem_type": None}, library, library_fields, 1)
+    return Classifier((layer,), ("LABEL_0",), activation, "last-token")
 
 
 def stored_classifier(classifier: Classifier, tensors: TensorNames, folder: Path) -> Classifier:

@@ -24,6 +24,7 @@ OUTPUTS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),
     "fill-mask": ("logits", "token_embeddings"),
+    "text-generation": ("logits", "causal_logits"),
 }
 # Versions 1 to 5 have the former name of each.
 RENAMED = {"tokenizer_args": "processor_kwargs", "model_args": "model_kwargs", "config_args": "config_kwargs"}
@@ -44,17 +45,26 @@ class TransformerModule:
     max_length: int | None = None  # tokens, in place of the tokenizer's own limit
     lowercase: bool = False
     tokenizer: Mapping[str, Any] = field(default_factory=dict)  # in place of fields of tokenizer_config.json
+    messages: bool = False  # pairs are put into the chat template
+    structured: bool | None = None  # a message's content is a list; None: as the template looks
+    template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
     notices: tuple[str, ...] = ()
 
-    def check_task(self, *, splade: bool, only_transformer: bool) -> None:
+    def check_task(self, *, splade: bool, only_transformer: bool, scores_logits: bool) -> None:
         """Raise UnsupportedModel for a stated `transformer_task` that gives no rows for the modules that follow.
 
-        `splade` is whether SpladePooling follows, and `only_transformer` whether nothing does.
+        `splade` is whether SpladePooling follows, `scores_logits` whether LogitScore does, and `only_transformer`
+        whether nothing does.
         """
         task = self.fields.get("transformer_task")
-        follows = {"fill-mask": splade, "sequence-classification": only_transformer, "feature-extraction": not splade}
+        follows = {
+            "fill-mask": splade,
+            "sequence-classification": only_transformer,
+            "feature-extraction": not splade and not scores_logits,
+            "text-generation": scores_logits,
+        }
         if task is not None and not follows[task]:
-            supported = "fill-mask" if splade else "feature-extraction"
+            supported = "fill-mask" if splade else "text-generation" if scores_logits else "feature-extraction"
             raise UnsupportedModel(
                 f"{self.path}: transformer_task {task!r} is not supported with these modules; supported: {supported!r}"
             )
@@ -111,7 +121,30 @@ def _read(path: Path, stored: dict[str, Any]) -> TransformerModule:
         lowercase=bool(fields.get("do_lower_case", False)),
         tokenizer=tokenizer,
         notices=notices + further,
+        messages="message" in _object(path, fields, "modality_config"),
+        structured=_structured(path, fields),
+        template=_template(path, fields),
     )
+
+
+def _structured(path: Path, fields: Mapping[str, Any]) -> bool | None:
+    message = _object(path, _object(path, fields, "modality_config"), "message")
+    kind = message.get("format", "auto")
+    if kind not in ("auto", "flat", "structured"):
+        raise UnsupportedModel(f"{path}: modality_config.message.format {kind!r} is not supported")
+    return None if kind == "auto" else bool(kind == "structured")
+
+
+def _template(path: Path, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The chat template's own variables, which `apply_chat_template` gets as keyword arguments."""
+    variables = dict(_object(path, _object(path, fields, "processing_kwargs"), "chat_template"))
+    for name, usual in (("restore_suffix", True), ("continue_final_message", False)):
+        if variables.pop(name, usual) is not usual:
+            raise UnsupportedModel(f"{path}: processing_kwargs.chat_template.{name} is supported as {usual} only")
+    for name in ("padding", "truncation", "max_length", "chat_template", "tools", "documents"):
+        if name in variables:
+            raise UnsupportedModel(f"{path}: processing_kwargs.chat_template.{name} is not supported")
+    return variables
 
 
 def _check_outputs(path: Path, fields: Mapping[str, Any]) -> None:
@@ -123,10 +156,10 @@ def _check_outputs(path: Path, fields: Mapping[str, Any]) -> None:
     modalities = _object(path, fields, "modality_config")
     if not modalities:
         return
-    if "message" in modalities:
+    if "message" in modalities and task not in ("text-generation", "sequence-classification"):
         raise UnsupportedModel(
-            f"{path}: modality_config with message, which puts texts into a chat template, is not supported; "
-            "supported: text"
+            f"{path}: modality_config with message, which puts texts into a chat template, is supported for pairs "
+            "only; supported: text"
         )
     text = _object(path, modalities, "text")
     for field_name, accepted in (("method", ("forward",)), ("method_output_name", (output, [output]))):
