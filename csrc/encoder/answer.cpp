@@ -55,10 +55,10 @@ Status append_pairs(const SpladeAnswer& from, int sequences, int first, Answer& 
 }
 
 void TaskOutputs::place(Task task, int columns) {
-  TaskOutput& part = of(task);
-  part.columns = columns;
-  part.first = (floats_ + kAligned - 1) / kAligned * kAligned;
-  if (part.rows > 0) floats_ = part.first + size_t(part.rows) * columns;
+  TaskOutput& output = task_output(task);
+  output.columns = columns;
+  output.first = (floats_ + kAligned - 1) / kAligned * kAligned;
+  if (output.rows > 0) floats_ = output.first + size_t(output.rows) * columns;
 }
 
 TaskOutputs::TaskOutputs(const BatchView& batch, const EncoderConfig& model)
@@ -66,13 +66,13 @@ TaskOutputs::TaskOutputs(const BatchView& batch, const EncoderConfig& model)
   if (batch.tasks == nullptr) requested_ = bit(Task::kEmbed);
   for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) requested_ |= batch.tasks[i];
   for (const Task task : kTasks) {
-    TaskOutput& part = of(task);
+    TaskOutput& output = task_output(task);
     for (int i = 0; requests(bit(task)) && i < batch.sequences; ++i) {
       if (!embert::requests(batch, i, task)) continue;
-      ++part.sequences;
-      part.rows += (bit(task) & by_sequence_) != 0 ? 1 : batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
+      ++output.sequences;
+      output.rows += (bit(task) & by_sequence_) != 0 ? 1 : batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
     }
-    part.is_all = part.sequences == batch.sequences;
+    output.is_all = output.sequences == batch.sequences;
   }
   for (const Task task : kTasks) {
     if (task != Task::kTokens) place(task, columns_of(task, model));
@@ -82,17 +82,17 @@ TaskOutputs::TaskOutputs(const BatchView& batch, const EncoderConfig& model)
 }
 
 TaskOutputs::TaskOutputs(Task task, int sequences, const EncoderConfig& model, float* out) : requested_(bit(task)) {
-  TaskOutput& part = of(task);
-  part.sequences = part.rows = sequences;
-  part.is_all = true;
-  part.out = out;
+  TaskOutput& output = task_output(task);
+  output.sequences = output.rows = sequences;
+  output.is_all = true;
+  output.out = out;
   place(task, columns_of(task, model));
 }
 
 size_t TaskOutputs::listed() const {
   size_t count = 0;
   for (const Task task : kTasks) {
-    if (requests(bit(task)) && !of(task).is_all) count += of(task).rows;
+    if (requests(bit(task)) && !task_output(task).is_all) count += task_output(task).rows;
   }
   return count;
 }
@@ -100,9 +100,9 @@ size_t TaskOutputs::listed() const {
 void TaskOutputs::write_lists(const BatchView& batch, int* host, const int* device) {
   int* next = host;
   for (const Task task : kTasks) {
-    if (!requests(bit(task)) || of(task).is_all) continue;
-    of(task).chosen = device + (next - host);
-    of(task).chosen_on_host = next;
+    if (!requests(bit(task)) || task_output(task).is_all) continue;
+    task_output(task).chosen = device + (next - host);
+    task_output(task).chosen_on_host = next;
     for (int i = 0; i < batch.sequences; ++i) {
       if (!embert::requests(batch, i, task)) continue;
       if ((bit(task) & by_sequence_) != 0) {

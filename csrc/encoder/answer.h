@@ -51,8 +51,8 @@ class TaskOutputs {
 
   Tasks requested() const { return requested_; }
   bool requests(Tasks any_of) const { return (requested_ & any_of) != 0; }
-  TaskOutput& of(Task task) { return parts_[int(task)]; }
-  const TaskOutput& of(Task task) const { return parts_[int(task)]; }
+  TaskOutput& task_output(Task task) { return outputs_[int(task)]; }
+  const TaskOutput& task_output(Task task) const { return outputs_[int(task)]; }
 
   size_t own_floats() const { return own_floats_; }  // without TOKENS
   size_t floats() const { return floats_; }
@@ -67,7 +67,7 @@ class TaskOutputs {
 
   Tasks requested_ = 0;
   Tasks by_sequence_ = kRowTasks;  // whose lists are of sequences
-  std::array<TaskOutput, kTaskCount> parts_{};
+  std::array<TaskOutput, kTaskCount> outputs_{};
   size_t own_floats_ = 0, floats_ = 0;
 };
 

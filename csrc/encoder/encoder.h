@@ -80,7 +80,7 @@ class Encoder {
     int tiles, shorts;
     int longest;                          // at least the tokens of the longest sequence
     const uint8_t* input;                 // in InputLayout(rows, sequences)
-    TaskOutputs parts;                    // the requested tasks and their destinations
+    TaskOutputs outputs;                  // the requested tasks and their destinations
     bool on_host = false;                 // `input` is host memory
     const int* positions = nullptr;       // [rows] in host memory, in place of those of offsets.cu
     const int* cu_seqlens = nullptr;      // in host memory, where they are known
@@ -100,7 +100,7 @@ class Encoder {
     int64_t ticket = 0;
     int tokens = 0, sequences = 0;
     bool has_positions = false;
-    TaskOutputs parts;
+    TaskOutputs outputs;
   };
 
   Encoder(const EncoderConfig& model, const EncoderOptions& options)
@@ -143,7 +143,7 @@ class Encoder {
   float2* stats_of(Buffer place) const { return place == Buffer::kX ? buffers_.x_stats : buffers_.sum_stats; }
   RopeColumns rope_columns(int layer) const;
   // Whether all requested tasks read the same single row of a sequence, and which: as a pooling mode.
-  bool reads_one_row(const TaskOutputs& parts, Pooling& pooling) const;
+  bool reads_one_row(const TaskOutputs& outputs, Pooling& pooling) const;
   // heads.cpp. gathered: x has one row a sequence.
   Status run_heads(const Plan& plan, const RowView& x, bool gathered, const Stream& stream);
   Status embed_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream);

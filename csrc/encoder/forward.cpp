@@ -52,7 +52,7 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   Replay replay{plan, {offsets.tiles, plan.tiles, offsets.shorts, plan.shorts}, stream, plan.rows, {}};
   // Not while rows are inspected: all rows of the last layer are needed, because token vectors use them. Nor with
   // padded heads: pool.cu copies rows of one width.
-  const bool gathers = reads_one_row(plan.parts, replay.gathered) && plan.rows >= kGatherRows &&
+  const bool gathers = reads_one_row(plan.outputs, replay.gathered) && plan.rows >= kGatherRows &&
                        2 * plan.sequences <= plan.rows && largest_offset_.bytes() == 0 && model_.padded_head == 0;
   if (gathers) replay.gathers_after = model_.layers - 1;
   for (const Op& op : program_.steps) EMBERT_TRY(run_op(op, replay));
@@ -104,9 +104,9 @@ Status Encoder::embed_batch(const Op& op, Replay& replay) {
   const Plan& plan = replay.plan;
   const Stream& stream = replay.stream;
   const InputLayout layout(plan.rows, plan.sequences);
-  const auto part = [&](size_t offset) { return reinterpret_cast<const int*>(plan.input + offset); };
-  const OffsetsInput input{part(0), part(layout.lengths), part(layout.ids), part(layout.types),
-                           reinterpret_cast<const uint32_t*>(part(layout.cuts))};
+  const auto field = [&](size_t offset) { return reinterpret_cast<const int*>(plan.input + offset); };
+  const OffsetsInput input{field(0), field(layout.lengths), field(layout.ids), field(layout.types),
+                           reinterpret_cast<const uint32_t*>(field(layout.cuts))};
   const OffsetsOutput& offsets = buffers_.offsets;
   const OffsetsCapacity capacity{plan.rows, plan.sequences, plan.tiles, plan.shorts};
   const int columns = model_.embedding_columns();
@@ -164,9 +164,9 @@ Status Encoder::attend(const Op& op, Replay& replay) {
   return {};
 }
 
-bool Encoder::reads_one_row(const TaskOutputs& parts, Pooling& pooling) const {
-  if (parts.requests(Tasks(~kRowTasks))) return false;
-  const bool embeds = parts.requests(bit(Task::kEmbed)), classifies = parts.requests(bit(Task::kClassify));
+bool Encoder::reads_one_row(const TaskOutputs& outputs, Pooling& pooling) const {
+  if (outputs.requests(Tasks(~kRowTasks))) return false;
+  const bool embeds = outputs.requests(bit(Task::kEmbed)), classifies = outputs.requests(bit(Task::kClassify));
   if (embeds && classifies && model_.pooling != Pooling::kCls) return false;
   pooling = classifies ? Pooling::kCls : model_.pooling;
   return pooling == Pooling::kCls || pooling == Pooling::kLast;

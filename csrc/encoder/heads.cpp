@@ -19,50 +19,50 @@ float* Encoder::layer_scratch(int half) const {
 }
 
 Status Encoder::run_heads(const Plan& plan, const RowView& x, bool gathered, const Stream& stream) {
-  const TaskOutputs& parts = plan.parts;
-  if (parts.requests(bit(Task::kEmbed))) EMBERT_TRY(embed_head(plan, x, gathered, stream));
-  if (parts.requests(bit(Task::kClassify))) EMBERT_TRY(classification_head(plan, x, gathered, stream));
-  const bool pairs = splade_ != nullptr && parts.requests(bit(Task::kSparse));
-  if (parts.requests(bit(Task::kSparse)) && !pairs) {
-    const TaskOutput& part = parts.of(Task::kSparse);
+  const TaskOutputs& outputs = plan.outputs;
+  if (outputs.requests(bit(Task::kEmbed))) EMBERT_TRY(embed_head(plan, x, gathered, stream));
+  if (outputs.requests(bit(Task::kClassify))) EMBERT_TRY(classification_head(plan, x, gathered, stream));
+  const bool pairs = splade_ != nullptr && outputs.requests(bit(Task::kSparse));
+  if (outputs.requests(bit(Task::kSparse)) && !pairs) {
+    const TaskOutput& output = outputs.task_output(Task::kSparse);
     const HeadWeights& weights = weights_.heads();
-    EMBERT_TRY(token_weights(model_.dtype, x, last_norm(), model_.epsilon, part.chosen, part.rows, model_.hidden,
-                             weights.token_weight(), weights.token_bias(), part.out, stream));
+    EMBERT_TRY(token_weights(model_.dtype, x, last_norm(), model_.epsilon, output.chosen, output.rows, model_.hidden,
+                             weights.token_weight(), weights.token_bias(), output.out, stream));
   }
-  if (!parts.requests(bit(Task::kTokens) | bit(Task::kMulti)) && !pairs) return {};
+  if (!outputs.requests(bit(Task::kTokens) | bit(Task::kMulti)) && !pairs) return {};
   if (program_.last.exists()) {
     EMBERT_TRY(
         layernorm(model_.dtype, buffers_.x, last_norm(), plan.rows, model_.hidden, model_.epsilon, buffers_.x, stream));
   }
   if (pairs) EMBERT_TRY(splade_head(plan, stream));
-  if (parts.requests(bit(Task::kMulti))) EMBERT_TRY(multi_vector_head(plan, stream));
-  if (!parts.requests(bit(Task::kTokens))) return {};
-  const TaskOutput& part = parts.of(Task::kTokens);
-  return token_rows(model_.dtype, buffers_.x, part.chosen, part.rows, part.columns, false, part.out, stream);
+  if (outputs.requests(bit(Task::kMulti))) EMBERT_TRY(multi_vector_head(plan, stream));
+  if (!outputs.requests(bit(Task::kTokens))) return {};
+  const TaskOutput& output = outputs.task_output(Task::kTokens);
+  return token_rows(model_.dtype, buffers_.x, output.chosen, output.rows, output.columns, false, output.out, stream);
 }
 
 Status Encoder::embed_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream) {
-  const TaskOutput& part = plan.parts.of(Task::kEmbed);
+  const TaskOutput& output = plan.outputs.task_output(Task::kEmbed);
   const OffsetsOutput& offsets = buffers_.offsets;
   const std::vector<DenseLayer>& layers = weights_.heads().dense();
   const auto pooled = [&](const uint32_t* cuts, float* to) {
     return pool(model_.dtype, model_.pooling, x, gathered, last_norm(), model_.epsilon, offsets.cu_seqlens, cuts,
-                part.chosen, part.rows, plan.longest, model_.hidden, to, stream);
+                output.chosen, output.rows, plan.longest, model_.hidden, to, stream);
   };
-  if (layers.empty()) return pooled(offsets.cuts, part.out);
+  if (layers.empty()) return pooled(offsets.cuts, output.out);
   float *from = layer_scratch(0), *to = layer_scratch(1);
   EMBERT_TRY(pooled(nullptr, from));
   for (size_t i = 0; i < layers.size(); ++i) {
     const int out = layers[i].shape.out, pitch = i + 1 < layers.size() ? dense_pitch(out) : out;
-    EMBERT_TRY(dense(from, part.rows, layers[i], to, pitch, stream));
+    EMBERT_TRY(dense(from, output.rows, layers[i], to, pitch, stream));
     std::swap(from, to);
   }
-  return cut_rows(from, offsets.cuts, part.chosen, part.rows, part.columns, part.out, stream);
+  return cut_rows(from, offsets.cuts, output.chosen, output.rows, output.columns, output.out, stream);
 }
 
 // Its GEMMs run on all rows, in memory that is free then; the requested rows are gathered at the end.
 Status Encoder::multi_vector_head(const Plan& plan, const Stream& stream) {
-  const TaskOutput& part = plan.parts.of(Task::kMulti);
+  const TaskOutput& output = plan.outputs.task_output(Task::kMulti);
   const size_t half = size_t(row_capacity_) * model_.task_heads.multi_scratch_columns() / 2 * bytes_of(model_.dtype);
   const uint8_t* x = buffers_.x;
   for (size_t i = 0; i < multi_.size(); ++i) {
@@ -71,19 +71,20 @@ Status Encoder::multi_vector_head(const Plan& plan, const Stream& stream) {
     EMBERT_TRY(multi_[i]->run({x}, {}, plan.rows, y, nullptr, none, stream));
     x = y;
   }
-  return token_rows(model_.dtype, x, part.chosen, part.rows, part.columns, true, part.out, stream);
+  return token_rows(model_.dtype, x, output.chosen, output.rows, output.columns, true, output.out, stream);
 }
 
 Status Encoder::classification_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream) {
-  const TaskOutput& part = plan.parts.of(Task::kClassify);
+  const TaskOutput& output = plan.outputs.task_output(Task::kClassify);
   const std::vector<DenseLayer>& layers = weights_.heads().classifier();
   float *from = layer_scratch(0), *to = layer_scratch(1);
   EMBERT_TRY(pool(model_.dtype, Pooling::kCls, x, gathered, last_norm(), model_.epsilon, buffers_.offsets.cu_seqlens,
-                  nullptr, part.chosen, part.rows, plan.longest, model_.hidden, from, stream));
+                  nullptr, output.chosen, output.rows, plan.longest, model_.hidden, from, stream));
   for (size_t i = 0; i < layers.size(); ++i) {
     const bool is_last = i + 1 == layers.size();
     const int out = layers[i].shape.out;
-    EMBERT_TRY(dense(from, part.rows, layers[i], is_last ? part.out : to, is_last ? out : dense_pitch(out), stream));
+    EMBERT_TRY(
+        dense(from, output.rows, layers[i], is_last ? output.out : to, is_last ? out : dense_pitch(out), stream));
     std::swap(from, to);
   }
   return {};
@@ -91,9 +92,10 @@ Status Encoder::classification_head(const Plan& plan, const RowView& x, bool gat
 
 // Its rows are transformed in buffers_.sum, which is free after the last layer.
 Status Encoder::splade_head(const Plan& plan, const Stream& stream) {
-  const TaskOutput& part = plan.parts.of(Task::kSparse);
-  const SpladeBatch batch{buffers_.x,  buffers_.sum,    plan.rows,          part.sequences, buffers_.offsets.cu_seqlens,
-                          part.chosen, plan.cu_seqlens, part.chosen_on_host};
+  const TaskOutput& output = plan.outputs.task_output(Task::kSparse);
+  const SpladeBatch batch{
+      buffers_.x,      buffers_.sum,         plan.rows, output.sequences, buffers_.offsets.cu_seqlens, output.chosen,
+      plan.cu_seqlens, output.chosen_on_host};
   return splade_->run(batch, *plan.pairs, stream);
 }
 
@@ -111,7 +113,7 @@ class RepeatedBatch {
     for (const int32_t length : lengths_) starts_.push_back(starts_.back() + length);
   }
 
-  BatchView of(const std::vector<int>& sequences) {
+  BatchView batch_of(const std::vector<int>& sequences) {
     batch_ = {};
     for (const int sequence : sequences) {
       const auto append = [&](const std::vector<int32_t>& from, std::vector<int32_t>& to) {
@@ -150,22 +152,22 @@ class RepeatedBatch {
 }  // namespace
 
 Status Encoder::collect_pairs(Slot& slot, Answer& answer) {
-  const TaskOutput& part = slot.parts.of(Task::kSparse);
-  std::vector<int> sequences, counts(slot.pairs.counts(), slot.pairs.counts() + part.sequences);
-  for (int i = 0; i < part.sequences; ++i)
-    sequences.push_back(part.chosen_on_host == nullptr ? i : part.chosen_on_host[i]);
-  int done = slot.pairs.complete(part.sequences);
+  const TaskOutput& output = slot.outputs.task_output(Task::kSparse);
+  std::vector<int> sequences, counts(slot.pairs.counts(), slot.pairs.counts() + output.sequences);
+  for (int i = 0; i < output.sequences; ++i)
+    sequences.push_back(output.chosen_on_host == nullptr ? i : output.chosen_on_host[i]);
+  int done = slot.pairs.complete(output.sequences);
   EMBERT_TRY(append_pairs(slot.pairs, done, 0, answer));
   if (done == answer.sequences) return {};
-  RepeatedBatch again(InputLayout(slot.tokens, slot.sequences), slot.input.as(),
-                      slot.has_positions ? slot.positions.as<int>() : nullptr);
+  RepeatedBatch repeated(InputLayout(slot.tokens, slot.sequences), slot.input.as(),
+                         slot.has_positions ? slot.positions.as<int>() : nullptr);
   while (done < answer.sequences) {
     int end = done;
     for (int64_t pairs = 0; end < answer.sequences; ++end) {
       pairs += counts[end];
       if (pairs > slot.pairs.capacity() && end > done) break;
     }
-    const BatchView batch = again.of({sequences.begin() + done, sequences.begin() + end});
+    const BatchView batch = repeated.batch_of({sequences.begin() + done, sequences.begin() + end});
     EMBERT_TRY(run_again(slot, batch));
     const int complete = slot.pairs.complete(batch.sequences);
     EMBERT_TRY(append_pairs(slot.pairs, complete, done, answer));

@@ -58,10 +58,10 @@ Status Encoder::submit(const BatchView& batch, int64_t& ticket) {
   slot->tokens = batch.tokens;
   slot->sequences = batch.sequences;
   slot->has_positions = batch.positions != nullptr;
-  slot->parts = TaskOutputs(batch, model_);
+  slot->outputs = TaskOutputs(batch, model_);
   if (batch.tokens > 0) {
     GraphKey key;
-    const bool small = key_of(batch, slot->parts.requested(), key) && slot->graphs.count(key) > 0;
+    const bool small = key_of(batch, slot->outputs.requested(), key) && slot->graphs.count(key) > 0;
     Plan plan{};
     if (!small) EMBERT_TRY(plan_large(*slot, batch, plan));
     const Status queued = small ? submit_small(*slot, batch, key) : submit_large(*slot, batch, plan);
@@ -92,18 +92,18 @@ Status Encoder::plan_large(Slot& slot, const BatchView& batch, Plan& plan) {
     }
   }
   EMBERT_TRY(check_attention_work(plan.tiles, plan.shorts));
-  TaskOutputs& parts = slot.parts;
-  const size_t listed = parts.listed();
-  slot.direct = !parts.requests(Tasks(~model_.task_heads.by_sequence())) && batch.sequences <= kDirectSequences;
+  TaskOutputs& outputs = slot.outputs;
+  const size_t listed = outputs.listed();
+  slot.direct = !outputs.requests(Tasks(~model_.task_heads.by_sequence())) && batch.sequences <= kDirectSequences;
   const Status reserved =
-      slot.direct ? reserve(slot, 0, 0, listed) : reserve(slot, parts.own_floats(), parts.floats(), listed);
+      slot.direct ? reserve(slot, 0, 0, listed) : reserve(slot, outputs.own_floats(), outputs.floats(), listed);
   if (!reserved.ok()) return drain(reserved);
   float* const memory = (slot.direct ? slot.direct_output.as<float>() : slot.vectors.as<float>());
-  for (int i = 0; i < kTaskCount; ++i) parts.of(Task(i)).out = memory + parts.of(Task(i)).first;
+  for (int i = 0; i < kTaskCount; ++i) outputs.task_output(Task(i)).out = memory + outputs.task_output(Task(i)).first;
   // TOKENS pass through the memory of the wide activations.
-  parts.of(Task::kTokens).out = reinterpret_cast<float*>(buffers_.shared);
-  parts.write_lists(batch, slot.lists.as<int>(), slot.device_lists.as<int>());
-  plan.parts = parts;
+  outputs.task_output(Task::kTokens).out = reinterpret_cast<float*>(buffers_.shared);
+  outputs.write_lists(batch, slot.lists.as<int>(), slot.device_lists.as<int>());
+  plan.outputs = outputs;
   plan.cu_seqlens = batch.cu_seqlens;
   plan.pairs = &slot.pairs;
   if (batch.positions != nullptr) {
@@ -117,7 +117,7 @@ Status Encoder::submit_large(Slot& slot, const BatchView& batch, const Plan& pla
   const InputLayout layout(batch.tokens, batch.sequences);
   write_batch(batch, layout, slot.input.as());
   EMBERT_CUDA(cudaMemcpyAsync(slot.device_input.as(), slot.input.as(), layout.bytes, cudaMemcpyHostToDevice, uploads_));
-  if (const size_t bytes = slot.parts.listed() * sizeof(int); bytes > 0) {
+  if (const size_t bytes = slot.outputs.listed() * sizeof(int); bytes > 0) {
     EMBERT_CUDA(cudaMemcpyAsync(slot.device_lists.as(), slot.lists.as(), bytes, cudaMemcpyHostToDevice, uploads_));
   }
   EMBERT_CUDA(cudaEventRecord(slot.copied, uploads_));
@@ -127,20 +127,20 @@ Status Encoder::submit_large(Slot& slot, const BatchView& batch, const Plan& pla
 }
 
 Status Encoder::download(Slot& slot) {
-  const TaskOutputs& parts = slot.parts;
+  const TaskOutputs& outputs = slot.outputs;
   float* const host = slot.output.as<float>();
   cudaStream_t last = stream_.handle;
-  if (const TaskOutput& part = parts.of(Task::kTokens); part.rows > 0) {
+  if (const TaskOutput& output = outputs.task_output(Task::kTokens); output.rows > 0) {
     // The next forward pass uses this memory too, so the copy is on its stream.
-    EMBERT_CUDA(cudaMemcpyAsync(host + part.first, part.out, size_t(part.rows) * part.columns * sizeof(float),
+    EMBERT_CUDA(cudaMemcpyAsync(host + output.first, output.out, size_t(output.rows) * output.columns * sizeof(float),
                                 cudaMemcpyDeviceToHost, last));
   }
-  if (parts.own_floats() > 0) {
+  if (outputs.own_floats() > 0) {
     EMBERT_CUDA(cudaEventRecord(slot.computed, stream_.handle));
     EMBERT_CUDA(cudaStreamWaitEvent(downloads_, slot.computed));
     last = downloads_;
     EMBERT_CUDA(
-        cudaMemcpyAsync(host, slot.vectors.as(), parts.own_floats() * sizeof(float), cudaMemcpyDeviceToHost, last));
+        cudaMemcpyAsync(host, slot.vectors.as(), outputs.own_floats() * sizeof(float), cudaMemcpyDeviceToHost, last));
   }
   EMBERT_CUDA(cudaEventRecord(slot.done, last));
   return {};
@@ -161,15 +161,15 @@ Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
   }
   const float* const host = (slot.direct ? slot.direct_output : slot.output).as<float>();
   for (int i = 0; i < kTaskCount; ++i) {
-    if (!slot.parts.requests(bit(Task(i))) || (Task(i) == Task::kSparse && splade_ != nullptr)) continue;
-    const TaskOutput& part = slot.parts.of(Task(i));
-    const size_t count = size_t(part.rows) * part.columns;
-    Answer answer{Task(i), part.sequences, part.rows, part.columns, blocks_->allocate(count), nullptr, nullptr};
-    if (count > 0) std::memcpy(answer.values.get(), host + part.first, count * sizeof(float));
+    if (!slot.outputs.requests(bit(Task(i))) || (Task(i) == Task::kSparse && splade_ != nullptr)) continue;
+    const TaskOutput& output = slot.outputs.task_output(Task(i));
+    const size_t count = size_t(output.rows) * output.columns;
+    Answer answer{Task(i), output.sequences, output.rows, output.columns, blocks_->allocate(count), nullptr, nullptr};
+    if (count > 0) std::memcpy(answer.values.get(), host + output.first, count * sizeof(float));
     answers.push_back(std::move(answer));
   }
-  if (splade_ == nullptr || !slot.parts.requests(bit(Task::kSparse))) return {};
-  Answer pairs{Task::kSparse, slot.parts.of(Task::kSparse).sequences, 0, 1, {}, nullptr, nullptr};
+  if (splade_ == nullptr || !slot.outputs.requests(bit(Task::kSparse))) return {};
+  Answer pairs{Task::kSparse, slot.outputs.task_output(Task::kSparse).sequences, 0, 1, {}, nullptr, nullptr};
   EMBERT_TRY(collect_pairs(slot, pairs));  // last: it may reuse the slot's memory
   answers.push_back(std::move(pairs));
   return {};
@@ -178,7 +178,7 @@ Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
 Status Encoder::run_again(Slot& slot, const BatchView& batch) {
   slot.tokens = batch.tokens;
   slot.sequences = batch.sequences;
-  slot.parts = TaskOutputs(batch, model_);
+  slot.outputs = TaskOutputs(batch, model_);
   Plan plan{};
   EMBERT_TRY(plan_large(slot, batch, plan));
   const Status queued = submit_large(slot, batch, plan);
