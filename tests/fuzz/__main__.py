@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--findings", type=int, default=50, help="stop after so many")
     parser.add_argument("--serve-options", default="", help="options for `embert serve`, as one string")
     parser.add_argument("--real", action="store_true", help="serve the default model instead of the tests' stand-in")
-    parser.add_argument("--only", type=int, help="the case of this number alone")
+    parser.add_argument("--only", type=int, help="only the case of this number")
     options = parser.parse_args(argv)
     if options.seed is None:
         options.seed = secrets.randbelow(1 << 32)

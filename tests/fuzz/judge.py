@@ -129,9 +129,9 @@ def _match(done: Exchange, number: int, request: Request, answer: Answer) -> Ite
     refused = answer.status >= 400 and answer.says_close
     if request.doubts and refused:
         return
-    given = _id(answer)
-    if request.request_id is not None and given != request.request_id and not (given is None and refused):
-        yield f"answer {number} ({answer.status}) is to {given!r}, request {number} was {request.request_id!r}"
+    answered = _id(answer)
+    if request.request_id is not None and answered != request.request_id and not (answered is None and refused):
+        yield f"answer {number} ({answer.status}) is to {answered!r}, request {number} was {request.request_id!r}"
     expected = done.case.expected.get(request.request_id or b"")
     if expected and not request.doubts and answer.status not in expected:
         yield f"request {number} is sound and got {answer.status}: {answer.body[:200]!r}"

@@ -120,7 +120,7 @@ def _line(stream: bytes, position: int, request: Request) -> tuple[bytes, int]:
     if line.endswith(b"\r"):
         line = line[:-1]
     else:
-        request.doubt("a line that ends with LF alone")
+        request.doubt("a line that ends with LF only")
     if b"\r" in line:
         request.doubt("a CR within a line")
         line = line.replace(b"\r", b" ")
@@ -260,7 +260,7 @@ def _read_body(stream: bytes, position: int, framing: _Framing, request: Request
         if after == b"\r\n":
             position += 2
         elif after[:1] == b"\n":
-            request.doubt("a chunk that ends with LF alone")
+            request.doubt("a chunk that ends with LF only")
             position += 1
         elif after in (b"", b"\r"):
             raise _Unfinished
@@ -290,7 +290,7 @@ def _chunk_size(stream: bytes, position: int, request: Request) -> tuple[int, in
     if not number:
         raise _Broken("a chunk without a size")
     if not rest.endswith(b"\r"):
-        request.doubt("a chunk's first line that ends with LF alone")
+        request.doubt("a chunk's first line that ends with LF only")
     extension = rest.removesuffix(b"\r")
     if extension and (not extension.startswith(b";") or not re.fullmatch(rb"(;[!-:<-~]+)+", extension)):
         request.doubt("an unusual chunk extension")

@@ -37,7 +37,7 @@ LOADING, FAILED = ModelState("loading", "weights"), ModelState("failed", "out of
 
 
 class FakeEngine:
-    """One start of an engine: takes requests, and answers what it is told to."""
+    """One start of an engine: takes requests, and answers what the test says."""
 
     def __init__(self, folder: Path, name: str, index: int = 0) -> None:
         self.index = index

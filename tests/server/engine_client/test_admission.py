@@ -39,7 +39,7 @@ def ready_engine(index: int, rates: dict[int, float]) -> Engine:
 
 
 def admission_of(rates: list[float | None], **options: Any) -> Admission:
-    """With ready engines of these rates in tokens/s; None: an engine that has not told its rate yet."""
+    """With ready engines of these rates in tokens/s; None: an engine whose rate is not known yet."""
     engines = {index: ready_engine(index, {0: rate or 0.0}) for index, rate in enumerate(rates)}
     for index, rate in enumerate(rates):
         if rate is None:
@@ -81,7 +81,7 @@ def asks(*, low_priority: bool = False, deadline: float = math.inf) -> RequestOp
         ([1000.0], {"max_queue_seconds": 3.5}, 3500),
         ([1000.0, 2500.0], {}, 35_000),  # engines work side by side
         ([1000.0, None], {}, 10_000),
-        ([1000.0], {"max_queue_seconds": 0.0}, 256_000),  # tokens alone
+        ([1000.0], {"max_queue_seconds": 0.0}, 256_000),  # only tokens
         ([None], {}, 256_000),  # nothing is known of the rate
         ([1e6], {}, 256_000),
         ([1000.0], {"max_queue_tokens": 5000}, 5000),
@@ -107,7 +107,7 @@ def test_the_smaller_of_tokens_and_time_holds(rates: list[float | None], options
 )
 def test_a_refusal_names_the_numbers(options: dict[str, Any], low_priority: bool, limit: tuple[str, ...]) -> None:
     admission = admission_of([1000.0], **options)
-    admission.check(1_000_000, asks(low_priority=low_priority))  # alone, a request enters whatever its size
+    admission.check(1_000_000, asks(low_priority=low_priority))  # into an empty queue, a request of any size enters
     capacity = int(admission.queue_limit * (0.75 if low_priority else 1.0))
     admission.add(capacity - 10)
     admission.check(10, asks(low_priority=low_priority))
@@ -257,7 +257,7 @@ def test_a_model_always_has_two_batches_of_each_engine() -> None:
 
 
 def test_the_budget_is_that_of_the_engines_which_have_the_model() -> None:
-    """Also of those that have not told their batch yet, and not of those on which it has failed."""
+    """Also of those whose batch is not known yet, and not of those on which it has failed."""
     loading, failed = ModelState("loading"), ModelState("failed", "out of memory")
     admission = Admission(ServeConfig(), SharedCounters.create(1, 4), 0, {}, 1, "b")
     for index, state, tokens in (

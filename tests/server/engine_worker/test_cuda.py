@@ -39,10 +39,10 @@ def test_vectors_over_http_are_those_of_float32_on_the_cpu() -> None:
         assert (info["backend"], info["model_dtype"]) == ("cuda", "float16")
         assert info["device"] == "cuda:0"
         together = np.array(server.post("/embed", {"inputs": texts}).json(), np.float32)
-        alone = [server.post("/embed", {"inputs": text}).json()[0] for text in texts[::20]]
+        single = [server.post("/embed", {"inputs": text}).json()[0] for text in texts[::20]]
         assert server.metrics()["embert_padding_tokens_total" + '{engine="0"}'] == 0
     assert (together * wanted).sum(axis=1).min() > 0.9999
-    np.testing.assert_array_equal(together[::20], np.array(alone, np.float32))  # the same bits, whatever the company
+    np.testing.assert_array_equal(together[::20], np.array(single, np.float32))  # batch-invariant
 
 
 def wait_for_log(server: Live, text: str) -> None:
@@ -89,7 +89,7 @@ def test_a_killed_engine_comes_back_on_the_gpu() -> None:
         assert server.post("/embed", {"inputs": "the same text"}).json() == before
 
 
-def test_two_models_of_one_gpu_answer_at_once_with_the_bits_that_each_gives_alone(tmp_path: Path) -> None:
+def test_two_models_of_one_gpu_give_the_bits_that_each_gives_by_itself(tmp_path: Path) -> None:
     embedder = load_model(*MODEL)
     reranker = make_reranker(tmp_path / "reranker", embedder.transformer_folder)
     texts = [f"text {number}: {'embeddings of many lengths, ' * (number % 40)}" for number in range(64)]
@@ -105,10 +105,10 @@ def test_two_models_of_one_gpu_answer_at_once_with_the_bits_that_each_gives_alon
 
     with live(f"vectors={embedder.folder}", f"scores={reranker}", "--device", "cuda:0") as server:
         assert len(server.engine_pids) == 1
-        alone = [asked(server, number) for number in range(48)]
+        single = [asked(server, number) for number in range(48)]
         with ThreadPoolExecutor(16) as pool:
             together = list(pool.map(lambda number: asked(server, number % 48), range(480)))
-    assert all(answer == alone[number % 48] for number, answer in enumerate(together))
+    assert all(answer == single[number % 48] for number, answer in enumerate(together))
 
 
 def test_requests_of_all_adapters_at_once(tmp_path: Path) -> None:
@@ -123,14 +123,14 @@ def test_requests_of_all_adapters_at_once(tmp_path: Path) -> None:
 
         with ThreadPoolExecutor(32) as pool:
             together = np.array(list(pool.map(lambda case: vector(*case), cases)), np.float32)
-        alone = np.array([vector(*case) for case in cases[:18]], np.float32)
+        single = np.array([vector(*case) for case in cases[:18]], np.float32)
         info = server.get("/info").json()
     for (text, task), got in zip(cases, together, strict=True):
         pooled = jina.hidden(np.array(backend.encode(INSTRUCTIONS.get(task or "", "") + text).ids), task).mean(0)
         assert got @ (pooled / np.linalg.norm(pooled)) >= 0.9999
     assert info["backend"] == "cuda"
     if "hopper" in info["backend_choice"]:
-        np.testing.assert_array_equal(together[:18], alone)
+        np.testing.assert_array_equal(together[:18], single)
 
 
 @pytest.fixture

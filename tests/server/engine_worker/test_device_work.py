@@ -44,14 +44,14 @@ def simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Simulate:
 
 @pytest.mark.parametrize(("slower", "side_by_side"), [(0.8, False), (1.0, True), (1.3, False)])
 def test_two_models_together_are_as_fast_as_one(simulate: Simulate, side_by_side: bool, slower: float) -> None:
-    alone = {
+    single = {
         name: simulate(name, side_by_side=side_by_side, slower=slower).tokens_per_s[name] for name in ("small", "large")
     }
     both = simulate("small", "large", side_by_side=side_by_side, slower=slower)
-    shares = {name: both.tokens_per_s[name] / alone[name] for name in alone}
+    shares = {name: both.tokens_per_s[name] / single[name] for name in single}
     assert sum(shares.values()) >= 1.0
     assert min(shares.values()) >= 0.35
-    busy_s = {name: both.busy_s[name] for name in alone}
+    busy_s = {name: both.busy_s[name] for name in single}
     assert max(busy_s.values()) <= 0.52 * sum(busy_s.values())
 
 

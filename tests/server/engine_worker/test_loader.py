@@ -29,13 +29,13 @@ class Encoders:
 
 
 @pytest.mark.parametrize(("device", "at_once"), [("cpu", 2), ("auto", 2), ("x:0", 2), ("cuda:0", 1)])
-def test_loads_take_turns_on_a_gpu(monkeypatch: pytest.MonkeyPatch, device: str, at_once: int) -> None:
+def test_loads_on_a_gpu_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch, device: str, at_once: int) -> None:
     encoders = Encoders()
     both_read, ended, ready = threading.Semaphore(0), threading.Event(), []
     config = SimpleNamespace(pooling=None, dtype="auto", max_batch_tokens=None, encoder="auto", min_agreement=0.0)
 
-    def step(_: int, said: str) -> None:
-        if said == "reading the model":
+    def step(_: int, text: str) -> None:
+        if text == "reading the model":
             both_read.release()
 
     monkeypatch.setattr(loaded_model, "load_model", lambda folder, **_: folder)
@@ -48,7 +48,7 @@ def test_loads_take_turns_on_a_gpu(monkeypatch: pytest.MonkeyPatch, device: str,
         device,
         on_step=step,
         on_ready=lambda model, _: ready.append(model.number),
-        on_failed=lambda _, said: failed.append(said),
+        on_failed=lambda _, error: failed.append(error),
         on_lost=lambda error: failed.append(str(error)),
         on_end=ended.set,
     )

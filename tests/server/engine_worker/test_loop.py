@@ -24,8 +24,8 @@ def test_vectors_go_to_the_texts_they_belong_to(engine: Harness) -> None:
         assert [row for first in sorted(found) for row in found[first]] == [vector_of(text) for text in request]
 
 
-def test_an_idle_encoder_waits_for_nobody_and_a_busy_one_gathers(engine: Harness) -> None:
-    """Late binding: the first text runs alone at once; all that come while it runs go together afterwards."""
+def test_an_idle_encoder_runs_at_once_and_a_busy_one_gathers(engine: Harness) -> None:
+    """Late binding: the first text runs by itself at once; all that come while it runs go together afterwards."""
     engine.hold()
     engine.send([[1, 2]])
     engine.wait_until_running()

@@ -29,7 +29,7 @@ def test_interactive_requests_of_any_model_go_before_low_priority_ones(low_prior
 
 
 def test_small_batches_of_a_model_do_not_hold_up_another() -> None:
-    """A batch takes time however small it is, so shares are not counted by tokens alone."""
+    """A batch takes time however small it is, so shares are not counted only by tokens."""
     scheduler = scheduler_of(1000, fixed_s=125.0, token_s=0.875)
     scheduler.add(Request("large", [100] * 1000, "large"))
     in_a_row = longest = 0

@@ -139,8 +139,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             key = piece.request.key
             assert isinstance(key, int)
             assert self.models[key] == batch.model
-            mine = self.waiting[key]
-            taken, rest = mine[: piece.stop - piece.start], mine[piece.stop - piece.start :]
+            texts = self.waiting[key]
+            taken, rest = texts[: piece.stop - piece.start], texts[piece.stop - piece.start :]
             assert [text for text, _ in taken] == list(
                 range(piece.start, piece.stop)
             )  # in order, none missing, none twice

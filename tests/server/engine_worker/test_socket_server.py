@@ -163,8 +163,8 @@ def test_closing_sends_what_is_left_and_disconnects(engine: Engine) -> None:
 
 def test_another_users_process_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """At both ends: any user may connect to a name, or take one before its owner does."""
-    with monkeypatch.context() as ours:
-        ours.setattr("embert.server.ipc.channel.os.geteuid", lambda: 12345)
+    with monkeypatch.context() as patch:
+        patch.setattr("embert.server.ipc.channel.os.geteuid", lambda: 12345)
         with pytest.raises(PermissionError, match="another user"):
             Channel.connect(engine.path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -62,7 +62,7 @@ def test_a_full_batch_is_submitted_while_another_runs(engine: Harness) -> None:
 
 @pytest.fixture
 def submitted(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of batches that the encoder has been given, each time one is answered."""
+    """The number of batches submitted to the encoder, each time one is answered."""
     counts: list[int] = []
     answer = engine.loop._responder.answer
 

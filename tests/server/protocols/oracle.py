@@ -41,10 +41,10 @@ def logits_of(server: Live, texts: Sequence[tuple[str, ...]], *, side: str = "ri
         for text in texts:
             most = model.config.max_position_embeddings
             # In lists, as CrossEncoder calls it: a second text that is empty would count as none.
-            given = tokenizer(
+            inputs = tokenizer(
                 *([each] for each in text), return_tensors="pt", truncation="longest_first", max_length=most
             )
-            rows.append(model(**given).logits[0].double().numpy())
+            rows.append(model(**inputs).logits[0].double().numpy())
     return np.array(rows)
 
 

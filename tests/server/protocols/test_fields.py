@@ -120,7 +120,7 @@ def test_header_of_many_and_odd_names() -> None:
 # --- over HTTP ---
 
 
-def test_fields_that_nobody_knows_are_named_and_counted(server: Live, http: httpx.Client) -> None:
+def test_unknown_fields_are_named_and_counted(server: Live, http: httpx.Client) -> None:
     before = server.metrics()["embert_ignored_fields_total"]
     answer = http.post("/embed", json={"inputs": "a", "colour": 1, "shape": [2], "user": "b"})
     assert answer.headers["x-embert-ignored-fields"] == "colour,shape"
@@ -176,7 +176,7 @@ def vectors(http: httpx.Client, **fields: Any) -> list[Any]:
 
 def test_what_other_apis_call_it(http: httpx.Client) -> None:
     """Fields of the other APIs, each beside the same request in embert's own words."""
-    for theirs, ours in (
+    for other, embert in (
         ({"output_dimension": 8, "output_dtype": "float"}, {"dimensions": 8}),
         ({"dimensions": 0, "modality": "text"}, {}),
         ({"normalized": False, "embedding_type": "float", "late_chunking": False}, {"normalize": False}),
@@ -187,7 +187,7 @@ def test_what_other_apis_call_it(http: httpx.Client) -> None:
         ({"truncate": "NONE", "input_type": "passage", "modality": ["text", "text"]}, {}),
         ({"truncation": True, "truncate_prompt_tokens": -1, "priority": 3, "request_id": "r"}, {}),
     ):
-        assert vectors(http, **theirs) == vectors(http, **ours), theirs
+        assert vectors(http, **other) == vectors(http, **embert), other
     assert vectors(http, truncate_prompt_tokens=4) != vectors(http)
 
 

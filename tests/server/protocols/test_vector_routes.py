@@ -170,8 +170,8 @@ def test_queries_and_documents(late_interaction: Live) -> None:
             assert np.allclose(item.get("data") or item["multi_vector"], expected, atol=1e-6)
             assert item.get("token_ids", ids) == ids
     assert len(late_interaction.post("/embed_all", {"inputs": "a cat"}).json()[0]) == 5
-    given = late_interaction.post("/embed_all", {"inputs": [101, 1010, 5]}).json()[0]
-    assert np.allclose(given, token_vectors([101, 5], 16), atol=1e-6)  # as they are, as of a document
+    rows = late_interaction.post("/embed_all", {"inputs": [101, 1010, 5]}).json()[0]
+    assert np.allclose(rows, token_vectors([101, 5], 16), atol=1e-6)  # as they are, as of a document
 
 
 def test_raw_token_vectors(late_interaction: Live, http: httpx.Client) -> None:

@@ -116,15 +116,15 @@ def test_short_texts_do_not_wait_for_long_ones(admitting: Live) -> None:
 
 def test_tokenize_gives_the_same_in_parts(admitting: Live) -> None:
     sentence = "Naïve façade, [MASK] 日本 unbelievable. "
-    alone = admitting.post("/tokenize", {"inputs": sentence, "add_special_tokens": False}).json()[0]
+    single = admitting.post("/tokenize", {"inputs": sentence, "add_special_tokens": False}).json()[0]
     many = admitting.post("/tokenize", {"inputs": ["a", sentence * 3000]}).json()
     assert [token["text"] for token in many[0]] == ["[CLS]", "a", "[SEP]"]
     inside = many[1][1:-1]
-    assert len(inside) == 3000 * len(alone)
+    assert len(inside) == 3000 * len(single)
     for repeat in (0, 1, 777, 2999):
         shift = repeat * len(sentence)
-        expected = [{**token, "start": token["start"] + shift, "stop": token["stop"] + shift} for token in alone]
-        assert inside[repeat * len(alone) : (repeat + 1) * len(alone)] == expected
+        expected = [{**token, "start": token["start"] + shift, "stop": token["stop"] + shift} for token in single]
+        assert inside[repeat * len(single) : (repeat + 1) * len(single)] == expected
 
 
 # --- token ids of another tokenizer ---

@@ -28,7 +28,7 @@ values = st.recursive(
     max_leaves=20,
 )
 ids = st.integers(-3, 2**70)
-given_ids = st.one_of(st.lists(ids, max_size=5), st.lists(st.lists(ids, max_size=4), max_size=4))
+lists_of_ids = st.one_of(st.lists(ids, max_size=5), st.lists(st.lists(ids, max_size=4), max_size=4))
 odd: st.SearchStrategy[Any] = st.sampled_from([1.0, 1e3, 1.5, True, None, "1", [[1]], [], {}])
 
 
@@ -70,7 +70,7 @@ def test_more_than_the_limits_is_refused(body: bytes, texts: int, values: int, s
 
 
 @given(
-    inputs=st.one_of(given_ids, values, st.lists(st.one_of(ids, odd), max_size=4)),
+    inputs=st.one_of(lists_of_ids, values, st.lists(st.one_of(ids, odd), max_size=4)),
     others=st.dictionaries(st.one_of(texts, st.sampled_from(["truncate", "input", "x"])), values, max_size=2),
     last=st.booleans(),
     spaces=st.sampled_from(["", " ", "\n\t"]),
@@ -99,12 +99,12 @@ def readings(body: bytes) -> list[str]:
 @pytest.mark.parametrize(
     ("schema", "field"), [(EmbedRequest, "inputs"), (EmbeddingsRequest, "input"), (DecodeRequest, "ids")]
 )
-@pytest.mark.parametrize("given_", [[1, 2**80], [[1, 2], [3]]])
-def test_ids_of_every_route(schema: type[RequestBody], field: str, given_: list[Any]) -> None:
-    body = json.dumps({"truncate": True, field: given_, "user": "a"}).encode()
+@pytest.mark.parametrize("ids_", [[1, 2**80], [[1, 2], [3]]])
+def test_ids_of_every_route(schema: type[RequestBody], field: str, ids_: list[Any]) -> None:
+    body = json.dumps({"truncate": True, field: ids_, "user": "a"}).encode()
     split = split_ids(body)
     assert split is not None
-    assert getattr(parse(schema, body, split), field) == given_
+    assert getattr(parse(schema, body, split), field) == ids_
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_request_that_is_cancelled_while_it_waits_delays_no_other() -> None:
 
 
 def test_one_low_priority_request_does_not_wait() -> None:
-    async def alone() -> None:
+    async def only_one() -> None:
         throttle = LowPriorityThrottle()
         for _ in range(3):
             work = throttle.before_tokenizing(LARGE)
@@ -78,7 +78,7 @@ def test_one_low_priority_request_does_not_wait() -> None:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
-    asyncio.run(alone())
+    asyncio.run(only_one())
 
 
 def test_answers_are_throttled_by_their_bytes() -> None:

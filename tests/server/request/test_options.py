@@ -1,6 +1,6 @@
 """What a request can ask for, and what the server does by default: truncation, prompts, dimensions, tokens.
 
-The stand-in's vectors depend on the ids alone, so they tell which ids the server made of a text.
+The stand-in's vectors depend only on the ids, so they tell which ids the server made of a text.
 """
 
 from __future__ import annotations

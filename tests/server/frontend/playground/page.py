@@ -37,7 +37,7 @@ def compare(browser: Chrome, texts: list[str]) -> None:
 
 def open_page(browser: Chrome, url: str) -> None:
     """Load the page, with an empty console."""
-    browser.get("about:blank")  # another hash alone would not load the page
+    browser.get("about:blank")  # another hash would not load the page
     browser.get_log("browser")  # type: ignore[no-untyped-call]  # what others left there
     browser.get(url)
 

@@ -1,4 +1,4 @@
-"""The page of a server with a key: what it asks, what it says, and what it leaves alone."""
+"""The page of a server with a key: what it asks, what it shows, and what it does not touch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_page_asks_for_the_key(chrome: Chrome) -> None:
             (count,) = [line for line in client.get("/metrics").text.splitlines() if line.startswith(refused)]
         assert float(count.rpartition(" ")[2]) <= 2  # of the figures, and of the link
 
-        # A wrong key is said, and can be typed over.
+        # A wrong key is reported, and can be typed over.
         key.send_keys("wrong", Keys.ENTER)
         until(lambda: text(chrome, "#key-message") == "The server does not take this key.")
         assert chrome.switch_to.active_element == key
