@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from embert.engine.int8_accuracy import load_encoder
     from embert.engine.model import Model, load_model
     from embert.engine.tasks import Task
-    from embert.engine.tokenization.encoded import Encoded
+    from embert.engine.tokenization.encoded import Encoded, TokenizeOptions
     from embert.engine.tokenization.tokenizer import Tokenizer
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "SparseVector",
     "Task",
     "TaskOutput",
+    "TokenizeOptions",
     "Tokenizer",
     "errors",
     "load_encoder",
@@ -59,6 +60,7 @@ _MODULES = {
     "TaskOutput": "embert.engine.batch",
     "SparseVector": "embert.engine.batch",
     "Task": "embert.engine.tasks",
+    "TokenizeOptions": "embert.engine.tokenization.encoded",
     "Tokenizer": "embert.engine.tokenization.tokenizer",
     "load_encoder": "embert.engine.int8_accuracy",
     "load_model": "embert.engine.model",
