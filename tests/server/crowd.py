@@ -6,13 +6,14 @@ import asyncio
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import httpx
 import numpy as np
 
 from tests.server.live import Live, until
-from tests.server.stand_in import HELD, expected
+from tests.server.stand_in import HELD, SLEEP, expected
 
 PATIENCE_S = 60.0  # no client may wait longer than this, whatever happens
 
@@ -70,6 +71,22 @@ class Crowd:
         """Until so many more answers of a kind have come."""
         before = self.answers[kind]
         until(lambda: self.answers[kind] >= before + more, what=f"{more} more answers {kind}")
+
+
+def use_both_engines(server: Live) -> None:
+    """Until each of two engines has run a batch: an HTTP process may not have reached both, whatever metrics say."""
+
+    def batches() -> list[float]:
+        metrics = server.metrics()
+        return [metrics.get(f'embert_batches_total{{engine="{index}"}}') for index in range(2)]
+
+    def both_ran() -> bool:
+        list(pool.map(lambda _: server.post("/embed", {"inputs": [[101, SLEEP + 1, 102]]}), range(2)))
+        return all(now > then for now, then in zip(batches(), before, strict=True))
+
+    before = batches()
+    with ThreadPoolExecutor(2) as pool:
+        until(both_ran, what="work of both engines")
 
 
 def post(server: Live, ids: list[list[int]], into: list[httpx.Response]) -> threading.Thread:

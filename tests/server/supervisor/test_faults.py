@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.server.crowd import PATIENCE_S, Crowd, post
+from tests.server.crowd import PATIENCE_S, Crowd, post, use_both_engines
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.models import copy_model
 from tests.server.stand_in import CRASH, FAIL, HELD, LOSE, expected
@@ -108,6 +108,7 @@ def test_a_request_that_kills_engines_fails_none_of_its_neighbours(pair: Live, p
     server = pair
     up = [f'embert_engine_up{{engine="{i}"}}' for i in range(2)]
     until(lambda: [server.metrics()[name] for name in up] == [1, 1], what="both engines")
+    use_both_engines(server)
     answers: list[httpx.Response] = []
     killed: list[httpx.Response] = []
     with server.held():

@@ -18,6 +18,7 @@ import pytest
 
 from embert.server.ipc.channel import EncodeRequest, Submit, encode
 from tests.server.connections import one_to_each, post_on
+from tests.server.crowd import use_both_engines
 from tests.server.live import ROOT, STAND_IN, Live, live, until
 from tests.server.stand_in import HANG, HELD, HUNGRY, SLEEP, expected
 from tests.server.wire import Wire
@@ -42,13 +43,6 @@ def pid_of_engine(server: Live, index: int) -> int:
         if any(Path(str(each.laddr)).name.startswith(f"engine-{index}.") for each in sockets):
             return pid
     raise AssertionError(f"no process listens as engine {index}")
-
-
-def both_have_work(server: Live, pool: ThreadPoolExecutor) -> bool:
-    """Whether each of two engines has run a batch; asks two things at a time. The first that is ready has all work."""
-    assert all(pool.map(lambda _: right(server, [101, SLEEP + 1, 102]), range(2)))
-    metrics = server.metrics()
-    return all(metrics[f'embert_batches_total{{engine="{index}"}}'] > 0 for index in range(2))
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +81,7 @@ def test_a_hanging_engine_is_replaced_and_what_hangs_every_engine_is_given_up_on
 
 def test_one_hung_engine_of_two_keeps_nobody_waiting() -> None:
     with live(*STAND_IN, "--device", "x:0,1", "--engine-timeout", "2") as server, ThreadPoolExecutor(26) as pool:
-        until(lambda: both_have_work(server, pool), what="work for both engines")
+        use_both_engines(server)
         other = pid_of_engine(server, 1)
         # While the supervisor is stopped, nobody ends the engine that hangs.
         server.signal(signal.SIGSTOP)
