@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from tests.engine.model_cases import ENCODER_CASES, build, byte_level
 from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 3, 7, 8, 17, 17, 31, 32, 33, 64, 65, 127, 128]
-NEVER = math.inf
 
 
 class MaskedLM:

@@ -24,7 +24,7 @@ ROPE = "rope_parameters"
 # A model → the fields that are changed, the last of which the error names; or, where it names more, with what.
 REFUSED: dict[str, list[dict[str, Any] | tuple[dict[str, Any], str]]] = {
     "bert": [
-        {"model_type": "llama"},
+        {"model_type": "t5"},
         ({"model_type": None}, "has no model_type"),
         {"position_embedding_type": "relative_key"},
         {"is_decoder": True},
