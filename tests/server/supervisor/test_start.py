@@ -124,7 +124,7 @@ def test_a_truncated_safetensors_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "llama"),
+        ({"model_type": "rwkv", "architectures": ["RwkvModel"]}, "rwkv"),
         ({"hidden_act": "quick_gelu"}, "quick_gelu"),
     ],
 )
