@@ -65,8 +65,11 @@ def read(config: ConfigFile) -> EncoderConfig:
     without = FEED_FORWARD if config.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
     plain = config.with_fields(rope_parameters=None, rope_scaling=None, rope_theta=None)
     described = decoder_config(plain, without, kinds=[FULL] * layers)
-    # A token sees half a window on each side; a causal one counts the token itself.
-    window = config.integer("sliding_window") - 1 if is_causal(config) else config.integer("sliding_window") // 2
+    window = config.integer("sliding_window")
+    if config.fields.get("use_bidirectional_attention"):  # half of it on each side, counted as `is_causal` has it
+        window = window // 2 + (config.fields.get("is_causal") is False)
+    elif is_causal(config):  # the token itself counts
+        window -= 1
     size = described.head_size
     attention = {
         FULL: Attention(_rotary(config, FULL, size)),

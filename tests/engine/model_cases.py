@@ -90,6 +90,7 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {**DECODER, "head_dim": 32}),
     "gemma3_text": ("Gemma3Text", {**GEMMA, "use_bidirectional_attention": True}),
     "gemma3_text, causal": ("Gemma3Text", GEMMA),
+    "gemma3_text, not causal": ("Gemma3Text", {**GEMMA, "is_causal": False}),
 }
 SHORT_CASES = [name for name in MODEL_CASES if "long" not in name]  # of 128 positions
 # The CUDA encoder runs these, and they have masked language models.
