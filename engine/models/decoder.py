@@ -80,6 +80,7 @@ QWEN = {
     "num_key_value_heads": 32,
     "intermediate_size": 22_016,
     "max_position_embeddings": 32_768,
+    "sliding_window": 4096,
 }
 
 ROPE = "rope_parameters"
@@ -266,7 +267,7 @@ def _layer_types(config: ConfigFile) -> list[str]:
     """FULL or SLIDING for each layer, as Qwen's configs say. Raises BrokenModel or UnsupportedModel."""
     layers = config.layers()
     windows = config.one_of("use_sliding_window", (False, True), False)
-    if windows and config.fields.get("sliding_window", 4096) is None:
+    if windows and config.fields["sliding_window"] is None:
         windows = False
     if config.fields.get("layer_types") is not None:
         kinds = config.list_of("layer_types", layers, (FULL, SLIDING))

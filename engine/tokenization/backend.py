@@ -168,13 +168,14 @@ class Backend:
         capacity: int,
         param: str,
         refuse: Callable[[int, int], InputError],
+        first: int = 0,
     ) -> Chunks[list[bytes]]:
         """Ids of each text without special tokens, in chunks.
 
         Of a text with more than `capacity` tokens, the end that is kept is read until more than `capacity` are known;
         where texts are not cut, `refuse` makes the error from the text's index and the number known; `param` is the
-        request field of other errors. Raises InputTooLarge, before the work, for a text without a split point within
-        the chunking's limit.
+        request field of other errors, and `first` the first text's index in it. Raises InputTooLarge, before the work,
+        for a text without a split point within the chunking's limit.
         """
         truncate, direction = self.cuts(options), options.direction or self.direction
         # One past the capacity is enough to cut, but not to say how long a text is.
@@ -184,11 +185,11 @@ class Backend:
         tokens = 0
         try:
             if sum(sizes) + len(sizes) * TEXT_CHARACTERS <= chunking.chunk and max(sizes, default=0) <= chunking.part:
-                return self._ids(texts, limit, direction, enumerate(texts), param)
+                return self._ids(texts, limit, direction, enumerate(texts, first), param)
             for group in groups([min(size, chunking.part) + TEXT_CHARACTERS for size in sizes], chunking.chunk):
                 parts = [
                     TextParts(text, self.split_points, direction, chunking.most_unbroken, index=index, param=param)
-                    for index, text in enumerate(texts[group], group.start)
+                    for index, text in enumerate(texts[group], first + group.start)
                 ]
                 bodies += self._next_bodies(parts, chunking.part, limit, direction)
                 tokens += sum(map(len, bodies[group])) // ID_BYTES
@@ -200,7 +201,7 @@ class Backend:
                         tokens += len(body) // ID_BYTES
                         yield tokens
                     if rest.more and not truncate:
-                        raise refuse(index, len(bodies[index]) // ID_BYTES)
+                        raise refuse(first + index, len(bodies[index]) // ID_BYTES)
         except TypeError:
             check_unicode(texts, param)
             raise

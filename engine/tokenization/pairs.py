@@ -34,6 +34,8 @@ CHUNK_TOKENS = 131_072  # of pairs that are laid end to end in one chunk
 # token of either is at stake.
 COMPARED_TOKENS = 65_536
 
+MOST_TOKEN_CHARACTERS = 64  # of a text on average: bounds what is tokenized of one that is cut to a number of tokens
+
 Counts = npt.NDArray[np.int64]  # tokens of each text
 
 
@@ -123,11 +125,11 @@ class Pairs:
         As sentence-transformers has it: the text is cut as a whole, and its last tokens become those of the template.
         """
         _check_counts(firsts, seconds, options)
-        shared, cuts = firsts[0] if len(firsts) == 1 else None, self._backend.cuts(options)
-        firsts = [shared] * len(seconds) if shared is not None else [*firsts]
+        cuts = self._backend.cuts(options)
         if cuts:
             firsts = [self._shortened(text, options.first_limit) for text in firsts]
             seconds = [self._shortened(text, options.second_limit) for text in seconds]
+        firsts = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
         limit = min(options.limit or self._limit, self._limit) if cuts else self._limit
         end = self._template_end(pair_text)
         if limit <= len(end) // ID_BYTES:
@@ -140,19 +142,34 @@ class Pairs:
         def refuse(index: int, tokens: int) -> InputError:
             return too_long(index, tokens, self._limit, options.second_param, "more than ", "pair")
 
-        texts = [pair_text.joined(first, second) for first, second in zip(firsts, seconds, strict=True)]
-        bodies = yield from self._backend.read(
-            texts, options, chunking, capacity=limit, param=options.second_param, refuse=refuse
-        )
-        truncated = 0
-        for index, body in enumerate(bodies):
-            tokens = len(body) // ID_BYTES
-            if tokens > limit:
+        bodies: list[bytes] = []
+        known = truncated = 0
+        # A query of many documents is in memory once for each pair of a group, not for all of them.
+        sizes = [len(first) + len(second) for first, second in zip(firsts, seconds, strict=True)]
+        for group in groups(sizes, chunking.chunk):
+            texts = [pair_text.joined(*pair) for pair in zip(firsts[group], seconds[group], strict=True)]
+            read = yield from self._backend.read(
+                texts,
+                options,
+                chunking,
+                capacity=limit,
+                param=options.second_param,
+                refuse=refuse,
+                first=group.start,
+            )
+            for index, body in enumerate(read, group.start):
+                tokens = len(body) // ID_BYTES
+                known += min(tokens, limit)
+                if tokens <= limit:
+                    bodies.append(body)
+                    continue
                 if not cuts:
                     raise too_long(index, tokens, self._limit, options.second_param, what="pair")
-                body = _cut(body, limit, options.direction or self._backend.direction)
-                bodies[index] = body[: len(body) - len(end)] + end
+                kept = _cut(body, limit, options.direction or self._backend.direction)
+                bodies.append(kept[: len(kept) - len(end)] + end)
                 truncated += 1
+            if len(bodies) < len(seconds):
+                yield known
         lengths = np.fromiter(map(len, bodies), np.int32, len(bodies)) // np.int32(ID_BYTES)
         return Encoded(np.frombuffer(b"".join(bodies), np.int32), lengths, truncated)
 
@@ -169,6 +186,7 @@ class Pairs:
         """The text's beginning of so many tokens."""
         if limit is None or len(text) <= limit:  # a token has a character at least
             return text
+        text = text[: limit * MOST_TOKEN_CHARACTERS]
         (encoding,) = self._backend.encodings([text])
         return text if len(encoding.ids) <= limit else text[: encoding.offsets[limit - 1][1]]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
@@ -18,11 +18,12 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Backend
 
 from embert import engine
-from embert.engine.errors import BrokenModel, InputError, UnsupportedModel
+from embert.engine.errors import BrokenModel, EncoderError, InputError, UnsupportedModel
 from embert.engine.files.chat_template import read_pair_text
 from embert.engine.files.tokenizer_config import QWEN_PATTERN
+from embert.engine.models import read_config
 from embert.engine.tokenization.encoded import TokenizeOptions
-from tests.engine.conftest import random_sequences
+from tests.engine.conftest import random_sequences, small_tokenizer
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.engine.model_cases import build
 from tests.server.models import edit_json
@@ -275,6 +276,54 @@ def test_scores_of_a_language_model_are_those_of_cross_encoder(
         assert loaded.rerank("what is it", ["a document", "b"])
         with pytest.raises(InputError, match="query"):
             loaded.classify(["a single text"])
+
+
+def test_a_long_query_of_many_documents_is_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is never in memory once for each document, and a server sees the tokens before it has made them all."""
+    reranker(tmp_path, "qwen3", false_token=True, prompt=None)
+    tokenizer = engine.Tokenizer(engine.load_model(str(tmp_path / "saved")))
+    query, documents = ["words " * 20_000], [f"document {number}" for number in range(12)]
+    backend: Any = tokenizer._backend
+    read, characters = backend.read, []
+
+    def noting(texts: list[str], *arguments: Any, **options: Any) -> Any:
+        characters.append(sum(map(len, texts)))
+        return read(texts, *arguments, **options)
+
+    monkeypatch.setattr(backend, "read", noting)
+    steps, known = tokenizer.encode_pairs_chunks(query, documents, TokenizeOptions(truncate=True)), []
+    try:
+        while True:
+            known.append(next(steps))
+    except StopIteration as end:
+        encoded = end.value
+    assert known[-1] >= 90 * 11
+    assert max(characters) < 3 * len(query[0])
+    assert encoded.truncated == 12
+    whole = tokenizer.encode_pairs(query, documents, TokenizeOptions(truncate=True))
+    np.testing.assert_array_equal(encoded.ids, whole.ids)
+    with pytest.raises(InputError, match="pair 11 "):
+        tokenizer.encode_pairs(["a"] * 12, ["b"] * 11 + query, TokenizeOptions(truncate=False, param="a"))
+
+
+def test_what_is_not_finite_stays_so_in_layers_with_windows(tmp_path: Path) -> None:
+    build(tmp_path, "qwen2, windows")
+    small_tokenizer(64).save(str(tmp_path / "tokenizer.json"))
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["layers.1.self_attn.v_proj.bias"][0] = torch.nan
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    encoder = engine.load_encoder(engine.load_model(str(tmp_path)), device="cpu")
+    with pytest.raises(EncoderError, match="not finite"):
+        encoder.encode(engine.pack(random_sequences([100], 60)))
+
+
+def test_windows_of_qwen_are_those_of_transformers_where_config_has_no_width(tmp_path: Path) -> None:
+    fields = {"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 30}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    windows = [attention.window for attention in read_config(tmp_path / "config.json").attention]
+    reference: Any = getattr(transformers, "Qwen3Config")  # noqa: B009  # its type is not exported
+    assert reference(**fields).sliding_window == 4096
+    assert windows == [None] * 30 + [4095] * 2
 
 
 @pytest.mark.parametrize(

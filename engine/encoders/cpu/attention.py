@@ -293,7 +293,7 @@ class DecoderAttention:
             mixed = F.scaled_dot_product_attention(
                 q[:, :, first:stop], k[:, :, start:end], v[:, :, start:end], seen, scale=1.0, enable_gqa=grouped
             )
-            result[:, :, first:stop] = mixed.nan_to_num_(0.0)
+            result[:, :, first:stop] = mixed if keys == length else mixed.nan_to_num_(0.0)  # some may see no key
 
 
 def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
