@@ -67,7 +67,7 @@ def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits(narrow: Liv
     assert answer.status_code == 200
     wanted = np.stack([expected([101, index, 102]) for index in range(1000, 1500)])
     np.testing.assert_allclose(np.array(answer.json()), wanted, atol=1e-5)
-    assert server.metrics()[batches] >= before + 1500 / 256
+    until(lambda: server.metrics()[batches] >= before + 1500 / 256, what="its batches in the metrics")
 
 
 def _raw(data: bytes, *, half_close: bool = False) -> Callable[[Live], bytes]:
