@@ -6,21 +6,32 @@
 
 namespace embert {
 
-bool attention_supports(DType, int head_size) {
-  return head_size >= 8 && head_size <= 128 && head_size % 8 == 0;
+namespace {
+
+// Whether the kernels for BERT's heads compute it.
+bool is_plain(const AttentionHeads& shape) {
+  return shape.heads == shape.kv_heads && shape.head_size <= 128 && shape.scale == 0.0f && !shape.causal;
 }
 
-Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
+}  // namespace
+
+bool attention_supports(DType, const AttentionHeads& shape) {
+  return shape.head_size >= 8 && shape.head_size % 8 == 0 && is_plain(shape);
+}
+
+Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, const AttentionHeads& shape,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream) {
-  if (!attention_supports(dtype, head_size)) {
-    return Status::refused("attention: head size " + std::to_string(head_size) +
-                           " is not a multiple of 8 from 8 to 128");
+  if (!attention_supports(dtype, shape)) {
+    return Status::refused("attention: " + std::to_string(shape.heads) + " heads of size " +
+                           std::to_string(shape.head_size) + " with " + std::to_string(shape.kv_heads) + " of keys" +
+                           (shape.causal ? ", causal" : ""));
   }
+  const int heads = shape.heads, head_size = shape.head_size;
   if (work.window > 0 && relative.scores != nullptr)
     return Status::refused("attention: a window and scores by relative position");
   EMBERT_TRY(check_attention_work(work.tile_count, work.short_count));
-  const bool is_plain = work.window == 0 && relative.scores == nullptr;
-  if (maps != nullptr && work.longest >= kLongTokens && is_plain && attention_sm90_long_supports(dtype, head_size)) {
+  const bool sees_all = work.window == 0 && relative.scores == nullptr;
+  if (maps != nullptr && work.longest >= kLongTokens && sees_all && attention_sm90_long_supports(dtype, head_size)) {
     if (work.tile_count > 0) EMBERT_TRY(attention_sm90_long(dtype, qkv, rows, work, heads, context, *maps, stream));
     const AttentionWork shorts{nullptr, 0, work.shorts, work.short_count};
     return attention_sm80(dtype, qkv, {shorts}, heads, head_size, relative, context, stream);

@@ -1,4 +1,5 @@
-// context[T, heads·d] = softmax((Q·Kᵀ + relative)/√d)·V within each sequence of a packed batch; qkv is [T, 3·heads·d].
+// context[T, heads·d] = softmax(scale·(Q·Kᵀ + relative))·V within each sequence of a packed batch; qkv is
+// [T, (heads + 2·kv_heads)·d]: queries, keys, values.
 #pragma once
 
 #include "common/launch.h"
@@ -10,10 +11,19 @@ namespace embert {
 
 class TensorMaps;
 
+// The heads of attention, and which keys a query attends to besides its window.
+struct AttentionHeads {
+  int heads = 0;        // of queries
+  int kv_heads = 0;     // of keys and of values; heads is a multiple of it
+  int head_size = 0;    // a multiple of 8
+  float scale = 0.0f;   // of scores; 0: 1/√head_size
+  bool causal = false;  // a query attends to its own key and to those before it, of a window to those before it
+};
+
 // maps: on a Hopper device, else null. All forward passes of an encoder must use the same, because bits depend on it.
-Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
+Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, const AttentionHeads& heads,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream);
-bool attention_supports(DType dtype, int head_size);
+bool attention_supports(DType dtype, const AttentionHeads& heads);
 
 // The same in FP16 with an int8 context, where attention_writes_blocks: heads of kHeadBlock columns, each a block.
 bool attention_writes_blocks(DType dtype, const WindowedWork& work, int head_size, const TensorMaps* maps);

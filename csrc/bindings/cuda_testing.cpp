@@ -218,16 +218,17 @@ NB_MODULE(_cuda_testing, m) {
           "attention",
           [](Bench& bench, int type, Address qkv, int rows, Address tiles, int tile_count, Address shorts,
              int short_count, int heads, int head_size, Address context, bool hopper, int queries, Address relative,
-             int reach, int window, int longest) {
+             int reach, int window, int longest, int kv_heads, float scale, bool causal) {
             const AttentionWork work{pointer<AttentionTile>(tiles), tile_count, pointer<AttentionTile>(shorts),
                                      short_count, Queries(queries)};
-            bench.check(attention(dtype(type), pointer(qkv), rows, {work, window, longest}, heads, head_size,
+            bench.check(attention(dtype(type), pointer(qkv), rows, {work, window, longest},
+                                  {heads, kv_heads == 0 ? heads : kv_heads, head_size, scale, causal},
                                   {pointer<float>(relative), reach}, pointer(context),
                                   hopper ? bench.maps(dtype(type)) : nullptr, bench.stream()));
           },
           "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,
           "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0,
-          "window"_a = 0, "longest"_a = 0)
+          "window"_a = 0, "longest"_a = 0, "kv_heads"_a = 0, "scale"_a = 0.0f, "causal"_a = false)
       .def("gather",
            [](Bench& bench, int type, Address context, Address x, Address sums, int parts, Address cu_seqlens,
               int pooling, int sequences, int hidden, Address context_to, Address x_to, Address sums_to) {

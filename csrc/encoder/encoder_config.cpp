@@ -42,7 +42,7 @@ Status EncoderConfig::check() const {
   if (padded_head != 0 && (padded_head < hidden / heads || int8 || !angle_tables().empty()))
     return refuse("heads of " + std::to_string(hidden / heads) + " columns, padded to " + std::to_string(padded_head) +
                   (int8 ? ", in int8" : ", with rotary positions"));
-  if (!attention_supports(dtype, head_size()))
+  if (!attention_supports(dtype, {heads, heads, head_size()}))
     return refuse("head size " + std::to_string(head_size()) + ": it must be a multiple of 8 from 8 to 128");
   if (inner <= 0 || inner % 8 != 0)
     return refuse("intermediate size " + std::to_string(inner) + ": it must be a multiple of 8");

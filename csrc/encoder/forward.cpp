@@ -147,8 +147,8 @@ Status Encoder::attend(const Op& op, Replay& replay) {
     replay.rows[int(op.y)] = {context, nullptr, 1, blocks.maxima};
     return {};
   }
-  EMBERT_TRY(attention(model_.dtype, qkv, replay.count, work, model_.heads, head_size, weights_.relative(), context,
-                       maps_.get(), replay.stream.alternate_direction()));
+  EMBERT_TRY(attention(model_.dtype, qkv, replay.count, work, {model_.heads, model_.heads, head_size},
+                       weights_.relative(), context, maps_.get(), replay.stream.alternate_direction()));
   replay.rows[int(op.y)] = {context};
   if (!gathers) return {};
   // The rows that heads read are copied to QKV's memory, and only they are processed further. They have been read when

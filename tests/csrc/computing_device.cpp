@@ -283,29 +283,33 @@ Status attention_in_blocks(const void*, int, const WindowedWork&, int, const Rel
                            TensorMaps&, const Stream&) {
   return Status::refused("attention: no blocks");
 }
-Status attention(DType dtype, const void* qkv, int, const WindowedWork& work, int heads, int dim,
+Status attention(DType dtype, const void* qkv, int, const WindowedWork& work, const AttentionHeads& shape,
                  const RelativeScores& relative, void* context, TensorMaps*, const Stream&) {
-  const size_t hidden = size_t(heads) * dim;
+  const int heads = shape.heads, dim = shape.head_size, group = heads / shape.kv_heads;
+  const size_t hidden = size_t(heads) * dim, pitch = hidden + 2 * size_t(shape.kv_heads) * dim;
+  const double scale = shape.scale == 0.0f ? 1 / std::sqrt(double(dim)) : shape.scale;
   const auto attend = [&](const AttentionTile& tile, int head, int query) {
     const size_t row = tile.first_row + query;
-    const auto element = [&](int part, size_t of, int c) {
-      return get(dtype, qkv, of * 3 * hidden + part * hidden + head * dim + c);
+    // `column`: of a head, counted over queries, keys and values.
+    const auto element = [&](int column, size_t token, int c) {
+      return get(dtype, qkv, token * pitch + column * dim + c);
     };
+    const int key_head = heads + head / group, value_head = key_head + shape.kv_heads;
     std::vector<double> scores(tile.length, -INFINITY);
     double highest = -INFINITY, total = 0;
     for (int key = 0; key < tile.length; ++key) {
-      if (work.window > 0 && std::abs(key - query) > work.window) continue;
+      if ((work.window > 0 && std::abs(key - query) > work.window) || (shape.causal && key > query)) continue;
       double score =
           relative.scores == nullptr ? 0.0 : relative.scores[size_t(2 * head + 1) * relative.reach + key - query];
-      for (int c = 0; c < dim; ++c) score += element(0, row, c) * element(1, tile.first_row + key, c);
-      scores[key] = score / std::sqrt(double(dim));
+      for (int c = 0; c < dim; ++c) score += element(head, row, c) * element(key_head, tile.first_row + key, c);
+      scores[key] = score * scale;
       highest = std::max(highest, scores[key]);
     }
     Row out(dim);
     for (int key = 0; key < tile.length; ++key) {
       const double weight = std::exp(scores[key] - highest);
       total += weight;
-      for (int c = 0; c < dim; ++c) out[c] += weight * element(2, tile.first_row + key, c);
+      for (int c = 0; c < dim; ++c) out[c] += weight * element(value_head, tile.first_row + key, c);
     }
     for (int c = 0; c < dim; ++c) put(dtype, context, row * hidden + head * dim + c, out[c] / total);
   };
@@ -374,7 +378,7 @@ Status convert(DType from, const void* x, DType to, void* y, size_t count, const
 bool layernorm_supports(DType, int) {
   return true;
 }
-bool attention_supports(DType, int) {
+bool attention_supports(DType, const AttentionHeads&) {
   return true;
 }
 Status read_build(Build& build, const Stream&) {

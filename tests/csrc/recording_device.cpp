@@ -58,7 +58,7 @@ Status layernorm(DType, const void* x, const Norm& norm, int rows, int, float, v
 bool layernorm_supports(DType, int) {
   return true;
 }
-bool attention_supports(DType, int) {
+bool attention_supports(DType, const AttentionHeads&) {
   return true;
 }
 bool attention_writes_blocks(DType, const WindowedWork&, int, const TensorMaps*) {
@@ -68,8 +68,8 @@ Status attention_in_blocks(const void*, int, const WindowedWork&, int, const Rel
                            TensorMaps&, const Stream&) {
   return Status::refused("attention: no blocks");
 }
-Status attention(DType, const void* qkv, int rows, const WindowedWork& work, int, int, const RelativeScores&,
-                 void* context, TensorMaps*, const Stream& stream) {
+Status attention(DType, const void* qkv, int rows, const WindowedWork& work, const AttentionHeads&,
+                 const RelativeScores&, void* context, TensorMaps*, const Stream& stream) {
   if (fails(faults.attentions)) return faults.attention;
   tell("attention x=%ld rows=%d tiles=%d shorts=%d queries=%d window=%d longest=%d ", at(qkv), rows, work.tile_count,
        work.short_count, int(work.queries), work.window, work.longest);
