@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs.images.figures import SCHEMES, svg
+from docs.images.figures import SCHEMES, alt, svg
+from docs.result_tables import PAGES as RESULT_PAGES
+from docs.result_tables import replaced
 from embert.server.config import ServeConfig, environment_name, option_name
 from tests.server.live import ROOT, Live
 
@@ -309,6 +311,12 @@ def test_what_troubleshooting_quotes_is_said_by_the_code() -> None:
 def test_the_readmes_picture_shows_the_results(scheme: str) -> None:
     picture = ROOT / "docs" / "images" / f"figures-{scheme}.svg"
     assert picture.read_text() == svg(scheme), "run scripts/document"
+    assert f'<img alt="{alt()}"' in (ROOT / "README.md").read_text(), "run scripts/document"
+
+
+@pytest.mark.parametrize("page", RESULT_PAGES, ids=lambda page: page.name)
+def test_tables_of_figures_show_the_results(page: Path) -> None:
+    assert page.read_text() == replaced(page), "run scripts/document"
 
 
 def test_figures_of_the_readme_name_their_build() -> None:

@@ -1,23 +1,24 @@
-"""Draws README's picture from benchmarks/results: figures-light.svg and figures-dark.svg beside this file.
+"""Draws README's picture from benchmarks/results: figures-light.svg and figures-dark.svg beside this file, and its alt.
 
-    python docs/images/figures.py
+    python -m docs.images.figures
 
 Bars start at 0, longer is better, and each panel has its own scale.
 """
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from xml.sax.saxutils import escape
 
-__all__ = ["SCHEMES", "svg"]
+from docs.result_tables import newest, spaced
+
+__all__ = ["SCHEMES", "alt", "svg"]
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parents[1] / "benchmarks" / "results"
+README = HERE.parents[1] / "README.md"
 
 WIDTH, MARGIN, GUTTER = 800, 8, 48
 COLUMN = (WIDTH - 2 * MARGIN - GUTTER) // 2
@@ -33,7 +34,7 @@ SCHEMES = {
 FASTAPI = "plain FastAPI"
 NOTES = (
     "Longer is better. * through torch.compile. Plain FastAPI: a service around sentence-transformers.",
-    "Over HTTP on the H100, embert has 96 requests in flight and the others 16; on the Xeon all have the same.",
+    "Over HTTP on the H100, embert has 96 requests in flight and the others 16; on the EPYC all have the same.",
 )
 
 
@@ -47,34 +48,23 @@ class Panel:
     bars: dict[str, float]
 
 
-def _figures(name: str) -> dict[str, Any]:
-    figures: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())["figures"]
-    return figures
-
-
 def panels() -> list[Panel]:
-    """Return the panels, every figure read from the JSON of its run."""
-    encoder = next(
-        row
-        for row in _figures("encoder-gpu-nvidia-h100-80gb-hbm3")["rows"]
-        if (row["model"], row["workload"]) == ("base", "passage")
-    )
+    """Return the panels, every figure read from the JSON of its run; rivals may be of an earlier run."""
+    encoder = newest("encoder-gpu", model="base", workload="passage")[1]
     tokens, ms = encoder["tokens"], encoder["ms"]
-    # Infinity ran beside an earlier build.
-    gpu = _figures("server-targets-277fc48-nvidia-h100-80gb-hbm3")["rows"]
-    gpu += _figures("server-targets-nvidia-h100-80gb-hbm3")["rows"]
-    passages = {row["server"]: row["median"]["texts_per_s"] for row in gpu if row["load"] == "32 passages, JSON floats"}
-    rows = _figures("server-intel-xeon-2-cores")["rows"]
+
+    def gpu(server: str) -> float:
+        row = newest("server-targets", load="32 passages, JSON floats", server=server)[1]
+        return float(row["median"]["texts_per_s"])
 
     def cpu(workload: str, connections: int) -> dict[str, float]:
-        figures = {
-            row["server"]: row["median"]["texts_per_s"]
-            for row in rows
-            if (row["workload"], row["connections"], row["rate"]) == (workload, connections, None)
+        fields: dict[str, object] = {"workload": workload, "connections": connections, "rate": None}
+        return {
+            server: newest("server", "amd-epyc-2-cores", server=server, **fields)[1]["median"]["texts_per_s"]
+            for server in ("embert", FASTAPI)
         }
-        return {"embert": figures["embert"], FASTAPI: figures["plain FastAPI"]}
 
-    xeon = "2 cores of a Xeon, float32"
+    epyc = "2 cores of an EPYC, float32"
     return [
         Panel(
             "NVIDIA H100, FP16",
@@ -90,10 +80,10 @@ def panels() -> list[Panel]:
             "NVIDIA H100, 16 bits",
             "over HTTP: BERT-base, 32 passages a request",
             "texts/s",
-            {"embert": passages["embert"], "Infinity 0.0.78": passages["Infinity"], FASTAPI: passages["plain FastAPI"]},
+            {"embert": gpu("embert"), "Infinity 0.0.78": gpu("Infinity"), FASTAPI: gpu(FASTAPI)},
         ),
-        Panel(xeon, "over HTTP: MiniLM-L6, 64 queries in flight", "texts/s", cpu("query", 64)),
-        Panel(xeon, "over HTTP: MiniLM-L6, 32 passages at a time", "texts/s", cpu("passages", 1)),
+        Panel(epyc, "over HTTP: MiniLM-L6, 64 queries in flight", "texts/s", cpu("query", 64)),
+        Panel(epyc, "over HTTP: MiniLM-L6, 32 passages at a time", "texts/s", cpu("passages", 1)),
     ]
 
 
@@ -101,7 +91,7 @@ def _number(value: float) -> str:
     """Format with at most three digits: 3.38, 85, 652, 28 100."""
     if value < 10:
         return f"{value:.2f}"
-    return f"{float(f'{value:.3g}'):,.0f}".replace(",", " ")
+    return spaced(value, 3)
 
 
 def _panel(panel: Panel, left: int, top: int, colours: dict[str, str]) -> Iterator[str]:
@@ -158,6 +148,20 @@ def svg(scheme: str) -> str:
     )
 
 
+def alt() -> str:
+    """Return the picture in words: how many times the rivals' figures embert's are."""
+    times = []
+    for panel in panels():
+        embert, rival, *_ = panel.bars.values()
+        times.append(f"{embert / rival:.2g}")
+    packed, infinity, queries, passages = times
+    return (
+        f"{packed} times packed, compiled torch on an H100; {infinity} times Infinity over HTTP; "
+        f"{queries} and {passages} times plain FastAPI on two CPU cores"
+    )
+
+
 if __name__ == "__main__":
+    README.write_text(re.sub('(?<=<img alt=")[^"]*', alt(), README.read_text()))
     for name in SCHEMES:
         (HERE / f"figures-{name}.svg").write_text(svg(name))

@@ -1,0 +1,307 @@
+"""Writes the tables of GPU figures in README.md and docs/benchmarks.md from benchmarks/results.
+
+    python -m docs.result_tables
+
+A row is of the newest run on that GPU that has it, and names the build of that run. So a run of a few rows replaces
+these rows only, if the file of the run before has its build in its name: short-texts-94e054b-nvidia-….json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PAGES", "Run", "newest", "replaced", "runs", "spaced"]
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+H100 = "nvidia-h100-80gb-hbm3"
+OLD = "c5bdc7b"  # the build that others alternate with in benchmarks.server.short_texts
+
+SHAPES = {"minilm": "MiniLM-L6", "base": "BERT-base"}
+MODELS = ("base", "minilm", "large")
+WORKLOADS = ("passage", "query", "uniform512", "128x128", "32x512", "1x32", "1x128", "1x512", "8x32", "32x32")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The record of one run of a benchmark."""
+
+    path: Path
+    date: str
+    build: str  # seven digits of the commit
+    figures: Any
+
+    @property
+    def link(self) -> str:
+        """The build, with a link to the record from README."""
+        return f"[{self.build}]({self.path.relative_to(ROOT)})"
+
+
+def runs(name: str, device: str = H100) -> list[Run]:
+    """Return the runs of `name` on `device`, the newest first: NAME-DEVICE.json and NAME-…-DEVICE.json."""
+    found = []
+    for path in (*RESULTS.glob(f"{name}-{device}.json"), *RESULTS.glob(f"{name}-*-{device}.json")):
+        document = json.loads(path.read_text())
+        found.append(Run(path, document["date"], document["commit"][:7], document["figures"]))
+    return sorted(found, key=lambda run: run.date, reverse=True)
+
+
+def newest(name: str, device: str = H100, **fields: object) -> tuple[Run, dict[str, Any]]:
+    """Return the newest row whose fields have these values, and its run."""
+    for run in runs(name, device):
+        for row in run.figures["rows"] if isinstance(run.figures, dict) else run.figures:
+            if all(row[key] == value for key, value in fields.items()):
+                return run, row
+    raise LookupError(f"no run of {name} on {device} has a row with {fields}")
+
+
+def spaced(value: float, digits: int | None = None) -> str:
+    """Format a whole number with spaces: 28 072, and 28 100 with three digits."""
+    rounded = value if digits is None else float(f"{value:.{digits}g}")
+    return f"{rounded:,.0f}".replace(",", " ")
+
+
+# --- README ---
+
+
+def readme() -> Iterator[tuple[str, ...]]:
+    """README's figures."""
+    yield "load", "embert", "best rival measured", "build", "command"
+    run, row = newest("encoder-gpu", model="base", workload="passage")
+    yield (
+        "BERT-base, 256 passages, H100",
+        f"{row['ms']['embert']:.1f} ms",
+        f"packed torch, compiled: {row['ms']['packed compiled']:.1f} ms",
+        run.link,
+        "`python -m benchmarks.encoder.gpu --compile base:passage`",
+    )
+    load = "32 passages, JSON floats"
+    run, row = newest("server-targets", server="embert", load=load)
+    _, infinity = newest("server-targets", server="Infinity", load=load)
+    yield (
+        "the same over HTTP, 32 passages a request",
+        f"{spaced(row['median']['texts_per_s'], 3)} texts/s",
+        f"Infinity 0.0.78: {spaced(infinity['median']['texts_per_s'], 3)} ‡",
+        run.link,
+        "`python -m benchmarks.server.targets --random-base`",
+    )
+    run, _, row = next(pairs("minilm", "one"))
+    yield (
+        "MiniLM-L6's shape over HTTP, one text of 16 tokens a request",
+        f"{spaced(row['median']['requests_per_s'], 3)} requests/s",
+        "TEI 1.9.3: 29 600 to 31 700 †",
+        run.link,
+        "`python -m benchmarks.server.short_texts`",
+    )
+    cpu: dict[str, object] = {"workload": "query", "connections": 64, "rate": None}
+    run, row = newest("server", "amd-epyc-2-cores", server="embert", **cpu)
+    _, fastapi = newest("server", "amd-epyc-2-cores", server="plain FastAPI", **cpu)
+    yield (
+        "MiniLM-L6 over HTTP, 64 queries in flight, two EPYC cores",
+        f"{spaced(row['median']['texts_per_s'], 3)} texts/s",
+        f"plain FastAPI: {spaced(fastapi['median']['texts_per_s'], 3)}",
+        run.link,
+        "`python -m benchmarks.server.compare`",
+    )
+
+
+# --- docs/benchmarks.md: the encoder ---
+
+
+def encoder_rows() -> Iterator[tuple[Run, dict[str, Any]]]:
+    """The rows of every model and workload that was measured."""
+    for model in MODELS:
+        for workload in WORKLOADS:
+            try:
+                yield newest("encoder-gpu", model=model, workload=workload)
+            except LookupError:
+                continue
+
+
+def _rivals(ms: dict[str, float]) -> tuple[str, ...]:
+    """Transformers, the better of padded and sorted, packed torch, and the same compiled."""
+    transformers = min(ms["transformers"], ms.get("sorted by 32", ms["transformers"]))
+    compiled = ms.get("packed compiled")
+    return f"{transformers:.2f}", f"{ms['packed']:.3f}", "" if compiled is None else f"{compiled:.3f}"
+
+
+def encoder() -> Iterator[tuple[str, ...]]:
+    """All workloads in bursts."""
+    yield (
+        "model", "workload", "tokens", "embert ms", "tokens/s", "useful TFLOP/s", "% of peak", "transformers ms",
+        "packed graph ms", "compiled ms", "ratio to the best", "build",
+    )  # fmt: skip
+    for run, row in encoder_rows():
+        ms = row["ms"]
+        yield (
+            row["model"],
+            row["workload"],
+            f"{row['tokens']:,}",
+            f"{ms['embert']:.3f}",
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['useful_tflops']:.0f}",
+            f"{100 * row['share_of_peak']:.0f}",
+            *_rivals(ms),
+            f"{row['ratio']:.2f}",
+            run.build,
+        )
+
+
+def encoder_under_load() -> Iterator[tuple[str, ...]]:
+    """Those that were also timed without a pause."""
+    yield (
+        "model", "workload", "embert ms", "tokens/s", "useful TFLOP/s", "transformers ms", "packed graph ms",
+        "compiled ms", "ratio to the best", "build",
+    )  # fmt: skip
+    for run, row in encoder_rows():
+        if not (ms := row["sustained_ms"]):
+            continue
+        best = min(value for name, value in ms.items() if name != "embert")
+        yield (
+            row["model"],
+            row["workload"],
+            f"{ms['embert']:.3f}",
+            f"{row['tokens'] / ms['embert'] * 1e3:,.0f}",
+            f"{row['useful_tflops'] * row['ms']['embert'] / ms['embert']:.0f}",
+            *_rivals(ms),
+            f"{best / ms['embert']:.2f}",
+            run.build,
+        )
+
+
+# --- docs/benchmarks.md: the server ---
+
+
+def targets() -> Iterator[tuple[str, ...]]:
+    """The server beside plain FastAPI and Infinity."""
+    yield "load", "embert", "build", "plain FastAPI + transformers", "Infinity ‡"
+    for what, load, unit, workload in (  # workload: of the encoder by itself
+        ("BERT-base, 32 passages a request, JSON floats", "32 passages, JSON floats", "texts/s", "passages"),
+        ("BERT-base, 64 texts of 50 tokens a request, base64", "64 texts of 50 tokens, base64", "tokens/s", "fifty"),
+        ("BERT-base, one text of 32 tokens, idle", "one text of 32 tokens, idle", "p50 ms", ""),
+        ("MiniLM-L6's shape, one text of 16 tokens a request", "one text of 16 tokens", "requests/s", ""),
+        ("the same, 10 500 requests/s at random", "one text of 16 tokens, 70 % of 15,000/s", "p50, p99 ms", ""),
+        ("BERT-base, 32 passages, 80 % of capacity, evenly", "32 passages, base64, 80 %, evenly", "p50, p99 ms", ""),
+    ):
+        run, row = newest("server-targets", server="embert", load=load)
+        figure = _figure(row["median"], unit)
+        if workload:
+            per_s = unit.replace("/", "_per_")
+            bare = run.figures["encoder"]["base"][per_s][workload]
+            figure += f" ({100 * row['median'][per_s] / bare:.0f} % of the bare encoder)"
+        rivals = []
+        for server in ("plain FastAPI", "Infinity"):
+            try:
+                rivals.append(_figure(newest("server-targets", server=server, load=load)[1]["median"], unit))
+            except LookupError:
+                rivals.append("")
+        yield what, figure, run.build, *rivals
+
+
+def _figure(median: dict[str, Any], unit: str) -> str:
+    p50, p99 = median["p50_ms"]["text"], median["p99_ms"]["text"]
+    if unit == "p50 ms":
+        return f"p50 {p50:.{2 if p50 < 10 else 1}f} ms"
+    if unit == "p50, p99 ms":
+        return f"p50 {p50:.2f}, p99 {p99:.1f} ms"
+    value = median[unit.replace("/", "_per_")]
+    return f"{value / 1e6:.2f} M {unit}" if value > 1e6 else f"{spaced(value, 3)} {unit}"
+
+
+def pairs(shape: str, *kinds: str) -> Iterator[tuple[Run, dict[str, Any], dict[str, Any]]]:
+    """Return for each load of a shape the newest run with both builds, the old build's row and the other's."""
+    seen = set()
+    found: list[tuple[Run, dict[str, Any], dict[str, Any]]] = []
+    for run in runs("short-texts"):
+        for old in run.figures:
+            load = old["load"]
+            key = (load["row"], load["connections"])
+            if old["server"] != OLD or old["shape"] != shape or key in seen or (kinds and load["row"] not in kinds):
+                continue
+            new = next(
+                row
+                for row in run.figures
+                if (row["shape"], row["load"]) == (shape, load) and row["server"].startswith(run.build)
+            )
+            seen.add(key)
+            found.append((run, old, new))
+    order = ("one", "404", "passage", "passages", "beside")
+
+    def place(pair: tuple[Run, dict[str, Any], dict[str, Any]]) -> tuple[int, int]:
+        load = pair[1]["load"]
+        return order.index(load["row"]), load["connections"] if load["row"] == "passages" else -load["connections"]
+
+    yield from sorted(found, key=place)
+
+
+def short_texts() -> Iterator[tuple[str, ...]]:
+    """Two builds in turns."""
+    yield "load", "connections", OLD, "later build", "build", "ratio", "CPU µs a request of all processes"
+    for shape, name in SHAPES.items():
+        for run, *rows in pairs(shape):
+            load, medians = rows[0]["load"], [row["median"] for row in rows]
+            if load["connections"] == 1:
+                unit = "p50, p99 ms"
+                figures = [median["p50_ms"]["text"] for median in reversed(medians)]
+                cells = [f"{median['p50_ms']['text']:.2f}, {median['p99_ms']['text']:.2f}" for median in medians]
+            else:
+                unit = "texts/s" if load["texts"] > 1 else "requests/s"
+                figures = [median[unit.replace("/", "_per_")] for median in medians]
+                refused = [" §" if median["failed"] else "" for median in medians]
+                cells = [spaced(rate) + mark for rate, mark in zip(figures, refused, strict=True)]
+            connections = f"{load['connections']} + {load['beside']}" if load["beside"] else str(load["connections"])
+            cpu = " → ".join(spaced(sum(median["cpu_us"].values())) for median in medians)
+            ratio = f"{figures[1] / figures[0]:.2f}"
+            yield f"{name}, {load['name']}, {unit}", connections, *cells, run.build, ratio, cpu
+
+
+def cpu_by_process() -> Iterator[tuple[str, ...]]:
+    """What a short request costs each kind of process."""
+    yield "model", "connections", "engine process, CPU µs a request", "HTTP processes", "build"
+    for shape, name in SHAPES.items():
+        for run, _, row in pairs(shape, "one"):
+            cpu = row["median"]["cpu_us"]
+            yield name, str(row["load"]["connections"]), f"{cpu['engine']:.0f}", f"{cpu['api']:.0f}", run.build
+
+
+PAGES = {
+    ROOT / "README.md": (readme,),
+    ROOT / "docs" / "benchmarks.md": (encoder, encoder_under_load, targets, short_texts, cpu_by_process),
+}
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return a table's lines; text is aligned to the left, figures to the right."""
+    header, *body = rows
+    text = {"load", "model", "workload", "build", "command"}
+    rule = "|" + "|".join("---" if cell in text else "--:" for cell in header) + "|"
+    lines = ("| " + " | ".join(cells) + " |" for cells in (header, *body))
+    first, *rest = (re.sub(r"(?<=\|)  (?=\|)", " ", line) for line in lines)
+    return [first, rule, *rest]
+
+
+def replaced(page: Path) -> str:
+    """Return a page's text with its tables as the results have them; ValueError if a table's header is not there."""
+    text = page.read_text()
+    for rows in PAGES[page]:
+        lines = _table(rows())
+        before, header, after = text.partition(f"\n{lines[0]}\n")
+        if not header:
+            raise ValueError(f"{page.name} has no table that begins with {lines[0]}")
+        text = "\n".join((before, *lines, after[after.index("\n\n") + 1 :]))
+    return text
+
+
+def main() -> None:
+    """Rewrite the tables."""
+    for page in PAGES:
+        page.write_text(replaced(page))
+
+
+if __name__ == "__main__":
+    main()
