@@ -49,7 +49,9 @@ class CudaProcess:
         )
         self._process.start()
         theirs.close()  # so that recv raises EOFError when the process exits
-        self.started: tuple[float, tuple[int, int, int]] = self._pipe.recv()  # seconds to load, bytes of memory
+        self.started: tuple[float, tuple[int, int, int]]  # seconds to load, bytes of memory
+        self.dtype: str
+        self.started, self.dtype = self._pipe.recv()
 
     def ask(self, what: str, batch: PackedBatch) -> Any:
         """Return what the process measures on `batch`.
@@ -72,7 +74,7 @@ def _serve(folder: str, pooling: str | None, pipe: Connection, build: str, max_t
         use_build(build)
     start = time.perf_counter()
     encoder = CudaEncoder(engine.load_model(folder, pooling=pooling), max_batch_tokens=max_tokens, gemm=gemm)
-    pipe.send((time.perf_counter() - start, encoder.memory))
+    pipe.send(((time.perf_counter() - start, encoder.memory), encoder.dtype))
     while (asked := pipe.recv()) is not None:
         what, batch = asked
         if what == "burst":

@@ -1,13 +1,13 @@
-"""The CUDA encoder beside its rivals on one GPU, from token ids, FP16.
+"""The CUDA encoder beside its rivals on one GPU, from token ids, FP16 or the dtype that the encoder chooses.
 
-    python -m benchmarks.encoder.gpu [--models base large mpnet minilm=FOLDER modernbert nomic-v1.5 gte-multilingual]
-        [--compile base:passage] [--gemm cublaslt]
+    python -m benchmarks.encoder.gpu [--models base large mpnet minilm=FOLDER modernbert nomic-v1.5 gte-multilingual
+        qwen3-0.6b embeddinggemma] [--compile base:passage] [--gemm cublaslt]
 
 embert is timed as a server uses it: numpy in, numpy out, two batches in flight, by wall clock from answer to answer, in
 a process of its own. The rivals are timed on the device alone, with inputs already there: transformers (sdpa) on one
 padded batch; transformers on padded batches of 32 sorted by length, as sentence-transformers runs it; packed torch
 (varlen attention, no padding) as a replayed CUDA graph. --compile adds the first and the last through torch.compile,
-the packed one with max-autotune; of families with rotary positions the packed one alone. Beside MPNet stands
+the packed one with max-autotune; of models with rotary positions the packed one alone. Beside MPNet stands
 transformers alone: varlen attention has no relative positions. Workloads of longer texts than a model reads are left
 out for it. Useful FLOPs are those of real tokens, and of the keys that a window shows.
 
@@ -34,13 +34,14 @@ from benchmarks.encoder.cuda_process import MAX_TOKENS, CudaProcess
 from benchmarks.encoder.gpu_timing import device_burst, device_sustained, gemm_peak
 from benchmarks.encoder.gpu_workloads import LATENCY, THROUGHPUT, lengths_of, model_folder, random_batch
 from benchmarks.lib import record
-from benchmarks.rivals.packed_torch import Packed, PackedBert, PackedRotary
-from benchmarks.rivals.padded_transformers import padded_runner
+from benchmarks.rivals.packed_torch import Packed, PackedBert, PackedDecoder, PackedRotary
+from benchmarks.rivals.padded_transformers import POOLINGS, padded_runner
 from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.models.flops import attention_flops, product_flops
 
-COSINE = 0.999  # below it a rival computes something else
+COSINE = {"float16": 0.999, "bfloat16": 0.99}  # below it a rival computes something else
 SORTED = 32  # sequences of a batch, as sentence-transformers forms them
 # The rival without padding, by model_type; others have none.
 PACKED: dict[str, type[Packed]] = {
@@ -48,6 +49,8 @@ PACKED: dict[str, type[Packed]] = {
     "nomic_bert": PackedRotary,
     "gte": PackedRotary,
     "modernbert": PackedRotary,
+    "qwen3": PackedDecoder,
+    "gemma3_text": PackedDecoder,
 }
 
 Runners = dict[str, Callable[[], Any]]
@@ -68,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "rounds": options.rounds,
         "rows": [],
     }
-    suffix = "" if options.pooling == "mean" else f"-{options.pooling}"
+    suffix = f"-{options.pooling}" if options.pooling else ""
     suffix += "-portable" if options.gemm == "cublaslt" else ""
     suffix += f"-{options.name}" if options.name else ""
     for name in options.models:
@@ -101,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--sustained", nargs="*", default=["passage"], help="workloads to time under sustained load too"
     )
-    parser.add_argument("--pooling", choices=("mean", "cls"), default="mean")
+    parser.add_argument("--pooling", choices=POOLINGS, help="the mean; the last token of causal models")
     parser.add_argument(
         "--gemm", choices=("auto", "cublaslt"), default="auto", help="cublaslt: the path of GPUs other than Hopper"
     )
@@ -112,23 +115,30 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_model(name: str, folder: Path, options: argparse.Namespace, peak: float) -> Iterator[dict[str, Any]]:
     """Compare, time and print all workloads of one model; yield the figures of each."""
-    config = engine.load_model(str(folder)).config
+    config = engine.load_model(str(folder), pooling="mean").config
+    pooling = options.pooling or ("last-token" if config.causal else "mean")
     workloads = [each for each in options.workloads if lengths_of(each).max() <= config.max_positions]
     tokens = max([MAX_TOKENS, *(int(lengths_of(each).sum()) for each in workloads)])
-    ours = CudaProcess(folder, options.pooling, max_tokens=tokens, gemm=options.gemm)
+    ours = CudaProcess(folder, pooling, max_tokens=tokens, gemm=options.gemm)
     ready, (weights, _, total) = ours.started
-    print(f"\n{name}: ready in {ready:.2f} s; weights {weights >> 20} MiB, beyond them {(total - weights) >> 20} MiB")
+    print(
+        f"\n{name}: ready in {ready:.2f} s in {ours.dtype}; weights {weights >> 20} MiB, beyond them "
+        f"{(total - weights) >> 20} MiB"
+    )
     packs = PACKED.get(transformers.AutoConfig.from_pretrained(folder).model_type)
     attention = "eager" if packs is None else "sdpa"  # transformers has no other for MPNet
-    model: Any = transformers.AutoModel.from_pretrained(folder, dtype=torch.float16, attn_implementation=attention)
+    model: Any = transformers.AutoModel.from_pretrained(
+        folder, dtype=getattr(torch, ours.dtype), attn_implementation=attention
+    )
+    model.config.use_cache = False  # decoders would keep the keys and values of all layers
     model = model.cuda().eval()
-    packed = packs(model, options.pooling) if packs else None
+    packed = packs(model, pooling) if packs else None
     for workload in workloads:
         lengths = lengths_of(workload)
         batch = random_batch(lengths)
         compiled = f"{name}:{workload}" in options.compile
         with torch.inference_mode():
-            runners, vectors = _rivals(model, packed, batch, options.pooling, compiled=compiled)
+            runners, vectors = _rivals(model, packed, batch, pooling, compiled=compiled)
             _check_vectors_agree(ours, batch, vectors)
             times: dict[str, list[float]] = {who: [] for who in ["embert", *runners]}
             for _ in range(options.rounds):
@@ -145,6 +155,7 @@ def _run_model(name: str, folder: Path, options: argparse.Namespace, peak: float
         tokens = int(lengths.sum())
         row = {
             "model": name,
+            "dtype": ours.dtype,
             "workload": workload,
             "tokens": tokens,
             "ms": ms,
@@ -187,7 +198,7 @@ def _rivals(
 def _check_vectors_agree(ours: CudaProcess, batch: PackedBatch, theirs: npt.NDArray[np.float32]) -> None:
     """End the program when the rival computes something else."""
     cosine = float((ours.ask("vectors", batch) * theirs).sum(axis=1).min())
-    if cosine < COSINE:
+    if cosine < COSINE[ours.dtype]:
         raise SystemExit(f"embert and its rival disagree: cosine {cosine:.6f}")
 
 
@@ -217,15 +228,7 @@ def _print(row: dict[str, Any]) -> None:
 
 def _useful_flops(config: EncoderConfig, lengths: npt.NDArray[np.int64]) -> float:
     """Return the FLOPs of real tokens: all matrix products and attention in every layer, whatever pooling reads."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    products = 2 * (4 * hidden + (3 if config.gated else 2) * inner) * hidden * int(lengths.sum())
-    flops = 0
-    for layer in range(config.layers):
-        window = config.attention_of(layer).window
-        seen = np.minimum(lengths, window + 1) if window else lengths  # on one side, with the query itself
-        pairs = lengths**2 - (lengths - seen) * (lengths - seen + 1)
-        flops += products + 4 * hidden * int(pairs.sum())
-    return float(flops)
+    return float(product_flops(config) * int(lengths.sum()) + int(attention_flops(config, lengths).sum()))
 
 
 def _driver_version() -> str:

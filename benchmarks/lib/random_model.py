@@ -26,8 +26,36 @@ XLMR_LARGE: dict[str, Any] = {
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {}),
     "nomic-v1.5": ("NomicBert", {}),
-    "gte-multilingual": ("Gte", {"vocab_size": 30528}),  # a small vocabulary: the table's size costs no time
+    "gte-multilingual": ("Gte", {"vocab_size": 30528}),  # small vocabularies: the table's size costs no time
     "modernbert": ("ModernBert", {}),
+    "qwen3-0.6b": (
+        "Qwen3",
+        {
+            "vocab_size": 32_000,
+            "hidden_size": 1024,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 3072,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+        },
+    ),
+    "embeddinggemma": (
+        "Gemma3Text",
+        {
+            "vocab_size": 32_000,
+            "hidden_size": 768,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "intermediate_size": 1152,
+            "max_position_embeddings": 2048,
+            "sliding_window": 512,
+            "use_bidirectional_attention": True,
+        },
+    ),
     # Every layer has a window, so that a token costs the same however long its text is.
     "windowed": ("ModernBert", {"layer_types": "sliding_attention"}),
 }
@@ -48,12 +76,7 @@ def make(folder: Path, tokenizer: Path, layers: int = 12, **shape: Any) -> Path:
     model = BertModel(BertConfig(num_hidden_layers=layers, **shape), add_pooling_layer=False)
     model.save_pretrained(folder)
     _copy_tokenizer(tokenizer, folder)
-    # sentence-transformers reads these files too.
-    _write(folder / "modules.json", [_module(0, "", "Transformer"), _module(1, "1_Pooling", "Pooling")])
-    _write(folder / "sentence_bert_config.json", {"max_seq_length": _MAX_TOKENS, "do_lower_case": False})
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    pooling = {"word_embedding_dimension": model.config.hidden_size, "pooling_mode_mean_tokens": True}
-    _write(folder / "1_Pooling" / "config.json", {**pooling, "pooling_mode_cls_token": False})
+    _write_modules(folder, model.config.hidden_size)
     return folder
 
 
@@ -78,8 +101,10 @@ def make_reranker(folder: Path, tokenizer: Path) -> Path:
 
 def make_shape(folder: Path, tokenizer: Path, shape: str, layers: int) -> Path:
     """Write a model of one of SHAPES with so many layers and the tokenizer of the folder `tokenizer` into `folder`."""
-    of_shape(shape, layers).save_pretrained(folder)
+    model = of_shape(shape, layers)
+    model.save_pretrained(folder)
     _copy_tokenizer(tokenizer, folder)
+    _write_modules(folder, model.config.hidden_size)
     return folder
 
 
@@ -91,16 +116,27 @@ def of_shape(shape: str, layers: int | None = None) -> Any:
     torch.manual_seed(0)
     name, fields = SHAPES[shape]
     made = getattr(transformers, f"{name}Config")
-    layers = made().num_hidden_layers if layers is None else layers
+    if layers is not None:
+        fields = fields | {"num_hidden_layers": layers}
     if "layer_types" in fields:
-        fields = fields | {"layer_types": [fields["layer_types"]] * layers}
-    return getattr(transformers, f"{name}Model")(made(num_hidden_layers=layers, **fields))
+        count = fields.get("num_hidden_layers", made().num_hidden_layers)
+        fields = fields | {"layer_types": [fields["layer_types"]] * count}
+    return getattr(transformers, f"{name}Model")(made(**fields))
 
 
 def _copy_tokenizer(tokenizer: Path, folder: Path) -> None:
     for name in _FROM_TOKENIZER:
         if (tokenizer / name).exists():
             shutil.copy(tokenizer / name, folder / name)
+
+
+def _write_modules(folder: Path, width: int) -> None:
+    """Write what engines and sentence-transformers read beside a model: texts of _MAX_TOKENS, the mean of the rows."""
+    _write(folder / "modules.json", [_module(0, "", "Transformer"), _module(1, "1_Pooling", "Pooling")])
+    _write(folder / "sentence_bert_config.json", {"max_seq_length": _MAX_TOKENS, "do_lower_case": False})
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    pooling = {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
+    _write(folder / "1_Pooling" / "config.json", {**pooling, "pooling_mode_cls_token": False})
 
 
 def _module(index: int, path: str, kind: str) -> dict[str, object]:

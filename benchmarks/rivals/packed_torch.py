@@ -1,6 +1,7 @@
 """Encoders in torch without padding, with varlen flash attention: what a good engineer builds in an afternoon.
 
-PackedRotary is nomic-bert, GTE and ModernBERT: rotary positions, gates and windows.
+PackedRotary is nomic-bert, GTE and ModernBERT: rotary positions, gates and windows. PackedDecoder is Qwen3 and Gemma 3:
+RMSNorm, also of each head's queries and keys, grouped-query attention, causal or in both directions.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,44 +19,76 @@ from torch.nn import functional
 
 from embert.engine.batch import PackedBatch
 
-__all__ = ["Packed", "PackedBert", "PackedRotary", "attention"]
+__all__ = ["Packed", "PackedBert", "PackedDecoder", "PackedRotary", "attention"]
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, longest: int, window: int | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu: torch.Tensor,
+    longest: int,
+    window: int | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
 ) -> torch.Tensor:
-    """Return the context of packed queries, keys and values [T, heads, size]; `window` keys on each side, or all."""
+    """Return the context of packed queries [T, heads, size] and of keys and values, whose heads may be fewer.
+
+    A token sees `window` keys on each side, or all; with `causal` none after itself. `scale` multiplies scores, by
+    default 1 / sqrt(size).
+    """
+    if not q.is_cuda:
+        return _attention_on_the_cpu(q, k, v, cu, window, causal, scale)
+    right = 0 if causal else window
     context: torch.Tensor = torch.ops.aten._flash_attention_forward(
-        q, k, v, cu, cu, longest, longest, 0.0, False, False, window_size_left=window, window_size_right=window
-    )[0]
+        q, k, v, cu, cu, longest, longest, 0.0, causal, False, scale=scale,
+        window_size_left=window, window_size_right=None if window is None else right,
+    )[0]  # fmt: skip
     return context
+
+
+def _attention_on_the_cpu(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu: torch.Tensor,
+    window: int | None,
+    causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """The same, one text after the other, so that tests need no GPU."""
+    contexts = []
+    for start, end in pairwise(cu.tolist()):
+        heads = [each[start:end].transpose(0, 1)[None] for each in (q, k, v)]
+        ones = torch.ones(end - start, end - start, dtype=torch.bool)
+        seen = ones.tril() if causal else ones
+        if window is not None:
+            seen = seen.tril(window).triu(-window)
+        context = functional.scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale, enable_gqa=True)
+        contexts.append(context[0].transpose(0, 1))
+    return torch.cat(contexts)
 
 
 class Packed(ABC):
     """A transformers model's weights, run on packed batches; its vectors are normalized."""
 
     def __init__(self, model: Any, pooling: str = "mean") -> None:
-        """`pooling` is "mean" or "cls"."""
+        """`pooling` is "mean", "cls" or "last-token"."""
         self._model = model
         self._pooling = pooling
 
     def graph(self, batch: PackedBatch, *, compiled: bool) -> tuple[Callable[[], object], npt.NDArray[np.float32]]:
         """Capture the forward of this batch; return its replay, and its vectors, float32 [B, width]."""
-        lengths = np.diff(batch.cu_seqlens)
-        positions = np.concatenate([np.arange(n) for n in lengths])
-        rows = np.repeat(np.arange(len(lengths)), lengths)
-        ids, places, owners, cu, counts = (
-            torch.tensor(array, device="cuda")
-            for array in (batch.ids.astype(np.int64), positions, rows, batch.cu_seqlens, lengths)
-        )
-        longest = int(lengths.max())
+        inputs = self._inputs(batch, "cuda")
+        longest = int(np.diff(batch.cu_seqlens).max())
         forward = self._forward
         if compiled:
             torch._dynamo.reset()
             forward = torch.compile(self._forward, mode="max-autotune-no-cudagraphs", dynamic=False)
 
         def run() -> torch.Tensor:
-            return forward(ids, places, owners, cu, counts, longest)
+            return forward(*inputs, longest)
 
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(side):
@@ -69,9 +103,22 @@ class Packed(ABC):
 
         def replay() -> object:
             graph.replay()
-            return ids, places, owners, cu, counts, vectors  # kept alive: the graph holds only their addresses
+            return inputs, vectors  # kept alive: the graph holds only their addresses
 
         return replay, answer
+
+    def vectors(self, batch: PackedBatch) -> npt.NDArray[np.float32]:
+        """Return the vectors of a batch, float32 [B, width], computed where the model's weights are."""
+        inputs = self._inputs(batch, self._model.device)
+        return self._forward(*inputs, int(np.diff(batch.cu_seqlens).max())).float().cpu().numpy()
+
+    def _inputs(self, batch: PackedBatch, device: Any) -> tuple[torch.Tensor, ...]:
+        """Return the arguments of `_forward` but the last."""
+        lengths = np.diff(batch.cu_seqlens)
+        positions = np.concatenate([np.arange(n) for n in lengths])
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        arrays = (batch.ids.astype(np.int64), positions, rows, batch.cu_seqlens, lengths)
+        return tuple(torch.tensor(array, device=device) for array in arrays)
 
     def _forward(
         self,
@@ -85,6 +132,8 @@ class Packed(ABC):
         x = self._rows(ids, positions, cu, longest)
         if self._pooling == "cls":
             return functional.normalize(x[cu[:-1]].float(), dim=1)
+        if self._pooling == "last-token":
+            return functional.normalize(x[cu[1:] - 1].float(), dim=1)
         sums = torch.zeros(len(counts), x.shape[1], device=x.device).index_add_(0, owners, x.float())
         return functional.normalize(sums / counts[:, None], dim=1)
 
@@ -188,6 +237,91 @@ class PackedRotary(Packed):
         arguments = (kind,) if kind else ()
         cos, sin = self._model.rotary_emb(x, positions[None], *arguments)
         return cos[0, :, None], sin[0, :, None]
+
+
+Norm = tuple[torch.Tensor, float]  # gamma, epsilon
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """The same of a decoder's layer. Gemma 3 also has norms after attention and after the feed-forward network."""
+
+    kind: str  # of attention, which chooses the rotation; empty: there is one only
+    window: int | None  # keys on each side, or before a token in causal layers
+    first_norm: Norm
+    qkv: tuple[torch.Tensor, torch.Tensor | None]
+    query_norm: Norm
+    key_norm: Norm
+    attention_out: Function
+    attention_norm: Norm | None
+    second_norm: Norm
+    gates: tuple[torch.Tensor, torch.Tensor | None]
+    activation: Function
+    down: Function
+    last_norm: Norm | None
+
+
+class PackedDecoder(Packed):
+    """A Qwen3Model or Gemma3TextModel."""
+
+    def __init__(self, model: Any, pooling: str = "last-token") -> None:
+        """See Packed."""
+        super().__init__(model, pooling)
+        config = model.config
+        self._heads, self._shared, self._size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        gemma = config.model_type == "gemma3_text"
+        self._causal = not (gemma and config.use_bidirectional_attention)
+        self._scale = model.layers[0].self_attn.scaling
+        self._layers = [_decoder_layer(layer, gemma) for layer in model.layers]
+        self._final_norm = _rms_norm(model.norm, gemma)
+
+    def _rows(self, ids: torch.Tensor, positions: torch.Tensor, cu: torch.Tensor, longest: int) -> torch.Tensor:
+        x: torch.Tensor = self._model.embed_tokens(ids)
+        rotations = {
+            kind: [each[0, :, None] for each in self._model.rotary_emb(x, positions[None], *([kind] if kind else []))]
+            for kind in {layer.kind for layer in self._layers}
+        }
+        for layer in self._layers:
+            qkv = functional.linear(_normed(x, layer.first_norm), *layer.qkv).view(len(x), -1, self._size)
+            q, k, v = qkv.split((self._heads, self._shared, self._shared), dim=1)
+            q = _turned(_normed(q, layer.query_norm), *rotations[layer.kind])
+            k = _turned(_normed(k, layer.key_norm), *rotations[layer.kind])
+            context = attention(q, k, v, cu, longest, layer.window, causal=self._causal, scale=self._scale)
+            x = x + _normed(layer.attention_out(context.reshape(len(x), -1)), layer.attention_norm)
+            gates, values = functional.linear(_normed(x, layer.second_norm), *layer.gates).chunk(2, dim=-1)
+            x = x + _normed(layer.down(layer.activation(gates) * values), layer.last_norm)
+        return _normed(x, self._final_norm)
+
+
+def _normed(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+    return x if norm is None else functional.rms_norm(x, x.shape[-1:], *norm)
+
+
+def _rms_norm(module: Any, gemma: bool) -> Norm:
+    """The weight and epsilon of a norm; Gemma 3's are stored without their one."""
+    if gemma:
+        return (module.weight + 1).detach(), module.eps
+    return module.weight.detach(), module.variance_epsilon
+
+
+def _decoder_layer(layer: Any, gemma: bool) -> DecoderLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    after = layer.post_attention_layernorm  # in Gemma 3 the result's, in Qwen3 the next input's
+    return DecoderLayer(
+        attention.layer_type if gemma else "",
+        attention.sliding_window - 1 if attention.sliding_window else None,
+        _rms_norm(layer.input_layernorm, gemma),
+        _joined(attention.q_proj, attention.k_proj, attention.v_proj),
+        _rms_norm(attention.q_norm, gemma),
+        _rms_norm(attention.k_norm, gemma),
+        attention.o_proj,
+        _rms_norm(after, gemma) if gemma else None,
+        _rms_norm(layer.pre_feedforward_layernorm if gemma else after, gemma),
+        _joined(mlp.gate_proj, mlp.up_proj),
+        mlp.act_fn,
+        mlp.down_proj,
+        _rms_norm(layer.post_feedforward_layernorm, gemma) if gemma else None,
+    )
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

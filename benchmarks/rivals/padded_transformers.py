@@ -10,14 +10,16 @@ import torch
 
 from embert.engine.batch import PackedBatch
 
-__all__ = ["padded_batches", "padded_runner"]
+__all__ = ["POOLINGS", "padded_batches", "padded_runner"]
+
+POOLINGS = ("mean", "cls", "last-token")
 
 
 def padded_runner(model: Any, batch: PackedBatch, size: int, pooling: str) -> Callable[[], torch.Tensor]:
     """Return a call that runs `batch` as padded batches of `size` sequences of similar length, longest first.
 
     Its result is [B, width], not normalized, in that order. The inputs are on the GPU already, and the model has run
-    once when this returns. `pooling` is "mean" or "cls".
+    once when this returns. `pooling` is one of POOLINGS.
     """
     padded = padded_batches(batch, size)
 
@@ -25,8 +27,13 @@ def padded_runner(model: Any, batch: PackedBatch, size: int, pooling: str) -> Ca
         vectors = []
         for ids, mask in padded:
             states = model(input_ids=ids, attention_mask=mask).last_hidden_state
-            mean = pooling == "mean"
-            vectors.append((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True) if mean else states[:, 0])
+            counts = mask.sum(1)
+            if pooling == "mean":
+                vectors.append((states * mask[..., None]).sum(1) / counts[:, None])
+            elif pooling == "last-token":
+                vectors.append(states[torch.arange(len(ids), device=ids.device), counts - 1])
+            else:
+                vectors.append(states[:, 0])
         return torch.cat(vectors)
 
     run()
