@@ -60,14 +60,19 @@ def _attention_on_the_cpu(
     """The same, one text after the other, so that tests need no GPU."""
     contexts = []
     for start, end in pairwise(cu.tolist()):
-        heads = [each[start:end].transpose(0, 1)[None] for each in (q, k, v)]
+        queries, keys, values = (each[start:end].transpose(0, 1)[None] for each in (q, k, v))
         ones = torch.ones(end - start, end - start, dtype=torch.bool)
         seen = ones.tril() if causal else ones
         if window is not None:
             seen = seen.tril(window).triu(-window)
-        context = functional.scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale, enable_gqa=True)
+        context = functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=seen, scale=scale, enable_gqa=True
+        )
         contexts.append(context[0].transpose(0, 1))
     return torch.cat(contexts)
+
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Packed(ABC):
@@ -112,13 +117,14 @@ class Packed(ABC):
         inputs = self._inputs(batch, self._model.device)
         return self._forward(*inputs, int(np.diff(batch.cu_seqlens).max())).float().cpu().numpy()
 
-    def _inputs(self, batch: PackedBatch, device: Any) -> tuple[torch.Tensor, ...]:
+    def _inputs(self, batch: PackedBatch, device: Any) -> Inputs:
         """Return the arguments of `_forward` but the last."""
         lengths = np.diff(batch.cu_seqlens)
         positions = np.concatenate([np.arange(n) for n in lengths])
         rows = np.repeat(np.arange(len(lengths)), lengths)
         arrays = (batch.ids.astype(np.int64), positions, rows, batch.cu_seqlens, lengths)
-        return tuple(torch.tensor(array, device=device) for array in arrays)
+        ids, places, owners, cu, counts = (torch.tensor(array, device=device) for array in arrays)
+        return ids, places, owners, cu, counts
 
     def _forward(
         self,
@@ -283,7 +289,7 @@ class PackedDecoder(Packed):
         }
         for layer in self._layers:
             qkv = functional.linear(_normed(x, layer.first_norm), *layer.qkv).view(len(x), -1, self._size)
-            q, k, v = qkv.split((self._heads, self._shared, self._shared), dim=1)
+            q, k, v = torch.split(qkv, [self._heads, self._shared, self._shared], dim=1)
             q = _turned(_normed(q, layer.query_norm), *rotations[layer.kind])
             k = _turned(_normed(k, layer.key_norm), *rotations[layer.kind])
             context = attention(q, k, v, cu, longest, layer.window, causal=self._causal, scale=self._scale)
