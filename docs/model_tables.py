@@ -62,6 +62,7 @@ ROWS = (
     Row("jina-embeddings-v3", ("jina_embeddings_v3",), "jina-embeddings-v3", "CPU, GPU"),
     Row("ELECTRA", ("electra",), "ms-marco-electra-base", "CPU, GPU"),
     Row("ALBERT", ("albert",), "paraphrase-albert-small-v2", "CPU, GPU"),
+    Row("DeBERTa v2, v3", ("deberta-v2",), "mxbai-rerank-base-v1, deberta-v3-base-zeroshot"),
     Row("Qwen3", ("qwen3",), "Qwen3-Embedding"),
     Row("Gemma 3", ("gemma3_text",), "embeddinggemma-300m"),
     Row("Qwen2, Mistral, LLaMA", ("qwen2", "mistral", "llama"), "gte-Qwen2, e5-mistral-7b-instruct"),
@@ -74,6 +75,7 @@ def positions(encoder_config: EncoderConfig) -> str:
     said = {
         "table": encoder_config.position_table,
         "distances": encoder_config.relative_buckets > 0,
+        "disentangled": encoder_config.disentangled is not None,
         "ALiBi": encoder_config.alibi,
         "rotary": any(each.rotary for each in attention),
         "windows": any(each.window for each in attention),

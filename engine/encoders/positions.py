@@ -10,6 +10,9 @@ positions learn it. Distances share biases in buckets, as in T5 and MPNet: each 
 bucket, farther ones share buckets by their logarithm. The formula is `MPNetEncoder.relative_position_bucket` of
 transformers. ALiBi (Press et al., 2022) fixes it: scores fall with the distance, by one slope for each head.
 
+Disentangled attention has rows of a table instead of biases: distances share them in buckets as
+`make_log_bucket_position` of transformers' DeBERTa v2 has it.
+
 Architectures with a `padding_id` treat padding tokens inside a text specially. The rule is
 `create_position_ids_from_input_ids` of transformers, for RoBERTa and its descendants: every token whose id is
 `pad_token_id` takes the padding's own row of the position table, and positions count only the other tokens. A text that
@@ -24,9 +27,18 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.models.encoder_config import DynamicNtk, Linear, Llama3, Ntk, Rotary, Yarn
+from embert.engine.models.encoder_config import Disentangled, DynamicNtk, Linear, Llama3, Ntk, Rotary, Yarn
 
-__all__ = ["alibi_by_distance", "bias_by_distance", "buckets", "inverse_frequencies", "padding_positions", "rotations"]
+__all__ = [
+    "alibi_by_distance",
+    "bias_by_distance",
+    "buckets",
+    "inverse_frequencies",
+    "log_buckets",
+    "padding_positions",
+    "relative_rows",
+    "rotations",
+]
 
 Floats = npt.NDArray[np.float32]
 
@@ -135,6 +147,28 @@ def buckets(distances: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int6
     bucket: npt.NDArray[np.int64] = np.where(far < near, far, np.minimum(near + steps.astype(np.int64), half - 1))
     bucket[distances > 0] += half
     return bucket
+
+
+def relative_rows(disentangled: Disentangled, longest: int) -> npt.NDArray[np.int64]:
+    """The row of the table for each distance: [2 · longest - 1], column c for distance c - (longest - 1).
+
+    A distance is the key's position minus the query's.
+    """
+    distances, span = np.arange(longest - 1, -longest, -1), disentangled.span  # the query's minus the key's
+    if disentangled.buckets:
+        distances = log_buckets(distances, disentangled.buckets, disentangled.farthest)
+    return np.clip(distances + span, 0, 2 * span - 1)
+
+
+def log_buckets(distances: npt.NDArray[np.int64], count: int, farthest: int) -> npt.NDArray[np.int64]:
+    """Distance → bucket, of the same sign: up to `count` / 2 itself, and on to `count` - 1 by the logarithm."""
+    near, far = count // 2, np.abs(distances)
+    # As in `buckets`, every step is rounded to float32, and the logarithm itself is the same on every CPU.
+    ratios = np.maximum(far, near).astype(np.float32) / np.float32(near)
+    last = np.float32(np.log(np.float64(np.float32((farthest - 1) / near))))
+    steps = np.log(ratios.astype(np.float64)).astype(np.float32) / last * np.float32(near - 1)
+    logarithmic = np.ceil(steps).astype(np.int64) + near
+    return np.where(far <= near, distances, np.sign(distances) * logarithmic)
 
 
 def padding_positions(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from embert.engine.batch import pack
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance, rotations
+from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance, relative_rows, rotations
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig, Rotary
 from embert.engine.models.tensor_names import (
@@ -26,8 +26,12 @@ from embert.engine.models.tensor_names import (
     FINAL_NORM,
     KEY_NORM,
     POSITION_EMBEDDINGS,
+    POSITION_KEY,
+    POSITION_QUERY,
     QUERY_NORM,
     RELATIVE_ATTENTION_BIAS,
+    RELATIVE_EMBEDDINGS,
+    RELATIVE_NORM,
     SUBLAYER_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
@@ -75,9 +79,11 @@ class _Reference:
 
     def hidden_state(self, ids: Ints) -> Floats:
         x = self._embedded(ids)
+        if self._is.embedding_size is not None and self._is.projects_first:
+            x = self._linear(x, EMBEDDING_PROJECTION)
         if self._is.embedding_norm:
             x = self._norm(x, "embeddings.LayerNorm")
-        if self._is.embedding_size is not None:
+        if self._is.embedding_size is not None and not self._is.projects_first:
             x = self._linear(x, EMBEDDING_PROJECTION)
         bias = self._bias(len(ids))
         for layer in range(self._is.layers):
@@ -123,6 +129,8 @@ class _Reference:
         scores = q @ k.swapaxes(1, 2) * np.float32(self._is.score_scale)
         if bias is not None:
             scores = scores + bias
+        if self._is.disentangled is not None:
+            scores = scores + self._by_position(q, k, prefix) * np.float32(self._is.score_scale)
         if known.window is not None:
             scores = np.where(np.abs(_distances(length)) > known.window, -np.inf, scores)
         if self._is.causal:
@@ -131,6 +139,29 @@ class _Reference:
         weights /= weights.sum(-1, keepdims=True)
         context: Floats = (weights @ v).swapaxes(0, 1).reshape(length, -1)
         return context
+
+    def _by_position(self, q: Floats, k: Floats, prefix: str) -> Floats:
+        """The parts of disentangled attention's scores by distance: [heads, queries, keys]."""
+        relative, length = self._is.disentangled, q.shape[1]
+        assert relative is not None  # noqa: S101 - the caller has asked
+        rows = relative_rows(relative, length)[_distances(length) + length - 1]
+        table = self._rows(RELATIVE_EMBEDDINGS, slice(None))
+        if relative.norm:
+            table = self._norm(table, RELATIVE_NORM)
+
+        def products(x: Floats, own: str, shared: str) -> Floats:
+            """Of queries or keys with each row: [heads, L, 2 · span]. int8 does not quantize these."""
+            name = f"{prefix}attention.self.{shared}" if relative.shared else prefix + own
+            weight, bias = (self._checkpoint.float32(f"{name}.{kind}") for kind in ("weight", "bias"))
+            by_head = (table @ weight.T + bias).reshape(len(table), *x.shape[::2]).transpose(1, 2, 0)
+            return x @ by_head
+
+        scores: Floats = np.zeros((len(q), length, length), q.dtype)
+        if relative.content_to_position:
+            scores = scores + np.take_along_axis(products(q, POSITION_KEY, "key"), rows[None], 2)
+        if relative.position_to_content:
+            scores = scores + np.take_along_axis(products(k, POSITION_QUERY, "query"), rows.T[None], 2).swapaxes(1, 2)
+        return scores
 
     def _bias(self, length: int) -> Floats | None:
         """What is added to attention's scores: [heads, queries, keys]."""

@@ -21,6 +21,7 @@ from embert.engine.files.key_tables import TOKENIZER, TOKENIZER_CONFIG
 
 __all__ = [
     "CLASSES",
+    "DEBERTA_SPACES",
     "GENERIC_CLASSES",
     "REFUSED_CLASSES",
     "Definition",
@@ -51,6 +52,7 @@ CLASS_OF_MODEL_TYPE = {
     "gte": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
     "albert": "AlbertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
     "gemma3_text": "GemmaTokenizer",
 }
@@ -68,7 +70,7 @@ REFUSED_CLASSES = (
     "BarthezTokenizer", "BartphoTokenizer", "BertGenerationTokenizer", "BertJapaneseTokenizer", "BertweetTokenizer",
     "BigBirdTokenizer", "BioGptTokenizer", "BlenderbotSmallTokenizer", "BlenderbotTokenizer", "ByT5Tokenizer",
     "CLIPTokenizer", "CTRLTokenizer", "CanineTokenizer", "ClvpTokenizer", "CodeLlamaTokenizer", "CohereTokenizer",
-    "CpmAntTokenizer", "CpmTokenizer", "DPRQuestionEncoderTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer",
+    "CpmAntTokenizer", "CpmTokenizer", "DPRQuestionEncoderTokenizer", "DebertaTokenizer",
     "DiaTokenizer", "EsmTokenizer", "EsmcTokenizer", "FSMTTokenizer", "FastSpeech2ConformerTokenizer",
     "FlaubertTokenizer", "FunnelTokenizer", "GPT2Tokenizer", "GPTNeoXJapaneseTokenizer", "GPTNeoXTokenizer",
     "GPTSw3Tokenizer", "HerbertTokenizer", "LasrTokenizer", "LayoutLMv2Tokenizer",
@@ -203,6 +205,38 @@ def _albert(config: TokenizerConfig, stored: Part) -> dict[str, Part | None]:
     return {**_unigram(config, stored, 1), "normalizer": {"type": "Sequence", "normalizers": steps}}
 
 
+# Of DebertaV2Tokenizer: tokenizer.json's table of characters is not used.
+DEBERTA_SPACES = r"\s{2,}|[\n\r\t]"
+
+
+def _deberta(config: TokenizerConfig, stored: Part) -> dict[str, Part | None]:
+    normalizers: list[Part] = [
+        {"type": "Replace", "pattern": {"Regex": DEBERTA_SPACES}, "content": " "},
+        {"type": "NFC"},
+        {"type": "Strip", "strip_left": False, "strip_right": True},
+    ]
+    if _flag(config, "do_lower_case", False):
+        normalizers.insert(0, {"type": "Lowercase"})
+    metaspace = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": "always" if _flag(config, "add_prefix_space", True) else "first",
+        "split": True,
+    }
+    punctuation = {"type": "Punctuation", "behavior": "Isolated"}
+    steps = [punctuation, metaspace] if _flag(config, "split_by_punct", False) else [metaspace]
+    entry = [config.special["unk_token"].content, 0.0]
+    vocabulary = stored["model"]["vocab"]
+    unknown = vocabulary.index(entry) if entry in vocabulary else config.fields.get("unk_id", 1)
+    if isinstance(unknown, bool) or not isinstance(unknown, int) or not 0 <= unknown < len(vocabulary):
+        raise BrokenModel(f"{config.path}: unk_id must be the place of a token of tokenizer.json, found {unknown!r}")
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "model": {"unk_id": unknown, "byte_fallback": False},
+    }
+
+
 # Of Qwen2Tokenizer.
 QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -301,6 +335,13 @@ CLASSES = {
             "eos_token": "[SEP]",
         },
         keeps_template=True,
+    ),
+    "DebertaV2Tokenizer": TokenizerClass(
+        "Unigram",
+        _deberta,
+        "bert",
+        {**BERT_TOKENS, "bos_token": "[CLS]", "eos_token": "[SEP]"},
+        token_types=True,
     ),
     "Qwen2Tokenizer": TokenizerClass(
         "BPE",

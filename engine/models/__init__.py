@@ -14,6 +14,7 @@ from embert.engine.files.json_files import check_keys, read_object
 from embert.engine.files.key_tables import CONFIG, CONFIG_OF_MODEL_TYPE
 from embert.engine.models import (
     albert,
+    deberta,
     decoder,
     distilbert,
     electra,
@@ -42,6 +43,7 @@ MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
     "mpnet": mpnet.read,
     "electra": electra.read,
     "albert": albert.read,
+    "deberta-v2": deberta.read,
     "modernbert": modernbert.read,
     "nomic_bert": nomic_bert.read,
     "gte": gte.read,

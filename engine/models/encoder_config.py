@@ -10,8 +10,12 @@ from embert.engine.models.tensor_names import (
     FINAL_NORM,
     KEY_NORM,
     POSITION_EMBEDDINGS,
+    POSITION_KEY,
+    POSITION_QUERY,
     QUERY_NORM,
     RELATIVE_ATTENTION_BIAS,
+    RELATIVE_EMBEDDINGS,
+    RELATIVE_NORM,
     SUBLAYER_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
@@ -21,6 +25,7 @@ from embert.engine.models.tensor_names import (
 __all__ = [
     "Adapters",
     "Attention",
+    "Disentangled",
     "DynamicNtk",
     "EncoderConfig",
     "Linear",
@@ -94,6 +99,27 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class Disentangled:
+    """Disentangled attention (He et al., "DeBERTa", 2021): scores have parts by distance, learned in a table of rows.
+
+    The score of query i and key j is scale · (q[i]·k[j] + q[i]·K[r] + Q[r]·k[j]). Row r of the table belongs to the
+    distance i - j (encoders/positions.py); linear layers of each layer make K and Q of the table.
+    """
+
+    buckets: int  # rows of either side; the farther half of the distances share them by their logarithm; 0: no buckets
+    farthest: int  # the distance from which on all share the last row
+    content_to_position: bool  # scores have q·K
+    position_to_content: bool  # scores have Q·k
+    shared: bool  # K and Q are made by the linear layers of keys and queries, not by layers of their own
+    norm: bool  # a norm of the table's rows comes first
+
+    @property
+    def span(self) -> int:
+        """Rows of either side: the table has twice as many, and distance 0 has row `span`."""
+        return self.buckets or self.farthest
+
+
+@dataclass(frozen=True, slots=True)
 class Adapters:
     """Low-rank additions to the linear layers and tables, of which a request chooses one: y += scale · B·(A·x)."""
 
@@ -134,6 +160,7 @@ class EncoderConfig:
     position_table: bool = True  # positions have rows of a table
     relative_buckets: int = 0  # buckets of distances, each of which adds a bias to attention scores; 0: none
     alibi: bool = False  # scores fall with the distance, in each head by a slope of its own
+    disentangled: Disentangled | None = None  # scores have learned parts by distance; None: none
     attention: tuple[Attention, ...] = ()  # of each layer; empty: plain in all
     gated: bool = False  # the feed-forward network multiplies by a gate: activation(gate·x) · (dense·x)
     rms_norm: bool = False  # norms do not subtract the mean
@@ -142,6 +169,7 @@ class EncoderConfig:
     sublayer_norms: bool = False  # with `pre_norm`: a norm also comes after each, before its result is added
     norm_offset: float = 0.0  # is added to the stored gamma of norms
     embedding_norm: bool = True  # a norm follows the sum of the embedding tables
+    projects_first: bool = False  # that norm follows the projection of the tables' rows, not the sum
     embedding_scale: float = 1.0  # the word table's rows are multiplied by it
     causal: bool = False  # a token attends to itself and to tokens before it only
     key_value_heads: int | None = None  # heads of keys and values, each shared by several of the queries; None: `heads`
@@ -215,11 +243,15 @@ def tensor_shapes(encoder_config: EncoderConfig) -> Shapes:
         shapes[POSITION_EMBEDDINGS] = (encoder_config.max_positions, columns)
     shapes[TOKEN_TYPE_EMBEDDINGS] = (encoder_config.type_vocab_size, columns)
     if encoder_config.embedding_norm:
-        shapes |= _norm("embeddings.LayerNorm", columns)
+        shapes |= _norm("embeddings.LayerNorm", hidden if encoder_config.projects_first else columns)
     if encoder_config.embedding_size is not None:
         shapes |= _linear(EMBEDDING_PROJECTION, hidden, columns)
     if encoder_config.relative_buckets:
         shapes[RELATIVE_ATTENTION_BIAS] = (encoder_config.relative_buckets, encoder_config.heads)
+    if encoder_config.disentangled is not None:
+        shapes[RELATIVE_EMBEDDINGS] = (2 * encoder_config.disentangled.span, hidden)
+        if encoder_config.disentangled.norm:
+            shapes |= _norm(RELATIVE_NORM, hidden)
     for layer in range(encoder_config.layers):
         prefix = f"encoder.layer.{encoder_config.stored_layer(layer)}."
         if prefix + "output.dense.weight" not in shapes:
@@ -239,6 +271,12 @@ def _layer(encoder_config: EncoderConfig, layer: int) -> Shapes:
         shapes |= _linear(name, encoder_config.kv_heads * size, hidden)
     if encoder_config.qk_norm:
         shapes |= {f"{name}.weight": (size,) for name in (QUERY_NORM, KEY_NORM)}
+    relative = encoder_config.disentangled
+    if relative is not None and not relative.shared:
+        if relative.content_to_position:
+            shapes |= _linear(POSITION_KEY, encoder_config.heads * size, hidden)
+        if relative.position_to_content:
+            shapes |= _linear(POSITION_QUERY, encoder_config.heads * size, hidden)
     shapes |= _linear("attention.output.dense", hidden, encoder_config.heads * size)
     if encoder_config.gated:
         shapes |= _linear("intermediate.gate", inner, hidden)

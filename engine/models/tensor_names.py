@@ -13,8 +13,12 @@ __all__ = [
     "FINAL_NORM",
     "KEY_NORM",
     "POSITION_EMBEDDINGS",
+    "POSITION_KEY",
+    "POSITION_QUERY",
     "QUERY_NORM",
     "RELATIVE_ATTENTION_BIAS",
+    "RELATIVE_EMBEDDINGS",
+    "RELATIVE_NORM",
     "SUBLAYER_NORM",
     "TABLES",
     "TOKEN_TYPE_EMBEDDINGS",
@@ -32,6 +36,9 @@ WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
 POSITION_EMBEDDINGS = "embeddings.position_embeddings.weight"
 TOKEN_TYPE_EMBEDDINGS = "embeddings.token_type_embeddings.weight"  # noqa: S105  # a tensor, not a secret
 RELATIVE_ATTENTION_BIAS = "encoder.relative_attention_bias.weight"
+RELATIVE_EMBEDDINGS = "encoder.rel_embeddings.weight"  # DeBERTa's name: a row for each distance, or bucket of them
+RELATIVE_NORM = "encoder.rel_embeddings.LayerNorm"  # a norm of its rows
+POSITION_KEY, POSITION_QUERY = "attention.self.pos_key", "attention.self.pos_query"  # linear layers for its rows
 EMBEDDING_PROJECTION = "embeddings_project"  # ELECTRA's name: a linear layer
 TABLES = frozenset({WORD_EMBEDDINGS, POSITION_EMBEDDINGS, TOKEN_TYPE_EMBEDDINGS})  # a row for each id
 FINAL_NORM = "encoder.LayerNorm"  # a norm; BERT has none

@@ -20,6 +20,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Library
 
+from embert.engine.files.tokenizer_config import DEBERTA_SPACES
 from embert.engine.tokenization.encoded import Direction, unbroken
 
 __all__ = ["SplitPoints", "TextParts", "split_points_of"]
@@ -35,6 +36,10 @@ _NORMALIZERS = {
 _SPLIT_AT_SPACES = {"BertPreTokenizer", "ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit"}
 _PRE_TOKENIZERS = _SPLIT_AT_SPACES | {"Digits", "Punctuation"}
 _MODELS = {"BPE", "Unigram", "WordLevel", "WordPiece"}
+
+# Patterns of spaces that a Replace may have: they never match a single space between two plain characters, or make one
+# space of a single newline.
+_REPLACED = ({"Regex": " {2,}"}, {"Regex": DEBERTA_SPACES})
 
 _LEAD = "a"
 _WINDOW = 65_536
@@ -269,7 +274,7 @@ def _known(parts: list[dict[str, Any]], kinds: set[str]) -> bool:
     for part in parts:
         if part["type"] not in kinds:
             return False
-        if part["type"] == "Replace" and part.get("pattern") != {"Regex": " {2,}"}:
+        if part["type"] == "Replace" and part.get("pattern") not in _REPLACED:
             return False
         if part["type"] == "ByteLevel" and not part.get("use_regex", True):
             return False

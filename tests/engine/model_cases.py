@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from tests.engine.conftest import write_modules
 
-__all__ = ["ENCODER_CASES", "MODEL_CASES", "SHORT_CASES", "build", "byte_level", "unigram"]
+__all__ = ["ENCODER_CASES", "MASKED_LM_CASES", "MODEL_CASES", "SHORT_CASES", "build", "byte_level", "unigram"]
 
 BERT_LIKE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 ROBERTA_LIKE = {**BERT_LIKE, "type_vocab_size": 1, "max_position_embeddings": 130}
@@ -42,6 +42,16 @@ GEMMA = {
     "query_pre_attn_scalar": 24,
     "sliding_window": 16,
 }
+DEBERTA = {
+    **BERT_LIKE,
+    "max_position_embeddings": 128,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 16,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
 # A `model_type`, and what is special where it has several models → HuggingFace's class and its config.
 MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {**BERT_LIKE, "max_position_embeddings": 128}),
@@ -60,6 +70,27 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "electra, as wide": ("Electra", {**NARROW, "embedding_size": 64}),
     "albert": ("Albert", NARROW),
     "albert, groups": ("Albert", {**NARROW, **GROUPED}),
+    "deberta-v2": ("DebertaV2", DEBERTA),
+    "deberta-v2, narrow": ("DebertaV2", {**DEBERTA, "embedding_size": 24, "pos_att_type": "c2p|p2c"}),
+    "deberta-v2, own projections": ("DebertaV2", {**DEBERTA, "share_att_key": False, "norm_rel_ebd": "none"}),
+    "deberta-v2, c2p": (
+        "DebertaV2",
+        {**DEBERTA, "share_att_key": False, "pos_att_type": ["c2p"], "position_buckets": -1, "type_vocab_size": 2},
+    ),
+    "deberta-v2, p2c": (
+        "DebertaV2",
+        {**DEBERTA, "share_att_key": False, "pos_att_type": ["p2c"], "position_biased_input": True},
+    ),
+    "deberta-v2, plain": (
+        "DebertaV2",
+        {
+            **DEBERTA,
+            "relative_attention": False,
+            "norm_rel_ebd": "none",
+            "position_biased_input": True,
+            "pooler_hidden_act": "tanh",
+        },
+    ),
     "modernbert": ("ModernBert", MODERNBERT),
     "modernbert, biases": (
         "ModernBert",
@@ -93,8 +124,8 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text, not causal": ("Gemma3Text", {**GEMMA, "is_causal": False}),
 }
 SHORT_CASES = [name for name in MODEL_CASES if "long" not in name]  # of 128 positions
-# The CUDA encoder runs these, and they have masked language models.
-ENCODER_CASES = [name for name in MODEL_CASES if not name.startswith(("llama", "mistral", "qwen", "gemma"))]
+MASKED_LM_CASES = [name for name in MODEL_CASES if not name.startswith(("llama", "mistral", "qwen", "gemma"))]
+ENCODER_CASES = [name for name in MASKED_LM_CASES if not name.startswith("deberta")]  # the CUDA encoder runs these
 
 
 def build(

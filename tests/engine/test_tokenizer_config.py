@@ -27,7 +27,7 @@ from tests.engine.checkpoints import SPECIAL, byte_level, check, unigram, word_p
 AUTO: Any = transformers.AutoTokenizer
 TEXTS = [
     "hello world", "Hello World", "café é", "中国 中", "a [MASK] b", "a <mask> b", " hello", "``x'' cat", "",
-    "new new2 NEW", "xnewx", "[CLS] x </s>",
+    "new new2 NEW", "xnewx", "[CLS] x </s>", " a\n\tb  c\u3000 \n", "a\nb, c!? 日本 \U0001f600 ",
 ]  # fmt: skip
 ROOM = 300  # rows of the word table: more than any tokenizer here has
 
@@ -83,6 +83,11 @@ CASES: list[tuple[str, str, dict[str, Any] | None, dict[str, Any]]] = [
     ("albert", "unigram", {"do_lower_case": False}, {}),
     ("albert", "unigram", {"keep_accents": True, "pad_token": "<pad>", "add_prefix_space": False}, {}),
     ("gte", "unigram", {}, {}),
+    ("deberta-v2", "unigram", None, {}),
+    ("deberta-v2", "unigram", {"tokenizer_class": "DebertaV2TokenizerFast", "do_lower_case": True}, {}),
+    ("deberta-v2", "unigram", {"split_by_punct": True, "add_prefix_space": False, "unk_token": "<unk>"}, {}),
+    ("deberta-v2", "unigram", {"unk_token": "▁", "unk_id": 2, "sep_token": "</s>"}, {}),
+    ("deberta-v2", "unigram", {"tokenizer_class": "PreTrainedTokenizerFast"}, {}),
 ]  # fmt: skip
 
 

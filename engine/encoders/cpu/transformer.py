@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
 from embert.engine.encoders.cpu.attention import LENGTH_STEP, SHORT_LENGTH, DecoderAttention, attention
+from embert.engine.encoders.cpu.disentangled import DisentangledAttention, PositionRows
 from embert.engine.encoders.cpu.kernels import (
     Activation,
     EmbeddingsAvx512,
@@ -49,8 +50,12 @@ from embert.engine.models.tensor_names import (
     FINAL_NORM,
     KEY_NORM,
     POSITION_EMBEDDINGS,
+    POSITION_KEY,
+    POSITION_QUERY,
     QUERY_NORM,
     RELATIVE_ATTENTION_BIAS,
+    RELATIVE_EMBEDDINGS,
+    RELATIVE_NORM,
     SUBLAYER_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
@@ -145,6 +150,10 @@ class Layer:
 
         self._heads = config.heads
         self._own_kernels = products == "avx512" and can_attend(config.head_size) and not config.is_decoder
+        self._own_kernels &= config.disentangled is None
+        self._disentangled: DisentangledAttention | None = None
+        if config.disentangled is not None:
+            self._disentangled = DisentangledAttention(config, _position_rows(config, checkpoint, prefix))
         self._decoder_attention: DecoderAttention | None = None
         if config.is_decoder:
             norms = None
@@ -183,7 +192,9 @@ class Layer:
             return self._whole(x, groups, positions)
         before = x if self._attention_norm is None or not self._pre_norm else self._attention_norm(x)
         qkv = self._qkv(before, chosen)
-        if self._decoder_attention is not None:
+        if self._disentangled is not None:
+            context = self._disentangled(qkv, groups)
+        elif self._decoder_attention is not None:
             context = self._decoder_attention(qkv, groups, positions)
         else:
             context = attention(qkv, groups, self._heads, positions, own_kernels=self._own_kernels)
@@ -217,6 +228,29 @@ def _quantized(checkpoint: Checkpoint, name: str, scale: float) -> QuantizedWeig
     """A quantized weight, times `scale`: the integers are those of the stored weight."""
     weight = quantized_weight(checkpoint.float32(name), name)
     return QuantizedWeight(weight.integers, weight.scales * np.float32(scale))
+
+
+def _position_rows(config: EncoderConfig, checkpoint: Checkpoint, prefix: str) -> PositionRows:
+    """What a layer's queries and keys are multiplied by, for each row of the table of distances."""
+    relative = config.disentangled
+    if relative is None:
+        return None, None
+    table = stored(checkpoint, RELATIVE_EMBEDDINGS).float()
+    if relative.norm:
+        beta = stored(checkpoint, f"{RELATIVE_NORM}.bias").float()
+        table = F.layer_norm(
+            table, table.shape[1:], gamma(config, checkpoint, RELATIVE_NORM), beta, config.layer_norm_eps
+        )
+
+    def product(name: str) -> torch.Tensor:
+        weight, bias = (stored(checkpoint, f"{prefix}{name}.{kind}").float() for kind in ("weight", "bias"))
+        return F.linear(table, weight, bias)
+
+    key, query = QKV[1::-1] if relative.shared else (POSITION_KEY, POSITION_QUERY)
+    return (
+        product(key) if relative.content_to_position else None,
+        product(query) * config.score_scale if relative.position_to_content else None,
+    )
 
 
 def gamma(config: EncoderConfig, checkpoint: Checkpoint, name: str) -> torch.Tensor:
@@ -311,7 +345,7 @@ class Transformer:
     @torch.inference_mode()
     def prepare_attention(self, longest: int) -> None:
         """Make attention's kernels for sequences of up to `longest` tokens. In float32 attention needs none."""
-        if self._dtype == torch.float32 or self._config.is_decoder:
+        if self._dtype == torch.float32 or self._config.is_decoder or self._config.disentangled is not None:
             return
         for length in range(SHORT_LENGTH + 1, longest + 1, LENGTH_STEP):
             qkv = torch.zeros(length, 3 * self._config.hidden_size, dtype=self._dtype)
@@ -341,8 +375,9 @@ class _Embeddings:
         # Scaled as HuggingFace scales: the factor is rounded to the dtype.
         self._scale = torch.tensor(config.embedding_scale).to(dtype).item()
         self._norm = Norm(config, checkpoint, "embeddings.LayerNorm", products) if config.embedding_norm else None
+        self._projects_first = config.projects_first
         self._plain: EmbeddingsAvx512 | None = None  # for batches without other types and adapters
-        norm = None if self._norm is None or self._scale != 1 else self._norm.parts
+        norm = None if self._norm is None or self._scale != 1 or self._projects_first else self._norm.parts
         if products == "avx512" and self._words.dtype == torch.float32 and self._positions is not None and norm:
             self._plain = EmbeddingsAvx512(self._words, self._positions, norm)
         self._projection: Linear | None = None
@@ -374,6 +409,8 @@ class _Embeddings:
             x += self._added_words.of_table(ids, chosen)
         if chosen is not None and self._added_types is not None:
             x += self._added_types.of_table(torch.zeros_like(ids) if token_types is None else token_types, chosen)
+        if self._projects_first and self._projection is not None and self._norm is not None:
+            return self._norm(self._projection(x.to(self._dtype)))
         x = (x if self._norm is None else self._norm(x)).to(self._dtype)
         return x if self._projection is None else self._projection(x)
 

@@ -44,6 +44,12 @@ def layer_shapes(model: Model) -> dict[str, Any]:
     for unable, what in (
         (config.is_decoder, "is a decoder"),
         (config.rms_norm, "has norms that do not subtract the mean"),
+        (config.disentangled is not None, "has disentangled attention"),
+        (
+            config.attention_scale is not None and not config.is_decoder,
+            "scales scores otherwise than by the size of heads",
+        ),
+        (config.projects_first, "projects embeddings before their norm"),
         (_stretches(config), "stretches rotary positions by each text's length"),
     ):
         if unable:

@@ -23,7 +23,7 @@ from embert.engine.heads.token_rows import token_weight_rows
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, Ids, random_sequences, small_tokenizer, write_modules
 from tests.engine.heads.late_interaction import save_tokenizer
-from tests.engine.model_cases import ENCODER_CASES, build, byte_level
+from tests.engine.model_cases import MASKED_LM_CASES, build, byte_level
 from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 3, 7, 8, 17, 17, 31, 32, 33, 64, 65, 127, 128]
@@ -83,7 +83,7 @@ def sparse(encoder: Encoder, sequences: list[Ids]) -> TaskOutput:
     return encoder.wait(encoder.submit(engine.pack(sequences).wanting(Task.SPARSE)))[Task.SPARSE]
 
 
-@pytest.mark.parametrize("case", [name for name in ENCODER_CASES if "long" not in name and "padded" not in name])
+@pytest.mark.parametrize("case", [name for name in MASKED_LM_CASES if "long" not in name and "padded" not in name])
 def test_splade_of_every_model_type_equals_hugging_face(tmp_path: Path, case: str) -> None:
     reference = MaskedLM(tmp_path, case, vocab_size=77, share=0.05)
     model = engine.load_model(str(tmp_path), pooling="splade")

@@ -1,0 +1,165 @@
+"""DeBERTa v2 and v3: buckets of distances, lengths to 512 beside float64, and sentence-transformers' classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
+from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2ForMaskedLM, make_log_bucket_position
+
+from embert import engine
+from embert.engine.encoders.cpu.attention import BIASED_ROWS
+from embert.engine.encoders.cuda.shapes import refusal
+from embert.engine.encoders.positions import relative_rows
+from embert.engine.encoders.self_test import hidden_state
+from embert.engine.models.encoder_config import Disentangled
+from embert.engine.tasks import Task
+from embert.engine.weights.checkpoint import Checkpoint
+from tests.engine.conftest import random_sequences
+from tests.engine.model_cases import SHORT_CASES, build
+from tests.engine.models.exact import hidden_states, near
+
+CASES = [case for case in SHORT_CASES if case.startswith("deberta")]
+VOCABULARY = 400
+TEXTS = [
+    "What is the capital of China?",
+    "a",
+    " two  spaces, and\n\nlines\t",
+    "déjà vu, 東京は日本の首都です, 1234567 e\u0301 ",
+    "it's [SEP] inside [MASK]",
+    "def build(folder: Path) -> Path:\n    return folder\n" * 30,
+]
+
+
+def save_tokenizer(folder: Path, **fields: Any) -> None:
+    """DeBERTa v3's files, with a small vocabulary: tokenizer.json is what a converter made of SentencePiece's."""
+    tokenizer = Backend(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Strip(), normalizers.Replace(" ", " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+    trainer = trainers.UnigramTrainer(vocab_size=VOCABULARY - 20, special_tokens=special, unk_token="[UNK]")
+    tokenizer.train([__file__], trainer)
+    tokenizer.add_special_tokens(["[MASK]"])
+    around = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", around
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    stated = {"tokenizer_class": "DebertaV2Tokenizer", "vocab_type": "spm", "do_lower_case": False, **fields}
+    (folder / "tokenizer_config.json").write_text(json.dumps(stated))
+
+
+@pytest.mark.parametrize(
+    ("count", "farthest"),
+    [(2, 4), (3, 17), (16, 17), (31, 128), (100, 129), (255, 512), (256, 512), (256, 200), (256, 1680), (512, 4096)],
+)
+def test_rows_of_distances_are_those_of_transformers(count: int, farthest: int) -> None:
+    longest = 3000
+    distances = torch.arange(longest - 1, -longest, -1)
+    buckets = make_log_bucket_position(distances, count, farthest).to(torch.long)
+    expected = torch.clamp(buckets + count, 0, 2 * count - 1)
+    relative = Disentangled(count, farthest, True, True, True, True)
+    np.testing.assert_array_equal(relative_rows(relative, longest), expected.numpy())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lengths_to_512(tmp_path: Path, case: str) -> None:
+    config: dict[str, Any] = {"max_position_embeddings": 512}
+    if case not in ("deberta-v2, c2p", "deberta-v2, plain"):
+        config["position_buckets"] = 256
+    folder = build(tmp_path, case, **config)
+    sequences = random_sequences([1, 2, 3, 31, 64, 64, 127, 128, 129, 255, 256, 257, 300, 511, 512], 64)
+    expected = hidden_states(folder, sequences)
+    assert near(folder, sequences, expected) >= 0.999999
+    assert near(folder, sequences, expected, dtype="bfloat16") >= 0.99
+
+
+def test_memory_of_a_text_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No part of the scores is held for more queries than one block's, nor for more heads than fit."""
+    folder = build(tmp_path, "deberta-v2", max_position_embeddings=3000, max_relative_positions=512)
+    sequences = random_sequences([2500, 30, 30], 64)
+    expected = hidden_states(folder, sequences)
+    sizes: list[int] = []
+    bmm = torch.bmm
+
+    def noting(*operands: torch.Tensor) -> torch.Tensor:
+        product = bmm(*operands)
+        sizes.append(product.numel())
+        return product
+
+    monkeypatch.setattr(torch, "bmm", noting)
+    assert near(folder, sequences, expected) >= 0.999999
+    assert 0 < max(sizes) <= 2500 * (2500 + BIASED_ROWS)
+
+
+def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    folder = build(tmp_path, "deberta-v2, narrow", vocab_size=VOCABULARY)
+    save_tokenizer(folder, model_max_length=100)
+    oracle = SentenceTransformer(str(folder), device="cpu")
+    expected = np.concatenate([oracle.encode([text]) for text in TEXTS])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        np.testing.assert_allclose(loaded.embed(TEXTS), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(("case", "labels"), [("deberta-v2", 1), ("deberta-v2, c2p", 3)])
+def test_scores_of_pairs_are_those_of_cross_encoder(tmp_path: Path, case: str, labels: int) -> None:
+    """A reranker and a classifier of pairs; the second has token types."""
+    folder = build(
+        tmp_path, case, vocab_size=VOCABULARY, head="ForSequenceClassification", modules=False, num_labels=labels
+    )
+    save_tokenizer(folder, model_max_length=60)
+    pairs = [("what is it", "a document"), ("short", "many words " * 30), ("words " * 50, "b"), ("a", "c")]
+    oracle = CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Identity())
+    expected = np.stack([oracle.predict([pair])[0] for pair in pairs])
+    assert np.ptp(expected) > 0.1
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        answers = [{each.label: each.score for each in answer} for answer in loaded.classify(pairs, raw=True)]
+    scores = [[answer[f"LABEL_{label}"] for label in range(labels)] for answer in answers]
+    np.testing.assert_allclose(scores, expected.reshape(-1, labels), atol=1e-4)
+
+
+def test_the_newer_head_of_a_masked_language_model(tmp_path: Path) -> None:
+    """Its decoder is always the word table."""
+    folder = build(tmp_path, "deberta-v2", vocab_size=VOCABULARY, head="ForMaskedLM", modules=False, legacy=False)
+    save_tokenizer(folder)
+    model = engine.load_model(str(folder), pooling="splade")
+    encoder, (ids,) = engine.load_encoder(model, device="cpu"), random_sequences([40], VOCABULARY)
+    rows = encoder.wait(encoder.submit(engine.pack([ids]).wanting(Task.SPARSE)))[Task.SPARSE]
+    oracle: Any = DebertaV2ForMaskedLM.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        expected = oracle(torch.from_numpy(ids[None].astype(np.int64))).logits[0].relu().log1p().amax(0).numpy()
+    assert np.ptp(expected) > 0.1
+    assert rows.indices is not None
+    np.testing.assert_allclose(rows.values[:, 0], expected[rows.indices], atol=1e-4)
+    assert len(rows.values) == np.count_nonzero(expected)
+
+
+def test_int8_is_near_the_definition(tmp_path: Path) -> None:
+    wide: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256}
+    folder = build(tmp_path, "deberta-v2", vocab_size=VOCABULARY, **wide)
+    save_tokenizer(folder)
+    sequences = random_sequences([3, 40, 100], 300)
+    model = engine.load_model(str(folder))
+    checkpoint = Checkpoint.open(model)
+    expected = [hidden_state(ids, model.config, checkpoint, int8=True) for ids in sequences]
+    assert (
+        near(folder, sequences, [rows.astype(np.float64) for rows in expected], dtype="int8") >= 0.999
+    )  # to float32: 0.976
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_gpu_runs_it(tmp_path: Path, case: str) -> None:
+    """The CPU does, on a machine with a GPU too, and the start-up log says why."""
+    folder = build(tmp_path, case)
+    save_tokenizer(folder)
+    reason = refusal(engine.load_model(str(folder)))
+    assert reason is not None
+    assert "which the CUDA encoder does not run" in reason
