@@ -2,6 +2,7 @@
 
 #include "attention/attention.h"
 
+#include <cmath>
 #include <string>
 
 namespace embert {
@@ -16,20 +17,30 @@ bool is_plain(const AttentionHeads& shape) {
 }  // namespace
 
 bool attention_supports(DType, const AttentionHeads& shape) {
-  return shape.head_size >= 8 && shape.head_size % 8 == 0 && is_plain(shape);
+  return shape.head_size >= 8 && shape.head_size <= kMaxHeadSize && shape.head_size % 8 == 0 && shape.kv_heads > 0 &&
+         shape.heads % shape.kv_heads == 0;
+}
+double scale_of(const AttentionHeads& shape) {
+  return shape.scale == 0.0f ? 1.0 / std::sqrt(double(shape.head_size)) : shape.scale;
 }
 
 Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, const AttentionHeads& shape,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream) {
   if (!attention_supports(dtype, shape)) {
-    return Status::refused("attention: " + std::to_string(shape.heads) + " heads of size " +
-                           std::to_string(shape.head_size) + " with " + std::to_string(shape.kv_heads) + " of keys" +
-                           (shape.causal ? ", causal" : ""));
+    return Status::refused("attention: " + std::to_string(shape.heads) + " heads of queries and " +
+                           std::to_string(shape.kv_heads) + " of keys, of size " + std::to_string(shape.head_size) +
+                           ": sizes are multiples of 8 up to " + std::to_string(kMaxHeadSize));
   }
-  const int heads = shape.heads, head_size = shape.head_size;
   if (work.window > 0 && relative.scores != nullptr)
     return Status::refused("attention: a window and scores by relative position");
   EMBERT_TRY(check_attention_work(work.tile_count, work.short_count));
+  if (!is_plain(shape)) {
+    if (relative.scores != nullptr)
+      return Status::refused("attention: scores by relative position with causal attention, shared keys or a scale");
+    if (dtype == DType::kFloat32) return attention_fp32_decoder(qkv, work, shape, context, stream);
+    return attention_sm80_decoder(dtype, qkv, work, shape, context, stream);
+  }
+  const int heads = shape.heads, head_size = shape.head_size;
   const bool sees_all = work.window == 0 && relative.scores == nullptr;
   if (maps != nullptr && work.longest >= kLongTokens && sees_all && attention_sm90_long_supports(dtype, head_size)) {
     if (work.tile_count > 0) EMBERT_TRY(attention_sm90_long(dtype, qkv, rows, work, heads, context, *maps, stream));

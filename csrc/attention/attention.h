@@ -11,6 +11,8 @@ namespace embert {
 
 class TensorMaps;
 
+constexpr int kMaxHeadSize = 256;
+
 // The heads of attention, and which keys a query attends to besides its window.
 struct AttentionHeads {
   int heads = 0;        // of queries
@@ -24,6 +26,8 @@ struct AttentionHeads {
 Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, const AttentionHeads& heads,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream);
 bool attention_supports(DType dtype, const AttentionHeads& heads);
+// The factor of scores, in FP64.
+double scale_of(const AttentionHeads& heads);
 
 // The same in FP16 with an int8 context, where attention_writes_blocks: heads of kHeadBlock columns, each a block.
 bool attention_writes_blocks(DType dtype, const WindowedWork& work, int head_size, const TensorMaps* maps);
@@ -36,6 +40,11 @@ Status attention_fp32(const void* qkv, const WindowedWork& work, int heads, int 
                       const RelativeScores& relative, void* context, const Stream& stream);
 Status attention_sm80(DType dtype, const void* qkv, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, const Stream& stream);  // 16-bit types
+// Heads that share keys and values, causal attention, head sizes over 128, other scales; without relative scores.
+Status attention_fp32_decoder(const void* qkv, const WindowedWork& work, const AttentionHeads& heads, void* context,
+                              const Stream& stream);
+Status attention_sm80_decoder(DType dtype, const void* qkv, const WindowedWork& work, const AttentionHeads& heads,
+                              void* context, const Stream& stream);  // 16-bit types
 bool attention_sm90_supports(DType dtype, int head_size, int window);
 Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, TensorMaps& maps, const Stream& stream);

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "attention/attention.h"
+#include "attention/warp.cuh"
 #include "attention/window.h"
 #include "common/launch.cuh"
 #include "common/numeric.cuh"
@@ -15,17 +16,19 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kKeys = 32;
-constexpr int kMaxDim = 128;
-constexpr int kColumns = kMaxDim / 32;  // of a lane
 
 constexpr float kMaskedScore = -1e30f;  // a score that a window masks: finite, because a step may have no other
 
-template <bool kRelative, bool kWindow>
+// kMaxDim: of heads. With 256 columns keys and values share their memory, because 48 KB do not hold both.
+template <int kMaxDim, bool kRelative, bool kWindow, typename Columns>
 __device__ __forceinline__ void attend_queries(const float* qkv, const AttentionTile* tiles, int heads, int dim,
                                                float scale, float* context, const RelativeScores& relative,
-                                               const KeyWindow& window) {
+                                               const Columns& columns, const KeyWindow& window) {
+  constexpr int kColumns = kMaxDim / 32;  // of a lane
+  constexpr bool kBoth = kMaxDim <= 128;
   __shared__ float keys[kKeys][kMaxDim + 1];
-  __shared__ float values[kKeys][kMaxDim + 1];
+  __shared__ float values_beside[kBoth ? kKeys : 1][kMaxDim + 1];
+  auto* const values = kBoth ? values_beside : keys;
   __shared__ float queries[kWarps][kMaxDim];
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
@@ -33,7 +36,7 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
   const AttentionTile tile = tiles[blockIdx.y];
   if (tile.length == 0) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const size_t pitch = size_t(3) * heads * dim;
+  const size_t pitch = columns.pitch();
   const float* const base = qkv + size_t(tile.first_row) * pitch + head * dim;
   const int last = min(tile.query + kAttentionRows, tile.length);
 
@@ -51,8 +54,8 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
         const int row = i / dim, column = i % dim;
         const bool exists = key + row < tile.length;
         const float* const from = base + size_t(exists ? key + row : 0) * pitch + column;
-        keys[row][column] = exists ? from[heads * dim] : 0.0f;
-        values[row][column] = exists ? from[2 * heads * dim] : 0.0f;
+        keys[row][column] = exists ? from[columns.keys(head)] : 0.0f;
+        if constexpr (kBoth) values[row][column] = exists ? from[columns.values(head)] : 0.0f;
       }
       __syncthreads();
       float score = 0.0f;
@@ -61,6 +64,15 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
         score = fmaf(scale, __ldg(relative.scores + (2 * head + 1) * relative.reach + key + lane - query), score);
       if (kWindow && window.hides(query, key + lane)) score = kMaskedScore;
       if (key + lane >= tile.length) score = -INFINITY;
+      if constexpr (!kBoth) {
+        __syncthreads();  // all warps have read the keys
+        for (int i = threadIdx.x; i < kKeys * dim; i += kWarps * 32) {
+          const int row = key + i / dim;
+          values[i / dim][i % dim] =
+              row < tile.length ? base[size_t(row) * pitch + columns.values(head) + i % dim] : 0.0f;
+        }
+        __syncthreads();
+      }
       const float step_highest = fmaxf(highest, warp_max(score));
       const float correction = expf(highest - step_highest);  // 0 at the first step
       const float p = expf(score - step_highest);
@@ -91,13 +103,18 @@ template <bool kRelative>
 __global__ void __launch_bounds__(kWarps * 32)
     attention_fp32_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale, float* context,
                           const RelativeScores relative) {
-  attend_queries<kRelative, false>(qkv, tiles, heads, dim, scale, context, relative, {});
+  attend_queries<128, kRelative, false>(qkv, tiles, heads, dim, scale, context, relative, OwnKeys{heads, dim}, {});
 }
 // With a window: only the keys that queries attend to, and those that share a step with them.
 __global__ void __launch_bounds__(kWarps * 32)
     attention_fp32_window_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
                                  float* context, int window) {
-  attend_queries<false, true>(qkv, tiles, heads, dim, scale, context, {}, {window});
+  attend_queries<128, false, true>(qkv, tiles, heads, dim, scale, context, {}, OwnKeys{heads, dim}, {window, window});
+}
+__global__ void __launch_bounds__(kWarps * 32)
+    attention_fp32_decoder_kernel(const float* qkv, const AttentionTile* tiles, SharedKeys columns, float scale,
+                                  float* context, KeyWindow window) {
+  attend_queries<256, false, true>(qkv, tiles, columns.heads, columns.dim, scale, context, {}, columns, window);
 }
 
 }  // namespace
@@ -113,6 +130,19 @@ Status attention_fp32(const void* qkv, const WindowedWork& work, int heads, int 
     const auto kernel = relative.scores == nullptr ? attention_fp32_kernel<false> : attention_fp32_kernel<true>;
     return launch("attention_fp32", kernel, dim3(heads, count), kWarps * 32, 0, stream, static_cast<const float*>(qkv),
                   tiles, heads, head_size, scale, static_cast<float*>(context), relative);
+  };
+  if (work.tile_count > 0) EMBERT_TRY(run(work.tiles, work.tile_count));
+  if (work.short_count > 0) EMBERT_TRY(run(work.shorts, work.short_count));
+  return {};
+}
+
+Status attention_fp32_decoder(const void* qkv, const WindowedWork& work, const AttentionHeads& shape, void* context,
+                              const Stream& stream) {
+  const SharedKeys columns{shape.heads, shape.kv_heads, shape.heads / shape.kv_heads, shape.head_size};
+  const auto run = [&](const AttentionTile* tiles, int count) {
+    return launch("attention_fp32_decoder", attention_fp32_decoder_kernel, dim3(shape.heads, count), kWarps * 32, 0,
+                  stream, static_cast<const float*>(qkv), tiles, columns, float(scale_of(shape)),
+                  static_cast<float*>(context), window_of(work.window, shape.causal));
   };
   if (work.tile_count > 0) EMBERT_TRY(run(work.tiles, work.tile_count));
   if (work.short_count > 0) EMBERT_TRY(run(work.shorts, work.short_count));

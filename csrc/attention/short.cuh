@@ -27,19 +27,20 @@ __device__ __forceinline__ void sync_pair(int pair) {
 
 // Context: T*, or QuantizedBlocks where kDim is dim. For the two warps of `pair`; `thread`: 0 … 63 of them; `smem`:
 // short_shared_bytes of the block.
-template <typename T, int kDim, bool kRelative, bool kWindow = false, typename Context>
+template <typename T, int kDim, bool kRelative, bool kWindow = false, typename Context, typename Columns>
 __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& tile, int head, int heads, int dim,
                                              float scale_log2, const RelativeScores& relative, const Context& context,
-                                             uint8_t* smem, int pair, int thread, const KeyWindow& window = {}) {
+                                             uint8_t* smem, int pair, int thread, const Columns& columns,
+                                             const KeyWindow& window = {}) {
   using Warp = AttentionWarp<T, kDim, kAttentionShort>;
   T* const queries = reinterpret_cast<T*>(smem) + pair * 3 * kAttentionShort * Warp::kPitch;
   T* const keys = queries + kAttentionShort * Warp::kPitch;
   T* const values = keys + kAttentionShort * Warp::kPitch;
-  const size_t pitch = size_t(3) * heads * dim;
+  const size_t pitch = columns.pitch();
   const T* const q_from = qkv + size_t(tile.first_row) * pitch + head * dim;
   copy_head_rows<T, kDim, kAttentionShort, 64>(queries, q_from, pitch, tile.length, dim, thread);
-  copy_head_rows<T, kDim, kAttentionShort, 64>(keys, q_from + heads * dim, pitch, tile.length, dim, thread);
-  copy_head_rows<T, kDim, kAttentionShort, 64>(values, q_from + 2 * heads * dim, pitch, tile.length, dim, thread);
+  copy_head_rows<T, kDim, kAttentionShort, 64>(keys, q_from + columns.keys(head), pitch, tile.length, dim, thread);
+  copy_head_rows<T, kDim, kAttentionShort, 64>(values, q_from + columns.values(head), pitch, tile.length, dim, thread);
   cp_async_commit();
   const int query = thread / 32 * 16, lane = thread % 32;
   float s[kAttentionShort / 8][4];

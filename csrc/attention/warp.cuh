@@ -16,6 +16,27 @@
 
 namespace embert {
 
+// The columns of qkv where every head has a key and a value of its own: [3, heads, dim].
+struct OwnKeys {
+  int heads, dim;
+
+  __device__ __forceinline__ size_t pitch() const { return size_t(3) * heads * dim; }
+  // From a head's query to its key, and to its value.
+  __device__ __forceinline__ int keys(int /* head */) const { return heads * dim; }
+  __device__ __forceinline__ int values(int /* head */) const { return 2 * heads * dim; }
+  __device__ __forceinline__ int keys_to_values() const { return heads * dim; }
+};
+
+// The same where `group` adjacent heads share one: [heads of queries | heads of keys | heads of values, dim].
+struct SharedKeys {
+  int heads, kv_heads, group, dim;
+
+  __device__ __forceinline__ size_t pitch() const { return size_t(heads + 2 * kv_heads) * dim; }
+  __device__ __forceinline__ int keys(int head) const { return (heads + head / group - head) * dim; }
+  __device__ __forceinline__ int values(int head) const { return keys(head) + keys_to_values(); }
+  __device__ __forceinline__ int keys_to_values() const { return kv_heads * dim; }
+};
+
 // Sums over a row's four lanes.
 __device__ __forceinline__ float row_total(float total) {
   total += __shfl_xor_sync(~0u, total, 1);

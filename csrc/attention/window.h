@@ -5,17 +5,21 @@
 
 namespace embert {
 
-struct KeyWindow {
-  int size;  // keys on each side of a query's own
+constexpr int kEveryKey = 1 << 24;  // a side of a window that ends with the text
 
-  __host__ __device__ inline bool hides(int query, int key) const { return query - key > size || key - query > size; }
+struct KeyWindow {
+  int before, after;  // keys on each side of a query's own
+
+  __host__ __device__ inline bool hides(int query, int key) const {
+    return query - key > before || key - query > after;
+  }
   // Of steps of `keys` keys each, which begin at multiples of that: the first step that a query from `query` on needs,
   __host__ __device__ inline int first_step(int query, int keys) const {
-    return query > size ? (query - size) / keys : 0;
+    return query > before ? (query - before) / keys : 0;
   }
   // and the first step that no query up to `last` needs, in a text of this many tokens.
   __host__ __device__ inline int end_step(int last, int length, int keys) const {
-    const int end = last + size + 1 < length ? last + size + 1 : length;
+    const int end = last + after + 1 < length ? last + after + 1 : length;
     return (end + keys - 1) / keys;
   }
   // Whether each of `queries` queries attends to all of `keys` keys.
@@ -25,11 +29,17 @@ struct KeyWindow {
   }
   // A query attends to the keys of its text for which `place`, as an unsigned number, is at most `most`: one comparison
   // for both ends of the window and of the text.
-  __host__ __device__ inline int place(int query, int key) const { return key - query + size; }
+  __host__ __device__ inline int place(int query, int key) const { return key - query + before; }
   __host__ __device__ inline int most(int query, int length) const {
-    const int after = length - 1 - query;
-    return size + (after < size ? after : size);
+    const int left = length - 1 - query;
+    return before + (left < after ? left : after);
   }
 };
+
+// A window of `size` keys on each side, 0: of all. Of causal attention it has only the side before a query.
+inline KeyWindow window_of(int size, bool causal) {
+  const int before = size > 0 ? size : kEveryKey;
+  return {before, causal ? 0 : before};
+}
 
 }  // namespace embert

@@ -87,25 +87,41 @@ def activation(x: Doubles, kind: int) -> Doubles:
 
 
 def attention(
-    qkv: Doubles, lengths: list[int], heads: int, relative: Doubles | None = None, window: int = 0
+    qkv: Doubles,
+    lengths: list[int],
+    heads: int,
+    relative: Doubles | None = None,
+    window: int = 0,
+    *,
+    kv_heads: int = 0,
+    scale: float = 0.0,
+    causal: bool = False,
 ) -> Doubles:
-    """qkv [T, 3·heads·d] → [T, heads·d]; relative [heads, 2·longest - 1] by key - query + longest - 1."""
+    """qkv [T, (heads + 2·kv_heads)·d] → [T, heads·d].
+
+    relative [heads, 2·longest - 1] by key - query + longest - 1. kv_heads 0: as many as heads; scale 0: 1/√d.
+    """
     tokens, width = qkv.shape
-    hidden = width // 3
-    dim = hidden // heads
+    kv_heads = kv_heads or heads
+    dim = width // (heads + 2 * kv_heads)
+    hidden = heads * dim
     out = np.empty((tokens, hidden))
     start = 0
     for length in lengths:
-        rows = qkv[start : start + length].reshape(length, 3, heads, dim).transpose(1, 2, 0, 3)
-        scores = rows[0] @ rows[1].transpose(0, 2, 1) / np.sqrt(dim)
+        rows = qkv[start : start + length].reshape(length, heads + 2 * kv_heads, dim).transpose(1, 0, 2)
+        queries, keys, values = np.split(rows, [heads, heads + kv_heads])
+        keys, values = (np.repeat(each, heads // kv_heads, axis=0) for each in (keys, values))
+        scores = queries @ keys.transpose(0, 2, 1) * (scale or 1 / np.sqrt(dim))
         positions = np.arange(length)
         if window:
             scores[:, abs(positions - positions[:, None]) > window] = -np.inf
+        if causal:
+            scores[:, positions > positions[:, None]] = -np.inf
         if relative is not None:
             scores += relative[:, positions - positions[:, None] + relative.shape[1] // 2]
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights /= weights.sum(axis=2, keepdims=True)
-        out[start : start + length] = (weights @ rows[2]).transpose(1, 0, 2).reshape(length, hidden)
+        out[start : start + length] = (weights @ values).transpose(1, 0, 2).reshape(length, hidden)
         start += length
     return out
 

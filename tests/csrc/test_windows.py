@@ -28,16 +28,18 @@ def printed(program: Path, mode: str, cases: Iterable[tuple[int, ...]]) -> str:
 
 def test_a_tile_reads_the_steps_that_a_query_sees_something_of(program: Path) -> None:
     cases = [
-        (length, window, query, queries, keys)
+        (length, window, after, query, queries, keys)
         for length, window, (queries, keys) in itertools.product(LENGTHS, WINDOWS, TILES)
+        for after in (window, 0)
         for query in sorted({0, length // 3 // queries * queries, (length - 1) // queries * queries})
     ]
     lines = [list(map(int, line.split())) for line in printed(program, "steps", cases).splitlines()]
-    for (length, window, query, queries, keys), (first, end), all_seen in zip(
+    for (length, window, after, query, queries, keys), (first, end), all_seen in zip(
         cases, lines[::2], lines[1::2], strict=True
     ):
         rows = np.arange(query, query + queries)
-        seen = abs(np.arange(-(-length // keys) * keys) - rows[:, None]) <= window  # past the end, too
+        distances = np.arange(-(-length // keys) * keys) - rows[:, None]  # past the end, too
+        seen = (-window <= distances) & (distances <= after)
         real = seen[:, :length].any(axis=0)
         steps = np.flatnonzero(real) // keys
         assert (first, end - 1) == (steps.min(), steps.max())
@@ -48,16 +50,17 @@ def test_a_tile_reads_the_steps_that_a_query_sees_something_of(program: Path) ->
 def test_a_query_sees_its_window_within_its_text(program: Path) -> None:
     """On Hopper: the comparison that its masks make, and the steps without one."""
     cases = [
-        (length, query, window)
+        (length, query, window, after)
         for length in (33, 64, 65, 95, 96, 97, 128, 129, 200, 257, 511, 8192)
         for window in (31, 32, 63, 64, 65, 100, 128, 300)
+        for after in (window, 0)
         for query in sorted({*range(0, min(length, 300), 16), (length - 1) // 16 * 16})
     ]
     parts = printed(program, "keys", cases).split("\n\n")
-    for (length, query, window), part in zip(cases, parts, strict=False):
+    for (length, query, window, after), part in zip(cases, parts, strict=False):
         lines = part.splitlines()
         rows = range(query, min(query + 16, length))
         assert len(lines) == len(rows)
         for row, line in zip(rows, lines, strict=True):
-            wanted = range(max(0, row - window), min(length, row + window + 1))
+            wanted = range(max(0, row - window), min(length, row + after + 1))
             assert [int(key) for key in line.split()] == list(wanted), (length, row, window)

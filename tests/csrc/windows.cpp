@@ -1,6 +1,6 @@
-// Prints what attention with a window reads. "steps" and cases (length, window, first query, queries, keys): a line of
+// Prints what attention with a window reads. "steps" and cases (length, before, after, first query, queries, keys): a line of
 // "first_step end_step", then of each step whether all queries see all its keys, then an empty line. "keys" and cases
-// (length, first query, window): for each of a warp's 16 queries on Hopper (attention/sm90/tile.cuh) a line of the keys
+// (length, first query, before, after): for each of a warp's 16 queries on Hopper (attention/sm90/tile.cuh) a line of the keys
 // that it sees, then an empty line.
 #include <cstdio>
 #include <cstdlib>
@@ -10,17 +10,17 @@
 
 namespace {
 
-void print_steps(int length, int size, int query, int queries, int keys) {
-  const embert::KeyWindow window{size};
+void print_steps(int length, int before, int after, int query, int queries, int keys) {
+  const embert::KeyWindow window{before, after};
   const int first = window.first_step(query, keys), end = window.end_step(query + queries - 1, length, keys);
   std::printf("%d %d\n", first, end);
   for (int step = first; step < end; ++step) std::printf("%d ", window.sees_all(query, queries, step * keys, keys));
   std::printf("\n");
 }
 
-void print_keys(int length, int query, int size) {
+void print_keys(int length, int query, int before, int after) {
   constexpr int kStep = 64;
-  const embert::KeyWindow window{size};
+  const embert::KeyWindow window{before, after};
   const int tile = query / kStep * kStep;  // of which the warp is a part
   for (int row = query; row < query + 16 && row < length; ++row) {
     for (int step = window.first_step(tile, kStep); step < window.end_step(tile + kStep - 1, length, kStep); ++step) {
@@ -39,12 +39,12 @@ void print_keys(int length, int query, int size) {
 
 int main(int count, char** arguments) {
   const bool steps = std::strcmp(arguments[1], "steps") == 0;
-  for (int i = 2; i < count; i += steps ? 5 : 3) {
+  for (int i = 2; i < count; i += steps ? 6 : 4) {
     const auto number = [&](int k) { return std::atoi(arguments[i + k]); };
     if (steps)
-      print_steps(number(0), number(1), number(2), number(3), number(4));
+      print_steps(number(0), number(1), number(2), number(3), number(4), number(5));
     else
-      print_keys(number(0), number(1), number(2));
+      print_keys(number(0), number(1), number(2), number(3));
   }
   return 0;
 }

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocks<64>)
     attention_sm90_window_kernel(const __grid_constant__ CUtensorMap qkv_map, const T* qkv, const AttentionWork work,
                                  int heads, float scale_log2, T* context, bool backwards, int window) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  attend_tile<T, 64, false>(qkv_map, qkv, work, heads, scale_log2, context, backwards, {}, NearKeys{{window}});
+  attend_tile<T, 64, false>(qkv_map, qkv, work, heads, scale_log2, context, backwards, {}, NearKeys{{window, window}});
 #else
   EMBERT_TRAP("attention_sm90_window_kernel");
 #endif

@@ -195,7 +195,7 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
     griddepcontrol_launch_dependents();
     if (tile.length > 0)
       attend_short<T, kDim, kRelative>(qkv, tile, head, heads, kDim, scale_log2, relative, context, smem, pair,
-                                       threadIdx.x % 64);
+                                       threadIdx.x % 64, OwnKeys{heads, kDim});
     return;
   }
   const AttentionTile tile = early_tile(work.tiles + (backwards ? work.tile_count - 1 - index : index));

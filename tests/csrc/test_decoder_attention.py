@@ -1,0 +1,137 @@
+"""Attention of decoders against float64: shared keys, causal or with windows, head sizes up to 256."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.csrc import reference as ref
+from tests.csrc.device import Device, numpy_type
+from tests.csrc.test_attention import FIRST_QUERY, LAST_QUERY
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = [*ref.LENGTHS, 300, 1000]
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    dim: int
+    window: int = 0
+    scale: float = 0.0
+    causal: bool = True
+
+    @property
+    def width(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.dim
+
+
+SHAPES = [
+    Shape(16, 8, 128),
+    Shape(8, 8, 128),
+    Shape(4, 1, 128, window=100),
+    Shape(3, 1, 256, causal=False),
+    Shape(3, 1, 256, window=512, scale=0.07, causal=False),
+    Shape(4, 2, 256),
+    Shape(3, 1, 256, window=33),
+    Shape(14, 2, 64),
+    Shape(4, 2, 64, window=20),
+    Shape(4, 2, 80, scale=0.2),
+    Shape(2, 2, 200),
+    Shape(3, 3, 24, window=1, causal=False, scale=0.3),
+]
+
+
+def run(
+    device: Device,
+    dtype: int,
+    qkv: npt.NDArray[np.generic],
+    lengths: list[int],
+    shape: Shape,
+    hopper: bool,
+    queries: int = 0,
+) -> npt.NDArray[np.generic]:
+    if hopper and importlib.import_module("embert.engine._cuda").device_info(0)[1] != 90:
+        pytest.skip("needs compute capability 9.0")
+    long, short = ref.tiles(lengths)
+    hidden = shape.heads * shape.dim
+    context = device.new(qkv.nbytes // shape.width * hidden)
+    device.launch.attention(
+        dtype, device.put(qkv), len(qkv), device.put(long), len(long), device.put(short), len(short), shape.heads,
+        shape.dim, context, hopper, queries, window=shape.window, kv_heads=shape.kv_heads, scale=shape.scale,
+        causal=shape.causal,
+    )  # fmt: skip
+    return device.get(context, (len(qkv), hidden), numpy_type(dtype))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=repr)
+@pytest.mark.parametrize("dtype", ref.DTYPES)
+@pytest.mark.parametrize("hopper", [False, True])
+def test_beside_float64(device: Device, random: np.random.Generator, dtype: int, shape: Shape, hopper: bool) -> None:
+    if hopper and dtype == ref.FLOAT32:
+        pytest.skip("always the portable kernel")
+    lengths = [int(n) for n in random.permutation(LENGTHS)]
+    qkv = ref.drawn(random, (sum(lengths), shape.width), dtype)
+    wanted = ref.attention(
+        ref.exact(qkv), lengths, shape.heads, window=shape.window, kv_heads=shape.kv_heads, scale=shape.scale,
+        causal=shape.causal,
+    )  # fmt: skip
+    got = run(device, dtype, qkv, lengths, shape, hopper)
+    assert ref.error(got, wanted) <= (
+        ref.allowed(wanted, dtype) if dtype == ref.FLOAT32 else 1.6 * ref.rounding(wanted, dtype)
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES[:8], ids=repr)
+@pytest.mark.parametrize("hopper", [False, True])
+def test_batch_invariance(device: Device, random: np.random.Generator, shape: Shape, hopper: bool) -> None:
+    qkv = ref.drawn(random, (sum(LENGTHS), shape.width), ref.BFLOAT16)
+    together = run(device, ref.BFLOAT16, qkv, LENGTHS, shape, hopper)
+    start = 0
+    for length in LENGTHS:
+        rows = slice(start, start + length)
+        single = run(device, ref.BFLOAT16, qkv[rows], [length], shape, hopper)
+        assert single.tobytes() == together[rows].tobytes()
+        start += length
+
+
+@pytest.mark.parametrize("shape", SHAPES[:6], ids=repr)
+@pytest.mark.parametrize("hopper", [False, True])
+@pytest.mark.parametrize("queries", [FIRST_QUERY, LAST_QUERY])
+def test_one_query_a_sequence(
+    device: Device, random: np.random.Generator, queries: int, shape: Shape, hopper: bool
+) -> None:
+    qkv = ref.drawn(random, (sum(LENGTHS), shape.width), ref.FLOAT16)
+    every = run(device, ref.FLOAT16, qkv, LENGTHS, shape, hopper)
+    needed = run(device, ref.FLOAT16, qkv, LENGTHS, shape, hopper, queries)
+    ends = np.cumsum(LENGTHS)
+    rows = ends - 1 if queries == LAST_QUERY else ends - LENGTHS
+    assert needed[rows].tobytes() == every[rows].tobytes()
+    assert np.isnan(needed).any()  # the others are skipped
+
+
+@pytest.mark.parametrize("shape", SHAPES[:6], ids=repr)
+@pytest.mark.parametrize("hopper", [False, True])
+def test_other_texts_infinities_stay_out(
+    device: Device, random: np.random.Generator, shape: Shape, hopper: bool
+) -> None:
+    lengths = [70, 200, 33, 20]
+    qkv = ref.drawn(random, (sum(lengths), shape.width), ref.FLOAT16)
+    single = run(device, ref.FLOAT16, qkv, lengths, shape, hopper)
+    qkv[70:270] = np.where(random.random((200, shape.width)) < 0.5, np.inf, np.nan)
+    beside = run(device, ref.FLOAT16, qkv, lengths, shape, hopper)
+    for rows in (slice(0, 70), slice(270, None)):
+        assert beside[rows].tobytes() == single[rows].tobytes()
+
+
+def test_refused_heads(device: Device) -> None:
+    with pytest.raises(RuntimeError, match="3 heads of queries and 2 of keys"):
+        device.launch.attention(ref.FLOAT16, 0, 0, 0, 0, 0, 0, 3, 64, 0, kv_heads=2)
+    with pytest.raises(RuntimeError, match="relative position"):
+        device.launch.attention(ref.FLOAT16, 0, 0, 0, 0, 0, 0, 4, 64, 0, relative=16, reach=64, causal=True)
