@@ -541,6 +541,20 @@ CONFIG_OF_MODEL_TYPE |= {
         "mlp_bias": honored("whether those of the feed-forward network have them"),
         "pretraining_tp": irrelevant("products in slices"),
     },
+    "eurobert": {
+        **DECODER,
+        **dict.fromkeys(
+            ("is_causal", "use_bidirectional_attention"), irrelevant("attention always has both directions")
+        ),
+        "attention_bias": honored("whether attention's linear layers have biases"),
+        "mlp_bias": honored("whether those of the feed-forward network have them"),
+        "classifier_pooling": honored("late, mean or bos"),
+        "clf_pooling": honored("the same as classifier_pooling, by the name of the model's own code"),
+        "pad_token_id": TOKEN_IDS,
+        "pretraining_tp": irrelevant("products in slices"),
+        "hidden_dropout": TRAINING,
+        **dict.fromkeys(("bos_token", "eos_token", "mask_token", "pad_token"), TOKEN_IDS),
+    },
     "mistral": {**DECODER, "sliding_window": honored("tokens of every layer's window; null: all"),
                 "layer_types": irrelevant("never read for this model_type")},
     "qwen2": {**DECODER, **WINDOWS_OF_QWEN},

@@ -52,12 +52,15 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """The logits of a sequence, from one row of it. One label: a score, such as a reranker's."""
+    """The logits of a sequence, from one row of it. One label: a score, such as a reranker's.
+
+    With pooling "late" the first layer takes all rows, and the next one the mean of what it makes of them.
+    """
 
     layers: tuple[Layer, ...]
     labels: tuple[str, ...]
     activation: str  # from logits to scores: "sigmoid" (each by itself), "softmax", "identity"
-    pooling: str = "cls"  # the row: the first token's, the "mean" of all, or the "last-token"'s
+    pooling: str = "cls"  # the row: the first token's, the "mean" of all, the "last-token"'s, or "late"
     padding_id: int | None = None  # with "last-token": tokens of this id at the end do not count; None: all count
 
 

@@ -48,6 +48,7 @@ MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
     "nomic_bert": nomic_bert.read,
     "gte": gte.read,
     "new": gte.read,
+    "eurobert": decoder.read_eurobert,
     "llama": decoder.read_llama,
     "mistral": decoder.read_mistral,
     "qwen2": decoder.read_qwen2,

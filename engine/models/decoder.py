@@ -1,7 +1,9 @@
-"""Decoders as encoders: LLaMA, Mistral, Qwen2 and Qwen3. One forward pass a text, without generation or a KV cache.
+"""Decoders as encoders: LLaMA, Mistral, Qwen2 and Qwen3, and EuroBERT, which has their layers.
+
+One forward pass a text, without generation or a KV cache.
 
 Pre-norm layers with RMSNorm, rotary positions, grouped-query attention and a gated feed-forward network. Attention is
-causal unless config.json says `is_causal: false` or `use_bidirectional_attention: true`.
+causal unless config.json says `is_causal: false` or `use_bidirectional_attention: true`; EuroBERT's never is.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ __all__ = [
     "SLIDING",
     "decoder_config",
     "is_causal",
+    "read_eurobert",
     "read_llama",
     "read_mistral",
     "read_qwen2",
@@ -73,6 +76,18 @@ DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
 }
+EUROBERT = {
+    **DEFAULTS,
+    "vocab_size": 128_256,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+}
+# Its `classifier_pooling` → the rows that the classification head takes.
+EUROBERT_POOLINGS = {"bos": "cls", "mean": "mean", "late": "late"}
 MISTRAL = {**DEFAULTS, "num_key_value_heads": 8, "intermediate_size": 14_336, "max_position_embeddings": 131_072}
 QWEN = {
     **DEFAULTS,
@@ -103,7 +118,21 @@ MOST_OF_ONE_PAIR = 2  # columns
 
 def read_llama(config: ConfigFile) -> EncoderConfig:
     """LLaMA. Raises BrokenModel or UnsupportedModel."""
-    config = config.with_missing(**DEFAULTS)
+    return _llama(config.with_missing(**DEFAULTS))
+
+
+def read_eurobert(config: ConfigFile) -> EncoderConfig:
+    """EuroBERT: LLaMA's layers with attention in both directions. Raises BrokenModel or UnsupportedModel."""
+    config = config.with_missing(**EUROBERT).with_fields(is_causal=False, use_bidirectional_attention=None)
+    described = _llama(config)
+    stated = config.one_of("classifier_pooling", tuple(EUROBERT_POOLINGS), "late")
+    config.one_of("clf_pooling", (stated,), stated)  # the name in the authors' own code, which transformers ignores
+    classification = Classification("dense", "classifier", "gelu", pooling=EUROBERT_POOLINGS[stated])
+    tensors = dataclasses.replace(described.tensors, classification=classification, language_model=None)
+    return dataclasses.replace(described, tensors=tensors)
+
+
+def _llama(config: ConfigFile) -> EncoderConfig:
     biases = {flag: config.one_of(flag, (False, True), False) for flag in ("attention_bias", "mlp_bias")}
     without = (() if biases["attention_bias"] else ATTENTION) + (() if biases["mlp_bias"] else FEED_FORWARD)
     return decoder_config(config, without)

@@ -102,14 +102,17 @@ class WeightMapping:
 class Classification:
     """A model type's names of the linear layers of its `…ForSequenceClassification`.
 
-    They take one row of a sequence: out(norm(activation(dense(x)))), or out(x) without `dense`.
+    They take one row of a sequence: out(norm(activation(dense(x)))), or out(x) without `dense`. With pooling "late"
+    `dense` takes all rows, and `out` the mean of what it makes of them.
     """
 
     dense: str  # hidden_size → hidden_size; empty: there is none
     out: str  # hidden_size → labels
     activation: str = "tanh"
     norm: str = ""  # a LayerNorm, with the epsilon of the layers' own; empty: none
-    pooling: str = "cls"  # the row that they take: the first token's, the "mean" of all, or the "last-token"'s
+    pooling: str = (
+        "cls"  # the row that they take: the first token's, the "mean" of all, or the "last-token"'s; or "late"
+    )
     out_bias: bool = True
 
 

@@ -33,6 +33,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+EUROBERT = {**DECODER, "pad_token_id": 0}
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 GEMMA = {
     **DECODER,
@@ -105,6 +106,19 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nomic_bert, dynamic": ("NomicBert", {**ROTARY, "max_position_embeddings": 64, "rope_parameters": STRETCHED}),
     "gte": ("Gte", ROTARY),
     "gte, untyped": ("Gte", {**ROTARY, "type_vocab_size": 0, "hidden_act": "silu"}),
+    "eurobert": ("EuroBert", EUROBERT),
+    "eurobert, mean": ("EuroBert", {**EUROBERT, "classifier_pooling": "mean", "head_dim": 32}),
+    "eurobert, biases": (
+        "EuroBert",
+        {
+            **EUROBERT,
+            "num_key_value_heads": 4,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "classifier_pooling": "bos",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 250_000.0},
+        },
+    ),
     "llama": ("Llama", DECODER),
     "llama, biases": ("Llama", {**DECODER, "attention_bias": True, "mlp_bias": True, "head_dim": 32}),
     "llama, llama3": ("Llama", {**DECODER, "rope_parameters": LLAMA3}),
@@ -124,7 +138,9 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text, not causal": ("Gemma3Text", {**GEMMA, "is_causal": False}),
 }
 SHORT_CASES = [name for name in MODEL_CASES if "long" not in name]  # of 128 positions
-MASKED_LM_CASES = [name for name in MODEL_CASES if not name.startswith(("llama", "mistral", "qwen", "gemma"))]
+MASKED_LM_CASES = [
+    name for name in MODEL_CASES if not name.startswith(("eurobert", "llama", "mistral", "qwen", "gemma"))
+]
 ENCODER_CASES = [name for name in MASKED_LM_CASES if not name.startswith("deberta")]  # the CUDA encoder runs these
 
 

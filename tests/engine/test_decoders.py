@@ -26,6 +26,7 @@ from embert.engine.tokenization.encoded import TokenizeOptions
 from tests.engine.conftest import random_sequences, small_tokenizer
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.engine.model_cases import build
+from tests.engine.models.exact import hidden_states, near
 from tests.server.models import edit_json
 
 TEXTS = [
@@ -83,6 +84,18 @@ def qwen() -> tuple[Backend, dict[str, Any]]:
     return tokenizer, fields
 
 
+def eurobert() -> tuple[Backend, dict[str, Any]]:
+    """EuroBERT's: byte-level as Llama 3's, with tokenizer.json as it stands."""
+    tokenizer, _ = qwen()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "<|im_start|> $A <|im_end|>",
+        "<|im_start|> $A <|im_end|> $B <|im_end|>",
+        [("<|im_start|>", 1), ("<|im_end|>", 2)],
+    )
+    names = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
+    return tokenizer, {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 8192, **names}
+
+
 def gemma() -> tuple[Backend, dict[str, Any]]:
     """EmbeddingGemma's."""
     tokenizer = Backend(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
@@ -131,6 +144,7 @@ CASES = [
     ("llama, llama3", qwen),
     ("llama", llama),
     ("gemma3_text", gemma),
+    ("eurobert", eurobert),
 ]
 
 
@@ -202,6 +216,38 @@ def test_scores_of_pairs_are_those_of_cross_encoder(tmp_path: Path) -> None:
     expected = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity()).predict(pairs, batch_size=1)
     with engine.Engine.load(str(tmp_path), device="cpu") as loaded:
         np.testing.assert_allclose(loaded.score(pairs, raw=True), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["late", "mean", "bos"])
+def test_a_eurobert_that_classifies_or_fills_masks(tmp_path: Path, pooling: str) -> None:
+    """Classes of pairs are those of CrossEncoder; the encoder of a masked language model embeds."""
+    for head in ("ForSequenceClassification", "ForMaskedLM"):
+        folder = build(tmp_path / head, "eurobert", vocab_size=VOCABULARY, head=head, modules=False, num_labels=3,
+                       classifier_pooling=pooling)  # fmt: skip
+        backend, fields = eurobert()
+        backend.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({**fields, "model_max_length": 60}))
+    pairs = [("what is it", "a document"), ("short", "many words " * 30), ("a", "c")]
+    folder = tmp_path / "ForSequenceClassification"
+    oracle = CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Identity())
+    expected = np.stack([oracle.predict([pair])[0] for pair in pairs])
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        answers = [{each.label: each.score for each in answer} for answer in loaded.classify(pairs, raw=True)]
+    scores = [[answer[f"LABEL_{label}"] for label in range(3)] for answer in answers]
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    folder = tmp_path / "ForMaskedLM"
+    reference: Any = SentenceTransformer(str(folder), device="cpu")  # the mean, where no file says it
+    with engine.Engine.load(str(folder), device="cpu", pooling="mean") as loaded:
+        vectors = np.concatenate([reference.encode([text], normalize_embeddings=True) for text in TEXTS[:3]])
+        np.testing.assert_allclose(loaded.embed(TEXTS[:3]), vectors, atol=2e-5)
+
+
+def test_long_texts_of_eurobert(tmp_path: Path) -> None:
+    build(tmp_path, "eurobert", max_position_embeddings=8192)
+    sequences = [ids % 50 + 10 for ids in random_sequences([1100, 30, 513], 64)]
+    expected = hidden_states(tmp_path, sequences)
+    assert near(tmp_path, sequences, expected) >= 0.999999
+    assert near(tmp_path, sequences, expected, dtype="bfloat16") >= 0.975  # transformers' own: 0.969
 
 
 def test_a_reranker_with_a_template_for_a_query_and_a_document(tmp_path: Path) -> None:

@@ -174,11 +174,15 @@ class Logits:
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
         """[n, labels]."""
-        if self._padding_id is None:
+        layers = self._layers
+        if self._pooling == "late":
+            first, *layers = layers
+            x = pooled(first(hidden.rows.float()), hidden.groups, "mean")
+        elif self._padding_id is None:
             x = pooled(hidden.rows, hidden.groups, self._pooling)
         else:
             x = hidden.rows[_last_tokens(hidden, self._padding_id)].float()
-        for layer in self._layers:
+        for layer in layers:
             x = layer(x)
         return TaskOutput.one_each(x.numpy())
 

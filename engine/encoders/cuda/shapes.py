@@ -97,6 +97,11 @@ def head_shapes(model: Model) -> dict[str, Any]:
         raise UnsupportedModel(
             f"{model.model_id} expands queries by tokens that are not attended to, which the CUDA encoder does not run"
         )
+    if heads.classifier is not None and heads.classifier.pooling == "late":
+        raise UnsupportedModel(
+            f"{model.model_id} has a classification head that takes the mean of rows after its first layer, which the "
+            "CUDA encoder does not run"
+        )
     on_the_host = classifies_on_the_host(model)
     if on_the_host and model.embeds:
         raise UnsupportedModel(

@@ -55,6 +55,7 @@ REFUSED: dict[str, list[dict[str, Any] | tuple[dict[str, Any], str]]] = {
         {"num_hidden_groups": 0},
         {"inner_group_num": True},
     ],
+    "eurobert": [{"classifier_pooling": "max"}, {"clf_pooling": "mean"}, {"hidden_act": "mish"}],
     "deberta-v2": [
         {"conv_kernel_size": 3},
         {"pooler_hidden_size": 32},
