@@ -87,7 +87,9 @@ class RunningServer:
 
 
 @contextmanager
-def embert(*options: str, model: str | None = None, checkout: Path = ROOT) -> Iterator[RunningServer]:
+def embert(
+    *options: str, model: str | None = None, checkout: Path = ROOT, environment: Mapping[str, str] | None = None
+) -> Iterator[RunningServer]:
     """Start `embert serve` with `options`; without a model, the default one.
 
     Another `checkout` runs with the interpreter of its own .venv, or with this one where it has none.
@@ -96,7 +98,7 @@ def embert(*options: str, model: str | None = None, checkout: Path = ROOT) -> It
     program = str(python) if checkout != ROOT and python.exists() else sys.executable
     module = "embert.server.cli.main" if (checkout / "embert").is_dir() else "server.cli"  # until 2026-11-23
     command = [program, "-m", module, "serve", *([model] if model else []), *options, "--port", "{port}"]
-    with running("embert", "supervisor", command, "/readyz", {}, checkout) as server:
+    with running("embert", "supervisor", command, "/readyz", environment or {}, checkout) as server:
         yield server
 
 
