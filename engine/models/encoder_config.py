@@ -176,6 +176,7 @@ class EncoderConfig:
     head_columns: int | None = None  # columns of one attention head; None: hidden_size / heads
     qk_norm: bool = False  # an RMSNorm of each head's queries and keys, before they are rotated
     attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_size)
+    wide_range: bool = False  # hidden states of trained models exceed float16's largest number
     embedding_size: int | None = None  # columns of the embedding tables where a projection follows them; None: none
     shared_layers: tuple[int, ...] = ()  # of each layer, the number under which its weights are stored; empty: its own
     adapters: Adapters | None = None

@@ -31,14 +31,13 @@ from embert.engine.encoders.cuda.shapes import (
     layer_shapes,
     on_the_host,
 )
-from embert.engine.encoders.cuda.weights import unfit_for_float16
+from embert.engine.encoders.cuda.weights import chosen_dtype
 from embert.engine.encoders.positions import padding_positions
 from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
 from embert.engine.errors import EncoderError, EncoderLost, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
-from embert.engine.models.encoder_config import EncoderConfig, tensor_shapes
-from embert.engine.models.tensor_names import RELATIVE_ATTENTION_BIAS
+from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 
@@ -95,7 +94,7 @@ class Ticket:
 class CudaEncoder(Encoder):
     """An encoder on one NVIDIA GPU: packed, FP16 by default, two batches in flight. See `encoders.base.Encoder`.
 
-    `dtype` is "auto" (float16, or bfloat16 where float16 does not hold the weights), "float16", "bfloat16" or "float32"
+    `dtype` is "auto" (float16, or bfloat16 where float16 does not hold the model), "float16", "bfloat16" or "float32"
     (no TF32), or "int8": the layers' products of rotated integers, all else in float16 (csrc/EPILOGUES.md); for models
     like BERT, and for compute capability 9.0 unless `gemm` is "cublaslt". `gemm` is "auto", "hopper" (our own kernels,
     for compute capability 9.0) or "cublaslt": the portable path for any GPU, whose attention does without Hopper's
@@ -143,7 +142,7 @@ class CudaEncoder(Encoder):
         self.max_batch_tokens = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
         checkpoint = Checkpoint.open(model)
         self._config = config
-        self.dtype, dtype_reason = _dtype(dtype, model, checkpoint)
+        self.dtype, dtype_reason = chosen_dtype(dtype, model, checkpoint)
         self._host_classifier = HostClassifier(model, checkpoint) if classifies_on_the_host(model) else None
 
         self._host_embedding = HostEmbedding(model) if embeds_on_the_host(model) else None
@@ -358,25 +357,6 @@ def _load(encoder: Any, checkpoint: Checkpoint, model: Model, adapter: int, dtyp
         alive.append(data)
         encoder.load(ours, index, data, list(values.shape), "float32")
     return str(encoder.start())
-
-
-def _dtype(dtype: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
-    """What to compute in, and the reason if "auto" is not float16. Raises UnsupportedModel if float16 does not fit."""
-    if dtype not in ("auto", "float16", "int8"):
-        return dtype, ""
-    matrices = [
-        name
-        for name, shape in tensor_shapes(model.config).items()
-        if len(shape) == 2 and name != RELATIVE_ATTENTION_BIAS
-    ]
-    if dtype == "int8":  # only the tables are kept in float16
-        matrices = [name for name in matrices if name.startswith("embeddings.")]
-    unfit = unfit_for_float16(checkpoint, matrices)
-    if unfit is None:
-        return ("int8" if dtype == "int8" else "float16"), ""
-    if dtype == "auto":
-        return "bfloat16", unfit
-    raise UnsupportedModel(f"{model.model_id} cannot be run in {dtype}: {unfit}; choose bfloat16 or float32")
 
 
 def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ network. Dividing by a column's factor costs nothing: loading divides the LayerN
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ import numpy.typing as npt
 from embert.engine.encoders.cuda.shapes import padded_head, rotary_tables
 from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance, rotations
 from embert.engine.encoders.self_test import normed_magnitudes, spread_ids
-from embert.engine.errors import BrokenModel
+from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.safetensors_file import Tensor
+from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig, tensor_shapes
 from embert.engine.models.tensor_names import (
     EMBEDDING_PROJECTION,
@@ -34,7 +35,7 @@ from embert.engine.quantization.blocks import HEAD, balance, block_weight, quart
 from embert.engine.quantization.rows import QuantizedWeight
 from embert.engine.weights.checkpoint import PADDING_POSITION, Checkpoint
 
-__all__ = ["column_factors", "layer_tensors", "misfit", "unfit_for_float16"]
+__all__ = ["chosen_dtype", "column_factors", "layer_tensors", "misfit"]
 
 LARGEST = 65504.0
 # The smallest step of float16 is 2⁻²⁴, so rounding errors there are 2⁻²⁴/√12 on average. Below this root mean square
@@ -43,16 +44,35 @@ LEAST_RMS = 2.0**-15
 SAMPLE = 1 << 18  # evenly spaced elements that a tensor's root mean square is taken from
 
 
-def unfit_for_float16(checkpoint: Checkpoint, names: Iterable[str]) -> str | None:
-    """Which matrix does not fit float16, and why, in half a sentence; None if all fit.
+def chosen_dtype(dtype: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
+    """The type to compute in for a requested one, and the reason if "auto" is not float16.
 
-    Raises BrokenModel naming a tensor that has a NaN or an infinity.
+    Raises UnsupportedModel if float16 was asked for, or int8 beside float16, and does not hold the model, BrokenModel
+    naming a tensor that has a NaN or an infinity.
     """
-    for name in names:
+    if dtype not in ("auto", "float16", "int8"):
+        return dtype, ""
+    unfit = _unfit_for_float16(model.config, checkpoint, tables_only=dtype == "int8")
+    if unfit is None:
+        return ("int8" if dtype == "int8" else "float16"), ""
+    if dtype == "auto":
+        return "bfloat16", unfit
+    raise UnsupportedModel(f"{model.model_id} cannot be run in {dtype}: {unfit}; choose bfloat16 or float32")
+
+
+def _unfit_for_float16(config: EncoderConfig, checkpoint: Checkpoint, *, tables_only: bool) -> str | None:
+    """Why float16 does not hold a model, in half a sentence; None if it does.
+
+    Matrices are checked for elements that are not finite before anything else.
+    """
+    unfit = f"hidden states of {config.model_type} exceed float16's {LARGEST:.0f}" if config.wide_range else None
+    for name, shape in tensor_shapes(config).items():
+        if len(shape) != 2 or name == RELATIVE_ATTENTION_BIAS or (tables_only and not name.startswith("embeddings.")):
+            continue
         reason = misfit(checkpoint.stored(name), f"{checkpoint.path}: {name}")
-        if reason is not None:
-            return f"{name} {reason}"
-    return None
+        if reason is not None and unfit is None:
+            unfit = f"{name} {reason}"
+    return unfit
 
 
 def misfit(tensor: Tensor, called: str) -> str | None:
