@@ -49,6 +49,14 @@ Activation activation_of(const std::string& name) {
   throw Refused("the CUDA encoder does not know the activation " + name);
 }
 
+Pooling pooling_of(const std::string& name) {
+  if (name == "cls") return Pooling::kCls;
+  if (name == "mean") return Pooling::kMean;
+  if (name == "max") return Pooling::kMax;
+  if (name == "last-token") return Pooling::kLast;
+  throw Refused("the CUDA encoder does not know the pooling " + name);
+}
+
 std::vector<DenseShape> shapes_of(const std::vector<LinearLayer>& layers) {
   const char* const names[] = {"identity", "tanh", "relu", "sigmoid", "gelu", "gelu_tanh"};  // HeadActivation's order
   std::vector<DenseShape> shapes;
@@ -60,20 +68,22 @@ std::vector<DenseShape> shapes_of(const std::vector<LinearLayer>& layers) {
   return shapes;
 }
 
-std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int padded_head, int inner, int vocabulary,
-                                      int positions, int types, bool position_table, bool padding, bool relative,
-                                      int embedding, const std::vector<AttentionTuple>& attention, bool gated,
-                                      bool pre_norm, bool first_norm, const std::vector<int>& shared, float epsilon,
-                                      const std::string& activation, const std::string& pooling,
-                                      const std::string& dtype, int device, int max_tokens, const std::string& gemm,
-                                      const std::string& cublaslt_library, bool fold, int graphs,
-                                      const std::vector<LinearLayer>& dense, const std::vector<LinearLayer>& classifier,
-                                      const std::vector<LinearLayer>& multi, bool token_weights,
-                                      const std::optional<SpladeTuple>& splade) {
+std::unique_ptr<Encoder> make_encoder(
+    int hidden, int layers, int heads, int kv_heads, int head_columns, int padded_head, int inner, int vocabulary,
+    int positions, int types, bool position_table, bool padding, bool relative, int embedding,
+    const std::vector<AttentionTuple>& attention, bool causal, bool qk_norm, float attention_scale, bool gated,
+    bool pre_norm, bool first_norm, bool rms_norm, bool sublayer_norms, bool embedding_norm, float embedding_scale,
+    const std::vector<int>& shared, float epsilon, const std::string& activation, const std::string& pooling,
+    const std::string& classifier_pooling, const std::string& dtype, int device, int max_tokens,
+    const std::string& gemm, const std::string& cublaslt_library, bool fold, int graphs,
+    const std::vector<LinearLayer>& dense, const std::vector<LinearLayer>& classifier,
+    const std::vector<LinearLayer>& multi, bool token_weights, const std::optional<SpladeTuple>& splade) {
   EncoderConfig model;
   model.hidden = hidden;
   model.layers = layers;
   model.heads = heads;
+  model.kv_heads = kv_heads;
+  model.head_columns = head_columns;
   model.padded_head = padded_head;
   model.inner = inner;
   model.vocabulary = vocabulary;
@@ -84,9 +94,16 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int pad
   model.relative = relative;
   model.embedding = embedding;
   for (const auto& [window, rotary_dim, table] : attention) model.attention.push_back({window, rotary_dim, table});
+  model.causal = causal;
+  model.qk_norm = qk_norm;
+  model.attention_scale = attention_scale;
   model.gated = gated;
   model.pre_norm = pre_norm;
   model.first_norm = first_norm;
+  model.rms_norm = rms_norm;
+  model.sublayer_norms = sublayer_norms;
+  model.embedding_norm = embedding_norm;
+  model.embedding_scale = embedding_scale;
   model.shared = shared;
   model.epsilon = epsilon;
   model.dtype = dtype_of(dtype);
@@ -95,16 +112,8 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int pad
     model.int8 = true;
   }
   model.activation = activation_of(activation);
-  if (pooling == "cls")
-    model.pooling = Pooling::kCls;
-  else if (pooling == "mean")
-    model.pooling = Pooling::kMean;
-  else if (pooling == "max")
-    model.pooling = Pooling::kMax;
-  else if (pooling == "last-token")
-    model.pooling = Pooling::kLast;
-  else
-    throw Refused("the CUDA encoder does not know the pooling " + pooling);
+  model.pooling = pooling_of(pooling);
+  model.classifier_pooling = pooling_of(classifier_pooling);
   model.task_heads = {shapes_of(dense), shapes_of(classifier), shapes_of(multi), token_weights, std::nullopt};
   if (splade) {
     const auto& [is_transform, of_norm, logs, tied] = *splade;
@@ -252,11 +261,13 @@ NB_MODULE(_cuda, m) {
           },
           "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
   m.def(
-      "make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "padded_head"_a, "inner"_a,
-      "vocabulary"_a, "positions"_a, "types"_a, "position_table"_a, "padding"_a, "relative"_a, "embedding"_a,
-      "attention"_a, "gated"_a, "pre_norm"_a, "first_norm"_a, "shared"_a, "epsilon"_a, "activation"_a, "pooling"_a,
-      "dtype"_a, "device"_a, "max_tokens"_a, "gemm"_a, "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a,
-      "classifier"_a, "multi"_a, "token_weights"_a, "splade"_a.none() = nb::none(),
+      "make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "kv_heads"_a, "head_columns"_a,
+      "padded_head"_a, "inner"_a, "vocabulary"_a, "positions"_a, "types"_a, "position_table"_a, "padding"_a,
+      "relative"_a, "embedding"_a, "attention"_a, "causal"_a, "qk_norm"_a, "attention_scale"_a, "gated"_a, "pre_norm"_a,
+      "first_norm"_a, "rms_norm"_a, "sublayer_norms"_a, "embedding_norm"_a, "embedding_scale"_a, "shared"_a,
+      "epsilon"_a, "activation"_a, "pooling"_a, "classifier_pooling"_a, "dtype"_a, "device"_a, "max_tokens"_a, "gemm"_a,
+      "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a, "multi"_a, "token_weights"_a,
+      "splade"_a.none() = nb::none(),
       "As encoder/encoder_config.h. attention: window, RoPE columns and table of angles of each layer, or nothing. "
       "graphs: bits of the tasks whose small batches are captured, EMBED and CLASSIFY. dense, classifier, multi: "
       "linear layers (columns in, columns out, activation). splade: activation and epsilon of its transform, how often "

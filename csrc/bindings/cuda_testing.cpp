@@ -97,7 +97,7 @@ NB_MODULE(_cuda_testing, m) {
           [](Bench& bench, const std::string& provider, const std::string& library, int type, Address weight,
              Address bias, int out, int in, int activation, Address gamma, Address beta, bool of_residual,
              float epsilon, Address exact, bool prescaled_rows, Address next_gamma, bool gated, int head_size,
-             int rotary_dim, int rope_columns, Address table, Address positions) {
+             int rotary_dim, int rope_columns, Address table, Address positions, bool rms) {
             auto test = std::make_unique<Product>();
             bench.check(provider == "hopper" ? make_sm90(dtype(type), test->provider)
                                              : make_cublaslt(dtype(type), library, test->provider));
@@ -109,6 +109,7 @@ NB_MODULE(_cuda_testing, m) {
             weights.prescaled_rows = prescaled_rows;
             weights.next_gamma = pointer<float>(next_gamma);
             weights.gated = gated;
+            weights.rms = rms;
             const RopeColumns rope{head_size, rotary_dim, rope_columns, pointer<float2>(table),
                                    pointer<int>(positions)};
             if (table != 0) weights.rope = &rope;
@@ -119,7 +120,7 @@ NB_MODULE(_cuda_testing, m) {
           "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a = 0,
           "beta"_a = 0, "of_residual"_a = false, "epsilon"_a = 0.0f, "exact"_a = 0, "prescaled_rows"_a = false,
           "next_gamma"_a = 0, "gated"_a = false, "head_size"_a = 0, "rotary_dim"_a = 0, "rope_columns"_a = 0,
-          "table"_a = 0, "positions"_a = 0,
+          "table"_a = 0, "positions"_a = 0, "rms"_a = false,
           "The Norm (gamma, beta) is of the residual or of x, whose weights are then rewritten in place from `exact`, "
           "the same in FP32, unless gamma is in the rows. `gated`: `out` is half of W's rows. With a table columns are "
           "rotated (RopeColumns).")
@@ -199,6 +200,31 @@ NB_MODULE(_cuda_testing, m) {
              bench.check(layernorm(dtype(type), pointer(x), {pointer<float>(gamma), pointer<float>(beta)}, rows, hidden,
                                    epsilon, pointer(y), bench.stream()));
            })
+      .def("rmsnorm",
+           [](Bench& bench, int type, Address x, Address gamma, int rows, int hidden, float epsilon, Address y) {
+             bench.check(rmsnorm(dtype(type), pointer(x), pointer<float>(gamma), rows, hidden, epsilon, pointer(y),
+                                 bench.stream()));
+           })
+      .def("add_rmsnorm",
+           [](Bench& bench, int type, Address x, Address gamma, int rows, int hidden, float epsilon, Address y,
+              Address sums) {
+             bench.check(add_rmsnorm(dtype(type), pointer(x), pointer<float>(gamma), rows, hidden, epsilon, pointer(y),
+                                     pointer<float2>(sums), bench.stream()));
+           })
+      .def("embed_words",
+           [](Bench& bench, int type, Address word, Address ids, int rows, int hidden, float scale, Address y,
+              Address sums) {
+             bench.check(embed_words(dtype(type), pointer(word), pointer<int>(ids), rows, hidden, scale, pointer(y),
+                                     pointer<float2>(sums), bench.stream()));
+           })
+      .def("qk_norm",
+           [](Bench& bench, int type, Address x, int rows, int pitch, Address query, Address key, int heads,
+              float epsilon, int head_size, int rotary_dim, int columns, Address table, Address positions) {
+             const RopeColumns rope{head_size, rotary_dim, columns, pointer<float2>(table), pointer<int>(positions)};
+             bench.check(qk_norm_rope(dtype(type), pointer(x), rows, pitch,
+                                      {pointer<float>(query), pointer<float>(key), heads, epsilon}, rope,
+                                      bench.stream()));
+           })
       .def("activate",
            [](Bench& bench, int type, int activation, int rows, int columns, Address x) {
              bench.check(activate_rows(dtype(type), Activation(activation), rows, columns, pointer(x), bench.stream()));
@@ -230,11 +256,13 @@ NB_MODULE(_cuda_testing, m) {
           "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0,
           "window"_a = 0, "longest"_a = 0, "kv_heads"_a = 0, "scale"_a = 0.0f, "causal"_a = false)
       .def("gather",
-           [](Bench& bench, int type, Address context, Address x, Address sums, int parts, Address cu_seqlens,
-              int pooling, int sequences, int hidden, Address context_to, Address x_to, Address sums_to) {
-             bench.check(gather(dtype(type), pointer(context), {pointer(x), pointer<float2>(sums), parts},
-                                pointer<int>(cu_seqlens), Pooling(pooling), sequences, hidden, pointer(context_to),
-                                pointer(x_to), pointer<float2>(sums_to), bench.stream()));
+           [](Bench& bench, int type, Address context, int context_columns, Address x, Address sums, int parts,
+              Address cu_seqlens, int pooling, int sequences, int hidden, Address context_to, Address x_to,
+              Address sums_to) {
+             bench.check(gather(dtype(type), pointer(context), context_columns,
+                                {pointer(x), pointer<float2>(sums), parts}, pointer<int>(cu_seqlens), Pooling(pooling),
+                                sequences, hidden, pointer(context_to), pointer(x_to), pointer<float2>(sums_to),
+                                bench.stream()));
            })
       .def(
           "pool",

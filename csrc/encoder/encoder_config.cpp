@@ -4,6 +4,7 @@
 #include <string>
 
 #include "attention/attention.h"
+#include "ops/elementwise.h"
 #include "ops/norm.h"
 #include "ops/quantize.h"
 
@@ -34,16 +35,8 @@ std::vector<int> EncoderConfig::angle_tables() const {
 }
 
 Status EncoderConfig::check() const {
-  if (hidden <= 0 || heads <= 0 || hidden % heads != 0)
-    return refuse("hidden size " + std::to_string(hidden) + " with " + std::to_string(heads) + " heads");
-  if (!layernorm_supports(dtype, hidden) || hidden % 8 != 0)
-    return refuse("hidden size " + std::to_string(hidden) + ": it must be a multiple of 8 of at most " +
-                  std::to_string(dtype == DType::kFloat32 ? 1024 : 2048));
-  if (padded_head != 0 && (padded_head < hidden / heads || int8 || !angle_tables().empty()))
-    return refuse("heads of " + std::to_string(hidden / heads) + " columns, padded to " + std::to_string(padded_head) +
-                  (int8 ? ", in int8" : ", with rotary positions"));
-  if (!attention_supports(dtype, {heads, heads, head_size()}))
-    return refuse("head size " + std::to_string(head_size()) + ": it must be a multiple of 8 from 8 to 128");
+  EMBERT_TRY(check_attention());
+  EMBERT_TRY(check_norms());
   if (inner <= 0 || inner % 8 != 0)
     return refuse("intermediate size " + std::to_string(inner) + ": it must be a multiple of 8");
   if (layers < 1 || vocabulary < 1 || max_length() < 1 || types < 0)
@@ -51,6 +44,42 @@ Status EncoderConfig::check() const {
   EMBERT_TRY(check_layers());
   EMBERT_TRY(check_int8());
   return check_heads();
+}
+
+Status EncoderConfig::check_attention() const {
+  if (hidden <= 0 || heads <= 0 || (head_columns == 0 && hidden % heads != 0))
+    return refuse("hidden size " + std::to_string(hidden) + " with " + std::to_string(heads) + " heads");
+  if (kv_heads < 0 || heads % key_heads() != 0)
+    return refuse(std::to_string(heads) + " heads of queries that share " + std::to_string(kv_heads) +
+                  " of keys and values");
+  const bool is_plain = head_columns == 0 && key_heads() == heads && !causal && !qk_norm && attention_scale == 0.0f;
+  if (padded_head != 0 && (padded_head < hidden / heads || int8 || !angle_tables().empty() || !is_plain))
+    return refuse("heads of " + std::to_string(hidden / heads) + " columns, padded to " + std::to_string(padded_head) +
+                  (int8 ? ", in int8" : ", with rotary positions or a decoder's attention"));
+  if (!attention_supports(dtype, attention_heads()))
+    return refuse("heads of " + std::to_string(head_size()) + " columns: they must be a multiple of 8 of at most " +
+                  std::to_string(is_plain ? 128 : 256));
+  if (qk_norm && !qk_norm_supports(dtype, head_size()))
+    return refuse("norms of queries and keys of " + std::to_string(head_size()) + " columns");
+  return {};
+}
+
+Status EncoderConfig::check_norms() const {
+  const bool supported = rms_norm ? rmsnorm_supports(dtype, hidden) : layernorm_supports(dtype, hidden);
+  if (!supported || hidden % 8 != 0)
+    return refuse("hidden size " + std::to_string(hidden) + ": it must be a multiple of 8 of at most " +
+                  std::to_string(rms_norm                   ? max_rms_columns(dtype)
+                                 : dtype == DType::kFloat32 ? 1024
+                                                            : 2048));
+  if (rms_norm && !pre_norm) return refuse("norms that do not subtract the mean, after a layer's parts");
+  if (sublayer_norms && !rms_norm) return refuse("LayerNorms before and after a layer's parts");
+  if (embedding_norm == rms_norm)
+    return refuse(rms_norm ? "an RMSNorm of embeddings" : "embeddings without a norm before LayerNorms");
+  if (!embedding_norm && (position_table || types > 0 || embedding > 0))
+    return refuse("embeddings of positions or types, or narrower ones, without a norm");
+  if (embedding_norm && embedding_scale != 1.0f)
+    return refuse("embeddings that are scaled by " + std::to_string(embedding_scale) + " before a norm");
+  return {};
 }
 
 Status EncoderConfig::check_int8() const {
@@ -66,7 +95,7 @@ Status EncoderConfig::check_int8() const {
 }
 
 Status EncoderConfig::check_layers() const {
-  if (embedding < 0 || !layernorm_supports(dtype, embedding_columns()) || embedding_columns() % 8 != 0)
+  if (embedding < 0 || (embedding > 0 && !layernorm_supports(dtype, embedding)) || embedding_columns() % 8 != 0)
     return refuse("embeddings of " + std::to_string(embedding) + " columns: they must be a multiple of 8");
   if (activation == Activation::kSilu && !gated) return refuse("silu in a feed-forward part without a gate");
   if (padding && !position_table) return refuse("positions of padding without a table of positions");
@@ -113,6 +142,9 @@ Status EncoderConfig::check_heads() const {
     }
     return {};
   };
+  if (classifier_pooling != Pooling::kCls && classifier_pooling != Pooling::kLast)
+    return refuse("a classification head on another row than the first or the last");
+  if (rms_norm && task_heads.splade) return refuse("a SPLADE head after RMSNorm");
   if (task_heads.token_weights && task_heads.splade) return refuse("token weights beside a SPLADE head");
   EMBERT_TRY(chain("a Dense module", task_heads.dense));
   EMBERT_TRY(chain("a classification layer", task_heads.classifier));

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "attention/attention.h"
 #include "common/status.h"
 #include "common/types.h"
 #include "heads/heads.h"
@@ -23,9 +24,11 @@ struct LayerAttention {
 // An embedding is the sum of a token's rows in the tables, then a LayerNorm, then a projection where the tables are
 // narrower than the layers. A layer is attention and a feed-forward layer, each of which adds to its input rows.
 // LayerNorms follow these sums. With pre_norm they come before attention and before the feed-forward layer, and one
-// more follows the last layer.
+// more follows the last layer. Decoders are encoders too: a text is one forward pass, without a KV cache.
 struct EncoderConfig {
   int hidden = 0, layers = 0, heads = 0, inner = 0;
+  int kv_heads = 0;               // heads of keys and of values, each shared by several of the queries; 0: `heads`
+  int head_columns = 0;           // columns of a head; 0: hidden / heads
   int padded_head = 0;            // columns of a head, zero-padded from hidden / heads of them; 0: no padding
   int vocabulary = 0, types = 0;  // rows of the embedding tables; types 0: the model has none
   int positions = 0;              // tokens of the longest text
@@ -34,20 +37,35 @@ struct EncoderConfig {
   int embedding = 0;      // columns of the embedding tables where a projection follows; 0: hidden, without projection
   bool relative = false;  // attention adds scores by key − query: buckets of distances, or ALiBi
   std::vector<LayerAttention> attention;  // of each layer; empty: the default in all
+  bool causal = false;                    // a token attends to itself and to tokens before it only
+  bool qk_norm = false;                   // RMSNorms of each head's queries and keys, before they are rotated
+  float attention_scale = 0.0f;           // of scores; 0: 1/sqrt(head_size)
   bool gated = false;                     // the feed-forward layer is out(activation(gate(x)) · inner(x))
   bool pre_norm = false;
-  bool first_norm = true;   // with pre_norm: a LayerNorm comes before the first layer's attention
-  std::vector<int> shared;  // of each layer, the index under which its weights are loaded; empty: its own
+  // All norms are RMSNorms: they do not subtract the mean, and have no beta (their betas are loaded as zeros).
+  bool rms_norm = false;
+  bool sublayer_norms = false;   // with pre_norm: a norm also follows each of a layer's parts, before it is added
+  bool embedding_norm = true;    // a norm follows the sum of the embedding tables
+  float embedding_scale = 1.0f;  // of rows of the word table, rounded to dtype; only without embedding_norm
+  bool first_norm = true;        // with pre_norm: a LayerNorm comes before the first layer's attention
+  std::vector<int> shared;       // of each layer, the index under which its weights are loaded; empty: its own
   float epsilon = 1e-12f;
   Activation activation = Activation::kGeluErf;
   Pooling pooling = Pooling::kMean;
+  Pooling classifier_pooling = Pooling::kCls;  // the row that CLASSIFY reads: kCls or kLast
   TaskHeads task_heads;
   DType dtype = DType::kFloat16;  // of weights and activations
   // The layers' matrices are int8, rotated, with a scale for each of their rows (ops/quantize.h).
   bool int8 = false;
 
-  int head_size() const { return padded_head > 0 ? padded_head : hidden / heads; }
-  int attention_columns() const { return heads * head_size(); }  // of queries, of keys, of values and of the context
+  int head_size() const { return padded_head > 0 ? padded_head : head_columns > 0 ? head_columns : hidden / heads; }
+  int key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
+  int attention_columns() const { return heads * head_size(); }  // of queries and of the context
+  int key_columns() const { return key_heads() * head_size(); }  // of keys and of values
+  int qkv_columns() const { return attention_columns() + 2 * key_columns(); }
+  // Of a gathered row: the context, x, and room for row statistics (forward.cpp).
+  int gathered_columns() const { return attention_columns() + hidden + hidden / 2 + 64; }
+  AttentionHeads attention_heads() const { return {heads, key_heads(), head_size(), attention_scale, causal}; }
   int max_length() const { return positions; }
   int position_rows() const { return positions + (padding ? 1 : 0); }
   int embedding_columns() const { return embedding > 0 ? embedding : hidden; }
@@ -64,6 +82,8 @@ struct EncoderConfig {
   Status check() const;
 
  private:
+  Status check_attention() const;
+  Status check_norms() const;
   Status check_layers() const;
   Status check_int8() const;
   Status check_heads() const;

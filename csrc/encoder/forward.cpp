@@ -20,7 +20,7 @@ constexpr int kGatherRows = 128;
 }  // namespace
 
 Status Encoder::inspect(const RowView& rows, int count, const Stream& stream) {
-  if (largest_offset_.bytes() == 0) return {};
+  if (largest_offset_.bytes() == 0 || model_.rms_norm) return {};  // RMSNorm has no μ
   return row_offsets(rows, count, model_.hidden, model_.epsilon, largest_offset_.as<float>(), stream);
 }
 
@@ -32,7 +32,7 @@ uint8_t* Encoder::memory_of(Buffer place) const {
     case Buffer::kSum:
       return buffers_.sum;
     case Buffer::kContext:
-      return buffers_.shared + 3 * model_.attention_columns() * column;
+      return buffers_.shared + model_.qkv_columns() * column;
     case Buffer::kInner:
       return buffers_.shared + program_.inner_from * column;
     default:
@@ -42,8 +42,9 @@ uint8_t* Encoder::memory_of(Buffer place) const {
 
 RopeColumns Encoder::rope_columns(int layer) const {
   const LayerAttention layer_attention = model_.attention_of(layer);
-  return {model_.head_size(), layer_attention.rotary_dim, 2 * model_.attention_columns(),
-          weights_.angles(layer_attention.table), buffers_.offsets.positions};
+  return {model_.head_size(), layer_attention.rotary_dim, model_.attention_columns() + model_.key_columns(),
+          layer_attention.rotary_dim == 0 ? nullptr : weights_.angles(layer_attention.table),
+          buffers_.offsets.positions};
 }
 
 Status Encoder::forward(const Plan& plan, const Stream& stream) {
@@ -51,9 +52,10 @@ Status Encoder::forward(const Plan& plan, const Stream& stream) {
   const OffsetsOutput& offsets = buffers_.offsets;
   Replay replay{plan, {offsets.tiles, plan.tiles, offsets.shorts, plan.shorts}, stream, plan.rows, {}};
   // Not while rows are inspected: all rows of the last layer are needed, because token vectors use them. Nor with
-  // padded heads: pool.cu copies rows of one width.
+  // norms after both parts: kX keeps the residual, and gathered rows are elsewhere.
   const bool gathers = reads_one_row(plan.outputs, replay.gathered) && plan.rows >= kGatherRows &&
-                       2 * plan.sequences <= plan.rows && largest_offset_.bytes() == 0 && model_.padded_head == 0;
+                       2 * plan.sequences <= plan.rows && largest_offset_.bytes() == 0 && !model_.sublayer_norms &&
+                       model_.gathered_columns() <= 2 * model_.qkv_columns();
   if (gathers) replay.gathers_after = model_.layers - 1;
   for (const Op& op : program_.steps) EMBERT_TRY(run_op(op, replay));
   return run_heads(plan, replay.rows[int(Buffer::kX)], gathers, stream);
@@ -85,15 +87,27 @@ Status Encoder::run_op(const Op& op, Replay& replay) {
       EMBERT_TRY(gemms_[op.gemm].fused->run(x, count, memory_of(Buffer::kInner), to, sums, y.splits, stream));
       break;
     case OpKind::kRope:
-      EMBERT_TRY(rope_rows(dtype, to, count, 3 * model_.attention_columns(), rope_columns(op.layer), stream));
+      if (model_.qk_norm) {
+        EMBERT_TRY(qk_norm_rope(dtype, to, count, model_.qkv_columns(), weights_.head_norms(op.layer),
+                                rope_columns(op.layer), stream));
+      } else {
+        EMBERT_TRY(rope_rows(dtype, to, count, model_.qkv_columns(), rope_columns(op.layer), stream));
+      }
       break;
     case OpKind::kAttend:
       return attend(op, replay);
     case OpKind::kGate:
       EMBERT_TRY(gate_rows(dtype, model_.activation, x.data, count, model_.inner, to, stream));
       break;
-    case OpKind::kNormalize:
-      EMBERT_TRY(layernorm(dtype, x.data, weights_.norm(op.norm), count, model_.hidden, model_.epsilon, to, stream));
+    case OpKind::kNormalize: {
+      const Norm norm = weights_.norm(op.norm);
+      EMBERT_TRY(model_.rms_norm ? rmsnorm(dtype, x.data, norm.gamma, count, model_.hidden, model_.epsilon, to, stream)
+                                 : layernorm(dtype, x.data, norm, count, model_.hidden, model_.epsilon, to, stream));
+      break;
+    }
+    case OpKind::kAddNormalized:
+      EMBERT_TRY(add_rmsnorm(dtype, x.data, weights_.norm(op.norm).gamma, count, model_.hidden, model_.epsilon, to,
+                             sums, stream));
       break;
   }
   replay.rows[int(op.y)] = y;
@@ -123,6 +137,9 @@ Status Encoder::embed_batch(const Op& op, Replay& replay) {
     EMBERT_CUDA(cudaMemcpyAsync(offsets.positions, plan.positions, size_t(plan.rows) * sizeof(int),
                                 cudaMemcpyHostToDevice, stream.handle));
   }
+  if (!model_.embedding_norm)
+    return embed_words(model_.dtype, tables.word, offsets.ids, plan.rows, columns, model_.embedding_scale, to,
+                       op.writes_stats ? stats_of(op.y) : nullptr, stream);
   // Without a position table every row uses the same one, of zeros.
   const int* const positions = model_.position_table ? offsets.positions : buffers_.zeros;
   return embed(model_.dtype, tables, offsets.ids, offsets.types, positions, plan.rows, columns, model_.epsilon, to,
@@ -147,19 +164,20 @@ Status Encoder::attend(const Op& op, Replay& replay) {
     replay.rows[int(op.y)] = {context, nullptr, 1, blocks.maxima};
     return {};
   }
-  EMBERT_TRY(attention(model_.dtype, qkv, replay.count, work, {model_.heads, model_.heads, head_size},
-                       weights_.relative(), context, maps_.get(), replay.stream.alternate_direction()));
+  EMBERT_TRY(attention(model_.dtype, qkv, replay.count, work, model_.attention_heads(), weights_.relative(), context,
+                       maps_.get(), replay.stream.alternate_direction()));
   replay.rows[int(op.y)] = {context};
   if (!gathers) return {};
   // The rows that heads read are copied to QKV's memory, and only they are processed further. They have been read when
   // the inner activations are written there.
   RowView& x = replay.rows[int(Buffer::kX)];
-  const size_t row_bytes = size_t(row_capacity_) * model_.hidden * bytes_of(model_.dtype);
-  auto* const sums = folds_ ? reinterpret_cast<float2*>(qkv + 2 * row_bytes) : nullptr;
-  EMBERT_TRY(gather(model_.dtype, context, x, buffers_.offsets.cu_seqlens, row, replay.plan.sequences, model_.hidden,
-                    qkv, qkv + row_bytes, sums, replay.stream));
+  const size_t column = size_t(row_capacity_ / 2) * bytes_of(model_.dtype);  // of at most half of the rows
+  uint8_t *const x_to = qkv + model_.attention_columns() * column, *const sums_to = x_to + model_.hidden * column;
+  auto* const sums = folds_ ? reinterpret_cast<float2*>(sums_to) : nullptr;
+  EMBERT_TRY(gather(model_.dtype, context, model_.attention_columns(), x, buffers_.offsets.cu_seqlens, row,
+                    replay.plan.sequences, model_.hidden, qkv, x_to, sums, replay.stream));
   replay.rows[int(op.y)] = {qkv};
-  x = {qkv + row_bytes, x.stats == nullptr ? nullptr : sums, x.splits};
+  x = {x_to, x.stats == nullptr ? nullptr : sums, x.splits};
   replay.count = replay.plan.sequences;
   return {};
 }
@@ -167,8 +185,8 @@ Status Encoder::attend(const Op& op, Replay& replay) {
 bool Encoder::reads_one_row(const TaskOutputs& outputs, Pooling& pooling) const {
   if (outputs.requests(Tasks(~kRowTasks))) return false;
   const bool embeds = outputs.requests(bit(Task::kEmbed)), classifies = outputs.requests(bit(Task::kClassify));
-  if (embeds && classifies && model_.pooling != Pooling::kCls) return false;
-  pooling = classifies ? Pooling::kCls : model_.pooling;
+  if (embeds && classifies && model_.pooling != model_.classifier_pooling) return false;
+  pooling = classifies ? model_.classifier_pooling : model_.pooling;
   return pooling == Pooling::kCls || pooling == Pooling::kLast;
 }
 

@@ -78,8 +78,9 @@ Status Encoder::classification_head(const Plan& plan, const RowView& x, bool gat
   const TaskOutput& output = plan.outputs.task_output(Task::kClassify);
   const std::vector<DenseLayer>& layers = weights_.heads().classifier();
   float *from = layer_scratch(0), *to = layer_scratch(1);
-  EMBERT_TRY(pool(model_.dtype, Pooling::kCls, x, gathered, last_norm(), model_.epsilon, buffers_.offsets.cu_seqlens,
-                  nullptr, output.chosen, output.rows, plan.longest, model_.hidden, from, stream));
+  EMBERT_TRY(pool(model_.dtype, model_.classifier_pooling, x, gathered, last_norm(), model_.epsilon,
+                  buffers_.offsets.cu_seqlens, nullptr, output.chosen, output.rows, plan.longest, model_.hidden, from,
+                  stream));
   for (size_t i = 0; i < layers.size(); ++i) {
     const bool is_last = i + 1 == layers.size();
     const int out = layers[i].shape.out;

@@ -10,12 +10,38 @@
 namespace embert {
 namespace {
 
-const char* const kLayerNames[] = {
-    "query.weight",     "query.bias",     "key.weight",      "key.bias",        "value.weight", "value.bias",
-    "attention.weight", "attention.bias", "attention.gamma", "attention.beta",  "gate.weight",  "gate.bias",
-    "inner.weight",     "inner.bias",     "out.weight",      "out.bias",        "out.gamma",    "out.beta",
-    "query.scale",      "key.scale",      "value.scale",     "attention.scale", "inner.scale",  "out.scale",
-    "query.gamma",      "query.beta",     "inner.gamma",     "inner.beta"};
+const char* const kLayerNames[] = {"query.weight",
+                                   "query.bias",
+                                   "key.weight",
+                                   "key.bias",
+                                   "value.weight",
+                                   "value.bias",
+                                   "attention.weight",
+                                   "attention.bias",
+                                   "attention.gamma",
+                                   "attention.beta",
+                                   "gate.weight",
+                                   "gate.bias",
+                                   "inner.weight",
+                                   "inner.bias",
+                                   "out.weight",
+                                   "out.bias",
+                                   "out.gamma",
+                                   "out.beta",
+                                   "query.scale",
+                                   "key.scale",
+                                   "value.scale",
+                                   "attention.scale",
+                                   "inner.scale",
+                                   "out.scale",
+                                   "query.gamma",
+                                   "query.beta",
+                                   "inner.gamma",
+                                   "inner.beta",
+                                   "query_norm.gamma",
+                                   "key_norm.gamma",
+                                   "attention_sublayer.gamma",
+                                   "out_sublayer.gamma"};
 
 std::string called(const std::string& name, int layer) {
   return layer < 0 ? name : name + " of layer " + std::to_string(layer);
@@ -36,13 +62,13 @@ size_t elements_of(const TensorShape& shape) {
 }  // namespace
 
 Status Weights::exact_place(const std::string& name, int layer, DType stored, float*& to) {
-  const size_t hidden = model_.hidden, matrix = size_t(model_.attention_columns()) * hidden;
+  const size_t hidden = model_.hidden, key = model_.attention_columns() * hidden, keys = model_.key_columns() * hidden;
   // Where each begins, in elements: the gate's rows alternate with inner's (weights.h).
   const std::pair<const char*, size_t> places[] = {{"query.weight", 0},
-                                                   {"key.weight", matrix},
-                                                   {"value.weight", 2 * matrix},
-                                                   {"gate.weight", 3 * matrix},
-                                                   {"inner.weight", 3 * matrix + (model_.gated ? hidden : 0)}};
+                                                   {"key.weight", key},
+                                                   {"value.weight", key + keys},
+                                                   {"gate.weight", key + 2 * keys},
+                                                   {"inner.weight", key + 2 * keys + (model_.gated ? hidden : 0)}};
   const auto* const position =
       std::find_if(std::begin(places), std::end(places), [&](const auto& each) { return name == each.first; });
   const bool is_matrix = position != std::end(places);
@@ -58,9 +84,18 @@ Status Weights::exact_place(const std::string& name, int layer, DType stored, fl
 }
 
 Status Weights::upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream) {
-  void* const from = stored == dtype ? to : conversion_.as();
-  EMBERT_CUDA(cudaMemcpyAsync(from, host, count * bytes_of(stored), cudaMemcpyHostToDevice, stream.handle));
-  return stored == dtype ? Status() : convert(stored, from, dtype, to, count, stream);
+  if (stored == dtype) {
+    EMBERT_CUDA(cudaMemcpyAsync(to, host, count * bytes_of(stored), cudaMemcpyHostToDevice, stream.handle));
+    return {};
+  }
+  for (size_t first = 0; first < count; first += kConvertedElements) {
+    const size_t some = std::min(count - first, kConvertedElements);
+    EMBERT_CUDA(cudaMemcpyAsync(conversion_.as(), static_cast<const uint8_t*>(host) + first * bytes_of(stored),
+                                some * bytes_of(stored), cudaMemcpyHostToDevice, stream.handle));
+    auto* const some_to = static_cast<uint8_t*>(to) + first * bytes_of(dtype);
+    EMBERT_TRY(convert(stored, conversion_.as(), dtype, some_to, some, stream));
+  }
+  return {};
 }
 
 Status Weights::upload_rows(const void* host, DType stored, const WeightView& place, const Stream& stream) {
@@ -83,6 +118,20 @@ Status Weights::copy_interleaved(const void* from, const WeightView& place, void
 
 Status Weights::upload_interleaved(const void* host, DType stored, const WeightView& place, float* exact,
                                    const Stream& stream) {
+  const size_t rows = place.shape[0], columns = place.shape.size() > 1 ? place.shape[1] : 1;
+  const size_t rows_at_once = std::max<size_t>(1, kConvertedElements / columns);
+  for (size_t first = 0; first < rows; first += rows_at_once) {
+    WeightView some = place;
+    some.shape[0] = std::min(rows - first, rows_at_once);
+    some.to = static_cast<uint8_t*>(place.to) + first * place.pitch * bytes_of(place.dtype);
+    EMBERT_TRY(upload_interleaved_rows(static_cast<const uint8_t*>(host) + first * columns * bytes_of(stored), stored,
+                                       some, exact == nullptr ? nullptr : exact + first * place.pitch, stream));
+  }
+  return {};
+}
+
+Status Weights::upload_interleaved_rows(const void* host, DType stored, const WeightView& place, float* exact,
+                                        const Stream& stream) {
   const size_t count = elements_of(place.shape);
   if (exact == nullptr) {
     EMBERT_TRY(upload(host, count, stored, interleave_scratch_.as(), place.dtype, stream));
@@ -96,14 +145,19 @@ Status Weights::upload_interleaved(const void* host, DType stored, const WeightV
 
 const void* Weights::ordered(const std::string& name, int layer, const void* host, size_t row_bytes,
                              std::vector<uint8_t>& memory) const {
-  const char* const names[] = {"query.weight", "query.bias", "key.weight", "key.bias"};
-  if (layer < 0 || std::find(std::begin(names), std::end(names), name) == std::end(names)) return host;
+  const std::pair<const char*, int> heads_of[] = {{"query.weight", model_.heads},   {"query.bias", model_.heads},
+                                                  {"query_norm.gamma", 1},          {"key.weight", model_.key_heads()},
+                                                  {"key.bias", model_.key_heads()}, {"key_norm.gamma", 1}};
+  const auto* const known =
+      std::find_if(std::begin(heads_of), std::end(heads_of), [&](const auto& each) { return name == each.first; });
+  if (layer < 0 || known == std::end(heads_of)) return host;
   int user = 0;  // a layer with these weights; all that share them have the same rotary dimension
   while (model_.stored(user) != layer) ++user;
   const int rotary_dim = model_.attention_of(user).rotary_dim;
   if (rotary_dim == 0) return host;
-  memory.resize(model_.attention_columns() * row_bytes);
-  for (int i = 0; i < model_.attention_columns(); ++i) {
+  const int rows = known->second * model_.head_size();
+  memory.resize(rows * row_bytes);
+  for (int i = 0; i < rows; ++i) {
     const size_t from = rope_row(i, model_.head_size(), rotary_dim);
     std::memcpy(memory.data() + i * row_bytes, static_cast<const uint8_t*>(host) + from * row_bytes, row_bytes);
   }
@@ -139,7 +193,7 @@ Status Weights::load_into(const WeightView& place, const std::string& name, int 
   if (!place.interleaved && place.pitch > 0 && place.pitch != place.shape[1])
     return upload_rows(host, stored, place, stream);
   std::vector<uint8_t> memory;
-  const void* const from = ordered(name, layer, host, count / model_.attention_columns() * bytes_of(stored), memory);
+  const void* const from = ordered(name, layer, host, count / place.shape[0] * bytes_of(stored), memory);
   float* exact = nullptr;
   EMBERT_TRY(exact_place(name, layer, stored, exact));
   if (place.interleaved) {
@@ -187,8 +241,9 @@ Status Weights::load_angles(int table, const void* host, const TensorShape& shap
 }
 
 Status Weights::complete() {
-  std::vector<std::pair<int, std::string>> expected = {{-1, "word"}, {-1, "position"}, {-1, "gamma"}, {-1, "beta"}};
-  if (!model_.position_table) expected.erase(expected.begin() + 1);
+  std::vector<std::pair<int, std::string>> expected = {{-1, "word"}};
+  if (model_.embedding_norm) expected.insert(expected.end(), {{-1, "gamma"}, {-1, "beta"}});
+  if (model_.position_table) expected.emplace_back(-1, "position");
   if (model_.padding) expected.emplace_back(-1, "padding");
   if (model_.types > 0) expected.emplace_back(-1, "type");
   if (model_.relative) expected.emplace_back(-1, "relative");

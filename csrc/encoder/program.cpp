@@ -17,28 +17,30 @@ class Compiler {
     }
     if (!model_.pre_norm) {
       program_.last = pending_norm_;
-    } else if (caps_.folds) {
+    } else if (caps_.folds && !model_.rms_norm) {
       program_.last = {NormKind::kLast};
-    } else {
+    } else {  // heads apply LayerNorms only
       normalize(Buffer::kX, Buffer::kX, {NormKind::kLast});
     }
     const bool unfused_gates = model_.gated && !caps_.gates;  // gates and their results
     program_.inner_from = unfused_gates ? 2 * model_.inner : 0;
-    program_.widest =
-        std::max({4 * model_.attention_columns(), (unfused_gates ? 3 : 1) * model_.inner, model_.embedding_columns()});
+    program_.widest = std::max({model_.qkv_columns() + model_.attention_columns(),
+                                (unfused_gates ? 3 : 1) * model_.inner, model_.embedding_columns()});
     return program_;
   }
 
  private:
   // The embedding's LayerNorm is applied by its readers where they support it: not before a projection, which would
-  // have to fold it, and not where the normalized row is itself the residual.
+  // have to fold it, and not where the normalized row is itself the residual. Without one, the first layer's norm may
+  // be applied by its readers.
   void embed() {
-    const bool projects = model_.embedding > 0, writes_stats = caps_.folds && !projects && !model_.pre_norm;
+    const bool projects = model_.embedding > 0, norms_later = caps_.folds && !projects && !model_.pre_norm;
+    x_has_sums_ = caps_.folds && !model_.embedding_norm;
     Op step{OpKind::kEmbed};
     step.y = projects ? Buffer::kEmbedded : Buffer::kX;
-    step.writes_stats = writes_stats;
+    step.writes_stats = norms_later || x_has_sums_;
     program_.steps.push_back(step);
-    if (writes_stats) pending_norm_ = {NormKind::kEmbedding};
+    if (norms_later) pending_norm_ = {NormKind::kEmbedding};
     if (projects) product({Matrix::kProjection}, Buffer::kEmbedded, Buffer::kX);
   }
 
@@ -54,17 +56,23 @@ class Compiler {
         normalize(Buffer::kX, x, {NormKind::kAttention, i});
       }
     }
-    qkv.rope = layer_attention.rotary_dim > 0 && caps_.rope;
+    const bool rotates = layer_attention.rotary_dim > 0;
+    qkv.rope = rotates && caps_.rope && !model_.qk_norm;  // norms of whole heads come before
     product(qkv, x, Buffer::kQkv);
     Op step{OpKind::kRope, Buffer::kQkv, Buffer::kQkv};
     step.layer = i;
-    if (layer_attention.rotary_dim > 0 && !caps_.rope) program_.steps.push_back(step);
+    if (model_.qk_norm || (rotates && !caps_.rope)) program_.steps.push_back(step);
     step.action = OpKind::kAttend;
     step.y = Buffer::kContext;
     step.gemm = int(program_.gemms.size());
     program_.steps.push_back(step);
 
     GemmPlan out{Matrix::kAttentionOut, i};
+    if (model_.sublayer_norms) {
+      product(out, Buffer::kContext, Buffer::kSum);
+      add_normalized({NormKind::kAttentionSublayer, i});
+      return;
+    }
     out.residual = pending_norm_;
     out.next = inner_norm(i);
     if (caps_.folds || !model_.pre_norm) {
@@ -76,8 +84,9 @@ class Compiler {
   }
 
   void feed_forward(int i) {
-    // Its rows: those of kSum, whose LayerNorm the GEMMs apply; or normalized ones.
-    const Buffer rows = caps_.folds ? Buffer::kSum : Buffer::kX;
+    // Its rows: those of kSum, whose LayerNorm the GEMMs apply; or normalized ones. With norms after both parts kX
+    // keeps the residual throughout.
+    const Buffer rows = caps_.folds && !model_.sublayer_norms ? Buffer::kSum : Buffer::kX;
     Buffer x = rows, y = caps_.folds || model_.pre_norm ? Buffer::kX : Buffer::kSum;
     GemmPlan in{Matrix::kInner, i}, out{Matrix::kOut, i};
     if (caps_.folds) in.input = inner_norm(i);
@@ -102,7 +111,12 @@ class Compiler {
       const bool unfused_gates = model_.gated && !caps_.gates;
       product(in, x, unfused_gates ? Buffer::kGates : Buffer::kInner);
       if (unfused_gates) program_.steps.push_back({OpKind::kGate, Buffer::kGates, Buffer::kInner});
-      product(out, Buffer::kInner, y, rows, caps_.folds);
+      if (model_.sublayer_norms) {
+        product(out, Buffer::kInner, Buffer::kSum);
+        add_normalized({NormKind::kOutSublayer, i});
+      } else {
+        product(out, Buffer::kInner, y, rows, caps_.folds);
+      }
     }
     x_has_sums_ = caps_.folds;
     if (model_.pre_norm) return;
@@ -118,6 +132,14 @@ class Compiler {
     Op step{OpKind::kGemm, x, y, residual, writes_stats};
     step.gemm = int(program_.gemms.size());
     program_.gemms.push_back(plan);
+    program_.steps.push_back(step);
+  }
+
+  // kX += norm(kSum)
+  void add_normalized(const NormRef& norm) {
+    Op step{OpKind::kAddNormalized, Buffer::kSum, Buffer::kX};
+    step.writes_stats = caps_.folds;
+    step.norm = norm;
     program_.steps.push_back(step);
   }
 

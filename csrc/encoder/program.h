@@ -17,8 +17,9 @@ struct GemmCaps {
 
 enum class Matrix : int { kProjection, kQkv, kAttentionOut, kInner, kOut };
 
-// A LayerNorm of the model: the op that it follows, or with pre_norm precedes.
-enum class NormKind : int { kNothing, kEmbedding, kAttention, kOut, kLast };
+// A norm of the model: the op that it follows, or with pre_norm precedes. The last two follow attention and the
+// feed-forward layer where others precede them.
+enum class NormKind : int { kNothing, kEmbedding, kAttention, kOut, kLast, kAttentionSublayer, kOutSublayer };
 struct NormRef {
   NormKind kind = NormKind::kNothing;
   int layer = 0;
@@ -39,7 +40,7 @@ enum class Buffer : int {
   kNothing,
   kX,         // [rows, hidden]: a layer's input and output
   kSum,       // [rows, hidden]: between attention and the feed-forward layer
-  kQkv,       // [rows, 3·attention columns]
+  kQkv,       // [rows, qkv_columns]: queries, keys, values
   kContext,   // [rows, attention columns]
   kInner,     // [rows, inner]
   kGates,     // [rows, 2·inner]: gate, value, gate, value, …
@@ -47,11 +48,12 @@ enum class Buffer : int {
 };
 constexpr int kBuffers = 8;
 
-enum class OpKind : int { kEmbed, kGemm, kFeedForward, kRope, kAttend, kGate, kNormalize };
+enum class OpKind : int { kEmbed, kGemm, kFeedForward, kRope, kAttend, kGate, kNormalize, kAddNormalized };
 
 // For profilers; in OpKind's order.
 inline const char* name_of(OpKind op) {
-  constexpr const char* kNames[] = {"embedding", "GEMM", "feed-forward", "RoPE", "attention", "gate", "LayerNorm"};
+  constexpr const char* kNames[] = {"embedding", "GEMM", "feed-forward", "RoPE",
+                                    "attention", "gate", "norm",         "norm and residual"};
   return kNames[int(op)];
 }
 
@@ -59,10 +61,10 @@ struct Op {
   OpKind action;
   Buffer x = Buffer::kNothing, y = Buffer::kNothing;
   Buffer residual = Buffer::kNothing;  // kGemm
-  bool writes_stats = false;           // y is not normalized
+  bool writes_stats = false;           // y is not normalized yet
   int gemm = 0;                        // kGemm; kAttend: of the context; kFeedForward: the first of two
-  int layer = 0;                       // kRope, kAttend
-  NormRef norm = {};                   // kNormalize
+  int layer = 0;                       // kRope (with norms of queries and keys where the model has them), kAttend
+  NormRef norm = {};                   // kNormalize; kAddNormalized: of x, which is added to y
 };
 
 struct Program {

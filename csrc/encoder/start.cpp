@@ -68,6 +68,7 @@ Status Encoder::prepare_gemm(size_t i, std::unique_ptr<Linear>& linear) {
   weights.input_norm = weights_.input_norm(plan);
   weights.residual_norm = weights_.norm(plan.residual);
   weights.epsilon = model_.epsilon;
+  weights.rms = model_.rms_norm;
   weights.prescaled_rows = prescaled_rows_;
   if (prescaled_rows_) {
     weights.next_gamma = weights_.norm(plan.next).gamma;

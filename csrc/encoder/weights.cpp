@@ -16,7 +16,7 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
   Arena arena(base);
   const size_t size = bytes_of(model_.dtype);
   const size_t hidden = model_.hidden, inner = model_.inner, embedding = model_.embedding_columns();
-  const size_t attention = model_.attention_columns();
+  const size_t attention = model_.attention_columns(), qkv = model_.qkv_columns(), head = model_.head_size();
   const auto matrix = [&](size_t rows, size_t columns) { return arena.take(rows * columns * size); };
   const auto vector = [&](size_t count) { return reinterpret_cast<float*>(arena.take(count * sizeof(float))); };
   const auto norm = [&](size_t columns) {
@@ -25,18 +25,22 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
   };
   tables_.word = matrix(model_.vocabulary, embedding);
   // Without a table, the first kernel for few rows reads zeros.
-  tables_.position = matrix(model_.position_table ? model_.position_rows() : kSmallRows, embedding);
-  tables_.type = matrix(model_.types, embedding);
-  tables_.norm = norm(embedding);
+  if (model_.embedding_norm) {
+    tables_.position = matrix(model_.position_table ? model_.position_rows() : kSmallRows, embedding);
+    tables_.type = matrix(model_.types, embedding);
+    tables_.norm = norm(embedding);
+  } else {
+    tables_.position = tables_.type = nullptr;
+  }
   if (model_.types == 0) tables_.type = nullptr;
   layers_.resize(model_.stored_layers());
   const size_t layer_size = bytes_of(matrix_dtype());
   const auto layer_index = [&](size_t rows, size_t columns) { return arena.take(rows * columns * layer_size); };
   const auto scales = [&](size_t rows) { return model_.int8 ? vector(rows) : nullptr; };
   for (LayerWeights& layer : layers_) {
-    layer.qkv_weight = layer_index(3 * attention, hidden);
-    layer.qkv_scale = scales(3 * attention);
-    layer.qkv_bias = vector(3 * attention);
+    layer.qkv_weight = layer_index(qkv, hidden);
+    layer.qkv_scale = scales(qkv);
+    layer.qkv_bias = vector(qkv);
     layer.attention_weight = layer_index(hidden, attention);
     layer.attention_scale = scales(hidden);
     layer.attention_bias = vector(hidden);
@@ -50,6 +54,10 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
     layer.out_norm = norm(hidden);
     layer.qkv_norm = model_.int8 ? norm(hidden) : Norm{};
     layer.inner_norm = model_.int8 ? norm(hidden) : Norm{};
+    layer.query_norm = model_.qk_norm ? vector(head) : nullptr;
+    layer.key_norm = model_.qk_norm ? vector(head) : nullptr;
+    layer.attention_sublayer = model_.sublayer_norms ? vector(hidden) : nullptr;
+    layer.out_sublayer = model_.sublayer_norms ? vector(hidden) : nullptr;
   }
   if (model_.embedding > 0) {
     projection_weight_ = matrix(hidden, embedding);
@@ -72,8 +80,8 @@ Status Weights::allocate() {
   if (!model_.position_table) EMBERT_TRY(storage_.zero());
   const size_t hidden = model_.hidden, inner = model_.inner, attention = model_.attention_columns();
   const size_t largest = std::max({size_t(model_.vocabulary), size_t(model_.positions), inner, attention}) * hidden;
-  EMBERT_TRY(conversion_.allocate(std::max(largest, heads_.largest()) * 4));
-  return model_.gated ? interleave_scratch_.allocate(inner * hidden * 4) : Status();
+  EMBERT_TRY(conversion_.allocate(std::min(std::max(largest, heads_.largest()), kConvertedElements) * 4));
+  return model_.gated ? interleave_scratch_.allocate(std::min(inner * hidden, kConvertedElements) * 4) : Status();
 }
 
 Status Weights::find(const std::string& name, int layer, WeightView& place) const {
@@ -110,12 +118,13 @@ Status Weights::find(const std::string& name, int layer, WeightView& place) cons
 bool Weights::find_layer(const std::string& name, int number, WeightView& place) const {
   const LayerWeights& w = layers_[number];
   const size_t hidden = model_.hidden, inner = model_.inner, attention = model_.attention_columns();
-  const auto matrix = [&](const char* tensor_name, uint8_t* base, size_t rows, size_t columns, size_t before = 0) {
+  const size_t keys = model_.key_columns(), head = model_.head_size();
+  const auto matrix = [&](const char* tensor_name, uint8_t* base, size_t rows, size_t columns, size_t first_row = 0) {
     if (name != tensor_name) return false;
-    place = {base + before * rows * columns * bytes_of(matrix_dtype()), {rows, columns}, matrix_dtype()};
+    place = {base + first_row * columns * bytes_of(matrix_dtype()), {rows, columns}, matrix_dtype()};
     return true;
   };
-  const auto with_int8 = [&](const char* tensor_name, const float* to, size_t count, size_t before = 0) {
+  const auto optional = [&](const char* tensor_name, const float* to, size_t count, size_t before = 0) {
     if (to == nullptr || name != tensor_name) return false;
     place = {const_cast<float*>(to) + before, {count}, DType::kFloat32};
     return true;
@@ -140,20 +149,23 @@ bool Weights::find_layer(const std::string& name, int number, WeightView& place)
   if (model_.gated && (interleaved("gate", 0) || interleaved("inner", 1))) return true;
   const bool has_norm = !model_.pre_norm || model_.first_norm || number != model_.stored(0);
   return matrix("query.weight", w.qkv_weight, attention, hidden) ||
-         matrix("key.weight", w.qkv_weight, attention, hidden, 1) ||
-         matrix("value.weight", w.qkv_weight, attention, hidden, 2) || vector("query.bias", w.qkv_bias, attention) ||
-         vector("key.bias", w.qkv_bias + attention, attention) ||
-         vector("value.bias", w.qkv_bias + 2 * attention, attention) ||
+         matrix("key.weight", w.qkv_weight, keys, hidden, attention) ||
+         matrix("value.weight", w.qkv_weight, keys, hidden, attention + keys) ||
+         vector("query.bias", w.qkv_bias, attention) || vector("key.bias", w.qkv_bias + attention, keys) ||
+         vector("value.bias", w.qkv_bias + attention + keys, keys) ||
+         optional("query_norm.gamma", w.query_norm, head) || optional("key_norm.gamma", w.key_norm, head) ||
+         optional("attention_sublayer.gamma", w.attention_sublayer, hidden) ||
+         optional("out_sublayer.gamma", w.out_sublayer, hidden) ||
          matrix("attention.weight", w.attention_weight, hidden, attention) ||
          vector("attention.bias", w.attention_bias, hidden) ||
          (has_norm && vector("attention.gamma", w.attention_norm.gamma, hidden)) ||
          (has_norm && vector("attention.beta", w.attention_norm.beta, hidden)) ||
-         with_int8("query.scale", w.qkv_scale, hidden) || with_int8("key.scale", w.qkv_scale, hidden, hidden) ||
-         with_int8("value.scale", w.qkv_scale, hidden, 2 * hidden) ||
-         with_int8("attention.scale", w.attention_scale, hidden) || with_int8("inner.scale", w.inner_scale, inner) ||
-         with_int8("out.scale", w.out_scale, hidden) || with_int8("query.gamma", w.qkv_norm.gamma, hidden) ||
-         with_int8("query.beta", w.qkv_norm.beta, hidden) || with_int8("inner.gamma", w.inner_norm.gamma, hidden) ||
-         with_int8("inner.beta", w.inner_norm.beta, hidden) || matrix("inner.weight", w.inner_weight, inner, hidden) ||
+         optional("query.scale", w.qkv_scale, hidden) || optional("key.scale", w.qkv_scale, hidden, hidden) ||
+         optional("value.scale", w.qkv_scale, hidden, 2 * hidden) ||
+         optional("attention.scale", w.attention_scale, hidden) || optional("inner.scale", w.inner_scale, inner) ||
+         optional("out.scale", w.out_scale, hidden) || optional("query.gamma", w.qkv_norm.gamma, hidden) ||
+         optional("query.beta", w.qkv_norm.beta, hidden) || optional("inner.gamma", w.inner_norm.gamma, hidden) ||
+         optional("inner.beta", w.inner_norm.beta, hidden) || matrix("inner.weight", w.inner_weight, inner, hidden) ||
          vector("inner.bias", w.inner_bias, inner) || matrix("out.weight", w.out_weight, hidden, inner) ||
          vector("out.bias", w.out_bias, hidden) || vector("out.gamma", w.out_norm.gamma, hidden) ||
          vector("out.beta", w.out_norm.beta, hidden);
@@ -169,6 +181,10 @@ Norm Weights::norm(const NormRef& name) const {
       return layer(name.layer).out_norm;
     case NormKind::kLast:
       return last_norm_;
+    case NormKind::kAttentionSublayer:
+      return {layer(name.layer).attention_sublayer, nullptr};
+    case NormKind::kOutSublayer:
+      return {layer(name.layer).out_sublayer, nullptr};
     default:
       return {};
   }
@@ -188,7 +204,7 @@ MatrixWeights Weights::matrix(Matrix kind, int layer_index) const {
       exact_.bytes() == 0 ? nullptr : exact_.as<float>() + model_.stored(layer_index) * exact_count();
   switch (kind) {
     case Matrix::kQkv:
-      return {w.qkv_weight, w.qkv_bias, 3 * attention, hidden, exact, w.qkv_scale};
+      return {w.qkv_weight, w.qkv_bias, model_.qkv_columns(), hidden, exact, w.qkv_scale};
     case Matrix::kAttentionOut:
       return {w.attention_weight, w.attention_bias, hidden, attention, nullptr, w.attention_scale};
     case Matrix::kInner:
@@ -196,7 +212,7 @@ MatrixWeights Weights::matrix(Matrix kind, int layer_index) const {
               w.inner_bias,
               inner_rows(),
               hidden,
-              exact == nullptr ? nullptr : exact + 3 * size_t(attention) * hidden,
+              exact == nullptr ? nullptr : exact + size_t(model_.qkv_columns()) * hidden,
               w.inner_scale};
     default:
       return {w.out_weight, w.out_bias, hidden, model_.inner, nullptr, w.out_scale};

@@ -14,6 +14,7 @@
 #include "heads/heads.h"
 #include "heads/tasks.h"
 #include "ops/attention_work.h"
+#include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/norm.h"
 
@@ -22,7 +23,8 @@ namespace embert {
 // The order of a matrix's rows, where GEMMs need another one than the checkpoint's (gemm/gemm.h).
 
 // The row of the checkpoint's query or key that becomes row i of ours: of each head, elements j and j + rotary_dim/2,
-// which RoPE rotates together, become adjacent. Scores are sums over a head's columns, so they do not change.
+// which RoPE rotates together, become adjacent. Scores are sums over a head's columns, so they do not change. Gammas of
+// a head's norm have the same order.
 constexpr int rope_row(int i, int head_size, int rotary_dim) {
   const int column = i % head_size;
   if (column >= rotary_dim) return i;
@@ -33,6 +35,9 @@ constexpr int rope_row(int i, int head_size, int rotary_dim) {
 constexpr int gated_row(int j, int part) {
   return 2 * j + part;
 }
+
+// Elements that are converted to the device's type at a time: 64 MB in FP32.
+constexpr size_t kConvertedElements = size_t(16) << 20;
 
 using TensorShape = std::vector<size_t>;  // [rows, columns] or [elements]
 
@@ -80,11 +85,13 @@ class HeadWeights {
 // Matrices are of the model's type or int8, vectors are in FP32. With RoPE, the rows of query and key are in the order
 // of weights.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
 struct LayerWeights {
-  uint8_t *qkv_weight, *attention_weight;  // [3·attention, hidden]: query, key, value; [hidden, attention]
-  uint8_t *inner_weight, *out_weight;      // [inner, hidden], [hidden, inner]
-  float *qkv_bias, *attention_bias;        // [3·attention], [hidden]
-  float *inner_bias, *out_bias;            // [inner], [hidden]
-  Norm attention_norm, out_norm;           // [hidden]
+  uint8_t *qkv_weight, *attention_weight;    // [qkv, hidden]: query, key, value; [hidden, attention]
+  uint8_t *inner_weight, *out_weight;        // [inner, hidden], [hidden, inner]
+  float *qkv_bias, *attention_bias;          // [qkv], [hidden]
+  float *inner_bias, *out_bias;              // [inner], [hidden]
+  Norm attention_norm, out_norm;             // [hidden]
+  float *query_norm, *key_norm;              // [head size]: gammas; null: none
+  float *attention_sublayer, *out_sublayer;  // [hidden]: gammas of norms after a part; null: none
   // With int8 a scale for each row of a matrix, otherwise null; and the LayerNorms of QKV's and FFN in's rows, with
   // each column divided by its factor, by which the matrices are multiplied (engine/quantization/blocks.py).
   float *qkv_scale, *attention_scale, *inner_scale, *out_scale;
@@ -112,6 +119,8 @@ class Weights {
   //   relative [heads, 2·positions − 1] in FP32: the scores by key − query + positions − 1;
   //   projection.weight [hidden, embedding], projection.bias, last.gamma, last.beta;
   //   gate.weight, gate.bias of a layer, shaped as inner's;
+  //   query_norm.gamma, key_norm.gamma [head size]; attention_sublayer.gamma, out_sublayer.gamma [hidden]; RMSNorms'
+  //   gammas include what the model adds to them;
   //   angles [positions, rotary_dim / 2, 2] in FP32: cos and sin; a table's number is the layer here.
   //   query.scale, key.scale, value.scale, attention.scale, inner.scale, out.scale: of int8 matrices;
   //   query.gamma, query.beta, inner.gamma, inner.beta: with int8 the LayerNorms of what QKV and FFN in multiply.
@@ -131,6 +140,10 @@ class Weights {
   bool is_exact() const { return rounded_ == 0; }
 
   const EmbeddingTables& tables() const { return tables_; }
+  // Gammas of the norms of a layer's queries and keys; null: none.
+  HeadNorms head_norms(int layer_index) const {
+    return {layer(layer_index).query_norm, layer(layer_index).key_norm, model_.heads, model_.epsilon};
+  }
   MatrixWeights matrix(Matrix kind, int layer) const;
   Norm norm(const NormRef& name) const;
   // The LayerNorm that a GEMM applies to its rows; none if it applies none.
@@ -151,21 +164,22 @@ class Weights {
   const void* ordered(const std::string& name, int layer, const void* host, size_t row_bytes,
                       std::vector<uint8_t>& memory) const;
   Status find(const std::string& name, int layer, WeightView& place) const;
-  // Interleaved rows, through interleave_scratch_: conversions need contiguous elements.
+  // Interleaved rows, through interleave_scratch_: conversions need contiguous elements. Some rows at a time.
   Status upload_interleaved(const void* host, DType stored, const WeightView& place, float* exact,
                             const Stream& stream);
+  Status upload_interleaved_rows(const void* host, DType stored, const WeightView& place, float* exact,
+                                 const Stream& stream);
   Status copy_interleaved(const void* from, const WeightView& place, void* to, DType dtype, const Stream& stream);
   // Row by row, for padded rows.
   Status upload_rows(const void* host, DType stored, const WeightView& place, const Stream& stream);
+  // Some elements at a time where they are converted.
   Status upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream);
   // The FP32 copy of a matrix, if it is kept. Counts the matrices that are rounded.
   Status exact_place(const std::string& name, int layer, DType stored, float*& to);
   const LayerWeights& layer(int i) const { return layers_[model_.stored(i)]; }
   DType matrix_dtype() const { return model_.int8 ? DType::kInt8 : model_.dtype; }  // of the layers
   int inner_rows() const { return (model_.gated ? 2 : 1) * model_.inner; }
-  size_t exact_count() const {  // of a layer
-    return (3 * size_t(model_.attention_columns()) + inner_rows()) * model_.hidden;
-  }
+  size_t exact_count() const { return size_t(model_.qkv_columns() + inner_rows()) * model_.hidden; }  // of a layer
 
   EncoderConfig model_;
   DeviceBuffer storage_, conversion_, interleave_scratch_, exact_;

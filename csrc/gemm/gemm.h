@@ -64,6 +64,7 @@ struct LinearWeights {
   Activation activation = Activation::kNone;
   Norm input_norm, residual_norm;  // only where the provider folds
   float epsilon = 0.0f;            // of both
+  bool rms = false;                // input_norm is an RMSNorm, with a beta of zeros; never prescaled_rows
   // Where a LayerNorm's gamma is folded (EPILOGUES.md). False: into the weights of the next GEMM, which are then
   // rounded from `exact`. True: into its rows, which are stored multiplied by it; no weight changes.
   bool prescaled_rows = false;

@@ -17,9 +17,10 @@ enum class Pooling : int { kCls = 0, kMean = 1, kMax = 2, kLast = 3 };
 constexpr uint32_t kCutKeepsLength = 1u << 31;
 
 // pool.cu: copies each sequence's row that `pooling` (cls or last token) reads, of `context` and of x with its sums.
-// context_to, x_to: [B, H]; sums_to: like x's sums, for B rows.
-Status gather(DType dtype, const void* context, const RowView& x, const int* cu_seqlens, Pooling pooling, int sequences,
-              int hidden, void* context_to, void* x_to, float2* sums_to, const Stream& stream);
+// context, context_to: rows of `context_columns`; x_to: [B, H]; sums_to: like x's sums, for B rows.
+Status gather(DType dtype, const void* context, int context_columns, const RowView& x, const int* cu_seqlens,
+              Pooling pooling, int sequences, int hidden, void* context_to, void* x_to, float2* sums_to,
+              const Stream& stream);
 
 // pool.cu: one FP32 vector a sequence, truncated to its dimensions and, where requested, normalized to length 1. rows:
 // [T, H], or [B, H] where they are `gathered`; `norm` is applied to rows with row statistics. cuts: by sequence; null:

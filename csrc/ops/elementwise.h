@@ -22,7 +22,7 @@ namespace embert {
 struct RopeColumns {
   int head_size = 0;
   int rotary_dim = 0;              // even, at most head_size
-  int columns = 0;                 // 2·hidden
+  int columns = 0;                 // of queries and keys
   const float2* table = nullptr;   // [positions, rotary_dim / 2] cos, sin
   const int* positions = nullptr;  // [rows], counted from each text's start
 };
@@ -36,6 +36,19 @@ Status gate_rows(DType dtype, Activation activation, const void* x, int rows, in
 
 // Applies RoPE to queries and keys of x[rows, pitch], in place.
 Status rope_rows(DType dtype, void* x, int rows, int pitch, const RopeColumns& rope, const Stream& stream);
+
+// RMSNorms of each head's queries and keys, of head_size columns in the order of RopeColumns.
+struct HeadNorms {
+  const float* query = nullptr;  // [head_size]: gammas
+  const float* key = nullptr;    // [head_size]
+  int heads = 0;                 // of queries
+  float epsilon = 0.0f;
+};
+
+// The norms of queries and keys of x[rows, pitch], then RoPE, in place. A rope.rotary_dim of 0: the norms only.
+Status qk_norm_rope(DType dtype, void* x, int rows, int pitch, const HeadNorms& norms, const RopeColumns& rope,
+                    const Stream& stream);
+bool qk_norm_supports(DType dtype, int head_size);
 
 // y[count] = x[count], between storage types.
 Status convert(DType from, const void* x, DType to, void* y, size_t count, const Stream& stream);

@@ -98,6 +98,63 @@ Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const i
 
 namespace {
 
+// y = scale · word[id], one warp per row: a gather for models whose embeddings have no positions, types or norm.
+
+template <typename T>
+__global__ void __launch_bounds__(kWarps * 32)
+    embed_words_kernel(const T* word, const int* ids, int rows, int hidden, float scale, T* y, float2* y_stats) {
+  constexpr int kWidth = Pack<T>::kSize;
+  const int lane = threadIdx.x % 32, row = blockIdx.x * kWarps + threadIdx.x / 32;
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();  // not earlier: early_tile (ops/attention_work.h)
+  if (row >= rows) return;
+  const T* const from = word + size_t(ids[row]) * hidden;
+  const float factor = to_float(from_float<T>(scale));
+  float2 sums = {0.0f, 0.0f};
+#pragma unroll 4
+  for (int column = lane * kWidth; column < hidden; column += 32 * kWidth) {
+    Pack<T> pack = load_pack(from + column);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const float value = factor * to_float(pack.values[i]);
+      sums.x += value;
+      sums.y = fmaf(value, value, sums.y);
+      pack.values[i] = from_float<T>(value);
+    }
+    store_pack(y + size_t(row) * hidden + column, pack);
+  }
+  if (y_stats == nullptr) return;
+  sums = {warp_sum(sums.x), warp_sum(sums.y)};
+  const int groups = (hidden + kStatColumns - 1) / kStatColumns;
+  for (int group = lane; group < groups; group += 32)
+    y_stats[size_t(row) * groups + group] = group == 0 ? sums : float2{0.0f, 0.0f};
+}
+
+template <typename T>
+Status launch_words(const void* word, const int* ids, int rows, int hidden, float scale, void* y, float2* y_stats,
+                    const Stream& stream) {
+  return launch("embedding", embed_words_kernel<T>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
+                static_cast<const T*>(word), ids, rows, hidden, scale, static_cast<T*>(y), y_stats);
+}
+
+}  // namespace
+
+Status embed_words(DType dtype, const void* word, const int* ids, int rows, int hidden, float scale, void* y,
+                   float2* y_stats, const Stream& stream) {
+  if (hidden % (16 / bytes_of(dtype)) != 0)
+    return Status::refused("embedding: " + std::to_string(hidden) + " columns do not fill 16-byte packs");
+  switch (dtype) {
+    case DType::kFloat16:
+      return launch_words<half_t>(word, ids, rows, hidden, scale, y, y_stats, stream);
+    case DType::kBFloat16:
+      return launch_words<bfloat_t>(word, ids, rows, hidden, scale, y, y_stats, stream);
+    default:
+      return launch_words<float>(word, ids, rows, hidden, scale, y, y_stats, stream);
+  }
+}
+
+namespace {
+
 // offsets.cu and embedding.cu in one launch, for batches of few rows, whose layer kernels take two microseconds.
 //
 // A cluster of up to eight blocks embeds one row per warp. The first block reads the whole batch from host memory, with

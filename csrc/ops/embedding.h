@@ -47,9 +47,14 @@ struct EmbeddingTables {
 Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
              int rows, int hidden, float epsilon, void* y, float2* sums, const Stream& stream);
 
-// --- embedding.cu: the two above in one launch, for a small batch in the host's memory (sm_90) -----------------
-// All of `in`, types included, lies in the `bytes` from in.header on. Of `out`, ids, types and positions are not
-// written.
+// --- embedding.cu: y[T, H] = scale · word[ids], where no norm follows; scale is rounded to dtype ---------------------
+// y_stats: null, or the destination of y's row statistics before rounding, one part a group.
+Status embed_words(DType dtype, const void* word, const int* ids, int rows, int hidden, float scale, void* y,
+                   float2* y_stats, const Stream& stream);
+
+// --- embedding.cu: `compute_offsets` and `embed` in one launch, for a small batch in the host's memory (sm_90)
+// ----------------- All of `in`, types included, lies in the `bytes` from in.header on. Of `out`, ids, types and
+// positions are not written.
 constexpr int kSmallRows = 128;  // capacity.tokens, at most
 Status embed_small(DType dtype, const EmbeddingTables& tables, const OffsetsInput& in, size_t bytes,
                    const OffsetsOutput& out, const OffsetsCapacity& capacity, int hidden, void* y, float2* sums,

@@ -11,8 +11,8 @@
 
 namespace embert {
 
-// A LayerNorm. Like all vectors of a model it is in FP32: rounding gamma to FP16 costs more than rounding all matrices
-// (docs/encoder.md).
+// A LayerNorm, or an RMSNorm, whose beta is not used. Like all vectors of a model it is in FP32: rounding gamma to FP16
+// costs more than rounding all matrices (docs/encoder.md).
 struct Norm {
   const float* gamma = nullptr;  // [columns]; null: none
   const float* beta = nullptr;   // [columns]
@@ -45,6 +45,18 @@ inline size_t stats_bytes(int rows, int columns) {
 Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hidden, float epsilon, void* y,
                  const Stream& stream);
 bool layernorm_supports(DType dtype, int hidden);
+
+constexpr int max_rms_columns(DType dtype) {
+  return 16384 / bytes_of(dtype);
+}
+
+// y[T, H] = x / sqrt(mean(x²) + epsilon) · gamma: RMSNorm; y may be x.
+Status rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
+               const Stream& stream);
+// y[T, H] += RMSNorm(x). y_stats: null, or the destination of y's row statistics before rounding, one part a group.
+Status add_rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
+                   float2* y_stats, const Stream& stream);
+bool rmsnorm_supports(DType dtype, int hidden);
 
 // Raises `largest` (device memory, ≥ 0) to the largest |μ|/σ of `count` rows with row statistics.
 Status row_offsets(const RowView& rows, int count, int width, float epsilon, float* largest, const Stream& stream);

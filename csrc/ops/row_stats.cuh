@@ -58,9 +58,11 @@ __device__ __forceinline__ float2 group_sum(const float2* parts, int count, int 
   return sum;
 }
 
-// (1/σ, −μ/σ) of a row of 1 / `inverse_width` elements, both times `factor`.
-__device__ __forceinline__ float2 row_scale(float2 sums, float inverse_width, float epsilon, float factor) {
-  const float mean = sums.x * inverse_width;
+// (1/σ, −μ/σ) of a row of 1 / `inverse_width` elements, both times `factor`. `mean_scale`: `inverse_width`, or 0 for
+// RMSNorm, whose μ is 0.
+__device__ __forceinline__ float2 row_scale(float2 sums, float inverse_width, float mean_scale, float epsilon,
+                                            float factor) {
+  const float mean = sums.x * mean_scale;
   const float variance = fmaxf(fmaf(-mean, mean, sums.y * inverse_width), 0.0f);
   const float scale = factor * rsqrtf(variance + epsilon);
   return {scale, -mean * scale};
@@ -75,7 +77,7 @@ __device__ __forceinline__ float2 row_scale(const RowView& rows, int row, int wi
   for (int group = 0; group < 8; ++group) terms[group] = group < groups ? from[group] : float2{0.0f, 0.0f};
   const float2 low = (terms[0] + terms[4]) + (terms[1] + terms[5]),
                high = (terms[2] + terms[6]) + (terms[3] + terms[7]);
-  return row_scale(low + high, 1.0f / width, epsilon, 1.0f);
+  return row_scale(low + high, 1.0f / width, 1.0f / width, epsilon, 1.0f);
 }
 
 // The same of a row for eight adjacent lanes with a group each. All of them get it, and all loads are in flight
@@ -97,7 +99,7 @@ __device__ __forceinline__ float2 row_scale(const RowView& rows, int row, int wi
   if (rows.splits > 4) sum = sum + four(4);
   for (const int step : {4, 1, 2})
     sum = sum + float2{__shfl_xor_sync(~0u, sum.x, step), __shfl_xor_sync(~0u, sum.y, step)};
-  return row_scale(sum, 1.0f / width, epsilon, 1.0f);
+  return row_scale(sum, 1.0f / width, 1.0f / width, epsilon, 1.0f);
 }
 
 }  // namespace embert

@@ -28,12 +28,15 @@ int number() {
 int main(int count, char** arguments) {
   if (count != 5) return 2;
   EncoderConfig model;
-  for (int* const each : {&model.hidden, &model.layers, &model.heads, &model.padded_head, &model.inner,
-                          &model.vocabulary, &model.positions, &model.types, &model.embedding})
+  for (int* const each :
+       {&model.hidden, &model.layers, &model.heads, &model.kv_heads, &model.head_columns, &model.padded_head,
+        &model.inner, &model.vocabulary, &model.positions, &model.types, &model.embedding})
     *each = number();
   for (bool* const each :
-       {&model.position_table, &model.padding, &model.relative, &model.gated, &model.pre_norm, &model.first_norm})
+       {&model.position_table, &model.padding, &model.relative, &model.gated, &model.pre_norm, &model.first_norm,
+        &model.causal, &model.qk_norm, &model.rms_norm, &model.sublayer_norms, &model.embedding_norm})
     *each = number() != 0;
+  std::cin >> model.attention_scale >> model.embedding_scale;
   std::cin >> model.epsilon;
   model.activation = Activation(number());
   model.pooling = Pooling(number());

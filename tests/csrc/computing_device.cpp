@@ -56,8 +56,8 @@ void put_sums(float2* sums, size_t row, const Row& values) {
   for (int group = 0; group < groups_of(int(values.size())); ++group) at[group] = {0.0f, 0.0f};
   at[0] = {float(sum), float(squares)};
 }
-// LayerNorm of a row, by its own sums or by those that were left with it; without a Norm the row itself.
-void normalize(Row& row, const Norm& norm, double epsilon, const float2* sums, bool gamma_in_row) {
+// LayerNorm or RMSNorm of a row, by its own sums or by those that were left with it; without a Norm the row itself.
+void normalize(Row& row, const Norm& norm, double epsilon, const float2* sums, bool gamma_in_row, bool rms = false) {
   if (norm.gamma == nullptr) return;
   const int n = int(row.size());
   double sum = 0, squares = 0;
@@ -66,10 +66,10 @@ void normalize(Row& row, const Norm& norm, double epsilon, const float2* sums, b
   } else {
     for (int group = 0; group < groups_of(n); ++group) sum += sums[group].x, squares += sums[group].y;
   }
-  const double mean = sum / n, scale = 1 / std::sqrt(std::max(0.0, squares / n - mean * mean) + epsilon);
+  const double mean = rms ? 0 : sum / n, scale = 1 / std::sqrt(std::max(0.0, squares / n - mean * mean) + epsilon);
   for (int i = 0; i < n; ++i) {
     const double gamma = norm.gamma[i], centred = gamma_in_row ? row[i] - mean * gamma : (row[i] - mean) * gamma;
-    row[i] = centred * scale + norm.beta[i];
+    row[i] = centred * scale + (norm.beta == nullptr ? 0 : norm.beta[i]);
   }
 }
 
@@ -163,7 +163,7 @@ class ComputingLinear final : public Linear {
     const int sums = groups_of(w.k), residual_sums = groups_of(w.n);
     for (int row = 0; row < rows; ++row) {
       Row in = row_of(dtype_, x.data, row, w.k);
-      normalize(in, w.input_norm, w.epsilon, norms_x ? x.stats + size_t(row) * sums : nullptr, w.prescaled_rows);
+      normalize(in, w.input_norm, w.epsilon, norms_x ? x.stats + size_t(row) * sums : nullptr, w.prescaled_rows, w.rms);
       if (w.scales != nullptr) scale_ = w.block > 0 ? quantize_blocks(in, w.block) : quantize(in);
       Row out(w.n);
       for (int n = 0; n < w.n; ++n)
@@ -276,6 +276,55 @@ Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hid
   }
   return {};
 }
+Status rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
+               const Stream&) {
+  for (int row = 0; row < rows; ++row) {
+    Row values = row_of(dtype, x, row, hidden);
+    normalize(values, {gamma, nullptr}, epsilon, nullptr, false, true);
+    put_row(dtype, y, row, values);
+  }
+  return {};
+}
+Status add_rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
+                   float2* y_stats, const Stream&) {
+  for (int row = 0; row < rows; ++row) {
+    Row values = row_of(dtype, x, row, hidden);
+    const Row residual = row_of(dtype, y, row, hidden);
+    normalize(values, {gamma, nullptr}, epsilon, nullptr, false, true);
+    for (int i = 0; i < hidden; ++i) values[i] += residual[i];
+    if (y_stats != nullptr) put_sums(y_stats, row, values);
+    put_row(dtype, y, row, values);
+  }
+  return {};
+}
+Status embed_words(DType dtype, const void* word, const int* ids, int rows, int hidden, float scale, void* y,
+                   float2* y_stats, const Stream&) {
+  float rounded = scale;
+  put(dtype, &rounded, 0, scale);
+  const double factor = get(dtype, &rounded, 0);
+  for (int row = 0; row < rows; ++row) {
+    Row values = row_of(dtype, word, ids[row], hidden);
+    for (double& each : values) each *= factor;
+    if (y_stats != nullptr) put_sums(y_stats, row, values);
+    put_row(dtype, y, row, values);
+  }
+  return {};
+}
+Status qk_norm_rope(DType dtype, void* x, int rows, int pitch, const HeadNorms& norms, const RopeColumns& rope,
+                    const Stream&) {
+  for (int row = 0; row < rows; ++row) {
+    Row values = row_of(dtype, x, row, pitch);
+    for (int column = 0; column < rope.columns; column += rope.head_size) {
+      Row head(values.begin() + column, values.begin() + column + rope.head_size);
+      const float* const gamma = column / rope.head_size < norms.heads ? norms.query : norms.key;
+      normalize(head, {gamma, nullptr}, norms.epsilon, nullptr, false, true);
+      std::copy(head.begin(), head.end(), values.begin() + column);
+    }
+    turn_row(values, rope, rope.positions[row]);
+    put_row(dtype, x, row, values);
+  }
+  return {};
+}
 bool attention_writes_blocks(DType, const WindowedWork&, int, const TensorMaps*) {
   return false;
 }
@@ -336,11 +385,12 @@ Status gate_rows(DType dtype, Activation activation, const void* x, int rows, in
     put(dtype, y, i, activated(activation, get(dtype, x, 2 * i)) * get(dtype, x, 2 * i + 1));
   return {};
 }
-Status gather(DType dtype, const void* context, const RowView& x, const int* cu_seqlens, Pooling pooling, int sequences,
-              int hidden, void* context_to, void* x_to, float2* sums_to, const Stream&) {
+Status gather(DType dtype, const void* context, int context_columns, const RowView& x, const int* cu_seqlens,
+              Pooling pooling, int sequences, int hidden, void* context_to, void* x_to, float2* sums_to,
+              const Stream&) {
   for (int i = 0; i < sequences; ++i) {
     const size_t row = pooling == Pooling::kLast ? cu_seqlens[i + 1] - 1 : cu_seqlens[i];
-    put_row(dtype, context_to, i, row_of(dtype, context, row, hidden));
+    put_row(dtype, context_to, i, row_of(dtype, context, row, context_columns));
     put_row(dtype, x_to, i, row_of(dtype, x.data, row, hidden));
     for (int group = 0; x.stats != nullptr && group < groups_of(hidden); ++group)
       sums_to[size_t(i) * groups_of(hidden) + group] = x.stats[row * groups_of(hidden) + group];
@@ -376,6 +426,12 @@ Status convert(DType from, const void* x, DType to, void* y, size_t count, const
 }
 
 bool layernorm_supports(DType, int) {
+  return true;
+}
+bool rmsnorm_supports(DType, int) {
+  return true;
+}
+bool qk_norm_supports(DType, int) {
   return true;
 }
 bool attention_supports(DType, const AttentionHeads&) {

@@ -76,7 +76,7 @@ Status attention(DType, const void* qkv, int rows, const WindowedWork& work, con
   tell("y=%ld backwards=%d\n", at(context), stream.backwards);
   return {};
 }
-Status gather(DType, const void* context, const RowView& x, const int*, Pooling pooling, int sequences, int,
+Status gather(DType, const void* context, int, const RowView& x, const int*, Pooling pooling, int sequences, int,
               void* context_to, void* x_to, float2* sums_to, const Stream&) {
   tell("gather x=%ld residual=%ld sums=%ld pooling=%d rows=%d y=%ld y_residual=%ld y_stats=%ld\n", at(context),
        at(x.data), at(x.stats), int(pooling), sequences, at(context_to), at(x_to), at(sums_to));
@@ -125,6 +125,32 @@ Status rope_rows(DType, void* x, int rows, int pitch, const RopeColumns& of, con
   tell("rope x=%ld rows=%d pitch=%d head_size=%d rotary_dim=%d columns=%d table=%ld positions=%ld y=%ld\n", at(x), rows,
        pitch, of.head_size, of.rotary_dim, of.columns, at(of.table), at(of.positions), at(x));
   return {};
+}
+Status rmsnorm(DType, const void* x, const float* gamma, int rows, int, float, void* y, const Stream&) {
+  tell("rmsnorm x=%ld rows=%d gamma=%ld y=%ld\n", at(x), rows, at(gamma), at(y));
+  return {};
+}
+Status add_rmsnorm(DType, const void* x, const float* gamma, int rows, int, float, void* y, float2* y_stats,
+                   const Stream&) {
+  tell("add_rmsnorm x=%ld rows=%d gamma=%ld y=%ld y_stats=%ld\n", at(x), rows, at(gamma), at(y), at(y_stats));
+  return {};
+}
+Status embed_words(DType, const void*, const int*, int rows, int columns, float, void* y, float2* y_stats,
+                   const Stream&) {
+  tell("embed_words rows=%d columns=%d y=%ld y_stats=%ld\n", rows, columns, at(y), at(y_stats));
+  return {};
+}
+Status qk_norm_rope(DType, void* x, int rows, int pitch, const HeadNorms& norms, const RopeColumns& rope,
+                    const Stream&) {
+  tell("qk_norm x=%ld rows=%d pitch=%d heads=%d head_size=%d rotary_dim=%d columns=%d\n", at(x), rows, pitch,
+       norms.heads, rope.head_size, rope.rotary_dim, rope.columns);
+  return {};
+}
+bool rmsnorm_supports(DType, int) {
+  return true;
+}
+bool qk_norm_supports(DType, int) {
+  return true;
 }
 Status convert(DType, const void*, DType, void*, size_t count, const Stream&) {
   tell("convert count=%zu\n", count);

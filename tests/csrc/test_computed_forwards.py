@@ -18,7 +18,7 @@ import torch
 from embert import engine
 from embert.engine.batch import PackedBatch, cumulative
 from embert.engine.encoders.cpu.encoder import TorchEncoder
-from embert.engine.encoders.cuda.shapes import layer_shapes
+from embert.engine.encoders.cuda.shapes import encoder_shapes
 from embert.engine.encoders.cuda.weights import layer_tensors
 from embert.engine.model import Model
 from embert.engine.tasks import Task
@@ -27,15 +27,21 @@ from tests.csrc import int8
 from tests.csrc.encoder.random_models import random_bert
 from tests.csrc.host_program import COMPUTED, build
 from tests.csrc.reference import BFLOAT16, FLOAT16, FLOAT32
-from tests.engine.described import ARCHITECTURES, described
+from tests.engine.described import ARCHITECTURES, DECODERS, described
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
 LENGTHS = [70, 1, 40, 32, 5]
 MAX_TOKENS = 160
 HOPPER, PORTABLE = "hopper", "cublaslt"
-NUMBERS = ("hidden", "layers", "heads", "padded_head", "inner", "vocabulary", "positions", "types", "embedding")
-SWITCHES = ("position_table", "padding", "relative", "gated", "pre_norm", "first_norm")
+NUMBERS = (
+    "hidden", "layers", "heads", "kv_heads", "head_columns", "padded_head", "inner", "vocabulary", "positions", "types",
+    "embedding",
+)  # fmt: skip
+SWITCHES = (
+    "position_table", "padding", "relative", "gated", "pre_norm", "first_norm", "causal", "qk_norm", "rms_norm",
+    "sublayer_norms", "embedding_norm",
+)  # fmt: skip
 ACTIVATIONS = {"gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
 POOLINGS = {"cls": 0, "mean": 1, "last-token": 3}
 INT8 = 3
@@ -55,8 +61,9 @@ def computed(
     program: Path, model: Model, gemm: str, dtype: int, batch: PackedBatch, adapter: int = -1
 ) -> tuple[Floats, Floats]:
     """The rows of all tokens, and the pooled vectors as they are. All texts have one adapter, or none."""
-    shapes = layer_shapes(model)
+    shapes = encoder_shapes(model.config)
     told: list[object] = [*(shapes[name] for name in NUMBERS), *(int(shapes[name]) for name in SWITCHES)]
+    told += [shapes["attention_scale"], shapes["embedding_scale"]]
     told += [shapes["epsilon"], ACTIVATIONS[shapes["activation"]], POOLINGS[model.pooling]]
     told += [len(shapes["attention"]), *(each for layer in shapes["attention"] for each in layer)]
     told += [len(shapes["shared"]), *shapes["shared"], max(MAX_TOKENS, batch.tokens)]
@@ -104,7 +111,7 @@ def compare(program: Path, model: Model, gemm: str, dtype: int) -> None:
     ],
     ids=["portable", "hopper", "hopper, gamma in the rows"],
 )
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", [*ARCHITECTURES, *DECODERS])
 def test_forwards_are_the_cpu_encoders(
     program: Path, tmp_path: Path, kind: str, gemm: str, dtype: int, stored: torch.dtype
 ) -> None:
@@ -113,7 +120,16 @@ def test_forwards_are_the_cpu_encoders(
 
 @pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])
 @pytest.mark.parametrize(
-    ("kind", "pooling"), [("ModernBERT's", "cls"), ("ELECTRA's", "last-token"), ("Nomic's", "cls"), ("ALBERT's", "cls")]
+    ("kind", "pooling"),
+    [
+        ("ModernBERT's", "cls"),
+        ("ELECTRA's", "last-token"),
+        ("Nomic's", "cls"),
+        ("ALBERT's", "cls"),
+        ("Qwen3's", "last-token"),
+        ("LLaMA's", "last-token"),
+        ("Gemma's", "last-token"),
+    ],
 )
 def test_rows_that_pooling_does_not_read_may_be_skipped(
     program: Path, tmp_path: Path, kind: str, gemm: str, pooling: str

@@ -186,14 +186,15 @@ def test_activation(device: Device, random: np.random.Generator, dtype: int, kin
 @pytest.mark.parametrize(("hidden", "parts"), [(768, 1), (312, 4), (1024, 2), (384, 0)])
 def test_gather(device: Device, random: np.random.Generator, dtype: int, kind: int, hidden: int, parts: int) -> None:
     tokens, empty = sum(ref.LENGTHS), 3  # places for sequences that a batch does not have
-    context, x = ref.drawn(random, (tokens, hidden), dtype), ref.drawn(random, (tokens, hidden), dtype)
+    wider = hidden + 64
+    context, x = ref.drawn(random, (tokens, wider), dtype), ref.drawn(random, (tokens, hidden), dtype)
     sums = random.standard_normal((tokens, -(-hidden // 128) * parts, 2)).astype(np.float32)
     ends = np.cumsum(ref.LENGTHS)
     cu_seqlens = np.concatenate([[0], ends, [tokens] * empty]).astype(np.int32)
     places = [device.new((len(ref.LENGTHS) + empty) * array[0].nbytes) for array in (context, x, sums)]
     device.launch.gather(
-        dtype, device.put(context), device.put(x), device.put(sums) if parts else 0, parts, device.put(cu_seqlens),
-        kind, len(ref.LENGTHS) + empty, hidden, *places,
+        dtype, device.put(context), wider, device.put(x), device.put(sums) if parts else 0, parts,
+        device.put(cu_seqlens), kind, len(ref.LENGTHS) + empty, hidden, *places,
     )  # fmt: skip
     rows = ends - 1 if kind == ref.LAST else ends - ref.LENGTHS
     for place, array in zip(places, (context, x, sums), strict=True):
@@ -203,7 +204,7 @@ def test_gather(device: Device, random: np.random.Generator, dtype: int, kind: i
 
 def test_gather_refuses_a_pooling_that_reads_every_row(device: Device) -> None:
     with pytest.raises(RuntimeError, match="reads every row"):
-        device.launch.gather(ref.FLOAT16, 0, 0, 0, 0, 0, ref.MEAN, 1, 768, 0, 0, 0)
+        device.launch.gather(ref.FLOAT16, 0, 768, 0, 0, 0, 0, ref.MEAN, 1, 768, 0, 0, 0)
 
 
 @pytest.mark.parametrize("kind", [ref.CLS, ref.LAST])

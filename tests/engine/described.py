@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from embert import engine
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import Attention, Rotary, tensor_shapes
-from embert.engine.models.tensor_names import TensorNames, WeightMapping
+from embert.engine.models.tensor_names import TOKEN_TYPE_EMBEDDINGS, TensorNames, WeightMapping
 from tests.engine.model_cases import build, byte_level
 
-__all__ = ["ARCHITECTURES", "described"]
+__all__ = ["ARCHITECTURES", "DECODERS", "described"]
 
 HIDDEN, HEADS, LAYERS, INNER = 64, 2, 3, 96
 ROTARY = Rotary(10000.0, HIDDEN // HEADS)
@@ -35,6 +35,25 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "rubert-tiny2's": {"hidden_size": 104, "heads": 4},  # heads of 26 columns
     "ALBERT's": {"embedding_size": 32, "shared_layers": (0,) * LAYERS, "activation": "gelu_tanh"},
 }  # fmt: skip
+CAUSAL = {
+    **NO_TABLE, "gated": True, "pre_norm": True, "rms_norm": True, "embedding_norm": False, "activation": "silu",
+    "causal": True, "layer_norm_eps": 1e-6,
+}  # fmt: skip
+WIDE_HEADS = Attention(Rotary(1e6, 48))
+DECODERS: dict[str, dict[str, Any]] = {
+    "Qwen3's": {
+        **CAUSAL, "heads": 4, "key_value_heads": 2, "head_columns": 48, "qk_norm": True,
+        "attention": (WIDE_HEADS, WIDE_HEADS, dataclasses.replace(WIDE_HEADS, window=8)),
+    },
+    "LLaMA's": {**CAUSAL, "heads": 4, "key_value_heads": 1, "attention": (Attention(Rotary(1e4, 16)),) * LAYERS},
+    "in both directions": {**CAUSAL, "causal": False, "key_value_heads": 1, "attention": (GLOBAL,) * LAYERS},
+    "Gemma's": {
+        **CAUSAL, "causal": False, "heads": 3, "key_value_heads": 1, "head_columns": 64, "qk_norm": True,
+        "attention": (Attention(Rotary(1e4, 64), 8), Attention(Rotary(1e4, 64), 8), Attention(Rotary(1e6, 64))),
+        "sublayer_norms": True, "norm_offset": 1.0, "embedding_scale": 8.0, "attention_scale": 0.1,
+        "activation": "gelu_tanh",
+    },
+}  # fmt: skip
 
 
 def described(
@@ -46,14 +65,16 @@ def described(
     model = engine.load_model(str(folder), pooling=pooling)
     sizes = {"hidden_size": HIDDEN, "heads": HEADS, "layers": LAYERS, "intermediate_size": INNER}
     config = dataclasses.replace(
-        model.config, tensors=TensorNames((WeightMapping(),)), **{**sizes, **ARCHITECTURES[kind], **more}
+        model.config, tensors=TensorNames((WeightMapping(),)), **{**sizes, **(ARCHITECTURES | DECODERS)[kind], **more}
     )
     random = np.random.default_rng(5)
     tensors = {}
     for name, shape in tensor_shapes(config).items():
         values = random.standard_normal(shape) * (0.2 if len(shape) == 1 else 0.1)
-        if "LayerNorm.weight" in name:
-            values += 1
+        if name.endswith(("Norm.weight", "_norm.weight")):
+            values += 1 - config.norm_offset
+        elif name == TOKEN_TYPE_EMBEDDINGS and not config.embedding_norm:
+            values[:] = 0  # no decoder has token types
         elif name.startswith("embeddings."):
             values *= 5
         tensors[name] = torch.from_numpy(values).to(stored)

@@ -43,6 +43,7 @@ struct GemmArguments {
   // 2³¹ over the number of tiles across y, rounded up. It replaces a division by that number (TileScheduler). The
   // result is exact while there are fewer than 2³¹ / that number of tiles; many rows only.
   uint32_t columns_inverse;
+  float mean_scale;  // of Σr: inverse_width, or 0 for RMSNorm
 };
 
 // Additional arguments of int8 operands (ops/quantize.h). A sum is multiplied by its row's scale, then by its

@@ -68,11 +68,12 @@ __device__ __forceinline__ void raise_error(float* worst, float squared_error, f
 // One block for a row of W, a column of y. Without a Norm the column's constant is factor·bias. With one, W[n, k]
 // becomes γ[k]·W[n, k] minus the row's mean of those, rounded so that the row's sum is 0 except for a small remainder
 // (balance). The constant is then factor·(bias + Σ W·β), in FP32. `worst` keeps the largest relative error of this
-// rounding over all rows of W, for rows of x with |μ|/σ of up to kMaxOffset.
+// rounding over all rows of W, for rows of x with |μ|/σ of up to kMaxOffset. With `rms` the mean stays, and so does
+// what remains of it.
 template <typename T>
 __global__ void __launch_bounds__(kFoldThreads)
-    fold_input_kernel(T* weight, const float* unrounded, const float* bias, const Norm norm, int in, float factor,
-                      float* columns, float* worst) {
+    fold_input_kernel(T* weight, const float* unrounded, const float* bias, const Norm norm, bool rms, int in,
+                      float factor, float* columns, float* worst) {
   __shared__ float exact[kMaxStatColumns];
   __shared__ float left;
   griddepcontrol_wait();
@@ -92,12 +93,12 @@ __global__ void __launch_bounds__(kFoldThreads)
   const float2 sums = sums_of_block(sum, shift);
   float squares = 0.0f, squared_error = 0.0f;
   for (int k = threadIdx.x; k < in; k += kFoldThreads) {
-    exact[k] -= sums.x / in;
+    if (!rms) exact[k] -= sums.x / in;
     row[k] = from_float<T>(exact[k]);
     squares = fmaf(exact[k], exact[k], squares);
   }
   squares = sums_of_block(squares, 0.0f).x;
-  if (threadIdx.x == 0) left = float(balance(row, exact, in, kMaxRemainder * sqrtf(squares) / kMaxOffset));
+  if (threadIdx.x == 0) left = rms ? 0.0f : float(balance(row, exact, in, kMaxRemainder * sqrtf(squares) / kMaxOffset));
   __syncthreads();
   for (int k = threadIdx.x; k < in; k += kFoldThreads) {
     const float error = to_float(row[k]) - exact[k];

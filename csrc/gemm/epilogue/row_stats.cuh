@@ -28,7 +28,7 @@ __device__ __forceinline__ float2 scale_of_pair(const GemmArguments& args, int r
   const auto with_lane_neighbor = [](float2 sum) { return sum + shuffle_xor_pair(sum, 1); };
   const float2 low = with_lane_neighbor(tree(parts[0]) + tree(parts[2]));  // groups 0 and 4, 1 and 5
   const float2 high = with_lane_neighbor(tree(parts[1]) + tree(parts[3]));
-  return row_scale(low + high, args.inverse_width, args.epsilon, factor);
+  return row_scale(low + high, args.inverse_width, args.mean_scale, args.epsilon, factor);
 }
 
 // Reads the scales of rows in the kernels for many rows: there the statistics usually have one part a group. A lane
@@ -67,7 +67,7 @@ struct RowStats {
                    ((lane % 4 + 4) * kStatColumns < args.width ? group_sums[half][1] : none);
 #pragma unroll
       for (int step = 1; step < 4; step *= 2) sum = sum + shuffle_xor_pair(sum, step);
-      scales[half] = row_scale(sum, args.inverse_width, args.epsilon, factor);
+      scales[half] = row_scale(sum, args.inverse_width, args.mean_scale, args.epsilon, factor);
     }
   }
 };

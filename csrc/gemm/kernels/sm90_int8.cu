@@ -140,7 +140,7 @@ class Int8LinearSm90 final : public Linear {
     args.splits = call.residual.splits;
     args.split_columns = kStatColumns / std::max(call.residual.splits, 1);
     args.width = weights_.n;
-    args.inverse_width = 1.0f / float(weights_.n);
+    args.inverse_width = args.mean_scale = 1.0f / float(weights_.n);
     args.epsilon = weights_.epsilon;
     args.m = call.m;
     args.n = weights_.n;

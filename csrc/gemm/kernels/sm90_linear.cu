@@ -54,6 +54,7 @@ GemmArguments LinearSm90::arguments_of(const Call& call, int tile_columns) const
       call.m <= kPrefetchRows ? int(weights_.prefetch_bytes / 128) : 0,
       call.stream.backwards,
       ((1u << 31) + tiles_across - 1) / tiles_across,
+      weights_.rms ? 0.0f : 1.0f / float(width),
   };
 }
 

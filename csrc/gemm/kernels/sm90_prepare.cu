@@ -13,6 +13,7 @@ namespace {
 // LayerNorms are not folded where that error exceeds this multiple of a model's own rounding of γ·W (2.1e-4 in FP16,
 // 1.7e-3 in BF16).
 constexpr float kFoldTolerance = 3.0f;
+constexpr int kMaxGemmColumns = 360 * 128;
 constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
 
 // The constants of a gated GEMM. fold.cuh has multiplied all by kGateFactor; this undoes it for the values. `width`:
@@ -54,11 +55,14 @@ Status GemmSm90::prepare(const LinearWeights& weights, const Stream& stream, std
     return Status::refused("hopper gemm: weights are folded from FP32 ones, which are not there");
   if (weights.input_norm.gamma != nullptr && weights.k > kMaxStatColumns)
     return Status::refused("hopper gemm: a LayerNorm of more than " + std::to_string(kMaxStatColumns) + " columns");
-  // The multiplication with which TileScheduler computes a tile's row is exact up to here; there are at most 4 194 240
-  // rows.
+  if (weights.rms && (weights.prescaled_rows || weights.residual_norm.gamma != nullptr))
+    return Status::refused("hopper gemm: an RMSNorm in the rows, or of the residual");
+  // The multiplication with which TileScheduler computes a tile's row is exact up to 362 tiles across: of at most
+  // 4 194 240 rows there are 16 384 tiles of a cluster.
   const int w_rows = weights.gated ? 2 * weights.n : weights.n;
-  if (tiles_of(w_rows, 128) > 256)
-    return Status::refused("hopper gemm: " + std::to_string(w_rows) + " columns, at most 32768 can be run");
+  if (w_rows > kMaxGemmColumns)
+    return Status::refused("hopper gemm: " + std::to_string(w_rows) + " columns, at most " +
+                           std::to_string(kMaxGemmColumns) + " can be run");
   EMBERT_TRY(check_fused(weights));
   auto gemm = std::make_unique<LinearSm90>(*this, weights);
   EMBERT_TRY(gemm->init(stream));
@@ -77,8 +81,8 @@ Status LinearSm90::fold(const Stream& stream) {
                       owner_.fold_error()));
   } else {
     EMBERT_TRY(launch("fold_input", fold_input_kernel<T>, w_rows_, kFoldThreads, 0, stream, weight, weights_.exact,
-                      weights_.bias, weights_.input_norm, weights_.k, factor, static_cast<float*>(plain_columns()),
-                      owner_.fold_error()));
+                      weights_.bias, weights_.input_norm, weights_.rms, weights_.k, factor,
+                      static_cast<float*>(plain_columns()), owner_.fold_error()));
   }
   const int blocks = (weights_.n + kFoldThreads - 1) / kFoldThreads;
   if (weights_.gated)

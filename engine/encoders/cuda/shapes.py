@@ -17,6 +17,7 @@ __all__ = [
     "classifies_on_the_host",
     "device_pooling",
     "embeds_on_the_host",
+    "encoder_shapes",
     "head_shapes",
     "layer_shapes",
     "on_the_host",
@@ -51,9 +52,15 @@ def layer_shapes(model: Model) -> dict[str, Any]:
         ),
         (config.projects_first, "projects embeddings before their norm"),
         (_stretches(config), "stretches rotary positions by each text's length"),
+        (_sees_only_itself(config), "has windows of one token"),
     ):
         if unable:
             raise UnsupportedModel(f"{model.model_id} {what}, which the CUDA encoder does not run")
+    return encoder_shapes(config)
+
+
+def encoder_shapes(config: EncoderConfig) -> dict[str, Any]:
+    """The arguments of `make_encoder` for a model's embeddings and layers."""
     tables = rotary_tables(config)
     attention = []
     for layer in range(config.layers):
@@ -65,19 +72,28 @@ def layer_shapes(model: Model) -> dict[str, Any]:
         "hidden": config.hidden_size,
         "layers": config.layers,
         "heads": config.heads,
+        "kv_heads": config.kv_heads,
+        "head_columns": config.head_columns or 0,
         "padded_head": padded_head(config),
         "inner": config.intermediate_size,
         "vocabulary": config.vocab_size,
         "positions": config.max_positions,
-        "types": config.type_vocab_size,
+        "types": config.type_vocab_size if config.embedding_norm else 0,
         "position_table": config.position_table,
         "padding": config.padding_id is not None,
         "relative": config.relative_buckets > 0 or config.alibi,
         "embedding": config.embedding_size or 0,
         "attention": attention if config.attention else [],
+        "causal": config.causal,
+        "qk_norm": config.qk_norm,
+        "attention_scale": config.attention_scale or 0.0,
         "gated": config.gated,
         "pre_norm": config.pre_norm,
         "first_norm": config.first_norm,
+        "rms_norm": config.rms_norm,
+        "sublayer_norms": config.sublayer_norms,
+        "embedding_norm": config.embedding_norm,
+        "embedding_scale": config.embedding_scale,
         "shared": list(config.shared_layers),
         "epsilon": config.layer_norm_eps,
         "activation": config.activation,
@@ -103,6 +119,11 @@ def head_shapes(model: Model) -> dict[str, Any]:
             "CUDA encoder does not run"
         )
     on_the_host = classifies_on_the_host(model)
+    if heads.classifier is not None and heads.classifier.padding_id is not None and not model.config.causal:
+        raise UnsupportedModel(
+            f"{model.model_id} classifies by the last token that is not padding, with attention in both directions, "
+            "which the CUDA encoder does not run"
+        )
     if on_the_host and model.embeds:
         raise UnsupportedModel(
             f"{model.model_id} embeds and has a classification head that is computed on the host, from pooled rows; "
@@ -120,6 +141,7 @@ def head_shapes(model: Model) -> dict[str, Any]:
         "dense": [(linear.inputs, linear.outputs, linear.activation) for linear in dense if isinstance(linear, Dense)],
         "classifier": [(linear.inputs, linear.outputs, linear.activation) for linear in classifier],
         "multi": [(linear.inputs, linear.outputs, linear.activation) for linear in multi],
+        "classifier_pooling": heads.classifier.pooling if classifier and heads.classifier else "cls",
         "token_weights": isinstance(heads.sparse, TokenWeights),
         "splade": _splade_shape(model, heads.sparse) if isinstance(heads.sparse, Splade) else None,
     }
@@ -128,7 +150,7 @@ def head_shapes(model: Model) -> dict[str, Any]:
 def classifies_on_the_host(model: Model) -> bool:
     """Whether the extension only pools for the classification head: one that has a norm, or takes a mean of rows."""
     head = model.heads.classifier
-    return head is not None and (head.pooling != "cls" or any(layer.norm is not None for layer in head.layers))
+    return head is not None and (head.pooling == "mean" or any(layer.norm is not None for layer in head.layers))
 
 
 def pools_on_the_host(model: Model) -> bool:
@@ -171,6 +193,11 @@ def rotary_tables(config: EncoderConfig) -> list[Rotary]:
     """The different rotations of a model's layers: each has a table of angles."""
     tables = (config.attention_of(layer).rotary for layer in range(config.layers))
     return list(dict.fromkeys(table for table in tables if table is not None))
+
+
+def _sees_only_itself(config: EncoderConfig) -> bool:
+    """Whether some layer has a window of no other token: the extension's windows of 0 are whole texts."""
+    return any(config.attention_of(layer).window == 0 for layer in range(config.layers))
 
 
 def _stretches(config: EncoderConfig) -> bool:

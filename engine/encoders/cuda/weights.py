@@ -24,10 +24,14 @@ from embert.engine.files.safetensors_file import Tensor
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig, tensor_shapes
 from embert.engine.models.tensor_names import (
+    ATTENTION_SUBLAYER_NORM,
     EMBEDDING_PROJECTION,
     FINAL_NORM,
+    KEY_NORM,
     POSITION_EMBEDDINGS,
+    QUERY_NORM,
     RELATIVE_ATTENTION_BIAS,
+    SUBLAYER_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
 )
@@ -125,6 +129,12 @@ PADDED = {
     "attention.weight",
 }
 LAYER_NORMS = {"attention": "attention.output.LayerNorm", "out": "output.LayerNorm"}
+RMS_NORMS = {  # of which only gamma is loaded
+    "query_norm": QUERY_NORM,
+    "key_norm": KEY_NORM,
+    "attention_sublayer": ATTENTION_SUBLAYER_NORM,
+    "out_sublayer": SUBLAYER_NORM,
+}
 EMBEDDING_WEIGHTS = {
     "word": WORD_EMBEDDINGS,
     "position": POSITION_EMBEDDINGS,
@@ -182,7 +192,8 @@ def layer_tensors(
         for ours, name in LAYER_NORMS.items():
             names.append((f"{ours}.gamma", layer, f"{prefix}{name}.weight"))
             names.append((f"{ours}.beta", layer, f"{prefix}{name}.bias"))
-    names = [entry for entry in names if entry[2] in shapes]
+        names += [(f"{ours}.gamma", layer, f"{prefix}{name}.weight") for ours, name in RMS_NORMS.items()]
+    names = [entry for entry in names if entry[2] in shapes and (config.embedding_norm or entry[0] != "type")]
     if config.padding_id is not None:
         names.append(("padding", -1, PADDING_POSITION))
     factors = column_factors(config, checkpoint) if int8 else {}
@@ -197,6 +208,10 @@ def layer_tensors(
             yield f"{matrix}.scale", layer, scales, "float32"
         elif padded and ours in PADDED:
             yield ours, layer, _with_padded_heads(matrix, tensor.float32(), config, padded), "float32"
+        elif config.rms_norm and kind == "beta":
+            yield ours, layer, np.zeros(shapes[name], np.float32), "float32"
+        elif config.norm_offset and kind == "gamma":
+            yield ours, layer, tensor.float32() + np.float32(config.norm_offset), "float32"
         elif tensor.dtype in STORED_DTYPES:
             yield ours, layer, tensor.array, STORED_DTYPES[tensor.dtype]
         else:

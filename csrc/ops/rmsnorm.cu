@@ -1,0 +1,130 @@
+// y = RMSNorm(x), and y += RMSNorm(x): a block per row, everything between load and store in FP32 registers.
+//
+// Floor for 26 361 rows of 1 024, FP16: x read and y written, 108 MB, 36 µs at 3 TB/s; half as much again for a sum.
+
+#include <string>
+#include <type_traits>
+
+#include "common/launch.cuh"
+#include "common/numeric.cuh"
+#include "ops/norm.h"
+
+namespace embert {
+namespace {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32, kMaxPacks = 8;
+static_assert(max_rms_columns(DType::kFloat32) == kThreads * kMaxPacks * Pack<float>::kSize, "packs of a thread");
+
+// The sums over a block, in one order for all threads.
+__device__ __forceinline__ float2 block_sums(float2 sums) {
+  __shared__ float2 parts[kWarps];
+  sums = {warp_sum(sums.x), warp_sum(sums.y)};
+  __syncthreads();  // an earlier call's parts have been read
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sums;
+  __syncthreads();
+  static_assert(kWarps == 4, "a tree");
+  return {(parts[0].x + parts[1].x) + (parts[2].x + parts[3].x), (parts[0].y + parts[1].y) + (parts[2].y + parts[3].y)};
+}
+
+// A thread has packs t, t + kThreads, … of its row.
+template <typename T, int kPacks, bool kAdds>
+__global__ void __launch_bounds__(kThreads)
+    rmsnorm_kernel(const T* x, const float* gamma, int hidden, float epsilon, T* y, float2* y_stats) {
+  constexpr int kWidth = Pack<T>::kSize;
+  const size_t start = size_t(blockIdx.x) * hidden;
+  const auto column_of = [](int pack) { return (pack * kThreads + int(threadIdx.x)) * kWidth; };
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+  Pack<T> values[kPacks], residuals[kAdds ? kPacks : 1];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (column_of(p) >= hidden) continue;
+    values[p] = load_pack_coherent(x + start + column_of(p));
+    if constexpr (kAdds) residuals[p] = load_pack_coherent(y + start + column_of(p));
+  }
+  float squares = 0.0f;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (column_of(p) >= hidden) continue;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const float value = to_float(values[p].values[i]);
+      squares = fmaf(value, value, squares);
+    }
+  }
+  const float scale = rsqrtf(block_sums({0.0f, squares}).y / hidden + epsilon);
+  float2 sums = {0.0f, 0.0f};  // of y
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (column_of(p) >= hidden) continue;
+    Pack<T> out;
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 4) {
+      const Pack<float> four = load_pack(gamma + column_of(p) + i);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        float value = to_float(values[p].values[i + k]) * scale * four.values[k];
+        if constexpr (kAdds) {
+          value += to_float(residuals[p].values[i + k]);
+          sums = {sums.x + value, fmaf(value, value, sums.y)};
+        }
+        out.values[i + k] = from_float<T>(value);
+      }
+    }
+    store_pack(y + start + column_of(p), out);
+  }
+  if constexpr (kAdds) {
+    if (y_stats == nullptr) return;
+    sums = block_sums(sums);
+    const int groups = (hidden + kStatColumns - 1) / kStatColumns;
+    for (int group = threadIdx.x; group < groups; group += kThreads)
+      y_stats[size_t(blockIdx.x) * groups + group] = group == 0 ? sums : float2{0.0f, 0.0f};
+  }
+}
+
+template <typename T, bool kAdds>
+Status launch_rmsnorm(const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y, float2* y_stats,
+                      const Stream& stream) {
+  const auto run = [&](auto packs) {
+    return launch("rmsnorm", rmsnorm_kernel<T, packs, kAdds>, rows, kThreads, 0, stream, static_cast<const T*>(x),
+                  gamma, hidden, epsilon, static_cast<T*>(y), y_stats);
+  };
+  const int packs = (hidden + kThreads * Pack<T>::kSize - 1) / (kThreads * Pack<T>::kSize);
+  if (packs <= 1) return run(std::integral_constant<int, 1>());
+  if (packs <= 2) return run(std::integral_constant<int, 2>());
+  if (packs <= 4) return run(std::integral_constant<int, 4>());
+  return run(std::integral_constant<int, kMaxPacks>());
+}
+
+template <bool kAdds>
+Status run_rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
+                   float2* y_stats, const Stream& stream) {
+  if (!rmsnorm_supports(dtype, hidden))
+    return Status::refused("rmsnorm: hidden size " + std::to_string(hidden) + " is not supported");
+  switch (dtype) {
+    case DType::kFloat16:
+      return launch_rmsnorm<half_t, kAdds>(x, gamma, rows, hidden, epsilon, y, y_stats, stream);
+    case DType::kBFloat16:
+      return launch_rmsnorm<bfloat_t, kAdds>(x, gamma, rows, hidden, epsilon, y, y_stats, stream);
+    default:
+      return launch_rmsnorm<float, kAdds>(x, gamma, rows, hidden, epsilon, y, y_stats, stream);
+  }
+}
+
+}  // namespace
+
+bool rmsnorm_supports(DType dtype, int hidden) {
+  return hidden > 0 && hidden % (16 / bytes_of(dtype)) == 0 && hidden <= max_rms_columns(dtype);
+}
+
+Status rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
+               const Stream& stream) {
+  return run_rmsnorm<false>(dtype, x, gamma, rows, hidden, epsilon, y, nullptr, stream);
+}
+
+Status add_rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
+                   float2* y_stats, const Stream& stream) {
+  return run_rmsnorm<true>(dtype, x, gamma, rows, hidden, epsilon, y, y_stats, stream);
+}
+
+}  // namespace embert
