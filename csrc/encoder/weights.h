@@ -36,8 +36,8 @@ constexpr int gated_row(int j, int part) {
   return 2 * j + part;
 }
 
-// Elements that are converted to the device's type at a time: 64 MB in FP32.
-constexpr size_t kConvertedElements = size_t(16) << 20;
+// Elements that are converted to the device's type at a time: 16 MB in FP32.
+constexpr size_t kConvertedElements = size_t(4) << 20;
 
 using TensorShape = std::vector<size_t>;  // [rows, columns] or [elements]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,7 @@ SWITCHES = (
 ACTIVATIONS = {"gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
 POOLINGS = {"cls": 0, "mean": 1, "last-token": 3}
 INT8 = 3
+CONVERTED = 4 << 20  # kConvertedElements of csrc/encoder/weights.h
 STORED = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16, "int8": INT8}
 ALLOWED = {FLOAT32: 1e-5, FLOAT16: 4e-3}  # of a row's length
 
@@ -58,7 +60,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def computed(
-    program: Path, model: Model, gemm: str, dtype: int, batch: PackedBatch, adapter: int = -1
+    program: Path, model: Model, gemm: str, dtype: int, batch: PackedBatch, adapter: int = -1, most: int = MAX_TOKENS
 ) -> tuple[Floats, Floats]:
     """The rows of all tokens, and the pooled vectors as they are. All texts have one adapter, or none."""
     shapes = encoder_shapes(model.config)
@@ -66,7 +68,7 @@ def computed(
     told += [shapes["attention_scale"], shapes["embedding_scale"]]
     told += [shapes["epsilon"], ACTIVATIONS[shapes["activation"]], POOLINGS[model.pooling]]
     told += [len(shapes["attention"]), *(each for layer in shapes["attention"] for each in layer)]
-    told += [len(shapes["shared"]), *shapes["shared"], max(MAX_TOKENS, batch.tokens)]
+    told += [len(shapes["shared"]), *shapes["shared"], max(most, batch.tokens)]
     tensors = list(layer_tensors(model.config, Checkpoint.open(model).with_adapter(adapter), dtype == INT8))
     told.append(len(tensors))
     data, out = model.folder / "tensors", model.folder / "answers"
@@ -82,8 +84,8 @@ def computed(
     return answers[: batch.tokens], answers[batch.tokens :]
 
 
-def drawn(model: Model) -> PackedBatch:
-    lengths = np.array(LENGTHS, np.int32)
+def drawn(model: Model, lengths_of_texts: Sequence[int] = LENGTHS) -> PackedBatch:
+    lengths = np.array(lengths_of_texts, np.int32)
     ids = np.random.default_rng(11).integers(0, model.config.vocab_size, lengths.sum()).astype(np.int32)
     return PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
 
@@ -94,11 +96,12 @@ def relative_errors(got: Floats, of: Floats) -> Floats:
     return errors
 
 
-def compare(program: Path, model: Model, gemm: str, dtype: int) -> None:
-    batch = drawn(model)
+def compare(program: Path, model: Model, gemm: str, dtype: int, batch: PackedBatch | None = None) -> None:
+    most = MAX_TOKENS if batch is None else batch.tokens
+    batch = batch or drawn(model)
     cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 12, prepared=False)
     wanted = cpu.encode(batch, Task.TOKENS), cpu.encode(batch)
-    for got, of in zip(computed(program, model, gemm, dtype, batch), wanted, strict=True):
+    for got, of in zip(computed(program, model, gemm, dtype, batch, most=most), wanted, strict=True):
         assert relative_errors(got, of).max() <= ALLOWED[dtype]
 
 
@@ -135,6 +138,15 @@ def test_rows_that_pooling_does_not_read_may_be_skipped(
     program: Path, tmp_path: Path, kind: str, gemm: str, pooling: str
 ) -> None:
     compare(program, described(tmp_path, kind, pooling=pooling), gemm, FLOAT16)
+
+
+@pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])
+def test_tensors_are_converted_in_parts(program: Path, tmp_path: Path, gemm: str) -> None:
+    """Tables and interleaved gates of more elements than are converted at a time."""
+    large = CONVERTED // 64 + 5
+    more = {"hidden_size": 64, "layers": 1, "vocab_size": large, "intermediate_size": large // 8 * 8 + 8}
+    model = described(tmp_path, "LLaMA's", attention=(), **more)
+    compare(program, model, gemm, FLOAT16, drawn(model, [5, 3]))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])

@@ -22,7 +22,14 @@ from embert.engine.encoders.cuda.adapters import (
     named,
     parts_of,
 )
-from embert.engine.encoders.cuda.heads import HostClassifier, HostEmbedding, Layout, captured_tasks, head_tensors
+from embert.engine.encoders.cuda.heads import (
+    HostClassifier,
+    HostEmbedding,
+    Layout,
+    captured_tasks,
+    head_tensors,
+    without_padding,
+)
 from embert.engine.encoders.cuda.shapes import (
     classifies_on_the_host,
     device_pooling,
@@ -146,6 +153,8 @@ class CudaEncoder(Encoder):
         self._host_classifier = HostClassifier(model, checkpoint) if classifies_on_the_host(model) else None
 
         self._host_embedding = HostEmbedding(model) if embeds_on_the_host(model) else None
+        classifier = model.heads.classifier
+        self._uncounted = None if classifier is None else classifier.padding_id
 
         self._encoders: list[Any] = []  # the extension's: without an adapter, then with each
 
@@ -236,6 +245,8 @@ class CudaEncoder(Encoder):
         Raises EncoderError for a batch that the extension refuses, EncoderLost if the device has failed.
         """
         batch.check(self._has, self.width, len(encoders_of(self._config)) - 1)
+        if self._uncounted is not None:
+            batch = without_padding(batch, self._uncounted)
         flights: list[InFlightSlice] = []
         try:
             for part in parts_of(batch):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.cuda.shapes import classifies_on_the_host, embeds_on_the_host, pools_on_the_host
-from embert.engine.errors import UnsupportedModel
+from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.heads.description import Layer, Splade, TokenWeights
 from embert.engine.heads.embedding import DenseLayer, EmbeddingHead, LayerNorm, load_modules
 from embert.engine.heads.token_rows import pooled_rows, token_weight_rows
@@ -19,7 +19,7 @@ from embert.engine.model import Model
 from embert.engine.tasks import NO_TASK, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-__all__ = ["HostClassifier", "HostEmbedding", "Layout", "captured_tasks", "head_tensors"]
+__all__ = ["HostClassifier", "HostEmbedding", "Layout", "captured_tasks", "head_tensors", "without_padding"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -108,6 +108,34 @@ def _named(head: str, layers: Sequence[DenseLayer]) -> Iterator[tuple[str, int, 
     for index, layer in enumerate(layers):
         yield f"{head}.weight", index, layer.weight
         yield f"{head}.bias", index, np.zeros(len(layer.weight), np.float32) if layer.bias is None else layer.bias
+
+
+def without_padding(batch: PackedBatch, padding_id: int) -> PackedBatch:
+    """The batch, whose sequences that want CLASSIFY end with their last token that is not padding; the first one stays.
+
+    For causal models whose classification head reads that token: no row depends on later tokens. Raises EncoderError
+    where such a sequence wants something else, too.
+    """
+    cu_seqlens = batch.cu_seqlens
+    if len(batch.ids) != cu_seqlens[-1] or (np.diff(cu_seqlens) < 1).any():
+        return batch  # the extension reports the error
+    wanting = batch.sequences_of(Task.CLASSIFY)
+    padded = wanting[batch.ids[cu_seqlens[wanting + 1] - 1] == padding_id]
+    if not len(padded):
+        return batch
+    lengths, kept = np.diff(cu_seqlens), np.ones(len(batch.ids), np.bool_)
+    for sequence in padded:
+        if batch.tasks is None or batch.tasks[sequence] != Task.CLASSIFY:
+            raise EncoderError(
+                f"sequence {sequence} ends with padding tokens ({padding_id}), which CLASSIFY does not count, and "
+                "wants another task, too"
+            )
+        start, end = cu_seqlens[sequence], cu_seqlens[sequence + 1]
+        (counted,) = np.nonzero(batch.ids[start:end] != padding_id)
+        lengths[sequence] = counted[-1] + 1 if len(counted) else 1
+        kept[start + lengths[sequence] : end] = False
+    types = None if batch.token_types is None else batch.token_types[kept]
+    return dataclasses.replace(batch, ids=batch.ids[kept], cu_seqlens=cumulative(lengths), token_types=types)
 
 
 class HostClassifier:
