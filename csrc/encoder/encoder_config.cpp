@@ -58,7 +58,9 @@ Status EncoderConfig::check_attention() const {
                   (int8 ? ", in int8" : ", with rotary positions or a decoder's attention"));
   if (!attention_supports(dtype, attention_heads()))
     return refuse("heads of " + std::to_string(head_size()) + " columns: they must be a multiple of 8 of at most " +
-                  std::to_string(is_plain ? 128 : 256));
+                  std::to_string(kMaxHeadSize));
+  if (relative && (!is_plain || head_size() > 128))
+    return refuse("scores by relative position with a decoder's attention, or with heads of over 128 columns");
   if (qk_norm && !qk_norm_supports(dtype, head_size()))
     return refuse("norms of queries and keys of " + std::to_string(head_size()) + " columns");
   return {};
