@@ -28,6 +28,22 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "nomic-v1.5": ("NomicBert", {}),
     "gte-multilingual": ("Gte", {"vocab_size": 30528}),  # small vocabularies: the table's size costs no time
     "modernbert": ("ModernBert", {}),
+    "deberta-v3-base": (
+        "DebertaV2",
+        {
+            "vocab_size": 32_000,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "relative_attention": True,
+            "position_buckets": 256,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": False,
+        },
+    ),
     "qwen3-0.6b": (
         "Qwen3",
         {

@@ -260,7 +260,7 @@ TOKENIZER_CONFIG: Table = {
     **dict.fromkeys(
         ("do_basic_tokenize", "never_split", "wordpieces_prefix", "do_subword_tokenize", "word_tokenizer_type",
          "subword_tokenizer_type", "errors", "sp_model_kwargs", "legacy", "remove_space", "from_slow", "use_fast",
-         "clean_text", "normalization", "full_tokenizer_file"),
+         "clean_text", "normalization", "full_tokenizer_file", "vocab_type"),
         irrelevant("read by version 4's classes in Python, not by those that read tokenizer.json"),
     ),
     **dict.fromkeys(
@@ -295,7 +295,7 @@ DROPOUTS = (
     "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "classifier_dropout", "classifier_dropout_prob",
     "dropout", "embd_pdrop", "embedding_dropout", "emb_pdrop", "hidden_dropout_prob", "mlp_dropout", "qa_dropout",
     "resid_pdrop", "seq_classif_dropout", "summary_first_dropout", "summary_last_dropout", "pooler_dropout",
-    "lora_dropout_p",
+    "lora_dropout_p", "cls_dropout",
 )  # fmt: skip
 SHAPE = honored("a shape, under the model_type's own name; the defaults are transformers'")
 
