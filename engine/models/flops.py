@@ -20,7 +20,8 @@ def product_flops(config: EncoderConfig) -> int:
 def attention_flops(config: EncoderConfig, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """FLOPs of q·k and of the sums of values in all layers, for texts of these lengths, int64 [B].
 
-    Only keys count that a query attends to: those before it in causal layers, those within the window.
+    Only keys count that a query attends to: those before it in causal layers, those within the window. The products of
+    disentangled attention with the rows of distances do not count: how many there are depends on how they are computed.
     """
     pairs = np.zeros_like(lengths)
     for layer in range(config.layers):
