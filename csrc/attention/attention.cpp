@@ -38,7 +38,11 @@ Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& wor
     if (relative.scores != nullptr)
       return Status::refused("attention: scores by relative position with causal attention, shared keys or a scale");
     if (dtype == DType::kFloat32) return attention_fp32_decoder(qkv, work, shape, context, stream);
-    return attention_sm80_decoder(dtype, qkv, work, shape, context, stream);
+    if (maps == nullptr || !attention_sm90_decoder_supports(dtype, shape))
+      return attention_sm80_decoder(dtype, qkv, work, shape, context, stream);
+    if (work.tile_count > 0) EMBERT_TRY(attention_sm90_decoder(dtype, qkv, rows, work, shape, context, *maps, stream));
+    const AttentionWork shorts{nullptr, 0, work.shorts, work.short_count, work.queries};
+    return attention_sm80_decoder(dtype, qkv, {shorts, work.window}, shape, context, stream);
   }
   const int heads = shape.heads, head_size = shape.head_size;
   const bool sees_all = work.window == 0 && relative.scores == nullptr;

@@ -51,6 +51,10 @@ Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork
 Status attention_sm90_in_blocks(const void* qkv, int rows, const AttentionWork& work, int heads,
                                 const RelativeScores& relative, const QuantizedBlocks& context, TensorMaps& maps,
                                 const Stream& stream);
+// Only tiles; texts of up to 32 tokens are skipped.
+bool attention_sm90_decoder_supports(DType dtype, const AttentionHeads& heads);
+Status attention_sm90_decoder(DType dtype, const void* qkv, int rows, const WindowedWork& work,
+                              const AttentionHeads& heads, void* context, TensorMaps& maps, const Stream& stream);
 // The same bits where no text has a window or relative scores. Only tiles; texts of up to 32 tokens are skipped.
 bool attention_sm90_long_supports(DType dtype, int head_size);
 Status attention_sm90_long(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, void* context,

@@ -125,7 +125,7 @@ enum NamedBarrier : int {
   kScalesBarrier = 1,    // small_m.cuh: the rows' scales are in shared memory
   kConsumerBarrier = 1,  // + consumer; gemm/: the four warps of a consumer
   kPairBarrier = 1,      // + pair; attention/short.cuh: the two warps of a (sequence, head)
-  kGroupBarrier = 1,     // + warpgroup; attention/sm90/long_texts.cu: its four warps
+  kGroupBarrier = 1,     // + warpgroup; attention/sm90/: its four warps
 };
 
 // Waits until `threads` threads have arrived, the waiting ones included.

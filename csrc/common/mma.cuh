@@ -46,6 +46,11 @@ __device__ __forceinline__ uint64_t descriptor_of(uint32_t low) {
 __device__ __forceinline__ uint64_t make_narrow_descriptor(uint32_t address) {
   return (uint64_t(2) << 62) | (uint64_t(512 >> 4) << 32) | (uint64_t(1) << 16) | ((address & 0x3FFFF) >> 4);
 }
+// The descriptor of a right operand whose rows run along K, in boxes of 64 columns that lie `box_bytes` apart.
+__device__ __forceinline__ uint64_t make_boxed_descriptor(uint32_t address, int box_bytes) {
+  return (uint64_t(1) << 62) | (uint64_t(1024 >> 4) << 32) | (uint64_t(box_bytes >> 4) << 16) |
+         ((address & 0x3FFFF) >> 4);
+}
 // The operand advanced by `bytes`, along its swizzled rows or by whole boxes. Only the low half changes, which saves
 // the main loop an addition with carry.
 __device__ __forceinline__ uint64_t advance_descriptor(uint64_t operand, int bytes) {
@@ -210,6 +215,56 @@ __device__ __forceinline__ void wgmma_rs_mn_major(float (&c)[16], const uint32_t
   }
 }
 
+// The same with b[16 × 128] or [16 × 256], in boxes of 64 columns (make_boxed_descriptor).
+#define EMBERT_WGMMA_RS_128_MN(type)                                                                           \
+  asm volatile(                                                                                                \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"                                                         \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                                             \
+      " {"                                                                                                     \
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                 \
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                                       \
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                                       \
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"                                        \
+      "}, {%64,%65,%66,%67}, %68, add, 1, 1, 1;\n}"                                                            \
+      : EMBERT_FLOATS_8(0), EMBERT_FLOATS_8(8), EMBERT_FLOATS_8(16), EMBERT_FLOATS_8(24), EMBERT_FLOATS_8(32), \
+        EMBERT_FLOATS_8(40), EMBERT_FLOATS_8(48), EMBERT_FLOATS_8(56)                                          \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)))
+#define EMBERT_WGMMA_RS_256_MN(type)                                                                               \
+  asm volatile(                                                                                                    \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %133, 0;\n"                                                            \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type                                                 \
+      " {"                                                                                                         \
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                     \
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                                           \
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                                           \
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                                           \
+      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                                           \
+      "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"                                           \
+      "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"                               \
+      "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"                            \
+      "}, {%128,%129,%130,%131}, %132, add, 1, 1, 1;\n}"                                                           \
+      : EMBERT_FLOATS_8(0), EMBERT_FLOATS_8(8), EMBERT_FLOATS_8(16), EMBERT_FLOATS_8(24), EMBERT_FLOATS_8(32),     \
+        EMBERT_FLOATS_8(40), EMBERT_FLOATS_8(48), EMBERT_FLOATS_8(56), EMBERT_FLOATS_8(64), EMBERT_FLOATS_8(72),   \
+        EMBERT_FLOATS_8(80), EMBERT_FLOATS_8(88), EMBERT_FLOATS_8(96), EMBERT_FLOATS_8(104), EMBERT_FLOATS_8(112), \
+        EMBERT_FLOATS_8(120)                                                                                       \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)))
+template <typename T>
+__device__ __forceinline__ void wgmma_rs_mn_major(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    EMBERT_WGMMA_RS_128_MN("f16");
+  } else {
+    EMBERT_WGMMA_RS_128_MN("bf16");
+  }
+}
+template <typename T>
+__device__ __forceinline__ void wgmma_rs_mn_major(float (&c)[128], const uint32_t (&a)[4], uint64_t b, bool add) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    EMBERT_WGMMA_RS_256_MN("f16");
+  } else {
+    EMBERT_WGMMA_RS_256_MN("bf16");
+  }
+}
+
 // c[64 × 192] (+)= a[64 × 16] · b[192 × 16]ᵀ, with a in registers too, and b as for `multiply`.
 #define EMBERT_WGMMA_RS_192(type)                                                                                \
   asm volatile(                                                                                                  \
@@ -240,6 +295,8 @@ __device__ __forceinline__ void wgmma_rs(float (&c)[96], const uint32_t (&a)[4],
 #undef EMBERT_FLOATS_8
 #undef EMBERT_WGMMA_RS_64
 #undef EMBERT_WGMMA_RS_192
+#undef EMBERT_WGMMA_RS_128_MN
+#undef EMBERT_WGMMA_RS_256_MN
 #undef EMBERT_WGMMA_RS_32
 #undef EMBERT_WGMMA_256
 #undef EMBERT_WGMMA_128

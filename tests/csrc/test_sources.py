@@ -31,6 +31,7 @@ SM90A_KERNELS = {
     "attention_sm90_blocks_kernel": "attention/sm90/sm90.cu",
     "attention_sm90_window_kernel": "attention/sm90/sm90.cu",
     "attention_sm90_long_kernel": "attention/sm90/long_texts.cu",
+    "attention_sm90_decoder_kernel": "attention/sm90/decoder.cu",
     "small_m_int8_kernel": "gemm/kernels/sm90_int8.cu",
     "int8_dequant_kernel": "gemm/kernels/sm90_int8.cu",
     "block_kernel": "gemm/kernels/sm90_int8.cu",

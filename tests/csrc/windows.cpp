@@ -1,7 +1,7 @@
-// Prints what attention with a window reads. "steps" and cases (length, before, after, first query, queries, keys): a line of
-// "first_step end_step", then of each step whether all queries see all its keys, then an empty line. "keys" and cases
-// (length, first query, before, after): for each of a warp's 16 queries on Hopper (attention/sm90/tile.cuh) a line of the keys
-// that it sees, then an empty line.
+// Prints what attention with a window reads. "steps" and cases (length, before, after, first query, queries, keys): a
+// line of "first_step end_step", then of each step whether all queries see all its keys, then an empty line. "keys" and
+// cases (length, first query, before, after): for each of a warp's 16 queries on Hopper (attention/sm90/tile.cuh) a
+// line of the keys that it sees, then an empty line.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -37,15 +37,6 @@ struct LongLayout {
   static_assert(2 * (kSharedBytes + 1024) <= 228 * 1024, "two blocks on a multiprocessor");
 };
 
-// A barrier of the warps of a warpgroup. Numbers are constants: barrier.cuh.
-__device__ __forceinline__ void sync_group(int group) {
-  static_assert(LongLayout::kGroups == 2, "a barrier each");
-  if (group == 0)
-    asm volatile("bar.sync %0, 128;" ::"n"(int{kGroupBarrier}) : "memory");
-  else
-    asm volatile("bar.sync %0, 128;" ::"n"(kGroupBarrier + 1) : "memory");
-}
-
 }  // namespace sm90
 
 namespace {

@@ -43,6 +43,14 @@ __device__ __forceinline__ uint32_t place_of(int row, int chunk) {
   return kDim == 64 ? swizzle_128b(row, chunk) : row * 64 + ((chunk ^ (row >> 1 & 3)) << 4);
 }
 
+// A barrier of the warps of a warpgroup, of two of a block. Numbers are constants: barrier.cuh.
+__device__ __forceinline__ void sync_group(int group) {
+  if (group == 0)
+    asm volatile("bar.sync %0, 128;" ::"n"(int{kGroupBarrier}) : "memory");
+  else
+    asm volatile("bar.sync %0, 128;" ::"n"(kGroupBarrier + 1) : "memory");
+}
+
 // A lane's part of a wgmma result, as tiles of 8 columns.
 template <int kElements>
 __device__ __forceinline__ float (&tiles(float (&elements)[kElements]))
