@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embert.engine import (
         Engine,
+        Entity,
         LabelScore,
         Ranked,
         SparseVector,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Engine",
+    "Entity",
     "LabelScore",
     "Ranked",
     "SparseVector",

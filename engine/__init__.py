@@ -9,7 +9,7 @@ huggingface_hub are imported only where they are needed.
 Packages and modules, each of which imports only from those before it: `files` (hub, JSON, safetensors), `models`
 (config.json → EncoderConfig), `heads` (what follows the last layer), `model` (a model directory, described), `weights`
 (tensors and adapters), `quantization` (int8, defined in numpy), `tokenization` (texts → ids), `encoders` (ids → rows),
-`int8_accuracy` (what int8 costs), `engine`.
+`entities` (rows of tokens → entities), `int8_accuracy` (what int8 costs), `engine`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from embert.engine.batch import PackedBatch, SparseVector, TaskOutput, pack
     from embert.engine.encoders.base import Encoder
     from embert.engine.engine import Engine
+    from embert.engine.entities import Entity
     from embert.engine.heads.scores import LabelScore, Ranked
     from embert.engine.int8_accuracy import load_encoder
     from embert.engine.model import Model, load_model
@@ -34,6 +35,7 @@ __all__ = [
     "Encoded",
     "Encoder",
     "Engine",
+    "Entity",
     "LabelScore",
     "Model",
     "PackedBatch",
@@ -53,6 +55,7 @@ _MODULES = {
     "Encoded": "embert.engine.tokenization.encoded",
     "Encoder": "embert.engine.encoders.base",
     "Engine": "embert.engine.engine",
+    "Entity": "embert.engine.entities",
     "LabelScore": "embert.engine.heads.scores",
     "Model": "embert.engine.model",
     "PackedBatch": "embert.engine.batch",

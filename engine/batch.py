@@ -165,6 +165,7 @@ class TaskOutput:
     TOKENS    one row a token: [tokens, hidden_size]
     MULTI     one row a token: [tokens, columns]
     SPARSE    one row a pair: [pairs, 1], with `indices` ascending within a sequence
+    TOKEN_CLASSES  one row a token: [tokens, labels]
     """
 
     values: Floats  # [R, columns]

@@ -13,15 +13,17 @@ import numpy.typing as npt
 from embert.engine.batch import SparseVector, TaskOutput, cumulative
 from embert.engine.encode_batches import encode_batches
 from embert.engine.encoders.base import Encoder, check_finite
+from embert.engine.entities import DEFAULT_IGNORED, STRATEGIES, Aggregation, Entity, EntityOptions, entities_of
 from embert.engine.errors import InputError
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
 from embert.engine.heads.token_rows import multi_vector_mask
+from embert.engine.heads.zero_shot import TEMPLATE, check_labels, hypotheses, zero_shot_labels
 from embert.engine.int8_accuracy import load_encoder
 from embert.engine.model import Model, load_model
 from embert.engine.quantization import MIN_ACCURACY
 from embert.engine.tasks import Task, task_names
-from embert.engine.tokenization.encoded import Encoded, TokenizeOptions, check_sequence, check_text
+from embert.engine.tokenization.encoded import Encoded, TokenizeOptions, check_sequence, check_text, check_texts
 from embert.engine.tokenization.tokenizer import Tokenizer
 
 __all__ = ["Engine", "ScoreOptions", "batch_budget", "encode_texts", "output_width", "require_task"]
@@ -245,6 +247,91 @@ class Engine:
         if pairs:
             logits[[*pairs]] = self._pair_logits(classifier, pairs, "texts", options)
         return best_labels(logits, _activation(classifier, options), classifier.labels)
+
+    def zero_shot(
+        self,
+        texts: Sequence[str],
+        labels: Sequence[str],
+        *,
+        hypothesis_template: str = TEMPLATE,
+        multi_label: bool = False,
+        **options: Unpack[ScoreOptions],
+    ) -> list[list[LabelScore]]:
+        """Labels of the caller's own for each text, best first, by a model of natural language inference.
+
+        As transformers' ZeroShotClassificationPipeline: a label's hypothesis is `hypothesis_template` with the label in
+        the place of {}, and its logit that of entailment. Scores of a text add up to 1; with `multi_label` each is the
+        label's own, against contradiction. A text that is too long is cut, a hypothesis is not.
+
+        Raises InputError for a model without a label of entailment, for no labels or more than MOST_LABELS, for a
+        template without {}, and as `classify` does.
+        """
+        classifier = self._classifier("texts")
+        if classifier.entailment is None:
+            raise InputError(
+                f"`labels`: {self.model.model_id} has no label of entailment; its labels: "
+                f"{', '.join(classifier.labels)}",
+                param="labels",
+            )
+        _check_options(options)
+        _check_flags(multi_label=multi_label)
+        check_texts(texts, "texts")
+        check_texts(labels, "labels")
+        check_labels(labels, "labels")
+        seconds = hypotheses(hypothesis_template, labels)
+        prompt = self._prompt(options.get("prompt_name"))
+        answer = []
+        for text in texts:
+            encoded = self.tokenizer.encode_pairs(
+                [prompt + text],
+                seconds,
+                TokenizeOptions(
+                    truncate=options.get("truncate", True), param="texts", second_param="labels", only_first=True
+                ),
+            )
+            logits = self._logits(classifier, encoded, options)
+            answer.append(zero_shot_labels(logits, labels, classifier.entailment, multi_label=multi_label))
+        return answer
+
+    def entities(
+        self,
+        texts: Sequence[str],
+        *,
+        aggregation_strategy: Aggregation = "simple",
+        ignore_labels: Sequence[str] = DEFAULT_IGNORED,
+        stride: int | None = None,
+        truncate: bool = True,
+        batch_tokens: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[list[Entity]]:
+        """The entities of each text, in the order of their characters, by a model that classifies tokens.
+
+        As transformers' TokenClassificationPipeline: `aggregation_strategy` "none" gives one for each token, the others
+        join tokens. Labels of `ignore_labels` give none. With a `stride`, a text that is too long is read in sequences
+        that share that many tokens; without, it is cut.
+
+        Raises InputError for a model that does not classify tokens, another strategy, a stride without aggregation or
+        not below the tokens of a sequence, and as `embed` does.
+        """
+        classifier = self.model.heads.token_classifier
+        if classifier is None:
+            raise _missing(self.model, Task.TOKEN_CLASSES, "texts")
+        _check_flags(truncate=truncate)
+        if aggregation_strategy not in STRATEGIES:
+            raise InputError(
+                f"`aggregation_strategy` must be one of {', '.join(STRATEGIES)}, found {aggregation_strategy!r}",
+                param="aggregation_strategy",
+            )
+        check_texts(ignore_labels, "ignore_labels")
+        options = EntityOptions(aggregation_strategy, frozenset(ignore_labels), stride)
+        options.check()
+        spans = self.tokenizer.encode_spans(texts, TokenizeOptions(truncate=truncate, param="texts"), stride=stride)
+        logits: dict[int, Vectors] = {}
+        for numbers, rows in self._rows(spans.encoded, Task.TOKEN_CLASSES, batch_tokens, progress):
+            for number, start, stop in zip(numbers.tolist(), rows.offsets, rows.offsets[1:], strict=False):
+                logits[number] = rows.values[start:stop]
+        rows_of = [logits[number] for number in range(spans.encoded.sequences)]
+        return list(entities_of(texts, spans, rows_of, classifier.labels, self.tokenizer, options))
 
     def _pair_logits(
         self, classifier: Classifier, pairs: Mapping[int, Pair], param: str, options: ScoreOptions

@@ -116,8 +116,9 @@ def compared(model: Model, encoded: Encoded, int8: Encoder, reference: Encoder) 
     """The accuracy of `int8` against `reference`. Raises EncoderError if a forward fails."""
     task = task_of(model)
     own_rows, reference_rows = (_rows(encoder, encoded, task, model.max_input_length) for encoder in (int8, reference))
-    if task == Task.CLASSIFY and model.heads.classifier is not None:
-        activation = model.heads.classifier.activation
+    classifier = model.heads.classifier
+    if task == Task.TOKEN_CLASSES or (task == Task.CLASSIFY and classifier is not None):
+        activation = "softmax" if classifier is None else classifier.activation
         class_scores = scores(own_rows.values, activation), scores(reference_rows.values, activation)
         return accuracy_of_labels(own_rows.values, reference_rows.values, class_scores, dtype=reference.dtype)
     if task == Task.SPARSE:

@@ -17,7 +17,7 @@ from embert.engine.files.tokenizer_config import TokenizerConfig, define, read_t
 from embert.engine.heads.checkpoints.classifier import logit_classifier, read_classifier, stored_classifier
 from embert.engine.heads.checkpoints.stored import named_groups, stored_in, stored_tensors, unused_tensors
 from embert.engine.heads.checkpoints.vector_heads import CONVERT, read_vector_heads
-from embert.engine.heads.description import NO_HEADS, Heads
+from embert.engine.heads.description import NO_HEADS, Classifier, Heads, TokenClassifier
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS, Module, modes_of, width_after
 from embert.engine.lora import PEFT_PREFIX, Lora, placed, read_lora
@@ -132,15 +132,21 @@ def _load(
     # The architecture comes first: for a model that cannot run, the commands that _check_files names are of no use.
     config = read_config(weights / "config.json")
     notices += check_config(weights / "config.json")
-    classifier = read_classifier(folder, weights, config) if modules.only_transformer else None
+    head = read_classifier(folder, weights, config) if modules.only_transformer else None
+    classifier = head if isinstance(head, Classifier) else None
+    token_classifier = head if isinstance(head, TokenClassifier) else None
     if classifier is not None and not (folder / "modules.json").is_file():
         _check_chat_template(transformer)
     splade = pooling == SPLADE or (pooling is None and modules.splade is not None)
     auto_class = "AutoModelForMaskedLM" if splade else "AutoModel"
-    _check_files(transformer, weights, auto_class if classifier is None else "AutoModelForSequenceClassification")
+    if head is not None:
+        auto_class += "ForTokenClassification" if classifier is None else "ForSequenceClassification"
+    _check_files(transformer, weights, auto_class)
     _check_size(weights, config)
     if classifier is not None:
         classifier = stored_classifier(classifier, config.tensors, weights)
+    elif token_classifier is not None:
+        token_classifier = stored_classifier(token_classifier, config.tensors, weights)
     elif modules.logit_score is not None:
         classifier = logit_classifier(folder, weights, config, modules.logit_score)
     tokenizer, tokenizer_notices = read_tokenizer_config(
@@ -179,8 +185,9 @@ def _load(
         splade=splade,
         most_weights=_most_weights(library, library_fields),
     )
-    embeds = vector_heads.embeds and (classifier is None or pooling is not None)
-    if classifier is not None:
+    is_classifier = classifier is not None or token_classifier is not None
+    embeds = vector_heads.embeds and (not is_classifier or pooling is not None)
+    if is_classifier:
         if embeds:
             notices.append(f"a classification model, which embeds too because pooling {pooling} was asked for")
     elif modules.pooling is None and embeds and config.tensors.language_model:
@@ -209,7 +216,7 @@ def _load(
         # length of whatever it encoded last.
         multi_vector = multi_vector.within(max_input_length)
         max_input_length = min(config.max_positions, multi_vector.longest)
-    heads = Heads(classifier, vector_heads.sparse, multi_vector)
+    heads = Heads(classifier, vector_heads.sparse, multi_vector, token_classifier)
     notices += _unused(weights, config, heads, lora, pooling_mode if embeds else "")
     return Model(
         model_id=model_id or location.model_id,

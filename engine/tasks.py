@@ -18,6 +18,7 @@ class Task(enum.IntFlag):
     CLASSIFY = 4  # the logits of a sequence, one a label; scores and classes are made of them
     SPARSE = 8  # (index, value) pairs of a sequence: weights of the vocabulary's tokens, non-zeros only
     MULTI = 16  # a vector a token, projected and of length 1: late interaction
+    TOKEN_CLASSES = 32  # the logits of a token, one a label: entities are made of them
 
 
 ALL_TASKS = tuple(Task)
@@ -29,6 +30,7 @@ _NAMES = {
     Task.CLASSIFY: "classify",
     Task.SPARSE: "sparse",
     Task.MULTI: "multi_vector",
+    Task.TOKEN_CLASSES: "token_classify",
 }
 
 

@@ -251,9 +251,12 @@ def test_python_runs(page: Path, server: Live) -> None:
 def test_the_python_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     from tests.engine.heads.classifiers import build_classifier  # imports torch, which no other test here needs
     from tests.engine.heads.m3 import build_m3
+    from tests.engine.test_entities import LABELS, NLI, write
 
     build_classifier(tmp_path / "reranker", labels=1)
     build_m3(tmp_path / "bge-m3")
+    write(tmp_path / "nli", "uncased", "bert", "ForSequenceClassification", NLI)
+    write(tmp_path / "tagger", "cased", "bert", "ForTokenClassification", LABELS)
     program = "\n".join(blocks(PYTHON, "python"))
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -524,6 +524,7 @@ DECODER: dict[str, Key] = {
     "is_causal": honored("false: attention in both directions"),
     "use_bidirectional_attention": honored("true: attention in both directions"),
     "pad_token_id": honored("a classifier takes the last token of another id"),
+    "token_classification_bias": honored("whether a token classifier has a bias"),
     "tokenizer_class": honored("where tokenizer_config.json names no class"),
     "is_decoder": irrelevant("never read for this model_type"),
     "position_embedding_type": irrelevant("positions are always rotary"),

@@ -20,6 +20,7 @@ __all__ = [
     "Norm",
     "Role",
     "Splade",
+    "TokenClassifier",
     "TokenWeights",
 ]
 
@@ -62,6 +63,15 @@ class Classifier:
     activation: str  # from logits to scores: "sigmoid" (each by itself), "softmax", "identity"
     pooling: str = "cls"  # the row: the first token's, the "mean" of all, the "last-token"'s, or "late"
     padding_id: int | None = None  # with "last-token": tokens of this id at the end do not count; None: all count
+    entailment: int | None = None  # the number of the label that says that a second text follows from the first
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClassifier:
+    """The logits of each token, from its last hidden state. Scores are their softmax."""
+
+    layers: tuple[Layer, ...]
+    labels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +162,18 @@ class Heads:
     classifier: Classifier | None = None
     sparse: Splade | TokenWeights | None = None
     multi_vector: MultiVector | None = None
+    token_classifier: TokenClassifier | None = None
 
     @property
     def tasks(self) -> Task:
         """The tasks that they are for."""
         tasks = NO_TASK
-        heads = {Task.CLASSIFY: self.classifier, Task.SPARSE: self.sparse, Task.MULTI: self.multi_vector}
+        heads = {
+            Task.CLASSIFY: self.classifier,
+            Task.SPARSE: self.sparse,
+            Task.MULTI: self.multi_vector,
+            Task.TOKEN_CLASSES: self.token_classifier,
+        }
         for task, head in heads.items():
             if head is not None:
                 tasks |= task

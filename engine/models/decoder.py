@@ -204,6 +204,11 @@ def decoder_config(
             (WeightMapping(PARTS, prefixes=("model.",), layers="layers."),),
             absent=frozenset(absent),
             classification=CLASSIFICATION,
+            token_classification=Classification(
+                dense="",
+                out="score",
+                out_bias=config.one_of("token_classification_bias", (True, False), True),
+            ),
             language_model="lm_head",
         ),
         position_table=False,

@@ -78,7 +78,10 @@ def read(config: ConfigFile) -> EncoderConfig:
     }
     absent = described.tensors.absent | {f"{name}.bias" for name in (ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM)}
     tensors = dataclasses.replace(
-        described.tensors, mappings=(WeightMapping(MAPPING, prefixes=("model.",), layers="layers."),), absent=absent
+        described.tensors,
+        mappings=(WeightMapping(MAPPING, prefixes=("model.",), layers="layers."),),
+        absent=absent,
+        token_classification=None,
     )
     return dataclasses.replace(
         described,

@@ -110,17 +110,19 @@ def _tensors(config: ConfigFile) -> TensorNames:
         if not config.one_of(flag, (False, True), usual):
             absent |= {f"{name}.bias" for name in names}
     activation = ACTIVATIONS[config.one_of("classifier_activation", tuple(ACTIVATIONS), "gelu")]
+    head = Classification(
+        "head.dense",
+        "classifier",
+        activation,
+        norm="head.norm",
+        pooling=config.one_of("classifier_pooling", ("cls", "mean")),
+    )
     return TensorNames(
         (SCHEME,),
         absent=frozenset(absent),
         masked_lm=MaskedLM("head.dense", "head.norm", "decoder", ("decoder.bias",), activation),
-        classification=Classification(
-            "head.dense",
-            "classifier",
-            activation,
-            norm="head.norm",
-            pooling=config.one_of("classifier_pooling", ("cls", "mean")),
-        ),
+        classification=head,
+        token_classification=head,
     )
 
 

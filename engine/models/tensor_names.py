@@ -104,6 +104,7 @@ class Classification:
 
     They take one row of a sequence: out(norm(activation(dense(x)))), or out(x) without `dense`. With pooling "late"
     `dense` takes all rows, and `out` the mean of what it makes of them.
+    Those of `…ForTokenClassification` take every row.
     """
 
     dense: str  # hidden_size → hidden_size; empty: there is none
@@ -114,6 +115,10 @@ class Classification:
         "cls"  # the row that they take: the first token's, the "mean" of all, or the "last-token"'s; or "late"
     )
     out_bias: bool = True
+
+
+# Of nearly all model types, whatever their `…ForSequenceClassification` has.
+TOKEN_CLASSIFICATION = Classification(dense="", out="classifier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +143,7 @@ class TensorNames:
     absent: frozenset[str] = frozenset()  # tensors that the model type or its heads do not have: they count as zeros
     masked_lm: MaskedLM | None = None
     classification: Classification | None = None
+    token_classification: Classification | None = TOKEN_CLASSIFICATION
     language_model: str | None = None  # the linear layer of a causal language model's logits; None: the type has none
     other_heads: Mapping[str, str] = field(default_factory=dict)  # parts of heads' names → what some checkpoints say
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import re
 import string
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ __all__ = ["ID_BYTES", "Backend", "PairTemplate", "SpecialTokens", "TokenizerFai
 ID_BYTES = 4  # int32
 _NOT_THE_LIBRARYS = (TypeError, KeyboardInterrupt, SystemExit)  # the first is about a lone surrogate
 TEXT_CHARACTERS = 32  # overhead of a text, in characters
+_BYTE_SPACE = "Ġ"  # as GPT-2's table of bytes writes it
 PROBED_TOKENS = 1000  # of the vocabulary, where no letter has a token
 
 
@@ -264,6 +267,40 @@ class Backend:
     def decode(self, sequences: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
         """Ids back to texts."""
         return self._library.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def has_subwords(self) -> bool:
+        """Whether a token says that it continues a word: WordPiece's ## does."""
+        return bool(getattr(self._library.model, "continuing_subword_prefix", None))
+
+    @cached_property
+    def keeps_first_space(self) -> bool:
+        """Whether offsets leave out a token's leading space, but not that of a sequence's first token.
+
+        The library's byte-level processors do so where they count on a space put before each text.
+        """
+        state = json.loads(self._library.post_processor.__getstate__()) if self._library.post_processor else {}
+        steps = state.get("processors", [state])
+        return any(
+            step.get("type") in ("RobertaProcessing", "ByteLevel") and step["trim_offsets"] and step["add_prefix_space"]
+            for step in steps
+        )
+
+    def with_first_space(self, token_id: int, start: int, stop: int) -> tuple[int, int]:
+        """The characters of a sequence's first token, from those that leave out its leading spaces."""
+        word = self._library.id_to_token(token_id) or ""
+        rest = word.lstrip(_BYTE_SPACE)
+        start -= len(word) - len(rest)
+        return start, stop if rest else start  # trailing spaces are left out all the same
+
+    def id(self, token: str) -> int | None:
+        """A token's id; None for text that is no token."""
+        return self._library.token_to_id(token)
+
+    def joined(self, tokens: Sequence[str]) -> str:
+        """The text of tokens, as transformers' convert_tokens_to_string has it."""
+        decoder = self._library.decoder
+        return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
     def words(self, ids: Sequence[int]) -> list[str]:
         """The vocabulary's word of each id, empty for an id without one."""

@@ -22,6 +22,7 @@ __all__ = [
     "Chunks",
     "Direction",
     "Encoded",
+    "EncodedSpans",
     "TokenInfo",
     "TokenizeOptions",
     "bad_id",
@@ -48,6 +49,7 @@ class TokenizeOptions:
     limit: int | None = None  # tokens at most, special ones included; None: the model's limit. Of pairs if they are cut
     first_limit: int | None = None  # tokens of a pair's first text at most, if pairs are cut
     second_limit: int | None = None
+    only_first: bool = False  # of a pair that is cut only the first text; the second one must fit
     is_query: bool | None = None  # as queries or as documents of late interaction; None: as any text
     param: str = "inputs"  # the request field that errors name; of pairs that of the first texts
     second_param: str = "texts"  # that of a pair's second texts
@@ -86,6 +88,16 @@ class Encoded:
     def sequences(self) -> int:
         """B, the number of texts."""
         return len(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSpans:
+    """Texts as sequences of a model, with the characters of each token. A long text may be several sequences."""
+
+    encoded: Encoded  # of all sequences
+    starts: npt.NDArray[np.int32]  # [T]: the token's first character in its text; -1: a special token
+    stops: npt.NDArray[np.int32]  # [T]: the one after its last; -1: a special token
+    windows: npt.NDArray[np.int32]  # [texts]: sequences of each text
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,42 @@
-"""Tokens with their offsets in the text, in chunks, for /tokenize."""
+"""Tokens with their offsets in the text, in chunks: for /tokenize, and for entities, whose texts may be divided."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from embert.engine.tokenization.backend import Backend, TokenizerFailed
-from embert.engine.tokenization.encoded import TokenInfo, check_unicode, groups, untokenizable
+import numpy as np
+
+from embert.engine.tokenization.backend import ID_BYTES, Backend, TokenizerFailed
+from embert.engine.tokenization.encoded import (
+    Chunks,
+    Direction,
+    Encoded,
+    EncodedSpans,
+    TokenInfo,
+    check_unicode,
+    groups,
+    too_long,
+    untokenizable,
+)
 from embert.engine.tokenization.split_points import TextParts
 
-__all__ = ["tokens_with_offsets"]
+__all__ = ["Window", "encode_spans", "tokens_with_offsets"]
 
 CHUNK_CHARACTERS = 8_192
+
+
+class _Part(NamedTuple):
+    """The next tokens of one text."""
+
+    number: int  # the text's
+    is_first: bool
+    is_last: bool
+    ids: list[int]
+    offsets: list[tuple[int, int]]  # in `text`
+    text: str
+    shift: int  # from offsets in `text` to those in the whole text
 
 
 def tokens_with_offsets(
@@ -22,7 +48,106 @@ def tokens_with_offsets(
     for a text without a split point for over `most_unbroken` characters, and InputError for a lone surrogate.
     """
     special = backend.special
-    texts = [prompt + text for text in texts]
+    for parts in _parts(backend, [prompt + text for text in texts], param=param, most_unbroken=most_unbroken):
+        answer: list[tuple[int, list[TokenInfo]]] = []
+        for part in parts:
+            tokens = [
+                TokenInfo(token_id, part.text[start:stop], False, start + part.shift, stop + part.shift)
+                for token_id, (start, stop) in zip(part.ids, part.offsets, strict=True)
+            ]
+            if add_special_tokens and part.is_first:
+                tokens = special.before + tokens
+            if add_special_tokens and part.is_last:
+                tokens += special.after
+            answer.append((part.number, tokens))
+        yield answer
+
+
+class Window(NamedTuple):
+    """How texts are divided into sequences of a model."""
+
+    capacity: int  # tokens of a text, without the special ones
+    stride: int | None  # tokens that a sequence shares with the next; None: there is one
+    cuts: bool  # whether the rest is cut off where there is one, or the text refused
+    direction: Direction  # the end of a text that is cut off
+
+
+def encode_spans(
+    backend: Backend, texts: Sequence[str], window: Window, *, param: str, most_unbroken: int
+) -> Chunks[EncodedSpans]:
+    """Texts as sequences between special tokens, in chunks, with the offsets of their tokens.
+
+    Of a text that is cut at its end only as many characters are read as have these tokens. A text without tokens has no
+    sequence where there are no special tokens. Raises as `tokens_with_offsets`, and InputError for a text that is too
+    long and not to be cut.
+    """
+    bodies = [array("i") for _ in texts]
+    spans = [array("i") for _ in texts]  # start and stop of each token
+    reads_all = window.stride is not None or (window.cuts and window.direction == "left")
+    most = None if reads_all else window.capacity + 1
+    total = 0
+    for parts in _parts(backend, texts, param=param, most_unbroken=most_unbroken, most=most):
+        for part in parts:
+            bodies[part.number].extend(part.ids)
+            for start, stop in part.offsets:
+                spans[part.number].extend((start + part.shift, stop + part.shift))
+            total += len(part.ids)
+        yield total
+    ids: list[bytes] = []
+    offsets: list[bytes] = []
+    lengths, windows, truncated = array("i"), array("i"), 0
+    before, after = backend.special.prefix, backend.special.suffix
+    overhead = (len(before) + len(after)) // ID_BYTES
+    outside = array("i", [-1, -1]).tobytes()  # the characters of a special token
+    outside_before, outside_after = (outside * (len(each) // ID_BYTES) for each in (before, after))
+    for index, (body, places) in enumerate(zip(bodies, spans, strict=True)):
+        if window.stride is None and len(body) > window.capacity:
+            if not window.cuts:
+                limit = window.capacity + overhead
+                raise too_long(index, limit, limit, param, "more than ")
+            truncated += 1
+        ranges = _ranges(len(body), window) if len(body) + overhead else []
+        windows.append(len(ranges))
+        for start, stop in ranges:
+            kept = places[2 * start : 2 * stop]
+            if start and backend.keeps_first_space:
+                kept[0], kept[1] = backend.with_first_space(body[start], kept[0], kept[1])
+            ids += (before, body[start:stop].tobytes(), after)
+            offsets += (outside_before, kept.tobytes(), outside_after)
+            lengths.append(stop - start + overhead)
+    pairs = np.frombuffer(b"".join(offsets), np.int32).reshape(-1, 2)
+    encoded = Encoded(
+        np.frombuffer(bytearray().join(ids), np.int32),  # a bytearray, because torch wants a writable array
+        np.array(lengths, np.int32),
+        truncated,
+    )
+    return EncodedSpans(encoded, pairs[:, 0], pairs[:, 1], np.array(windows, np.int32))
+
+
+def _ranges(tokens: int, window: Window) -> list[tuple[int, int]]:
+    """The tokens of each sequence of a text, as truncate of the tokenizers library has them."""
+    capacity = window.capacity
+    if tokens <= capacity:
+        return [(0, tokens)]
+    step = capacity if window.stride is None else capacity - window.stride
+    ranges = []
+    if window.direction == "right":
+        for start in range(0, tokens, step):
+            ranges.append((start, min(start + capacity, tokens)))
+            if ranges[-1][1] == tokens:
+                break
+    else:
+        for stop in range(tokens, 0, -step):
+            ranges.append((max(0, stop - capacity), stop))
+            if ranges[-1][0] == 0:
+                break
+    return ranges if window.stride is not None else ranges[:1]
+
+
+def _parts(
+    backend: Backend, texts: Sequence[str], *, param: str, most_unbroken: int, most: int | None = None
+) -> Iterator[list[_Part]]:
+    """The next tokens of some texts in each chunk. `most`: of each text at least its first so many; None: all."""
     for group in groups([min(len(text), CHUNK_CHARACTERS) for text in texts], CHUNK_CHARACTERS):
         parts = {
             index: TextParts(
@@ -30,26 +155,24 @@ def tokens_with_offsets(
             )
             for index in range(group.start, group.stop)
         }
-        answer = [(index, [*special.before] if add_special_tokens else []) for index in parts]
+        counts = dict.fromkeys(parts, 0)
+        is_first = True
         while parts:
             try:
-                _append_tokens(backend, parts, dict(answer), param)
+                chunk = list(_next_tokens(backend, parts, param, is_first=is_first))
             except TypeError:
                 check_unicode(texts, param)
                 raise
-            if add_special_tokens:
-                for index, tokens in answer:
-                    if not parts[index].more:
-                        tokens += special.after
-            yield answer
-            parts = {index: part for index, part in parts.items() if part.more}
-            answer = [(index, []) for index in parts]
+            yield chunk
+            for part in chunk:
+                counts[part.number] += len(part.ids)
+            parts = {
+                index: part for index, part in parts.items() if part.more and (most is None or counts[index] < most)
+            }
+            is_first = False
 
 
-def _append_tokens(
-    backend: Backend, parts: dict[int, TextParts], answer: dict[int, list[TokenInfo]], param: str
-) -> None:
-    """Append the tokens of the next part of each text."""
+def _next_tokens(backend: Backend, parts: dict[int, TextParts], param: str, *, is_first: bool) -> Iterator[_Part]:
     starts = [part.start for part in parts.values()]
     taken = [part.take(CHUNK_CHARACTERS) for part in parts.values()]
     try:
@@ -61,10 +184,7 @@ def _append_tokens(
             except TokenizerFailed as error:
                 raise untokenizable(index, str(error), param) from error
         raise
-    for tokens, text_start, (led, text), encoding in zip(answer.values(), starts, taken, encodings, strict=True):
+    for (index, part), text_start, (led, text), encoding in zip(parts.items(), starts, taken, encodings, strict=True):
         first = backend.lead_tokens if led else 0
         shift = text_start - (len(backend.split_points.lead) if led else 0)
-        tokens += [
-            TokenInfo(token_id, text[start:stop], False, start + shift, stop + shift)
-            for token_id, (start, stop) in zip(encoding.ids[first:], encoding.offsets[first:], strict=True)
-        ]
+        yield _Part(index, is_first, not part.more, encoding.ids[first:], encoding.offsets[first:], text, shift)

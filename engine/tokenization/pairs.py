@@ -84,8 +84,10 @@ class Pairs:
         if not truncate and max(lengths, default=0) > capacities.pair:
             index = next(index for index, length in enumerate(lengths) if length > capacities.pair)
             raise too_long_first(index, lengths[index])
-        second = yield from read_seconds(seconds, _most_seconds(first, capacities, truncate=truncate))
-        if truncate and (over := _undecided(first, second, capacities)):
+        only_first = options.only_first
+        most = capacities.second if only_first else _most_seconds(first, capacities, truncate=truncate)
+        second = yield from read_seconds(seconds, most)
+        if truncate and not only_first and (over := _undecided(first, second, capacities)):
             # The longer text gets the odd token: the first texts are read on, and the second ones as far as it takes to
             # know which is longer.
             again = [text if len(firsts) == 1 or index in over else "" for index, text in enumerate(firsts)]
@@ -106,9 +108,12 @@ class Pairs:
         first = self._backend.cached_ids(firsts, capacities.first + 1 if truncate else None, direction)
         if first is None:
             return None
-        limit = _most_seconds(first, capacities, truncate=True) + 1 if truncate else None
+        only_first = options.only_first
+        limit = None
+        if truncate:
+            limit = (capacities.second if only_first else _most_seconds(first, capacities, truncate=True)) + 1
         second = self._backend.cached_ids(seconds, limit, direction)
-        if second is None or (truncate and _undecided(first, second, capacities)):
+        if second is None or (truncate and not only_first and _undecided(first, second, capacities)):
             return None
         return finish(self._joined(template, capacities, first, second, options))
 
@@ -230,7 +235,10 @@ class Pairs:
             first = np.minimum(first, capacities.first)
         if capacities.second < capacities.pair:
             second = np.minimum(second, capacities.second)
-        first, second = _truncated_counts(first, second, capacities.pair)
+        if options.only_first and self._backend.cuts(options):
+            first = self._beside(first, second, template, capacities, options)
+        else:
+            first, second = _truncated_counts(first, second, capacities.pair)
         cut = (first < known_first) | (second < known_second)
         truncated = int(np.count_nonzero(cut))
         if truncated and not self._backend.cuts(options):
@@ -261,6 +269,27 @@ class Pairs:
             if total > CHUNK_TOKENS:
                 yield total
         return Encoded(ids, lengths, truncated, types)
+
+    def _beside(
+        self,
+        first: Counts,
+        second: Counts,
+        template: PairTemplate,
+        capacities: _Capacities,
+        options: TokenizeOptions,
+    ) -> Counts:
+        """The tokens of first texts that stay where second ones are whole, as by HuggingFace's `only_first`."""
+        left = capacities.pair - second
+        (over,) = np.nonzero(left < np.minimum(first, 1))
+        if len(over):
+            index = int(over[0])
+            tokens, most = int(second[index]) + template.tokens, int(capacities.pair + template.tokens - 1)
+            raise InputError(
+                f"`{options.second_param}`: text {index} has at least {tokens} tokens in a pair; the limit is {most}, "
+                f"which leaves one for `{options.param}`; shorten it",
+                param=options.second_param,
+            )
+        return np.minimum(first, left)
 
 
 def _check_counts(firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions) -> None:

@@ -27,6 +27,7 @@ from embert.engine.tokenization.encoded import (
     Chunks,
     Direction,
     Encoded,
+    EncodedSpans,
     TokenInfo,
     TokenizeOptions,
     bad_id,
@@ -36,7 +37,7 @@ from embert.engine.tokenization.encoded import (
     groups,
     too_long,
 )
-from embert.engine.tokenization.offsets import tokens_with_offsets
+from embert.engine.tokenization.offsets import Window, encode_spans, tokens_with_offsets
 from embert.engine.tokenization.pairs import Pairs
 
 __all__ = ["Tokenizer"]
@@ -88,6 +89,9 @@ class Tokenizer:
                 f"{path}: the post-processor gives token type {self._backend.single_type} to single texts; supported: 0"
             )
         self._pairs = Pairs(self._backend, model)
+        unknown = model.tokenizer.special.get("unk_token")
+        self.unknown_id = None if unknown is None else self._backend.id(unknown.content)
+        self.has_subwords = self._backend.has_subwords  # whether a token says that it continues a word
         self._only_pairs = model.pair_text is not None
         self._include_prompt = model.include_prompt
         self._prompt_tokens = functools.lru_cache(PROMPTS)(self._count_prompt_tokens)
@@ -268,6 +272,41 @@ class Tokenizer:
             param=param,
             most_unbroken=self.chunking.most_unbroken,
         )
+
+    def encode_spans(
+        self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, stride: int | None = None
+    ) -> EncodedSpans:
+        """As `encode`, with the characters of each token.
+
+        With a `stride` nothing is cut: a long text is several sequences, each of which shares that many tokens with the
+        next. Raises InputError as `encode` does, and for a stride that is not below the tokens of a sequence.
+        """
+        check_texts(texts, options.param)
+        return finish(self.encode_spans_chunks(texts, options, stride=stride))
+
+    def encode_spans_chunks(
+        self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, stride: int | None = None
+    ) -> Chunks[EncodedSpans]:
+        """As `encode_spans`, in chunks, with the InputTooLarge of `encode_chunks`."""
+        frame = self._frames[None].within(options.limit)
+        if stride is not None and not 0 <= stride < frame.capacity:
+            raise InputError(
+                f"`stride` must be from 0 to {frame.capacity - 1}, below the {frame.capacity} tokens of a text that "
+                f"this model reads at once; found {stride}",
+                param="stride",
+            )
+        cuts, direction = self._backend.cuts(options), options.direction or self._backend.direction
+        return encode_spans(
+            self._backend,
+            texts,
+            Window(frame.capacity, stride, cuts, direction),
+            param=options.param,
+            most_unbroken=self.chunking.most_unbroken,
+        )
+
+    def joined(self, tokens: Sequence[str]) -> str:
+        """The text of words of the vocabulary."""
+        return self._backend.joined(tokens)
 
     def words(self, ids: Sequence[int]) -> list[str]:
         """The words of the vocabulary that these ids stand for."""

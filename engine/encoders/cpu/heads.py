@@ -127,6 +127,10 @@ def load_heads(model: Model, checkpoint: Checkpoint, dtype: torch.dtype, *, prod
     classifier, sparse, multi_vector = model.heads.classifier, model.heads.sparse, model.heads.multi_vector
     if classifier is not None:
         heads[Task.CLASSIFY] = Logits(classifier, checkpoint, products)
+    if model.heads.token_classifier is not None:
+        heads[Task.TOKEN_CLASSES] = TokenLogits(
+            model.heads.token_classifier, checkpoint, torch.float32, products=products
+        )
     if isinstance(sparse, description.Splade):
         heads[Task.SPARSE] = Splade(sparse, model.config, checkpoint, dtype, products=products)
     elif sparse is not None:
@@ -139,7 +143,8 @@ def load_heads(model: Model, checkpoint: Checkpoint, dtype: torch.dtype, *, prod
 def kernels_of(heads: description.Heads) -> int:
     """The matrix products of heads that have kernels of their own, as the transformer's have."""
     splade = 2 if isinstance(heads.sparse, description.Splade) else 0
-    return splade + (len(heads.multi_vector.layers) if heads.multi_vector is not None else 0)
+    of_tokens = [head for head in (heads.multi_vector, heads.token_classifier) if head is not None]
+    return splade + sum(len(head.layers) for head in of_tokens)
 
 
 class Pooled:
@@ -201,26 +206,42 @@ class LastHidden:
         """It has no products."""
 
 
-class MultiVectors:
-    """MULTI: linear layers on every token, then length 1."""
+class TokenLogits:
+    """TOKEN_CLASSES: linear layers on every token."""
 
     def __init__(
-        self, head: description.MultiVector, checkpoint: Checkpoint, dtype: torch.dtype, *, products: Products
+        self,
+        head: description.MultiVector | description.TokenClassifier,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        *,
+        products: Products,
     ) -> None:
         self._layers = [_Layer(layer, checkpoint, dtype, products=products) for layer in head.layers]
+        self._dtype = dtype
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
         """[T, columns]."""
-        x = hidden.rows
+        return TaskOutput(self._rows(hidden).numpy(), cumulative(hidden.lengths))
+
+    def _rows(self, hidden: Hidden) -> torch.Tensor:
+        x = hidden.rows.to(self._dtype)
         for layer in self._layers:
             x = layer(x)
-        return TaskOutput(F.normalize(x.float(), dim=1).numpy(), cumulative(hidden.lengths))
+        return x.float()
 
     def prepare(self, rows: int) -> None:
         """See Head."""
         x = self._layers[0].zeros(rows)
         for layer in self._layers:
             x = layer(x)
+
+
+class MultiVectors(TokenLogits):
+    """MULTI: linear layers on every token, then length 1."""
+
+    def _rows(self, hidden: Hidden) -> torch.Tensor:
+        return F.normalize(super()._rows(hidden), dim=1)
 
 
 class TokenWeights:

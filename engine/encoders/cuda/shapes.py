@@ -118,6 +118,8 @@ def head_shapes(model: Model) -> dict[str, Any]:
             f"{model.model_id} has a classification head that takes the mean of rows after its first layer, which the "
             "CUDA encoder does not run"
         )
+    if heads.token_classifier is not None:
+        raise UnsupportedModel(f"{model.model_id} classifies tokens, which the CUDA encoder does not run")
     on_the_host = classifies_on_the_host(model)
     if heads.classifier is not None and heads.classifier.padding_id is not None and not model.config.causal:
         raise UnsupportedModel(

@@ -1,4 +1,4 @@
-"""Reads the classification head of a model: HuggingFace's `…ForSequenceClassification`.
+"""Reads the classification head of a model: HuggingFace's `…ForSequenceClassification`, `…ForTokenClassification`.
 
 sentence-transformers' CrossEncoder writes such a folder too: config.json and the weights before version 6, modules.json
 with only a Transformer since. Its files state how logits become scores.
@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 from embert.engine.heads.checkpoints.stored import check_layer, stored_tensors
-from embert.engine.heads.description import Classifier, Layer, Norm
+from embert.engine.heads.description import Classifier, Layer, Norm, TokenClassifier
 from embert.engine.heads.modules import LogitScore
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.models.tensor_names import TensorNames
+from embert.engine.models.tensor_names import Classification, TensorNames
 
 __all__ = ["logit_classifier", "read_classifier", "stored_classifier"]
 
 SUFFIX = "ForSequenceClassification"
+TOKEN_SUFFIX = "ForTokenClassification"  # noqa: S105  # of a class, not a secret
+
+ClassifierT = TypeVar("ClassifierT", Classifier, TokenClassifier)
 
 # sentence-transformers' name of what it applies to logits → ours.
 ACTIVATIONS = {
@@ -37,7 +40,7 @@ PROBLEM_TYPES = {
 }
 
 
-def read_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig) -> Classifier | None:
+def read_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig) -> Classifier | TokenClassifier | None:
     """The head that config.json names; None if it names none. `folder` is the model's, `weights` has config.json.
 
     Raises BrokenModel or UnsupportedModel, naming the file and the field.
@@ -47,6 +50,10 @@ def read_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig) 
     library_fields = read_object(library) if library.is_file() else {}
     named = config.get("architectures")
     kind = str(named[0]) if isinstance(named, list) and named else ""
+    if kind.endswith(TOKEN_SUFFIX):
+        head = _supported(encoder_config.tensors.token_classification, path, kind, encoder_config)
+        labels = _labels(path, config)
+        return TokenClassifier(_layers(head, encoder_config, len(labels)), labels)
     if not kind.endswith(SUFFIX):
         if library_fields.get("model_type") == "CrossEncoder":
             raise UnsupportedModel(
@@ -54,25 +61,33 @@ def read_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig) 
                 f"…{SUFFIX}, found {kind or 'none'}"
             )
         return None
-    head = encoder_config.tensors.classification
-    if head is None:
-        raise UnsupportedModel(f"{path}: architectures {kind} is not supported for {encoder_config.model_type}")
+    head = _supported(encoder_config.tensors.classification, path, kind, encoder_config)
     labels = _labels(path, config)
-    width, absent = encoder_config.hidden_size, encoder_config.tensors.is_absent
-    norm = None
-    if head.norm:
-        norm = Norm(head.norm, encoder_config.layer_norm_eps, not absent(f"{head.norm}.bias"))
-    out = Layer(head.out, "", width, len(labels), head.out_bias, "identity")
-    layers: tuple[Layer, ...] = (out,)
-    if head.dense:
-        layers = (Layer(head.dense, "", width, width, not absent(f"{head.dense}.bias"), head.activation, norm), out)
     return Classifier(
-        layers=layers,
+        layers=_layers(head, encoder_config, len(labels)),
         labels=labels,
         activation=_activation(path, config, library, library_fields, len(labels)),
         pooling=head.pooling,
         padding_id=_padding_id(path, config) if head.pooling == "last-token" else None,
+        entailment=_entailment(config.get("label2id"), labels),
     )
+
+
+def _supported(head: Classification | None, path: Path, kind: str, encoder_config: EncoderConfig) -> Classification:
+    if head is None:
+        raise UnsupportedModel(f"{path}: architectures {kind} is not supported for {encoder_config.model_type}")
+    return head
+
+
+def _layers(head: Classification, encoder_config: EncoderConfig, labels: int) -> tuple[Layer, ...]:
+    width, absent = encoder_config.hidden_size, encoder_config.tensors.is_absent
+    out = Layer(head.out, "", width, labels, head.out_bias, "identity")
+    if not head.dense:
+        return (out,)
+    norm = None
+    if head.norm:
+        norm = Norm(head.norm, encoder_config.layer_norm_eps, not absent(f"{head.norm}.bias"))
+    return Layer(head.dense, "", width, width, not absent(f"{head.dense}.bias"), head.activation, norm), out
 
 
 def logit_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig, logit_score: LogitScore) -> Classifier:
@@ -105,7 +120,7 @@ def logit_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig,
     return Classifier((layer,), ("LABEL_0",), activation, "last-token")
 
 
-def stored_classifier(classifier: Classifier, tensors: TensorNames, folder: Path) -> Classifier:
+def stored_classifier(classifier: ClassifierT, tensors: TensorNames, folder: Path) -> ClassifierT:
     """The head with its layers' names in the weights of `folder`, the transformer's.
 
     Raises BrokenModel where they lack a tensor of the head.
@@ -138,6 +153,17 @@ def _labels(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
     if not isinstance(stated, dict) or set(stated) != {str(index) for index in range(len(stated))} or not stated:
         raise BrokenModel(f"{path}: id2label must map the numbers from 0 on to labels, found {stated!r}")
     return tuple(str(stated[str(index)]) for index in range(len(stated)))
+
+
+def _entailment(label2id: object, labels: tuple[str, ...]) -> int | None:
+    """The label of entailment, as transformers' ZeroShotClassificationPipeline finds it: the first that begins so.
+
+    A model of one label has no zero-shot classes.
+    """
+    numbers = label2id if isinstance(label2id, dict) else {label: number for number, label in enumerate(labels)}
+    found = (number for label, number in numbers.items() if label.lower().startswith("entail"))
+    number = next(found, None)
+    return number if type(number) is int and 0 <= number < len(labels) and len(labels) > 1 else None
 
 
 def _activation(path: Path, config: dict[str, Any], library: Path, library_fields: dict[str, Any], labels: int) -> str:

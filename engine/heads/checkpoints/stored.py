@@ -148,6 +148,8 @@ def _of_heads(heads: Heads) -> Iterator[str]:
     layers: list[Layer] = []
     if heads.classifier is not None:
         layers += heads.classifier.layers
+    if heads.token_classifier is not None:
+        layers += heads.token_classifier.layers
     if heads.multi_vector is not None:
         layers += heads.multi_vector.layers
     if isinstance(heads.sparse, Splade):

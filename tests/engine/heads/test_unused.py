@@ -34,7 +34,6 @@ def save(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "group"),
     [
-        ("BertForTokenClassification", "classifier (2)"),
         ("BertForPreTraining", "cls ("),
         ("RobertaForQuestionAnswering", "qa_outputs (2)"),
         ("ElectraForPreTraining", "discriminator_predictions (4)"),

@@ -1,0 +1,64 @@
+"""Zero-shot classes: transformers' ZeroShotClassificationPipeline on the logits of pairs, in numpy.
+
+A pair is a text and a hypothesis about it, such as "This example is sports."; a model of natural language inference
+says whether the second follows from the first.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine.errors import InputError
+from embert.engine.heads.scores import LabelScore, scores
+
+__all__ = ["MOST_LABELS", "TEMPLATE", "check_labels", "hypotheses", "zero_shot_labels"]
+
+TEMPLATE = "This example is {}."
+MOST_LABELS = 1000
+_SHOWN_CHARACTERS = 40
+
+
+def check_labels(labels: Sequence[str], param: str) -> None:
+    """Raise InputError for no labels, or more than MOST_LABELS. `param` is the field that they are in."""
+    if not labels:
+        raise InputError(f"`{param}` must have at least one label", param=param)
+    if len(labels) > MOST_LABELS:
+        raise InputError(f"`{param}` has {len(labels)} labels; the limit is {MOST_LABELS}", param=param)
+
+
+def hypotheses(template: str, labels: Sequence[str], param: str = "hypothesis_template") -> list[str]:
+    """The template with each label in the place of {}.
+
+    Raises InputError, which names `param`, for a template without {} or with other fields: str.format would let a
+    client ask for any width, and for attributes.
+    """
+    try:
+        fields = [field[1:] for field in string.Formatter().parse(template) if field[1] is not None]
+    except (TypeError, ValueError):
+        fields = []
+    if fields != [("", "", None)]:
+        shown = repr(template)
+        shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
+        raise InputError(f"`{param}` must have {{}} once, where the label goes; it is {shown}", param=param)
+    return [template.format(label) for label in labels]
+
+
+def zero_shot_labels(
+    logits: npt.NDArray[np.float32], labels: Sequence[str], entailment: int, *, multi_label: bool
+) -> list[LabelScore]:
+    """All labels of one text, best first. `logits` are float32 [labels, classes], `entailment` one of the classes.
+
+    The scores add up to 1; with `multi_label`, or one label, each is the probability of entailment against
+    contradiction. Of equals the later one comes first, as in the pipeline.
+    """
+    if multi_label or len(labels) == 1:
+        contradiction = -1 if entailment == 0 else 0
+        values = scores(logits[:, [contradiction, entailment]], "softmax")[:, 1]
+    else:
+        values = scores(logits[None, :, entailment], "softmax")[0]
+    order = values.argsort(kind="stable")[::-1].tolist()
+    return [LabelScore(labels[number], float(values[number])) for number in order]

@@ -1,0 +1,282 @@
+"""Entities and zero-shot classes beside transformers' pipelines, and what Engine refuses."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from embert import engine
+from embert.engine.entities import STRATEGIES
+from embert.engine.errors import InputError
+from embert.engine.tasks import Task
+from tests.engine.conftest import random_sequences, small_tokenizer
+from tests.engine.model_cases import SHORT_CASES, build, byte_level, unigram
+
+LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")
+NLI = ("contradiction", "neutral", "Entailment")
+LENGTH = 48  # tokens of a sequence
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+WORDS = {
+    "ascii": words("Angela Merkel met Dr. O'Neil-Smith in New York, at 5pm (GMT+1); cost: $3.50! e-mail me@x.org"),
+    "accents": words("Müller señor Ångström naïve coöperate Zoë São Łódź İstanbul résumé cafe\u0301 ﬁne Straße ½"),
+    "cjk": ["東京", "田中さんは", "北京大学", "서울에서", "\uff0c", "トヨタ", "中国China"],
+    "emoji": ["🙂", "👩‍👩‍👧", "🇩🇪", "ok👍", "❤️", "a🙂b"],
+    "right to left": ["שלום", "ירושלים", "مرحبا", "القاهرة،", "مُحَمَّد"],
+    "odd": ["[SEP]", "[UNK]", "\u200b", "x\u00a0y", "\ufeff", "…", "\t", "²", "qxzj" * 30],
+}
+
+
+def random_texts(count: int, seed: int = 0) -> list[str]:
+    """Texts of one kind of words or of several, from one word to some times LENGTH tokens."""
+    chosen = random.Random(seed)
+    kinds = [*WORDS]
+    texts = []
+    for index in range(count):
+        kind = kinds[index % (len(kinds) + 2)] if index % (len(kinds) + 2) < len(kinds) else ""
+        pool = WORDS[kind] if kind else [word for each in WORDS.values() for word in each]
+        length = chosen.choice((1, 3, 8, 20, 60))
+        texts.append(" " * chosen.choice((0, 0, 2)) + " ".join(chosen.choices(pool, k=length)))
+    return texts
+
+
+def cased() -> Library:
+    """A cased WordPiece tokenizer of letters, some words and some of their ends."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = sorted({letter for words in WORDS.values() for word in words for letter in word if letter.isprintable()})
+    letters = [letter for letter in letters if letter not in "🙂½Łñ田"]  # these are unknown
+    known = ["Angela", "Merkel", "New", "York", "met", "in", "##gela", "##kel", "##ller", "Mü", "##stanbul", "East"]
+    vocabulary = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *known])
+    library = Library(models.WordPiece({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    library.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return library
+
+
+BERT_SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+ROBERTA_SPECIAL = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"}
+
+
+LIBRARIES: dict[str, Callable[[], Library]] = {
+    "cased": cased,
+    "byte level": functools.partial(byte_level, 300),
+    "unigram": functools.partial(unigram, 120),
+}
+
+
+def write(folder: Path, tokenizer: str, case: str, head: str, labels: Sequence[str], **more: Any) -> Path:
+    """A model with random weights, and this tokenizer, as transformers writes both."""
+    names = dict(enumerate(labels))
+    if tokenizer == "uncased":
+        pretrained: Any = transformers.AutoTokenizer
+        made = pretrained.from_pretrained(engine.load_model().folder, model_max_length=LENGTH, **more)
+    else:
+        library = LIBRARIES[tokenizer]()
+        special = BERT_SPECIAL if tokenizer == "cased" else ROBERTA_SPECIAL
+        kind: Any = transformers.PreTrainedTokenizerFast
+        made = kind(tokenizer_object=library, model_max_length=LENGTH, **special, **more)
+    vocabulary = len(made)
+    ids = {f"{name}_token_id": getattr(made, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls", "sep")}
+    labelled = {"id2label": names, "label2id": {label: number for number, label in names.items()}}
+    build(folder, case, vocab_size=vocabulary, head=head, modules=False, **labelled, **ids)
+    made.save_pretrained(folder)
+    return folder
+
+
+def entities_like(found: list[engine.Entity], strategy: str) -> list[dict[str, Any]]:
+    kind = "entity" if strategy == "none" else "entity_group"
+    return [
+        {kind: entity.label, "word": entity.word, "start": entity.start, "end": entity.end}
+        | ({"index": entity.index} if strategy == "none" else {})
+        for entity in found
+    ]
+
+
+def compare_entities(folder: Path, texts: Sequence[str], strides: Sequence[int | None] = (None, 0, 7)) -> int:
+    """Raise AssertionError where an entity is not the pipeline's. Returns the number of entities."""
+    pipeline: Any = transformers.pipeline("token-classification", str(folder), device="cpu")
+    compared = 0
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        for strategy in STRATEGIES:
+            for stride in strides:
+                for ignored in (["O"], ["O", "PER", "B-LOC"], []):
+                    if strategy == "none" and stride is not None:
+                        continue
+                    if ignored != ["O"] and stride == 0:
+                        continue
+                    found = loaded.entities(texts, aggregation_strategy=strategy, stride=stride, ignore_labels=ignored)
+                    for text, entities in zip(texts, found, strict=True):
+                        expected = pipeline(text, aggregation_strategy=strategy, ignore_labels=ignored, stride=stride)
+                        scores = [entity.pop("score") for entity in expected]
+                        assert entities_like(entities, strategy) == expected, (strategy, stride, ignored, text)
+                        np.testing.assert_allclose([entity.score for entity in entities], scores, atol=1e-4)
+                        compared += len(entities)
+    return compared
+
+
+@functools.cache
+def texts() -> list[str]:
+    return random_texts(64)
+
+
+@pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
+@pytest.mark.parametrize(
+    ("tokenizer", "case"),
+    [("uncased", "bert"), ("cased", "bert"), ("byte level", "roberta"), ("unigram", "modernbert")],
+)
+def test_entities_are_those_of_the_pipeline(tmp_path: Path, tokenizer: str, case: str) -> None:
+    count = 64 if tokenizer == "cased" else 16
+    write(tmp_path, tokenizer, case, "ForTokenClassification", LABELS)
+    assert compare_entities(tmp_path, texts()[:count]) > 500
+
+
+@pytest.mark.parametrize("case", [case for case in SHORT_CASES if not case.startswith("gemma")])
+def test_logits_of_tokens_equal_hugging_face(tmp_path: Path, case: str) -> None:
+    names = {"id2label": dict(enumerate(LABELS)), "label2id": {label: i for i, label in enumerate(LABELS)}}
+    build(tmp_path, case, vocab_size=99, head="ForTokenClassification", modules=False, **names)
+    small_tokenizer(99).save(str(tmp_path / "tokenizer.json"))
+    model = engine.load_model(str(tmp_path))
+    assert model.tasks == Task.TOKEN_CLASSES
+    assert not [notice for notice in model.notices if "nothing uses" in notice]
+    sequences = random_sequences([1, 2, 17, 33, 5, 64], 90)
+    made: Any = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        inputs = [torch.from_numpy(ids[None].astype(np.int64)) for ids in sequences]
+        expected = np.concatenate([made(input_ids=ids).logits[0].numpy() for ids in inputs])
+    assert np.ptp(expected) > 0.1
+    encoder = engine.load_encoder(model, device="cpu")
+    found = encoder.encode(engine.pack(sequences), Task.TOKEN_CLASSES)
+    encoder.close()
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engine.Engine]:
+    folder = write(tmp_path_factory.mktemp("tagger"), "cased", "bert", "ForTokenClassification", LABELS)
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def inference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engine.Engine]:
+    folder = write(tmp_path_factory.mktemp("nli"), "uncased", "bert", "ForSequenceClassification", NLI)
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        yield loaded
+
+
+def test_zero_shot_classes_are_those_of_the_pipeline(inference: engine.Engine) -> None:
+    pipeline: Any = transformers.pipeline("zero-shot-classification", str(inference.model.folder), device="cpu")
+    labels = ["politics", "Müller", "東京", "sport and games", "🙂"]
+    for wanted in (labels, labels[:1]):
+        for multi_label in (False, True):
+            for template in ("This example is {}.", "{}", "It is about {{{}}}, and {{nothing}} else at all it is."):
+                options: dict[str, Any] = {"hypothesis_template": template, "multi_label": multi_label}
+                found = inference.zero_shot(texts()[:16], wanted, **options)
+                for text, classes in zip(texts(), found, strict=False):
+                    expected = pipeline(text, wanted, **options)
+                    assert [each.label for each in classes] == expected["labels"], text
+                    np.testing.assert_allclose([each.score for each in classes], expected["scores"], atol=1e-4)
+
+
+def test_first_label_of_entailment_counts(tmp_path: Path) -> None:
+    folder = write(tmp_path, "uncased", "bert", "ForSequenceClassification", ("entailment", "neutral", "no"))
+    config = folder / "config.json"
+    pipeline: Any = transformers.pipeline("zero-shot-classification", str(folder), device="cpu")
+    classifier = engine.load_model(str(folder)).heads.classifier
+    assert classifier is not None
+    assert classifier.entailment == pipeline.entailment_id == 0
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        (found,) = loaded.zero_shot(["a text"], ["one", "two"], multi_label=True)
+    expected = pipeline("a text", ["one", "two"], multi_label=True)
+    np.testing.assert_allclose([each.score for each in found], expected["scores"], atol=1e-5)
+    fields = json.loads(config.read_text())
+    config.write_text(json.dumps({**fields, "label2id": {"neutral": 1, "Entail": 2, "entailment": 0}}))
+    classifier = engine.load_model(str(folder)).heads.classifier
+    assert classifier is not None
+    assert classifier.entailment == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "named"),
+    [
+        ({"aggregation_strategy": "most"}, "aggregation_strategy", "'most'"),
+        ({"aggregation_strategy": "none", "stride": 2}, "stride", "none"),
+        ({"stride": 46}, "stride", "from 0 to 45"),
+        ({"stride": -1}, "stride", "found -1"),
+        ({"ignore_labels": "O"}, "ignore_labels", "one str"),
+        ({"truncate": "false"}, "truncate", "'false'"),
+    ],
+)
+def test_refused_options_of_entities(tagger: engine.Engine, options: dict[str, Any], param: str, named: str) -> None:
+    with pytest.raises(InputError, match=named) as refused:
+        tagger.entities(["Angela"], **options)
+    assert refused.value.param == param
+
+
+def test_long_text_is_cut_refused_or_read_in_sequences(tagger: engine.Engine) -> None:
+    text = "met in New York " * 60
+    whole = tagger.entities([text], stride=10, ignore_labels=())[0]
+    cut = tagger.entities([text], ignore_labels=())[0]
+    assert cut[-1].end < 200 < whole[-1].end
+    with pytest.raises(InputError, match="text 1 has more than 48 tokens"):
+        tagger.entities(["met", text], truncate=False)
+    assert tagger.entities(["", "  "]) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "param", "named"),
+    [
+        ([], {}, "labels", "at least one"),
+        (["a"] * 1001, {}, "labels", "1001 labels; the limit is 1000"),
+        ("a", {}, "labels", "one str"),
+        (["a"], {"hypothesis_template": "no place"}, "hypothesis_template", "'no place'"),
+        (["a"], {"hypothesis_template": "{} {}"}, "hypothesis_template", "once"),
+        (["a"], {"hypothesis_template": "{:999999999}"}, "hypothesis_template", "999999999"),
+        (["a"], {"hypothesis_template": "{0.__class__}"}, "hypothesis_template", "__class__"),
+        (["a"], {"hypothesis_template": "{"}, "hypothesis_template", "'{'"),
+        (["a"], {"multi_label": "no"}, "multi_label", "'no'"),
+        (["long " * 60], {}, "labels", "limit is 47"),
+    ],
+)
+def test_refused_zero_shot_requests(
+    inference: engine.Engine, labels: list[str], options: dict[str, Any], param: str, named: str
+) -> None:
+    with pytest.raises(InputError, match=named) as refused:
+        inference.zero_shot(["a text"], labels, **options)
+    assert refused.value.param == param
+
+
+def test_models_without_the_task(tagger: engine.Engine, tmp_path: Path) -> None:
+    folder = write(tmp_path, "uncased", "bert", "ForSequenceClassification", ("good", "bad"))
+    with engine.Engine.load(str(folder), device="cpu") as classifier:
+        with pytest.raises(InputError, match="no label of entailment; its labels: good, bad"):
+            classifier.zero_shot(["a"], ["b"])
+        with pytest.raises(InputError, match="does not have the task token_classify; it has classify"):
+            classifier.entities(["a"])
+    with pytest.raises(InputError, match="does not have the task classify; it has token_classify"):
+        tagger.zero_shot(["a"], ["b"])
