@@ -20,6 +20,7 @@ from embert.engine.models.tensor_names import (
     FINAL_NORM,
     KEY_NORM,
     QUERY_NORM,
+    TOKEN_CLASSIFICATION,
     TOKEN_TYPE_EMBEDDINGS,
     Classification,
     TensorNames,
@@ -128,7 +129,12 @@ def read_eurobert(config: ConfigFile) -> EncoderConfig:
     stated = config.one_of("classifier_pooling", tuple(EUROBERT_POOLINGS), "late")
     config.one_of("clf_pooling", (stated,), stated)  # the name in the authors' own code, which transformers ignores
     classification = Classification("dense", "classifier", "gelu", pooling=EUROBERT_POOLINGS[stated])
-    tensors = dataclasses.replace(described.tensors, classification=classification, language_model=None)
+    tensors = dataclasses.replace(
+        described.tensors,
+        classification=classification,
+        token_classification=TOKEN_CLASSIFICATION,
+        language_model=None,
+    )
     return dataclasses.replace(described, tensors=tensors)
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "RELATIVE_NORM",
     "SUBLAYER_NORM",
     "TABLES",
+    "TOKEN_CLASSIFICATION",
     "TOKEN_TYPE_EMBEDDINGS",
     "WORD_EMBEDDINGS",
     "Classification",
