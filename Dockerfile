@@ -98,7 +98,7 @@ ARG REVISION=
 ENV EMBERT_MODEL=${MODEL:+/opt/model} \
     EMBERT_SERVED_MODEL_NAME=${MODEL}
 LABEL org.opencontainers.image.title="embert" \
-      org.opencontainers.image.description="An inference server for BERT-family encoders, on the CPU" \
+      org.opencontainers.image.description="An inference server for text encoders, BERT-family and decoders, on the CPU" \
       org.opencontainers.image.source="https://github.com/embert/embert" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
@@ -121,7 +121,7 @@ ENV EMBERT_MODEL=${MODEL:+/opt/model} \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_REQUIRE_CUDA=cuda>=${CUDA_MAJOR}.0
 LABEL org.opencontainers.image.title="embert" \
-      org.opencontainers.image.description="An inference server for BERT-family encoders, on NVIDIA GPUs" \
+      org.opencontainers.image.description="An inference server for text encoders, BERT-family and decoders, on NVIDIA GPUs" \
       org.opencontainers.image.source="https://github.com/embert/embert" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \

@@ -9,7 +9,7 @@ many cores, and the others are Ray's: so it is on a machine with many cores, whe
 of them.
 
 Rates are by wall clock. CPU seconds are of all processes, Ray's own among them: where other work keeps the machine
-busy, rates favour the one that has more processes, and CPU seconds tell more. The last lines have medians of the
+busy, rates favor the one that has more processes, and CPU seconds tell more. The last lines have medians of the
 rounds.
 """
 

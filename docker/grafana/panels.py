@@ -32,7 +32,7 @@ def with_exemplars(query: Panel) -> Panel:
 
 
 def steps(*bounds: tuple[str, float | None]) -> Panel:
-    """Colours by value, lowest first."""
+    """Colors by value, lowest first."""
     return {"mode": "absolute", "steps": [{"color": color, "value": value} for color, value in bounds]}
 
 
@@ -46,7 +46,7 @@ def panel(kind: str, title: str, help_: str, targets: list[Panel], width: int, h
 
 
 def stat(title: str, help_: str, expr: str, unit: str, thresholds: Panel, width: int = 3) -> Panel:
-    """One number, coloured by how bad it is."""
+    """One number, colored by how bad it is."""
     defaults = {"unit": unit, "thresholds": thresholds, "color": {"mode": "thresholds"}, "noValue": "no traffic"}
     options = {
         "colorMode": "background", "graphMode": "area", "justifyMode": "auto", "textMode": "auto",

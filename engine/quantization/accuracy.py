@@ -24,13 +24,13 @@ class Int8Accuracy:
     worst: float
     median: float
     # A key of `embert info`: the share of each text's ten nearest neighbors that stay; None: there are no vectors.
-    neighbours: float | None
+    neighbors: float | None
     difference: float | None = None  # the largest of a score; None: there are no scores
 
     def __str__(self) -> str:
         summary = f"{self.measure} to {self.dtype} {self.worst:.4f} at worst, {self.median:.4f} in the median"
-        if self.neighbours is not None:
-            summary += f", {self.neighbours:.1%} of ten nearest neighbors kept"
+        if self.neighbors is not None:
+            summary += f", {self.neighbors:.1%} of ten nearest neighbors kept"
         if self.difference is not None:
             summary += f", a score differs by {self.difference:.2g} at most"
         return f"{summary} ({self.texts} sentences)"

@@ -64,7 +64,7 @@ def description(registry: ModelRegistry) -> str:
     models = [f"* `{handle.served.name}`: {', '.join(handle.served.task_names)}" for handle in registry.all]
     return "\n".join(
         (
-            "Embeddings, scores and labels from BERT-family encoders, in the protocols of OpenAI, "
+            "Embeddings, scores and labels from BERT-family encoders and decoders, in the protocols of OpenAI, "
             "text-embeddings-inference, Cohere and vLLM.",
             "",
             f"The model{'s' * registry.several} of this server:",

@@ -142,5 +142,5 @@ def test_a_thousand_english_sentences_keep_their_neighbors() -> None:
     found = accuracy_of_rows(ours, theirs, dtype="float16")
     print(found)
     assert found.worst >= 0.999
-    assert found.neighbours is not None
-    assert found.neighbours >= 0.98
+    assert found.neighbors is not None
+    assert found.neighbors >= 0.98

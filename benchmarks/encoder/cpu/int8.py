@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\n{usable_cpus()} threads each; {options.texts} English sentences against embert's float32\n")
     record.print_table(
         ["", "worst cosine", "median", "ten nearest kept"],
-        [[name, f"{a.worst:.5f}", f"{a.median:.5f}", f"{a.neighbours or 0:.1%}"] for name, a in costs.items()],
+        [[name, f"{a.worst:.5f}", f"{a.median:.5f}", f"{a.neighbors or 0:.1%}"] for name, a in costs.items()],
     )
     ours, *rivals = RIVALS
     print("\nms from token ids, medians; a ratio above 1 means that embert in int8 is faster; ~: other processes ran\n")

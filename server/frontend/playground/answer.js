@@ -96,7 +96,7 @@ function pretty(text) { // numbers of one list in one line
   return JSON.stringify(JSON.parse(text), null, 2).replace(/\[\s+(-?\d[-\d.e+,\s]*)\s+\]/g, (_, list) => `[${list.replace(/\s+/g, " ")}]`);
 }
 
-function isolated(text) { // strings of right-to-left text would change places with their neighbours
+function isolated(text) { // strings of right-to-left text would change places with their neighbors
   if (!RIGHT_TO_LEFT.test(text)) return [text];
   const parts = text.split(/("(?:[^"\\]|\\.)*")/);
   return parts.map((part) => (RIGHT_TO_LEFT.test(part) ? make("bdi", part) : part));

@@ -28,7 +28,7 @@ function cutText(many, all, limit) {
   return many ? `${number(many)} of ${count(all, "text")} ${many === 1 ? "was" : "were"} cut to ${number(limit)} tokens.` : "";
 }
 
-// --- tables of numbers: coloured, with a line that says what a cell is, for pointers and for the arrow keys ---
+// --- tables of numbers: colored, with a line that says what a cell is, for pointers and for the arrow keys ---
 
 const heat = (value) => `${Math.round(100 * Math.min(1, Math.max(0, value)))}%`;
 const decimals = (value) => value.toFixed(2).replace("-0.00", "0.00");
@@ -117,7 +117,7 @@ const WIDE = 6; // more texts than this: over the whole width
 const MOST = 64; // more than this many rows nobody reads
 const NAMED = 5; // cut texts that are named each
 
-const dot = (a, b) => a.reduce((sum, value, i) => sum + value * b[i], 0); // a cosine: the server has normalised them
+const dot = (a, b) => a.reduce((sum, value, i) => sum + value * b[i], 0); // a cosine: the server has normalized them
 
 VIEWS.similarity = { title: "Similarity", task: "embed", run: compare };
 

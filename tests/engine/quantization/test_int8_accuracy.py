@@ -34,10 +34,10 @@ def test_encoder_says_how_well_it_agrees(default_model: Model) -> None:
             assert exact.encoder.int8_accuracy is None
             again = accuracy_of_rows(loaded.embed(sentences()), exact.embed(sentences()), dtype="float32")
         assert found.worst == pytest.approx(again.worst, abs=2e-4)
-        assert found.neighbours == pytest.approx(again.neighbours, abs=0.02)
+        assert found.neighbors == pytest.approx(again.neighbors, abs=0.02)
         assert found.worst >= 0.999
-        assert again.neighbours is not None
-        assert again.neighbours >= 0.97
+        assert again.neighbors is not None
+        assert again.neighbors >= 0.97
         assert str(found) in loaded.encoder.choice
         assert f"cosine to float32 {found.worst:.4f} at worst" in str(found)
 
@@ -58,7 +58,7 @@ def test_reranker_and_a_classifier_are_compared_by_logits(tmp_path: Path) -> Non
         with Engine.load(str(folder), device="cpu", dtype="int8", min_agreement=0.5) as loaded:
             found = loaded.encoder.int8_accuracy
             assert found is not None
-            assert (found.measure, found.neighbours) == ("correlation", None)
+            assert (found.measure, found.neighbors) == ("correlation", None)
             assert 0.9 < found.worst < 1
             assert found.difference is not None
             assert 0 < found.difference < 0.5  # of random weights, whose logits are large
@@ -81,10 +81,10 @@ def test_splade_and_late_interaction_are_compared_by_their_rows(
             assert found.measure == "cosine"
             assert 0.5 < found.worst < found.median < 1
             assert found.median > 0.98
-            assert found.neighbours is not None
+            assert found.neighbors is not None
 
 
-def test_neighbours_are_counted() -> None:
+def test_neighbors_are_counted() -> None:
     random = np.random.default_rng(0)
     vectors = random.normal(size=(40, 16)).astype(np.float32)
     assert neighbor_recall(vectors, vectors * 3) == 1

@@ -103,7 +103,7 @@ def test_a_request_that_kills_every_engine_is_given_up_on_and_others_live(healin
 
 
 @pytest.mark.parametrize("poison", [CRASH, LOSE])
-def test_a_request_that_kills_engines_fails_none_of_its_neighbours(pair: Live, poison: int) -> None:
+def test_a_request_that_kills_engines_fails_none_of_its_neighbors(pair: Live, poison: int) -> None:
     """Two engines, both busy, so that it is in a batch with others; and with others again when those are sent again."""
     server = pair
     up = [f'embert_engine_up{{engine="{i}"}}' for i in range(2)]
@@ -133,7 +133,7 @@ def test_a_lost_encoder_answers_424_and_is_replaced(healing: Live) -> None:
     assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
 
 
-def test_a_failing_request_does_not_fail_its_neighbours(healing: Live) -> None:
+def test_a_failing_request_does_not_fail_its_neighbors(healing: Live) -> None:
     with Crowd(healing) as crowd:
         crowd.wait_for(20)
         for _ in range(10):

@@ -58,7 +58,7 @@ def check_legibility(browser: Chrome) -> None:
 
 
 def look_like(browser: Chrome, *, width: int, dark: bool = False) -> None:
-    """Give the window that width in pixels, and the page that choice of colours."""
+    """Give the window that width in pixels, and the page that choice of colors."""
     size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
@@ -68,12 +68,12 @@ def look_like(browser: Chrome, *, width: int, dark: bool = False) -> None:
 # Texts with less contrast to their background than WCAG's 4.5.
 CONTRASTS = """
 const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-const rgb = (...colours) => {  // painted over one another, as the browser would
+const rgb = (...colors) => {  // painted over one another, as the browser would
   canvas.clearRect(0, 0, 1, 1);
-  for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+  for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
   return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
 };
-const light = (colour) => colour.map((c) => c / 255).map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+const light = (color) => color.map((c) => c / 255).map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
   .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
 const low = [];
 for (const element of document.querySelectorAll('body *')) {
