@@ -64,7 +64,9 @@ def _fail(error: Exception, status: int) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="embert", description="Embeddings and scores from text encoders: the BERT family and decoders.")
+    parser = argparse.ArgumentParser(
+        prog="embert", description="Embeddings and scores from text encoders: the BERT family and decoders."
+    )
     parser.add_argument("--version", action="version", version=f"embert {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="{serve,embed,rerank,info}")
 
