@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "cpu/row_ops.h"
+#include "cpu/thread_pool.h"
 
 namespace embert::cpu {
 Layer::Layer(const LinearLayer& qkv, const LinearLayer& projection, const LinearLayer& inner, const LinearLayer& outer,
@@ -25,6 +26,7 @@ Layer::~Layer() = default;
 
 void Layer::operator()(const float* x, int rows, const std::vector<SequenceGroup>& groups, const Positions& positions,
                        float* y, int threads) const {
+  const ThreadPool::Session session;
   const int hidden = outer_.out();
   const std::size_t columns = std::max(qkv_.out(), inner_.out());
   // Freed after each call: of a text of 8 192 tokens it is 150 MB. Freed memory stays with the process (host.py).

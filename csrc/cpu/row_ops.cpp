@@ -10,7 +10,7 @@
 namespace embert::cpu {
 namespace {
 
-constexpr int kMaxSerial = 1 << 15;  // elements for which one thread suffices: 8 µs on Zen 4
+constexpr int kMaxSerial = 1 << 14;  // elements for which one thread suffices: 4 µs on Zen 4
 
 template <typename Function>
 inline float sum_of(int columns, const Function& function) {
@@ -40,6 +40,12 @@ void normalize_row(const float* x, int columns, const float* gamma, const float*
   }
 }
 
+// One piece for each thread, unless pieces would be too small.
+int pieces_of(int rows, int columns, int threads) {
+  const std::int64_t most = std::min<std::int64_t>(std::int64_t{rows} * columns / kMaxSerial, rows);
+  return static_cast<int>(std::clamp<std::int64_t>(most, 1, std::max(threads, 1)));
+}
+
 bool in(std::int64_t row, const Table& table) {
   return row >= 0 && row < table.rows;
 }
@@ -48,8 +54,7 @@ bool in(std::int64_t row, const Table& table) {
 
 void normalize(const float* x, int rows, int columns, const float* gamma, const float* beta, float epsilon, float* y,
                int threads) {
-  const long elements = long(rows) * columns;
-  const int pieces = static_cast<int>(std::max(1l, std::min(long(rows), elements / kMaxSerial)));
+  const int pieces = pieces_of(rows, columns, threads);
   ThreadPool::shared().run(threads, pieces, [&](int piece) {
     const TileRows range = tile_rows(rows, pieces, piece);
     for (int row = range.first; row < range.first + range.count; ++row) {
@@ -65,8 +70,7 @@ bool embed(const std::int64_t* ids, const std::int64_t* position_ids, int tokens
   for (int token = 0; token < tokens; ++token) {
     if (!in(ids[token], words) || !in(position_ids[token], positions)) return false;
   }
-  const std::int64_t elements = std::int64_t{tokens} * columns;
-  const int pieces = static_cast<int>(std::clamp<std::int64_t>(elements / kMaxSerial, 1, std::max(tokens, 1)));
+  const int pieces = pieces_of(tokens, columns, threads);
   ThreadPool::shared().run(threads, pieces, [&](int piece) {
     const TileRows range = tile_rows(tokens, pieces, piece);
     for (int token = range.first; token < range.first + range.count; ++token) {

@@ -11,8 +11,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // How long a thread polls for the next job before it sleeps: some 10 µs lie between two calls of a forward pass. A
-// longer time would take the core from other processes.
+// longer time would take the core from other processes. Within a session it also waits for the last task of a job: to
+// wake a thread takes 50 to 100 µs on a virtual machine.
 constexpr auto kSearch = std::chrono::microseconds(50);
+constexpr auto kSessionSearch = std::chrono::microseconds(100);
 constexpr int kSpins = 32;                     // between two reads of the clock
 constexpr std::uint64_t kNoTask = 0xffffffff;  // more than any job has
 
@@ -35,60 +37,75 @@ void ThreadPool::run_all(int threads, int tasks, Call call, const void* context)
     for (int task = 0; task < tasks; ++task) call(context, task);
     return;
   }
-  const std::size_t workers = std::min(threads, tasks) - 1;
-  while (workers_.size() < workers) {
-    workers_.push_back(std::make_unique<Worker>());
-    std::thread(&ThreadPool::work_loop, this, std::ref(*workers_.back())).detach();
-  }
+  threads = std::min({threads, tasks, kMaxThreads});
+  for (; started_ < threads; ++started_) std::thread(&ThreadPool::work_loop, this, started_).detach();
   if (++job_ == 0) ++job_;  // 0 is the number before the first job
-  // A thread that still polls with the last job's number finds no task, and this precedes the writes below.
-  next_.store(std::uint64_t{job_} << 32 | kNoTask, std::memory_order_relaxed);
-  tasks_.store(tasks, std::memory_order_release);
   completed_.store(0, std::memory_order_relaxed);
   call_.store(call, std::memory_order_release);
   context_.store(context, std::memory_order_release);
-  next_.store(std::uint64_t{job_} << 32, std::memory_order_release);
-  for (std::size_t i = 0; i < workers; ++i) {
-    workers_[i]->job.store(job_, std::memory_order_release);
-    workers_[i]->job.notify_one();
+  threads_.store(threads, std::memory_order_release);
+  const auto job = std::uint64_t{job_} << 32;
+  for (int i = 0; i < threads; ++i) {
+    Worker& worker = workers_[i];
+    // A thread that still has the last job's number finds no task, and this precedes the write of `end`.
+    worker.next.store(job | kNoTask, std::memory_order_relaxed);
+    worker.end.store(std::int64_t{tasks} * (i + 1) / threads, std::memory_order_release);
+    worker.next.store(job | std::uint64_t(std::int64_t{tasks} * i / threads), std::memory_order_release);
+    if (i == 0) continue;
+    worker.job.store(job_, std::memory_order_release);
+    worker.job.notify_one();
   }
-  while (run_next(job_)) {
-  }
+  run_job(0, job_);
   while (completed_.load(std::memory_order_acquire) < tasks) pause();
 }
 
-// Runs one task of a job, unless none is left.
-bool ThreadPool::run_next(std::uint32_t job) {
-  std::uint64_t next = next_.load(std::memory_order_acquire);
+// Runs one task of a thread's range of a job, unless none is left.
+bool ThreadPool::run_next(Worker& owner, std::uint32_t job) {
+  std::uint64_t next = owner.next.load(std::memory_order_acquire);
   for (;;) {
     const std::uint64_t task = next & kNoTask;
-    if (next >> 32 != job || task >= std::uint64_t(tasks_.load(std::memory_order_acquire))) return false;
+    if (next >> 32 != job || task >= owner.end.load(std::memory_order_acquire)) return false;
     const Call call = call_.load(std::memory_order_acquire);
     const void* const context = context_.load(std::memory_order_acquire);
     // If this succeeds, the job has not ended, and the values read belong to it.
-    if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+    if (!owner.next.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+      continue;
+    }
     call(context, static_cast<int>(task));
-    completed_.fetch_add(1, std::memory_order_acq_rel);
     return true;
   }
 }
 
-void ThreadPool::work_loop(Worker& worker) {
+// Runs a thread's own tasks of a job, then those that others have not begun.
+void ThreadPool::run_job(int number, std::uint32_t job) {
+  int tasks = 0;
+  while (run_next(workers_[number], job)) ++tasks;
+  if (tasks > 0) completed_.fetch_add(tasks, std::memory_order_acq_rel);
+  const int threads = threads_.load(std::memory_order_acquire);
+  for (int i = 1; i < threads; ++i) {
+    Worker& owner = workers_[(number + i) % threads];
+    while (run_next(owner, job)) completed_.fetch_add(1, std::memory_order_acq_rel);
+  }
+}
+
+void ThreadPool::work_loop(int number) {
+  Worker& worker = workers_[number];
   for (std::uint32_t last_job = 0;;) {
     std::uint32_t job = worker.job.load(std::memory_order_acquire);
-    for (const auto until = Clock::now() + kSearch; job == last_job && Clock::now() < until;) {
+    for (const auto start = Clock::now(); job == last_job;) {
       for (int spin = 0; job == last_job && spin < kSpins; ++spin) {
         pause();
         job = worker.job.load(std::memory_order_acquire);
       }
+      const bool in_session = sessions_.load(std::memory_order_relaxed) > 0;
+      if (Clock::now() - start > (in_session ? kSessionSearch : kSearch)) break;
     }
     if (job == last_job) {
       worker.job.wait(last_job, std::memory_order_acquire);
       continue;
     }
     last_job = job;
-    while (run_next(job)) {
-    }
+    run_job(number, job);
   }
 }
 

@@ -1,17 +1,19 @@
 // A thread pool that shares the tasks of one call at a time, and its threads' scratch memory.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <vector>
 
 namespace embert::cpu {
 
-// The caller works too, and takes every task that no thread has begun. So it waits only for tasks that another thread
-// has begun, never for a thread that has not woken up.
+// Each thread has a range of adjacent tasks, and when it has none left, takes tasks of the others' ranges. So threads
+// rarely write to one cache line, and a thread's tasks share what they read. The caller works too, and takes every task
+// that no thread has begun: it waits only for tasks that another thread has begun, never for a thread that has not
+// woken up.
 class ThreadPool {
  public:
   // Threads are created when they are first needed, and end with the process.
@@ -26,27 +28,42 @@ class ThreadPool {
     run_all(threads, tasks, call, &function);
   }
 
+  // While one exists, threads without work wait longer before they sleep: another call follows at once.
+  class Session {
+   public:
+    Session() { shared().sessions_.fetch_add(1, std::memory_order_relaxed); }
+    ~Session() { shared().sessions_.fetch_sub(1, std::memory_order_relaxed); }
+    Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
+  };
+
  private:
   using Call = void (*)(const void* context, int task);
 
-  // A thread besides the caller. It waits on its own word, so that a call wakes no more threads than it has work for.
+  // A thread and its tasks. It waits on its own word, so that a call wakes no more threads than it has work for.
   struct alignas(64) Worker {
     std::atomic<std::uint32_t> job{0};
+    std::atomic<std::uint32_t> end{0};   // of its tasks of the job in the upper half of `next`
+    std::atomic<std::uint64_t> next{0};  // the job's number, and the first task that no thread has begun
   };
 
   void run_all(int threads, int tasks, Call call, const void* context);
-  bool run_next(std::uint32_t job);
-  void work_loop(Worker& worker);
+  bool run_next(Worker& owner, std::uint32_t job);
+  void run_job(int number, std::uint32_t job);
+  void work_loop(int number);
+
+  static constexpr int kMaxThreads = 512;
 
   std::mutex submit_mutex_;
-  std::vector<std::unique_ptr<Worker>> workers_;
+  std::array<Worker, kMaxThreads> workers_;  // the first one is the caller
+  int started_ = 1;                          // threads that exist
   std::uint32_t job_ = 0;
-  // What the threads read belongs to the job in the upper half of `next_`, while that half does not change.
-  alignas(64) std::atomic<std::uint64_t> next_{0};  // the job's number, and its next task
-  alignas(64) std::atomic<int> completed_{0};       // completed tasks of the job
-  alignas(64) std::atomic<int> tasks_{0};
-  std::atomic<Call> call_{nullptr};
+  alignas(64) std::atomic<int> completed_{0};  // completed tasks of the job
+  // What the threads read belongs to the job whose number their worker's `next` has, while it has.
+  alignas(64) std::atomic<Call> call_{nullptr};
   std::atomic<const void*> context_{nullptr};
+  std::atomic<int> threads_{0};  // of the job
+  std::atomic<int> sessions_{0};
 };
 
 // Scratch memory that a thread keeps between calls of a kernel: at least `count` elements, with the contents from the

@@ -279,6 +279,20 @@ def test_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> No
     assert not torch.equal(whole, layer(x, groups, Positions()))
 
 
+@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=needs_vnni)])
+def test_bits_do_not_depend_on_the_threads(default_model: engine.Model, int8: bool) -> None:
+    """Each number of threads divides rows, columns and heads into other tasks."""
+    layer = Layer(default_model.config, Checkpoint.open(default_model), 3, torch.float32, products="avx512", int8=int8)
+    groups, x = [Group(0, 2, 9), Group(18, 1, 212)], drawn(1, 230, 384)
+
+    def run(threads: int) -> torch.Tensor:
+        runs.allow_threads(threads)
+        return layer(x, groups, Positions())
+
+    wanted = run(1)
+    assert [threads for threads in (2, 3, 7, 16, 40) if not torch.equal(run(threads), wanted)] == []
+
+
 def test_callers_of_one_team_do_not_disturb_each_other() -> None:
     layer, x = kernels.linear_avx512(drawn(1, 512, 256), drawn(2, 512)), drawn(3, 90, 256)
     wanted = layer(x)

@@ -15,7 +15,7 @@ namespace {
 constexpr int kRotated = 128;        // columns that are rotated together
 constexpr int kZero = 128;           // the unsigned value of 0
 constexpr int kDepth = 4;            // adjacent columns that one instruction multiplies and adds
-constexpr int kMaxSerial = 1 << 15;  // elements for which one thread suffices to quantize: 11 µs on Zen 4
+constexpr int kMaxSerial = 1 << 14;  // elements for which one thread suffices to quantize: 6 µs on Zen 4
 
 constexpr int kRegisters = kRotated / kLanes;
 constexpr float kLevels = 127.0f;
@@ -144,12 +144,13 @@ void Int8LinearAvx512::operator()(const float* x, int rows, const Epilogue& epil
     float* const rotated = scratch<float, Int8LinearAvx512>(stride);
     quantize(x + row * stride, in_, rotated, integers + row * stride, row_scales + row);
   };
-  const int pieces = std::max<int>(1, std::min<std::size_t>(rows, rows * stride / kMaxSerial));
+  const std::size_t most = std::min<std::size_t>(rows, rows * stride / kMaxSerial);
+  const int pieces = static_cast<int>(std::clamp<std::size_t>(most, 1, std::max(threads, 1)));
   ThreadPool::shared().run(threads, pieces, [&](int piece) {
     const TileRows range = tile_rows(rows, pieces, piece);
     for (int row = range.first; row < range.first + range.count; ++row) quantize_row(row);
   });
-  for_tiles(rows, out_, threads, [&](int panel, int first, auto count) {
+  for_tiles(rows, out_, in_, threads, [&](int panel, int first, auto count) {
     constexpr int kRows = count;
     const std::int8_t* const weight = panels_.get() + std::size_t(panel) * in_ * kTileColumns;
     const int column = panel * kTileColumns, columns = std::min(kTileColumns, out_ - column);

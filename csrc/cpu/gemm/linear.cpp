@@ -35,7 +35,7 @@ Linear::Linear(const float* weight, const float* bias, int out, int in) : out_(o
 }
 
 void Linear::operator()(const float* x, int rows, const Epilogue& epilogue, float* y, int threads) const {
-  for_tiles(rows, out_, threads, [&](int panel, int first, auto count) {
+  for_tiles(rows, out_, in_, threads, [&](int panel, int first, auto count) {
     constexpr int kRows = count;
     const float* const weight = panels_.get() + std::size_t(panel) * in_ * kTileColumns;
     const int column = panel * kTileColumns, columns = std::min(kTileColumns, out_ - column);
