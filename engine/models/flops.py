@@ -1,13 +1,22 @@
-"""FLOPs of an encoder's layers: the matrix products, linear in a text's tokens, and attention, quadratic in them."""
+"""FLOPs of an encoder's layers: the matrix products, linear in a text's tokens, and attention, quadratic in them.
+
+Token budgets count both: a long text counts as more tokens than it has.
+"""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from embert.engine.models.encoder_config import EncoderConfig
 
-__all__ = ["attention_flops", "product_flops"]
+__all__ = ["PLAIN_TOKENS", "TokenCounts", "attention_flops", "product_flops"]
+
+# Texts of up to so many tokens count as what they have: attention takes little of their time, and most texts are here.
+PLAIN_TOKENS = 512
 
 
 def product_flops(config: EncoderConfig) -> int:
@@ -24,11 +33,29 @@ def attention_flops(config: EncoderConfig, lengths: npt.NDArray[np.int64]) -> np
     disentangled attention with the rows of distances do not count: how many there are depends on how they are computed.
     """
     pairs = np.zeros_like(lengths)
-    for layer in range(config.layers):
-        window = config.attention_of(layer).window
+    for window, layers in Counter(config.attention_of(layer).window for layer in range(config.layers)).items():
         side = lengths if window is None else np.minimum(lengths, window + 1)  # with the query itself
         if config.causal:
-            pairs += lengths * side - side * (side - 1) // 2
+            pairs += layers * (lengths * side - side * (side - 1) // 2)
         else:
-            pairs += lengths**2 - (lengths - side) * (lengths - side + 1)
+            pairs += layers * (lengths**2 - (lengths - side) * (lengths - side + 1))
     return 4 * config.heads * config.head_size * pairs
+
+
+class TokenCounts:
+    """What texts count as in token budgets: their tokens, and for long ones attention's part in the same unit.
+
+    A text of n tokens counts as n + (A(n) - n · A(m) / m) / P, for A its attention, m PLAIN_TOKENS and P the products
+    of a token, all in FLOPs. Without windows that is n · (1 + (n - m) / n0), where n0 tokens have as much of both.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        self._config, self._products = config, product_flops(config)
+        self._usual = int(attention_flops(config, np.array([PLAIN_TOKENS]))[0])
+
+    def of(self, lengths: Sequence[int]) -> list[int]:
+        """What texts of these lengths count as, each at least its length."""
+        tokens = np.array(lengths, np.int64)
+        surplus = attention_flops(self._config, tokens) - tokens * self._usual // PLAIN_TOKENS
+        counts = tokens + np.maximum(surplus, 0) // self._products
+        return [int(count) for count in np.where(tokens > PLAIN_TOKENS, counts, tokens)]

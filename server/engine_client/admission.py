@@ -1,9 +1,10 @@
 """Admission to the queue of a model; answers 429 and 503 to the rest.
 
 A request is admitted while all HTTP processes together have fewer unanswered tokens of its model than the limit
-(server/ipc/shared_counters.py). The limit is the token budget, or fewer tokens where the engines would take longer for
-them than `--max-queue-seconds`. Each model has a budget of its own, so no flood of one model's requests refuses those
-of another; the work of other models counts as their share of the engines' time.
+(server/ipc/shared_counters.py). Long texts count as more tokens than they have (engine/models/flops.py). The limit is
+the token budget, or fewer tokens where the engines would take longer for them than `--max-queue-seconds`. Each model
+has a budget of its own, so no flood of one model's requests refuses those of another; the work of other models counts
+as their share of the engines' time.
 
 A request counts as an eighth of the limit at most. While it waits, the engine gives others no more time than it takes
 itself (fair share), so a larger queue of others adds no delay. So a large request need not find an empty queue, and
@@ -18,6 +19,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
+from embert.engine.tokenization.encoded import Encoded
 from embert.server.config import ServeConfig
 from embert.server.http.errors import Overloaded, Unavailable
 from embert.server.http.request_head import TIMEOUT_HEADER, RequestOptions
@@ -73,6 +76,7 @@ class Admission:
         self.max_queue_tokens = config.max_queue_tokens or 0  # 0 until an engine tells its batch
         self.admitted_tokens = 0  # by this process, and not yet answered
         self.was_ready = False
+        self.counts: TokenCounts | None = None  # what its texts count as; None: the tokens that they have
         self._config, self._model, self._name = config, model, name
         self._counters, self._http_index = counters, http_index
         self._engines = engines
@@ -200,6 +204,12 @@ class Admission:
         return counted if admitted + counted <= limit or not admitted else 0
 
     # --- one request ---
+
+    def tokens_of(self, encoded: Encoded) -> int:
+        """What the texts of a request count as, all together."""
+        if self.counts is None or encoded.lengths.max() <= PLAIN_TOKENS:
+            return encoded.tokens
+        return sum(self.counts.of(encoded.lengths.tolist()))
 
     def check_time(self, options: RequestOptions) -> None:
         """Raise Unavailable once the deadline has passed."""

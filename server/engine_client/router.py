@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from embert.engine import Encoded, Task, TaskOutput
 from embert.engine.batch import cumulative
+from embert.engine.models.flops import PLAIN_TOKENS
 from embert.engine.tasks import ALL_TASKS
 from embert.server.engine_client.admission import Admission
 from embert.server.engine_client.background import keep_running
@@ -198,7 +199,10 @@ class Router:
         they are admitted, `note_failure` gets the engine that had them last (-1: none) and the seconds since.
         """
         admission = self.admissions[model]
-        counted = admission.check(encoded.tokens, options)
+        tokens = encoded.tokens
+        if tokens > PLAIN_TOKENS:
+            tokens = admission.tokens_of(encoded)
+        counted = admission.check(tokens, options)
         now = time.monotonic()
         message = EncodeRequest(
             next(self._ids),

@@ -103,7 +103,8 @@ def _with_options(batch: PackedBatch, slices: list[Slice], *, typed: bool) -> Pa
 def batch_of(model: Any, slices: list[Slice]) -> Batch:
     """A batch of these slices."""
     tokens, texts = sum(piece.tokens for piece in slices), sum(piece.stop - piece.start for piece in slices)
-    return Batch(model, slices, tokens, texts)
+    counted = sum(piece.request.counted[piece.stop] - piece.request.counted[piece.start] for piece in slices)
+    return Batch(model, slices, tokens, counted, texts)
 
 
 def runs_isolated(batch: Batch) -> bool:
@@ -143,7 +144,7 @@ class InFlightBatch:
     @property
     def expected_s(self) -> float:
         """Of the device's time."""
-        return self.model.throughput.expected_s(self.batch.tokens)
+        return self.model.throughput.expected_s(self.batch.counted)
 
 
 class InFlightQueue:

@@ -2,6 +2,11 @@
 
 A batch takes small requests first, then a quantum of each large one (deficit round robin). Every step takes texts, ends
 a request's quantum or ends the batch, so a batch costs what is in it.
+
+Tokens are counted tokens, except in `Request.offsets`, `Slice.tokens` and `Batch.tokens`: a long text counts as more
+than it has, because attention takes time by the square of its length (engine/models/flops.py). A request with a text
+that is a batch of its own is a long one. Long requests share with all others by the tokens that they take, so a request
+that waits beside any number of them waits for the text that is running.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
 from embert.server.engine_worker.throughput import ThroughputEstimate
 
 __all__ = ["QUANTA", "BatchBuilder", "BatchLimits", "Lane", "ModelQueue", "Request", "Slice"]
@@ -33,8 +39,8 @@ class Request:
     `lengths` are the tokens of each text, all ≥ 1. `deadline` is on the caller's clock; it must not start later.
     """
 
-    __slots__ = ("deadline", "deficit", "has_quantum", "key", "lengths", "low_priority", "model", "offsets", "payload",
-                 "reply_to", "taken", "texts", "tokens", "weights")  # fmt: skip
+    __slots__ = ("counted", "deadline", "deficit", "has_quantum", "key", "lengths", "low_priority", "model", "offsets",
+                 "payload", "reply_to", "taken", "texts", "tokens", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -53,7 +59,8 @@ class Request:
         self.texts = len(lengths)
         # Prefix sums of lengths, [texts + 1]. Most requests have one text, and `accumulate` takes longer than the rest.
         self.offsets = [0, lengths[0]] if self.texts == 1 else list(accumulate(lengths, initial=0))
-        self.tokens = self.offsets[-1]
+        self.counted = self.offsets  # prefix sums of counted tokens; the same list where no text is long
+        self.tokens = self.offsets[-1]  # counted
         self.taken = 0  # texts already in a batch, of a large request
         # Deficit round robin: the tokens that it may still take in this round. Negative after a text longer than that.
         self.deficit = 0
@@ -67,12 +74,17 @@ class Request:
     @property
     def waiting_tokens(self) -> int:
         """Tokens not yet in a batch."""
-        return self.tokens - self.offsets[self.taken]
+        return self.tokens - self.counted[self.taken]
 
     @property
     def next_tokens(self) -> int:
         """Tokens of the first text that waits."""
-        return self.offsets[self.taken + 1] - self.offsets[self.taken]
+        return self.counted[self.taken + 1] - self.counted[self.taken]
+
+    def count(self, tokens: Sequence[int]) -> None:
+        """Set what each text counts as."""
+        self.counted = list(accumulate(tokens, initial=0))
+        self.tokens = self.counted[-1]
 
     def piece(self, start: int, stop: int) -> Slice:
         """The texts `start` … `stop - 1`."""
@@ -95,16 +107,22 @@ class BatchLimits:
 
     tokens: int
     texts: int
-    longest_text: int  # tokens; one longer than `tokens` is a batch of its own
+    longest_text: int  # tokens that it has; one that counts as more than `tokens` is a batch of its own
     cost: ThroughputEstimate
     quantum_tokens: int
     quantum_texts: int
     small_tokens: int
     small_texts: int
+    counts: TokenCounts | None  # None: each text counts as the tokens that it has
 
     @classmethod
     def of(
-        cls, cost: ThroughputEstimate, tokens: int, texts: int | None = None, longest_text: int | None = None
+        cls,
+        cost: ThroughputEstimate,
+        tokens: int,
+        texts: int | None = None,
+        longest_text: int | None = None,
+        counts: TokenCounts | None = None,
     ) -> BatchLimits:
         """`texts` None: only tokens limit a batch. `longest_text` None: `tokens`."""
         texts = tokens if texts is None else texts
@@ -118,7 +136,16 @@ class BatchLimits:
             quantum_texts,
             max(1, quantum_tokens // SMALL_SHARE),
             max(1, quantum_texts // SMALL_SHARE),
+            counts,
         )
+
+    def count(self, request: Request, longest: int) -> bool:
+        """Count the tokens of a request whose longest text has so many; whether it is a long request."""
+        if longest > PLAIN_TOKENS and self.counts is not None:
+            counts = self.counts.of(request.lengths)
+            request.count(counts)
+            longest = max(counts)
+        return longest > self.tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +156,9 @@ class Lane:
     quantum: int  # tokens
     small: OrderedDict[Hashable, Slice] = field(default_factory=OrderedDict)  # whole requests, in order of arrival
     large: OrderedDict[Hashable, Request] = field(default_factory=OrderedDict)  # in the order of their rounds
-    sizes: Sizes = field(default_factory=lambda: Sizes())  # of the large ones
+    long: OrderedDict[Hashable, Request] = field(default_factory=OrderedDict)  # in order of arrival
+    long_debt: int = 0  # tokens that others may take before the next text of a long request
+    sizes: Sizes = field(default_factory=lambda: Sizes())  # of the large and the long ones
     tokens: int = 0
     texts: int = 0
     small_first: bool = False  # the last batch had no place for small requests that waited
@@ -138,10 +167,17 @@ class Lane:
     @property
     def least_tokens(self) -> int:
         """Tokens of the text or small request that is next, 0 where none waits: a batch must hold them."""
+        if self.long and self.long_is_next:
+            return next(iter(self.long.values())).next_tokens
         large = self.next_large()
         if large is None or (self.small_first and self.small):
             return next(iter(self.small.values())).tokens if self.small else 0
         return large.next_tokens
+
+    @property
+    def long_is_next(self) -> bool:
+        """Whether long requests are next, where some wait: nothing else waits, or others have had as much."""
+        return not (self.long_debt and (self.small or self.large))
 
     def next_large(self) -> Request | None:
         """The large request that is next. It has its quantum of this round, and what the last round left of it."""
@@ -218,7 +254,8 @@ class BatchBuilder:
         self.tokens_left, self.texts_left = tokens, limits.texts
         self.tokens, self.texts = [0, 0], [0, 0]  # of interactive and of low-priority requests
         self._whole: list[Slice] = []  # small requests, or all that one has left
-        self._starts: dict[Request, int] = {}  # first text taken, of large requests
+        self._starts: dict[Request, int] = {}  # first text taken, of large and long requests
+        self.surplus = 0  # of the counted tokens, what texts do not have
 
     def slices(self) -> list[Slice]:
         """The slices taken so far."""
@@ -231,6 +268,8 @@ class BatchBuilder:
         if lane.tokens <= self.tokens_left and lane.texts <= self.texts_left:
             self._take_all(lane)
         else:
+            if lane.long and lane.long_is_next:
+                self._take_long(lane)
             if lane.small:
                 self._take_small_first(lane)
             if lane.large:
@@ -242,12 +281,32 @@ class BatchBuilder:
     def _take_all(self, lane: Lane) -> None:
         self._count(lane, lane.tokens, lane.texts)
         self._whole += lane.small.values()
-        for request in lane.large.values():
-            self._starts.setdefault(request, request.taken)
-            lane.sizes.count(request.waiting_tokens, -1)
-            request.taken = request.texts
+        if lane.long:
+            lane.long_debt = sum(request.waiting_tokens for request in lane.long.values())
+        for requests in (lane.large, lane.long):
+            if not requests:
+                continue
+            for request in requests.values():
+                self._starts.setdefault(request, request.taken)
+                lane.sizes.count(request.waiting_tokens, -1)
+                self._note_surplus(request, request.taken, request.texts)
+                request.taken = request.texts
+            requests.clear()
         lane.small.clear()
-        lane.large.clear()
+
+    def _take_long(self, lane: Lane) -> None:
+        """Take the next texts of the first long request, what fits; others may then take as much."""
+        request = next(iter(lane.long.values()))
+        before = request.waiting_tokens
+        taken = self._take(lane, request, self.tokens_left)
+        if not taken:
+            return
+        lane.sizes.count(before, -1)
+        if taken == before:
+            del lane.long[request.key]
+        else:
+            lane.sizes.count(before - taken, 1)
+        lane.long_debt = taken
 
     def _take_small_first(self, lane: Lane) -> None:
         """Take small requests, in half of the batch if large ones wait.
@@ -314,19 +373,27 @@ class BatchBuilder:
 
     def _take(self, lane: Lane, request: Request, tokens: int) -> int:
         """Take the request's next texts, what fits into `tokens`, a quantum and the batch; returns their tokens."""
-        offsets, first = request.offsets, request.taken
-        limit = offsets[first] + min(tokens, self.tokens_left)
+        counted, first = request.counted, request.taken
+        limit = counted[first] + min(tokens, self.tokens_left)
         most = first + min(self.limits.quantum_texts, self.texts_left)
-        stop = min(bisect_right(offsets, limit, first) - 1, most)
+        stop = min(bisect_right(counted, limit, first) - 1, most)
         if stop <= first:
             return 0
         self._starts.setdefault(request, first)
+        self._note_surplus(request, first, stop)
         request.taken = stop
-        taken = offsets[stop] - offsets[first]
+        taken = counted[stop] - counted[first]
         self._count(lane, taken, stop - first)
         return taken
 
+    def _note_surplus(self, request: Request, start: int, stop: int) -> None:
+        counted, offsets = request.counted, request.offsets
+        if counted is not offsets:
+            self.surplus += counted[stop] - counted[start] - (offsets[stop] - offsets[start])
+
     def _count(self, lane: Lane, tokens: int, texts: int) -> None:
+        if lane.long_debt:
+            lane.long_debt = max(0, lane.long_debt - tokens)
         self.tokens[lane.low_priority] += tokens
         self.texts[lane.low_priority] += texts
         self.tokens_left -= tokens

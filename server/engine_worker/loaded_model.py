@@ -16,6 +16,7 @@ from embert.engine import Encoder, Model, PackedBatch, Task, load_encoder, load_
 from embert.engine.batch import cumulative
 from embert.engine.encoders.self_test import tasks_never_finite
 from embert.engine.errors import EncoderError, EncoderLost, EngineError
+from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
 from embert.engine.tasks import ALL_TASKS, task_names
 from embert.server.config import ModelConfig
 from embert.server.engine_worker.lanes import BatchLimits
@@ -61,8 +62,17 @@ class LoadedModel:
     def limits(self) -> BatchLimits:
         """Of its batches."""
         return BatchLimits.of(
-            self.throughput, self.encoder.batch_tokens, self.config.max_batch_requests, self.encoder.max_batch_tokens
+            self.throughput,
+            self.encoder.batch_tokens,
+            self.config.max_batch_requests,
+            self.encoder.max_batch_tokens,
+            self._counts,
         )
+
+    @property
+    def _counts(self) -> TokenCounts | None:
+        """What its texts count as; None where none is long."""
+        return TokenCounts(self.model.config) if self.model.max_input_length > PLAIN_TOKENS else None
 
     def _check_finite(self) -> None:
         never = tasks_never_finite(self.model, self.encoder)
@@ -118,13 +128,10 @@ class LoadedModel:
 
     @property
     def _longest_text_s(self) -> float:
-        """About how long the longest text takes, from the duration of the largest batch.
-
-        By count, attention takes length / (6 · hidden size) of the time of all else in a layer.
-        """
-        longest = self.model.max_input_length
-        share = longest / self.encoder.batch_tokens
-        return self.full_batch_s * share * (1 + longest / (6 * self.encoder.hidden_size))
+        """About how long the longest text takes, from the duration of the largest batch."""
+        longest, counts = self.model.max_input_length, self._counts
+        counted = longest if counts is None else counts.of([longest])[0]
+        return self.full_batch_s * counted / self.encoder.batch_tokens
 
     def _shortest_s(self, batch: PackedBatch) -> float:
         """The duration of a batch; the shortest of three where batches are submitted by their expected end."""

@@ -241,7 +241,7 @@ class EngineLoop:
             self._bisect(batch, rows)
         else:
             self._health.succeeded()
-            model.throughput.add_batch(flight.seconds, batch.tokens)
+            model.throughput.add_batch(flight.seconds, batch.counted)
             self._responder.answer(batch.slices, rows, flight.began, flight.ended, model.config.max_answer_weights)
             self._observe(flight)
             self._trace(flight)
@@ -268,7 +268,7 @@ class EngineLoop:
         metrics.batches += 1
         metrics.batch_texts.observe(batch.texts)
         metrics.batch_tokens.observe(batch.tokens)
-        metrics.fill_ratio.observe(min(1.0, batch.tokens / flight.model.encoder.batch_tokens))
+        metrics.fill_ratio.observe(min(1.0, batch.counted / flight.model.encoder.batch_tokens))
         metrics.batch_duration.observe(flight.seconds)
         cancelled = self._queue.disconnected_texts(batch)
         if cancelled:

@@ -5,8 +5,8 @@ Three rules, with their reasons:
 * **Late binding.** `next_batch` is called when the encoder is free, and takes what waits at that moment. A batch that
   was closed earlier would miss the texts that arrive later. Only a *full* batch may be taken ahead (`full`),
   because waiting cannot improve it.
-* **Token budget.** Tokens limit a batch, not texts, because the cost of a packed forward depends on its tokens. A text
-  that is longer than the budget is a batch of its own, when its request is next.
+* **Token budget.** Tokens limit a batch, not texts, because the cost of a packed forward depends on its tokens. A long
+  text counts as more than it has (lanes.py); one that counts as more than the budget is a batch of its own.
 * **Fair share over time.** Equal parts of every batch would cut requests into slices of a text or two, and what follows
   a batch costs per slice. So large requests share by deficit round robin: each takes a quantum, a quarter of a batch,
   in its round. Small requests go first, in half of a batch. So a small request waits for the batch that is running, and
@@ -30,6 +30,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import count
 
+from embert.engine.models.flops import PLAIN_TOKENS
 from embert.server.engine_worker.lanes import BatchBuilder, BatchLimits, Lane, ModelQueue, Request, Slice
 
 __all__ = ["Batch", "Scheduler"]
@@ -60,7 +61,8 @@ class Batch:
 
     model: Hashable
     slices: list[Slice]
-    tokens: int
+    tokens: int  # that its texts have
+    counted: int  # what they count as
     texts: int
     charged: Charge | None = None  # None: made of parts of another batch
 
@@ -101,16 +103,17 @@ class Scheduler:
             wrong = shortest if shortest < 1 else longest
             raise ValueError(f"a text of {wrong} tokens cannot be in a batch of 1 to {limits.longest_text}")
         lane = queue.lanes[request.low_priority]
-        if key in lane.small or key in lane.large:
+        if key in lane.small or key in lane.large or key in lane.long:
             raise ValueError(f"request {key!r} is queued already")
         if not lane.texts:  # an idle model does not accumulate credit
             lane.served_s = max(lane.served_s, self._served_s[request.low_priority])
         if not request.low_priority:
             self._since_interactive_s = 0.0
-        if tokens <= limits.small_tokens and texts <= limits.small_texts:
+        if tokens <= limits.small_tokens and texts <= limits.small_texts and longest <= PLAIN_TOKENS:
             lane.small[key] = Slice(request, 0, texts, tokens)
         else:
-            lane.large[key] = request
+            (lane.long if limits.count(request, longest) else lane.large)[key] = request
+            tokens = request.tokens
             lane.sizes.count(tokens, 1)
         lane.tokens += tokens
         lane.texts += texts
@@ -130,7 +133,7 @@ class Scheduler:
         """The requests with texts still waiting."""
         lanes = [lane for queue in self._models.values() for lane in queue.lanes]
         small = [piece.request for lane in lanes for piece in lane.small.values()]
-        return small + [request for lane in lanes for request in lane.large.values()]
+        return small + [request for lane in lanes for each in (lane.large, lane.long) for request in each.values()]
 
     def expire(self, now: float) -> list[Request]:
         """Remove and return the requests whose deadline has passed."""
@@ -166,9 +169,12 @@ class Scheduler:
         return self._models[model].texts
 
     def full(self) -> bool:
-        """True when waiting can no longer improve the next batch."""
-        queue, _ = self._next()
-        return queue is not None and queue.full
+        """True when waiting can no longer improve the next batch. A shorter text would go before a long request's."""
+        queue, low_priority_first = self._next()
+        if queue is None or not queue.full:
+            return False
+        lane = queue.lanes[low_priority_first]
+        return not (lane.long and lane.long_is_next)
 
     def next_queue(self) -> tuple[Hashable, bool] | None:
         """The model of the next batch, and whether a low-priority request goes first in it; None for an empty queue."""
@@ -196,7 +202,7 @@ class Scheduler:
         self.queue_tokens -= tokens
         self.queue_texts -= texts
         charge = self._charge(queue, builder.tokens, low_priority_first=low_priority_first)
-        return Batch(queue.name, builder.slices(), tokens, texts, charge)
+        return Batch(queue.name, builder.slices(), tokens - builder.surplus, tokens, texts, charge)
 
     def settle(self, batch: Batch, seconds: float) -> None:
         """Replace the charge of a batch by its measured device time: once, when it has run."""
@@ -260,8 +266,9 @@ class Scheduler:
         """Where a request waits, and the request."""
         for queue in self._models.values():
             for lane in queue.lanes:
-                if key in lane.large:
-                    return lane, lane.large[key]
+                for requests in (lane.large, lane.long):
+                    if key in requests:
+                        return lane, requests[key]
                 if key in lane.small:
                     return lane, lane.small[key].request
         return None
@@ -269,7 +276,7 @@ class Scheduler:
     def _drop(self, lane: Lane, request: Request) -> int:
         tokens, texts = request.waiting_tokens, request.waiting_texts
         if lane.small.pop(request.key, None) is None:
-            del lane.large[request.key]
+            del (lane.large if request.key in lane.large else lane.long)[request.key]
             lane.sizes.count(tokens, -1)
         lane.tokens -= tokens
         lane.texts -= texts

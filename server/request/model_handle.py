@@ -8,6 +8,7 @@ from functools import cached_property
 
 from embert.engine import Encoded, Model, Task, Tokenizer
 from embert.engine.heads.description import Classifier
+from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
 from embert.engine.tasks import NO_TASK, task_names
 from embert.server.config import ModelConfig, ServeConfig
 from embert.server.engine_client.router import Router
@@ -48,6 +49,8 @@ class ModelHandle:
         self.tokenizer = tokenizer
         self.router = router
         self.admission = router.admissions[number]
+        if model.max_input_length > PLAIN_TOKENS:
+            self.admission.counts = TokenCounts(model.config)
         self.metrics = metrics
         self.most_ids = config.max_client_batch_size * model.max_input_length
         self.tokenizer_pool = pool

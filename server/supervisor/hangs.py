@@ -34,9 +34,10 @@ class HangDetector:
 
         Of several models, the slowest one's counts.
         """
-        limit_s, bound_s = max(HANG_MIN_S, HANG_BATCHES * info.full_batch_s), self._config.engine_timeout
+        longest_s, bound_s = LONGEST_TEXTS * info.longest_text_s, self._config.engine_timeout
+        limit_s = max(HANG_MIN_S, HANG_BATCHES * info.full_batch_s, longest_s)
         if bound_s is None:
-            bound_s = max(USUAL_BOUND_S, LONGEST_TEXTS * info.longest_text_s)
+            bound_s = max(USUAL_BOUND_S, longest_s)
         limit_s = min(limit_s, bound_s)
         engine.hang_limit_s = limit_s if engine.limits_unknown else max(engine.hang_limit_s, limit_s)
         engine.limits_unknown = False

@@ -6,10 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embert.engine import Encoded, load_model
+from embert.engine.models.flops import TokenCounts
 from embert.server.config import ServeConfig
 from embert.server.engine_client.admission import Admission, wait_s, work_within
 from embert.server.http.errors import Overloaded, Unavailable
@@ -95,6 +98,19 @@ def test_the_smaller_of_tokens_and_time_holds(rates: list[float | None], options
 
 
 # --- one request ---
+
+
+def test_long_texts_count_as_more_tokens_than_they_have() -> None:
+    """As in the scheduler, whose rate the limit is derived from."""
+    admission = admission_of([1000.0])
+
+    def counted(*lengths: int) -> int:
+        return admission.tokens_of(Encoded(np.zeros(sum(lengths), np.int32), np.array(lengths, np.int32), 0))
+
+    assert counted(20_000, 3) == 20_003  # of a model without long texts
+    admission.counts = TokenCounts(load_model().config)
+    assert (counted(512), counted(500, 500)) == (512, 1000)
+    assert counted(20_000, 3) == admission.counts.of([20_000])[0] + 3 > 100_000
 
 
 @pytest.mark.parametrize(

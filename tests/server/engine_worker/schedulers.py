@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from embert.engine.models.flops import TokenCounts
 from embert.server.engine_worker.lanes import BatchLimits
 from embert.server.engine_worker.scheduler import Batch, Scheduler
 from embert.server.engine_worker.throughput import ThroughputEstimate
@@ -19,13 +20,14 @@ def scheduler_of(
     models: Sequence[Hashable] = (None, "small", "large"),
     fixed_s: float = 0.0,
     token_s: float = 1e-6,
+    counts: TokenCounts | None = None,
 ) -> Scheduler:
     """A scheduler of these models, each with these limits of a batch, which takes `fixed_s` and `token_s` a token."""
     scheduler = Scheduler()
     for model in models:
         cost = ThroughputEstimate(tokens)
         cost.calibrate(fixed_s, token_s)
-        scheduler.add_model(model, BatchLimits.of(cost, tokens, texts, longest_text))
+        scheduler.add_model(model, BatchLimits.of(cost, tokens, texts, longest_text, counts))
     return scheduler
 
 

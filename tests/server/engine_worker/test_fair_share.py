@@ -13,6 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embert.engine import load_model
+from embert.engine.models.flops import TokenCounts
+from embert.server.engine_worker.batches import LEAD_SHARE
 from embert.server.engine_worker.lanes import QUANTA, SMALL_PART, SMALL_SHARE, Request
 from embert.server.engine_worker.scheduler import LOW_PRIORITY_INTERVAL, Scheduler
 from tests.server.engine_worker.schedulers import next_batch, scheduler_of
@@ -159,3 +162,14 @@ def test_large_requests_have_equal_shares_whatever_small_ones_do(large: int, sma
         assert max(tokens.values()) - min(tokens.values()) <= QUANTUM + 2 * 250
     # Half of each batch is theirs.
     assert sum(tokens.values()) >= 2 * large * (BUDGET // 2 - 250)
+
+
+def test_a_short_text_waits_for_the_long_one_that_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a stream of the longest texts. In a batch's last part, LEAD_SHARE, the next one is submitted already."""
+    engine = VirtualEngine(tmp_path, monkeypatch, {"m": MINILM}, long_text=32_768)
+    (counted,) = TokenCounts(load_model().config).of([32_768])
+    long_s = MINILM.of(counted)
+    run = engine.run(floods={"m": 8}, short=("m", 50), seconds=4.0)
+    assert len(run.waited_s["short"]) > 100
+    assert max(run.waited_s["short"]) <= (1 + LEAD_SHARE) * long_s + 0.003
+    assert len(run.waited_s["m"]) >= 0.9 * 4.0 / long_s

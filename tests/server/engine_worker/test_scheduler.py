@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from embert.engine import load_model
+from embert.engine.models.flops import TokenCounts
 from embert.server.engine_worker.lanes import Request
 from embert.server.engine_worker.scheduler import LOW_PRIORITY_INTERVAL, Batch
 from tests.server.engine_worker.schedulers import next_batch, scheduler_of
@@ -246,8 +248,8 @@ def test_half_of_a_batch_is_for_small_requests_while_large_ones_wait() -> None:
 
 
 def test_texts_longer_than_half_of_a_batch_and_small_requests_alternate() -> None:
-    scheduler = scheduler_of(1024, longest_text=4000)
-    scheduler.add(Request("large", [4000] * 10))
+    scheduler = scheduler_of(1024)
+    scheduler.add(Request("large", [1020] * 10))
     for number in range(200):
         scheduler.add(Request(number, [16]))
     batches = [scheduler.next_batch() for _ in range(6)]
@@ -325,3 +327,86 @@ def test_a_long_text_is_not_starved_by_short_ones(others: int, *, low_priority: 
         if all(request.key != "long" for request in scheduler.waiting()):
             break
     assert batches <= 8  # a low-priority request waits for its quantum
+
+
+COUNTS = TokenCounts(load_model().config)  # 2 304 tokens have as much attention as products
+COUNTED_BUDGET = 2048
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.just("batch"),
+            st.tuples(st.lists(st.sampled_from([5, 60, 400]), min_size=1, max_size=6), st.just(False)),
+            st.tuples(st.lists(st.sampled_from([30, 900, 2000, 32_768]), min_size=1, max_size=3), st.just(True)),
+        ),
+        max_size=60,
+    )
+)
+def test_no_two_long_texts_run_in_a_row_while_others_wait(steps: list[Any]) -> None:
+    """A short text waits for the batch that is running, whatever long ones are queued."""
+    scheduler = scheduler_of(COUNTED_BUDGET, longest_text=32_768, counts=COUNTS)
+    waiting: dict[int, list[int]] = {}  # texts not yet in a batch
+    has_long: set[int] = set()
+    last_was_long = False
+    for number, step in enumerate([*steps, *["batch"] * 500]):
+        if step != "batch":
+            lengths, _ = step
+            waiting[number] = list(lengths)
+            if max(COUNTS.of(lengths)) > COUNTED_BUDGET:
+                has_long.add(number)
+            scheduler.add(Request(number, lengths))
+            continue
+        others = {key for key in waiting if key not in has_long}
+        ahead = scheduler.full()
+        batch = scheduler.next_batch()
+        if batch is None:
+            break
+        is_long = batch.counted > COUNTED_BUDGET
+        assert not (is_long and last_was_long and others), "a long text passed another request twice"
+        assert not (ahead and is_long), "a long text was to be submitted ahead"
+        last_was_long = is_long
+        lengths = [length for piece in batch.slices for length in piece.request.lengths[piece.start : piece.stop]]
+        assert (batch.tokens, batch.counted) == (sum(lengths), sum(COUNTS.of(lengths)))
+        assert batch.texts == 1 or batch.counted <= COUNTED_BUDGET
+        for piece in batch.slices:
+            taken = [waiting[piece.request.key].pop(0) for _ in range(piece.start, piece.stop)]
+            assert taken == piece.request.lengths[piece.start : piece.stop]
+        waiting = {key: texts for key, texts in waiting.items() if texts}
+    assert not waiting
+    assert (scheduler.queue_tokens, scheduler.queue_texts) == (0, 0)
+
+
+def test_long_texts_and_others_share_by_counted_tokens() -> None:
+    scheduler = scheduler_of(COUNTED_BUDGET, longest_text=32_768, counts=COUNTS)
+    taken = {"long": 0, "short": 0}
+    for number in range(3000):
+        if number % 100 == 0:
+            scheduler.add(Request(("long", number), [32_768]))
+        scheduler.add(Request(("short", number), [200] * 8))
+        batch = next_batch(scheduler)
+        for piece in batch.slices:
+            request = piece.request
+            taken[request.key[0]] += request.counted[piece.stop] - request.counted[piece.start]  # type: ignore[index]
+    (longest,) = COUNTS.of([32_768])
+    assert 32_768 * 14 < longest < 32_768 * 16
+    assert abs(taken["long"] - taken["short"]) <= longest + COUNTED_BUDGET
+
+
+def test_a_cancelled_long_request_leaves_nothing() -> None:
+    scheduler = scheduler_of(COUNTED_BUDGET, longest_text=32_768, counts=COUNTS)
+    scheduler.add(Request("long", [32_768, 10]))
+    scheduler.add(Request("late", [20_000], deadline=1.0))
+    assert scheduler.queue_tokens == sum(COUNTS.of([32_768, 10, 20_000]))
+    assert {request.key for request in scheduler.waiting()} == {"long", "late"}
+    assert [request.key for request in scheduler.expire(2.0)] == ["late"]
+    assert scheduler.cancel("long") == 2
+    assert (scheduler.queue_tokens, scheduler.next_batch()) == (0, None)
+
+
+def test_short_texts_count_as_what_they_have() -> None:
+    lengths = list(range(1, 513))
+    assert COUNTS.of(lengths) == lengths
+    assert COUNTS.of([513])[0] in (513, 514)
+    counted = COUNTS.of(list(range(1, 40_000, 97)))
+    assert counted == sorted(counted)

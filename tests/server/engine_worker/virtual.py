@@ -17,7 +17,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from embert.engine import Encoder, Model, PackedBatch, Task, TaskOutput
+from embert.engine import Encoder, Model, PackedBatch, Task, TaskOutput, load_model
+from embert.engine.models.flops import TokenCounts
 from embert.server.config import ModelConfig, ServeConfig
 from embert.server.engine_worker.lanes import Slice
 from embert.server.engine_worker.loaded_model import LoadedModel
@@ -118,17 +119,21 @@ class Gpu(Encoder):
 
     device, device_name, dtype, choice = "cuda:0", "none", "float16", ""
     width = hidden_size = 4
-    max_batch_tokens = BATCH_TOKENS
+    max_batch_tokens = batch_tokens = BATCH_TOKENS
 
-    def __init__(self, name: str, speed: Speed, clock: Clock, device: Device, slower: float) -> None:
+    def __init__(
+        self, name: str, speed: Speed, clock: Clock, device: Device, slower: float, counts: TokenCounts | None
+    ) -> None:
         self.name, self.speed, self.tokens, self._in_flight = name, speed, 0, 0
-        self._clock, self._device, self._slower = clock, device, slower
+        self._clock, self._device, self._slower, self._counts = clock, device, slower, counts
 
     def submit(self, batch: PackedBatch) -> Any:
         self._clock.sleep(self.speed.submit_s)
         self._in_flight += 1
         assert self._in_flight <= 2
-        return batch, self._device.submit(self.name, self._slower * self.speed.of(batch.tokens))
+        lengths = np.diff(batch.cu_seqlens).tolist()
+        tokens = batch.tokens if self._counts is None else sum(self._counts.of(lengths))
+        return batch, self._device.submit(self.name, self._slower * self.speed.of(tokens))
 
     def wait(self, ticket: Any) -> dict[Task, TaskOutput]:
         batch, job = ticket
@@ -173,8 +178,12 @@ class VirtualEngine:
         side_by_side: bool = False,
         slower: float = 1.0,
         low_priority: tuple[str, ...] = (),
+        long_text: int = 0,
     ) -> None:
-        """`slower`: what batches take, as a multiple of what they are expected to."""
+        """`slower`: what batches take, as a multiple of what they are expected to.
+
+        With `long_text` each request of a flood is one text of so many tokens; attention takes its part of the time.
+        """
         self._clock, self._names, self._low_priority = Clock(), list(speeds), low_priority
         for module in ("loop", "work_queue"):
             monkeypatch.setattr(f"embert.server.engine_worker.{module}.time", self._clock)
@@ -183,9 +192,16 @@ class VirtualEngine:
         start = StartEngine(config, [], False, self._names, -1, 0, "", f"{folder}/engine", counters.fd, 1)
         self._loop = EngineLoop(start)
         device = Device(self._clock, side_by_side=side_by_side)
-        self._gpus = {name: Gpu(name, speed, self._clock, device, slower) for name, speed in speeds.items()}
+        self._long_text, config_of_texts = long_text, load_model().config
+        counts = TokenCounts(config_of_texts) if long_text else None
+        self._gpus = {name: Gpu(name, speed, self._clock, device, slower, counts) for name, speed in speeds.items()}
         for number, (name, gpu) in enumerate(self._gpus.items()):
-            model = cast("Model", SimpleNamespace(model_id=name, max_input_length=512, tasks=Task.EMBED))
+            gpu.max_batch_tokens = max(BATCH_TOKENS, long_text)
+            longest = max(512, long_text)
+            described = SimpleNamespace(
+                model_id=name, max_input_length=longest, tasks=Task.EMBED, config=config_of_texts
+            )
+            model = cast("Model", described)
             loaded = LoadedModel(number, name, ModelConfig(), model, gpu)
             loaded.throughput.calibrate(gpu.speed.of(0), (gpu.speed.of(BATCH_TOKENS) - gpu.speed.of(0)) / BATCH_TOKENS)
             self._loop.add(loaded)
@@ -243,6 +259,9 @@ class VirtualEngine:
             return
         number = next(self._ids)
         lengths = LENGTHS[number % len(LENGTHS), :texts] if texts > 1 else np.array([16], np.int32)
+        if texts > 1 and self._long_text:
+            texts, lengths = 1, np.array([self._long_text], np.int32)
+        asked = name if len(lengths) > 1 or lengths[0] != 16 else "short"
         request = EncodeRequest(
             number,
             Task.EMBED,
@@ -256,7 +275,7 @@ class VirtualEngine:
             name in self._low_priority,
             model=self._names.index(name),
         )
-        self._open[request.id] = [texts, name if texts > 1 else "short", self._clock.now, 0]
+        self._open[request.id] = [texts, asked, self._clock.now, 0]
         self._loop._queue.submit(self._channel, Submit([request], []))
 
     def _answer(self, slices: list[Slice], *_: Any) -> None:

@@ -23,7 +23,7 @@ INFO = ModelInfo("torch", "cpu", "a test", "float32", "", 2048, 384, 384, 1.0, 0
         (None, 0.2, 1.0, 20),
         (None, 2.0, 9.0, 30),
         (None, 2.0, 60.0, 180),  # a few cores, and texts of thousands of tokens
-        (None, 0.5, 60.0, 50),
+        (None, 0.5, 60.0, 180),
         (12.0, 2.0, 60.0, 12),
         (12.0, 0.001, 0.01, 5),
     ],
