@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -370,7 +370,7 @@ def test_no_two_long_texts_run_in_a_row_while_others_wait(steps: list[Any]) -> N
         assert (batch.tokens, batch.counted) == (sum(lengths), sum(COUNTS.of(lengths)))
         assert batch.texts == 1 or batch.counted <= COUNTED_BUDGET
         for piece in batch.slices:
-            taken = [waiting[piece.request.key].pop(0) for _ in range(piece.start, piece.stop)]
+            taken = [waiting[cast("int", piece.request.key)].pop(0) for _ in range(piece.start, piece.stop)]
             assert taken == piece.request.lengths[piece.start : piece.stop]
         waiting = {key: texts for key, texts in waiting.items() if texts}
     assert not waiting

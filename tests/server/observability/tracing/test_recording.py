@@ -101,7 +101,7 @@ def batch(sizes: list[int], *, traced: bool = True) -> Batch:
     message = SimpleNamespace(trace=context, admitted=1.0)
     request = SimpleNamespace(payload=message)
     slices = [SimpleNamespace(request=request, start=0, stop=size, tokens=3 * size) for size in sizes]
-    return Batch(None, slices, 3 * sum(sizes), sum(sizes))  # type: ignore[arg-type]
+    return Batch(None, slices, 3 * sum(sizes), 3 * sum(sizes), sum(sizes))  # type: ignore[arg-type]
 
 
 def test_a_batch_of_many_requests_is_linked_to_all_of_them() -> None:
