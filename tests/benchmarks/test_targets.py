@@ -15,10 +15,11 @@ from embert.engine import load_encoder, load_model, pack
 
 
 def test_random_model(tmp_path: Path) -> None:
-    folder = random_model.make(tmp_path, load_model().transformer_folder, layers=1)
+    shape = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
+    folder = random_model.make(tmp_path, load_model().transformer_folder, layers=1, **shape)
     model = load_model(str(folder))
     assert (model.config.hidden_size, model.config.layers, model.pooling, model.max_input_length) == (
-        768,
+        64,
         1,
         "mean",
         512,
