@@ -199,4 +199,17 @@ NB_MODULE(_cpu, module) {
       },
       "qkv"_a, "start"_a, "sequences"_a, "length"_a, "keys"_a, "heads"_a, "size"_a, "context"_a, "cosines"_a, "sines"_a,
       "rotary_dim"_a, "bias"_a, "longest"_a, "window"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
+  module.def(
+      "attend_by_distance",
+      [](std::uintptr_t qkv, int start, int sequences, int length, int keys, int heads, int size,
+         std::uintptr_t context, std::uintptr_t table_of_keys, std::uintptr_t table_of_queries, int columns,
+         std::uintptr_t row_of, int longest, int threads) {
+        const DistanceRows distances{pointer<const float>(table_of_keys), pointer<const float>(table_of_queries),
+                                     columns, pointer<const std::int32_t>(row_of), longest};
+        attend(pointer<const float>(qkv), {start, sequences, length, keys}, {}, heads, size, pointer<float>(context),
+               threads, distances);
+      },
+      "qkv"_a, "start"_a, "sequences"_a, "length"_a, "keys"_a, "heads"_a, "size"_a, "context"_a, "table_of_keys"_a,
+      "table_of_queries"_a, "columns"_a, "row_of"_a, "longest"_a, "threads"_a,
+      nb::call_guard<nb::gil_scoped_release>());
 }

@@ -131,6 +131,91 @@ float softmax_terms(float* scores, int first, int count, const float* bias, int 
   return 1.0f / _mm512_reduce_add_ps(sums);
 }
 
+// The columns of a table of distances that queries first_query … last_query have for keys first_key … last_key: from a
+// whole register on.
+struct Columns {
+  int first, count;  // multiples of kLanes
+
+  Columns(const DistanceRows& distances, int first_query, int last_query, int first_key, int last_key) {
+    const std::int32_t* const row_of = distances.row_of + distances.longest - 1;
+    first = row_of[last_key - first_query] / kLanes * kLanes;
+    count = round_up(row_of[first_key - last_query] + 1 - first);
+  }
+};
+
+// The products of kRows rows with `columns` of one head's table [size, distances.columns], to rows `stride` apart.
+template <int kRows>
+void multiply_columns(const HeadRows& rows, const float* table, int table_columns, const Columns& columns, int size,
+                      float* to, std::ptrdiff_t stride) {
+  for (int offset = 0; offset < columns.count; offset += kTileColumns) {
+    with_constant<kTileVectors>(std::min(kTileColumns, columns.count - offset) / kLanes, [&](auto lanes) {
+      constexpr int kVectors = lanes;
+      Floats sums[kRows][kVectors];
+      set_zero(sums);
+      add_products<kRows, kVectors>(rows.first, rows.stride, table + columns.first + offset, table_columns, size, sums);
+      for (int row = 0; row < kRows; ++row) {
+        for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(to + row * stride + offset + v * kLanes, sums[row][v]);
+      }
+    });
+  }
+}
+
+// What disentangled attention adds to the scores of a task's queries. Keys are multiplied once for all of them.
+struct DistanceProducts {
+  const DistanceRows& distances;
+  const float* keys;     // of this head
+  const float* of_keys;  // of each key with the rows of its distances, one after the other; null: the part is absent
+  const std::int32_t* base;  // of each key: where its product with row 0 would be
+
+  // Adds to scores [count] of the keys of `query`, whose products `of_query` begin with the row `first`.
+  void add(float* scores, int count, int query, const float* of_query, int first) const {
+    const std::int32_t* const row_of = distances.row_of + distances.longest - 1 - query;
+    for (int key = 0; key < count; key += kLanes) {
+      const __mmask16 mask = first_lanes(count - key);
+      const __m512i rows = _mm512_maskz_loadu_epi32(mask, row_of + key), zero = _mm512_setzero_si512();
+      Floats score = _mm512_maskz_loadu_ps(mask, scores + key);
+      if (keys) {
+        const __m512i columns = _mm512_sub_epi32(rows, _mm512_set1_epi32(first));
+        score =
+            _mm512_add_ps(score, _mm512_mask_i32gather_ps(_mm512_setzero_ps(), mask, columns, of_query, sizeof(float)));
+      }
+      if (of_keys) {
+        const __m512i places = _mm512_mask_add_epi32(zero, mask, rows, _mm512_maskz_loadu_epi32(mask, base + key));
+        score =
+            _mm512_add_ps(score, _mm512_mask_i32gather_ps(_mm512_setzero_ps(), mask, places, of_keys, sizeof(float)));
+      }
+      _mm512_mask_storeu_ps(scores + key, mask, score);
+    }
+  }
+};
+
+// The products of `keys` keys with the rows of their distances from queries first … last, in a thread's memory.
+DistanceProducts distance_products(const DistanceRows& distances, int head, const HeadRows& k, int keys, int size,
+                                   int first, int last) {
+  const std::ptrdiff_t table = std::ptrdiff_t(head) * size * distances.columns;
+  const float* const of_head = distances.keys ? distances.keys + table : nullptr;
+  if (!distances.queries) return {distances, of_head, nullptr, nullptr};
+  struct Kernel;
+  std::int32_t* const base = scratch<std::int32_t, Kernel>(keys);
+  std::size_t total = 0;
+  const int tiles = (keys + kTileRows - 1) / kTileRows;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int key = tile * kTileRows, last_key = std::min(keys, key + kTileRows) - 1;
+    const Columns columns(distances, first, last, key, last_key);
+    for (int i = key; i <= last_key; ++i, total += columns.count) base[i] = std::int32_t(total) - columns.first;
+  }
+  float* const products = scratch<float, Kernel>(total);
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int key = tile * kTileRows, last_key = std::min(keys, key + kTileRows) - 1;
+    const Columns columns(distances, first, last, key, last_key);
+    with_constant<kTileRows>(last_key + 1 - key, [&](auto rows) {
+      multiply_columns<rows>({k(key), k.stride}, distances.queries + table, distances.columns, columns, size,
+                             products + base[key] + columns.first, columns.count);
+    });
+  }
+  return {distances, of_head, products, base};
+}
+
 // The common data of a task's queries: one head of one sequence.
 struct Head {
   const Positions& positions;
@@ -139,6 +224,7 @@ struct Head {
   const float* keys;  // transposed
   HeadRows values;
   int first, count;  // the keys
+  const DistanceProducts* distances;
 };
 
 // Of up to 6 queries, the first of which has index `query`: rotated q [kRows, size] against the keys, and the weighted
@@ -159,6 +245,19 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
         }
       }
     });
+  }
+  if (head.distances) {  // there is no window: the first key is 0
+    struct Kernel;
+    const DistanceRows& rows = head.distances->distances;
+    const Columns columns(rows, query, query + kRows - 1, 0, head.count - 1);
+    float* const of_queries = scratch<float, Kernel>(std::size_t(kTileRows) * rows.columns);
+    if (head.distances->keys) {
+      multiply_columns<kRows>(q, head.distances->keys, rows.columns, columns, head.size, of_queries, columns.count);
+    }
+    for (int row = 0; row < kRows; ++row) {
+      head.distances->add(scores + row * padded, head.count, query + row, of_queries + row * columns.count,
+                          columns.first);
+    }
   }
   Floats inverse_sums[kRows];
   for (int row = 0; row < kRows; ++row) {
@@ -185,8 +284,8 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
 // Queries first … first + count - 1 of a head. A window's keys begin at a whole register, so that each key is in the
 // same lane for all queries: results are batch-invariant.
 void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const SequenceGroup& group,
-                  const Positions& positions, const float* bias, int size, int first, int count, float* context,
-                  std::ptrdiff_t stride) {
+                  const Positions& positions, const float* bias, const DistanceRows& distances, int head_index,
+                  int size, int first, int count, float* context, std::ptrdiff_t stride) {
   int from = 0, to = group.keys;
   if (positions.window >= 0) {
     from = std::min(to, std::max(0, first - positions.window) / kLanes * kLanes);
@@ -205,7 +304,9 @@ void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const
     for (std::size_t key = 0; key < keys; ++key) std::copy_n(values(int(key)), size, copied + key * padded_size);
     values = {copied, size};
   }
-  const Head head{positions, bias, size, transposed, values, from, int(keys)};
+  const DistanceProducts products =
+      distance_products(distances, head_index, k, int(keys), size, first, first + count - 1);
+  const Head head{positions, bias, size, transposed, values, from, int(keys), distances.row_of ? &products : nullptr};
   const int tiles = (count + kTileRows - 1) / kTileRows;
   for (int tile = 0; tile < tiles; ++tile) {
     const TileRows rows = tile_rows(count, tiles, tile);
@@ -224,7 +325,7 @@ void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const
 }  // namespace
 
 void attend(const float* qkv, const SequenceGroup& group, const Positions& positions, int heads, int size,
-            float* context, int threads) {
+            float* context, int threads, const DistanceRows& distances) {
   const std::ptrdiff_t hidden = std::ptrdiff_t(heads) * size, stride = 3 * hidden;
   const int task_queries = group.length > kLongTokens && positions.window < 0 ? kLongQueries : kQueries;
   const int min_blocks = (group.length + task_queries - 1) / task_queries;
@@ -239,8 +340,8 @@ void attend(const float* qkv, const SequenceGroup& group, const Positions& posit
       bias = positions.bias + std::ptrdiff_t(head) * (2 * positions.longest - 1) + positions.longest - 1;
     }
     const TileRows queries = tile_rows(group.length, blocks, block);
-    attend_block({q, stride}, {q + hidden, stride}, {q + 2 * hidden, stride}, group, positions, bias, size,
-                 queries.first, queries.count, context + first * hidden + column, hidden);
+    attend_block({q, stride}, {q + hidden, stride}, {q + 2 * hidden, stride}, group, positions, bias, distances, head,
+                 size, queries.first, queries.count, context + first * hidden + column, hidden);
   });
 }
 

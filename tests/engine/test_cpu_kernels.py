@@ -15,12 +15,15 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
 from embert import engine
 from embert.engine.encoders.cpu import kernels, runs
+from embert.engine.encoders.cpu.disentangled import DisentangledAttention
 from embert.engine.encoders.cpu.kernels import Activation
 from embert.engine.encoders.cpu.positions import DistanceBias, Positions, Rotation, rotate
 from embert.engine.encoders.cpu.runs import Group
 from embert.engine.encoders.cpu.transformer import Layer
 from embert.engine.encoders.loader import create_encoder
-from embert.engine.models.encoder_config import Rotary
+from embert.engine.encoders.positions import relative_rows
+from embert.engine.models.encoder_config import Disentangled, EncoderConfig, Rotary
+from embert.engine.models.tensor_names import TensorNames
 from embert.engine.quantization.rows import product, quantized_rows, quantized_weight
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
@@ -237,6 +240,43 @@ def test_sums_of_eight_bits_are_exact_at_their_ends() -> None:
     np.testing.assert_array_equal(kernels.int8_linear_avx512([hard], torch.zeros(64))(x).numpy(), wanted)
 
 
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("parts", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize(("buckets", "farthest"), [(0, 20), (16, 128), (256, 512), (255, 150)])
+def test_attention_by_distance(parts: tuple[bool, bool], buckets: int, farthest: int) -> None:
+    """Of lengths around tiles and blocks, with fewer keys than queries, beside torch's operators in float64."""
+    heads, size = 2, 32
+    relative = Disentangled(buckets, farthest, *parts, True, True)
+    config = EncoderConfig(
+        "", 9, heads * size, 1, heads, 9, "gelu", 400, 1, 1e-5, TensorNames(()), disentangled=relative
+    )
+    first, second = (drawn(i, 2 * relative.span, heads * size) if part else None for i, part in enumerate(parts))
+    tables = first, second
+    groups = [Group(0, 3, 1), Group(3, 2, 17), Group(37, 1, 96), Group(133, 1, 97, 50), Group(230, 1, 391)]
+    qkv = drawn(5, 630, 3 * heads * size)
+    qkv[:, : heads * size] *= 0.2
+    own = DisentangledAttention(config, tables, own_kernels=True)(qkv, groups)
+    portable = DisentangledAttention(config, tables)
+    row_of = torch.from_numpy(relative_rows(relative, 400))
+    for start, sequences, length, keys in groups:
+        for place in range(start, start + sequences * length, length):
+            q, k, v = qkv[place : place + length].double().view(length, 3, heads, size).permute(1, 2, 0, 3)
+            rows = row_of[torch.arange(length) - torch.arange(length)[:, None] + 399]
+            scores = q @ k.transpose(1, 2)
+            of_queries, of_keys = (
+                None if table is None else table.double().view(-1, heads, size).permute(1, 2, 0) for table in tables
+            )
+            if of_queries is not None:
+                scores += torch.gather(q @ of_queries, 2, rows.expand(heads, -1, -1))
+            if of_keys is not None:
+                scores += torch.gather(k @ of_keys, 2, rows.T.expand(heads, -1, -1)).transpose(1, 2)
+            keys = keys or length
+            wanted = (scores[:, :, :keys].softmax(-1) @ v[:, :keys]).transpose(0, 1).reshape(length, -1)
+            torch.testing.assert_close(own[place : place + length].double(), wanted, atol=2e-5, rtol=0)
+    torch.testing.assert_close(portable(qkv, groups), own, atol=2e-5, rtol=0)
+    assert (own[621:] == 0).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni)])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_bits_do_not_depend_on_the_batch(dtype: str, pooling: str) -> None:
@@ -245,7 +285,7 @@ def test_bits_do_not_depend_on_the_batch(dtype: str, pooling: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni)])
-@pytest.mark.parametrize("case", ["nomic_bert", "modernbert", "mpnet"])
+@pytest.mark.parametrize("case", ["nomic_bert", "modernbert", "mpnet", "deberta-v2", "deberta-v2, p2c"])
 def test_bits_of_other_model_types_do_not_depend_on_the_batch(case: str, dtype: str, tmp_path: Path) -> None:
     wide: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
     folder = build(tmp_path / "model", case, **wide)

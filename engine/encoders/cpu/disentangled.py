@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
+from embert.engine.encoders.cpu import kernels
 from embert.engine.encoders.cpu.attention import BIASED_ROWS, MAX_SCORE_BYTES
 from embert.engine.encoders.cpu.runs import Group, threads_for_elements
 from embert.engine.encoders.positions import relative_rows
@@ -27,19 +28,31 @@ PositionRows = tuple[torch.Tensor | None, torch.Tensor | None]
 class DisentangledAttention:
     """Attention of one layer of DeBERTa. Queries are scaled already."""
 
-    def __init__(self, config: EncoderConfig, rows: PositionRows) -> None:
-        """`rows` are float32 [2 · span, hidden] each; those that keys are multiplied by have the scores' scale."""
+    def __init__(self, config: EncoderConfig, rows: PositionRows, *, own_kernels: bool = False) -> None:
+        """`rows` are float32 [2 · span, hidden] each; those that keys are multiplied by have the scores' scale.
+
+        With `own_kernels`, which take float32 and heads that kernels.can_attend, the rest of this file is not used.
+        """
         assert config.disentangled is not None  # noqa: S101 - the caller has asked
         self._heads, self._size, self._longest = config.heads, config.head_size, config.max_positions
         self._row_of = torch.from_numpy(relative_rows(config.disentangled, self._longest))
         by_head = [None if part is None else part.view(-1, self._heads, self._size).transpose(0, 1) for part in rows]
         self._of_queries, self._of_keys = (None if part is None else part.contiguous() for part in by_head)
+        self._kernel_rows: kernels.DistanceRows | None = None
+        if own_kernels:
+            self._kernel_rows = kernels.DistanceRows(self._of_queries, self._of_keys, self._row_of.numpy())
+            self._of_queries = self._of_keys = None
 
     def __call__(self, qkv: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
         """[T, 3 · hidden] → [T, hidden]. Rows after the last group become 0."""
         heads, size = self._heads, self._size
         threads_for_elements(heads * sum(n * length**2 for _, n, length, _ in groups))
         context = qkv.new_zeros(len(qkv), heads * size)
+        if self._kernel_rows is not None:
+            qkv = qkv.contiguous()
+            for group in groups:
+                kernels.attend_by_distance(qkv, group, heads, self._kernel_rows, context)
+            return context
         for start, n, length, keys in groups:
             stop = start + n * length
             parts = qkv[start:stop].float().view(n, length, 3, heads, size).permute(2, 3, 0, 1, 4)

@@ -13,7 +13,9 @@ from types import ModuleType
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
 from embert.engine.encoders.cpu.positions import Positions
 from embert.engine.encoders.cpu.runs import Group, allowed_threads
@@ -21,11 +23,13 @@ from embert.engine.quantization.rows import QuantizedWeight
 
 __all__ = [
     "Activation",
+    "DistanceRows",
     "EmbeddingsAvx512",
     "LayerAvx512",
     "LinearAvx512",
     "NormOf",
     "attend",
+    "attend_by_distance",
     "can_attend",
     "has_avx512",
     "has_vnni",
@@ -208,6 +212,47 @@ def attend(qkv: torch.Tensor, group: Group, heads: int, positions: Positions, co
         -1 if positions.window is None else positions.window,
         allowed_threads(),
     )
+
+
+def attend_by_distance(qkv: torch.Tensor, group: Group, heads: int, rows: DistanceRows, context: torch.Tensor) -> None:
+    """The same with scores that have parts by distance (DeBERTa)."""
+    start, sequences, length, keys = group
+    tables = (0 if table is None else table.data_ptr() for table in (rows.of_queries, rows.of_keys))
+    _kernels().attend_by_distance(
+        qkv.data_ptr(),
+        start,
+        sequences,
+        length,
+        keys or length,
+        heads,
+        context.shape[1] // heads,
+        context.data_ptr(),
+        *tables,
+        rows.columns,
+        rows.row_of.data_ptr(),
+        (len(rows.row_of) + 1) // 2,
+        allowed_threads(),
+    )
+
+
+class DistanceRows:
+    """What queries and keys are multiplied by for each row of a table of distances, for `attend_by_distance`."""
+
+    def __init__(
+        self, of_queries: torch.Tensor | None, of_keys: torch.Tensor | None, row_of: npt.NDArray[np.int64]
+    ) -> None:
+        """The first two are float32 [heads, rows, size], one of them at least; `row_of` is that of relative_rows."""
+        self.of_queries, self.of_keys = (None if part is None else _as_columns(part) for part in (of_queries, of_keys))
+        self.columns = next(part.shape[2] for part in (self.of_queries, self.of_keys) if part is not None)
+        self.row_of = torch.from_numpy(row_of.astype(np.int32))
+
+
+def _as_columns(rows: torch.Tensor) -> torch.Tensor:
+    """[heads, rows, size] → [heads, size, columns]: an odd number of registers, so that rows of a table of a power of
+    two are not all in the same sets of the cache."""
+    spare = -rows.shape[1] % LANES
+    spare += LANES * ((rows.shape[1] + spare) // LANES % 2 == 0)
+    return F.pad(rows.transpose(1, 2), (0, spare)).contiguous()
 
 
 def _kernels() -> ModuleType:

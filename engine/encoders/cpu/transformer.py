@@ -149,11 +149,12 @@ class Layer:
             return Norm(config, checkpoint, prefix + name, products)
 
         self._heads = config.heads
-        self._own_kernels = products == "avx512" and can_attend(config.head_size) and not config.is_decoder
-        self._own_kernels &= config.disentangled is None
+        own_kernels = products == "avx512" and can_attend(config.head_size)
+        self._own_kernels = own_kernels and not config.is_decoder and config.disentangled is None
         self._disentangled: DisentangledAttention | None = None
         if config.disentangled is not None:
-            self._disentangled = DisentangledAttention(config, _position_rows(config, checkpoint, prefix))
+            rows = _position_rows(config, checkpoint, prefix)
+            self._disentangled = DisentangledAttention(config, rows, own_kernels=own_kernels)
         self._decoder_attention: DecoderAttention | None = None
         if config.is_decoder:
             norms = None
