@@ -3,7 +3,7 @@
 //
 // A block is two warpgroups of 64 query rows each, which share K and V: two heads of a group with the same queries, or
 // where a group has an odd number of heads, two tiles of one head. Both products are wgmma; TMA loads Q once, and K and
-// V in a ring of boxes of 64 keys. One thread issues the loads. It refills the ring as far as both warpgroups have read
+// V in a ring of boxes of 64 keys. One warp issues the loads. It refills the ring as far as both warpgroups have read
 // it, so they wait for each other only when they are a whole ring apart. A warpgroup computes only the steps in which
 // one of its own queries attends to a key. Steps begin at multiples of 64 keys from the text's start, so a row's bits
 // depend on its text alone.
@@ -14,12 +14,14 @@
 //   exponentials        2.2 · 10⁹          0.6 ms at 16 a cycle and multiprocessor
 //   K and V from L2     8.7 GB             1.6 ms at 5.5 TB/s; twice that without shared tiles
 //   Q, K, V, context    0.8 GB of memory   0.3 ms
-// It takes 2.4 ms (452 TFLOP/s), and sm80_decoder.cu 4.0 ms. Passages (25 183 tokens of 256 texts) are bound by memory:
-// 309 MB, 103 µs at 3 TB/s; they take 124 µs. Heads of 256 (3 on 1, 32 texts of 2 048 tokens, both directions): 425
-// TFLOP/s, 381 in windows of ± 512.
+// It takes 2.3 ms (485 TFLOP/s), and sm80_decoder.cu 4.0 ms. Passages (25 183 tokens of 256 texts) are bound by memory:
+// 309 MB, 103 µs at 3 TB/s; they take 123 µs. Heads of 256 (3 on 1, 32 texts of 2 048 tokens, both directions): 572
+// TFLOP/s, 492 in windows of ± 512.
 //
-// A warpgroup's products and exponentials do not overlap. Up to head size 128, four warpgroups share a multiprocessor,
-// two blocks of 128 registers a thread. With 256, the 128 sums of a thread leave two warpgroups.
+// Four warpgroups share a multiprocessor, two blocks of 128 registers a thread; with 256 columns, whose 128 sums take a
+// thread's registers, two. Within a warpgroup, P·V of a step overlaps with Q·Kᵀ and the softmax of the next: at head
+// size 256 that gives 572 TFLOP/s instead of 541, at 64 376 instead of 361. At 128, one step's weights and the next
+// one's scores do not fit, and one block of twice the registers is slower (418 TFLOP/s).
 //
 // The tiles with the most steps start first: of causal attention the last ones of a text, so that the last blocks of
 // the launch are short.
@@ -44,6 +46,7 @@ struct DecoderLayout {
   static constexpr int kFull = kRing + kSlots * kTileBytes;  // mbarriers
   static constexpr int kEmpty = kFull + kSlots * 8, kQueries = kEmpty + kSlots * 8;
   static constexpr int kSharedBytes = kQueries + 8;
+  static constexpr bool kOverlaps = kDim != 128;  // a step's P·V with the next one's Q·Kᵀ and softmax
   static_assert(kBlocks * (kSharedBytes + 1024) <= 228 * 1024, "as many blocks on a multiprocessor");
 };
 
@@ -52,8 +55,9 @@ template <int kSlots>
 struct RingPlace {
   int slot = 0, uses = 0;
 
-  __device__ __forceinline__ void advance() {
-    if (++slot == kSlots) slot = 0, ++uses;
+  __device__ __forceinline__ void advance(int boxes) {
+    slot += boxes;
+    if (slot >= kSlots) slot -= kSlots, ++uses;
   }
 };
 
@@ -62,6 +66,12 @@ struct RingPlace {
 namespace {
 
 using namespace sm90;
+
+// The same for all lanes of a warp, and the compiler knows it: what depends on it stays in uniform registers, and no
+// R2UR precedes a wgmma (common/warp.cuh). That took head size 128 from 445 to 485 TFLOP/s.
+__device__ __forceinline__ AttentionTile uniform(const AttentionTile& tile) {
+  return {__shfl_sync(~0u, tile.first_row, 0), __shfl_sync(~0u, tile.length, 0), __shfl_sync(~0u, tile.query, 0), 0};
+}
 
 // How the query heads of a launch are divided into blocks.
 struct DecoderHeads {
@@ -78,7 +88,7 @@ __global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<k
   extern __shared__ __align__(1024) uint8_t smem[];
   const uint32_t base = shared_address(smem), full = base + At::kFull, empty = base + At::kEmpty;
   const int group = warp_index() / 4, warp = warp_index() % 4, lane = threadIdx.x % 32;
-  const AttentionTile tile = early_tile(tiles + (gridDim.y - 1 - blockIdx.y));
+  const AttentionTile tile = uniform(early_tile(tiles + (gridDim.y - 1 - blockIdx.y)));
   const int tiles_of_block = shape.pairs_heads ? 1 : At::kGroups;
   const int groups = shape.pairs_heads || tile.query + kTileRows < tile.length ? At::kGroups : 1;  // with queries
   if (threadIdx.x == 0) {
@@ -108,56 +118,58 @@ __global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<k
   const int first = window.first_step(query, kTileRows);
   const int end = window.end_step(query + kTileRows - 1, tile.length, kTileRows);
 
-  // For an elected lane, which is always the same one: only its copy of `next` counts.
   RingPlace<At::kSlots> next;
-  int next_box = 2 * block_first;        // of the text: the keys of step i are 2·i, its values 2·i + 1
-  const auto refill = [&](int needed) {  // waits only for the boxes up to `needed`
+  int next_box = 2 * block_first;  // of the text: the keys of step i are 2·i, its values 2·i + 1
+  const bool fetches = group == 0 && warp == 0;
+  const auto refill = [&](int needed) {  // for this warp; waits only for the boxes up to `needed`
     while (next_box < 2 * block_end) {
       if (next.uses > 0) {
         const uint32_t barrier = empty + 8 * next.slot, phase = (next.uses - 1) % 2;
         if (next_box <= needed)
           mbarrier_wait(barrier, phase);
-        else if (!mbarrier_test_wait(barrier, phase))
+        else if (!__all_sync(~0u, mbarrier_test_wait(barrier, phase)))
           return;
       }
-      const uint32_t barrier = full + 8 * next.slot;
-      mbarrier_arrive_expect_tx(barrier, At::kTileBytes);
-      tma_load_3d(&qkv_map, base + At::kRing + next.slot * At::kTileBytes, barrier,
-                  (key_head + next_box % 2 * shape.kv_heads) * At::kBoxes, tile.first_row + next_box / 2 * kTileRows);
-      next.advance();
+      if (elect_one()) {
+        const uint32_t barrier = full + 8 * next.slot;
+        mbarrier_arrive_expect_tx(barrier, At::kTileBytes);
+        tma_load_3d(&qkv_map, base + At::kRing + next.slot * At::kTileBytes, barrier,
+                    (key_head + next_box % 2 * shape.kv_heads) * At::kBoxes, tile.first_row + next_box / 2 * kTileRows);
+      }
+      __syncwarp();
+      next.advance(1);
       ++next_box;
     }
   };
-  const bool fetches = group == 0 && warp == 0;
-  if (fetches && elect_one()) {
-    mbarrier_arrive_expect_tx(base + At::kQueries, groups * At::kTileBytes);
-    for (int i = 0; i < groups; ++i)
-      tma_load_3d(&qkv_map, base + At::kQ + i * At::kTileBytes, base + At::kQueries,
-                  (first_head + (shape.pairs_heads ? i : 0)) * At::kBoxes,
-                  tile.first_row + tile.query + (shape.pairs_heads ? 0 : i * kTileRows));
+  if (fetches) {
+    if (elect_one()) {
+      mbarrier_arrive_expect_tx(base + At::kQueries, groups * At::kTileBytes);
+      for (int i = 0; i < groups; ++i)
+        tma_load_3d(&qkv_map, base + At::kQ + i * At::kTileBytes, base + At::kQueries,
+                    (first_head + (shape.pairs_heads ? i : 0)) * At::kBoxes,
+                    tile.first_row + tile.query + (shape.pairs_heads ? 0 : i * kTileRows));
+    }
+    __syncwarp();
     refill(-1);
   }
-  __syncwarp();
 
-  RingPlace<At::kSlots> place;
-  // Waits for a box of this step, and returns its address.
-  const auto wait = [&](int box) {
-    if (fetches) {
-      if (elect_one()) refill(box);
-      __syncwarp();
-    }
+  RingPlace<At::kSlots> keys, values;
+  values.advance(1);
+  // Waits for a box, and returns its address.
+  const auto wait = [&](const RingPlace<At::kSlots>& place, int box) {
+    if (fetches) refill(box);
     mbarrier_wait(full + 8 * place.slot, place.uses % 2);
     return base + At::kRing + place.slot * At::kTileBytes;
   };
-  const auto release = [&] {
+  const auto release = [&](RingPlace<At::kSlots>& place) {
     if (lane == 0) mbarrier_arrive(empty + 8 * place.slot);
-    place.advance();
+    place.advance(2);
   };
   const auto skip = [&](int step) {
-    for (int i = 0; i < 2; ++i) {
-      wait(2 * step + i);
-      release();
-    }
+    wait(keys, 2 * step);
+    release(keys);
+    wait(values, 2 * step + 1);
+    release(values);
   };
 
   const uint32_t q_from = base + At::kQ + group * At::kTileBytes;
@@ -165,26 +177,26 @@ __global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<k
   float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};  // of rows lane / 4 and lane / 4 + 8 of the warp's
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) out[i] = 0.0f;
+  float corrections[2];  // of a step: factors for the sums of earlier ones
 
-  const auto attend = [&](int step, auto count) {
-    constexpr int kKeys = decltype(count)::value;
-    const int key = step * kTileRows, valid = tile.length - key;
-    float s[kKeys / 2];
-    const uint32_t k_from = wait(2 * step);
+  // The parts of a step. Q·Kᵀ, which is not waited for.
+  const auto multiply_keys = [&](int step, auto& s) {
+    const uint32_t k_from = wait(keys, 2 * step);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
-      const int at = k / 4 * At::kBoxBytes + k % 4 * 32;
-      wgmma<T>(s, advance_descriptor(make_descriptor(q_from), at), advance_descriptor(make_descriptor(k_from), at),
-               k > 0);
+      const int offset = k / 4 * At::kBoxBytes + k % 4 * 32;
+      wgmma<T>(s, advance_descriptor(make_descriptor(q_from), offset),
+               advance_descriptor(make_descriptor(k_from), offset), k > 0);
     }
     wgmma_commit();
-    wgmma_wait_all(s);
-    release();
-
-    // Masked scores are finite (warp.cuh): a row may have no key in its first steps.
-    const int row_of_warp = query + warp * 16;
-    if (valid < kKeys || !window.sees_all(row_of_warp, 16, key, kKeys)) {
+  };
+  // Replaces scores by weights, and computes the factors for the sums of earlier steps.
+  const auto weigh = [&](int step, auto& s) {
+    constexpr int kKeys = sizeof(s) / sizeof(float) * 2;
+    const int key = step * kTileRows, row_of_warp = query + warp * 16;
+    // Masked scores are finite (attention/warp.cuh): a row may have no key in its first steps.
+    if (key + kKeys > tile.length || !window.sees_all(row_of_warp, 16, key, kKeys)) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = row_of_warp + lane / 4 + 8 * half;
@@ -197,10 +209,26 @@ __global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<k
           }
       }
     }
-    uint32_t p[kKeys / 16][4];
-    softmax_and_scale<T, false>(s, p, out, maximum, sum, scale_log2);
-
-    const uint32_t v_from = wait(2 * step + 1);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      corrections[half] = online_softmax(sm90::tiles(s), half, maximum[half], sum[half], scale_log2);
+  };
+  // Scales the sums of earlier steps, and rounds the weights of this one, as P·V's left operand.
+  const auto scale_and_round = [&](const auto& s, auto& p) {
+    constexpr int kKeys = sizeof(s) / sizeof(float) * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+        p[n / 2][2 * (n % 2) + half] = pack_two<T>(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]);
+      rescale(sm90::tiles(out), half, corrections[half]);
+    }
+  };
+  // P·V, which is not waited for.
+  const auto multiply_values = [&](int step, const auto& p) {
+    constexpr int kKeys = sizeof(p) / sizeof(p[0]) * 16;
+    const int valid = tile.length - step * kTileRows;
+    const uint32_t v_from = wait(values, 2 * step + 1);
     if (valid < kKeys) {
       // As in tile.cuh. Each warpgroup writes the zeros that it reads; the other one writes the same values.
       const int thread = threadIdx.x % kTileThreads, row = thread / 8, chunk = thread % 8;
@@ -220,15 +248,81 @@ __global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<k
     for (int k = 0; k < kKeys / 16; ++k)
       wgmma_rs_mn_major<T>(out, p[k], make_boxed_descriptor(v_from + k * 16 * 128, At::kBoxBytes), true);
     wgmma_commit();
-    wgmma_wait_all(out);
-    release();
   };
+
   mbarrier_wait(base + At::kQueries, 0);
   for (int step = block_first; step < first; ++step) skip(step);
   const bool ends_short = tile.length - (end - 1) * kTileRows <= kTileRows / 2;
-  const int full_steps = ends_short ? end - 1 : end;
-  for (int step = first; step < full_steps; ++step) attend(step, std::integral_constant<int, kTileRows>());
-  if (ends_short) attend(full_steps, std::integral_constant<int, kTileRows / 2>());
+  const int last = end - 1;
+  const std::integral_constant<int, kTileRows> whole;
+  const std::integral_constant<int, kTileRows / 2> half_step;
+  if constexpr (At::kOverlaps) {
+    // The products of a step with its values overlap with those of the next step with its keys, and with its softmax.
+    const auto end_with = [&](const auto& p) {
+      multiply_values(last, p);
+      wgmma_wait_all(out);
+      release(values);
+    };
+    const auto begin = [&](auto count) {
+      constexpr int kKeys = decltype(count)::value;
+      uint32_t p[kKeys / 16][4];
+      {
+        float s[kKeys / 2];
+        multiply_keys(first, s);
+        wgmma_wait_all(s);
+        release(keys);
+        weigh(first, s);
+        scale_and_round(s, p);  // of sums that are 0
+      }
+      if constexpr (kKeys == kTileRows) {
+        const auto next = [&](int step, auto& s, auto& next_p) {
+          multiply_keys(step + 1, s);
+          multiply_values(step, p);
+          wgmma_wait<1>();
+          fence_accumulators(s);
+          release(keys);
+          weigh(step + 1, s);
+          wgmma_wait_all(out);
+          fence_accumulators(s);  // not rounded earlier: the products read `p`
+          release(values);
+          scale_and_round(s, next_p);
+        };
+        const int whole_end = ends_short ? last - 1 : last;
+        for (int step = first; step < whole_end; ++step) {
+          float s[kTileRows / 2];
+          next(step, s, p);
+        }
+        if (ends_short) {
+          float s[kTileRows / 4];
+          uint32_t last_p[kTileRows / 32][4];
+          next(whole_end, s, last_p);
+          end_with(last_p);
+          return;
+        }
+      }
+      end_with(p);
+    };
+    if (first == last && ends_short)
+      begin(half_step);
+    else
+      begin(whole);
+  } else {
+    const auto attend = [&](int step, auto count) {
+      constexpr int kKeys = decltype(count)::value;
+      float s[kKeys / 2];
+      uint32_t p[kKeys / 16][4];
+      multiply_keys(step, s);
+      wgmma_wait_all(s);
+      release(keys);
+      weigh(step, s);
+      scale_and_round(s, p);
+      multiply_values(step, p);
+      wgmma_wait_all(out);
+      release(values);
+    };
+    for (int step = first; step < last; ++step) attend(step, whole);
+    ends_short ? attend(last, half_step) : attend(last, whole);
+  }
   for (int step = end; step < block_end; ++step) skip(step);
 
   // Results pass through the warpgroup's part of Q's memory, which only this warpgroup has read.
