@@ -54,6 +54,9 @@ def estimate_memory(
         weights -= (item - 1) * sum(
             math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and name.startswith("encoder.layer.")
         )
+    if config.disentangled is not None:  # each layer's products with the table of distances, in FP32
+        parts = config.disentangled.content_to_position + config.disentangled.position_to_content
+        added = 4 * parts * config.layers * 2 * config.disentangled.span * config.hidden_size
     if config.adapters is not None:
         count = len(config.adapters.names)
         if on_gpu:  # an encoder for each, and one without (encoders/cuda/adapters.py)

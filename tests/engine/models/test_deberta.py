@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from embert.engine.encoders.cpu.attention import BIASED_ROWS
 from embert.engine.encoders.cuda.shapes import refusal
 from embert.engine.encoders.positions import relative_rows
 from embert.engine.encoders.self_test import hidden_state
+from embert.engine.memory_estimate import estimate_memory
 from embert.engine.models.encoder_config import Disentangled
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
@@ -145,6 +147,17 @@ def test_the_newer_head_of_a_masked_language_model(tmp_path: Path) -> None:
     assert rows.indices is not None
     np.testing.assert_allclose(rows.values[:, 0], expected[rows.indices], atol=1e-4)
     assert len(rows.values) == np.count_nonzero(expected)
+
+
+def test_memory_counts_the_rows_of_distances(tmp_path: Path) -> None:
+    """Those of a layer's queries and keys: 32 rows of 64 columns each, of 4 bytes."""
+    folder = build(tmp_path, "deberta-v2")
+    save_tokenizer(folder)
+    model = engine.load_model(str(folder))
+    plain = dataclasses.replace(model, config=dataclasses.replace(model.config, disentangled=None))
+    whole, others = (estimate_memory(each, device="cpu").weights for each in (model, plain))
+    table = 4 * (2 * 16 * 64 + 2 * 64)  # with its norm, in the checkpoint
+    assert whole - others == 4 * 2 * 2 * 2 * 16 * 64 + table
 
 
 def test_int8_is_near_the_definition(tmp_path: Path) -> None:
