@@ -29,7 +29,7 @@ from tests.csrc import int8
 from tests.csrc.encoder.random_models import random_bert
 from tests.csrc.host_program import COMPUTED, build
 from tests.csrc.reference import BFLOAT16, FLOAT16, FLOAT32
-from tests.engine.described import ARCHITECTURES, DECODERS, described
+from tests.engine.described import ARCHITECTURES, described
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
@@ -115,7 +115,7 @@ def compare(program: Path, model: Model, gemm: str, dtype: int, batch: PackedBat
     ],
     ids=["portable", "hopper", "hopper, gamma in the rows"],
 )
-@pytest.mark.parametrize("kind", [*ARCHITECTURES, *DECODERS])
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_forwards_are_the_cpu_encoders(
     program: Path, tmp_path: Path, kind: str, gemm: str, dtype: int, stored: torch.dtype
 ) -> None:

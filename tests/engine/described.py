@@ -16,12 +16,17 @@ from embert.engine.models.encoder_config import Attention, Rotary, tensor_shapes
 from embert.engine.models.tensor_names import TOKEN_TYPE_EMBEDDINGS, TensorNames, WeightMapping
 from tests.engine.model_cases import build, byte_level
 
-__all__ = ["ARCHITECTURES", "DECODERS", "described"]
+__all__ = ["ARCHITECTURES", "described"]
 
 HIDDEN, HEADS, LAYERS, INNER = 64, 2, 3, 96
 ROTARY = Rotary(10000.0, HIDDEN // HEADS)
 GLOBAL, LOCAL = Attention(Rotary(160000.0, HIDDEN // HEADS)), Attention(ROTARY, 8)
 NO_TABLE: dict[str, Any] = {"position_table": False, "first_position": 0}
+CAUSAL = {
+    **NO_TABLE, "gated": True, "pre_norm": True, "rms_norm": True, "embedding_norm": False, "activation": "silu",
+    "causal": True, "layer_norm_eps": 1e-6,
+}  # fmt: skip
+WIDE_HEADS = Attention(Rotary(1e6, 48))
 # A kind of model → how its architecture differs from BERT's.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "ModernBERT's": {
@@ -34,13 +39,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "ELECTRA's": {"embedding_size": 32},
     "rubert-tiny2's": {"hidden_size": 104, "heads": 4},  # heads of 26 columns
     "ALBERT's": {"embedding_size": 32, "shared_layers": (0,) * LAYERS, "activation": "gelu_tanh"},
-}  # fmt: skip
-CAUSAL = {
-    **NO_TABLE, "gated": True, "pre_norm": True, "rms_norm": True, "embedding_norm": False, "activation": "silu",
-    "causal": True, "layer_norm_eps": 1e-6,
-}  # fmt: skip
-WIDE_HEADS = Attention(Rotary(1e6, 48))
-DECODERS: dict[str, dict[str, Any]] = {
     "Qwen3's": {
         **CAUSAL, "heads": 4, "key_value_heads": 2, "head_columns": 48, "qk_norm": True,
         "attention": (WIDE_HEADS, WIDE_HEADS, dataclasses.replace(WIDE_HEADS, window=8)),
@@ -65,7 +63,7 @@ def described(
     model = engine.load_model(str(folder), pooling=pooling)
     sizes = {"hidden_size": HIDDEN, "heads": HEADS, "layers": LAYERS, "intermediate_size": INNER}
     config = dataclasses.replace(
-        model.config, tensors=TensorNames((WeightMapping(),)), **{**sizes, **(ARCHITECTURES | DECODERS)[kind], **more}
+        model.config, tensors=TensorNames((WeightMapping(),)), **{**sizes, **ARCHITECTURES[kind], **more}
     )
     random = np.random.default_rng(5)
     tensors = {}

@@ -55,7 +55,7 @@ def test_window_as_wide_as_the_model_is_none(made: tuple[Model, StandInGpu]) -> 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"rms_norm": True}, "has norms that do not subtract the mean"),
+        ({"attention": (Attention(None, 0),) * LAYERS}, "has windows of one token"),
         (
             {"attention": (Attention(Rotary(1e4, 32, DynamicNtk(2.0, 64))),) * LAYERS},
             "stretches rotary positions by each text's length",
@@ -93,7 +93,9 @@ def test_several_gpus_are_chosen_for_what_they_run(
     """A model that no GPU runs is left to the CPU: on each of several GPUs it would be an error."""
     model, _ = made
     monkeypatch.setattr("embert.engine.encoders.devices.gpu_memory", lambda: [80 << 30] * 2)
-    unable = dataclasses.replace(model, config=dataclasses.replace(model.config, rms_norm=True))
+    unable = dataclasses.replace(
+        model, config=dataclasses.replace(model.config, attention=(Attention(None, 0),) * LAYERS)
+    )
     both = ["cuda:0", "cuda:1"]
     assert devices("auto", "auto", model) == devices("auto") == both
     assert devices("auto", "auto", unable) == ["auto"]

@@ -43,8 +43,6 @@ def layer_shapes(model: Model) -> dict[str, Any]:
     """The arguments of `make_encoder` for the layers. Raises UnsupportedModel for what the extension cannot compute."""
     config = model.config
     for unable, what in (
-        (config.is_decoder, "is a decoder"),
-        (config.rms_norm, "has norms that do not subtract the mean"),
         (config.disentangled is not None, "has disentangled attention"),
         (
             config.attention_scale is not None and not config.is_decoder,
