@@ -63,10 +63,10 @@ ROWS = (
     Row("ELECTRA", ("electra",), "ms-marco-electra-base", "CPU, GPU"),
     Row("ALBERT", ("albert",), "paraphrase-albert-small-v2", "CPU, GPU"),
     Row("DeBERTa v2, v3", ("deberta-v2",), "mxbai-rerank-base-v1, deberta-v3-base-zeroshot"),
-    Row("EuroBERT", ("eurobert",), "EuroBERT-210m"),
-    Row("Qwen3", ("qwen3",), "Qwen3-Embedding"),
-    Row("Gemma 3", ("gemma3_text",), "embeddinggemma-300m"),
-    Row("Qwen2, Mistral, LLaMA", ("qwen2", "mistral", "llama"), "gte-Qwen2, e5-mistral-7b-instruct"),
+    Row("EuroBERT", ("eurobert",), "EuroBERT-210m", "CPU, GPU"),
+    Row("Qwen3", ("qwen3",), "Qwen3-Embedding", "CPU, GPU"),
+    Row("Gemma 3", ("gemma3_text",), "embeddinggemma-300m", "CPU, GPU"),
+    Row("Qwen2, Mistral, LLaMA", ("qwen2", "mistral", "llama"), "gte-Qwen2, e5-mistral-7b-instruct", "CPU, GPU"),
 )
 
 

@@ -12,7 +12,7 @@
 namespace embert {
 namespace {
 
-constexpr int kThreads = 128, kWarps = kThreads / 32, kMaxPacks = 8;
+constexpr int kThreads = 128, kWarps = kThreads / 32, kMaxPacks = 4;
 static_assert(max_rms_columns(DType::kFloat32) == kThreads * kMaxPacks * Pack<float>::kSize, "packs of a thread");
 
 // The sums over a block, in one order for all threads.
@@ -92,7 +92,6 @@ Status launch_rmsnorm(const void* x, const float* gamma, int rows, int hidden, f
   const int packs = (hidden + kThreads * Pack<T>::kSize - 1) / (kThreads * Pack<T>::kSize);
   if (packs <= 1) return run(std::integral_constant<int, 1>());
   if (packs <= 2) return run(std::integral_constant<int, 2>());
-  if (packs <= 4) return run(std::integral_constant<int, 4>());
   return run(std::integral_constant<int, kMaxPacks>());
 }
 

@@ -31,11 +31,11 @@ def row_sums(found: npt.NDArray[np.float32]) -> ref.Doubles:
 
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
-@pytest.mark.parametrize("hidden", [8, 768, 1024, 2560, 4096, 8192])
+@pytest.mark.parametrize("hidden", [8, 768, 1024, 2560, 4096])
 @pytest.mark.parametrize("adds", [False, True])
 def test_rmsnorm(device: Device, random: np.random.Generator, dtype: int, hidden: int, adds: bool) -> None:
     if dtype == ref.FLOAT32:
-        hidden = min(hidden, 4096)
+        hidden = min(hidden, 2048)
     rows = 777
     x = ref.stored(ref.with_outliers(random.standard_normal((rows, hidden)) + 0.5, random), dtype)
     y, gamma = ref.drawn(random, x.shape, dtype), gammas(random, hidden)

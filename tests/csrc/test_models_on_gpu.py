@@ -50,14 +50,20 @@ def of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def encoder(of: ModelCheckpoint) -> Iterator[CudaEncoder]:
-    encoder = made(of.model, dtype="float16")
+    encoder = made(of.model, dtype=usual_dtype(of))
     yield encoder
     encoder.close()
 
 
-def test_float16_is_as_near_as_transformers_class(of: ModelCheckpoint, encoder: CudaEncoder) -> None:
+def usual_dtype(of: ModelCheckpoint) -> str:
+    """float16 where it holds the model."""
+    return "bfloat16" if of.model.config.wide_range else "float16"
+
+
+def test_16_bits_are_as_near_as_transformers_class(of: ModelCheckpoint, encoder: CudaEncoder) -> None:
     assert encoder.encode(of.batch, Task.TOKENS).shape == (sum(LENGTHS), of.model.config.hidden_size)
-    check_rounding(encoder.encode(of.batch), of, folded=encoder.layernorm == "folded")
+    dtype = getattr(torch, encoder.dtype)
+    check_rounding(encoder.encode(of.batch), of, dtype, folded=encoder.layernorm == "folded")
 
 
 def test_bfloat16(of: ModelCheckpoint) -> None:
@@ -73,8 +79,8 @@ def test_float32(of: ModelCheckpoint) -> None:
 
 
 def test_the_portable_products(of: ModelCheckpoint) -> None:
-    encoder = made(of.model, dtype="float16", gemm="cublaslt", graphs=False)
-    check_rounding(encoder.encode(of.batch), of, folded=False)
+    encoder = made(of.model, dtype=usual_dtype(of), gemm="cublaslt", graphs=False)
+    check_rounding(encoder.encode(of.batch), of, getattr(torch, encoder.dtype), folded=False)
     encoder.close()
 
 
