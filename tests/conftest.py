@@ -102,3 +102,21 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = build_classifier(tmp_path_factory.mktemp("classifier"), "negative", "neutral", "positive", seed=31)
     with live(str(folder), "--device", "cpu", "--served-model-name", "classifier") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def nli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """`embert serve` with a small classifier that has a label of entailment and random weights, named `nli`."""
+    folder = build_classifier(tmp_path_factory.mktemp("nli"), "contradiction", "neutral", "entailment", seed=58)
+    with live(str(folder), "--device", "cpu", "--served-model-name", "nli") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """`embert serve` with a small classifier of tokens and random weights, named `tagger`."""
+    folder = build_classifier(
+        tmp_path_factory.mktemp("tagger"), "O", "B-PER", "I-PER", "B-LOC", "I-LOC", seed=43, tokens=True
+    )
+    with live(str(folder), "--device", "cpu", "--served-model-name", "tagger") as running:
+        yield running

@@ -251,7 +251,7 @@ def test_python_runs(page: Path, server: Live) -> None:
 def test_the_python_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     from tests.engine.heads.classifiers import build_classifier  # imports torch, which no other test here needs
     from tests.engine.heads.m3 import build_m3
-    from tests.engine.test_entities import LABELS, NLI, write
+    from tests.engine.pipelines import LABELS, NLI, write
 
     build_classifier(tmp_path / "reranker", labels=1)
     build_m3(tmp_path / "bge-m3")

@@ -159,7 +159,7 @@ def _state_bounds(schemas: dict[str, Any], served: Served) -> None:
                 _take_null(schemas[body.__name__]["properties"][field])
         for field, form in body.input_forms.items():
             most = max(getattr(config, body.text_limit) for _, config in served)
-            bound(schemas[body.__name__]["properties"][field], form, most)
+            bound(schemas[body.__name__]["properties"][field], form, form.most or most)
     adapters = [model.config.adapters for model in models]
     tasks = [name for adapter in adapters if adapter is not None for name in adapter.names]
     named = {

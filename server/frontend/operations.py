@@ -221,10 +221,15 @@ def _facts(handle: ModelHandle) -> ModelFacts:
 
 
 def _model_type(model: Model) -> dict[str, Any]:
-    """TEI's description of the model: an embedding, a classifier, or a reranker, which has one label."""
-    classifier = model.heads.classifier
+    """TEI's description of the model: an embedding, a classifier, or a reranker, which has one label.
+
+    Of a model that classifies tokens TEI has none.
+    """
+    classifier = model.heads.classifier or model.heads.token_classifier
     if classifier is None:
         return {"embedding": {"pooling": "splade" if model.tasks == Task.SPARSE else model.pooling}}
     labels = {str(index): label for index, label in enumerate(classifier.labels)}
     kind = "reranker" if len(labels) == 1 else "classifier"
+    if model.heads.classifier is None:
+        kind = "token_classifier"
     return {kind: {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}}

@@ -22,7 +22,18 @@ from embert.engine.tasks import ALL_TASKS, NO_TASK, Task
 from embert.server.config import ConfigError
 from embert.server.frontend.operations import Health, Operations, Readiness
 from embert.server.http.errors import ErrorFormat, ErrorFormats
-from embert.server.protocols import cohere, nvidia, openai, rerank, tei, tei_pairs, tei_tokens, vertex, vllm
+from embert.server.protocols import (
+    cohere,
+    hugging_face,
+    nvidia,
+    openai,
+    rerank,
+    tei,
+    tei_pairs,
+    tei_tokens,
+    vertex,
+    vllm,
+)
 from embert.server.request.model_handle import Capability, ModelHandle
 from embert.server.request.model_registry import ModelRegistry
 from embert.server.request.request_body import RequestBody
@@ -86,6 +97,7 @@ class TaskRoute(Route):
     needs: Task = NO_TASK  # tasks that the model must have for every request
     needs_one: Task = NO_TASK  # and at least one of these; the request says which
     reranks: bool = False  # the model must be a classifier of one label
+    entails: bool = False  # the model must have a label of entailment
     also: tuple[str, ...] = ()  # the paths of other rows whose requests it takes too
     raw: bool = False  # `Accept: application/octet-stream` gets raw float32 rows
 
@@ -97,7 +109,7 @@ class TaskRoute(Route):
     @property
     def capability(self) -> Capability:
         """What a model must be able to do."""
-        return Capability(self.needs, self.needs_one, self.reranks)
+        return Capability(self.needs, self.needs_one, self.reranks, self.entails)
 
     def suits(self, model: Model) -> bool:
         """Whether the model has the tasks."""
@@ -153,7 +165,7 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
     TaskRoute(
         "/pooling", OPENAI, "Vectors or classes, vLLM's way",
         vllm.pooling, vllm.PoolingRequest, vllm.PoolingList, {"input": "Hello, world"},
-        needs_one=Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI, raw=True,
+        needs_one=Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI | Task.TOKEN_CLASSES, raw=True,
     ),
     TaskRoute(
         "/v2/embed", COHERE, "Embeddings, Cohere's way",
@@ -228,6 +240,18 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
         aliases=("/v1/classify",), needs=Task.CLASSIFY,
     ),
     TaskRoute(
+        "/zero_shot", TEI, "Labels of the client's own for texts, as transformers' zero-shot pipeline",
+        hugging_face.zero_shot, hugging_face.ZeroShotRequest, hugging_face.ZeroShotAnswer,
+        {"inputs": "I like the cat", "candidate_labels": ["animals", "taxes"]},
+        needs=Task.CLASSIFY, entails=True,
+    ),
+    TaskRoute(
+        "/token_classify", TEI, "Entities of texts, as transformers' token classification pipeline",
+        hugging_face.token_classify, hugging_face.TokenClassifyRequest, hugging_face.Entities,
+        {"inputs": "Angela lives in Berlin", "aggregation_strategy": "simple"},
+        aliases=SHARED_PATHS, needs=Task.TOKEN_CLASSES,
+    ),
+    TaskRoute(
         "/tokenize", TEI, "Texts to tokens, TEI's way or vLLM's",
         tei_tokens.tokenize, tei_tokens.TokenizeRequest, tei_tokens.Tokens, {"inputs": "Hello, world"},
     ),
@@ -289,18 +313,22 @@ def tasks_by_path(model: Model) -> dict[str, TaskRoute]:
                 routes[path] = route
     for path in SHARED_PATHS:
         route = routes[path]
-        also = (*route.also, "/predict") if route.reranks else route.also
-        routes[path] = dataclasses.replace(route, handler=_by_body(route), also=also)
+        more = {"/rerank": ("/predict",), "/predict": ("/zero_shot",)}.get(route.path, ())
+        routes[path] = dataclasses.replace(route, handler=_by_body(route), also=(*route.also, *more))
     return routes
 
 
 def _by_body(route: TaskRoute) -> Handler:
     """A handler of `POST /`: clients send other routes' bodies there, which `inputs` tells apart.
 
-    An object is of `/similarity`, for any model; texts are of `/predict` to a reranker, as in TEI.
+    An object is of `/similarity`, for any model; texts are of `/predict` to a reranker, as in TEI. A field that only
+    `/zero_shot` has is looked for where the model has several labels.
     """
+    has_labels = route.path == "/predict"
 
     async def answer(context: RequestContext) -> tuple[bytes, bytes]:
+        if has_labels and context.names("candidate_labels"):
+            return await hugging_face.zero_shot(context)
         begin = context.begin_of("inputs")
         if begin == b"{":
             context.handle.served.check_tasks(Task.EMBED)

@@ -22,8 +22,9 @@ RERANK = "rerank tei_rerank"
 PAIRS = f"{RERANK} score"
 SCORES = f"{PAIRS} classify"
 # The path chooses the model of these, not a field.
-PATH_MODEL = f"{TEI_VECTORS} similarity similarity.parameters predict decode vertex"
-ALL = f"{VECTORS} {SCORES} cohere_rerank ranking predict tokenize detokenize decode vertex"
+PIPELINES = "token_classify zero_shot"
+PATH_MODEL = f"{TEI_VECTORS} similarity similarity.parameters predict {PIPELINES} decode vertex"
+ALL = f"{VECTORS} {SCORES} cohere_rerank ranking predict {PIPELINES} tokenize detokenize decode vertex"
 _NESTED = ("similarity.inputs", "similarity.parameters", "predict.parameters")  # objects in a body
 
 # Of a request, or of an object in one → its fields by name.
@@ -250,6 +251,20 @@ _refused(
 )
 _refused("truncation", "predict.parameters", "HUGGING_FACE", "`truncate`, beside `parameters`, says it", unless=(True,))
 _refused("max_length", "predict.parameters", "HUGGING_FACE", "texts are cut to what the model takes")
+
+# --- entities and zero-shot classes ---
+
+_honored("inputs", PIPELINES, "HUGGING_FACE")
+_honored("parameters", PIPELINES, "HUGGING_FACE", "its fields count as the request's own", is_flat=True)
+_honored("aggregation_strategy ignore_labels stride", "token_classify", "HUGGING_FACE")
+_honored("candidate_labels hypothesis_template multi_label", "zero_shot", "HUGGING_FACE")
+_honored("truncate", PIPELINES, "TEI", translation=_cuts("truncation_direction"))
+_honored("truncation_direction", PIPELINES, "TEI")
+_refused("truncate_prompt_tokens", PIPELINES, "VLLM", "/pooling has it")
+_refused("prompt_name", PIPELINES, "TEI", "entities are characters of the text itself, and hypotheses follow it")
+_refused("is_split_into_words", PIPELINES, "HUGGING_FACE", "a text is one string", unless=(False,))
+_refused("offset_mapping delimiter", PIPELINES, "HUGGING_FACE", "the tokenizer says where tokens are")
+_refused("grouped_entities ignore_subwords", PIPELINES, "HUGGING_FACE", "older names of `aggregation_strategy`")
 
 # --- tokens ---
 

@@ -156,14 +156,10 @@ async def predict(context: RequestContext) -> tuple[bytes, bytes]:
         function = _FUNCTIONS[parameters.function_to_apply]
     rows = await joined(_rows(logits, function, classifier, None if parameters is None else parameters.top_k))
     is_single = isinstance(request.inputs, str) or isinstance(request.inputs[0], str)
-    if is_single and parameters is None and not _is_hugging_face_js(context):
+    # @huggingface/inference reads a list of lists without parameters, too.
+    if is_single and parameters is None and not context.has_agent(b"@huggingface/inference"):
         return JSON, rows
     return JSON, b"[%b]" % rows
-
-
-def _is_hugging_face_js(context: RequestContext) -> bool:
-    """Whether the client is @huggingface/inference, which without parameters reads a list of lists as well."""
-    return any(name == b"user-agent" and b"@huggingface/inference" in value for name, value in context.scope["headers"])
 
 
 def _pairs(inputs: str | list[str] | list[list[str]]) -> TextPairs:

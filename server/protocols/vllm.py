@@ -60,8 +60,9 @@ _CAPABILITIES = {
     "embed": Capability(Task.EMBED),
     "token_embed": Capability(needs_one=Task.TOKENS | Task.MULTI),
     "classify": Capability(Task.CLASSIFY),
+    "token_classify": Capability(Task.TOKEN_CLASSES),
 }
-_ANY = Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI
+_ANY = Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI | Task.TOKEN_CLASSES
 _DTYPES = {"float32": "f4", "float16": "f2"}
 MOST_DESCRIBED = 512  # texts whose places in the bytes fit into a header that clients take: 64 KB
 
@@ -239,8 +240,8 @@ class PoolingRequest(RequestBody):
 
     input: TextOrIds = Field(description="A text, texts, token ids of one text, or token ids of several.")
     model: str | None = Field(None, description="The served model's name or id.")
-    task: Literal["embed", "token_embed", "classify"] | None = Field(
-        None, description="Default: the first of embed, classify and token_embed that the model has."
+    task: Literal["embed", "token_embed", "classify", "token_classify"] | None = Field(
+        None, description="Default: the first of embed, classify, token_embed and token_classify that the model has."
     )
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = Field(
         "float",
@@ -267,7 +268,7 @@ class PoolingRequest(RequestBody):
 
 
 class Pooling(BaseModel):
-    """One text's vector or classes; its token vectors; or either as base64."""
+    """One text's vector or classes; its token vectors or their classes; or either as base64."""
 
     index: int
     object: Literal["pooling"]
@@ -320,7 +321,12 @@ def _task(handle: ModelHandle, request: PoolingRequest) -> Task:
     """The task. Raises TaskMissing where the model does not have it."""
     has = handle.model.tasks
     of_tokens = Task.MULTI if Task.MULTI in has or Task.TOKENS not in has else Task.TOKENS
-    named = {"embed": Task.EMBED, "classify": Task.CLASSIFY, "token_embed": of_tokens}
+    named = {
+        "embed": Task.EMBED,
+        "classify": Task.CLASSIFY,
+        "token_embed": of_tokens,
+        "token_classify": Task.TOKEN_CLASSES,
+    }
     if request.task is not None:
         handle.served.check_tasks(named[request.task])
         return named[request.task]
@@ -354,6 +360,8 @@ def _of_texts(handle: ModelHandle, task: Task, rows: TaskOutput, *, activates: b
         values = scores(values, activation(handle.served.classifier, raw=not activates))
     if task in (Task.EMBED, Task.CLASSIFY):
         return list(values)
+    if task == Task.TOKEN_CLASSES and activates:
+        values = scores(values, "softmax")
     if task == Task.TOKENS and activates:
         values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-12))
     return np.split(values, rows.offsets[1:-1])

@@ -17,12 +17,13 @@ import numpy as np
 from embert.engine import Encoded, Tokenizer
 from embert.engine.batch import cumulative
 from embert.engine.errors import InputError, InputTooLarge
-from embert.engine.tokenization.encoded import Chunks, TokenizeOptions
+from embert.engine.tokenization.encoded import Chunks, EncodedSpans, TokenizeOptions
 from embert.server.engine_client.router import Receive
 from embert.server.http.errors import EmptyInput, Invalid, Overloaded, PayloadTooLarge
 from embert.server.request.request_body import TextsAndIds
 
 __all__ = [
+    "INPUT_ERRORS",
     "InputTexts",
     "InputTokenizer",
     "TextPairs",
@@ -176,7 +177,7 @@ class InputTokenizer:
         prompt: str,
     ) -> Encoded:
         """Texts, ids or both, in their order. `prompt` precedes each text."""
-        with _INPUT_ERRORS:
+        with INPUT_ERRORS:
             if inputs.kind is str:
                 return await self._encode(inputs.items, inputs.characters, receive, check, options, prompt)
             if inputs.kind is list:
@@ -189,12 +190,27 @@ class InputTokenizer:
             encoded = await self._encode(texts, inputs.characters, receive, check, options, prompt)
             return interleaved(are_texts, encoded, await self._pack(lists, inputs.ids, receive, check, options))
 
+    async def encode_spans(
+        self,
+        texts: InputTexts,
+        receive: Receive | None,
+        check: Callable[[int], None],
+        options: TokenizeOptions,
+        stride: int | None,
+    ) -> EncodedSpans:
+        """Texts, which may be several sequences each, with the characters of their tokens."""
+        with INPUT_ERRORS:
+            chunks = self.tokenizer.encode_spans_chunks(texts.items, options, stride=stride)
+            if texts.characters <= _INLINE_CHARACTERS:
+                return _finish_checked(chunks, check)
+            return await self.pool.run(chunks, texts.characters, receive, check)
+
     async def encode_pairs(
         self, texts: TextPairs, receive: Receive, check: Callable[[int], None], options: TokenizeOptions
     ) -> Encoded:
         """Pairs and single texts, in their order."""
         are_single = [second is None for second in texts.seconds]
-        with _INPUT_ERRORS:
+        with INPUT_ERRORS:
             if not any(are_single):
                 return await self._encode_pairs(texts, receive, check, options)
             firsts = texts.of_kind(single=True, filler=self.tokenizer.probe)
@@ -291,7 +307,7 @@ class TokenizerPool:
         left: asyncio.Task[None] | None = None
         self._waiting += size
         try:
-            with _INPUT_ERRORS:
+            with INPUT_ERRORS:
                 while True:
                     tokens, last = await loop.run_in_executor(self._executor, _next_chunk, chunks)
                     if last is not None:
@@ -332,6 +348,15 @@ async def _until_left(receive: Callable[[], Awaitable[Any]]) -> None:
         pass
 
 
+def _finish_checked(chunks: Chunks[ResultT], check: Callable[[int], None]) -> ResultT:
+    """Run all chunks here and return the result; `check` gets the number of tokens after each."""
+    while True:
+        tokens, last = _next_chunk(chunks)
+        if last is not None:
+            return last.value  # type: ignore[no-any-return]
+        check(tokens)
+
+
 class _InputErrors:
     """A class, because a generator costs each request a microsecond."""
 
@@ -345,4 +370,4 @@ class _InputErrors:
             raise Invalid(str(error), error.param, kind=error.kind.capitalize()) from None
 
 
-_INPUT_ERRORS = _InputErrors()
+INPUT_ERRORS = _InputErrors()

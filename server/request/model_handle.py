@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from embert.engine import Encoded, Model, Task, Tokenizer
-from embert.engine.heads.description import Classifier
+from embert.engine.heads.description import Classifier, TokenClassifier
 from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
 from embert.engine.tasks import NO_TASK, task_names
 from embert.server.config import ModelConfig, ServeConfig
@@ -23,6 +23,7 @@ __all__ = ["ANY_NAMES", "TEI_NAME", "Capability", "ModelHandle", "ServedModel"]
 
 
 ROLES = {True: "retrieval.query", False: "retrieval.passage"}  # adapters of queries and of documents, in jina's words
+_BYTES_AN_ENTITY = 128  # in JSON
 TEI_NAME = "text-embeddings-inference"  # what its users write into `model` for any model: no model's own name
 ANY_NAMES = frozenset((TEI_NAME, "default/not-specified"))  # and Infinity's, where its user names none
 
@@ -90,6 +91,12 @@ class ModelHandle:
         return 0 if classifier is None else len(classifier.labels)
 
     @cached_property
+    def token_labels(self) -> int:
+        """How many scores a token has; 0 without a head that classifies tokens."""
+        classifier = self.model.heads.token_classifier
+        return 0 if classifier is None else len(classifier.labels)
+
+    @cached_property
     def _embed_bytes(self) -> int:
         return self.model.width * BYTES_A_NUMBER
 
@@ -102,6 +109,7 @@ class ModelHandle:
             Task.TOKENS: self.model.config.hidden_size * BYTES_A_NUMBER,
             Task.CLASSIFY: sum(BYTES_A_WEIGHT + len(label.encode()) for label in labels),
             Task.MULTI: 0 if multi is None else multi.layers[-1].outputs * BYTES_A_NUMBER,
+            Task.TOKEN_CLASSES: _BYTES_AN_ENTITY + self.token_labels * BYTES_A_NUMBER,
         }
 
     def answer_bytes(self, encoded: Encoded, tasks: Task, dimensions: int = 0) -> int:
@@ -151,13 +159,16 @@ class Capability:
     needs: Task = NO_TASK  # all of these
     needs_one: Task = NO_TASK  # and at least one of these, if there are any
     reranks: bool = False  # and have one label
+    entails: bool = False  # and have a label of entailment, for zero-shot classes
 
     def suits(self, model: Model) -> bool:
         """Whether the model can."""
         classifier = model.heads.classifier
         reranks = classifier is not None and len(classifier.labels) == 1
+        entails = classifier is not None and classifier.entailment is not None
         has = model.tasks
-        return not self.needs & ~has and bool(self.needs_one & has or not self.needs_one) and reranks >= self.reranks
+        has_tasks = not self.needs & ~has and bool(self.needs_one & has or not self.needs_one)
+        return has_tasks and reranks >= self.reranks and entails >= self.entails
 
 
 class ServedModel:
@@ -200,26 +211,45 @@ class ServedModel:
         return classifier
 
     @property
-    def task_names(self) -> list[str]:
-        """The model's tasks; a classifier of one label also reranks."""
-        classifier = self._model.heads.classifier
-        return task_names(self._model.tasks) + ["rerank"] * (classifier is not None and len(classifier.labels) == 1)
+    def token_classifier(self) -> TokenClassifier:
+        """The head that classifies tokens. Raises TaskMissing where the model has none."""
+        self.check_tasks(Task.TOKEN_CLASSES)
+        classifier = self._model.heads.token_classifier
+        assert classifier is not None  # noqa: S101 - the task is made of it
+        return classifier
 
-    def check_tasks(self, needed: Task, *, reranks: bool = False) -> None:
-        """Raise TaskMissing where the model does not have all these tasks, or is to rerank and cannot."""
-        if not reranks and not int(needed) & ~self._tasks:
+    @property
+    def task_names(self) -> list[str]:
+        """The model's tasks; a classifier of one label also reranks, one with a label of entailment is zero-shot."""
+        names, classifier = task_names(self._model.tasks), self._model.heads.classifier
+        if classifier is not None and len(classifier.labels) == 1:
+            names.append("rerank")
+        if classifier is not None and classifier.entailment is not None:
+            names.append("zero_shot")
+        return names
+
+    def check_tasks(self, needed: Task, *, reranks: bool = False, entails: bool = False) -> None:
+        """Raise TaskMissing where the model does not have all these tasks.
+
+        It may also be asked to rerank, or for a label of entailment.
+        """
+        if not reranks and not entails and not int(needed) & ~self._tasks:
             return
         has = self.task_names
         missing = [name for name in task_names(needed) if name not in has]
         if reranks and "rerank" not in has:
             missing = ["rerank"]
+        if entails and "zero_shot" not in has:
+            missing = ["zero_shot"]
         if missing:
             word = f"task{'s' * (len(missing) > 1)} {', '.join(missing)}"
             labels = len(self.classifier.labels) if reranks and Task.CLASSIFY in self._model.tasks else 1
             why = f", which needs a model of one label and not of {labels}" if labels > 1 else ""
+            if entails:
+                why = ", which needs a classifier with a label that begins with entail"
             raise TaskMissing(
                 f"{self.name} does not have the {word}{why}; it has {', '.join(has)}"
-                f"{self.elsewhere(Capability(needed, reranks=reranks))}"
+                f"{self.elsewhere(Capability(needed, reranks=reranks, entails=entails))}"
             )
 
     def elsewhere(self, capability: Capability) -> str:

@@ -201,11 +201,15 @@ class ModelSelector:
     @property
     def can(self) -> bool:
         """Whether the default model supports this route."""
-        return self.default.served.suits(Capability(self._capability.needs, reranks=self._capability.reranks))
+        capability = self._capability
+        return self.default.served.suits(
+            Capability(capability.needs, reranks=capability.reranks, entails=capability.entails)
+        )
 
     def check(self, handle: ModelHandle) -> None:
         """Raise TaskMissing where a model cannot do what the route needs."""
-        handle.served.check_tasks(self._capability.needs, reranks=self._capability.reranks)
+        capability = self._capability
+        handle.served.check_tasks(capability.needs, reranks=capability.reranks, entails=capability.entails)
 
     def find(self, names: tuple[str | None, ...], capability: Capability | None = None) -> ModelHandle:
         """The model that a request names; `capability`: what the request needs, where the route leaves that open.

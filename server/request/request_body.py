@@ -74,6 +74,7 @@ class InputForm:
     # As the OpenAPI document states it:
     shortest: int = 1  # characters of a text
     together: int = 0  # a list of texts is one item of at most so many texts; 0: each text is an item
+    most: int = 0  # items; 0: as many as the option of the body's texts allows
 
 
 InputForms = dict[str, InputForm]  # of the fields with texts or ids

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from starlette.types import Receive, Scope
 
-from embert.engine import Encoded, Task
+from embert.engine import Encoded, Task, TaskOutput
 from embert.engine.batch import cumulative
 from embert.engine.heads.token_rows import multi_vector_mask
-from embert.engine.tokenization.encoded import TokenizeOptions
+from embert.engine.tokenization.encoded import EncodedSpans, TokenizeOptions
 from embert.server.config import option_name
 from embert.server.engine_client.router import Answer, TooManyWeights
 from embert.server.http.errors import Invalid, PayloadTooLarge, ServerError, UnsupportedEncoding, describe_name
@@ -145,6 +145,16 @@ class RequestContext:
         match = re.search(rb'"%b"\s*:\s*(.)' % field.encode(), self._body, re.DOTALL)
         return b"" if match is None else match[1]
 
+    def names(self, field: str) -> bool:
+        """Whether the body has the field, in it or in an object in it, or its name as a text; before `parse`.
+
+        Inside of a longer text a name has backslashes before its quotes.
+        """
+        if isinstance(self._body, dict):
+            objects = (self._body, *(value for value in self._body.values() if isinstance(value, dict)))
+            return any(field in each for each in objects)
+        return b'"%b"' % field.encode() in self._body
+
     async def parse(self, schema: type[RequestT]) -> RequestT:
         """The request in the body, once; the body is dropped.
 
@@ -267,6 +277,38 @@ class RequestContext:
         self._note_tokenized(encoded)
         return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
 
+    async def tokenize_spans(
+        self, inputs: str | list[str], options: TokenizeOptions, *, stride: int | None
+    ) -> EncodedSpans:
+        """Texts to packed ids with the characters of each token, without prompts; see Tokenizer.encode_spans.
+
+        Bounds and errors are those of `tokenize`; also PayloadTooLarge for more scores than an answer may have.
+        """
+        handle, request, param = self.handle, self.options, options.param
+        if request.low_priority:
+            await self._selector.registry.low_priority_throttle.before_tokenizing(self._size)
+        self._param = param
+        texts = InputTexts.of(inputs, param)
+        handle.limits.check_count(len(texts.items), param)
+        began = time.perf_counter()
+        self.breakdown.characters = texts.characters
+        if texts.most_tokens > _QUICK_TOKENS:
+            longest = handle.model.max_input_length if stride is None else texts.characters
+            handle.admission.check_capacity(partial(texts.least_tokens, longest), texts.most_tokens, request)
+
+        def check(tokens: int) -> None:
+            handle.limits.check_tokens(tokens, param, more=True)
+            handle.limits.check_weights(tokens * handle.token_labels, param)
+
+        spans = await handle.input_tokenizer.encode_spans(
+            texts, self.receive, handle.checking(request, check), options, stride
+        )
+        tokens = spans.encoded.tokens
+        self.breakdown.tokenize_s, self.breakdown.tokens = time.perf_counter() - began, tokens
+        handle.limits.check_tokens(tokens, param)
+        self._note_tokenized(spans.encoded)
+        return spans
+
     async def tokenize_pairs(self, texts: TextPairs, options: TokenizeOptions) -> Encoded:
         """Pairs of texts, which the caller has counted, to packed ids. Bounds and errors are those of `tokenize`.
 
@@ -320,7 +362,9 @@ class RequestContext:
         self.hold(size, "the answer")
         if tasks == Task.CLASSIFY and handle.labels > 1:
             self._count_weights(encoded.sequences * handle.labels)
-        if not only_one_each and tasks & _A_ROW_A_TOKEN:
+        if not only_one_each and tasks == Task.TOKEN_CLASSES:
+            self._count_weights(encoded.tokens * handle.token_labels)
+        elif not only_one_each and tasks & _A_ROW_A_TOKEN:
             handle.admission.check_ready()  # an engine says what the limit is
             limit = handle.token_vector_limit
             self._shared.token_vectors += encoded.tokens
@@ -359,6 +403,16 @@ class RequestContext:
             answer.rows[Task.MULTI] = answer.rows[Task.MULTI].where(row_mask)
             answer.token_ids = encoded.ids[row_mask]
         return answer
+
+    async def logits_of_tokens(self, encoded: Encoded) -> TaskOutput:
+        """Rows of TOKEN_CLASSES. Whitespace may be no token at all: then there is nothing to ask an engine for."""
+        if not encoded.sequences:
+            return TaskOutput(np.empty((0, self.handle.token_labels), np.float32), np.zeros(1, np.int32))
+        return (await self.run(encoded, Task.TOKEN_CLASSES)).rows[Task.TOKEN_CLASSES]
+
+    def has_agent(self, product: bytes) -> bool:
+        """Whether the client says that it is this product."""
+        return any(name == b"user-agent" and product in value for name, value in self.scope["headers"])
 
     def _count_weights(self, weights: int) -> None:
         self._shared.weights += weights

@@ -60,8 +60,11 @@ _SHAPE: dict[str, Any] = {
 NAN_WORD = "nan"  # a token whose embedding is not a number, so neither is any logit of a text with it
 
 
-def build_classifier(folder: Path, *labels: str, seed: int = 0) -> Path:
-    """A BertForSequenceClassification with these labels; one: a cross-encoder. The seed alone makes its weights."""
+def build_classifier(folder: Path, *labels: str, seed: int = 0, tokens: bool = False) -> Path:
+    """A BertForSequenceClassification with these labels; one: a cross-encoder. The seed alone makes its weights.
+
+    With `tokens` it is a BertForTokenClassification.
+    """
     source = engine.load_model().transformer_folder
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -69,7 +72,7 @@ def build_classifier(folder: Path, *labels: str, seed: int = 0) -> Path:
     names = {str(index): label for index, label in enumerate(labels)}
     config = {
         "model_type": "bert",
-        "architectures": ["BertForSequenceClassification"],
+        "architectures": [f"BertFor{'Token' if tokens else 'Sequence'}Classification"],
         "id2label": names,
         "label2id": {label: int(index) for index, label in names.items()},
         **_SHAPE,
@@ -79,6 +82,7 @@ def build_classifier(folder: Path, *labels: str, seed: int = 0) -> Path:
     tensors = {
         name: (random.standard_normal(shape) * scale + offset).astype(np.float32)
         for name, shape, scale, offset in _tensors(len(labels))
+        if not (tokens and "pooler" in name)
     }
     vocabulary = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
     tensors["bert.embeddings.word_embeddings.weight"][vocabulary[NAN_WORD]] = np.nan

@@ -70,6 +70,7 @@ class StandIn(Encoder):
             Task.CLASSIFY: len(heads.classifier.labels) if heads.classifier else 0,
             Task.MULTI: heads.multi_vector.columns if heads.multi_vector else 0,
             Task.SPARSE: 1,
+            Task.TOKEN_CLASSES: len(heads.token_classifier.labels) if heads.token_classifier else 0,
         }
         self.max_batch_tokens = max_batch_tokens or 16384
         self._tokens_per_s = float(os.environ.get("STAND_IN_TOKENS_PER_S", "inf"))
@@ -127,7 +128,7 @@ class StandIn(Encoder):
             indices, counts = np.unique(ids, return_counts=True)
             values = counts.astype(np.float32)[:, None] / np.float32(2)
             return TaskOutput(values, np.array([0, len(indices)], np.int32), indices.astype(np.int32))
-        if task in (Task.TOKENS, Task.MULTI):
+        if task in (Task.TOKENS, Task.MULTI, Task.TOKEN_CLASSES):
             values = token_vectors(ids.tolist(), columns, unit=task == Task.MULTI)
             return TaskOutput(values, np.array([0, len(ids)], np.int32))
         row = _vector(ids, columns)

@@ -39,6 +39,22 @@ def small_reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 @pytest.fixture(scope="module")
+def small_nli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """As `small`, of zero-shot classes."""
+    folder = build_classifier(tmp_path_factory.mktemp("nli"), "entailment", "neutral", "contradiction")
+    with live(str(folder), *STAND_IN, "--max-client-batch-size", "16", "--max-client-documents", "64") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def small_tagger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """As `small`, of entities."""
+    folder = build_classifier(tmp_path_factory.mktemp("tagger"), "O", "B-PER", "I-PER", tokens=True)
+    with live(str(folder), *STAND_IN, "--max-client-batch-size", "16") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def document(http: httpx.Client) -> dict[str, Any]:
     found: dict[str, Any] = http.get("/openapi.json").json()
     return found
@@ -80,6 +96,12 @@ def test_schemathesis_of_scores_and_classes(small_reranker: Live, tmp_path: Path
     assert f"{len(paths)} selected / " in output
 
 
+def test_schemathesis_of_pipelines(small_nli: Live, small_tagger: Live, tmp_path: Path) -> None:
+    for server, path in ((small_nli, "/zero_shot"), (small_tagger, "/token_classify")):
+        output = schemathesis(server, tmp_path, "--include-path-regex", f"^({path}|/invocations)$")
+        assert "2 selected / " in output
+
+
 def test_the_document_states_the_models_bounds(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     fields = schemas["EmbeddingsRequest"]["properties"]
@@ -112,9 +134,11 @@ def test_every_operation_says_what_its_errors_are(document: dict[str, Any]) -> N
                     assert content == {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
 
 
-def test_examples_work(small: Live, small_reranker: Live, splade: Live, late_interaction: Live) -> None:
+def test_examples_work(
+    small: Live, small_reranker: Live, splade: Live, late_interaction: Live, small_nli: Live, small_tagger: Live
+) -> None:
     answered = set()
-    for server in (small, small_reranker, splade, late_interaction):
+    for server in (small, small_reranker, splade, late_interaction, small_nli, small_tagger):
         for path, item in server.get("/openapi.json").json()["paths"].items():
             if "post" not in item:
                 continue

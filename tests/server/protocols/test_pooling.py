@@ -92,7 +92,7 @@ def test_texts_are_cut_as_asked(http: httpx.Client, late_interaction: Live) -> N
 @pytest.mark.parametrize(
     ("fields", "status", "says"),
     [
-        ({"task": "token_classify"}, 422, ("`task`", "'token_classify'")),
+        ({"task": "plugin"}, 422, ("`task`", "'plugin'")),
         ({"task": "classify"}, 400, ("classify", "embed, tokens")),
         ({"task": "token_embed", "dimensions": 3}, 422, ("`dimensions`", "embed")),
         ({"dimensions": 385}, 422, ("`dimensions`", "1 to 384", "385")),

@@ -1,0 +1,240 @@
+"""Hugging Face's pipelines: entities of texts, and zero-shot classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import orjson
+from pydantic import BaseModel, BeforeValidator, Field, RootModel
+
+from embert.engine import Task
+from embert.engine.entities import DEFAULT_IGNORED, Aggregation, Entity, EntityOptions, entities_of
+from embert.engine.heads.zero_shot import MOST_LABELS, TEMPLATE, check_labels, hypotheses, zero_shot_labels
+from embert.engine.tokenization.encoded import Chunks, TokenizeOptions, finish
+from embert.server.http.errors import EmptyInput, PayloadTooLarge
+from embert.server.protocols.fields import FIELDS
+from embert.server.protocols.ranking import joined
+from embert.server.request.inputs import INPUT_ERRORS, TextPairs
+from embert.server.request.request_body import MODELS_DIRECTION, Direction, InputForm, InputForms, RequestBody, TextList
+from embert.server.request.request_context import JSON, RequestContext
+
+__all__ = [
+    "Entities",
+    "TokenClassifyRequest",
+    "ZeroShotAnswer",
+    "ZeroShotRequest",
+    "token_classify",
+    "zero_shot",
+]
+
+_TEXTS = InputForm("a string or a list of strings")
+_INLINE_TOKENS = 1024  # whose entities are made on the event loop: about 2 ms
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+# --- entities ---
+
+
+class TokenClassifyRequest(RequestBody):
+    """`POST /token_classify`: the fields of transformers' TokenClassificationPipeline."""
+
+    known = FIELDS["token_classify"]
+    input_forms: ClassVar[InputForms] = {"inputs": _TEXTS}
+
+    inputs: str | TextList = Field(description="A text, or texts.")
+    aggregation_strategy: Annotated[Aggregation, BeforeValidator(_lower)] = Field(
+        "none", description="none: an entity for each token; the others join tokens, as transformers documents them."
+    )
+    ignore_labels: TextList = Field([*DEFAULT_IGNORED], description="Labels without an entity.")
+    stride: int | None = Field(
+        None, ge=0, description="Read a long text in sequences that share so many tokens, with any strategy but none."
+    )
+    truncate: bool | None = Field(
+        None, description="Without `stride`: cut texts that are too long. Default: the server's --auto-truncate."
+    )
+    truncation_direction: Direction = Field(
+        MODELS_DIRECTION, description="The end that is cut off. Default: the model's, mostly right."
+    )
+
+
+class TokenEntity(BaseModel):
+    """An entity: of one token, with `entity` and `index`, or of several, with `entity_group`."""
+
+    entity: str | None = None
+    entity_group: str | None = None
+    score: float
+    index: int | None = None
+    word: str
+    start: int
+    end: int
+
+
+class Entities(RootModel[list[TokenEntity] | list[list[TokenEntity]]]):
+    """The entities of one text, or of each of several."""
+
+
+async def token_classify(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /token_classify`."""
+    handle = context.handle
+    request = await context.parse(TokenClassifyRequest)
+    options = EntityOptions(request.aggregation_strategy, frozenset(request.ignore_labels), request.stride)
+    with INPUT_ERRORS:
+        options.check()
+    classifier = handle.served.token_classifier
+    spans = await context.tokenize_spans(
+        request.inputs,
+        TokenizeOptions(truncate=request.truncate, direction=request.truncation_direction),
+        stride=request.stride,
+    )
+    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    rows = await context.logits_of_tokens(spans.encoded)
+    logits = np.split(rows.values, rows.offsets[1:-1])
+    entities = entities_of(texts, spans, logits, classifier.labels, handle.tokenizer, options)
+
+    def written() -> Chunks[bytes]:
+        pieces: list[bytes] = []
+        for each in entities:
+            pieces.append(orjson.dumps([_entity_fields(entity) for entity in each]))
+            yield len(pieces)
+        return b",".join(pieces)
+
+    if spans.encoded.tokens <= _INLINE_TOKENS:
+        answer = finish(written())
+    else:
+        check = handle.checking(context.options, lambda _: None)
+        answer = await handle.tokenizer_pool.run(written(), spans.encoded.tokens, context.receive, check)
+    return JSON, answer if isinstance(request.inputs, str) else b"[%b]" % answer
+
+
+def _entity_fields(entity: Entity) -> dict[str, Any]:
+    if entity.index is None:
+        fields: dict[str, Any] = {"entity_group": entity.label, "score": entity.score}
+    else:
+        fields = {"entity": entity.label, "score": entity.score, "index": entity.index}
+    return {**fields, "word": entity.word, "start": entity.start, "end": entity.end}
+
+
+# --- zero-shot classes ---
+
+
+class ZeroShotRequest(RequestBody):
+    """`POST /zero_shot`: the fields of transformers' ZeroShotClassificationPipeline."""
+
+    known = FIELDS["zero_shot"]
+    text_limit: ClassVar[str] = "max_client_documents"
+    input_forms: ClassVar[InputForms] = {
+        "inputs": _TEXTS,
+        "candidate_labels": InputForm(
+            "a list of strings, or one string with commas between labels", shortest=0, most=MOST_LABELS
+        ),
+    }
+
+    inputs: str | TextList = Field(description="A text, or texts.")
+    candidate_labels: str | TextList = Field(
+        description=f"At most {MOST_LABELS} labels, in a list or with commas between them."
+    )
+    hypothesis_template: str = Field(
+        TEMPLATE,
+        description="What a label says of a text, with {} for the label.",
+        json_schema_extra={"pattern": r"^[^{}]*\{\}[^{}]*$"},
+    )
+    multi_label: bool = Field(
+        False, description="Score each label by itself: entailment against contradiction. Else scores add up to 1."
+    )
+    truncate: bool | None = Field(
+        None, description="Cut texts that are too long beside a hypothesis. Default: the server's --auto-truncate."
+    )
+    truncation_direction: Direction = Field(
+        MODELS_DIRECTION, description="The end of a text that is cut off. Default: the model's, mostly right."
+    )
+
+
+class ZeroShotClasses(BaseModel):
+    """The labels of one text, best first."""
+
+    sequence: str
+    labels: list[str]
+    scores: list[float]
+
+
+class ZeroShotLabel(BaseModel):
+    """One label of a text, for Hugging Face's own clients."""
+
+    label: str
+    score: float
+
+
+class ZeroShotAnswer(RootModel[ZeroShotClasses | list[ZeroShotClasses] | list[ZeroShotLabel]]):
+    """The labels of one text, or of each of several; to huggingface_hub, which sends one text, a list of its labels."""
+
+
+async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
+    """`POST /zero_shot`."""
+    handle = context.handle
+    request = await context.parse(ZeroShotRequest)
+    handle.served.check_tasks(Task.CLASSIFY, entails=True)
+    entailment = handle.served.classifier.entailment
+    assert entailment is not None  # noqa: S101 - see above
+    labels = request.candidate_labels
+    if isinstance(labels, str):
+        labels = [label.strip() for label in labels.split(",") if label.strip()]
+    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    _check_texts(texts)
+    handle.limits.check_documents(len(texts) * len(labels), "candidate_labels")
+    _check_hypotheses(request.hypothesis_template, labels, handle.config.payload_limit)
+    with INPUT_ERRORS:
+        check_labels(labels, "candidate_labels")
+        seconds = hypotheses(request.hypothesis_template, labels)
+    firsts = texts if len(texts) == 1 else [text for text in texts for _ in labels]
+    encoded = await context.tokenize_pairs(
+        TextPairs(firsts, seconds * len(texts)),
+        TokenizeOptions(
+            truncate=request.truncate,
+            direction=request.truncation_direction,
+            second_param="candidate_labels",
+            only_first=True,
+        ),
+    )
+    logits = (await context.run(encoded, Task.CLASSIFY)).vectors
+    answers = []
+    for index in range(len(texts)):
+        rows = logits[index * len(labels) : (index + 1) * len(labels)]
+        answers.append(zero_shot_labels(rows, labels, entailment, multi_label=request.multi_label))
+    if isinstance(request.inputs, str) and context.has_agent(b"hf_hub/"):
+        return JSON, orjson.dumps(answers[0])
+    written = await joined(
+        orjson.dumps(
+            {
+                "sequence": text,
+                "labels": [each.label for each in answer],
+                "scores": [each.score for each in answer],
+            }
+        )
+        for text, answer in zip(texts, answers, strict=True)
+    )
+    return JSON, written if isinstance(request.inputs, str) else b"[%b]" % written
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    if not texts:
+        raise EmptyInput("`inputs` must not be an empty list", "inputs")
+    for index, text in enumerate(texts):
+        if not text:
+            name = f"inputs[{index}]" if len(texts) > 1 else "inputs"
+            raise EmptyInput(f"`{name}` must not be empty", "inputs")
+
+
+def _check_hypotheses(template: str, labels: Sequence[str], limit: int) -> None:
+    """Raise PayloadTooLarge for hypotheses that together are longer than a body may be."""
+    characters = len(template) * len(labels) + sum(map(len, labels))
+    if characters > limit:
+        raise PayloadTooLarge(
+            f"`hypothesis_template` makes hypotheses of {characters} characters; the limit is {limit} "
+            "(--payload-limit)",
+            "hypothesis_template",
+        )

@@ -1,0 +1,159 @@
+"""/token_classify, /zero_shot and `POST /` of their models, beside transformers' pipelines; and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import transformers
+
+from tests.engine.pipelines import LABELS, NLI, random_texts, write
+from tests.server.live import Live, live
+from tests.server.protocols.oracle import model_folder, softmax
+
+LABELED = ["animals", "taxes", "東京"]
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = write(tmp_path_factory.mktemp("tagger"), "cased", "bert", "ForTokenClassification", LABELS)
+    with live(str(folder), "--device", "cpu", "--max-answer-weights", "20000") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def nli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = write(tmp_path_factory.mktemp("nli"), "uncased", "bert", "ForSequenceClassification", NLI)
+    with live(str(folder), "--device", "cpu", "--max-client-documents", "1500") as running:
+        yield running
+
+
+def pipeline(task: str, server: Live) -> Any:
+    kind: Any = task
+    return transformers.pipeline(kind, model_folder(server), device="cpu")
+
+
+def close(answer: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    """Whether the entities are the same, in the same order of fields, and their scores equal to 1e-4."""
+    found, wanted = ([entity.pop("score") for entity in entities] for entities in (answer, expected))
+    names = [[[*entity] for entity in entities] for entities in (answer, expected)]
+    return answer == expected and names[0] == names[1] and np.allclose(found, wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("path", ["/token_classify", "/"])
+def test_entities_are_those_of_the_pipeline(tagger: Live, path: str) -> None:
+    oracle, texts = pipeline("token-classification", tagger), random_texts(12)
+    for parameters in ({}, {"aggregation_strategy": "simple"}, {"aggregation_strategy": "AVERAGE", "stride": 5}):
+        body = {"inputs": texts, "parameters": parameters}
+        for found, expected in zip(tagger.post(path, body).json(), oracle(texts, **parameters), strict=True):
+            assert close(found, expected)
+    alone = tagger.post(path, {"inputs": texts[1], "aggregation_strategy": "simple", "ignore_labels": []}).json()
+    assert close(alone, oracle(texts[1], aggregation_strategy="simple", ignore_labels=[]))
+    assert tagger.post(path, {"inputs": " "}).json() == []
+
+
+def test_long_text_with_a_stride_is_not_cut(tagger: Live) -> None:
+    text = "met in New York " * 60
+    cut = tagger.post("/token_classify", {"inputs": text})
+    whole = tagger.post("/token_classify", {"inputs": text, "stride": 8, "aggregation_strategy": "simple"})
+    assert cut.headers["x-truncated-texts"] == "1"
+    assert "x-truncated-texts" not in whole.headers
+    assert int(whole.headers["x-compute-tokens"]) > 240
+    refused = tagger.post("/token_classify", {"inputs": text, "truncate": False})
+    assert (refused.status_code, refused.json()["error_type"]) == (422, "Validation")
+
+
+def test_pooling_answers_the_scores_of_tokens(tagger: Live) -> None:
+    for extra in ({}, {"task": "token_classify"}):
+        (found,) = tagger.post("/pooling", {"input": "Angela met Merkel", **extra}).json()["data"]
+        raw = tagger.post("/pooling", {"input": "Angela met Merkel", "use_activation": False, **extra}).json()
+        scores = np.array(found["data"])
+        assert scores.shape == (5, len(LABELS))
+        np.testing.assert_allclose(scores, softmax(np.array(raw["data"][0]["data"])), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "named"),
+    [
+        ({"inputs": []}, "inputs", "empty"),
+        ({"inputs": 5}, "inputs", "5"),
+        ({"inputs": "a", "stride": 46, "aggregation_strategy": "max"}, "stride", "from 0 to 45"),
+        ({"inputs": "a", "stride": -1, "aggregation_strategy": "max"}, "stride", "-1"),
+        ({"inputs": "a", "stride": 3}, "aggregation_strategy", "none"),
+        ({"inputs": "a", "aggregation_strategy": "most"}, "aggregation_strategy", "most"),
+        ({"inputs": "a", "parameters": {"ignore_labels": "O"}}, "ignore_labels", "a string"),
+        ({"inputs": "a", "is_split_into_words": True}, "is_split_into_words", "true"),
+        ({"inputs": "New " * 400, "stride": 44, "aggregation_strategy": "max"}, "inputs", "20000"),
+    ],
+)
+def test_refused_requests_for_entities(tagger: Live, body: dict[str, Any], param: str, named: str) -> None:
+    answer = tagger.post("/token_classify", body)
+    assert answer.status_code in (400, 413, 422), answer.text
+    assert f"`{param}" in answer.json()["error"]
+    assert named in answer.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["/zero_shot", "/"])
+def test_zero_shot_classes_are_those_of_the_pipeline(nli: Live, path: str) -> None:
+    oracle, texts = pipeline("zero-shot-classification", nli), random_texts(8)
+    for parameters in ({}, {"multi_label": True}, {"hypothesis_template": "It is about {}, {{that}}!"}):
+        options = {"candidate_labels": LABELED, **parameters}
+        answers = nli.post(path, {"inputs": texts, "parameters": options}).json()
+        for found, expected in zip(answers, oracle(texts, **options), strict=True):
+            assert (found["sequence"], found["labels"]) == (expected["sequence"], expected["labels"])
+            np.testing.assert_allclose(found["scores"], expected["scores"], atol=1e-4)
+    (one,) = nli.post(path, {"inputs": texts[:1], "candidate_labels": "animals, taxes"}).json()
+    alone = nli.post(path, {"inputs": texts[0], "candidate_labels": ["animals", "taxes"]}).json()
+    assert one == alone
+    assert sorted(alone["labels"]) == ["animals", "taxes"]
+
+
+def test_huggingface_hub_reads_a_list_of_labels(nli: Live) -> None:
+    body = {"inputs": "a cat", "parameters": {"candidate_labels": LABELED}}
+    answer = httpx.post(f"{nli.url}/", json=body, headers={"user-agent": "unknown/None; hf_hub/1.33.0"}).json()
+    assert [*answer[0]] == ["label", "score"]
+    assert sorted(each["label"] for each in answer) == sorted(LABELED)
+
+
+def test_body_without_labels_is_of_predict(nli: Live) -> None:
+    text = 'what is "candidate_labels"?'
+    (answer,) = nli.post("/", {"inputs": [[text]]}).json()
+    assert {each["label"] for each in answer} == set(NLI)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "named"),
+    [
+        ({"candidate_labels": []}, "candidate_labels", "at least one"),
+        ({"candidate_labels": " , "}, "candidate_labels", "at least one"),
+        ({}, "candidate_labels", "required"),
+        ({"candidate_labels": ["a"] * 1001}, "candidate_labels", "limit is 1000"),
+        ({"candidate_labels": ["a"] * 1501}, "candidate_labels", "limit is 1500"),
+        ({"candidate_labels": ["a"], "hypothesis_template": "none"}, "hypothesis_template", "'none'"),
+        ({"candidate_labels": ["a"], "hypothesis_template": "{:9999999}"}, "hypothesis_template", "9999999"),
+        ({"candidate_labels": ["long " * 60]}, "candidate_labels", "the limit is"),
+        ({"candidate_labels": ["a"] * 999, "hypothesis_template": "{}" + "x" * 10_100}, "hypothesis_template", "limit"),
+        ({"candidate_labels": ["a"], "multi_label": "so"}, "multi_label", "a string"),
+    ],
+)
+def test_refused_zero_shot_requests(nli: Live, fields: dict[str, Any], param: str, named: str) -> None:
+    answer = nli.post("/zero_shot", {"inputs": "a text", **fields})
+    assert answer.status_code in (413, 422), answer.text
+    assert f"`{param}`" in answer.json()["error"]
+    assert named in answer.json()["error"]
+
+
+def test_models_without_the_task(nli: Live, tagger: Live, classifier: Live) -> None:
+    body = {"inputs": "a", "candidate_labels": ["b"]}
+    for server, path, task in (
+        (tagger, "/zero_shot", "zero_shot"),
+        (classifier, "/zero_shot", "zero_shot"),
+        (classifier, "/", "zero_shot"),
+        (nli, "/token_classify", "token_classify"),
+    ):
+        answer = server.post(path, body)
+        assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend"), answer.text
+        assert f"does not have the task {task}" in answer.json()["error"]
