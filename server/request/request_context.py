@@ -362,16 +362,8 @@ class RequestContext:
         self.hold(size, "the answer")
         if tasks == Task.CLASSIFY and handle.labels > 1:
             self._count_weights(encoded.sequences * handle.labels)
-        if not only_one_each and tasks == Task.TOKEN_CLASSES:
-            self._count_weights(encoded.tokens * handle.token_labels)
-        elif not only_one_each and tasks & _A_ROW_A_TOKEN:
-            handle.admission.check_ready()  # an engine says what the limit is
-            limit = handle.token_vector_limit
-            self._shared.token_vectors += encoded.tokens
-            if (tokens := self._shared.token_vectors) > limit:
-                raise PayloadTooLarge(
-                    f"`{self._param}` has {tokens} tokens; the limit for token vectors is {limit}", self._param
-                )
+        if not only_one_each:
+            self._check_rows(encoded, tasks)
         try:
             answer = await handle.router.encode(
                 encoded,
@@ -403,6 +395,21 @@ class RequestContext:
             answer.rows[Task.MULTI] = answer.rows[Task.MULTI].where(row_mask)
             answer.token_ids = encoded.ids[row_mask]
         return answer
+
+    def _check_rows(self, encoded: Encoded, tasks: Task) -> None:
+        """Raise PayloadTooLarge for more rows of tokens than an answer may have."""
+        handle = self.handle
+        if tasks == Task.TOKEN_CLASSES:
+            self._count_weights(encoded.tokens * handle.token_labels)
+        if not tasks & _A_ROW_A_TOKEN:
+            return
+        handle.admission.check_ready()  # an engine says what the limit is
+        limit = handle.token_vector_limit
+        self._shared.token_vectors += encoded.tokens
+        if (tokens := self._shared.token_vectors) > limit:
+            raise PayloadTooLarge(
+                f"`{self._param}` has {tokens} tokens; the limit for token vectors is {limit}", self._param
+            )
 
     async def logits_of_tokens(self, encoded: Encoded) -> TaskOutput:
         """Rows of TOKEN_CLASSES. Whitespace may be no token at all: then there is nothing to ask an engine for."""
