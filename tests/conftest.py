@@ -64,9 +64,23 @@ LONGEST = (
 )  # fmt: skip
 
 
+# The tests of these servers run in one process, or several processes would start each of them.
+HEADS = re.compile(r"\b(reranker|classifier|three_heads|late_interaction|splade)\b")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    rank = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+    rank = {name: place for place, name in enumerate(("heads", *LONGEST))}
+    groups = {path: _group(path) for path in {item.path for item in items}}
+    items.sort(key=lambda item: rank.get(groups[item.path], rank.get(item.path.stem, len(rank))))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
+
+
+def _group(path: Path) -> str:
+    """What runs in one process: a file, or all files of servers with heads."""
+    file = path.relative_to(Path(__file__).parent).as_posix()
+    shared = file.startswith(("server/frontend/", "server/protocols/", "test_docs")) and HEADS.search(path.read_text())
+    return "heads" if shared else file
 
 
 def pytest_collection_finish() -> None:
