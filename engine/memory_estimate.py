@@ -72,7 +72,8 @@ def estimate_memory(
     if dtype == "int8" and on_gpu:  # rows of 8 bits, each with a scale
         activations += max(tokens, model.max_input_length) * (max(hidden, inner) + 4)
     # LayerNorms are folded into these in FP32; the CPU encoder repacks its matrices, one at a time.
-    matrices = config.layers * hidden * (3 * hidden + inner)
+    products = (config.heads + 2 * config.kv_heads) * config.head_size + inner * (2 if config.gated else 1)
+    matrices = config.layers * hidden * products
     loading = 4 * matrices if on_gpu and item == 2 else 0
     if model.lora is not None and not on_gpu:  # what it changes, in FP32
         loading += 4 * parameters

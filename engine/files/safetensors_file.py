@@ -88,6 +88,10 @@ class SafetensorsFile:
         """Names of all tensors."""
         return list(self._header)
 
+    def release(self) -> None:
+        """Unmap the pages that have been read. Who reads them again gets them from the file, or the page cache."""
+        self._bytes.madvise(mmap.MADV_DONTNEED)
+
     def tensor(self, name: str) -> Tensor:
         """A tensor of the file. Raises KeyError if there is none of this name."""
         entry = self._header[name]

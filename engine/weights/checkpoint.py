@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,11 @@ from embert.engine.models.tensor_names import (
 )
 from embert.engine.weights.adapters import LowRank, PeftFiles, beside_weight
 
-__all__ = ["PADDING_POSITION", "Checkpoint", "MergedWeights"]
+__all__ = ["PADDING_POSITION", "Checkpoint", "MergedWeights", "on_bytes_read"]
+
+# Gets the bytes of the encoder's weights that have been read, and how many there are, while an encoder of this context
+# loads. A variable of the context, because a third-party encoder's factory takes no such argument.
+on_bytes_read: ContextVar[Callable[[int, int], None] | None] = ContextVar("on_bytes_read", default=None)
 
 
 class MergedWeights:
@@ -95,10 +100,39 @@ COMPUTED = "rotary_emb.inv_freq"
 PADDING_POSITION = "the padding token's row of " + POSITION_EMBEDDINGS
 
 
+class _Reading:
+    """What has been read of the encoder's tensors: reported to `on_bytes_read`, and unmapped after HELD_BYTES."""
+
+    HELD_BYTES = 1 << 28
+
+    def __init__(self, sizes: Mapping[str, int], files: Collection[SafetensorsFile]) -> None:
+        """`sizes` are the tensors' bytes in these files, by name."""
+        self._sizes, self._files = sizes, files
+        self._left = set(sizes)  # not read yet
+        self._whole = sum(sizes.values())
+        self._read = self._held = 0
+        self._report = on_bytes_read.get()
+
+    def note(self, name: str) -> None:
+        """Note that a tensor is about to be read. Pages that were read before may be unmapped."""
+        size = self._sizes.get(name, 0)
+        self._held += size
+        if self._held > self.HELD_BYTES:
+            self._held = size
+            for file in self._files:
+                file.release()
+        if name in self._left:
+            self._left.discard(name)
+            self._read += size
+            if self._report is not None:
+                self._report(self._read, self._whole)
+
+
 class Checkpoint:
     """The tensors of `tensor_shapes`, under the same names, checked by shape and dtype, and heads' tensors.
 
-    Nothing is copied at first.
+    Nothing is copied at first, and what has been read does not stay in memory: a model of many gigabytes passes through
+    the host in parts.
     """
 
     def __init__(self, folder: Path, path: Path, files: Mapping[str, SafetensorsFile]) -> None:
@@ -110,6 +144,7 @@ class Checkpoint:
         self._adapter: int | None = None  # whose additions are in the weights
         self._lora: MergedWeights | None = None
         self._merged: dict[str, Tensor] = {}  # by stored names: what the LoRA adapter changed
+        self._reading = _Reading({}, ())
         self._tied_decoder: Tensor | None = None  # the word table, where that is another one with an adapter
         self.path = path  # the file or the index, for messages
 
@@ -131,6 +166,8 @@ class Checkpoint:
         used = {stored_name.name for stored_name in spelled.values()}
         used |= checkpoint._find_adapters(spelled, config, model.weights_folder)
         checkpoint._check_surplus(config, used)
+        sizes = {name: checkpoint._tensors[name].array.nbytes for name in spelled}
+        checkpoint._reading = _Reading(sizes, files.values())
         return checkpoint
 
     def _find(self, name: str, shape: tuple[int, ...], config: EncoderConfig) -> StoredName:
@@ -211,6 +248,7 @@ class Checkpoint:
     def stored(self, name: str) -> Tensor:
         """A tensor as it is stored, with its dtype tag; with an adapter a new one in float32, where it adds to it."""
         tensor = self._tensors[name]
+        self._reading.note(name)
         if self._adapter is None or name not in self._low_rank:
             return tensor
         return self._low_rank[name].added_to(tensor, self._adapter, self._scale)

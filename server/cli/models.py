@@ -160,6 +160,15 @@ def _check_memory(planned: Sequence[PlannedModel]) -> dict[str, str]:
                 del sizes[name]
         needed = _sum(sizes, place)
         parts = " + ".join(f"{name} {_gib(size.resident)}" for name, size in sizes.items())
+        if needed > place.size and len(planned) == 1:
+            (size,) = sizes.values()
+            summed = [("weights", size.weights), ("activations", size.activations), ("loading", size.loading)]
+            summed.append(("the process", needed - size.resident - size.loading))
+            terms = " + ".join(f"{name} {_gib(part)}" for name, part in summed if part)
+            raise ConfigError(
+                f"{planned[0].model.model_id} needs {_gib(needed)} GiB of {place.name}'s memory, which has "
+                f"{_gib(place.size)} ({terms}); choose a smaller --dtype, lower --max-batch-tokens, or another device"
+            )
         if needed > place.size:
             raise ConfigError(
                 f"the models need {_gib(needed)} GiB of {place.name}'s memory, which has {_gib(place.size)} "

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -18,16 +19,18 @@ from embert.engine.encoders.self_test import tasks_never_finite
 from embert.engine.errors import EncoderError, EncoderLost, EngineError
 from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
 from embert.engine.tasks import ALL_TASKS, task_names
+from embert.engine.weights.checkpoint import on_bytes_read
 from embert.server.config import ModelConfig
 from embert.server.engine_worker.lanes import BatchLimits
 from embert.server.engine_worker.throughput import ThroughputEstimate
 from embert.server.ipc.control import ModelInfo, StartModel
 
-__all__ = ["LoadedModel", "Loader"]
+__all__ = ["LoadProgress", "LoadedModel", "Loader"]
 
 log = logging.getLogger(__name__)
 
 _ANSWER_MAX_S = 0.01
+PROGRESS_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +151,20 @@ def _batch_of(lengths: list[int], tasks: Task) -> PackedBatch:
     return PackedBatch(np.zeros(sum(lengths), np.int32), cumulative(np.array(lengths, np.int32))).wanting(tasks)
 
 
+class LoadProgress:
+    """Reports how much of a model's weights has been read, at most once in PROGRESS_S."""
+
+    def __init__(self, on_step: Callable[[str], None]) -> None:
+        self._on_step, self._reported = on_step, time.monotonic()
+
+    def __call__(self, read: int, whole: int) -> None:
+        """Note the bytes that have been read, of so many."""
+        now = time.monotonic()
+        if now - self._reported >= PROGRESS_S:
+            self._reported = now
+            self._on_step(f"loading the weights, {read / 1e9:.1f} of {whole / 1e9:.1f} GB")
+
+
 class Loader:
     """Loads the models of an engine process in parallel, and hands each over when it is ready.
 
@@ -219,14 +236,18 @@ class Loader:
         model = load_model(start.folder, pooling=config.pooling, model_id=start.model_id)
         with self._gpu_lock:
             self._on_step(start.number, "loading the weights")
-            encoder = load_encoder(
-                model,
-                device=self._device,
-                dtype=config.dtype,
-                max_batch_tokens=config.max_batch_tokens,
-                encoder=config.encoder,
-                min_agreement=config.min_agreement,
-            )
+            reporting = on_bytes_read.set(LoadProgress(partial(self._on_step, start.number)))
+            try:
+                encoder = load_encoder(
+                    model,
+                    device=self._device,
+                    dtype=config.dtype,
+                    max_batch_tokens=config.max_batch_tokens,
+                    encoder=config.encoder,
+                    min_agreement=config.min_agreement,
+                )
+            finally:
+                on_bytes_read.reset(reporting)
             loaded = LoadedModel(start.number, start.name, config, model, encoder)
             self._on_step(start.number, "running its first batches")
             loaded.warm_up()

@@ -70,9 +70,11 @@ class EngineModels:
             self.states = {**self.states, number: ModelState("loading")}
         return due
 
-    def loads(self, number: int) -> None:
-        """The process has begun to load a model."""
+    def loads(self, number: int, doing: str) -> None:
+        """The process is loading a model, and at this step of it."""
         self._loading.add(number)
+        if self.states[number].state == "loading":
+            self.states = {**self.states, number: ModelState("loading", doing)}
 
     def ready(self, number: int, info: ModelInfo) -> None:
         """A model is ready."""

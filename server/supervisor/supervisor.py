@@ -245,7 +245,8 @@ class Supervisor:
         child.doing = message.doing
         if message.model >= 0:
             if child.kind == "engine":
-                self._engine_models[child.index].loads(message.model)
+                self._engine_models[child.index].loads(message.model, message.doing)
+                self._tell_engine(child)
             else:
                 child.reads = message.model
             if len(self.models) > 1:

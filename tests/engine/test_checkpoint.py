@@ -8,13 +8,17 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.errors import BrokenModel
-from tests.engine.conftest import BuildBert
+from embert.engine.models.encoder_config import tensor_shapes
+from embert.engine.weights.checkpoint import Checkpoint, on_bytes_read
+from tests.engine.conftest import BuildBert, small_tokenizer
 
 WORDS = "embeddings.word_embeddings.weight"
 
@@ -87,9 +91,73 @@ def test_broken_shards(build_bert: BuildBert) -> None:
         (None, "has no weight_map"),
         ({**index["weight_map"], "x": shard}, f"{shard} has no tensor x"),
         ({WORDS: "../x.safetensors"}, "../x.safetensors"),
+        ({WORDS: "/etc/x.safetensors"}, "/etc/x.safetensors"),
+        ({WORDS: "below/x.safetensors"}, "below/x.safetensors"),
         ({WORDS: "gone.safetensors"}, "gone.safetensors cannot be read"),
         ({WORDS: shard}, "has no tensor embeddings.position_embeddings.weight"),
     ):
         path.write_text(json.dumps({"weight_map": weight_map}))
         with pytest.raises(BrokenModel, match=re.escape(message)):
             engine.load_encoder(model, device="cpu")
+
+
+def test_a_shard_that_lies_about_its_size(build_bert: BuildBert) -> None:
+    folder = build_bert(shard_size="100KB")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    path = folder / index["weight_map"][WORDS]
+    stored = path.read_bytes()
+    length = int.from_bytes(stored[:8], "little")
+    header, data = json.loads(stored[8 : 8 + length]), stored[8 + length :]
+    for lie, message in (
+        ({"shape": [64, 65]}, "which its shape [64, 65] and dtype F32 contradict"),
+        ({"shape": [1 << 40, 64], "data_offsets": [0, 1 << 48]}, "the file is truncated"),
+    ):
+        text = json.dumps({**header, WORDS: {**header[WORDS], **lie}}).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+        with pytest.raises(BrokenModel, match=re.escape(message)):
+            engine.load_model(str(folder))
+
+
+def mapped_bytes(folder: Path) -> int:
+    """Of the files in a folder, what this process has in memory."""
+    resident, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = str(folder) in line
+        elif inside and line.startswith("Rss:"):
+            resident += 1024 * int(line.split()[1])
+    return resident
+
+
+def test_shards_pass_through_memory_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tensor counts once for the progress, and the pages that were read do not stay."""
+    library: Any = transformers
+    config = library.Qwen3Config(
+        vocab_size=4000, hidden_size=256, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=1024, head_dim=64,
+    )  # fmt: skip
+    library.Qwen3Model(config).save_pretrained(tmp_path, max_shard_size="6MB")
+    small_tokenizer(64).save(str(tmp_path / "tokenizer.json"))
+    shards = list(tmp_path.glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in shards)
+    assert len(shards) > 3
+    assert size > 20e6
+    monkeypatch.setattr("embert.engine.weights.checkpoint._Reading.HELD_BYTES", 1 << 20)
+    model = engine.load_model(str(tmp_path), pooling="last-token")
+    reports: list[tuple[int, int]] = []
+    reporting = on_bytes_read.set(lambda read, whole: reports.append((read, whole)))
+    try:
+        checkpoint = Checkpoint.open(model)
+    finally:
+        on_bytes_read.reset(reporting)
+    most = 0
+    for _ in range(2):  # as a check of the weights and their upload
+        for name in tensor_shapes(model.config):
+            assert np.isfinite(checkpoint.stored(name).array.sum())
+            if name.endswith("output.dense.weight"):
+                most = max(most, mapped_bytes(tmp_path))
+    assert most < 8e6  # the word table has 4 MB, and a layer 4
+    whole = reports[-1][1]
+    assert reports[-1] == (whole, whole)
+    assert abs(whole - size) < 1e5
+    assert [read for read, _ in reports] == sorted({read for read, _ in reports})

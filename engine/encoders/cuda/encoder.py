@@ -146,7 +146,9 @@ class CudaEncoder(Encoder):
         self._model = model
         self._has = model.tasks
         self.width = model.width
-        self.max_batch_tokens = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
+        self._budget = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
+        # A longer text is a batch of its own.
+        self.max_batch_tokens = max(self._budget, model.max_input_length) if max_batch_tokens is None else self._budget
         checkpoint = Checkpoint.open(model)
         self._config = config
         self.dtype, dtype_reason = chosen_dtype(dtype, model, checkpoint)
@@ -217,6 +219,11 @@ class CudaEncoder(Encoder):
             self.choice += f"; {self.dtype} because {dtype_reason}"
         if self._host_embedding is not None:
             self.choice += f"; computed on the host, after the GPU: {on_the_host(model)}"
+
+    @property
+    def batch_tokens(self) -> int:
+        """See Encoder.batch_tokens."""
+        return self._budget
 
     @property
     def gemm(self) -> str:

@@ -45,6 +45,7 @@ LARGEST = 65504.0
 # The smallest step of float16 is 2⁻²⁴, so rounding errors there are 2⁻²⁴/√12 on average. Below this root mean square
 # that is over three times the relative error that float16 makes in a usual matrix, 2.1e-4.
 LEAST_RMS = 2.0**-15
+_PART = 1 << 24  # elements
 SAMPLE = 1 << 18  # evenly spaced elements that a tensor's root mean square is taken from
 
 
@@ -98,14 +99,20 @@ def misfit(tensor: Tensor, called: str) -> str | None:
 
 
 def _largest(tensor: Tensor) -> float:
-    """The largest absolute value; NaN if there is one."""
-    array = tensor.array
-    if array.size == 0:
-        return 0.0
-    if tensor.dtype == "BF16":  # without the sign, its bits sort as its numbers do
-        bits = np.uint16((array & np.uint16(0x7FFF)).max())
-        return float((bits.astype(np.uint32) << 16).view(np.float32))
-    return float(max(array.max(), -array.min()))
+    """The largest absolute value; NaN if there is one. Parts of the tensor are copied, never all of it."""
+    flat, largest = tensor.array.reshape(-1), 0.0
+    for start in range(0, flat.size, _PART):
+        part = flat[start : start + _PART]
+        if tensor.dtype == "BF16":  # without the sign, its bits sort as its numbers do
+            bits = np.uint16((part & np.uint16(0x7FFF)).max())
+            largest_here = float((bits.astype(np.uint32) << 16).view(np.float32))
+        else:
+            largest_here = float(max(part.max(), -part.min()))
+        if not largest_here <= largest:  # NaN too
+            largest = largest_here
+        if np.isnan(largest):
+            break
+    return largest
 
 
 def _root_mean_square(tensor: Tensor) -> float:

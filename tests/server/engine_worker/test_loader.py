@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from embert.server.engine_worker import loaded_model
-from embert.server.engine_worker.loaded_model import Loader
+from embert.server.engine_worker.loaded_model import Loader, LoadProgress
 
 
 class Encoders:
@@ -64,3 +64,13 @@ def test_loads_on_a_gpu_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch,
         encoders.changed.notify_all()
     assert ended.wait(60)
     assert (sorted(ready), failed) == ([0, 1], [])
+
+
+def test_progress_is_reported_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, steps = 100.0, list[str]()
+    monkeypatch.setattr("embert.server.engine_worker.loaded_model.time", SimpleNamespace(monotonic=lambda: now))
+    progress = LoadProgress(steps.append)
+    for gigabytes in range(15):
+        now += 0.4
+        progress(gigabytes * 10**9, 15_200_000_000)
+    assert steps == [f"loading the weights, {gigabytes}.0 of 15.2 GB" for gigabytes in (2, 5, 8, 11, 14)]

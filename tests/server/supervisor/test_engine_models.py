@@ -21,10 +21,10 @@ def start(models: EngineModels, *breaks: int) -> list[int]:
     numbers, one_by_one = models.begin()
     if not one_by_one:
         for number in numbers:
-            models.loads(number)
+            models.loads(number, "reading")
     loaded: list[int] = []
     for number in numbers:
-        models.loads(number)
+        models.loads(number, "reading")
         if number in breaks:
             models.lost(KILLED, 0.0)
             return loaded
@@ -72,7 +72,7 @@ def test_a_loss_when_all_had_loaded_is_nobodys_fault() -> None:
 def test_a_model_that_fails_with_a_reason_is_tried_again_by_the_next_start() -> None:
     models = EngineModels([0, 1])
     models.begin()
-    models.loads(0)
+    models.loads(0, "reading")
     models.failed(0, "no weights")
     models.ready(1, INFO)
     assert (models.states[0].state, models.states[0].detail) == ("failed", "no weights")
@@ -85,7 +85,7 @@ def test_a_model_that_fails_with_a_reason_is_tried_again_by_the_next_start() -> 
 def works(models: EngineModels) -> None:
     numbers, _ = models.begin()
     for number in numbers:
-        models.loads(number)
+        models.loads(number, "reading")
         models.ready(number, INFO)
 
 
@@ -144,9 +144,9 @@ def test_the_last_model_that_works_stays_whatever_it_does() -> None:
 def lose_in_doubt(models: EngineModels, running: int, loading: int, now: float) -> tuple[int, str] | None:
     """A start of the process that ends while it runs one model and loads another one."""
     models.begin()
-    models.loads(running)
+    models.loads(running, "reading")
     models.ready(running, INFO)
-    models.loads(loading)
+    models.loads(loading, "reading")
     return models.lost(KILLED, now, running)
 
 
@@ -167,7 +167,7 @@ def test_a_model_that_loads_while_another_one_ends_the_process_comes_back() -> N
     assert quarantined[0] == 1
     assert models.begin()[0] == [2]
     assert models.due(now + QUARANTINE_S) == [0, 1]
-    models.loads(0)
+    models.loads(0, "reading")
     models.ready(0, INFO)
     assert models.states[0].state == "ready"
 
@@ -185,7 +185,7 @@ def test_a_model_that_ends_the_process_while_another_one_is_busy_is_left_out_lon
         seen.append(quarantine_s)
         now += quarantine_s
     assert seen == [60, 120, 240, 480]
-    models.loads(0)
+    models.loads(0, "reading")
     quarantined = models.lost(KILLED, now)
     assert quarantined is not None
     assert "quarantined for" not in quarantined[1]
