@@ -141,12 +141,16 @@ class EngineMetrics:
         self._duration = histogram("batch_duration_seconds", "One batch on the encoder.", buckets.request, both)
         self._texts = histogram("batch_texts", "Texts of one batch.", _TEXT_BUCKETS, both)
         self._tokens = histogram("batch_tokens", "Tokens of one batch.", _BATCH_TOKEN_BUCKETS, both)
-        fill_help = "Tokens of one batch ÷ the token budget."
+        fill_help = "Tokens of one batch, of long texts counted tokens, ÷ the token budget."
         self._fill = histogram("batch_token_fill_ratio", fill_help, _RATIO_BUCKETS, both)
         padding_help = "Padding tokens computed; 0, because batches are packed."
         self._padding = counter("padding_tokens_total", padding_help, both)
         self._queue_texts = gauge("queue_texts", "Texts waiting for a batch.", ["model"])
-        self._queue_tokens = gauge("queue_tokens", "Tokens waiting for a batch; scale replicas on this.", ["model"])
+        self._queue_tokens = gauge(
+            "queue_tokens",
+            "Tokens waiting for a batch, of long texts counted tokens; scale replicas on this.",
+            ["model"],
+        )
         self._models: dict[str, EngineModelMetrics] = {}
         self.busy_ratio = gauge(
             "engine_busy_ratio", "Share of the last 5 seconds spent in forwards.", ["engine"]

@@ -69,15 +69,6 @@ def test_embed_a_file_to_npy(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert np.allclose(vectors[2], expected([101, 102]), atol=1e-6)
 
 
-def test_embed_a_file_to_jsonl(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    source, target = tmp_path / "texts", tmp_path / "vectors.jsonl"
-    source.write_text("".join(f"text {i}\n" for i in range(5000)))
-    status, out, _ = run(capsys, "embed", "-q", "-f", str(source), "-o", str(target), *STAND_IN)
-    assert (status, out) == (0, "")
-    lines = target.read_text().splitlines()
-    assert [json.loads(line)["text"] for line in lines] == [f"text {i}" for i in range(5000)]
-
-
 def test_embed_standard_input() -> None:
     ended = run_cli("embed", "--file", "-", "--dimensions", "4", *STAND_IN, stdin="one\ntwo\n")
     assert ended.returncode == 0, ended.stderr

@@ -85,6 +85,22 @@ def test_which_requests_have_spans(sampler: Sampler, headers: Headers, route: st
     assert begin(sampler, headers, route=route) is sampled
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "", "nonsense", f"00-{'0' * 32}-{SPAN}-01", f"00-{'ab' * 16}-{'0' * 16}-01", f"ff-{'ab' * 16}-{SPAN}-01",
+        f"00-{'AB' * 16}-{SPAN}-01", f"00-{'ab' * 16}-{SPAN}-01-more", f"00-{'ab' * 16}-{SPAN}", "0" * 600,
+    ],
+)  # fmt: skip
+def test_a_malformed_traceparent_is_none(header: str) -> None:
+    assert not begin(Sampler(0.0), [(b"traceparent", header.encode())])
+
+
+def test_without_a_caller_the_ratio_decides() -> None:
+    sampled = sum(begin(Sampler(0.25), []) for _ in range(400))
+    assert 50 < sampled < 150  # 100 ± 8.7: less likely to miss than once in 10⁷ runs
+
+
 @pytest.mark.parametrize("excess", [0, 1])
 def test_a_long_tracestate_is_dropped(excess: int) -> None:
     tracer = RequestTracer(Recorder(Sampler(0.0)).tracer, "api-7", frozenset())
