@@ -68,16 +68,19 @@ std::vector<DenseShape> shapes_of(const std::vector<LinearLayer>& layers) {
   return shapes;
 }
 
-std::unique_ptr<Encoder> make_encoder(
-    int hidden, int layers, int heads, int kv_heads, int head_columns, int padded_head, int inner, int vocabulary,
-    int positions, int types, bool position_table, bool padding, bool relative, int embedding,
-    const std::vector<AttentionTuple>& attention, bool causal, bool qk_norm, float attention_scale, bool gated,
-    bool pre_norm, bool first_norm, bool rms_norm, bool sublayer_norms, bool embedding_norm, float embedding_scale,
-    const std::vector<int>& shared, float epsilon, const std::string& activation, const std::string& pooling,
-    const std::string& classifier_pooling, const std::string& dtype, int device, int max_tokens,
-    const std::string& gemm, const std::string& cublaslt_library, bool fold, int graphs,
-    const std::vector<LinearLayer>& dense, const std::vector<LinearLayer>& classifier,
-    const std::vector<LinearLayer>& multi, bool token_weights, const std::optional<SpladeTuple>& splade) {
+std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int kv_heads, int head_columns,
+                                      int padded_head, int inner, int vocabulary, int positions, int types,
+                                      bool position_table, bool padding, bool relative, int embedding,
+                                      const std::vector<AttentionTuple>& attention, bool causal, bool qk_norm,
+                                      float attention_scale, bool gated, bool pre_norm, bool first_norm, bool rms_norm,
+                                      bool sublayer_norms, bool embedding_norm, float embedding_scale,
+                                      const std::vector<int>& shared, float epsilon, const std::string& activation,
+                                      const std::string& pooling, const std::string& classifier_pooling,
+                                      const std::string& dtype, int device, int max_tokens, const std::string& gemm,
+                                      const std::string& cublaslt_library, bool fold, int graphs,
+                                      const std::vector<LinearLayer>& dense, const std::vector<LinearLayer>& classifier,
+                                      const std::vector<LinearLayer>& multi, bool token_logits, bool token_norm,
+                                      bool token_weights, const std::optional<SpladeTuple>& splade) {
   EncoderConfig model;
   model.hidden = hidden;
   model.layers = layers;
@@ -114,7 +117,8 @@ std::unique_ptr<Encoder> make_encoder(
   model.activation = activation_of(activation);
   model.pooling = pooling_of(pooling);
   model.classifier_pooling = pooling_of(classifier_pooling);
-  model.task_heads = {shapes_of(dense), shapes_of(classifier), shapes_of(multi), token_weights, std::nullopt};
+  model.task_heads = {shapes_of(dense), shapes_of(classifier), shapes_of(multi), token_weights,
+                      std::nullopt,     token_logits,          token_norm};
   if (splade) {
     const auto& [is_transform, of_norm, logs, tied] = *splade;
     model.task_heads.splade = SpladeKind{activation_of(is_transform), of_norm, logs, tied};
@@ -266,10 +270,13 @@ NB_MODULE(_cuda, m) {
       "relative"_a, "embedding"_a, "attention"_a, "causal"_a, "qk_norm"_a, "attention_scale"_a, "gated"_a, "pre_norm"_a,
       "first_norm"_a, "rms_norm"_a, "sublayer_norms"_a, "embedding_norm"_a, "embedding_scale"_a, "shared"_a,
       "epsilon"_a, "activation"_a, "pooling"_a, "classifier_pooling"_a, "dtype"_a, "device"_a, "max_tokens"_a, "gemm"_a,
-      "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a, "multi"_a, "token_weights"_a,
-      "splade"_a.none() = nb::none(),
+      "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a, "multi"_a, "token_logits"_a,
+      "token_norm"_a, "token_weights"_a, "splade"_a.none() = nb::none(),
       "As encoder/encoder_config.h. attention: window, RoPE columns and table of angles of each layer, or nothing. "
       "graphs: bits of the tasks whose small batches are captured, EMBED and CLASSIFY. dense, classifier, multi: "
       "linear layers (columns in, columns out, activation). splade: activation and epsilon of its transform, how often "
-      "log1p is taken, whether the decoder is the word table. dtype int8: rows, tables and heads are in float16.");
+      "log1p is taken, whether the decoder is the word table. token_logits: multi computes logits of tokens, not "
+      "vectors of "
+      "length 1; token_norm: with a LayerNorm after its first layer. dtype int8: rows, tables and heads are in "
+      "float16.");
 }

@@ -158,6 +158,9 @@ Status EncoderConfig::check_heads() const {
     if (layer.activation == HeadActivation::kTanh || layer.activation == HeadActivation::kSigmoid)
       return refuse("a multi-vector layer with tanh or sigmoid");
   }
+  if (task_heads.token_norm &&
+      (task_heads.multi.size() != 2 || task_heads.multi[0].out != hidden || !layernorm_supports(dtype, hidden)))
+    return refuse("a LayerNorm in a head of tokens that is not between two layers of the hidden size");
   return {};
 }
 

@@ -69,9 +69,14 @@ Status Encoder::multi_vector_head(const Plan& plan, const Stream& stream) {
     uint8_t* const y = buffers_.shared + i % 2 * half;
     int none = 0;
     EMBERT_TRY(multi_[i]->run({x}, {}, plan.rows, y, nullptr, none, stream));
+    if (i == 0 && model_.task_heads.token_norm) {
+      EMBERT_TRY(layernorm(model_.dtype, y, weights_.heads().multi_norm(), plan.rows, model_.hidden, model_.epsilon, y,
+                           stream));
+    }
     x = y;
   }
-  return token_rows(model_.dtype, x, output.chosen, output.rows, output.columns, true, output.out, stream);
+  const bool unit_length = !model_.task_heads.token_logits;
+  return token_rows(model_.dtype, x, output.chosen, output.rows, output.columns, unit_length, output.out, stream);
 }
 
 Status Encoder::classification_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream) {

@@ -238,6 +238,7 @@ void HeadWeights::lay_out(Arena& arena, const TaskHeads& heads, int hidden, DTyp
     uint8_t* const weight = arena.take(size_t(shape.out) * shape.in * bytes_of(dtype));
     multi_.push_back({shape, weight, vector(shape.out)});
   }
+  if (heads.token_norm) multi_norm_ = {vector(hidden), vector(hidden)};
   if (heads.token_weights) {
     token_weight_ = vector(hidden);
     token_bias_ = vector(1);
@@ -261,6 +262,12 @@ bool HeadWeights::find(const std::string& name, int index, WeightView& place) co
     return true;
   };
   if (in_layers("dense", dense_) || in_layers("classifier", classifier_) || in_layers("multi", multi_)) return true;
+  if (index < 0 && heads_.token_norm && (name == "multi.gamma" || name == "multi.beta")) {
+    place = {const_cast<float*>(name == "multi.gamma" ? multi_norm_.gamma : multi_norm_.beta),
+             {size_t(hidden_)},
+             DType::kFloat32};
+    return true;
+  }
   if (index >= 0 || !heads_.token_weights) return false;
   if (name == "token_weights.weight") {
     place = {token_weight_, {1, size_t(hidden_)}, DType::kFloat32};
@@ -281,6 +288,7 @@ std::vector<std::pair<int, std::string>> HeadWeights::names() const {
   for (size_t i = 0; i < dense_.size(); ++i) add(int(i), "dense");
   for (size_t i = 0; i < classifier_.size(); ++i) add(int(i), "classifier");
   for (size_t i = 0; i < multi_.size(); ++i) add(int(i), "multi");
+  if (heads_.token_norm) all.insert(all.end(), {{-1, "multi.gamma"}, {-1, "multi.beta"}});
   if (heads_.token_weights) add(-1, "token_weights");
   return all;
 }

@@ -58,7 +58,8 @@ struct HeadGemmWeights {
 };
 
 // Names with an index, of a linear layer: dense, classifier and multi, each .weight [out, in] and .bias [out]. Without
-// an index (−1): token_weights.weight [1, hidden], token_weights.bias [1]. A layer without a bias is loaded with zeros.
+// an index (−1): token_weights.weight [1, hidden], token_weights.bias [1]; multi.gamma [hidden] and multi.beta [hidden]
+// of the LayerNorm between multi's layers. A layer or a norm without a bias is loaded with zeros.
 class HeadWeights {
  public:
   // Allocates what `heads` needs. The same calls each time: without a base they only compute the size.
@@ -70,6 +71,7 @@ class HeadWeights {
   const std::vector<DenseLayer>& dense() const { return dense_; }
   const std::vector<DenseLayer>& classifier() const { return classifier_; }
   const std::vector<HeadGemmWeights>& multi() const { return multi_; }
+  Norm multi_norm() const { return multi_norm_; }              // [hidden]
   const float* token_weight() const { return token_weight_; }  // [hidden]
   const float* token_bias() const { return token_bias_; }      // [1]
 
@@ -79,6 +81,7 @@ class HeadWeights {
   DType dtype_ = DType::kFloat16;
   std::vector<DenseLayer> dense_, classifier_;
   std::vector<HeadGemmWeights> multi_;
+  Norm multi_norm_;
   float *token_weight_ = nullptr, *token_bias_ = nullptr;
 };
 

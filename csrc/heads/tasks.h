@@ -19,7 +19,7 @@ enum class Task : int {
   kTokens = 1,    // a vector a token: the last hidden state
   kClassify = 2,  // logits of the classification head, a row a sequence
   kSparse = 3,    // weights of a sparse vector; token_heads.cu writes one row per token
-  kMulti = 4,     // a vector a token: projected, of length 1
+  kMulti = 4,     // a vector a token: projected, of length 1; or a token's logits, where the model classifies tokens
 };
 constexpr int kTaskCount = 5;
 
@@ -74,6 +74,8 @@ struct TaskHeads {
   std::vector<DenseShape> multi;       // on every token's row, by the encoder's matrix products; empty: no MULTI
   bool token_weights = false;          // SPARSE: relu(w · h + b), one number per token
   std::optional<SpladeKind> splade;    // SPARSE: pairs of the vocabulary; never both
+  bool token_logits = false;           // MULTI's rows are logits, as they are, and not of length 1
+  bool token_norm = false;             // a LayerNorm follows the first of two layers of `multi`
 
   int width(int hidden) const { return dense.empty() ? hidden : dense.back().out; }  // of EMBED's rows
   int labels() const { return classifier.empty() ? 0 : classifier.back().out; }      // of CLASSIFY's rows

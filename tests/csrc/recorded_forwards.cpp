@@ -26,6 +26,10 @@ TaskHeads heads(int tasks) {
     made.classifier = {{kHidden, kHidden, HeadActivation::kTanh}, {kHidden, 3, HeadActivation::kIdentity}};
   made.token_weights = has(Task::kSparse);
   if (has(Task::kMulti)) made.multi = {{kHidden, 128}};
+  if ((tasks & 128) != 0) {
+    made.multi = {{kHidden, kHidden, HeadActivation::kGelu}, {kHidden, 128}};
+    made.token_logits = made.token_norm = true;
+  }
   if ((tasks & 96) != 0) made.splade = SpladeKind{};
   if ((tasks & 64) != 0) pairs_of_text = int(kPairs / 3) + 1;
   return made;

@@ -402,6 +402,10 @@ void load_heads(Encoder& encoder) {
   layers("dense", heads.dense);
   layers("classifier", heads.classifier);
   layers("multi", heads.multi);
+  if (heads.token_norm) {
+    put("multi.gamma", -1, {kHidden});
+    put("multi.beta", -1, {kHidden});
+  }
   if (heads.token_weights) {
     put("token_weights.weight", -1, {1, kHidden});
     put("token_weights.bias", -1, {1});

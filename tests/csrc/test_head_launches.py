@@ -33,7 +33,7 @@ from tests.csrc.recorded import (
 ALL = EMBED | TOKENS | CLASSIFY | SPARSE | MULTI
 DENSE, LABELS, COLUMNS = 64, 3, 128  # columns of EMBED, CLASSIFY and MULTI: recorded_forwards.cpp
 IDENTITY, TANH, RELU = range(3)
-SPLADE, OVERFLOWING = 32, 64  # heads: recorded_forwards.cpp
+SPLADE, OVERFLOWING, TOKEN_LOGITS = 32, 64, 128  # heads: recorded_forwards.cpp
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
@@ -79,6 +79,19 @@ def test_two_tasks_may_share_the_gathered_rows(program: Path) -> None:
     assert (embed["chosen"], embed["first"], embed["last"]) == (4, 0, 4)
     assert (classify["chosen"], classify["first"], classify["last"]) == (2, 1, 2)
     assert (embed["cut"], classify["cut"]) == (1, 0)
+
+
+def test_logits_of_tokens_have_a_norm_between_two_products_and_any_length(program: Path) -> None:
+    found = launches(program, MEAN, HOPPER, [(20, MULTI), (30, EMBED)], heads=MULTI | TOKEN_LOGITS)
+    end = after_layers(found)
+    assert names(end) == ["pool", "layernorm", "linear", "layernorm", "linear", "token_rows", "copy"]
+    first, second = only(end, "linear")
+    _, norm = only(end, "layernorm")
+    (rows,) = only(end, "token_rows")
+    assert (norm["x"], norm["y"]) == (first["y"], first["y"])
+    assert (second["x"], rows["x"]) == (first["y"], second["y"])
+    assert (first["out"], second["out"], rows["columns"]) == (HIDDEN, COLUMNS, COLUMNS)
+    assert (rows["unit_length"], rows["rows"]) == (0, 20)
 
 
 @pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])

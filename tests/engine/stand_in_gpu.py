@@ -17,7 +17,7 @@ from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cpu.encoder import TorchEncoder
 from embert.engine.encoders.cuda.weights import EMBEDDING_WEIGHTS, LAYER_LINEAR, LAYER_NORMS
 from embert.engine.heads.description import NO_HEADS
-from embert.engine.heads.embedding import DenseLayer
+from embert.engine.heads.embedding import DenseLayer, LayerNorm
 from embert.engine.model import Model
 from embert.engine.models.tensor_names import TensorNames, WeightMapping
 from embert.engine.tasks import Task
@@ -173,6 +173,8 @@ class StandInEncoder:
             weights: Floats = np.maximum(states @ weight.T + bias, np.float32(0))
             return weights
         vectors = self._linear("multi", states)
+        if self.shape["token_logits"]:
+            return vectors
         unit: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return unit
 
@@ -200,4 +202,7 @@ class StandInEncoder:
     def _linear(self, head: str, x: Floats) -> Floats:
         for index, (_, _, activation) in enumerate(self.shape[head]):
             x = DenseLayer(self.loaded[f"{head}.weight", index], self.loaded[f"{head}.bias", index], activation)(x)
+            if head == "multi" and index == 0 and self.shape["token_norm"]:
+                gamma, beta = self.loaded["multi.gamma", -1], self.loaded["multi.beta", -1]
+                x = LayerNorm(gamma, beta, self.shape["epsilon"])(x)
         return x

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from embert.engine.heads.description import Classifier, Heads, Layer, MultiVecto
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, write_modules
+from tests.engine.pipelines import LABELS, write
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 
 HIDDEN = 64
@@ -84,7 +86,7 @@ def test_each_task_is_answered_for_those_who_want_it(model: Model, make: Make) -
     mixed = batch(MIXED)
     answers = encoder.wait(encoder.submit(mixed))
     assert gpu.batches[-1][6].tolist() == [9, 2, 28, 17]
-    assert set(answers) == set(Task)
+    assert set(answers) == set(Task) - {Task.TOKEN_CLASSES}
     assert {task: rows.offsets.tolist() for task, rows in answers.items() if task != Task.SPARSE} == {
         Task.EMBED: [0, 1, 2], Task.TOKENS: [0, 1], Task.CLASSIFY: [0, 1], Task.MULTI: [0, 5, 7],
     }  # fmt: skip
@@ -98,6 +100,24 @@ def test_each_task_is_answered_for_those_who_want_it(model: Model, make: Make) -
             np.testing.assert_array_equal(got.values, wanted.values)
             if task == Task.SPARSE:
                 np.testing.assert_array_equal(got.indices, wanted.indices)
+
+
+@pytest.mark.parametrize(("case", "pooling"), [("bert", None), ("bert", "mean"), ("modernbert, biases", None)])
+def test_token_classes_are_rows_of_a_padded_matrix(tmp_path: Path, make: Make, case: str, pooling: str | None) -> None:
+    write(tmp_path, "uncased", case, "ForTokenClassification", LABELS)
+    model = engine.load_model(str(tmp_path), pooling=pooling)
+    encoder, gpu = make(model)
+    norm = case != "bert"
+    assert (gpu.shape["token_logits"], gpu.shape["token_norm"], gpu.shape["multi"][-1][1]) == (True, norm, 8)
+    others = Task.EMBED if pooling else Task.TOKEN_CLASSES
+    mixed = batch([Task.TOKEN_CLASSES, others, Task.TOKEN_CLASSES | others, Task.TOKEN_CLASSES])
+    expected = engine.load_encoder(model, device="cpu").encode(mixed.wanting(Task.TOKEN_CLASSES), Task.TOKEN_CLASSES)
+    rows = encoder.wait(encoder.submit(mixed))
+    assert set(rows) == {Task.TOKEN_CLASSES, others}
+    split = np.split(expected, mixed.cu_seqlens[1:-1])
+    wanted = [split[number] for number in mixed.sequences_of(Task.TOKEN_CLASSES)]
+    np.testing.assert_allclose(rows[Task.TOKEN_CLASSES].values, np.concatenate(wanted), atol=1e-4)
+    assert rows[Task.TOKEN_CLASSES].counts.tolist() == [len(each) for each in wanted]
 
 
 def test_empty_batch(model: Model, make: Make) -> None:

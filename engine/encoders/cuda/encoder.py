@@ -26,6 +26,7 @@ from embert.engine.encoders.cuda.heads import (
     HostClassifier,
     HostEmbedding,
     Layout,
+    TokenLogits,
     captured_tasks,
     head_tensors,
     without_padding,
@@ -155,6 +156,8 @@ class CudaEncoder(Encoder):
         self._host_classifier = HostClassifier(model, checkpoint) if classifies_on_the_host(model) else None
 
         self._host_embedding = HostEmbedding(model) if embeds_on_the_host(model) else None
+        token_classifier = model.heads.token_classifier
+        self._token_logits = None if token_classifier is None else TokenLogits(token_classifier)
         classifier = model.heads.classifier
         self._uncounted = None if classifier is None else classifier.padding_id
 
@@ -260,6 +263,8 @@ class CudaEncoder(Encoder):
                 device_batch, host_batch, host = part.batch, None, self._host_embedding
                 if host is not None:
                     device_batch, host_batch = host.device_batch(device_batch), host.host_batch(device_batch)
+                if self._token_logits is not None:
+                    device_batch = self._token_logits.device_batch(device_batch)
                 layout = Layout.of(device_batch, self._model)
                 flights.append(InFlightSlice(self._start(part, device_batch), part, layout, host_batch))
         except EncoderError:
@@ -314,6 +319,8 @@ class CudaEncoder(Encoder):
                     failure = translated
                 continue
             rows = {Task(bit): flight.layout.rows(Task(bit), *answer) for bit, *answer in outputs}
+            if self._token_logits is not None:
+                rows = self._token_logits.finish(rows)
             if self._host_classifier is not None:
                 rows = self._host_classifier.finish(rows)
             if self._host_embedding is not None and flight.host_batch is not None:

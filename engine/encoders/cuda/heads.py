@@ -10,16 +10,29 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
-from embert.engine.encoders.cuda.shapes import classifies_on_the_host, embeds_on_the_host, pools_on_the_host
+from embert.engine.encoders.cuda.shapes import (
+    classifies_on_the_host,
+    embeds_on_the_host,
+    padded_labels,
+    pools_on_the_host,
+)
 from embert.engine.errors import EncoderError, UnsupportedModel
-from embert.engine.heads.description import Layer, Splade, TokenWeights
+from embert.engine.heads.description import Layer, Splade, TokenClassifier, TokenWeights
 from embert.engine.heads.embedding import DenseLayer, EmbeddingHead, LayerNorm, load_modules
 from embert.engine.heads.token_rows import pooled_rows, token_weight_rows
 from embert.engine.model import Model
 from embert.engine.tasks import NO_TASK, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-__all__ = ["HostClassifier", "HostEmbedding", "Layout", "captured_tasks", "head_tensors", "without_padding"]
+__all__ = [
+    "HostClassifier",
+    "HostEmbedding",
+    "Layout",
+    "TokenLogits",
+    "captured_tasks",
+    "head_tensors",
+    "without_padding",
+]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -53,6 +66,8 @@ def head_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iterator[t
         for layer in layers:
             _check_float16(model, dtype, "multi-vector", layer.weight)
         yield from _named("multi", layers)
+    if heads.token_classifier is not None:
+        yield from _token_classifier_tensors(model, checkpoint, dtype, heads.token_classifier)
     if isinstance(heads.sparse, TokenWeights):
         layers = _layers(checkpoint, (heads.sparse.layer,))
         yield from ((name, -1, values) for name, _, values in _named("token_weights", layers))
@@ -61,6 +76,45 @@ def head_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iterator[t
             if name.endswith(".weight"):
                 _check_float16(model, dtype, "sparse", values)
             yield f"splade.{name}", -1, values
+
+
+def _token_classifier_tensors(
+    model: Model, checkpoint: Checkpoint, dtype: str, head: TokenClassifier
+) -> Iterator[tuple[str, int, Floats]]:
+    """The layers as multi-vector layers, with rows of zeros behind the labels', and the norm between two."""
+    *_, last = layers = _layers(checkpoint, head.layers)
+    for layer in layers:
+        _check_float16(model, dtype, "token classification", layer.weight)
+    more = padded_labels(len(last.weight)) - len(last.weight)
+    bias = np.zeros(len(last.weight), np.float32) if last.bias is None else last.bias
+    padded = DenseLayer(np.pad(last.weight, ((0, more), (0, 0))), np.pad(bias, (0, more)), last.activation, None)
+    yield from _named("multi", [*layers[:-1], padded])
+    for norm in (layer.norm for layer in layers if layer.norm is not None):
+        yield "multi.gamma", -1, norm.gamma
+        yield "multi.beta", -1, np.zeros_like(norm.gamma) if norm.beta is None else norm.beta
+
+
+class TokenLogits:
+    """Token classes on the device: MULTI's rows there, of more columns than the model has labels."""
+
+    def __init__(self, head: TokenClassifier) -> None:
+        self._labels = len(head.labels)
+
+    @staticmethod
+    def device_batch(batch: PackedBatch) -> PackedBatch:
+        """The batch with MULTI for TOKEN_CLASSES."""
+        if batch.tasks is None:
+            return batch
+        rest = batch.tasks & ~np.uint8(Task.TOKEN_CLASSES)
+        wants = batch.tasks & np.uint8(Task.TOKEN_CLASSES)
+        return dataclasses.replace(batch, tasks=np.where(wants, rest | np.uint8(Task.MULTI), rest).astype(np.uint8))
+
+    def finish(self, rows: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
+        """The rows of each task, with TOKEN_CLASSES' in the place of MULTI's."""
+        multi = rows.pop(Task.MULTI, None)
+        if multi is None:
+            return rows
+        return rows | {Task.TOKEN_CLASSES: TaskOutput(multi.values[:, : self._labels], multi.offsets)}
 
 
 def _layers(checkpoint: Checkpoint, layers: Sequence[Layer]) -> list[DenseLayer]:

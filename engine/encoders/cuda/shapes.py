@@ -22,11 +22,14 @@ __all__ = [
     "layer_shapes",
     "on_the_host",
     "padded_head",
+    "padded_labels",
     "pools_on_the_host",
     "refusal",
     "rotary_tables",
 ]
 
+MOST_TOKEN_LABELS = 8192
+_LABEL_STEP = 8
 _HEAD_STEP = 8  # columns: attention's kernels copy 16 bytes at a time
 
 
@@ -116,8 +119,12 @@ def head_shapes(model: Model) -> dict[str, Any]:
             f"{model.model_id} has a classification head that takes the mean of rows after its first layer, which the "
             "CUDA encoder does not run"
         )
-    if heads.token_classifier is not None:
-        raise UnsupportedModel(f"{model.model_id} classifies tokens, which the CUDA encoder does not run")
+    token_classifier = heads.token_classifier
+    if token_classifier is not None and len(token_classifier.labels) > MOST_TOKEN_LABELS:
+        raise UnsupportedModel(
+            f"{model.model_id} has {len(token_classifier.labels)} labels for tokens; the CUDA encoder runs at most "
+            f"{MOST_TOKEN_LABELS}"
+        )
     on_the_host = classifies_on_the_host(model)
     if heads.classifier is not None and heads.classifier.padding_id is not None and not model.config.causal:
         raise UnsupportedModel(
@@ -136,15 +143,24 @@ def head_shapes(model: Model) -> dict[str, Any]:
             f"{model.config.hidden_size}, which the CUDA encoder does not run"
         )
     multi = heads.multi_vector.layers if heads.multi_vector else ()
+    if token_classifier is not None:
+        multi = token_classifier.layers
     dense = () if embeds_on_the_host(model) else model.after_pooling
     return {
         "dense": [(linear.inputs, linear.outputs, linear.activation) for linear in dense if isinstance(linear, Dense)],
         "classifier": [(linear.inputs, linear.outputs, linear.activation) for linear in classifier],
-        "multi": [(linear.inputs, linear.outputs, linear.activation) for linear in multi],
+        "multi": [(linear.inputs, padded_labels(linear.outputs), linear.activation) for linear in multi],
+        "token_logits": token_classifier is not None,
+        "token_norm": any(linear.norm is not None for linear in multi),
         "classifier_pooling": heads.classifier.pooling if classifier and heads.classifier else "cls",
         "token_weights": isinstance(heads.sparse, TokenWeights),
         "splade": _splade_shape(model, heads.sparse) if isinstance(heads.sparse, Splade) else None,
     }
+
+
+def padded_labels(labels: int) -> int:
+    """Rows of a head's matrix with zeros behind its own: the products' kernels take multiples of 8."""
+    return -(-labels // _LABEL_STEP) * _LABEL_STEP
 
 
 def classifies_on_the_host(model: Model) -> bool:
