@@ -26,7 +26,7 @@ Layer::~Layer() = default;
 
 void Layer::operator()(const float* x, int rows, const std::vector<SequenceGroup>& groups, const Positions& positions,
                        float* y, int threads) const {
-  const ThreadPool::Session session;
+  const ThreadPool::Session session(threads);
   const int hidden = outer_.out();
   const std::size_t columns = std::max(qkv_.out(), inner_.out());
   // Freed after each call: of a text of 8 192 tokens it is 150 MB. Freed memory stays with the process (host.py).
