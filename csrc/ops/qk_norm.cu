@@ -1,7 +1,8 @@
 // RMSNorms of each head's queries and keys, and RoPE, in place: one pass over columns that QKV has written.
 //
-// A block has one row. Its groups of lanes take heads in turn, so that a lane keeps the (cos, sin) of its columns for
-// all of them. Floor for 26 361 rows of 24 heads of 128, FP16: 162 MB read and as many written, 108 µs at 3 TB/s.
+// A block has one row, or with few rows some heads of one. Its groups of lanes take heads in turn, so that a lane keeps
+// the (cos, sin) of its columns for all of them. Floor for 26 361 rows of 24 heads of 128, FP16: 162 MB read and as
+// many written, 108 µs at 3 TB/s.
 
 #include <string>
 #include <type_traits>
@@ -15,6 +16,8 @@ namespace {
 
 constexpr int kThreads = 128, kMaxHeadSize = 256;
 
+constexpr int kFewRows = 256;  // up to which a group has one head: latency counts
+
 // kLanes: of a head, with kPacks packs each: lane, lane + kLanes, …
 template <typename T, int kLanes, int kPacks>
 __global__ void __launch_bounds__(kThreads)
@@ -23,8 +26,19 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes, head_size = rope.head_size;
   const auto column_of = [&](int pack) { return (pack * kLanes + lane) * kWidth; };  // of a head
   const int half = rope.rotary_dim / 2;
+  T* const row = x + size_t(blockIdx.x) * pitch;
+  Pack<T> packs[kPacks];
+  const auto load = [&](int head) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (head < heads && column_of(p) < head_size)
+        packs[p] = load_pack_coherent(row + head * head_size + column_of(p));
+    }
+  };
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
+  int head = blockIdx.y * kGroups + group;
+  load(head);  // in flight with the position
   float2 cos_sin[kPacks][kWidth / 2];
   // Written by this batch's first kernel: not through the read-only path.
   const float2* const angles = half == 0 ? nullptr : rope.table + size_t(*(rope.positions + blockIdx.x)) * half;
@@ -35,17 +49,12 @@ __global__ void __launch_bounds__(kThreads)
       const int j = column_of(p) / 2 + i;
       cos_sin[p][i] = j < half ? __ldg(angles + j) : float2{1.0f, 0.0f};
     }
-  T* const row = x + size_t(blockIdx.x) * pitch;
   // All lanes of a warp take part in each shuffle, also those of a head past the last one.
-  for (int first = 0; first < heads; first += kGroups) {
-    const int head = first + group;
-    T* const place = row + head * head_size;
-    Pack<T> packs[kPacks];
+  for (int first = blockIdx.y * kGroups; first < heads; first += gridDim.y * kGroups) {
     float squares = 0.0f;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (head >= heads || column_of(p) >= head_size) continue;
-      packs[p] = load_pack_coherent(place + column_of(p));
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         const float value = to_float(packs[p].values[i]);
@@ -71,8 +80,10 @@ __global__ void __launch_bounds__(kThreads)
           packs[p].values[i + k + 1] = from_float<T>(b * by.x + a * by.y);
         }
       }
-      store_pack(place + column_of(p), packs[p]);
+      store_pack(row + head * head_size + column_of(p), packs[p]);
     }
+    head += gridDim.y * kGroups;
+    load(head);
   }
 }
 
@@ -81,7 +92,8 @@ Status launch_qk_norm(void* x, int rows, int pitch, const HeadNorms& norms, cons
                       const Stream& stream) {
   const int heads = rope.columns / rope.head_size, packs = rope.head_size / Pack<T>::kSize;
   const auto run = [&](auto lanes, auto packs_of_lane) {
-    return launch("qk_norm", qk_norm_rope_kernel<T, lanes, packs_of_lane>, rows, kThreads, 0, stream,
+    const int groups = kThreads / lanes, across = rows <= kFewRows ? (heads + groups - 1) / groups : 1;
+    return launch("qk_norm", qk_norm_rope_kernel<T, lanes, packs_of_lane>, dim3(rows, across), kThreads, 0, stream,
                   static_cast<T*>(x), pitch, heads, norms, rope);
   };
   constexpr std::integral_constant<int, 1> kOne{};
