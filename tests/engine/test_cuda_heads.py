@@ -17,6 +17,8 @@ from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
+from embert.engine.encoders.cuda.heads import without_padding
+from embert.engine.encoders.cuda.shapes import head_shapes
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Norm, Splade, TokenWeights
 from embert.engine.model import Model
@@ -186,3 +188,33 @@ def test_splades_pairs_come_from_the_device(model: Model, make: Make, tied: bool
     assert rows.indices is not None
     assert rows.values.shape == (len(rows.indices), 1)
     assert all((np.diff(rows.indices[a:b]) > 0).all() for a, b in itertools.pairwise(rows.offsets))
+
+
+PADDING = 9
+SCORED = Heads(Classifier((OUT,), ("no", "yes"), "softmax", "last-token", PADDING))
+
+
+def test_padding_at_the_end_of_a_classified_text_is_not_run() -> None:
+    """A causal model's rows do not depend on it. A text of nothing else keeps its first token."""
+    texts = [[1, 9, 2, 9, 9], [9, 9], [3, 9], [4]]
+    tasks = np.array([Task.CLASSIFY, Task.CLASSIFY, Task.EMBED, Task.CLASSIFY], np.uint8)
+    batch = dataclasses.replace(engine.pack([np.array(text, np.int32) for text in texts]), tasks=tasks)
+    trimmed = without_padding(batch, PADDING)
+    assert trimmed.ids.tolist() == [1, 9, 2, 9, 3, 9, 4]
+    assert trimmed.cu_seqlens.tolist() == [0, 3, 4, 6, 7]
+    assert without_padding(trimmed.taken(np.array([0, 2, 3])), PADDING).ids.tolist() == [1, 9, 2, 3, 9, 4]
+
+
+def test_a_text_that_wants_more_than_classes_keeps_no_padding_in_silence() -> None:
+    tasks = np.array([Task.CLASSIFY, Task.CLASSIFY | Task.TOKENS], np.uint8)
+    batch = dataclasses.replace(engine.pack([np.array([1, 2], np.int32), np.array([3, 9], np.int32)]), tasks=tasks)
+    with pytest.raises(EncoderError, match=r"sequence 1 .*\(9\)"):
+        without_padding(batch, PADDING)
+
+
+def test_the_extension_reads_the_last_row_for_classes(model: Model) -> None:
+    causal = dataclasses.replace(model.config, causal=True)
+    shapes = head_shapes(dataclasses.replace(model, config=causal, heads=SCORED))
+    assert (shapes["classifier"], shapes["classifier_pooling"]) == ([(HIDDEN, 2, "identity")], "last-token")
+    with pytest.raises(UnsupportedModel, match="both directions"):
+        head_shapes(dataclasses.replace(model, heads=SCORED))

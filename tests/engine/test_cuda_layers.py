@@ -44,6 +44,13 @@ def test_self_test_is_longer_than_windows(made: tuple[Model, StandInGpu]) -> Non
     assert len(encoder.batches[0][0]) == 8 + 16
 
 
+@pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)
+def test_self_test_is_short_where_windows_are_wide(made: tuple[Model, StandInGpu]) -> None:
+    model, _ = made
+    changed = dataclasses.replace(model.config, max_positions=8192, attention=(Attention(None, 4096),) * LAYERS)
+    assert len(self_test_ids(changed)) == 5
+
+
 @pytest.mark.parametrize("made", ["Nomic's"], indirect=True)
 def test_window_as_wide_as_the_model_is_none(made: tuple[Model, StandInGpu]) -> None:
     model, _ = made
