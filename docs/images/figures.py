@@ -94,47 +94,47 @@ def _number(value: float) -> str:
     return spaced(value, 3)
 
 
-def _panel(panel: Panel, left: int, top: int, colours: dict[str, str]) -> Iterator[str]:
+def _panel(panel: Panel, left: int, top: int, colors: dict[str, str]) -> Iterator[str]:
     scale = (COLUMN - LABEL - VALUE) / max(panel.bars.values())
-    yield f'<text x="{left}" y="{top + 14}" font-weight="600" fill="{colours["ink"]}">{escape(panel.machine)}</text>'
+    yield f'<text x="{left}" y="{top + 14}" font-weight="600" fill="{colors["ink"]}">{escape(panel.machine)}</text>'
     yield (
-        f'<text x="{left + COLUMN}" y="{top + 14}" font-size="12.5" text-anchor="end" fill="{colours["faint"]}">'
+        f'<text x="{left + COLUMN}" y="{top + 14}" font-size="12.5" text-anchor="end" fill="{colors["faint"]}">'
         f"{panel.unit}</text>"
     )
-    yield f'<text x="{left}" y="{top + 34}" font-size="13" fill="{colours["faint"]}">{escape(panel.what)}</text>'
+    yield f'<text x="{left}" y="{top + 34}" font-size="13" fill="{colors["faint"]}">{escape(panel.what)}</text>'
     for number, (name, value) in enumerate(panel.bars.items()):
         y, ours = top + HEAD + number * PITCH, name == "embert"
         length = max(2.0, value * scale)
         weight = ' font-weight="600"' if ours else ""
         yield (
             f'<text x="{left}" y="{y + 14}" font-size="13.5"{weight} '
-            f'fill="{colours["ink" if ours else "faint"]}">{escape(name)}</text>'
+            f'fill="{colors["ink" if ours else "faint"]}">{escape(name)}</text>'
         )
         yield (
             f'<rect x="{left + LABEL}" y="{y}" width="{length:.1f}" height="{BAR}" rx="3" '
-            f'fill="{colours["ours" if ours else "theirs"]}"/>'
+            f'fill="{colors["ours" if ours else "theirs"]}"/>'
         )
         yield (
             f'<text x="{left + LABEL + length + 7:.1f}" y="{y + 14}" font-size="13.5"{weight} '
-            f'fill="{colours["ink"]}">{_number(value)}</text>'
+            f'fill="{colors["ink"]}">{_number(value)}</text>'
         )
 
 
 def svg(scheme: str) -> str:
     """Return the picture in one of SCHEMES, on a transparent background."""
-    colours = SCHEMES[scheme]
+    colors = SCHEMES[scheme]
     shown = panels()
     body: list[str] = []
     top = 6
     for row in (shown[:2], shown[2:]):
         for column, panel in enumerate(row):
-            body += _panel(panel, MARGIN + column * (COLUMN + GUTTER), top, colours)
+            body += _panel(panel, MARGIN + column * (COLUMN + GUTTER), top, colors)
         top += HEAD + PITCH * max(len(panel.bars) for panel in row) + BELOW
     y = top - BELOW + 8
-    body.append(f'<path d="M{MARGIN} {y}H{WIDTH - MARGIN}" stroke="{colours["line"]}"/>')
+    body.append(f'<path d="M{MARGIN} {y}H{WIDTH - MARGIN}" stroke="{colors["line"]}"/>')
     for note in NOTES:
         y += 20
-        body.append(f'<text x="{MARGIN}" y="{y}" font-size="12" fill="{colours["faint"]}">{note}</text>')
+        body.append(f'<text x="{MARGIN}" y="{y}" font-size="12" fill="{colors["faint"]}">{note}</text>')
     said = "; ".join(
         f"{panel.machine}, {panel.what}, {panel.unit}: "
         + ", ".join(f"{name} {_number(value)}" for name, value in panel.bars.items())

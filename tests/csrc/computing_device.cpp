@@ -68,8 +68,8 @@ void normalize(Row& row, const Norm& norm, double epsilon, const float2* sums, b
   }
   const double mean = rms ? 0 : sum / n, scale = 1 / std::sqrt(std::max(0.0, squares / n - mean * mean) + epsilon);
   for (int i = 0; i < n; ++i) {
-    const double gamma = norm.gamma[i], centred = gamma_in_row ? row[i] - mean * gamma : (row[i] - mean) * gamma;
-    row[i] = centred * scale + (norm.beta == nullptr ? 0 : norm.beta[i]);
+    const double gamma = norm.gamma[i], centered = gamma_in_row ? row[i] - mean * gamma : (row[i] - mean) * gamma;
+    row[i] = centered * scale + (norm.beta == nullptr ? 0 : norm.beta[i]);
   }
 }
 

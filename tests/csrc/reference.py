@@ -63,8 +63,8 @@ def with_outliers(x: npt.NDArray[np.float64], random: np.random.Generator) -> np
 
 
 def layernorm(x: Doubles, gamma: Doubles, beta: Doubles, epsilon: float) -> Doubles:
-    centred = x - x.mean(axis=1, keepdims=True)
-    y: Doubles = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + epsilon) * gamma + beta
+    centered = x - x.mean(axis=1, keepdims=True)
+    y: Doubles = centered / np.sqrt((centered**2).mean(axis=1, keepdims=True) + epsilon) * gamma + beta
     return y
 
 

@@ -38,7 +38,7 @@ async def statuses(coroutine: Coroutine[Any, Any, None], *, may_end: bool = Fals
     return found
 
 
-def test_only_cancelling_ends_a_task(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_canceling_ends_a_task(caplog: pytest.LogCaptureFixture) -> None:
     assert asyncio.run(statuses(asyncio.sleep(3600))) == []
     assert asyncio.run(statuses(ends(), may_end=True)) == []
     assert caplog.text == ""

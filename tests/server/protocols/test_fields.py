@@ -122,8 +122,8 @@ def test_header_of_many_and_odd_names() -> None:
 
 def test_unknown_fields_are_named_and_counted(server: Live, http: httpx.Client) -> None:
     before = server.metrics()["embert_ignored_fields_total"]
-    answer = http.post("/embed", json={"inputs": "a", "colour": 1, "shape": [2], "user": "b"})
-    assert answer.headers["x-embert-ignored-fields"] == "colour,shape"
+    answer = http.post("/embed", json={"inputs": "a", "color": 1, "shape": [2], "user": "b"})
+    assert answer.headers["x-embert-ignored-fields"] == "color,shape"
     instances = [{"inputs": "a", "x": 1}, {"inputs": "b", "x": 1, "y": None}]
     assert http.post("/vertex", json={"instances": instances}).headers["x-embert-ignored-fields"] == "x,y"
     inner = {"inputs": {"source_sentence": "a", "sentences": ["b"], "c": 1}, "parameters": {"d": 2}}
@@ -137,7 +137,7 @@ def test_unknown_fields_are_named_and_counted(server: Live, http: httpx.Client) 
 
 def test_large_bodies_are_looked_at_too(http: httpx.Client) -> None:
     text = "a " * 40_000
-    assert http.post("/embed", json={"inputs": text, "colour": 1}).headers["x-embert-ignored-fields"] == "colour"
+    assert http.post("/embed", json={"inputs": text, "color": 1}).headers["x-embert-ignored-fields"] == "color"
     assert http.post("/v1/embeddings", json={"input": text, "late_chunking": True}).status_code == 422
     assert http.post("/v1/embeddings", json={"input": text, "truncation": False}).status_code == 422
     ids = {"inputs": [[101, 102]] * 8000, "normalized": False}
@@ -162,7 +162,7 @@ def test_booleans_may_be_words_and_null_is_no_value(http: httpx.Client) -> None:
     plain = http.post("/embed", json={"inputs": "a", "normalize": False}).json()
     for body in (
         {"inputs": "a", "normalize": "false", "truncation_direction": None},
-        {"inputs": "a", "normalized": "False", "colour": None},
+        {"inputs": "a", "normalized": "False", "color": None},
         {"inputs": "a", "parameters": {"normalize": "false"}},
     ):
         assert http.post("/embed", json=body).json() == plain
