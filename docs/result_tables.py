@@ -1,13 +1,14 @@
-"""Writes the tables of GPU figures in README.md and docs/benchmarks.md from benchmarks/results.
+"""Writes the tables of figures with their builds in README.md and docs/benchmarks.md from benchmarks/results.
 
     python -m docs.result_tables
 
-A row is of the newest run on that GPU that has it, and names the build of that run. So a run of a few rows replaces
+A row is of the newest run on that machine that has it, and names the build of that run. So a run of a few rows replaces
 these rows only, if the file of the run before has its build in its name: short-texts-94e054b-nvidia-….json.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -269,16 +270,25 @@ def cpu_by_process() -> Iterator[tuple[str, ...]]:
             yield name, str(row["load"]["connections"]), f"{cpu['engine']:.0f}", f"{cpu['api']:.0f}", run.build
 
 
+def builds() -> Iterator[tuple[str, ...]]:
+    """Every record."""
+    yield "result", "build", "date"
+    for path in sorted(RESULTS.glob("*.json")):
+        record = json.loads(path.read_text())
+        link = f"[{path.stem}](../benchmarks/results/{path.name})"
+        yield link, record["commit"], record["date"][:10]
+
+
 PAGES = {
     ROOT / "README.md": (readme,),
-    ROOT / "docs" / "benchmarks.md": (encoder, encoder_under_load, targets, short_texts, cpu_by_process),
+    ROOT / "docs" / "benchmarks.md": (encoder, encoder_under_load, targets, short_texts, cpu_by_process, builds),
 }
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Return a table's lines; text is aligned to the left, figures to the right."""
     header, *body = rows
-    text = {"load", "model", "workload", "build", "command"}
+    text = {"load", "model", "workload", "build", "command", "result", "date"}
     rule = "|" + "|".join("---" if cell in text else "--:" for cell in header) + "|"
     lines = ("| " + " | ".join(cells) + " |" for cells in (header, *body))
     first, *rest = (re.sub(r"(?<=\|)  (?=\|)", " ", line) for line in lines)
@@ -293,7 +303,8 @@ def replaced(page: Path) -> str:
         before, header, after = text.partition(f"\n{lines[0]}\n")
         if not header:
             raise ValueError(f"{page.name} has no table that begins with {lines[0]}")
-        text = "\n".join((before, *lines, after[after.index("\n\n") + 1 :]))
+        rest = itertools.dropwhile(lambda line: line.startswith("|"), after.split("\n"))
+        text = "\n".join((before, *lines, *rest))
     return text
 
 

@@ -337,6 +337,16 @@ def test_figures_of_the_readme_name_their_build() -> None:
     assert len(rows) > 3
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the history")
+def test_every_result_is_of_a_build_in_the_history() -> None:
+    listed = subprocess.run(["git", "-C", str(ROOT), "rev-list", "HEAD"], capture_output=True, text=True, check=True)
+    history = listed.stdout.splitlines()
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        commit = json.loads(path.read_text())["commit"].removesuffix("-dirty")
+        assert len(commit) >= 7, path
+        assert any(each.startswith(commit) for each in history), path
+
+
 def test_every_page_is_reached_from_the_readme() -> None:
     seen: set[Path] = set()
     waiting = [ROOT / "README.md"]
