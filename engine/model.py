@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, EngineError, ModelNotFound, UnsupportedModel
-from embert.engine.files.chat_template import PairText, read_pair_text, template_of
+from embert.engine.files.chat_template import PairText, TakesNoPair, read_pair_text, template_of
 from embert.engine.files.hub import locate
 from embert.engine.files.json_files import check_keys, read_object
 from embert.engine.files.key_tables import CONFIG_SENTENCE_TRANSFORMERS
@@ -135,8 +135,6 @@ def _load(
     head = read_classifier(folder, weights, config) if modules.only_transformer else None
     classifier = head if isinstance(head, Classifier) else None
     token_classifier = head if isinstance(head, TokenClassifier) else None
-    if classifier is not None and not (folder / "modules.json").is_file():
-        _check_chat_template(transformer)
     splade = pooling == SPLADE or (pooling is None and modules.splade is not None)
     auto_class = "AutoModelForMaskedLM" if splade else "AutoModel"
     if head is not None:
@@ -161,9 +159,15 @@ def _load(
     prompts, default_prompt_name = read_prompts(folder)
     prompts = prompts_with_adapters(prompts, config.adapters)
     usual_prompt = prompts[default_prompt_name] if default_prompt_name is not None else ""
-    pair_text = None
-    if modules.transformer_module.messages:
-        special = {name: token.content for name, token in tokenizer.special.items()}
+    pair_text, special = None, {name: token.content for name, token in tokenizer.special.items()}
+    # Without modules CrossEncoder puts the pairs of a reranker into a chat template, where there is one.
+    is_reranker = classifier is not None and len(classifier.labels) == 1
+    if is_reranker and not (folder / "modules.json").is_file() and template_of(transformer) is not None:
+        try:
+            pair_text = read_pair_text(transformer, structured=None, prompt=usual_prompt, variables=special)
+        except TakesNoPair as error:
+            notices.append(f"{error}; pairs are read without it")
+    elif modules.transformer_module.messages:
         pair_text = read_pair_text(
             transformer,
             structured=modules.transformer_module.structured,
@@ -193,7 +197,8 @@ def _load(
     elif modules.pooling is None and embeds and config.tensors.language_model:
         raise UnsupportedModel(
             f"{folder} has no pooling configuration and no classifier: {_architectures(weights) or config.model_type} "
-            "generates text, which is not served; to embed with it, ask for --pooling last-token"
+            "generates text, which is not served; to embed with it, ask for --pooling last-token; to rerank with it, "
+            "save it once with sentence_transformers.CrossEncoder(…).save_pretrained(…)"
         )
     elif modules.pooling is None and embeds:
         named = _architectures(weights)
@@ -296,16 +301,6 @@ def _base(lora: Lora, progress: bool) -> Path:
     if not (base / "config.json").is_file():
         raise BrokenModel(f"{problem} {lora.base}, and that has no config.json; {merge}")
     return base
-
-
-def _check_chat_template(folder: Path) -> None:
-    """Raise UnsupportedModel for a chat template that takes a query and a document, as CrossEncoder would fill it."""
-    found = template_of(folder)
-    if found is not None and any(f"{quote}document{quote}" in found[1] for quote in "\"'"):
-        raise UnsupportedModel(
-            f"{found[0]}: a chat template for a query and a document is supported where modules.json and "
-            "sentence_bert_config.json say how it is filled, as CrossEncoder.save_pretrained writes them"
-        )
 
 
 def _check_size(folder: Path, config: EncoderConfig) -> None:

@@ -6,7 +6,9 @@ A template is rendered at load only. It has to be plain text around both, which 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from typing import Any
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 
-__all__ = ["PairText", "read_pair_text", "template_of"]
+__all__ = ["PairText", "TakesNoPair", "read_pair_text", "template_of"]
+
+RENDER_S = 20.0  # of the clock; render_template.py bounds CPU time and memory
 
 # Texts that no template treats in a way of their own, and others, with white space that templates may remove.
 SENTINELS = ("QUERY 7f3a", "DOCUMENT 91bc")
@@ -52,12 +56,16 @@ def template_of(folder: Path) -> tuple[Path, str] | None:
     return None if template is None else (path, template)
 
 
+class TakesNoPair(UnsupportedModel):
+    """A chat template without a place for a query and a document."""
+
+
 def read_pair_text(folder: Path, *, structured: bool | None, prompt: str, variables: Mapping[str, Any]) -> PairText:
     """The text around a query and a document.
 
     `structured` is whether a message's content is a list; None: as the template looks. `prompt` becomes a system
-    message, and `variables` are the template's own. Raises BrokenModel, and UnsupportedModel for a template that does
-    more than put text around both.
+    message, and `variables` are the template's own. Raises BrokenModel, TakesNoPair, and UnsupportedModel for a
+    template that does more than put text around both.
     """
     found = template_of(folder)
     if found is None:
@@ -65,41 +73,52 @@ def read_pair_text(folder: Path, *, structured: bool | None, prompt: str, variab
     path, source = found
     if structured is None:
         structured = any(part in source for part in ("content[0]", ".type", "'type'", '"type"', "message.content["))
-    try:
-        import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ModuleNotFoundError:
-        raise UnsupportedModel(f"{path}: a chat template needs jinja2: pip install jinja2") from None
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
 
     def content(text: str) -> object:
         return [{"type": "text", "text": text}] if structured else text
 
-    def rendered(query: str, document: str) -> str:
+    def rendering(query: str, document: str) -> dict[str, Any]:
         texts = {"system": prompt, "query": query, "document": document}
         messages = [
             {"role": role, "content": content(text)} for role, text in texts.items() if text or role != "system"
         ]
-        return str(template.render(messages=messages, **{"add_generation_prompt": False, **variables}))
+        return {"messages": messages, "add_generation_prompt": False, **variables}
 
-    # As transformers makes it.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    environment.globals["raise_exception"] = refuse
-    try:
-        template = environment.from_string(source)
-        before, query, rest = rendered(*SENTINELS).partition(SENTINELS[0])
-        between, document, after = rest.partition(SENTINELS[1])
-        pair_text = PairText(before, between, after)
-        plain = bool(query and document) and all(rendered(*probe) == pair_text.joined(*probe) for probe in PROBES)
-    except (jinja2.TemplateError, TypeError) as error:
-        raise UnsupportedModel(f"{path}: the chat template takes no query and document: {error}") from None
-    if not plain:
+    query, document = SENTINELS
+    pairs = (SENTINELS, (query, ""), ("", document), *PROBES)
+    first, without_document, without_query, *probed = _rendered(path, source, [rendering(*pair) for pair in pairs])
+    if first in (without_document, without_query):
+        raise TakesNoPair(f"{path}: the chat template takes no query and document")
+    before, _, rest = first.partition(query)
+    between, place, after = rest.partition(document)
+    pair_text = PairText(before, between, after)
+    if not place or probed != [pair_text.joined(*probe) for probe in PROBES]:
         raise UnsupportedModel(
             f"{path}: a chat template that does more than put text around a query and then a document is not supported"
         )
     return pair_text
+
+
+def _rendered(path: Path, source: str, renderings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The texts of a template, by a process of its own (render_template.py). Raises TakesNoPair, UnsupportedModel."""
+    script = Path(__file__).with_name("render_template.py")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", str(script)],
+            input=json.dumps({"source": source, "renderings": renderings}),
+            capture_output=True,
+            text=True,
+            timeout=RENDER_S,
+            check=False,
+        )
+        answer = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        raise UnsupportedModel(
+            f"{path}: rendering the chat template for a few short texts takes too long or too much memory"
+        ) from None
+    if "missing" in answer:
+        raise UnsupportedModel(f"{path}: a chat template needs jinja2: pip install jinja2")
+    if "error" in answer:
+        raise TakesNoPair(f"{path}: the chat template takes no query and document: {answer['error']}")
+    texts: list[str] = answer["texts"]
+    return texts

@@ -10,6 +10,7 @@ from embert.engine.files.json_files import Key, Table, honored, irrelevant, refu
 
 __all__ = [
     "ADAPTER_CONFIG",
+    "BOTH_WAYS",
     "CONFIG",
     "CONFIG_OF_MODEL_TYPE",
     "CONFIG_SENTENCE_TRANSFORMERS",
@@ -516,13 +517,14 @@ ROPE_OF_DECODERS = {
     "rope_theta": honored("where rope_parameters do not state it"),
     "partial_rotary_factor": honored("1"),
 }
+BOTH_WAYS = honored("true: attention in both directions, which transformers 5.23 ignores")
 DECODER: dict[str, Key] = {
     **dict.fromkeys((*SHAPES, "num_key_value_heads", "head_dim"), SHAPE),
     **ROPE_OF_DECODERS,
     "hidden_act": honored("silu, gelu, gelu_new, gelu_pytorch_tanh or relu"),
     "rms_norm_eps": honored("of every norm"),
     "is_causal": honored("false: attention in both directions"),
-    "use_bidirectional_attention": honored("true: attention in both directions"),
+    "use_bidirectional_attention": BOTH_WAYS,
     "pad_token_id": honored("a classifier takes the last token of another id"),
     "token_classification_bias": honored("whether a token classifier has a bias"),
     "tokenizer_class": honored("where tokenizer_config.json names no class"),
@@ -566,6 +568,7 @@ CONFIG_OF_MODEL_TYPE |= {
     },
     "gemma3_text": {
         **DECODER,
+        "use_bidirectional_attention": honored("true: attention in both directions"),
         "hidden_activation": honored("gelu_pytorch_tanh, silu, gelu, gelu_new or relu"),
         "hidden_act": irrelevant("hidden_activation says it"),
         "attention_bias": honored("whether attention's linear layers have biases"),

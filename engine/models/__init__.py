@@ -11,7 +11,7 @@ from pathlib import Path
 
 from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import check_keys, read_object
-from embert.engine.files.key_tables import CONFIG, CONFIG_OF_MODEL_TYPE
+from embert.engine.files.key_tables import BOTH_WAYS, CONFIG, CONFIG_OF_MODEL_TYPE
 from embert.engine.models import (
     albert,
     deberta,
@@ -75,4 +75,10 @@ def check_config(path: Path) -> tuple[str, ...]:
     Raises UnsupportedModel for a key whose value would change what the encoder computes.
     """
     fields = read_object(path)
-    return check_keys(path, fields, {**CONFIG, **CONFIG_OF_MODEL_TYPE[fields["model_type"]]})
+    keys = {**CONFIG, **CONFIG_OF_MODEL_TYPE[fields["model_type"]]}
+    notices = check_keys(path, fields, keys)
+    field_name = "use_bidirectional_attention"
+    if fields.get(field_name) is True and keys.get(field_name) is BOTH_WAYS:
+        both_ways = f"{field_name}: attention has both directions; transformers ignores this field"
+        notices = (*notices, f"{path}: {both_ways} for {fields['model_type']}")
+    return notices

@@ -13,7 +13,20 @@ from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 from embert.engine.models.encoder_config import Attention, DynamicNtk, EncoderConfig, Rotary
 
-__all__ = ["MOST_LAYERS", "ConfigFile", "check_pairs", "stretched", "with_rope_parameters", "with_rotary"]
+__all__ = [
+    "DEFAULT",
+    "DYNAMIC",
+    "MOST_LAYERS",
+    "MOST_OF_ONE_PAIR",
+    "ROPE",
+    "ROPE_FIELDS",
+    "ConfigFile",
+    "check_pairs",
+    "rope_factor",
+    "stretched",
+    "with_rope_parameters",
+    "with_rotary",
+]
 
 MOST = 2**31 - 1  # ids, positions and lengths are int32
 MOST_LAYERS = 1000
@@ -124,8 +137,8 @@ class ConfigFile:
         return UnsupportedModel(f"{self.path}: {self.name(field)} {value!r} is not supported; supported: {listed}")
 
 
-FIELD = "rope_parameters"
-FIELDS = ("rope_theta", "rope_type", "type", "factor", "partial_rotary_factor")
+ROPE = "rope_parameters"
+ROPE_FIELDS = ("rope_theta", "rope_type", "type", "factor", "partial_rotary_factor")
 DEFAULT, DYNAMIC = "default", "dynamic"
 LARGEST_FACTOR = 1000  # of longer texts: a bound for what a file can ask for
 MOST_OF_ONE_PAIR = 2  # columns
@@ -139,20 +152,26 @@ def with_rope_parameters(config: ConfigFile, encoder_config: EncoderConfig, thet
     """
     check_pairs(config, encoder_config)
     config.one_of("rope_scaling", (None,))  # transformers 4's name for the same object
-    stated = config.with_defaults(rope_theta=theta).flattened(FIELD, FIELDS)
-    kind = stated.one_of(f"{FIELD}.type", (DEFAULT, DYNAMIC), DEFAULT)
-    kind = stated.one_of(f"{FIELD}.rope_type", (DEFAULT, DYNAMIC), kind)
-    stated.one_of(f"{FIELD}.partial_rotary_factor", (1.0, None))
-    inner = f"{FIELD}.rope_theta"
+    stated = config.with_defaults(rope_theta=theta).flattened(ROPE, ROPE_FIELDS)
+    kind = stated.one_of(f"{ROPE}.type", (DEFAULT, DYNAMIC), DEFAULT)
+    kind = stated.one_of(f"{ROPE}.rope_type", (DEFAULT, DYNAMIC), kind)
+    stated.one_of(f"{ROPE}.partial_rotary_factor", (1.0, None))
+    inner = f"{ROPE}.rope_theta"
     rotary = Rotary(stated.number(inner if inner in stated.fields else "rope_theta"), encoder_config.head_size)
     if kind == DEFAULT:
         return with_rotary(encoder_config, rotary)
-    factor = stated.number(f"{FIELD}.factor")
-    if not 1 <= factor <= LARGEST_FACTOR:
-        raise BrokenModel(f"{config.path}: {FIELD}.factor must be 1 to {LARGEST_FACTOR}, found {factor:g}")
+    factor = rope_factor(stated, ROPE)
     trained = encoder_config.max_positions
     rotary = stretched(config, rotary, DynamicNtk(factor, trained))
     return dataclasses.replace(with_rotary(encoder_config, rotary), max_positions=int(factor * trained))
+
+
+def rope_factor(stated: ConfigFile, field: str) -> float:
+    """The `factor` of the object `field`, which is flattened. Raises BrokenModel."""
+    factor = stated.number(f"{field}.factor")
+    if not 1 <= factor <= LARGEST_FACTOR:
+        raise BrokenModel(f"{stated.path}: {field}.factor must be 1 to {LARGEST_FACTOR}, found {factor:g}")
+    return factor
 
 
 def stretched(config: ConfigFile, rotary: Rotary, scaling: DynamicNtk) -> Rotary:

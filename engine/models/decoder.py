@@ -14,7 +14,15 @@ from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.models.bert import GATES
-from embert.engine.models.config_file import ConfigFile
+from embert.engine.models.config_file import (
+    DEFAULT,
+    DYNAMIC,
+    MOST_OF_ONE_PAIR,
+    ROPE,
+    ROPE_FIELDS,
+    ConfigFile,
+    rope_factor,
+)
 from embert.engine.models.encoder_config import Attention, DynamicNtk, EncoderConfig, Linear, Llama3, Rotary, Yarn
 from embert.engine.models.tensor_names import (
     FINAL_NORM,
@@ -99,9 +107,7 @@ QWEN = {
     "sliding_window": 4096,
 }
 
-ROPE = "rope_parameters"
-ROPE_FIELDS = ("rope_theta", "rope_type", "type", "factor", "partial_rotary_factor")
-DEFAULT, DYNAMIC, LINEAR, LLAMA3, YARN = "default", "dynamic", "linear", "llama3", "yarn"
+LINEAR, LLAMA3, YARN = "linear", "llama3", "yarn"
 # What each kind of scaling reads beside ROPE_FIELDS.
 SCALING_FIELDS: dict[str, tuple[str, ...]] = {
     DEFAULT: (),
@@ -113,8 +119,6 @@ SCALING_FIELDS: dict[str, tuple[str, ...]] = {
         "truncate",
     ),
 }  # fmt: skip
-LARGEST_FACTOR = 1000  # of longer texts: a bound for what a file can ask for
-MOST_OF_ONE_PAIR = 2  # columns
 
 
 def read_llama(config: ConfigFile) -> EncoderConfig:
@@ -265,9 +269,7 @@ def read_rotary(config: ConfigFile, columns: int, theta: float, kind: str = "") 
 def _scaling(stated: ConfigFile, field: str, kind: str, columns: int) -> DynamicNtk | Linear | Llama3 | Yarn:
     """`_compute_…_parameters` of transformers' modeling_rope_utils.py read the same fields."""
     longest = stated.integer("max_position_embeddings")
-    factor = stated.number(f"{field}.factor")
-    if not 1 <= factor <= LARGEST_FACTOR:
-        raise BrokenModel(f"{stated.path}: {field}.factor must be 1 to {LARGEST_FACTOR}, found {factor:g}")
+    factor = rope_factor(stated, field)
     if kind == LINEAR:
         return Linear(factor)
     if kind == DYNAMIC:

@@ -250,13 +250,6 @@ def test_long_texts_of_eurobert(tmp_path: Path) -> None:
     assert near(tmp_path, sequences, expected, dtype="bfloat16") >= 0.975  # transformers' own: 0.969
 
 
-def test_a_reranker_with_a_template_for_a_query_and_a_document(tmp_path: Path) -> None:
-    folder = build_classifier(tmp_path, "qwen3", labels=1)
-    edit_json(folder / "tokenizer_config.json", chat_template="{{ messages | selectattr('role', 'eq', 'document') }}")
-    with pytest.raises(UnsupportedModel, match="chat template"):
-        engine.load_model(str(folder))
-
-
 # As Qwen3-Reranker's.
 RERANKER_TEMPLATE = """<|im_start|>system
 Judge the document.<|im_end|>
@@ -324,6 +317,34 @@ def test_scores_of_a_language_model_are_those_of_cross_encoder(
             loaded.classify(["a single text"])
 
 
+@pytest.mark.parametrize(
+    ("template", "used"),
+    [
+        (RERANKER_TEMPLATE, True),
+        ("{% for message in messages %}{{ message.role }}: {{ message.content[0].text }}\n{% endfor %}", True),
+        ("{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}", False),
+    ],
+)
+def test_a_reranker_with_a_template_and_no_modules(tmp_path: Path, template: str, *, used: bool) -> None:
+    """CrossEncoder puts pairs into the template. It refuses one that takes none, with which embert does without."""
+    build(tmp_path, "qwen3", vocab_size=VOCABULARY, head="ForSequenceClassification", modules=False,
+          num_labels=1, pad_token_id=0)  # fmt: skip
+    backend, fields = qwen()
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({**fields, "model_max_length": 90, "chat_template": template}))
+    model = engine.load_model(str(tmp_path))
+    assert any("chat template takes no query" in notice for notice in model.notices) != used
+    if not used:
+        del fields["chat_template"]
+        config.write_text(json.dumps({**fields, "model_max_length": 90}))
+    oracle = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity())
+    expected = np.concatenate([oracle.predict([pair]) for pair in PAIRS])
+    with engine.Engine.load(model, device="cpu") as loaded:
+        np.testing.assert_allclose(loaded.score(PAIRS, raw=True), expected, atol=1e-4)
+
+
 def test_a_long_query_of_many_documents_is_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is never in memory once for each document, and a server sees the tokens before it has made them all."""
     reranker(tmp_path, "qwen3", false_token=True, prompt=None)
@@ -376,16 +397,31 @@ def test_windows_of_qwen_are_those_of_transformers_where_config_has_no_width(tmp
     ("template", "words"),
     [
         ("{{ messages[0].content | trim }} {{ messages[1].content }}", "more than put text around"),
-        ("{{ messages[0].content }}", "more than put text around"),
+        ("{{ messages[0].content }}", "takes no query and document"),
+        ("{{ messages[0].content | upper }} {{ messages[1].content }}", "more than put text around"),
         ("{{ messages[1].content }} {{ messages[0].content }}", "more than put text around"),
         ("{{ raise_exception('no roles') }}", "no roles"),
         ("{% if %}", "takes no query and document"),
+        ("{{ messages[0].content * 10**10 }}", "1024 MiB"),
+        ("{% for _ in range(2000) %}{{ messages[0].content }}{{ 'a' * 1000 }}{% endfor %}", "1048576 characters"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "too long"),
     ],
 )
 def test_templates_that_are_refused(tmp_path: Path, template: str, words: str) -> None:
     (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(UnsupportedModel, match=words):
         read_pair_text(tmp_path, structured=False, prompt="", variables={})
+
+
+@pytest.mark.parametrize(("case", "said"), [("qwen2", True), ("gemma3_text", False)])
+def test_attention_in_both_directions_that_transformers_ignores_is_said(
+    tmp_path: Path, case: str, *, said: bool
+) -> None:
+    folder = embedder(tmp_path, case, qwen)
+    edit_json(folder / "config.json", use_bidirectional_attention=True)
+    model = engine.load_model(str(folder))
+    assert not model.config.causal
+    assert any("use_bidirectional_attention" in notice for notice in model.notices) == said
 
 
 def test_a_language_model_embeds_only_where_it_is_asked_to(tmp_path: Path) -> None:
