@@ -60,7 +60,7 @@ def require_pyarrow(module: str, feature: str) -> Any:
 class Job:
     """Everything that a vector depends on except the model and the text, and how rows are read and written."""
 
-    task: Task = Task.EMBED  # EMBED, SPARSE or MULTI
+    task: Task = Task.EMBED  # EMBED, SPARSE or MULTI; CLASSIFY and TOKEN_CLASSES by ../cli/classify.py only
     is_query: bool = False  # for MULTI
     adapter: str | None = None
     prompt_name: str | None = None
@@ -87,7 +87,13 @@ class Job:
     @property
     def vector_columns(self) -> tuple[str, ...]:
         """Names of the output's own columns."""
-        return {Task.SPARSE: ("indices", "values"), Task.MULTI: ("vectors",)}.get(self.task, ("embedding",))
+        columns = {
+            Task.SPARSE: ("indices", "values"),
+            Task.MULTI: ("vectors",),
+            Task.CLASSIFY: ("labels",),
+            Task.TOKEN_CLASSES: ("entities",),
+        }
+        return columns.get(self.task, ("embedding",))
 
     @property
     def kept_columns(self) -> tuple[str, ...] | None:

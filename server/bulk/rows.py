@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,10 @@ __all__ = [
     "InvalidRow",
     "ParsedRows",
     "input_schema",
+    "json_line",
     "json_lines",
     "json_schema",
+    "kept_values",
     "parse",
     "unchanged",
 ]
@@ -162,12 +164,17 @@ def _parse_table(job: Job, payload: memoryview) -> ParsedRows:
 
 def json_lines(job: Job, parsed: ParsedRows, vectors: TaskOutput) -> bytes:
     """One line for each text. Bytes of a column are written in base64; what JSON lacks, such as decimals, as text."""
-    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
-    pairs = zip(_kept_values(job, parsed), _vector_values(job, vectors), strict=True)
-    return b"".join(orjson.dumps(values | vector, default=_as_text, option=option) for values, vector in pairs)
+    pairs = zip(kept_values(job, parsed), _vector_values(job, vectors), strict=True)
+    return b"".join(json_line(values | vector) for values, vector in pairs)
 
 
-def _kept_values(job: Job, parsed: ParsedRows) -> Iterable[dict[str, Any]]:
+def json_line(values: Mapping[str, Any]) -> bytes:
+    """An object as a line. Bytes are written in base64; what JSON lacks as text."""
+    return orjson.dumps(values, default=_as_text, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+
+
+def kept_values(job: Job, parsed: ParsedRows) -> Iterable[dict[str, Any]]:
+    """Of each text the kept columns of its row."""
     if parsed.content is None:
         return ({job.column: text} for text in parsed.texts)
     names = job.kept_columns

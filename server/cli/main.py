@@ -1,4 +1,4 @@
-"""The command `embert`: serve, embed, rerank, info."""
+"""The command `embert`: serve, embed, rerank, classify, entities, info."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             from embert.server.cli.rerank import rerank
 
             status = rerank(arguments)
+        elif arguments.command in ("classify", "entities"):
+            from embert.server.cli.classify import classify, entities
+
+            status = classify(arguments) if arguments.command == "classify" else entities(arguments)
         else:
             from embert.server.cli.info import info
 
@@ -68,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="embert", description="Embeddings and scores from text encoders: the BERT family and decoders."
     )
     parser.add_argument("--version", action="version", version=f"embert {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{serve,embed,rerank,info}")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="{serve,embed,rerank,classify,entities,info}"
+    )
 
     serve = commands.add_parser(
         "serve",
@@ -120,25 +126,85 @@ def _parser() -> argparse.ArgumentParser:
     rerank.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
     _add_load_options(rerank)
 
+    classify = commands.add_parser(
+        "classify",
+        help="label texts, without a server",
+        description="Label the texts of files: one JSON line for each, {text, labels}, with all labels, best first.",
+    )
+    _add_labeling_options(classify, "a classifier, or with --label a model of natural language inference: ")
+    classify.add_argument("--raw", action="store_true", help="the model's logits instead of scores; not with --label")
+    classify.add_argument(
+        "--label",
+        "-l",
+        action="append",
+        metavar="LABEL",
+        help="a label of your own, in place of the model's; repeatable",
+    )
+    classify.add_argument(
+        "--hypothesis-template",
+        default="This example is {}.",
+        metavar="TEXT",
+        help="with --label: what a label says of a text, with {} for the label (default: %(default)s)",
+    )
+    classify.add_argument(
+        "--multi-label", action="store_true", help="with --label: score each label by itself, not against the others"
+    )
+
+    entities = commands.add_parser(
+        "entities",
+        help="find entities in texts, without a server",
+        description="Find the entities of the texts of files: one JSON line for each, {text, entities}.",
+    )
+    _add_labeling_options(entities, "a classifier of tokens: ")
+    entities.add_argument(
+        "--aggregation-strategy",
+        choices=("none", "simple", "first", "average", "max"),
+        default="simple",
+        help="how tokens are joined (default: %(default)s)",
+    )
+    entities.add_argument(
+        "--ignore-label", action="append", metavar="LABEL", help="a label without entities; repeat it (default: O)"
+    )
+    entities.add_argument(
+        "--stride",
+        type=int,
+        metavar="N",
+        help="read a long text in sequences that share N tokens; default: cut it",
+    )
+
     info = commands.add_parser("info", help="show what a model is and how it would be served")
     info.add_argument("--json", action="store_true", help="as JSON")
     _add_model_options(info, positional=True)
     return parser
 
 
-def _add_bulk_options(embed: argparse.ArgumentParser) -> None:
-    embed.add_argument(
+def _add_labeling_options(parser: argparse.ArgumentParser, kind: str) -> None:
+    parser.add_argument("model", metavar="MODEL", help=kind + _help("model"))
+    _add_input_options(parser, required=True)
+    parser.add_argument("--keep-all", action="store_true", help="all columns of the input go to the output")
+    parser.add_argument("--no-truncate", dest="truncate", action="store_false", help="fail on a text that is too long")
+    parser.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
+    _add_load_options(parser)
+
+
+def _add_input_options(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    parser.add_argument(
         "--file",
         "-f",
         nargs="+",
         action="extend",
+        required=required,
         metavar="PATH",
         help="files or globs: text (one a line), or by their ending .jsonl, .csv, .tsv, .parquet, and .gz or .zst "
         "after those; -: standard input",
     )
     formats = ("text", "jsonl", "csv", "tsv", "parquet")
-    embed.add_argument("--input-format", choices=formats, help="format of the files, whatever their names")
-    embed.add_argument("--column", metavar="NAME", help="the column or field of the texts (default: text)")
+    parser.add_argument("--input-format", choices=formats, help="format of the files, whatever their names")
+    parser.add_argument("--column", metavar="NAME", help="the column or field of the texts (default: text)")
+
+
+def _add_bulk_options(embed: argparse.ArgumentParser) -> None:
+    _add_input_options(embed)
     embed.add_argument(
         "--on-error",
         choices=("fail", "skip"),

@@ -62,7 +62,7 @@ def test_every_option_is_documented_and_no_other() -> None:
             assert f"`{choice}`" in meaning
 
 
-@pytest.mark.parametrize("command", ["embed", "info"])
+@pytest.mark.parametrize("command", ["embed", "rerank", "classify", "entities", "info"])
 def test_options_of_the_other_commands_are_documented(command: str) -> None:
     table = CONFIGURATION.partition("# The other commands")[2]
     rows = re.findall(r"^\| (`--.+?) \| ([\w, ]+) \|", table, re.MULTILINE)
