@@ -177,7 +177,7 @@ def test_commands_are_ours(page: str, command: str) -> None:
         case (("git" | "source" | "systemctl" | "read" | "hf"), _):
             pass
         case "embert", subcommand:
-            assert subcommand in ("serve", "embed", "rerank", "info")
+            assert subcommand in ("serve", "embed", "rerank", "classify", "entities", "info")
         case script, _:
             assert (ROOT / script).is_file(), f"{page}: {command}"
 
