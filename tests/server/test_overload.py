@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from tests.server.connections import one_to_each, post_on, send
+from tests.server.crowd import Crowd
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import HELD, SLEEP, expected
 
@@ -385,3 +386,19 @@ def test_answers_under_overload_are_right_and_each_ones_own(slow: Live) -> None:
         assert {status for status, _ in found} <= {200, 429}
         assert 200 in {status for status, _ in found}
         assert statuses(filling) <= {200}
+
+
+def test_a_flood_gets_200_or_429_and_the_queue_stays_bounded() -> None:
+    options = ("--max-queue-tokens", "64", "--max-batch-tokens", "256")
+    refused = 'embert_rejected_total{reason="queue_full"}'
+    with live(*STAND_IN, *options, env={"STAND_IN_S": "0.02"}) as server:
+        before = server.metrics()[refused]
+        with Crowd(server, clients=48) as crowd:
+            crowd.wait_for(100)
+            crowd.wait_for(50, "429")
+            assert server.metrics()["embert_queue_tokens"] <= 64
+            assert server.get("/health").status_code == 200
+        assert set(crowd.answers) == {"200", "429"}
+        metrics = server.metrics()
+        assert metrics[refused] == before + crowd.answers["429"]
+        assert metrics["embert_queue_tokens"] == metrics["embert_queue_texts"] == 0

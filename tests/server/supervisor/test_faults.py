@@ -18,7 +18,7 @@ import pytest
 from tests.server.crowd import PATIENCE_S, Crowd, post, use_both_engines
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.models import copy_model
-from tests.server.stand_in import CRASH, FAIL, HELD, LOSE, expected
+from tests.server.stand_in import CRASH, HELD, LOSE, expected
 
 
 @pytest.fixture(scope="module")
@@ -93,15 +93,6 @@ def test_what_a_lost_engine_owed_is_sent_once_more(healing: Live) -> None:
     np.testing.assert_allclose(by_size[1], [expected([101, 5000, 102])] * 3, atol=1e-5)
 
 
-def test_a_request_that_kills_every_engine_is_given_up_on_and_others_live(healing: Live) -> None:
-    server = healing
-    answer = server.post("/embed", {"inputs": [[101, CRASH, 102]]})
-    assert answer.status_code == 424
-    assert "lost twice" in answer.json()["error"]
-    server.wait_ready()
-    assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
-
-
 @pytest.mark.parametrize("poison", [CRASH, LOSE])
 def test_a_request_that_kills_engines_fails_none_of_its_neighbors(pair: Live, poison: int) -> None:
     """Two engines, both busy, so that it is in a batch with others; and with others again when those are sent again."""
@@ -121,25 +112,6 @@ def test_a_request_that_kills_engines_fails_none_of_its_neighbors(pair: Live, po
         thread.join(PATIENCE_S * 2)
     assert [answer.status_code for answer in killed] == [424]
     assert Counter(answer.status_code for answer in answers) == {200: 14}
-
-
-def test_a_lost_encoder_answers_424_and_is_replaced(healing: Live) -> None:
-    server = healing
-    (pid,) = server.engine_pids
-    answer = server.post("/embed", {"inputs": [[101, LOSE, 102]]})
-    assert answer.status_code == 424
-    until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
-    server.wait_ready()
-    assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
-
-
-def test_a_failing_request_does_not_fail_its_neighbors(healing: Live) -> None:
-    with Crowd(healing) as crowd:
-        crowd.wait_for(20)
-        for _ in range(10):
-            assert healing.post("/embed", {"inputs": [[101, FAIL, 102]]}).status_code == 424
-        crowd.wait_for(20)
-        assert set(crowd.answers) == {"200"}
 
 
 def test_a_killed_api_process_comes_back(healing: Live) -> None:

@@ -102,12 +102,6 @@ def _answers(server: Live, path: str) -> bool:
         return False
 
 
-def test_an_engine_that_never_comes_up_ends_the_server() -> None:
-    with live(*STAND_IN, env={"STAND_IN_LOAD": "exit"}, ready=False, status=1) as server:
-        assert server.wait() == 1
-        assert "failed to start" in server.log
-
-
 def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None:
     """So that whoever watches the server, which answers `/livez` all the time, brings another one."""
     broken = tmp_path / "broken"
