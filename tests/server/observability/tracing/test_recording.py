@@ -93,7 +93,8 @@ def test_which_requests_have_spans(sampler: Sampler, headers: Headers, route: st
     ],
 )  # fmt: skip
 def test_a_malformed_traceparent_is_none(header: str) -> None:
-    assert not begin(Sampler(0.0), [(b"traceparent", header.encode())])
+    headers = [(b"traceparent", header.encode())]
+    assert [begin(Sampler(ratio), headers) for ratio in (0.0, 1.0)] == [False, True]
 
 
 def test_without_a_caller_the_ratio_decides() -> None:
