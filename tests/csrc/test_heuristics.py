@@ -75,7 +75,7 @@ CASES: dict[str, tuple[tuple[int, int, int, int], str]] = {
     ),
     "ModernBERT-large's gates": (
         (5248, 1024, 2, 132),
-        "1: small M 16x64, 17: small M 32x64, 33: small M 64x32, 65: small M 64x64, 129: shared 128x128, "
+        "1: small M 16x64, 17: small M 32x32, 33: small M 64x32, 65: small M 64x64, 129: shared 128x128, "
         "385: ping-pong 128x128",
     ),
     "long K, RoPE or gated": (
