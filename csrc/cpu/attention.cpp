@@ -1,6 +1,7 @@
 #include "cpu/attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "cpu/gemm/tile.h"
@@ -281,11 +282,21 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
   }
 }
 
+// Whose keys and values a thread has copied last. Its tasks are adjacent, so most blocks of a head find them copied.
+struct Copied {
+  std::uint64_t call = 0;  // of `attend`
+  const float* keys = nullptr;
+  int from = 0, to = 0;
+
+  bool operator==(const Copied&) const = default;
+};
+
 // Queries first … first + count - 1 of a head. A window's keys begin at a whole register, so that each key is in the
 // same lane for all queries: results are batch-invariant.
-void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const SequenceGroup& group,
-                  const Positions& positions, const float* bias, const DistanceRows& distances, int head_index,
-                  int size, int first, int count, float* context, std::ptrdiff_t stride) {
+void attend_block(std::uint64_t call, const HeadRows& q, const HeadRows& k, const HeadRows& v,
+                  const SequenceGroup& group, const Positions& positions, const float* bias,
+                  const DistanceRows& distances, int head_index, int size, int first, int count, float* context,
+                  std::ptrdiff_t stride) {
   int from = 0, to = group.keys;
   if (positions.window >= 0) {
     from = std::min(to, std::max(0, first - positions.window) / kLanes * kLanes);
@@ -298,12 +309,16 @@ void attend_block(const HeadRows& q, const HeadRows& k, const HeadRows& v, const
   float* const rotated_rows = scores + kTileRows * padded;
   float* const queries = rotated_rows + kLanes * padded_size;
   float* const copied = queries + kTileRows * padded_size;
-  transpose(k, from, int(keys), positions, size, rotated_rows, transposed);
   HeadRows values{v(from), v.stride};
-  if (keys > kMinCopiedKeys) {
-    for (std::size_t key = 0; key < keys; ++key) std::copy_n(values(int(key)), size, copied + key * padded_size);
-    values = {copied, size};
+  thread_local Copied last;
+  if (const Copied wanted{call, k.first, from, to}; last != wanted) {
+    transpose(k, from, int(keys), positions, size, rotated_rows, transposed);
+    if (keys > kMinCopiedKeys) {
+      for (std::size_t key = 0; key < keys; ++key) std::copy_n(values(int(key)), size, copied + key * padded_size);
+    }
+    last = wanted;
   }
+  if (keys > kMinCopiedKeys) values = {copied, size};
   const DistanceProducts products =
       distance_products(distances, head_index, k, int(keys), size, first, first + count - 1);
   const Head head{positions, bias, size, transposed, values, from, int(keys), distances.row_of ? &products : nullptr};
@@ -331,6 +346,8 @@ void attend(const float* qkv, const SequenceGroup& group, const Positions& posit
   const int min_blocks = (group.length + task_queries - 1) / task_queries;
   if (std::int64_t{group.sequences} * group.length * group.length * hidden <= kMaxSerial) threads = 1;
   const int blocks = balanced_blocks(min_blocks, 2 * min_blocks, group.sequences * heads, threads);
+  static std::atomic<std::uint64_t> calls{0};
+  const std::uint64_t call = calls.fetch_add(1, std::memory_order_relaxed) + 1;
   ThreadPool::shared().run(threads, group.sequences * heads * blocks, [&](int task) {
     const int block = task % blocks, head = task / blocks % heads, sequence = task / blocks / heads;
     const std::ptrdiff_t first = group.start + std::ptrdiff_t(sequence) * group.length, column = head * size;
@@ -340,8 +357,8 @@ void attend(const float* qkv, const SequenceGroup& group, const Positions& posit
       bias = positions.bias + std::ptrdiff_t(head) * (2 * positions.longest - 1) + positions.longest - 1;
     }
     const TileRows queries = tile_rows(group.length, blocks, block);
-    attend_block({q, stride}, {q + hidden, stride}, {q + 2 * hidden, stride}, group, positions, bias, distances, head,
-                 size, queries.first, queries.count, context + first * hidden + column, hidden);
+    attend_block(call, {q, stride}, {q + hidden, stride}, {q + 2 * hidden, stride}, group, positions, bias, distances,
+                 head, size, queries.first, queries.count, context + first * hidden + column, hidden);
   });
 }
 
