@@ -35,23 +35,6 @@ def make_it_talk(server: Live) -> None:
     until(lambda: works(server), what="an answer")
 
 
-# --- the working folder ---
-
-
-def test_nothing_in_the_working_folder_is_run(tmp_path: Path) -> None:
-    """It may be a volume that others write to: a file there named as a module of ours is no module of ours."""
-    ran = tmp_path / "ran"
-    for name in ("numpy", "orjson", "torch", "uvicorn", "server", "engine"):
-        (tmp_path / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write('{name} ')\n")
-    with live(*STAND_IN, cwd=tmp_path) as server:
-        assert works(server)
-        os.kill(server.engine_pids[0], signal.SIGKILL)  # what is started again finds the same folder
-        until(lambda: server.metrics()['embert_engine_restarts_total{engine="0"}'] == 1, what="another engine process")
-        server.wait_ready()
-        assert works(server)
-    assert not ran.exists(), ran.read_text()
-
-
 # --- the disk ---
 
 

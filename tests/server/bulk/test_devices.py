@@ -92,8 +92,6 @@ def test_an_engine_that_dies_by_itself(texts: Path, tmp_path: Path, monkeypatch:
     ("order", "said"),
     [
         ("error", "the stand-in was told not to load"),
-        ("memory", "not enough memory for sentence-transformers/all-MiniLM-L6-v2"),
-        ("missing", "FileNotFoundError: weights vanished"),
         ("exit", "the engine process of auto ended with status 3"),
     ],
 )

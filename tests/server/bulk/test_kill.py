@@ -55,7 +55,7 @@ def complete(target: Path) -> int:
     return int(json.loads(progress.read_text())["rows"]) if progress.exists() else 0
 
 
-@pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl", "vectors.parquet", "vectors.d"])
+@pytest.mark.parametrize("name", ["vectors.npy", "vectors.parquet", "vectors.d"])
 def test_killed_and_resumed_at_once(texts: Path, request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
     """Killed while it waits for more lines, then in full flight. The lock ends with the killed run."""
     target, whole = tmp_path / name, tmp_path / f"whole-{name}"

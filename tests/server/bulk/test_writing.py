@@ -14,7 +14,7 @@ from embert.engine import Model, load_model
 from embert.engine.batch import TaskOutput
 from embert.engine.tasks import Task
 from embert.server.bulk.job import Block, BulkError, Job
-from embert.server.bulk.rows import ArrowFormat, ColumnError, FileLayout, ParsedRows
+from embert.server.bulk.rows import ArrowFormat, FileLayout, ParsedRows
 from embert.server.bulk.writer import FileWriter
 from tests.engine.heads.m3 import build_m3
 from tests.server.bulk.running import embed
@@ -92,12 +92,6 @@ def test_a_damaged_partial_file_is_not_converted(tmp_path: Path, m3: Model) -> N
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_a_second_run_is_refused_while_the_first_one_writes(tmp_path: Path) -> None:
-    path = str(tmp_path / "vectors.npy")
-    with FileWriter(path), pytest.raises(BulkError, match="another run is writing"):
-        FileWriter(path)
-
-
 def test_sparse_and_multi_vectors_are_lists(m3: Model) -> None:
     def table(task: Task, vectors: TaskOutput) -> Any:
         return pyarrow.ipc.open_stream(ArrowFormat(job(task), m3).stream(some(1, 3), vectors)).read_all()
@@ -117,11 +111,3 @@ def test_sparse_and_multi_vectors_are_lists(m3: Model) -> None:
     assert str(multi.schema.field("vectors").type) == (
         f"list<element: fixed_size_list<element: float not null>[{head.columns}] not null>"
     )
-
-
-def test_values_of_another_type_are_refused(m3: Model) -> None:
-    rows = some(1, 3)
-    rows.content[2]["id"] = "three"
-    with pytest.raises(ColumnError, match="field 'id' is not int64") as error:
-        ArrowFormat(job(), m3).stream(rows, TaskOutput.one_each(np.zeros((3, m3.width), np.float32)))
-    assert error.value.row == 2
