@@ -20,7 +20,8 @@ _SCRIPTS = ("base.js", "answer.js", "live.js", "views.js", "main.js")
 
 def _read(name: str) -> str:
     text = resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
-    return re.sub(r"^ +", "", text, flags=re.MULTILINE)  # no text in these files begins with a space
+    # No text in these files begins with a space or with //, or has empty lines.
+    return re.sub(r"^ +|^ *//.*\n|^\n", "", text, flags=re.MULTILINE)
 
 
 def _source(text: str) -> str:

@@ -197,6 +197,8 @@ async function search() {
 
 // --- documents in the order of their relevance to a query ---
 
+element("rerank-documents").value = element("search-documents").value;
+
 VIEWS.rerank = { title: "Rerank", task: "rerank", run: rerank };
 
 async function rerank() {
@@ -234,6 +236,63 @@ async function classify() {
   const most = labels.length > MOST ? `, the best ${MOST} of ${number(labels.length)} labels` : "";
   element("classify-note").textContent = lengthText(length, answer.cut > 0, info.max_input_length) + most;
   return { calls: [answer] };
+}
+
+// --- labels of the reader's own ---
+
+VIEWS.zero = { title: "Own labels", task: "zero_shot", run: labelFreely };
+
+async function labelFreely() {
+  const [text, labels] = [element("zero-text").value.trim(), lines("zero-labels")];
+  if (!text || labels.length === 0) throw new Refused(400, "Write a text and at least one label.");
+  const body = { inputs: text, candidate_labels: labels, hypothesis_template: element("zero-template").value, multi_label: element("zero-several").checked };
+  const answer = await call(route("zero_shot"), body);
+  const { labels: names, scores } = answer.data;
+  drawBars(element("zero-list"), names.slice(0, MOST).map((label, i) => ({ label, value: scores[i], share: scores[i] })));
+  const said = [cutText(answer.cut, labels.length, info.max_input_length).replace("text", "pair")];
+  if (names.length > MOST) said.push(`The best ${MOST} of ${number(names.length)} are shown.`);
+  element("zero-note").textContent = said.filter(Boolean).join(" ");
+  return { calls: [answer] };
+}
+
+// --- the entities of a text, marked in it ---
+
+const HUES = 5; // colors of labels, one after the other
+
+VIEWS.entities = { title: "Entities", task: "token_classify", run: findEntities };
+
+async function findEntities() {
+  const text = element("entities-text").value.trim();
+  if (!text) throw new Refused(400, "Write a text.");
+  const body = { inputs: text, aggregation_strategy: element("entities-strategy").value };
+  const answer = await call(route("token_classify"), body);
+  const found = answer.data.map(({ entity, entity_group: group, ...rest }) => ({ label: group ?? entity, ...rest }));
+  drawMarked(element("entities-marked"), text, found);
+  const points = [...text]; // positions count code points, and JavaScript's count halves of some
+  drawBars(element("entities-list"), found.slice(0, MOST).map(({ label, score: value, start, end }) => (
+    { label: points.slice(start, end).join(""), value, share: value, note: `${label} · ${start} to ${end}` }
+  )));
+  const [length] = await lengthsOf([text]);
+  const said = [lengthText(length, answer.cut > 0, info.max_input_length), found.length === 1 ? "1 entity" : `${number(found.length)} entities`];
+  if (found.length > MOST) said.push(`the first ${MOST} are listed`);
+  element("entities-note").textContent = said.filter(Boolean).join(", ");
+  return { calls: [answer] };
+}
+
+function drawMarked(place, text, found) {
+  const points = [...text];
+  const labels = [...new Set(found.map(({ label }) => label.replace(/^[BI]-/, "")))];
+  const pieces = [];
+  let done = 0;
+  for (const { label, start, end } of found.toSorted((a, b) => a.start - b.start)) {
+    if (start < done || start === end) continue; // its characters are marked already, or it has none
+    const mark = make("mark", points.slice(start, end).join(""));
+    mark.style.setProperty("--hue", `var(--part-${labels.indexOf(label.replace(/^[BI]-/, "")) % HUES})`);
+    mark.append(make("span", label, { dir: "ltr" }));
+    pieces.push(points.slice(done, start).join(""), mark);
+    done = end;
+  }
+  place.replaceChildren(...pieces, points.slice(done).join(""));
 }
 
 // --- the weighted words of a text ---

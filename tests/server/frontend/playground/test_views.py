@@ -112,3 +112,36 @@ def test_tabs_follow_the_address_and_the_keyboard(chrome: Chrome, three_heads: L
     assert views(chrome) == ["view-similarity"]
     chrome.back()
     until(lambda: chrome.execute_script(SELECTED) == "tab-match")
+
+
+def test_labels_of_the_readers_own(chrome: Chrome, nli: Live) -> None:
+    labels = ["animals", "taxes", "the weather"]
+    ask(chrome, nli, "zero", text="what a cat", labels="\n".join(labels), template="It is about {}.")
+    body = {"inputs": "what a cat", "candidate_labels": labels, "hypothesis_template": "It is about {}."}
+    answer = nli.post("/zero_shot", body).json()
+    assert contents(chrome, "#zero-list p") == answer["labels"]
+    assert values(chrome, "zero") == pytest.approx(answer["scores"], abs=1e-6)
+    chrome.find_element(By.ID, "zero-several").click()
+    send(chrome, "zero")
+    answer = nli.post("/zero_shot", {**body, "multi_label": True}).json()
+    assert values(chrome, "zero") == pytest.approx(answer["scores"], abs=1e-6)
+    send(chrome, "zero", template="no place")
+    assert "`hypothesis_template`" in text(chrome, "#view-zero .message")
+
+
+def test_entities_are_marked_in_the_text(chrome: Chrome, tagger: Live) -> None:
+    sentence = "🙂 Angela's naïve cat 👩‍🚀 lives in Berlin, as did 東京 and שלום."
+    ask(chrome, tagger, "entities", text=sentence)
+    body = {"inputs": sentence, "aggregation_strategy": "simple"}
+    entities = tagger.post("/token_classify", body).json()
+    assert len(entities) > 2
+    spans = [sentence[each["start"] : each["end"]] for each in entities]
+    assert contents(chrome, "#entities-list .name p:first-child") == spans
+    assert values(chrome, "entities") == pytest.approx([each["score"] for each in entities], abs=1e-6)
+    marks = contents(chrome, "#entities-marked mark")
+    assert marks == [span + each["entity_group"] for span, each in zip(spans, entities, strict=True)]
+    script = (
+        "const copy = arguments[0].cloneNode(true); copy.querySelectorAll('span').forEach((each) => each.remove()); "
+    )
+    place = chrome.find_element(By.ID, "entities-marked")
+    assert chrome.execute_script(script + "return copy.textContent", place) == sentence
