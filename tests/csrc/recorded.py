@@ -28,6 +28,7 @@ __all__ = [
     "MULTI",
     "NOMIC",
     "PORTABLE",
+    "QWEN",
     "SPARSE",
     "TOKENS",
     "Batch",
@@ -43,6 +44,7 @@ LAYERS, HIDDEN = 3, 256
 HOPPER, PORTABLE = "hopper", "cublaslt"
 KINDS = range(8)
 BERT, _, MODERN, NOMIC, GTE, ELECTRA, _, JINA = KINDS  # small ones of that kind: recording_device.h
+QWEN = 8
 EMBED, TOKENS, CLASSIFY, SPARSE, MULTI = (1 << bit for bit in range(5))
 LONG = [500, 400, 300, 20, 33]
 

@@ -323,6 +323,16 @@ EncoderConfig model_of(Kind kind) {
       model.shared.assign(kLayers, 0);
       model.activation = Activation::kGeluTanh;
       break;
+    case Kind::kQwen:
+      newer(0, 1);
+      model.activation = Activation::kSilu;
+      model.types = 0;
+      model.kv_heads = kHeads / 2;
+      model.head_columns = 2 * kHidden / kHeads;
+      model.causal = model.qk_norm = model.pre_norm = model.rms_norm = true;
+      model.embedding_norm = false;
+      model.classifier_pooling = Pooling::kLast;
+      break;
     case Kind::kJina:
       model.position_table = false;
       model.gated = true;
@@ -362,12 +372,20 @@ void load(Encoder& encoder, Stored stored, const std::string& without) {
   put("word", -1, {kVocabulary, embedding});
   if (model.position_table) put("position", -1, {size_t(model.positions), embedding});
   if (model.padding) put("padding", -1, {1, embedding});
-  put("type", -1, {1, embedding});
-  put("gamma", -1, {embedding});
-  put("beta", -1, {embedding});
+  if (model.types > 0) put("type", -1, {1, embedding});
+  if (model.embedding_norm) {
+    put("gamma", -1, {embedding});
+    put("beta", -1, {embedding});
+  }
   if (model.embedding > 0) linear("projection", -1, kHidden, embedding);
   for (int layer = 0; layer < model.stored_layers(); ++layer) {
-    for (const std::string name : {"query", "key", "value", "attention"}) linear(name, layer, kHidden, kHidden);
+    const size_t queries = model.attention_columns(), keys = model.key_columns(), head = model.head_size();
+    linear("query", layer, queries, kHidden);
+    for (const std::string name : {"key", "value"}) linear(name, layer, keys, kHidden);
+    linear("attention", layer, kHidden, queries);
+    for (const std::string name : {"query_norm.gamma", "key_norm.gamma"}) {
+      if (model.qk_norm) put(name, layer, {head});
+    }
     if (model.gated) linear("gate", layer, kInner, kHidden);
     linear("inner", layer, kInner, kHidden);
     linear("out", layer, kHidden, kInner);

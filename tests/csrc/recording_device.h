@@ -54,9 +54,9 @@ void check(const embert::Status& status);
 
 embert::EncoderConfig small_model();
 
-// The same with what newer encoders have: small ones of ModernBERT's, Nomic's, GTE's, ELECTRA's, ALBERT's and
-// JinaBERT's kind.
-enum class Kind : int { kBert, kRelative, kModern, kNomic, kGte, kElectra, kAlbert, kJina };
+// The same with what newer encoders have: small ones of ModernBERT's, Nomic's, GTE's, ELECTRA's, ALBERT's,
+// JinaBERT's and Qwen3's kind.
+enum class Kind : int { kBert, kRelative, kModern, kNomic, kGte, kElectra, kAlbert, kJina, kQwen };
 constexpr int kRotaryDim = 48, kWindow = 40, kEmbedding = 128;  // columns of a head; tokens; columns
 embert::EncoderConfig model_of(Kind kind);
 

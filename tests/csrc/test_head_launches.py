@@ -19,6 +19,7 @@ from tests.csrc.recorded import (
     MEAN,
     MULTI,
     PORTABLE,
+    QWEN,
     SPARSE,
     TOKENS,
     Batch,
@@ -68,6 +69,24 @@ def test_first_rows_go_through_the_classification_head(program: Path, pooling: i
     assert second["pitch"] == LABELS
     assert found[-1] == ("answered", {f"rows{CLASSIFY}": len(LONG), f"columns{CLASSIFY}": LABELS})
     assert names(found).count("copy") == 1  # logits are written to host memory, as vectors are
+
+
+@pytest.mark.parametrize("task", [CLASSIFY, EMBED])
+def test_only_last_rows_of_a_decoder_go_through_the_end(program: Path, task: int) -> None:
+    """Its last norm too, which heads do not apply: RMSNorm."""
+    found = launches(program, LAST, HOPPER, all_of(LONG, task), heads=CLASSIFY, model=QWEN)
+    layer = ["linear", "qk_norm", "attention", "linear", "linear", "linear"]
+    middle = names(found)[names(found).index("embed_words") + 1 : names(found).index("rmsnorm")]
+    assert [name for name in middle if name != "gather"] == layer * LAYERS
+    (gather,), (norm,) = only(found, "gather"), only(found, "rmsnorm")
+    assert (gather["pooling"], gather["rows"], norm["rows"]) == (LAST, len(LONG), len(LONG))
+    pool = only(found, "pool")[0]
+    assert (pool["pooling"], pool["gathered"], pool["normed"], pool["sums"]) == (LAST, 1, 0, -1)
+    qkv, attention_out = only(found, "linear")[:2]
+    assert (qkv["in"], qkv["out"]) == (HIDDEN, 4 * HIDDEN)  # two heads of queries for each of keys, twice as wide
+    assert (attention_out["in"], attention_out["out"]) == (2 * HIDDEN, HIDDEN)
+    (first, *_) = only(found, "qk_norm")
+    assert (first["pitch"], first["heads"], first["columns"]) == (4 * HIDDEN, 4, 3 * HIDDEN)
 
 
 def test_two_tasks_may_share_the_gathered_rows(program: Path) -> None:
