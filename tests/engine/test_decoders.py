@@ -137,6 +137,19 @@ def embedder(folder: Path, case: str, tokenizer: Any, further: tuple[str, ...] =
     return folder
 
 
+def with_dense_modules(folder: Path, **prompts: str) -> Path:
+    """As EmbeddingGemma: two of them after the mean."""
+    embedder(folder, "gemma3_text", gemma, ("Dense", "Dense"), **prompts)
+    torch.manual_seed(1)
+    for name, columns, rows in (("2_Dense", 64, 160), ("3_Dense", 160, 64)):
+        (folder / name).mkdir()
+        fields = {"in_features": columns, "out_features": rows, "bias": False}
+        activation = {"activation_function": "torch.nn.modules.linear.Identity"}
+        (folder / name / "config.json").write_text(json.dumps({**fields, **activation}))
+        save_file({"linear.weight": torch.randn(rows, columns)}, folder / name / "model.safetensors")
+    return folder
+
+
 CASES = [
     ("qwen3", qwen),
     ("qwen2, both ways", qwen),
@@ -175,18 +188,7 @@ def test_token_ids_are_those_of_auto_tokenizer(tmp_path: Path, case: str, tokeni
 
 
 def test_embedding_gemma_with_two_dense_modules(tmp_path: Path) -> None:
-    folder = embedder(tmp_path, "gemma3_text", gemma, ("Dense", "Dense"))
-    torch.manual_seed(1)
-    for name, columns, rows in (("2_Dense", 64, 160), ("3_Dense", 160, 64)):
-        (folder / name).mkdir()
-        fields = {
-            "in_features": columns,
-            "out_features": rows,
-            "bias": False,
-            "activation_function": "torch.nn.modules.linear.Identity",
-        }
-        (folder / name / "config.json").write_text(json.dumps(fields))
-        save_file({"linear.weight": torch.randn(rows, columns)}, folder / name / "model.safetensors")
+    folder = with_dense_modules(tmp_path)
     oracle: Any = SentenceTransformer(str(folder), device="cpu")
     expected = np.concatenate([oracle.encode([text]) for text in TEXTS])
     with engine.Engine.load(str(folder), device="cpu") as loaded:

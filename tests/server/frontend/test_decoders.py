@@ -1,0 +1,63 @@
+"""Decoders over HTTP beside sentence-transformers: prompts, narrower vectors, Dense modules, chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import CrossEncoder, SentenceTransformer
+
+from tests.engine.test_decoders import CASES, PAIRS, TEXTS, embedder, reranker, with_dense_modules
+from tests.server.live import Live, live
+
+QUERY = "Instruct: Given a question, find passages\nQuery:"
+EMBEDDERS = {case.replace(", ", "-").replace(" ", "-"): (case, tokenizer) for case, tokenizer in CASES}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An embedder of each kind by its name, and EmbeddingGemma's modules."""
+    made = {
+        name: embedder(tmp_path_factory.mktemp(name), case, tokenizer, query=QUERY)
+        for name, (case, tokenizer) in EMBEDDERS.items()
+    }
+    return {**made, "embeddinggemma": with_dense_modules(tmp_path_factory.mktemp("embeddinggemma"), query=QUERY)}
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> tuple[CrossEncoder, Path]:
+    """Qwen3-Reranker's kind, and its folder."""
+    folder = tmp_path_factory.mktemp("reranker")
+    return reranker(folder, "qwen3", false_token=True, prompt=None), folder / "saved"
+
+
+@pytest.fixture(scope="module")
+def served(folders: dict[str, Path], oracle: tuple[CrossEncoder, Path]) -> Iterator[Live]:
+    """One server of them all."""
+    models = [f"{name}={folder}" for name, folder in [*folders.items(), ("reranker", oracle[1])]]
+    with live(*models, "--device", "cpu") as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", [*EMBEDDERS, "embeddinggemma"])
+def test_embeddings_with_prompts_and_narrower_vectors(served: Live, folders: dict[str, Path], name: str) -> None:
+    reference: Any = SentenceTransformer(str(folders[name]), device="cpu")
+    for prompt in ({}, {"prompt_name": "query"}):
+        answer = served.post("/v1/embeddings", {"model": name, "input": TEXTS, **prompt}).json()["data"]
+        expected = np.concatenate([reference.encode([text], **prompt) for text in TEXTS])
+        np.testing.assert_allclose([each["embedding"] for each in answer], expected, atol=2e-5)
+    answer = served.post("/v1/embeddings", {"model": name, "input": TEXTS, "dimensions": 16}).json()["data"]
+    narrow = np.concatenate([reference.encode([text], truncate_dim=16) for text in TEXTS])
+    narrow /= np.linalg.norm(narrow, axis=1, keepdims=True)
+    np.testing.assert_allclose([each["embedding"] for each in answer], narrow, atol=5e-5)
+
+
+def test_scores_of_a_reranker_with_a_chat_template(served: Live, oracle: tuple[CrossEncoder, Path]) -> None:
+    query, documents = PAIRS[0][0], [document for _, document in PAIRS if document]
+    answer = served.post("/rerank", {"model": "reranker", "query": query, "texts": documents}).json()
+    expected = np.concatenate([oracle[0].predict([(query, document)]) for document in documents])
+    scores = {each["index"]: each["score"] for each in answer}
+    np.testing.assert_allclose([scores[index] for index in range(len(documents))], expected, atol=2e-5)
