@@ -16,6 +16,7 @@ __all__ = ["MemoryEstimate", "estimate_memory", "process_bytes"]
 MIB = 1 << 20
 _CUDA_PROCESS = 512 * MIB  # of GPU memory: context, kernels, graphs
 _CPU_PROCESS = 450 * MIB  # Python, torch and its threads' heaps
+_FOLDED_COLUMNS = 1024  # hidden states of more have norms of their own
 _TOKEN = 2048  # bytes of a token beside its rows: ids, sums, and what attention keeps
 # Tokens of a batch without --max-batch-tokens; a longer text gets its own batch.
 _BATCH_TOKENS = {"cuda": 16_384, "cpu": 2048}
@@ -71,10 +72,11 @@ def estimate_memory(
     activations = max(tokens, model.max_input_length) * (item * (2 * hidden + widest) + _TOKEN)
     if dtype == "int8" and on_gpu:  # rows of 8 bits, each with a scale
         activations += max(tokens, model.max_input_length) * (max(hidden, inner) + 4)
-    # LayerNorms are folded into these in FP32; the CPU encoder repacks its matrices, one at a time.
+    # Norms are folded into these in FP32; the CPU encoder repacks its matrices, one at a time.
     products = (config.heads + 2 * config.kv_heads) * config.head_size + inner * (2 if config.gated else 1)
     matrices = config.layers * hidden * products
-    loading = 4 * matrices if on_gpu and item == 2 else 0
+    folds = on_gpu and item == 2 and hidden <= _FOLDED_COLUMNS and not config.shared_layers
+    loading = 4 * matrices if folds else 0
     if model.lora is not None and not on_gpu:  # what it changes, in FP32
         loading += 4 * parameters
     if dtype == "int8":  # compared with the usual dtype
