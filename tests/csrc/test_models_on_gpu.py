@@ -190,3 +190,19 @@ def test_a_classification_head_on_the_host(tmp_path: Path, pooling: str) -> None
         single = encoder.encode(engine.pack([ids]), Task.CLASSIFY)
         assert single.tobytes() == found[row].tobytes() or encoder.gemm != "hopper"
     encoder.close()
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3"])
+def test_a_classification_head_on_the_last_token(tmp_path: Path, case: str) -> None:
+    """Padding at a text's end does not count, as in transformers' class."""
+    folder = build_classifier(tmp_path, case, pad_token_id=7)
+    encoder = made(engine.load_model(str(folder)), dtype="float16")
+    sequences = random_sequences(LENGTHS, 99, seed=9)
+    sequences[3][-2:] = sequences[8][1:] = 7
+    found = encoder.encode(engine.pack(sequences), Task.CLASSIFY)
+    wanted = hugging_face_logits(folder, sequences)
+    assert np.abs(found - wanted).max() <= 0.02 * np.abs(wanted).max()
+    for row, ids in enumerate(sequences):
+        single = encoder.encode(engine.pack([ids]), Task.CLASSIFY)
+        assert single.tobytes() == found[row].tobytes() or encoder.gemm != "hopper"
+    encoder.close()
