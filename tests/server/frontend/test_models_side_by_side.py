@@ -5,10 +5,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.server.live import STAND_IN, live, until
-from tests.server.models import copy_model, three_heads
+from tests.server.models import build_classifier, copy_model, three_heads
 from tests.server.stand_in import HELD
 
 
@@ -41,7 +43,11 @@ def test_a_flood_of_one_models_requests_refuses_none_of_another(folders: dict[st
 
 
 def test_models_that_fail_leave_the_others_to_work(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Whatever fails: the files' list, the tokenizer, or the weights."""
+    """Whatever fails: the files' list, the tokenizer, the weights, or what comes of them."""
+    nan = build_classifier(tmp_path / "nan", "a")
+    tensors = load_file(nan / "model.safetensors")
+    tensors["classifier.bias"][:] = np.nan
+    save_file(tensors, nan / "model.safetensors")
     unreadable, no_tokenizer, no_weights = (copy_model(tmp_path / name) for name in ("a", "b", "c"))
     (unreadable / "config.json").unlink()
     (unreadable / "config.json").write_text("{")
@@ -50,12 +56,16 @@ def test_models_that_fail_leave_the_others_to_work(folders: dict[str, Path], tmp
     (no_weights / "model.safetensors").unlink()
     (no_weights / "model.safetensors").write_bytes(b"no weights")
     models = {"unread": unreadable, "tokens": no_tokenizer, "dense": folders["dense"], "weights": no_weights}
+    models["nan"] = nan
     options = [f"{name}={folder}" for name, folder in models.items()]
     with live(*options, "--device", "cpu") as running:
         ready = running.get("/readyz").json()
-        assert ready["models"] == {"unread": "failed", "tokens": "failed", "dense": "ready", "weights": "failed"}
+        assert ready["models"] == {name: "ready" if name == "dense" else "failed" for name in models}
         assert ready["status"] == "ready"
-        for name in ("unread", "tokens", "weights"):
+        for refused in (running.get("/readyz/nan"), running.post("/models/nan/predict", {"inputs": "a"})):
+            assert refused.status_code == 503
+            assert "finite" in refused.text
+        for name in models.keys() - {"dense", "nan"}:
             assert f"{name} has failed (" in ready["detail"]
             of_one = running.get(f"/readyz/{name}")
             assert (of_one.status_code, of_one.json()["status"]) == (503, "failed")
@@ -65,18 +75,3 @@ def test_models_that_fail_leave_the_others_to_work(folders: dict[str, Path], tmp
                 assert f"{name} has failed (" in refused.text
         assert running.post("/v1/embeddings", {"input": "a", "model": "dense"}).status_code == 200
         assert sorted(each["id"] for each in running.get("/v1/models").json()["data"]) == sorted(models)
-
-
-def test_readiness_waits_for_the_first_load_of_every_model(folders: dict[str, Path]) -> None:
-    models = [f"{name}={folders[name]}" for name in ("dense", "heads")]
-    with live(*models, *STAND_IN, loading=True) as running:
-        until(lambda: "dense is not ready" in running.get("/readyz").text, what="an HTTP process's answer")
-        answer = running.get("/readyz")
-        assert (answer.status_code, answer.json()["models"]) == (503, {"dense": "loading", "heads": "loading"})
-        assert "dense is not ready (loading" in answer.json()["detail"]
-        refused = running.post("/models/heads/embed", {"inputs": "a"})
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-        assert refused.json()["error"].startswith("heads is not ready (loading")
-        running.end_loading()
-        running.wait_ready()
-        assert running.post("/models/heads/embed", {"inputs": "a"}).status_code == 200
