@@ -244,6 +244,14 @@ def test_a_eurobert_that_classifies_or_fills_masks(tmp_path: Path, pooling: str)
         np.testing.assert_allclose(loaded.embed(TEXTS[:3]), vectors, atol=2e-5)
 
 
+@pytest.mark.parametrize("case", ["qwen3", "qwen2, windows", "mistral", "llama, llama3", "gemma3_text"])
+def test_decoders_of_any_length(tmp_path: Path, case: str) -> None:
+    """Every row in float32 beside transformers in float64, past windows and blocks of queries."""
+    build(tmp_path, case, max_position_embeddings=2048)
+    sequences = [ids % 50 + 10 for ids in random_sequences([2048, 1, 700, 2, 16, 513], 64)]
+    assert near(tmp_path, sequences, hidden_states(tmp_path, sequences)) >= 0.999999
+
+
 def test_long_texts_of_eurobert(tmp_path: Path) -> None:
     build(tmp_path, "eurobert", max_position_embeddings=8192)
     sequences = [ids % 50 + 10 for ids in random_sequences([1100, 30, 513], 64)]
