@@ -120,6 +120,8 @@ class Admission:
         if model.state == "ready":
             return "connecting"
         detail = model.detail or state.detail
+        if detail.startswith(model.state):  # "loading the weights"
+            return detail
         return f"{model.state}: {detail}" if detail else model.state
 
     def check_ready(self) -> None:

@@ -300,6 +300,11 @@ def test_the_budget_is_that_of_the_engines_which_have_the_model() -> None:
             "b is not ready (failed: out of memory; loading: weights)",
         ),
         ([{0: READY}, {1: ModelState("loading")}], False, "b is not ready (loading)"),
+        (
+            [{1: ModelState("loading", "loading the weights, 3.1 of 15.2 GB")}],
+            False,
+            "b is not ready (loading the weights, 3.1 of 15.2 GB)",
+        ),
         ([{1: ModelState("failed", "out of memory")}, {}], False, "b is not ready (failed: out of memory; ready)"),
     ],
 )
