@@ -2,6 +2,8 @@
 // [T, (heads + 2·kv_heads)·d]: queries, keys, values.
 #pragma once
 
+#include <cstdint>
+
 #include "common/launch.h"
 #include "common/types.h"
 #include "ops/attention_work.h"
@@ -25,6 +27,15 @@ struct AttentionHeads {
 // maps: on a Hopper device, else null. All forward passes of an encoder must use the same, because bits depend on it.
 Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, const AttentionHeads& heads,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream);
+// Of disentangled attention (DeBERTa): scores also have scale · (q[i]·keys[r] + queries[r]·k[j]), r = row_of[i − j +
+// longest − 1].
+struct DisentangledScores {
+  const void* keys = nullptr;       // [rows, heads · head_size], of the type of qkv; null: the part is absent
+  const void* queries = nullptr;    // likewise
+  const int16_t* row_of = nullptr;  // [2 · longest − 1], by query − key
+  int longest = 0;                  // ≥ the longest sequence
+};
+
 bool attention_supports(DType dtype, const AttentionHeads& heads);
 // The factor of scores, in FP64.
 double scale_of(const AttentionHeads& heads);
@@ -40,6 +51,10 @@ Status attention_fp32(const void* qkv, const WindowedWork& work, int heads, int 
                       const RelativeScores& relative, void* context, const Stream& stream);
 Status attention_sm80(DType dtype, const void* qkv, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, const Stream& stream);  // 16-bit types
+// Heads of up to 128 columns that share nothing.
+Status attention_sm80_disentangled(DType dtype, const void* qkv, const AttentionWork& work, const AttentionHeads& heads,
+                                   const DisentangledScores& positions, void* context,
+                                   const Stream& stream);  // 16-bit types
 // Heads that share keys and values, causal attention, head sizes over 128, other scales; without relative scores.
 Status attention_fp32_decoder(const void* qkv, const WindowedWork& work, const AttentionHeads& heads, void* context,
                               const Stream& stream);

@@ -255,6 +255,17 @@ NB_MODULE(_cuda_testing, m) {
           "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,
           "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0,
           "window"_a = 0, "longest"_a = 0, "kv_heads"_a = 0, "scale"_a = 0.0f, "causal"_a = false)
+      .def("disentangled_attention",
+           [](Bench& bench, int type, Address qkv, Address tiles, int tile_count, Address shorts, int short_count,
+              int heads, int head_size, float scale, Address keys, Address queries, Address row_of, int longest,
+              Address context) {
+             const AttentionWork work{pointer<AttentionTile>(tiles), tile_count, pointer<AttentionTile>(shorts),
+                                      short_count};
+             bench.check(
+                 attention_sm80_disentangled(dtype(type), pointer(qkv), work, {heads, heads, head_size, scale},
+                                             {pointer(keys), pointer(queries), pointer<int16_t>(row_of), longest},
+                                             pointer(context), bench.stream()));
+           })
       .def("gather",
            [](Bench& bench, int type, Address context, int context_columns, Address x, Address sums, int parts,
               Address cu_seqlens, int pooling, int sequences, int hidden, Address context_to, Address x_to,
