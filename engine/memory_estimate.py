@@ -55,16 +55,20 @@ def estimate_memory(
         weights -= (item - 1) * sum(
             math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and name.startswith("encoder.layer.")
         )
-    if config.disentangled is not None:  # each layer's products with the table of distances, in FP32
+    if config.disentangled is not None:  # each layer's products with the table of distances, on CPUs in FP32
         parts = config.disentangled.content_to_position + config.disentangled.position_to_content
-        added = 4 * parts * config.layers * 2 * config.disentangled.span * config.hidden_size
+        values = parts * config.layers * 2 * config.disentangled.span * config.hidden_size
+        if on_gpu:
+            weights += item * values
+        else:
+            added = 4 * values
     if config.adapters is not None:
         count = len(config.adapters.names)
         if on_gpu:  # an encoder for each, and one without (encoders/cuda/adapters.py)
             encoders += count
         else:
             widths = sum(sum(shape) for shape in shapes.values() if len(shape) == 2)
-            added = 4 * count * config.adapters.rank * widths
+            added += 4 * count * config.adapters.rank * widths
     hidden, inner = config.hidden_size, config.intermediate_size
     attention = 2 * (config.heads + config.kv_heads) * config.head_size  # queries, keys, values, and their mixture
     widest = max(attention, inner * (2 if config.gated else 1))

@@ -35,6 +35,8 @@ struct DisentangledScores {
   const int16_t* row_of = nullptr;  // [2 · longest − 1], by query − key
   int longest = 0;                  // ≥ the longest sequence
 };
+constexpr int kMaxDistanceRows = 32767;    // of int16
+constexpr int kMaxDisentangledHead = 128;  // columns
 
 bool attention_supports(DType dtype, const AttentionHeads& heads);
 // The factor of scores, in FP64.

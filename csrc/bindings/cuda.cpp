@@ -68,19 +68,17 @@ std::vector<DenseShape> shapes_of(const std::vector<LinearLayer>& layers) {
   return shapes;
 }
 
-std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int kv_heads, int head_columns,
-                                      int padded_head, int inner, int vocabulary, int positions, int types,
-                                      bool position_table, bool padding, bool relative, int embedding,
-                                      const std::vector<AttentionTuple>& attention, bool causal, bool qk_norm,
-                                      float attention_scale, bool gated, bool pre_norm, bool first_norm, bool rms_norm,
-                                      bool sublayer_norms, bool embedding_norm, float embedding_scale,
-                                      const std::vector<int>& shared, float epsilon, const std::string& activation,
-                                      const std::string& pooling, const std::string& classifier_pooling,
-                                      const std::string& dtype, int device, int max_tokens, const std::string& gemm,
-                                      const std::string& cublaslt_library, bool fold, int graphs,
-                                      const std::vector<LinearLayer>& dense, const std::vector<LinearLayer>& classifier,
-                                      const std::vector<LinearLayer>& multi, bool token_logits, bool token_norm,
-                                      bool token_weights, const std::optional<SpladeTuple>& splade) {
+std::unique_ptr<Encoder> make_encoder(
+    int hidden, int layers, int heads, int kv_heads, int head_columns, int padded_head, int inner, int vocabulary,
+    int positions, int types, bool position_table, bool padding, bool relative, int distance_rows, bool distance_keys,
+    bool distance_queries, int embedding, bool projects_first, const std::vector<AttentionTuple>& attention,
+    bool causal, bool qk_norm, float attention_scale, bool gated, bool pre_norm, bool first_norm, bool rms_norm,
+    bool sublayer_norms, bool embedding_norm, float embedding_scale, const std::vector<int>& shared, float epsilon,
+    const std::string& activation, const std::string& pooling, const std::string& classifier_pooling,
+    const std::string& dtype, int device, int max_tokens, const std::string& gemm, const std::string& cublaslt_library,
+    bool fold, int graphs, const std::vector<LinearLayer>& dense, const std::vector<LinearLayer>& classifier,
+    const std::vector<LinearLayer>& multi, bool token_logits, bool token_norm, bool token_weights,
+    const std::optional<SpladeTuple>& splade) {
   EncoderConfig model;
   model.hidden = hidden;
   model.layers = layers;
@@ -95,7 +93,11 @@ std::unique_ptr<Encoder> make_encoder(int hidden, int layers, int heads, int kv_
   model.position_table = position_table;
   model.padding = padding;
   model.relative = relative;
+  model.distance_rows = distance_rows;
+  model.distance_keys = distance_keys;
+  model.distance_queries = distance_queries;
   model.embedding = embedding;
+  model.projects_first = projects_first;
   for (const auto& [window, rotary_dim, table] : attention) model.attention.push_back({window, rotary_dim, table});
   model.causal = causal;
   model.qk_norm = qk_norm;
@@ -267,9 +269,10 @@ NB_MODULE(_cuda, m) {
   m.def(
       "make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "kv_heads"_a, "head_columns"_a,
       "padded_head"_a, "inner"_a, "vocabulary"_a, "positions"_a, "types"_a, "position_table"_a, "padding"_a,
-      "relative"_a, "embedding"_a, "attention"_a, "causal"_a, "qk_norm"_a, "attention_scale"_a, "gated"_a, "pre_norm"_a,
-      "first_norm"_a, "rms_norm"_a, "sublayer_norms"_a, "embedding_norm"_a, "embedding_scale"_a, "shared"_a,
-      "epsilon"_a, "activation"_a, "pooling"_a, "classifier_pooling"_a, "dtype"_a, "device"_a, "max_tokens"_a, "gemm"_a,
+      "relative"_a, "distance_rows"_a, "distance_keys"_a, "distance_queries"_a, "embedding"_a, "projects_first"_a,
+      "attention"_a, "causal"_a, "qk_norm"_a, "attention_scale"_a, "gated"_a, "pre_norm"_a, "first_norm"_a,
+      "rms_norm"_a, "sublayer_norms"_a, "embedding_norm"_a, "embedding_scale"_a, "shared"_a, "epsilon"_a,
+      "activation"_a, "pooling"_a, "classifier_pooling"_a, "dtype"_a, "device"_a, "max_tokens"_a, "gemm"_a,
       "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a, "multi"_a, "token_logits"_a,
       "token_norm"_a, "token_weights"_a, "splade"_a.none() = nb::none(),
       "As encoder/encoder_config.h. attention: window, RoPE columns and table of angles of each layer, or nothing. "

@@ -59,10 +59,28 @@ Status EncoderConfig::check_attention() const {
   if (!attention_supports(dtype, attention_heads()))
     return refuse("heads of " + std::to_string(head_size()) + " columns: they must be a multiple of 8 of at most " +
                   std::to_string(kMaxHeadSize));
+  if (distance_rows != 0) EMBERT_TRY(check_distances());
   if (relative && (!is_plain || head_size() > 128))
     return refuse("scores by relative position with a decoder's attention, or with heads of over 128 columns");
   if (qk_norm && !qk_norm_supports(dtype, head_size()))
     return refuse("norms of queries and keys of " + std::to_string(head_size()) + " columns");
+  return {};
+}
+
+Status EncoderConfig::check_distances() const {
+  const auto windowed = [](const LayerAttention& each) { return each.window > 0 || each.rotary_dim > 0; };
+  if (dtype == DType::kFloat32 || int8)
+    return refuse(std::string("disentangled attention in ") + (int8 ? "int8" : "float32") +
+                  ": choose float16 or bfloat16");
+  if (distance_rows < 0 || distance_rows > kMaxDistanceRows || !(distance_keys || distance_queries))
+    return refuse("disentangled attention with a table of " + std::to_string(distance_rows) + " rows: at most " +
+                  std::to_string(kMaxDistanceRows) + " are taken");
+  if (head_size() > kMaxDisentangledHead || padded_head != 0)
+    return refuse("disentangled attention in heads of " + std::to_string(hidden / heads) +
+                  " columns: they must be a multiple of 8 of at most " + std::to_string(kMaxDisentangledHead));
+  if (head_columns != 0 || key_heads() != heads || causal || qk_norm || relative || !shared.empty() ||
+      std::any_of(attention.begin(), attention.end(), windowed))
+    return refuse("disentangled attention with another kind of attention or of positions");
   return {};
 }
 
@@ -79,6 +97,8 @@ Status EncoderConfig::check_norms() const {
     return refuse(rms_norm ? "an RMSNorm of embeddings" : "embeddings without a norm before LayerNorms");
   if (!embedding_norm && (position_table || types > 0 || embedding > 0))
     return refuse("embeddings of positions or types, or narrower ones, without a norm");
+  if (projects_first && (embedding == 0 || position_table || types > 0 || !embedding_norm || pre_norm))
+    return refuse("embeddings of positions or types that are projected before their norm");
   if (embedding_norm && embedding_scale != 1.0f)
     return refuse("embeddings that are scaled by " + std::to_string(embedding_scale) + " before a norm");
   return {};

@@ -34,8 +34,13 @@ struct EncoderConfig {
   int positions = 0;              // tokens of the longest text
   bool position_table = true;     // positions have an embedding table
   bool padding = false;           // the position table has one more row, the last: the padding token's
-  int embedding = 0;      // columns of the embedding tables where a projection follows; 0: hidden, without projection
-  bool relative = false;  // attention adds scores by key − query: buckets of distances, or ALiBi
+  int embedding = 0;  // columns of the embedding tables where a projection follows; 0: hidden, without projection
+  bool projects_first = false;  // the embeddings' norm follows the projection
+  bool relative = false;        // attention adds scores by key − query: buckets of distances, or ALiBi
+  // Disentangled attention: rows of the table that distances share, 0: none; and which parts the scores have
+  // (DisentangledScores).
+  int distance_rows = 0;
+  bool distance_keys = false, distance_queries = false;
   std::vector<LayerAttention> attention;  // of each layer; empty: the default in all
   bool causal = false;                    // a token attends to itself and to tokens before it only
   bool qk_norm = false;                   // RMSNorms of each head's queries and keys, before they are rotated
@@ -83,6 +88,7 @@ struct EncoderConfig {
 
  private:
   Status check_attention() const;
+  Status check_distances() const;
   Status check_norms() const;
   Status check_layers() const;
   Status check_int8() const;

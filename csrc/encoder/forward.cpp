@@ -137,7 +137,7 @@ Status Encoder::embed_batch(const Op& op, Replay& replay) {
     EMBERT_CUDA(cudaMemcpyAsync(offsets.positions, plan.positions, size_t(plan.rows) * sizeof(int),
                                 cudaMemcpyHostToDevice, stream.handle));
   }
-  if (!model_.embedding_norm)
+  if (!model_.embedding_norm || model_.projects_first)
     return embed_words(model_.dtype, tables.word, offsets.ids, plan.rows, columns, model_.embedding_scale, to,
                        op.writes_stats ? stats_of(op.y) : nullptr, stream);
   // Without a position table every row uses the same one, of zeros.
@@ -164,8 +164,13 @@ Status Encoder::attend(const Op& op, Replay& replay) {
     replay.rows[int(op.y)] = {context, nullptr, 1, blocks.maxima};
     return {};
   }
-  EMBERT_TRY(attention(model_.dtype, qkv, replay.count, work, model_.attention_heads(), weights_.relative(), context,
-                       maps_.get(), replay.stream.alternate_direction()));
+  if (model_.distance_rows > 0) {
+    EMBERT_TRY(attention_sm80_disentangled(model_.dtype, qkv, work, model_.attention_heads(),
+                                           weights_.distances(op.layer), context, replay.stream.alternate_direction()));
+  } else {
+    EMBERT_TRY(attention(model_.dtype, qkv, replay.count, work, model_.attention_heads(), weights_.relative(), context,
+                         maps_.get(), replay.stream.alternate_direction()));
+  }
   replay.rows[int(op.y)] = {context};
   if (!gathers) return {};
   // The rows that heads read are copied to QKV's memory, and only they are processed further. They have been read when

@@ -41,7 +41,9 @@ const char* const kLayerNames[] = {"query.weight",
                                    "query_norm.gamma",
                                    "key_norm.gamma",
                                    "attention_sublayer.gamma",
-                                   "out_sublayer.gamma"};
+                                   "out_sublayer.gamma",
+                                   "distance_keys",
+                                   "distance_queries"};
 
 std::string called(const std::string& name, int layer) {
   return layer < 0 ? name : name + " of layer " + std::to_string(layer);
@@ -170,6 +172,8 @@ Status Weights::load(const std::string& name, int layer, const void* host, const
   if (loaded_.count(key) > 0) return Status::refused(called(name, layer) + " was loaded before");
   if (name == "relative" && layer < 0 && model_.relative) {
     EMBERT_TRY(load_relative(host, shape, stored, stream));
+  } else if (name == "distances" && layer < 0 && model_.distance_rows > 0) {
+    EMBERT_TRY(load_distances(host, shape, stored, stream));
   } else if (name == "angles" && layer >= 0 && size_t(layer) < angles_.size()) {
     EMBERT_TRY(load_angles(layer, host, shape, stored, stream));
   } else {
@@ -230,6 +234,25 @@ Status Weights::load_relative(const void* host, const TensorShape& shape, DType 
   return {};
 }
 
+Status Weights::load_distances(const void* host, const TensorShape& shape, DType stored, const Stream& stream) {
+  const TensorShape expected = {2 * size_t(model_.positions) - 1};
+  if (shape != expected)
+    return Status::refused("distances has shape " + written(shape) + ", expected " + written(expected));
+  if (stored != DType::kFloat32) return Status::refused("distances must be in float32");
+  const auto* const from = static_cast<const float*>(host);
+  std::vector<int16_t> rows(expected[0]);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (!(from[i] >= 0 && from[i] < float(model_.distance_rows)))
+      return Status::refused("distances has an element of " + std::to_string(from[i]) + ", which is no row of " +
+                             std::to_string(model_.distance_rows));
+    rows[i] = int16_t(from[i]);
+  }
+  EMBERT_CUDA(
+      cudaMemcpyAsync(distances_, rows.data(), rows.size() * sizeof(int16_t), cudaMemcpyHostToDevice, stream.handle));
+  EMBERT_CUDA(cudaStreamSynchronize(stream.handle));
+  return {};
+}
+
 Status Weights::load_angles(int table, const void* host, const TensorShape& shape, DType stored, const Stream& stream) {
   const TensorShape expected = {size_t(model_.positions), size_t(model_.angle_tables()[table]), 2};
   if (shape != expected) {
@@ -247,6 +270,7 @@ Status Weights::complete() {
   if (model_.padding) expected.emplace_back(-1, "padding");
   if (model_.types > 0) expected.emplace_back(-1, "type");
   if (model_.relative) expected.emplace_back(-1, "relative");
+  if (model_.distance_rows > 0) expected.emplace_back(-1, "distances");
   if (model_.embedding > 0) expected.insert(expected.end(), {{-1, "projection.weight"}, {-1, "projection.bias"}});
   if (model_.pre_norm) expected.insert(expected.end(), {{-1, "last.gamma"}, {-1, "last.beta"}});
   for (size_t table = 0; table < angles_.size(); ++table) expected.emplace_back(int(table), "angles");

@@ -42,6 +42,7 @@ class Compiler {
     program_.steps.push_back(step);
     if (norms_later) pending_norm_ = {NormKind::kEmbedding};
     if (projects) product({Matrix::kProjection}, Buffer::kEmbedded, Buffer::kX);
+    if (model_.projects_first) normalize(Buffer::kX, Buffer::kX, {NormKind::kEmbedding});
   }
 
   void attention(int i) {

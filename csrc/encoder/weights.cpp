@@ -28,7 +28,7 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
   if (model_.embedding_norm) {
     tables_.position = matrix(model_.position_table ? model_.position_rows() : kSmallRows, embedding);
     tables_.type = matrix(model_.types, embedding);
-    tables_.norm = norm(embedding);
+    tables_.norm = norm(model_.projects_first ? hidden : embedding);
   } else {
     tables_.position = tables_.type = nullptr;
   }
@@ -58,6 +58,8 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
     layer.key_norm = model_.qk_norm ? vector(head) : nullptr;
     layer.attention_sublayer = model_.sublayer_norms ? vector(hidden) : nullptr;
     layer.out_sublayer = model_.sublayer_norms ? vector(hidden) : nullptr;
+    layer.distance_keys = model_.distance_keys ? matrix(model_.distance_rows, attention) : nullptr;
+    layer.distance_queries = model_.distance_queries ? matrix(model_.distance_rows, attention) : nullptr;
   }
   if (model_.embedding > 0) {
     projection_weight_ = matrix(hidden, embedding);
@@ -68,6 +70,8 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
   for (const int columns : model_.angle_tables())
     angles_.push_back(reinterpret_cast<float2*>(arena.take(size_t(model_.positions) * columns * sizeof(float2))));
   if (model_.relative) relative_ = reinterpret_cast<float*>(arena.take(size_t(model_.heads) * 2 * model_.reach() * 4));
+  if (model_.distance_rows > 0)
+    distances_ = reinterpret_cast<int16_t*>(arena.take((2 * size_t(model_.positions) - 1) * sizeof(int16_t)));
   heads_.lay_out(arena, model_.task_heads, model_.hidden, model_.dtype);
   bytes = arena.used();
 }
@@ -79,7 +83,9 @@ Status Weights::allocate() {
   lay_out(storage_.as(), bytes);
   if (!model_.position_table) EMBERT_TRY(storage_.zero());
   const size_t hidden = model_.hidden, inner = model_.inner, attention = model_.attention_columns();
-  const size_t largest = std::max({size_t(model_.vocabulary), size_t(model_.positions), inner, attention}) * hidden;
+  const size_t largest =
+      std::max({size_t(model_.vocabulary), size_t(model_.positions), size_t(model_.distance_rows), inner, attention}) *
+      hidden;
   EMBERT_TRY(conversion_.allocate(std::min(std::max(largest, heads_.largest()), kConvertedElements) * 4));
   return model_.gated ? interleave_scratch_.allocate(std::min(inner * hidden, kConvertedElements) * 4) : Status();
 }
@@ -87,6 +93,7 @@ Status Weights::allocate() {
 Status Weights::find(const std::string& name, int layer, WeightView& place) const {
   if (heads_.find(name, layer, place)) return {};
   const size_t hidden = model_.hidden, embedding = model_.embedding_columns();
+  const size_t normed = model_.projects_first ? hidden : embedding;
   const auto matrix = [&](const char* tensor_name, const void* base, size_t rows, size_t columns, size_t before = 0) {
     if (name != tensor_name) return false;
     auto* const first = static_cast<uint8_t*>(const_cast<void*>(base));
@@ -103,8 +110,8 @@ Status Weights::find(const std::string& name, int layer, WeightView& place) cons
     is_known = matrix("word", tables_.word, model_.vocabulary, embedding) ||
                (model_.position_table && matrix("position", tables_.position, model_.positions, embedding)) ||
                (model_.padding && matrix("padding", tables_.position, 1, embedding, model_.positions)) ||
-               matrix("type", tables_.type, model_.types, embedding) ||
-               vector("gamma", tables_.norm.gamma, embedding) || vector("beta", tables_.norm.beta, embedding) ||
+               matrix("type", tables_.type, model_.types, embedding) || vector("gamma", tables_.norm.gamma, normed) ||
+               vector("beta", tables_.norm.beta, normed) ||
                matrix("projection.weight", projection_weight_, hidden, embedding) ||
                vector("projection.bias", projection_bias_, hidden) || vector("last.gamma", last_norm_.gamma, hidden) ||
                vector("last.beta", last_norm_.beta, hidden);
@@ -156,6 +163,8 @@ bool Weights::find_layer(const std::string& name, int number, WeightView& place)
          optional("query_norm.gamma", w.query_norm, head) || optional("key_norm.gamma", w.key_norm, head) ||
          optional("attention_sublayer.gamma", w.attention_sublayer, hidden) ||
          optional("out_sublayer.gamma", w.out_sublayer, hidden) ||
+         (model_.distance_keys && matrix("distance_keys", w.distance_keys, model_.distance_rows, attention)) ||
+         (model_.distance_queries && matrix("distance_queries", w.distance_queries, model_.distance_rows, attention)) ||
          matrix("attention.weight", w.attention_weight, hidden, attention) ||
          vector("attention.bias", w.attention_bias, hidden) ||
          (has_norm && vector("attention.gamma", w.attention_norm.gamma, hidden)) ||

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/attention.h"
 #include "common/launch.h"
 #include "common/memory.h"
 #include "common/types.h"
@@ -88,13 +89,14 @@ class HeadWeights {
 // Matrices are of the model's type or int8, vectors are in FP32. With RoPE, the rows of query and key are in the order
 // of weights.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
 struct LayerWeights {
-  uint8_t *qkv_weight, *attention_weight;    // [qkv, hidden]: query, key, value; [hidden, attention]
-  uint8_t *inner_weight, *out_weight;        // [inner, hidden], [hidden, inner]
-  float *qkv_bias, *attention_bias;          // [qkv], [hidden]
-  float *inner_bias, *out_bias;              // [inner], [hidden]
-  Norm attention_norm, out_norm;             // [hidden]
-  float *query_norm, *key_norm;              // [head size]: gammas; null: none
-  float *attention_sublayer, *out_sublayer;  // [hidden]: gammas of norms after a part; null: none
+  uint8_t *qkv_weight, *attention_weight;     // [qkv, hidden]: query, key, value; [hidden, attention]
+  uint8_t *inner_weight, *out_weight;         // [inner, hidden], [hidden, inner]
+  float *qkv_bias, *attention_bias;           // [qkv], [hidden]
+  float *inner_bias, *out_bias;               // [inner], [hidden]
+  Norm attention_norm, out_norm;              // [hidden]
+  float *query_norm, *key_norm;               // [head size]: gammas; null: none
+  float *attention_sublayer, *out_sublayer;   // [hidden]: gammas of norms after a part; null: none
+  uint8_t *distance_keys, *distance_queries;  // [distance rows, attention]; null: none
   // With int8 a scale for each row of a matrix, otherwise null; and the LayerNorms of QKV's and FFN in's rows, with
   // each column divided by its factor, by which the matrices are multiplied (engine/quantization/blocks.py).
   float *qkv_scale, *attention_scale, *inner_scale, *out_scale;
@@ -124,6 +126,8 @@ class Weights {
   //   gate.weight, gate.bias of a layer, shaped as inner's;
   //   query_norm.gamma, key_norm.gamma [head size]; attention_sublayer.gamma, out_sublayer.gamma [hidden]; RMSNorms'
   //   gammas include what the model adds to them;
+  //   distances [2·positions − 1] in FP32: the row for query − key + positions − 1; distance_keys and distance_queries
+  //   [distance rows, heads · head size] of a layer (DisentangledScores);
   //   angles [positions, rotary_dim / 2, 2] in FP32: cos and sin; a table's number is the layer here.
   //   query.scale, key.scale, value.scale, attention.scale, inner.scale, out.scale: of int8 matrices;
   //   query.gamma, query.beta, inner.gamma, inner.beta: with int8 the LayerNorms of what QKV and FFN in multiply.
@@ -154,11 +158,16 @@ class Weights {
   const float2* angles(int table) const { return angles_[table]; }
   const HeadWeights& heads() const { return heads_; }
   RelativeScores relative() const { return {relative_, model_.reach()}; }
+  DisentangledScores distances(int layer_index) const {
+    const LayerWeights& w = layer(layer_index);
+    return {w.distance_keys, w.distance_queries, distances_, model_.positions};
+  }
   size_t bytes() const { return storage_.bytes(); }
 
  private:
   void lay_out(uint8_t* base, size_t& bytes);
   Status load_relative(const void* host, const TensorShape& shape, DType stored, const Stream& stream);
+  Status load_distances(const void* host, const TensorShape& shape, DType stored, const Stream& stream);
   Status load_angles(int table, const void* host, const TensorShape& shape, DType stored, const Stream& stream);
   bool find_layer(const std::string& name, int number, WeightView& place) const;
   Status load_into(const WeightView& place, const std::string& name, int layer, const void* host, DType stored,
@@ -194,6 +203,7 @@ class Weights {
   Norm last_norm_;                                // of pre-norm models
   std::vector<float2*> angles_;                   // of each table: [positions, rotary_dim / 2]
   float* relative_ = nullptr;                     // as in ops/attention_work.h
+  int16_t* distances_ = nullptr;                  // as in DisentangledScores
   std::set<std::pair<int, std::string>> loaded_;  // layer and name
   int rounded_ = 0;
   bool keeps_exact_ = false;

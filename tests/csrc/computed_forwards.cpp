@@ -30,11 +30,11 @@ int main(int count, char** arguments) {
   EncoderConfig model;
   for (int* const each :
        {&model.hidden, &model.layers, &model.heads, &model.kv_heads, &model.head_columns, &model.padded_head,
-        &model.inner, &model.vocabulary, &model.positions, &model.types, &model.embedding})
+        &model.inner, &model.vocabulary, &model.positions, &model.types, &model.embedding, &model.distance_rows})
     *each = number();
-  for (bool* const each :
-       {&model.position_table, &model.padding, &model.relative, &model.gated, &model.pre_norm, &model.first_norm,
-        &model.causal, &model.qk_norm, &model.rms_norm, &model.sublayer_norms, &model.embedding_norm})
+  for (bool* const each : {&model.position_table, &model.padding, &model.relative, &model.gated, &model.pre_norm,
+                           &model.first_norm, &model.causal, &model.qk_norm, &model.rms_norm, &model.sublayer_norms,
+                           &model.embedding_norm, &model.distance_keys, &model.distance_queries, &model.projects_first})
     *each = number() != 0;
   std::cin >> model.attention_scale >> model.embedding_scale;
   std::cin >> model.epsilon;

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "attention/attention.h"
 #include "common/tensor_maps.h"
@@ -372,6 +373,47 @@ Status attention(DType dtype, const void* qkv, int, const WindowedWork& work, co
   walk(work.shorts, work.short_count);
   return {};
 }
+Status attention_sm80_disentangled(DType dtype, const void* qkv, const AttentionWork& work, const AttentionHeads& shape,
+                                   const DisentangledScores& positions, void* context, const Stream&) {
+  const int dim = shape.head_size;
+  const size_t hidden = size_t(shape.heads) * dim;
+  const auto attend = [&](const AttentionTile& tile, int head, int query) {
+    // Columns of a head of a row of queries (0), keys (1) or values (2), or of a table.
+    const auto columns = [&](const void* from, size_t pitch, size_t row, size_t part) {
+      Row values(dim);
+      for (int c = 0; c < dim; ++c) values[c] = get(dtype, from, row * pitch + part * hidden + head * dim + c);
+      return values;
+    };
+    const auto product = [](const Row& a, const Row& b) {
+      return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+    };
+    const Row q = columns(qkv, 3 * hidden, size_t(tile.first_row) + query, 0);
+    Row scores(tile.length), mixed(dim);
+    for (int key = 0; key < tile.length; ++key) {
+      const Row k = columns(qkv, 3 * hidden, size_t(tile.first_row) + key, 1);
+      const size_t row = positions.row_of[query - key + positions.longest - 1];
+      scores[key] = product(q, k);
+      if (positions.keys != nullptr) scores[key] += product(q, columns(positions.keys, hidden, row, 0));
+      if (positions.queries != nullptr) scores[key] += product(k, columns(positions.queries, hidden, row, 0));
+    }
+    const double highest = *std::max_element(scores.begin(), scores.end());
+    double total = 0;
+    for (int key = 0; key < tile.length; ++key) {
+      const double weight = std::exp(scale_of(shape) * (scores[key] - highest));
+      const Row v = columns(qkv, 3 * hidden, size_t(tile.first_row) + key, 2);
+      for (int c = 0; c < dim; ++c) mixed[c] += weight * v[c];
+      total += weight;
+    }
+    for (int c = 0; c < dim; ++c)
+      put(dtype, context, (size_t(tile.first_row) + query) * hidden + head * dim + c, mixed[c] / total);
+  };
+  for (int i = 0; i < work.tile_count + work.short_count; ++i) {
+    const AttentionTile& tile = i < work.tile_count ? work.tiles[i] : work.shorts[i - work.tile_count];
+    for (int head = 0; head < shape.heads; ++head)
+      for (int q = tile.query; q < std::min(tile.length, tile.query + kAttentionRows); ++q) attend(tile, head, q);
+  }
+  return {};
+}
 Status rope_rows(DType dtype, void* x, int rows, int pitch, const RopeColumns& of, const Stream&) {
   for (int row = 0; row < rows; ++row) {
     Row values = row_of(dtype, x, row, pitch);
@@ -436,6 +478,9 @@ bool qk_norm_supports(DType, int) {
 }
 bool attention_supports(DType, const AttentionHeads&) {
   return true;
+}
+double scale_of(const AttentionHeads& shape) {
+  return shape.scale == 0.0f ? 1.0 / std::sqrt(double(shape.head_size)) : shape.scale;
 }
 Status read_build(Build& build, const Stream&) {
   build = {900, true};

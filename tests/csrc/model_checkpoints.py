@@ -17,7 +17,7 @@ from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.model import Model
 from tests.engine.jina import flash, peft
-from tests.engine.model_cases import CUDA_CASES, build, byte_level
+from tests.engine.model_cases import MODEL_CASES, build, byte_level
 from tests.engine.models.exact import hidden_states
 from tests.engine.models.test_jina_bert_v2 import JinaBert
 
@@ -27,7 +27,7 @@ Doubles = npt.NDArray[np.float64]
 
 NAMES = ("nomic_bert, dynamic", "jina_embeddings_v3")  # the CUDA encoder does not run it; it stands below with adapters
 JINA_BERT, JINA, PEFT = "jina_bert_v2", "jina_embeddings_v3, its own files", "jina_embeddings_v3, PEFT's files"
-CHECKPOINTS = (*(name for name in CUDA_CASES if name not in NAMES and "long" not in name), JINA_BERT, JINA, PEFT)
+CHECKPOINTS = (*(name for name in MODEL_CASES if name not in NAMES and "long" not in name), JINA_BERT, JINA, PEFT)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,15 @@ Status attention(DType, const void* qkv, int rows, const WindowedWork& work, con
   tell("y=%ld backwards=%d\n", at(context), stream.backwards);
   return {};
 }
+Status attention_sm80_disentangled(DType, const void* qkv, const AttentionWork& work, const AttentionHeads&,
+                                   const DisentangledScores& positions, void* context, const Stream& stream) {
+  tell(
+      "disentangled_attention x=%ld tiles=%d shorts=%d queries=%d keys=%ld query_rows=%ld longest=%d y=%ld "
+      "backwards=%d\n",
+      at(qkv), work.tile_count, work.short_count, int(work.queries), at(positions.keys), at(positions.queries),
+      positions.longest, at(context), stream.backwards);
+  return {};
+}
 Status gather(DType, const void* context, int, const RowView& x, const int*, Pooling pooling, int sequences, int,
               void* context_to, void* x_to, float2* sums_to, const Stream&) {
   tell("gather x=%ld residual=%ld sums=%ld pooling=%d rows=%d y=%ld y_residual=%ld y_stats=%ld\n", at(context),

@@ -38,11 +38,11 @@ MAX_TOKENS = 160
 HOPPER, PORTABLE = "hopper", "cublaslt"
 NUMBERS = (
     "hidden", "layers", "heads", "kv_heads", "head_columns", "padded_head", "inner", "vocabulary", "positions", "types",
-    "embedding",
+    "embedding", "distance_rows",
 )  # fmt: skip
 SWITCHES = (
     "position_table", "padding", "relative", "gated", "pre_norm", "first_norm", "causal", "qk_norm", "rms_norm",
-    "sublayer_norms", "embedding_norm",
+    "sublayer_norms", "embedding_norm", "distance_keys", "distance_queries", "projects_first",
 )  # fmt: skip
 ACTIVATIONS = {"gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
 POOLINGS = {"cls": 0, "mean": 1, "last-token": 3}

@@ -6,6 +6,7 @@ the weights. The sums are not those of a GPU's kernels: test_models_on_gpu.py ha
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -37,5 +38,22 @@ def vectors(program: Path, of: ModelCheckpoint, gemm: str, dtype: int) -> npt.ND
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_vectors_are_those_of_transformers_class(program: Path, tmp_path: Path, name: str) -> None:
     of = model_checkpoint(tmp_path, name, LENGTHS)
-    assert errors(vectors(program, of, PORTABLE, FLOAT32), of.pooled(torch.float64)).max() <= 1e-5
+    if of.model.config.disentangled is None:
+        assert errors(vectors(program, of, PORTABLE, FLOAT32), of.pooled(torch.float64)).max() <= 1e-5
+    else:  # runs in 16 bits only
+        check_rounding(vectors(program, of, PORTABLE, FLOAT16), of, folded=False)
     check_rounding(vectors(program, of, HOPPER, FLOAT16), of)
+
+
+def test_disentangled_attention_of_first_rows_only(program: Path, tmp_path: Path) -> None:
+    """The rest of the last layer processes no others with cls pooling."""
+    of = model_checkpoint(tmp_path, "deberta-v2", [65, 40, 33, 5])
+    of = dataclasses.replace(of, model=dataclasses.replace(of.model, pooling="cls"))
+    first = np.stack([rows[0] for rows in of.states(torch.float64)])
+    assert errors(vectors(program, of, HOPPER, FLOAT16), first).max() <= 5e-3
+
+
+def test_disentangled_attention_in_float32_is_refused(program: Path, tmp_path: Path) -> None:
+    of = model_checkpoint(tmp_path, "deberta-v2", [5])
+    with pytest.raises(AssertionError, match="disentangled attention in float32"):
+        vectors(program, of, PORTABLE, FLOAT32)

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from tests.engine.conftest import write_modules
 
-__all__ = ["CUDA_CASES", "MASKED_LM_CASES", "MODEL_CASES", "SHORT_CASES", "build", "byte_level", "unigram"]
+__all__ = ["MASKED_LM_CASES", "MODEL_CASES", "SHORT_CASES", "build", "byte_level", "unigram"]
 
 BERT_LIKE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 ROBERTA_LIKE = {**BERT_LIKE, "type_vocab_size": 1, "max_position_embeddings": 130}
@@ -141,7 +141,6 @@ SHORT_CASES = [name for name in MODEL_CASES if "long" not in name]  # of 128 pos
 MASKED_LM_CASES = [
     name for name in MODEL_CASES if not name.startswith(("eurobert", "llama", "mistral", "qwen", "gemma"))
 ]
-CUDA_CASES = [name for name in MODEL_CASES if not name.startswith("deberta")]  # the CUDA encoder runs these
 
 
 def build(

@@ -12,8 +12,10 @@ from embert.engine.heads.description import Splade, TokenWeights
 from embert.engine.heads.pooling import POOLINGS, Dense, is_plain
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig, Rotary
+from embert.engine.models.tensor_names import TOKEN_TYPE_EMBEDDINGS
 
 __all__ = [
+    "adds_types",
     "classifies_on_the_host",
     "device_pooling",
     "embeds_on_the_host",
@@ -29,6 +31,9 @@ __all__ = [
 ]
 
 MOST_TOKEN_LABELS = 8192
+MOST_DISENTANGLED_COLUMNS = 128
+MOST_DISTANCE_ROWS = 32_767
+HEAD_ACTIVATIONS = ("identity", "tanh", "relu", "sigmoid", "gelu", "gelu_tanh")
 _LABEL_STEP = 8
 _HEAD_STEP = 8  # columns: attention's kernels copy 16 bytes at a time
 
@@ -45,13 +50,25 @@ def refusal(model: Model) -> str | None:
 def layer_shapes(model: Model) -> dict[str, Any]:
     """The arguments of `make_encoder` for the layers. Raises UnsupportedModel for what the extension cannot compute."""
     config = model.config
+    whole_heads = config.head_size % _HEAD_STEP == 0
     for unable, what in (
-        (config.disentangled is not None, "has disentangled attention"),
         (
-            config.attention_scale is not None and not config.is_decoder,
-            "scales scores otherwise than by the size of heads",
+            config.disentangled is not None and (config.head_size > MOST_DISENTANGLED_COLUMNS or not whole_heads),
+            f"has disentangled attention in heads of {config.head_size} columns, neither a multiple of {_HEAD_STEP} "
+            f"nor at most {MOST_DISENTANGLED_COLUMNS}",
         ),
-        (config.projects_first, "projects embeddings before their norm"),
+        (
+            config.disentangled is not None and 2 * config.disentangled.span > MOST_DISTANCE_ROWS,
+            f"has more than {MOST_DISTANCE_ROWS} rows of distances",
+        ),
+        (
+            config.attention_scale is not None and not whole_heads,
+            f"scales scores of heads of {config.head_size} columns, no multiple of {_HEAD_STEP}",
+        ),
+        (
+            config.projects_first and (config.position_table or TOKEN_TYPE_EMBEDDINGS not in config.tensors.absent),
+            "projects embeddings of positions or token types before their norm",
+        ),
         (_stretches(config), "stretches rotary positions by each text's length"),
         (_sees_only_itself(config), "has windows of one token"),
     ):
@@ -62,7 +79,7 @@ def layer_shapes(model: Model) -> dict[str, Any]:
 
 def encoder_shapes(config: EncoderConfig) -> dict[str, Any]:
     """The arguments of `make_encoder` for a model's embeddings and layers."""
-    tables = rotary_tables(config)
+    tables, relative = rotary_tables(config), config.disentangled
     attention = []
     for layer in range(config.layers):
         kind = config.attention_of(layer)
@@ -79,11 +96,15 @@ def encoder_shapes(config: EncoderConfig) -> dict[str, Any]:
         "inner": config.intermediate_size,
         "vocabulary": config.vocab_size,
         "positions": config.max_positions,
-        "types": config.type_vocab_size if config.embedding_norm else 0,
+        "types": config.type_vocab_size if adds_types(config) else 0,
         "position_table": config.position_table,
         "padding": config.padding_id is not None,
         "relative": config.relative_buckets > 0 or config.alibi,
+        "distance_rows": 0 if relative is None else 2 * relative.span,
+        "distance_keys": relative is not None and relative.content_to_position,
+        "distance_queries": relative is not None and relative.position_to_content,
         "embedding": config.embedding_size or 0,
+        "projects_first": config.projects_first,
         "attention": attention if config.attention else [],
         "causal": config.causal,
         "qk_norm": config.qk_norm,
@@ -99,6 +120,11 @@ def encoder_shapes(config: EncoderConfig) -> dict[str, Any]:
         "epsilon": config.layer_norm_eps,
         "activation": config.activation,
     }
+
+
+def adds_types(config: EncoderConfig) -> bool:
+    """Whether the extension adds rows of the token-type table, which is zeros where the model has none."""
+    return config.embedding_norm and not config.projects_first
 
 
 def padded_head(config: EncoderConfig) -> int:
@@ -137,6 +163,12 @@ def head_shapes(model: Model) -> dict[str, Any]:
             "the CUDA encoder does not run both"
         )
     classifier = heads.classifier.layers if heads.classifier and not on_the_host else ()
+    for linear in classifier:
+        if linear.activation not in HEAD_ACTIVATIONS:
+            raise UnsupportedModel(
+                f"{model.model_id} has {linear.activation} in its classification head, which the CUDA encoder does not "
+                f"run; it runs {', '.join(HEAD_ACTIVATIONS)}"
+            )
     if isinstance(heads.sparse, Splade) and heads.sparse.transform.outputs != model.config.hidden_size:
         raise UnsupportedModel(
             f"{model.model_id} has a sparse head of {heads.sparse.transform.outputs} columns on hidden states of "

@@ -16,21 +16,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.encoders.cuda.shapes import padded_head, rotary_tables
-from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance, rotations
+from embert.engine.encoders.cuda.shapes import adds_types, padded_head, rotary_tables
+from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance, relative_rows, rotations
 from embert.engine.encoders.self_test import normed_magnitudes, spread_ids
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.model import Model
-from embert.engine.models.encoder_config import EncoderConfig, tensor_shapes
+from embert.engine.models.encoder_config import Disentangled, EncoderConfig, tensor_shapes
 from embert.engine.models.tensor_names import (
     ATTENTION_SUBLAYER_NORM,
     EMBEDDING_PROJECTION,
     FINAL_NORM,
     KEY_NORM,
     POSITION_EMBEDDINGS,
+    POSITION_KEY,
+    POSITION_QUERY,
     QUERY_NORM,
     RELATIVE_ATTENTION_BIAS,
+    RELATIVE_EMBEDDINGS,
+    RELATIVE_NORM,
     SUBLAYER_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
@@ -200,7 +204,7 @@ def layer_tensors(
             names.append((f"{ours}.gamma", layer, f"{prefix}{name}.weight"))
             names.append((f"{ours}.beta", layer, f"{prefix}{name}.bias"))
         names += [(f"{ours}.gamma", layer, f"{prefix}{name}.weight") for ours, name in RMS_NORMS.items()]
-    names = [entry for entry in names if entry[2] in shapes and (config.embedding_norm or entry[0] != "type")]
+    names = [entry for entry in names if entry[2] in shapes and (adds_types(config) or entry[0] != "type")]
     if config.padding_id is not None:
         names.append(("padding", -1, PADDING_POSITION))
     factors = column_factors(config, checkpoint) if int8 else {}
@@ -239,6 +243,39 @@ def layer_tensors(
         bias = alibi_by_distance(config.heads, config.max_positions)
     if bias is not None:
         yield "relative", -1, bias, "float32"
+    if config.disentangled is not None:
+        # By query - key: the extension's order.
+        yield (
+            "distances",
+            -1,
+            relative_rows(config.disentangled, config.max_positions)[::-1].astype(np.float32),
+            "float32",
+        )
+        yield from _distance_tables(config, config.disentangled, checkpoint)
+
+
+def _distance_tables(
+    config: EncoderConfig, relative: Disentangled, checkpoint: Checkpoint
+) -> Iterator[tuple[str, int, Any, str]]:
+    """What a layer's queries and keys are multiplied by, for each row of the table of distances: [2 · span, hidden]."""
+    table = checkpoint.float32(RELATIVE_EMBEDDINGS)
+    if relative.norm:
+        centered = table - table.mean(1, keepdims=True)
+        deviation = np.sqrt(np.square(centered).mean(1, keepdims=True) + np.float32(config.layer_norm_eps))
+        gamma, beta = (checkpoint.float32(f"{RELATIVE_NORM}.{kind}") for kind in ("weight", "bias"))
+        table = centered / deviation * gamma + beta
+    key, query = POSITION_KEY, POSITION_QUERY
+    if relative.shared:
+        key, query = LAYER_LINEAR["key"], LAYER_LINEAR["query"]
+    parts = []
+    if relative.content_to_position:
+        parts.append(("distance_keys", key))
+    if relative.position_to_content:
+        parts.append(("distance_queries", query))
+    for layer in range(config.layers):
+        for ours, name in parts:
+            weight, bias = (checkpoint.float32(f"encoder.layer.{layer}.{name}.{kind}") for kind in ("weight", "bias"))
+            yield ours, layer, table @ weight.T + bias, "float32"
 
 
 Floats = npt.NDArray[np.float32]
