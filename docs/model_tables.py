@@ -62,7 +62,7 @@ ROWS = (
     Row("jina-embeddings-v3", ("jina_embeddings_v3",), "jina-embeddings-v3", "CPU, GPU"),
     Row("ELECTRA", ("electra",), "ms-marco-electra-base", "CPU, GPU"),
     Row("ALBERT", ("albert",), "paraphrase-albert-small-v2", "CPU, GPU"),
-    Row("DeBERTa v2, v3", ("deberta-v2",), "mxbai-rerank-base-v1, deberta-v3-base-zeroshot"),
+    Row("DeBERTa v2, v3", ("deberta-v2",), "mxbai-rerank-base-v1, deberta-v3-base-zeroshot", "CPU, GPU"),
     Row("EuroBERT", ("eurobert",), "EuroBERT-210m", "CPU, GPU"),
     Row("Qwen3", ("qwen3",), "Qwen3-Embedding", "CPU, GPU"),
     Row("Gemma 3", ("gemma3_text",), "embeddinggemma-300m", "CPU, GPU"),

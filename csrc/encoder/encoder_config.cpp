@@ -72,7 +72,8 @@ Status EncoderConfig::check_distances() const {
   if (dtype == DType::kFloat32 || int8)
     return refuse(std::string("disentangled attention in ") + (int8 ? "int8" : "float32") +
                   ": choose float16 or bfloat16");
-  if (distance_rows < 0 || distance_rows > kMaxDistanceRows || !(distance_keys || distance_queries))
+  if (!distance_keys && !distance_queries) return refuse("disentangled attention without a part of the scores");
+  if (distance_rows < 0 || distance_rows > kMaxDistanceRows)
     return refuse("disentangled attention with a table of " + std::to_string(distance_rows) + " rows: at most " +
                   std::to_string(kMaxDistanceRows) + " are taken");
   if (head_size() > kMaxDisentangledHead || padded_head != 0)

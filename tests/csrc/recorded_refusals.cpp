@@ -234,6 +234,21 @@ int main(int count, char** arguments) {
       changed(Kind::kAlbert, [](EncoderConfig& of) { of.shared = {0, 2, 2}; });
       changed(Kind::kElectra, [](EncoderConfig& of) { of.embedding = 100; });
       changed(Kind::kElectra, [](EncoderConfig& of) { of.task_heads.splade = SpladeKind{}; });
+      const auto disentangled = [&](Kind kind, auto change) {
+        changed(kind, [&](EncoderConfig& of) {
+          of.distance_rows = 512, of.distance_keys = true;
+          change(of);
+        });
+      };
+      disentangled(Kind::kBert, [](EncoderConfig& of) { of.dtype = DType::kFloat32; });
+      disentangled(Kind::kBert, [](EncoderConfig& of) { of.int8 = true; });
+      disentangled(Kind::kBert, [](EncoderConfig& of) { of.distance_keys = false; });
+      disentangled(Kind::kBert, [](EncoderConfig& of) { of.distance_rows = 32768; });
+      disentangled(Kind::kBert, [](EncoderConfig& of) { of.heads = 1; });
+      disentangled(Kind::kRelative, [](EncoderConfig&) {});
+      disentangled(Kind::kNomic, [](EncoderConfig&) {});
+      disentangled(Kind::kBert, [](EncoderConfig&) {});
+      changed(Kind::kElectra, [](EncoderConfig& of) { of.projects_first = true; });
       for (int kind = 0; kind <= int(Kind::kJina); ++kind) changed(Kind(kind), [](EncoderConfig&) {});
     } else if (is("newer weights")) {
       const auto asked = [&](Kind kind, const char* without, const char* name, int layer, const TensorShape& of) {

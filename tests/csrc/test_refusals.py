@@ -181,6 +181,15 @@ def test_architectures_that_cannot_be_run_are_refused(program: Path) -> None:
         f"{no} weights of layer 1, which no layer uses",
         f"{no} embeddings of 100 columns: they must be a multiple of 8",
         f"{no} a SPLADE head whose decoder is a word table of 128 columns",
+        f"{no} disentangled attention in float32: choose float16 or bfloat16",
+        f"{no} disentangled attention in int8: choose float16 or bfloat16",
+        f"{no} disentangled attention without a part of the scores",
+        f"{no} disentangled attention with a table of 32768 rows: at most 32767 are taken",
+        f"{no} disentangled attention in heads of 256 columns: they must be a multiple of 8 of at most 128",
+        f"{no} disentangled attention with another kind of attention or of positions",
+        f"{no} disentangled attention with another kind of attention or of positions",
+        "create fine",
+        f"{no} embeddings of positions or types that are projected before their norm",
         *["create fine"] * 8,
     ]
 

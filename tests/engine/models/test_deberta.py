@@ -158,6 +158,8 @@ def test_memory_counts_the_rows_of_distances(tmp_path: Path) -> None:
     whole, others = (estimate_memory(each, device="cpu").weights for each in (model, plain))
     table = 4 * (2 * 16 * 64 + 2 * 64)  # with its norm, in the checkpoint
     assert whole - others == 4 * 2 * 2 * 2 * 16 * 64 + table
+    whole, others = (estimate_memory(each, device="cuda").weights for each in (model, plain))
+    assert whole - others == (4 * 2 * 2 * 2 * 16 * 64 + table) // 2
 
 
 def test_int8_is_near_the_definition(tmp_path: Path) -> None:
@@ -174,10 +176,38 @@ def test_int8_is_near_the_definition(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_gpu_runs_it(tmp_path: Path, case: str) -> None:
-    """The CPU does, on a machine with a GPU too, and the start-up log says why."""
+def test_gpus_run_it(tmp_path: Path, case: str) -> None:
     folder = build(tmp_path, case)
+    save_tokenizer(folder)
+    assert refusal(engine.load_model(str(folder))) is None
+
+
+@pytest.mark.parametrize(
+    ("case", "config", "named"),
+    [
+        ("deberta-v2", {"hidden_size": 272, "num_attention_heads": 2}, "heads of 136 columns"),
+        ("deberta-v2", {"hidden_size": 72, "num_attention_heads": 6}, "heads of 12 columns"),
+        ("deberta-v2, plain", {"hidden_size": 72, "num_attention_heads": 6}, "heads of 12 columns"),
+        ("deberta-v2", {"position_buckets": 20_000, "max_relative_positions": 20_000}, "32767 rows of distances"),
+        ("deberta-v2, narrow", {"position_biased_input": True}, "positions or token types before their norm"),
+        ("deberta-v2, narrow", {"type_vocab_size": 2}, "positions or token types before their norm"),
+    ],
+)
+def test_models_that_gpus_do_not_run(tmp_path: Path, case: str, config: dict[str, Any], named: str) -> None:
+    """The CPU does, on a machine with a GPU too, and the start-up log says why."""
+    folder = build(tmp_path, case, **config)
     save_tokenizer(folder)
     reason = refusal(engine.load_model(str(folder)))
     assert reason is not None
-    assert "which the CUDA encoder does not run" in reason
+    assert named in reason
+
+
+def test_a_head_that_gpus_do_not_run(tmp_path: Path) -> None:
+    folder = build(
+        tmp_path, "deberta-v2", vocab_size=VOCABULARY, head="ForSequenceClassification", modules=False,
+        pooler_hidden_act="silu",
+    )  # fmt: skip
+    save_tokenizer(folder)
+    reason = refusal(engine.load_model(str(folder)))
+    assert reason is not None
+    assert "silu in its classification head" in reason
