@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from safetensors.torch import save_file
 from embert import engine
 from tests.server.models import copy_model
 
-__all__ = ["BUILD", "LABELS"]
+__all__ = ["BUILD", "ENTITIES", "LABELS"]
 
 LABELS = ("calm", "cross", "curious")
+ENTITIES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+NLI = ("contradiction", "neutral", "entailment")
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -47,9 +49,21 @@ def _reranker(folder: Path) -> Path:
     return _build(folder, "ForSequenceClassification", num_labels=1)
 
 
+def _labels(labels: Sequence[str]) -> dict[str, Any]:
+    names = dict(enumerate(labels))
+    return {"id2label": names, "label2id": {label: number for number, label in names.items()}}
+
+
 def _classifier(folder: Path) -> Path:
-    names = dict(enumerate(LABELS))
-    return _build(folder, "ForSequenceClassification", id2label=names, label2id={v: k for k, v in names.items()})
+    return _build(folder, "ForSequenceClassification", **_labels(LABELS))
+
+
+def _tagger(folder: Path) -> Path:
+    return _build(folder, "ForTokenClassification", **_labels(ENTITIES))
+
+
+def _nli(folder: Path) -> Path:
+    return _build(folder, "ForSequenceClassification", **_labels(NLI))
 
 
 def _splade(folder: Path) -> Path:
@@ -95,4 +109,6 @@ BUILD: dict[str, Callable[[Path], Path]] = {
     "splade": _splade,
     "bge-m3": _bge_m3,
     "colbert": _colbert,
+    "tagger": _tagger,
+    "nli": _nli,
 }

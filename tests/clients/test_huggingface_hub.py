@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import transformers
 from huggingface_hub import InferenceClient
@@ -19,6 +21,16 @@ def test_the_page(page: Page, fleet: Fleet) -> None:
     kitten, form = found["cosines"]
     assert np.isclose(kitten, found["vectors"][0] @ found["vectors"][1], atol=1e-5)
     assert kitten > form
+    pipeline: Any = transformers.pipeline("token-classification", str(fleet.folder("tagger")), device="cpu")
+    expected = pipeline(found["text"], aggregation_strategy="simple")
+    assert expected
+    assert [(each.entity_group, each.start, each.end) for each in found["entities"]] == [
+        (each["entity_group"], each["start"], each["end"]) for each in expected
+    ]
+    pipeline = transformers.pipeline("zero-shot-classification", str(fleet.folder("nli")), device="cpu")
+    expected = pipeline(found["text"], ["travel", "sports", "taxes"])
+    assert [each.label for each in found["labels"]] == expected["labels"]
+    np.testing.assert_allclose([each.score for each in found["labels"]], expected["scores"], atol=1e-5)
 
 
 def test_options_of_embeddings(fleet: Fleet) -> None:
@@ -40,3 +52,28 @@ def test_classes(fleet: Fleet) -> None:
     (best,) = client.text_classification(TEXT, top_k=1, function_to_apply="none")
     (logit,) = pipeline(TEXT, top_k=1, function_to_apply="none")
     assert np.isclose(best.score, logit["score"], atol=1e-4)
+
+
+def test_options_of_entities(fleet: Fleet) -> None:
+    pipeline: Any = transformers.pipeline("token-classification", str(fleet.folder("tagger")), device="cpu")
+    client, text = InferenceClient(fleet.url("tagger")), "Zoë and 东京 🙂 lives in München, " * 60
+    choices: list[dict[str, Any]] = [
+        {"aggregation_strategy": "max", "stride": 20},
+        {"aggregation_strategy": "first", "ignore_labels": []},
+    ]
+    for options in choices:
+        expected = pipeline(text, **options)
+        found = client.token_classification(text, **options)
+        assert [(each.entity_group, each.word, each.start, each.end) for each in found] == [
+            (each["entity_group"], each["word"], each["start"], each["end"]) for each in expected
+        ]
+        np.testing.assert_allclose([each.score for each in found], [each["score"] for each in expected], atol=1e-4)
+
+
+def test_options_of_zero_shot_classes(fleet: Fleet) -> None:
+    pipeline: Any = transformers.pipeline("zero-shot-classification", str(fleet.folder("nli")), device="cpu")
+    options: dict[str, Any] = {"multi_label": True, "hypothesis_template": "It is about {}, is it not?"}
+    expected = pipeline(TEXT, ["joy", "trade", "rain"], **options)
+    found = InferenceClient(fleet.url("nli")).zero_shot_classification(TEXT, ["joy", "trade", "rain"], **options)
+    assert [each.label for each in found] == expected["labels"]
+    np.testing.assert_allclose([each.score for each in found], expected["scores"], atol=1e-5)
