@@ -145,6 +145,9 @@ def test_weights_of_heads_are_checked(model: Model, make: Make) -> None:
     save_file({**stored, "colbert.weight": stored["colbert.weight"] * 1e6}, path, {"format": "pt"})
     with pytest.raises(UnsupportedModel, match=r"multi-vector head has an element of .*, and float16 ends at 65504"):
         make(model, dtype="float16")
+    encoder, _ = make(model, dtype="auto")
+    assert encoder.dtype == "bfloat16"
+    assert "bfloat16 because in float16 its multi-vector head has" in encoder.choice
     stored.pop("classifier.dense.bias")
     save_file(stored, path, {"format": "pt"})
     with pytest.raises(BrokenModel, match=r"model\.safetensors has no tensor classifier\.dense\.bias"):

@@ -23,6 +23,7 @@ from embert.engine.encoders.cuda.adapters import (
     parts_of,
 )
 from embert.engine.encoders.cuda.heads import (
+    HeadMisfit,
     HostClassifier,
     HostEmbedding,
     Layout,
@@ -199,6 +200,10 @@ class CudaEncoder(Encoder):
                 does_not_hold = wrong is not None and config.pre_norm  # rows are sums over all layers
             except Misfit as misfit:
                 wrong, does_not_hold = str(misfit), True
+            except HeadMisfit as misfit:
+                if dtype != "auto":
+                    raise
+                wrong, does_not_hold = misfit.reason, True
             if does_not_hold and dtype == "auto" and self.dtype == "float16":
                 self.dtype, dtype_reason = "bfloat16", f"in float16 {wrong}"
                 wrong = start()

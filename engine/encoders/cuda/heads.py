@@ -25,6 +25,7 @@ from embert.engine.tasks import NO_TASK, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
 __all__ = [
+    "HeadMisfit",
     "HostClassifier",
     "HostEmbedding",
     "Layout",
@@ -148,14 +149,20 @@ def _splade_tensors(model: Model, checkpoint: Checkpoint, head: Splade) -> dict[
     return tensors
 
 
+class HeadMisfit(UnsupportedModel):
+    """A head's matrix that float16 does not hold; another type may."""
+
+    def __init__(self, model_id: str, reason: str) -> None:
+        super().__init__(f"{model_id} cannot be run in float16: {reason}; choose bfloat16 or float32")
+        self.reason = reason
+
+
 def _check_float16(model: Model, dtype: str, head: str, weight: Floats) -> None:
     """Matrices of these heads are kept in the encoder's type; those of the others are not."""
     largest = float(np.abs(weight).max())
     if dtype in ("float16", "int8") and largest > LARGEST_FLOAT16:
-        raise UnsupportedModel(
-            f"{model.model_id} cannot be run in float16: its {head} head has an element of {largest:.4g}, and float16 "
-            f"ends at {LARGEST_FLOAT16:.0f}; choose bfloat16 or float32"
-        )
+        reason = f"its {head} head has an element of {largest:.4g}, and float16 ends at {LARGEST_FLOAT16:.0f}"
+        raise HeadMisfit(model.model_id, reason)
 
 
 def _named(head: str, layers: Sequence[DenseLayer]) -> Iterator[tuple[str, int, Floats]]:
