@@ -27,6 +27,7 @@ CANARIES = (
     Ask("POST", "/predict", {"inputs": [[text] for text in CANARY_TEXTS]}),
     Ask("POST", "/embed_sparse", {"inputs": CANARY_TEXTS}),
     Ask("POST", "/embed_all", {"inputs": CANARY_TEXTS}),
+    Ask("POST", "/token_classify", {"inputs": CANARY_TEXTS}),
 )
 CANARY_EVERY = 50  # cases
 CANARY_TRIES = 20
