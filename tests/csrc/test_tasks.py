@@ -22,11 +22,13 @@ from embert.engine.heads.description import Classifier, Heads, Layer, MultiVecto
 from embert.engine.heads.pooling import Dense
 from embert.engine.heads.token_rows import token_weight_rows
 from embert.engine.model import Model
-from embert.engine.tasks import ALL_TASKS, Task
+from embert.engine.tasks import Task
 from tests.csrc.encoder.random_models import agrees, packed, random_bert, relative_error, with_cublaslt
 from tests.csrc.reference import LENGTHS
 from tests.engine import model_cases
 from tests.engine.conftest import write_modules
+from tests.engine.pipelines import LABELS as TOKEN_LABELS
+from tests.engine.pipelines import write
 
 pytestmark = pytest.mark.gpu
 
@@ -39,6 +41,8 @@ CLASSIFIER = (
 )
 WEIGHTS = Layer("head.sparse", "", HIDDEN, 1, True, "relu")
 MULTI = (Layer("head.wide", "", HIDDEN, 768, True, "gelu"), Layer("head.narrow", "", 768, COLUMNS, False, "identity"))
+# Those of one model; one that classifies tokens has no multi-vectors.
+TASKS: tuple[Task, ...] = tuple(task for task in Task if task != Task.TOKEN_CLASSES)
 HEADS = Heads(Classifier(CLASSIFIER, ("a", "b", "c"), "softmax"), TokenWeights(WEIGHTS, ()), MultiVector(MULTI))
 
 
@@ -144,8 +148,8 @@ def test_every_head_beside_float64(
     lengths = np.diff(batch.cu_seqlens)
     wanted = reference(folder, pooling, states_of(folder, batch, torch.float64))
     of_torch = reference(folder, pooling, states_of(folder, batch, torch.float16))
-    answers = answered(ours, part(batch, list(range(len(lengths))), sum(ALL_TASKS)))
-    for task in ALL_TASKS:
+    answers = answered(ours, part(batch, list(range(len(lengths))), sum(TASKS)))
+    for task in TASKS:
         allowed = limit or 1.5 * relative_error(of_torch[task], wanted[task])
         values = answers[task].values
         if task != Task.SPARSE:
@@ -183,18 +187,18 @@ def test_tasks_of_one_batch_do_not_touch_each_other(
     ours = with_options(folder, pooling, gemm=gemm)
     batch = packed(random, np.array([*LENGTHS, *random.integers(1, 200, 60)]))
     everyone = np.arange(len(LENGTHS) + 60)
-    single = {task: answered(ours, part(batch, everyone, task))[task] for task in ALL_TASKS}
+    single = {task: answered(ours, part(batch, everyone, task))[task] for task in TASKS}
     for _ in range(20):
         count = int(random.integers(1, len(everyone) + 1))
         rows, tasks = random.permutation(everyone)[:count], random.integers(1, 32, count)
         mixed = part(batch, rows, tasks)
         answers = answered(ours, mixed)
-        assert set(answers) == {task for task in ALL_TASKS if task in mixed.wanted}
+        assert set(answers) == {task for task in TASKS if task in mixed.wanted}
         for task, got in answers.items():
             chosen = rows[mixed.sequences_of(task)]
             assert same(ours, got, TaskOutput.joined([single[task].slice(i, i + 1) for i in chosen])), task
     for row in range(len(everyone)):
-        for task in ALL_TASKS:
+        for task in TASKS:
             one = answered(ours, part(batch, [row], task))[task]
             assert same(ours, one, single[task].slice(row, row + 1)), (task, row)
     ours.close()
@@ -320,3 +324,21 @@ def test_memory_for_tasks_does_not_grow(folder: Path, random: np.random.Generato
     encode_batches(500)
     assert ours.memory[2] <= before
     ours.close()
+
+
+@pytest.mark.parametrize("case", ["bert", "modernbert, biases"])
+@pytest.mark.parametrize(("dtype", "limit"), [("float16", 2e-2), ("bfloat16", 1e-1), ("float32", 1e-4)])
+def test_logits_of_tokens(tmp_path: Path, random: np.random.Generator, case: str, dtype: str, limit: float) -> None:
+    """Of a plain head, and of one with a norm between two layers; float32 needs cuBLASLt."""
+    model = engine.load_model(str(write(tmp_path, "uncased", case, "ForTokenClassification", TOKEN_LABELS)))
+    sequences = [random.integers(1000, 20_000, length).astype(np.int32) for length in (1, 2, 17, 48, 33, 5)]
+    batch = engine.pack(sequences).wanting(Task.TOKEN_CLASSES)
+    on_cpu = engine.load_encoder(model, device="cpu", dtype="float32")
+    expected = on_cpu.encode(batch, Task.TOKEN_CLASSES)
+    on_cpu.close()
+    ours = CudaEncoder(model, dtype=dtype)
+    found = ours.wait(ours.submit(batch))[Task.TOKEN_CLASSES]
+    ours.close()
+    assert found.values.shape == expected.shape
+    assert found.counts.tolist() == [len(sequence) for sequence in sequences]
+    assert relative_error(found.values, expected) <= limit
