@@ -194,3 +194,10 @@ def test_models_without_the_task(tagger: engine.Engine, tmp_path: Path) -> None:
             classifier.entities(["a"])
     with pytest.raises(InputError, match="does not have the task classify; it has token_classify"):
         tagger.zero_shot(["a"], ["b"])
+
+
+@pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
+@pytest.mark.parametrize(("tokenizer", "case"), [("cased", "bert"), ("byte level", "roberta")])
+def test_texts_cut_on_the_left(tmp_path: Path, tokenizer: str, case: str) -> None:
+    write(tmp_path, tokenizer, case, "ForTokenClassification", LABELS, truncation_side="left")
+    assert compare_entities(tmp_path, texts()[:12], (None, 7)) > 100
