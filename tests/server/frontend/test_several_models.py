@@ -354,6 +354,6 @@ def test_the_document_is_of_all_models(client: httpx.Client) -> None:
     missing = [path for path, item in document["paths"].items() if item.get("post", {}).get("x-task-missing")]
     assert missing == ["/zero_shot", "/token_classify"]  # none of these models has such a head
     for path, item in document["paths"].items():
-        if "post" in item and "{" not in path:
+        if "post" in item and "{" not in path and path not in missing:
             example = item["post"]["requestBody"]["content"]["application/json"]["example"]
             assert client.post(path, json=example).status_code == 200, path
