@@ -25,7 +25,10 @@ OLD = "c5bdc7b"  # the build that others alternate with in benchmarks.server.sho
 
 SHAPES = {"minilm": "MiniLM-L6", "base": "BERT-base"}
 MODELS = ("base", "minilm", "large")
-WORKLOADS = ("passage", "query", "uniform512", "128x128", "32x512", "1x32", "1x128", "1x512", "8x32", "32x32")
+DECODERS = {"qwen3-0.6b": "Qwen3-0.6B", "embeddinggemma": "EmbeddingGemma"}
+WORKLOADS = (
+    "passage", "query", "uniform512", "128x128", "32x512", "1x32", "1x128", "1x512", "8x32", "32x32", "16x4096",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,14 @@ def readme() -> Iterator[tuple[str, ...]]:
         run.link,
         "`python -m benchmarks.server.targets --random-base`",
     )
+    run, row = newest("encoder-gpu", model="qwen3-0.6b", workload="passage")
+    yield (
+        "Qwen3-0.6B's shape, 256 passages, H100",
+        f"{row['ms']['embert']:.1f} ms",
+        f"packed torch: {row['ms']['packed']:.1f} ms",
+        run.link,
+        "`python -m benchmarks.encoder.gpu --models qwen3-0.6b`",
+    )
     run, _, row = next(pairs("minilm", "one"))
     yield (
         "MiniLM-L6's shape over HTTP, one text of 16 tokens a request",
@@ -114,9 +125,9 @@ def readme() -> Iterator[tuple[str, ...]]:
 # --- docs/benchmarks.md: the encoder ---
 
 
-def encoder_rows() -> Iterator[tuple[Run, dict[str, Any]]]:
-    """The rows of every model and workload that was measured."""
-    for model in MODELS:
+def encoder_rows(models: Iterable[str] = MODELS) -> Iterator[tuple[Run, dict[str, Any]]]:
+    """The rows of these models with every workload that was measured."""
+    for model in models:
         for workload in WORKLOADS:
             try:
                 yield newest("encoder-gpu", model=model, workload=workload)
@@ -171,6 +182,29 @@ def encoder_under_load() -> Iterator[tuple[str, ...]]:
             f"{row['useful_tflops'] * row['ms']['embert'] / ms['embert']:.0f}",
             *_rivals(ms),
             f"{best / ms['embert']:.2f}",
+            run.build,
+        )
+
+
+def decoders() -> Iterator[tuple[str, ...]]:
+    """Decoders in bursts."""
+    yield (
+        "model", "dtype", "workload", "tokens", "embert ms", "tokens/s", "useful TFLOP/s", "transformers ms",
+        "packed graph ms", "ratio to the best", "build",
+    )  # fmt: skip
+    for run, row in encoder_rows(DECODERS):
+        transformers, packed, _ = _rivals(row["ms"])
+        yield (
+            DECODERS[row["model"]],
+            row["dtype"],
+            row["workload"],
+            f"{row['tokens']:,}",
+            f"{row['ms']['embert']:.3f}",
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['useful_tflops']:.0f}",
+            transformers,
+            packed,
+            f"{row['ratio']:.2f}",
             run.build,
         )
 
@@ -281,14 +315,18 @@ def builds() -> Iterator[tuple[str, ...]]:
 
 PAGES = {
     ROOT / "README.md": (readme,),
-    ROOT / "docs" / "benchmarks.md": (encoder, encoder_under_load, targets, short_texts, cpu_by_process, builds),
+    ROOT / "docs" / "benchmarks.md": (
+        *(encoder, encoder_under_load, decoders),
+        *(targets, short_texts, cpu_by_process),
+        builds,
+    ),
 }
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Return a table's lines; text is aligned to the left, figures to the right."""
     header, *body = rows
-    text = {"load", "model", "workload", "build", "command", "result", "date"}
+    text = {"load", "model", "dtype", "workload", "build", "command", "result", "date"}
     rule = "|" + "|".join("---" if cell in text else "--:" for cell in header) + "|"
     lines = ("| " + " | ".join(cells) + " |" for cells in (header, *body))
     first, *rest = (re.sub(r"(?<=\|)  (?=\|)", " ", line) for line in lines)
