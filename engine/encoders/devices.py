@@ -31,20 +31,25 @@ for index in range(0 if cuda.unavailable_reason() else cuda._extension().device_
 
 
 def devices(
-    device: str, encoder: str = "auto", model: Model | None = None, gpus: Callable[[], list[int]] | None = None
+    device: str,
+    encoder: str = "auto",
+    model: Model | None = None,
+    *,
+    dtype: str = "auto",
+    gpus: Callable[[], list[int]] | None = None,
 ) -> list[str]:
     """The devices to run an encoder on, each in a process of its own.
 
     "cuda" is every visible GPU (CUDA_VISIBLE_DEVICES chooses), "cuda:0,1" is those two. "auto" is every GPU if there
     are several; with one or none it stays "auto", so that a model that the GPU cannot run goes to the CPU. So it does
-    for a `model` that no GPU can run. `gpus` is `gpu_memory`, or what has asked it before.
+    for a `model` that no GPU can run in `dtype`. `gpus` is `gpu_memory`, or what has asked it before.
     """
     kind, colon, numbers = device.partition(":")
     if colon:
         return [f"{kind}:{number}" for number in numbers.split(",")]
     if device == "cpu" or encoder == "torch":
         return [device]
-    if device == encoder == "auto" and model is not None and refusal(model) is not None:
+    if device == encoder == "auto" and model is not None and refusal(model, dtype) is not None:
         return [device]
     count = len((gpus or gpu_memory)())
     if (device == "cuda" and count) or count > 1:
@@ -52,20 +57,20 @@ def devices(
     return [device]
 
 
-def devices_of(models: Sequence[tuple[str, str, Model]]) -> list[list[str]]:
-    """The devices of each of several models: (`device`, `encoder`, model). Equal devices are one process.
+def devices_of(models: Sequence[tuple[str, str, str, Model]]) -> list[list[str]]:
+    """The devices of each of several models: (`device`, `encoder`, `dtype`, model). Equal devices are one process.
 
     Where there are several models and a GPU, none stays "auto": a model that ran on the CPU in a GPU's process would
     keep the GPU waiting.
     """
     gpus = functools.cache(gpu_memory)
-    names = [devices(device, encoder, model, gpus) for device, encoder, model in models]
+    names = [devices(device, encoder, model, dtype=dtype, gpus=gpus) for device, encoder, dtype, model in models]
     if len(models) == 1 or ["auto"] not in names:
         return names
     on_cpu = "cpu" if ["cpu"] in names else "auto"  # one process for all CPU models
-    for i, (_, encoder, model) in enumerate(models):
+    for i, (_, encoder, dtype, model) in enumerate(models):
         if names[i] == ["auto"] and ":" not in encoder:
-            takes_gpu = encoder != "auto" or refusal(model) is None
+            takes_gpu = encoder != "auto" or refusal(model, dtype) is None
             names[i] = [on_cpu if not gpus() else "cuda:0" if takes_gpu else "cpu"]
     return names
 

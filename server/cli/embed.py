@@ -53,7 +53,7 @@ def embed(arguments: argparse.Namespace) -> int:
                 _embed_texts(arguments, job, model, output, report, stack)
             else:
                 device_config = DeviceConfig(
-                    names=devices(arguments.device, arguments.encoder, model),
+                    names=devices(arguments.device, arguments.encoder, model, dtype=arguments.dtype),
                     dtype=arguments.dtype,
                     encoder=arguments.encoder,
                     min_agreement=arguments.min_agreement,
@@ -197,7 +197,7 @@ def _embed_texts(
     report: _Bar,
     stack: ExitStack,
 ) -> None:
-    device = devices(arguments.device, arguments.encoder, model)[0]
+    device = devices(arguments.device, arguments.encoder, model, dtype=arguments.dtype)[0]
     encoder = load_encoder(
         model,
         device=device,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from embert.engine import Model, load_model
+from embert.engine.encoders.cuda.shapes import refusal
 from embert.engine.encoders.devices import devices_of, gpu_memory
 from embert.engine.errors import ModelError
 from embert.engine.files.hub import DEFAULT_MODEL_ID
@@ -60,7 +61,7 @@ def plan(
 
 
 def _with_devices(models: Sequence[tuple[ModelConfig, Model]]) -> list[PlannedModel]:
-    where = devices_of([(config.device, config.encoder, model) for config, model in models])
+    where = devices_of([(config.device, config.encoder, config.dtype, model) for config, model in models])
     return [
         PlannedModel(
             StartModel(number, config, str(model.folder), model.model_id, model.revision), model, tuple(devices)
@@ -123,6 +124,10 @@ def _log_model(planned: PlannedModel, *, several: bool) -> None:
     )
     for notice in model.notices:
         log.warning("%s", notice)
+    config = planned.start.config
+    is_moved = config.device == config.encoder == "auto" and planned.devices == ("cpu",)
+    if is_moved and (reason := refusal(model, config.dtype)):  # a process on "cpu" does not know that "auto" was meant
+        log.warning("%s; it runs on the CPU", reason)
 
 
 @dataclass(frozen=True, slots=True)

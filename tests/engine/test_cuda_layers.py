@@ -12,7 +12,7 @@ import pytest
 from embert import engine
 from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
-from embert.engine.encoders.cuda.shapes import layer_shapes
+from embert.engine.encoders.cuda.shapes import layer_shapes, refusal
 from embert.engine.encoders.devices import devices
 from embert.engine.encoders.self_test import self_test_ids
 from embert.engine.errors import UnsupportedModel
@@ -91,6 +91,19 @@ def test_stretching_that_no_text_is_long_enough_for_is_none(made: tuple[Model, S
 def test_gpu_is_chosen_for_it(made: tuple[Model, StandInGpu]) -> None:
     model, _ = made
     assert engine.load_encoder(model).device == "cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [("ModernBERT's", "gates"), ("ELECTRA's", "narrower"), ("rubert-tiny2's", "26 columns")],
+    indirect=["made"],
+)
+def test_dtype_may_be_what_it_does_not_run_in(made: tuple[Model, StandInGpu], named: str) -> None:
+    model, _ = made
+    assert [refusal(model, dtype) for dtype in ("auto", "float32", "bfloat16")] == [None] * 3
+    assert named in str(refusal(model, "int8"))
+    wide = dataclasses.replace(model, config=dataclasses.replace(model.config, hidden_size=2304))
+    assert "2304 columns" in str(refusal(wide, "float32"))
 
 
 @pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)

@@ -33,17 +33,46 @@ __all__ = [
 MOST_TOKEN_LABELS = 8192
 MOST_DISENTANGLED_COLUMNS = 128
 MOST_DISTANCE_ROWS = 32_767
+MOST_FLOAT32_COLUMNS, MOST_FLOAT32_RMS_COLUMNS = 1024, 2048
+MOST_INT8_COLUMNS, MOST_INT8_INNER = 1024, 8192
 HEAD_ACTIVATIONS = ("identity", "tanh", "relu", "sigmoid", "gelu", "gelu_tanh")
 _LABEL_STEP = 8
+_INT8_STEP = 128
 _HEAD_STEP = 8  # columns: attention's kernels copy 16 bytes at a time
 
 
-def refusal(model: Model) -> str | None:
-    """Why the CUDA encoder does not run this model on any GPU, in a sentence; None if it does."""
+def refusal(model: Model, dtype: str = "auto") -> str | None:
+    """Why the CUDA encoder does not run this model in `dtype` on any GPU, in a sentence; None if it does."""
     try:
         layer_shapes(model), head_shapes(model)
     except UnsupportedModel as error:
         return str(error)
+    if dtype not in ("float32", "int8"):
+        return None
+    reason = _unfit_for_dtype(model.config, dtype)
+    return reason and f"{model.model_id} has {reason}, which the CUDA encoder does not run in {dtype}"
+
+
+def _unfit_for_dtype(config: EncoderConfig, dtype: str) -> str | None:
+    """What the extension refuses in float32 or int8 and takes in 16 bits; None: nothing."""
+    if config.disentangled is not None:
+        return "disentangled attention"
+    if dtype == "float32":
+        most = MOST_FLOAT32_RMS_COLUMNS if config.rms_norm else MOST_FLOAT32_COLUMNS
+        return f"{config.hidden_size} columns, over {most}," if config.hidden_size > most else None
+    for unable, what in (
+        (config.gated, "gates"),
+        (config.pre_norm, "norms before a layer's parts"),
+        (config.embedding_size is not None, "embeddings narrower than its layers"),
+        (bool(config.shared_layers), "layers that share weights"),
+        (bool(rotary_tables(config)), "rotary positions"),
+        (bool(padded_head(config)), f"heads of {config.head_size} columns"),
+    ):
+        if unable:
+            return what
+    for columns, most in ((config.hidden_size, MOST_INT8_COLUMNS), (config.intermediate_size, MOST_INT8_INNER)):
+        if columns % _INT8_STEP or columns > most:
+            return f"rows of {columns} columns, no multiple of {_INT8_STEP} of at most {most},"
     return None
 
 

@@ -179,7 +179,10 @@ def test_int8_is_near_the_definition(tmp_path: Path) -> None:
 def test_gpus_run_it(tmp_path: Path, case: str) -> None:
     folder = build(tmp_path, case)
     save_tokenizer(folder)
-    assert refusal(engine.load_model(str(folder))) is None
+    model = engine.load_model(str(folder))
+    assert [refusal(model, dtype) for dtype in ("auto", "float16", "bfloat16")] == [None] * 3
+    for dtype in ("float32", "int8") if model.config.disentangled is not None else ():
+        assert f"disentangled attention, which the CUDA encoder does not run in {dtype}" in str(refusal(model, dtype))
 
 
 @pytest.mark.parametrize(

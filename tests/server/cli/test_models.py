@@ -100,6 +100,18 @@ def test_whatever_a_reader_raises(good: Path, tmp_path: Path, monkeypatch: pytes
     assert "MemoryError: of a reader" in broken["bad"]
 
 
+def test_model_that_a_gpu_does_not_run_in_a_dtype_is_on_the_cpu(
+    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("embert.engine.encoders.devices.gpu_memory", "embert.server.cli.models.gpu_memory"):
+        monkeypatch.setattr(name, lambda: [80 << 30])
+    config = ServeConfig(model=(f"fits={copy_model(tmp_path)}", f"small={good}"), dtype="int8")
+    models, _ = plan(model_configs(config), lambda *_: None)
+    assert [each.devices for each in models] == [("cuda:0",), ("cpu",)]
+    (line,) = [each.message for each in caplog.records if "runs on the CPU" in each.message]
+    assert "int8" in line
+
+
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda size: monkeypatch.setattr(models, "usable_memory", lambda: size)
