@@ -104,9 +104,7 @@ def read(stream: bytes) -> Reading:
 
 def _skip_empty_lines(stream: bytes, position: int) -> tuple[int, tuple[str, ...]]:
     start = position
-    while stream[start : start + 2] == b"\r\n" or stream[start : start + 1] == b"\n":
-        start += 2 if stream[start : start + 1] == b"\r" else 1
-    if stream[start:] == b"\r":
+    while stream[start : start + 1] in (b"\r", b"\n"):  # each by itself, as llhttp and nginx skip them
         start += 1
     return start, () if stream[position:start] in (b"", b"\r\n") else ("empty lines before the request",)
 

@@ -57,6 +57,7 @@ CASES: list[tuple[bytes, bytes, Outcome, str]] = [
     (b"GET /livez HTTP/1.1\r\n\r\n", b"", CLOSED, "without an answer"),
     (b"GET /livez HTTP/1.1\r\n\r\n", REFUSED, OPEN, "stays open"),
     (post() + b"garbage\r\n\r\n", answer() + REFUSED, CLOSED, ""),
+    (b"\r" + post(), answer(), OPEN, ""),  # a server skips any CR and LF before a request line, as llhttp and nginx do
     (post()[:-1], answer(), OPEN, "half a body"),
     (post()[:20], answer(), OPEN, "half a head"),
     (post()[:20], b"", CLOSED, ""),
