@@ -146,14 +146,15 @@ class RequestContext:
         return b"" if match is None else match[1]
 
     def names(self, field: str) -> bool:
-        """Whether the body has the field, in it or in an object in it, or its name as a text; before `parse`.
+        """Whether the body has the field, in it or in an object in it; before `parse`.
 
-        Inside of a longer text a name has backslashes before its quotes.
+        Inside of a text a name has backslashes before its quotes, and no colon follows a text that is the name.
         """
         if isinstance(self._body, dict):
             objects = (self._body, *(value for value in self._body.values() if isinstance(value, dict)))
             return any(field in each for each in objects)
-        return b'"%b"' % field.encode() in self._body
+        name = b'"%b"' % field.encode()
+        return name in self._body and re.search(rb"%b\s*:" % name, self._body) is not None
 
     async def parse(self, schema: type[RequestT]) -> RequestT:
         """The request in the body, once; the body is dropped.
