@@ -6,7 +6,8 @@ HuggingFace's `longest_first` says how many tokens of each text stay.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,10 +75,14 @@ class Pairs:
             return too_long(index, known, self._limit, params[1], "more than ", "pair")
 
         def read_firsts(texts: Sequence[str], capacity: int) -> Chunks[list[bytes]]:
-            return backend.read(texts, options, chunking, capacity=capacity, param=params[0], refuse=too_long_first)
+            return read_texts(texts, options, chunking, capacity=capacity, param=params[0], refuse=too_long_first)
 
         def read_seconds(texts: Sequence[str], capacity: int) -> Chunks[list[bytes]]:
-            return backend.read(texts, options, chunking, capacity=capacity, param=params[1], refuse=too_long_second)
+            return read_texts(texts, options, chunking, capacity=capacity, param=params[1], refuse=too_long_second)
+
+        read_texts: Callable[..., Chunks[list[bytes]]] = backend.read
+        if options.only_first:
+            read_texts = functools.partial(_read_distinct, backend)
 
         first = yield from read_firsts(firsts, capacities.first)
         lengths = [len(body) // ID_BYTES for body in first]
@@ -290,6 +295,30 @@ class Pairs:
                 param=options.second_param,
             )
         return np.minimum(first, left)
+
+
+def _read_distinct(
+    backend: Backend,
+    texts: Sequence[str],
+    options: TokenizeOptions,
+    chunking: Chunking,
+    *,
+    capacity: int,
+    param: str,
+    refuse: Callable[[int, int], InputError],
+) -> Chunks[list[bytes]]:
+    """As `backend.read`, once for equal texts: each of several texts comes with every hypothesis."""
+    places: dict[str, int] = {}
+    for index, text in enumerate(texts):
+        places.setdefault(text, index)
+    indexes = [*places.values()]
+
+    def refuse_pair(index: int, tokens: int) -> InputError:
+        return refuse(indexes[index], tokens)
+
+    bodies = yield from backend.read([*places], options, chunking, capacity=capacity, param=param, refuse=refuse_pair)
+    by_text = dict(zip(places, bodies, strict=True))
+    return [by_text[text] for text in texts]
 
 
 def _check_counts(firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from embert import engine
 from embert.engine.errors import BrokenModel, InputError, InputTooLarge
 from embert.engine.files.tokenizer_config import read_tokenizer_config
 from embert.engine.model import Model
+from embert.engine.tokenization import backend
 from embert.engine.tokenization.encoded import Direction, TokenizeOptions, finish
 from tests.engine.conftest import AS_IT_STANDS, small_tokenizer
 from tests.engine.model_cases import byte_level, unigram
@@ -338,3 +339,24 @@ def test_tokenizers_without_pairs(
     for encode in (tokenizer.encode_pairs, tokenizer.encode_known_pairs):
         with pytest.raises(InputError, match=said):
             encode(["a"], ["b"], TokenizeOptions(second_param="inputs"))
+
+
+def test_texts_of_several_hypotheses_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = engine.Tokenizer(engine.load_model())
+    counts: list[int] = []
+    read = backend.Backend.read
+
+    def counted(self: backend.Backend, texts: Sequence[str], *arguments: Any, **more: Any) -> Any:
+        counts.append(len(texts))
+        return read(self, texts, *arguments, **more)
+
+    monkeypatch.setattr(backend.Backend, "read", counted)
+    texts, hypotheses = ["a cat", "a dog " * 300], ["it is one", "it is two", "it is three"]
+    options = TokenizeOptions(only_first=True)
+    firsts = [text for text in texts for _ in hypotheses]
+    together = tokenizer.encode_pairs(firsts, hypotheses * 2, options)
+    assert counts == [2, 3]
+    alone = [tokenizer.encode_pairs([text], hypotheses, options) for text in texts]
+    assert together.ids.tolist() == [*alone[0].ids.tolist(), *alone[1].ids.tolist()]
+    with pytest.raises(InputError, match="pair 3 has"):
+        tokenizer.encode_pairs(firsts, hypotheses * 2, TokenizeOptions(only_first=True, truncate=False))
