@@ -331,7 +331,8 @@ class Engine:
             for number, start, stop in zip(numbers.tolist(), rows.offsets, rows.offsets[1:], strict=False):
                 logits[number] = rows.values[start:stop]
         rows_of = [logits[number] for number in range(spans.encoded.sequences)]
-        return list(entities_of(texts, spans, rows_of, classifier.labels, self.tokenizer, options))
+        found = entities_of(texts, spans, rows_of, classifier.labels, self.tokenizer, options)
+        return [entities for entities in found if entities is not None]
 
     def _pair_logits(
         self, classifier: Classifier, pairs: Mapping[int, Pair], param: str, options: ScoreOptions

@@ -72,13 +72,18 @@ def entities_of(
     labels: Sequence[str],
     tokenizer: Tokenizer,
     options: EntityOptions,
-) -> Iterator[list[Entity]]:
-    """The entities of each text. `logits` are float32 [tokens, labels] of each sequence."""
+) -> Iterator[list[Entity] | None]:
+    """The entities of each text, and None between sequences of one, where a caller may stop.
+
+    `logits` are float32 [tokens, labels] of each sequence.
+    """
     rows, first = iter(logits), 0
     lengths = iter(spans.encoded.lengths.tolist())
     for text, windows in zip(texts, spans.windows.tolist(), strict=True):
         entities: list[Entity] = []
-        for _ in range(windows):
+        for number in range(windows):
+            if number:
+                yield None
             last = first + next(lengths)
             tokens = slice(first, last)
             entities += _of_sequence(text, spans, tokens, scores(next(rows), "softmax"), labels, tokenizer, options)

@@ -23,11 +23,13 @@ _SHOWN_CHARACTERS = 40
 
 
 def check_labels(labels: Sequence[str], param: str) -> None:
-    """Raise InputError for no labels, or more than MOST_LABELS. `param` is the field that they are in."""
+    """Raise InputError for no labels, an empty one, or more than MOST_LABELS. `param` is the field that they are in."""
     if not labels:
         raise InputError(f"`{param}` must have at least one label", param=param)
     if len(labels) > MOST_LABELS:
         raise InputError(f"`{param}` has {len(labels)} labels; the limit is {MOST_LABELS}", param=param)
+    if "" in labels:
+        raise InputError(f"`{param}[{[*labels].index('')}]` must not be empty", param=param)
 
 
 def hypotheses(template: str, labels: Sequence[str], param: str = "hypothesis_template") -> list[str]:

@@ -25,6 +25,7 @@ from embert.engine.tokenization.split_points import TextParts
 __all__ = ["Window", "encode_spans", "tokens_with_offsets"]
 
 CHUNK_CHARACTERS = 8_192
+CHUNK_TOKENS = 131_072  # of sequences that are laid end to end in one chunk
 
 
 class _Part(NamedTuple):
@@ -98,6 +99,10 @@ def encode_spans(
     lengths, windows, truncated = array("i"), array("i"), 0
     before, after = backend.special.prefix, backend.special.suffix
     overhead = (len(before) + len(after)) // ID_BYTES
+    if window.stride:  # few tokens may be in many sequences: the caller sees their number before their ids
+        total = sum(_tokens_in_windows(len(body), window, overhead) for body in bodies)
+        yield total
+    copied = 0
     outside = array("i", [-1, -1]).tobytes()  # the characters of a special token
     outside_before, outside_after = (outside * (len(each) // ID_BYTES) for each in (before, after))
     for index, (body, places) in enumerate(zip(bodies, spans, strict=True)):
@@ -115,6 +120,10 @@ def encode_spans(
             ids += (before, body[start:stop].tobytes(), after)
             offsets += (outside_before, kept.tobytes(), outside_after)
             lengths.append(stop - start + overhead)
+            copied += lengths[-1]
+            if copied >= CHUNK_TOKENS:
+                copied = 0
+                yield total
     pairs = np.frombuffer(b"".join(offsets), np.int32).reshape(-1, 2)
     encoded = Encoded(
         np.frombuffer(bytearray().join(ids), np.int32),  # a bytearray, because torch wants a writable array
@@ -122,6 +131,13 @@ def encode_spans(
         truncated,
     )
     return EncodedSpans(encoded, pairs[:, 0], pairs[:, 1], np.array(windows, np.int32))
+
+
+def _tokens_in_windows(tokens: int, window: Window, overhead: int) -> int:
+    """The tokens of all sequences of a text that is read with a stride, special ones included."""
+    assert window.stride is not None  # noqa: S101 - the caller asks where there is one
+    repeats = max(0, -((window.capacity - tokens) // (window.capacity - window.stride)))
+    return tokens + repeats * window.stride + (repeats + 1) * overhead
 
 
 def _ranges(tokens: int, window: Window) -> list[tuple[int, int]]:

@@ -99,7 +99,8 @@ async def token_classify(context: RequestContext) -> tuple[bytes, bytes]:
     def written() -> Chunks[bytes]:
         pieces: list[bytes] = []
         for each in entities:
-            pieces.append(orjson.dumps([_entity_fields(entity) for entity in each]))
+            if each is not None:
+                pieces.append(orjson.dumps([_entity_fields(entity) for entity in each]))
             yield len(pieces)
         return b",".join(pieces)
 
@@ -129,9 +130,7 @@ class ZeroShotRequest(RequestBody):
     text_limit: ClassVar[str] = "max_client_documents"
     input_forms: ClassVar[InputForms] = {
         "inputs": _TEXTS,
-        "candidate_labels": InputForm(
-            "a list of strings, or one string with commas between labels", shortest=0, most=MOST_LABELS
-        ),
+        "candidate_labels": InputForm("a list of strings, or one string with commas between labels", most=MOST_LABELS),
     }
 
     inputs: str | TextList = Field(description="A text, or texts.")
@@ -185,10 +184,11 @@ async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
         labels = [label.strip() for label in labels.split(",") if label.strip()]
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     _check_texts(texts)
-    handle.limits.check_documents(len(texts) * len(labels), "candidate_labels")
-    _check_hypotheses(request.hypothesis_template, labels, handle.config.payload_limit)
     with INPUT_ERRORS:
         check_labels(labels, "candidate_labels")
+    handle.limits.check_label_pairs(len(texts), len(labels), "candidate_labels")
+    _check_hypotheses(request.hypothesis_template, labels, handle.config.payload_limit)
+    with INPUT_ERRORS:
         seconds = hypotheses(request.hypothesis_template, labels)
     firsts = texts if len(texts) == 1 else [text for text in texts for _ in labels]
     encoded = await context.tokenize_pairs(

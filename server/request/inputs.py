@@ -201,7 +201,7 @@ class InputTokenizer:
         """Texts, which may be several sequences each, with the characters of their tokens."""
         with INPUT_ERRORS:
             chunks = self.tokenizer.encode_spans_chunks(texts.items, options, stride=stride)
-            if texts.characters <= _INLINE_CHARACTERS:
+            if texts.characters <= _INLINE_CHARACTERS and not stride:  # a stride multiplies the tokens
                 return _finish_checked(chunks, check)
             return await self.pool.run(chunks, texts.characters, receive, check)
 

@@ -341,6 +341,15 @@ class RequestLimits:
         if count > (limit := self._config.max_client_documents):
             raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-documents)", param)
 
+    def check_label_pairs(self, texts: int, labels: int, param: str) -> None:
+        """The pairs of each text with each label."""
+        if texts * labels > (limit := self._config.max_client_documents):
+            raise PayloadTooLarge(
+                f"`{param}` makes {texts * labels} pairs, of {labels} labels and {texts} texts; the limit is {limit} "
+                "(--max-client-documents)",
+                param,
+            )
+
     def check_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens of a request."""
         limit = self._config.max_client_batch_tokens

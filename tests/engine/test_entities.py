@@ -162,11 +162,27 @@ def test_long_text_is_cut_refused_or_read_in_sequences(tagger: engine.Engine) ->
     assert tagger.entities(["", "  "]) == [[], []]
 
 
+@pytest.mark.parametrize("stride", [1, 7, 45])
+def test_tokens_of_all_sequences_are_known_before_they_are_in_memory(tagger: engine.Engine, stride: int) -> None:
+    """So a server may refuse them: with the largest stride, 48 times as many tokens as the text has."""
+    texts = ["a", "", "a " * 46, "a " * 47, "a " * 99, "a " * 3000]
+    chunks, counts = tagger.tokenizer.encode_spans_chunks(texts, stride=stride), []
+    while True:
+        try:
+            counts.append(next(chunks))
+        except StopIteration as last:
+            spans = last.value
+            break
+    assert max(counts) == counts[-1] == spans.encoded.tokens
+    assert spans.encoded.tokens == spans.encoded.lengths.sum() > sum(map(len, texts)) // 2
+
+
 @pytest.mark.parametrize(
     ("labels", "options", "param", "named"),
     [
         ([], {}, "labels", "at least one"),
         (["a"] * 1001, {}, "labels", "1001 labels; the limit is 1000"),
+        (["a", ""], {}, "labels", r"labels\[1\]"),
         ("a", {}, "labels", "one str"),
         (["a"], {"hypothesis_template": "no place"}, "hypothesis_template", "'no place'"),
         (["a"], {"hypothesis_template": "{} {}"}, "hypothesis_template", "once"),

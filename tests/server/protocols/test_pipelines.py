@@ -119,9 +119,9 @@ def test_huggingface_hub_reads_a_list_of_labels(nli: Live) -> None:
 
 
 def test_body_without_labels_is_of_predict(nli: Live) -> None:
-    text = 'what is "candidate_labels"?'
-    (answer,) = nli.post("/", {"inputs": [[text]]}).json()
-    assert {each["label"] for each in answer} == set(NLI)
+    for text in ('what is "candidate_labels"?', '"candidate_labels": 1', "candidate_labels"):
+        (answer,) = nli.post("/", {"inputs": [[text]]}).json()
+        assert {each["label"] for each in answer} == set(NLI)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,8 @@ def test_body_without_labels_is_of_predict(nli: Live) -> None:
         ({"candidate_labels": " , "}, "candidate_labels", "at least one"),
         ({}, "candidate_labels", "required"),
         ({"candidate_labels": ["a"] * 1001}, "candidate_labels", "limit is 1000"),
-        ({"candidate_labels": ["a"] * 1501}, "candidate_labels", "limit is 1500"),
+        ({"candidate_labels": ["a", ""]}, "candidate_labels[1]", "empty"),
+        ({"inputs": ["a", "b"], "candidate_labels": ["a"] * 751}, "candidate_labels", "751 labels and 2 texts"),
         ({"candidate_labels": ["a"], "hypothesis_template": "none"}, "hypothesis_template", "'none'"),
         ({"candidate_labels": ["a"], "hypothesis_template": "{:9999999}"}, "hypothesis_template", "9999999"),
         ({"candidate_labels": ["long " * 60]}, "candidate_labels", "the limit is"),
