@@ -89,10 +89,15 @@ def encode_spans(
     total = 0
     for parts in _parts(backend, texts, param=param, most_unbroken=most_unbroken, most=most):
         for part in parts:
-            bodies[part.number].extend(part.ids)
+            body = bodies[part.number]
+            known = len(body)
+            body.extend(part.ids)
             for start, stop in part.offsets:
                 spans[part.number].extend((start + part.shift, stop + part.shift))
-            total += len(part.ids)
+            if window.stride is None:  # what is cut off does not count
+                total += min(len(body), window.capacity) - min(known, window.capacity)
+            else:
+                total += len(part.ids)
         yield total
     ids: list[bytes] = []
     offsets: list[bytes] = []
