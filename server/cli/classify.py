@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from embert.engine import Engine
 from embert.engine.errors import EngineError, InputError
+from embert.engine.heads.zero_shot import TEMPLATE
 from embert.engine.tasks import Task
 from embert.server.bulk.job import Block, BulkError, Job
 from embert.server.bulk.line_reader import LineReader, expand, input_format
@@ -30,8 +31,13 @@ def classify(arguments: argparse.Namespace) -> int:
     """Run `embert classify`; returns the exit status. Raises ConfigError for options that do not go together."""
     if arguments.label and arguments.raw:
         raise ConfigError("--raw goes without --label: scores of your own labels are probabilities")
-    if not arguments.label and arguments.multi_label:
-        raise ConfigError("--multi-label goes with --label")
+    for option, value in (
+        ("--multi-label", arguments.multi_label),
+        ("--hypothesis-template", arguments.hypothesis_template is not None),
+    ):
+        if value and not arguments.label:
+            raise ConfigError(f"{option} goes with --label")
+    template = TEMPLATE if arguments.hypothesis_template is None else arguments.hypothesis_template
 
     def labeled(engine: Engine) -> Labeled:
         def of_texts(texts: list[str]) -> Sequence[Any]:
@@ -39,7 +45,7 @@ def classify(arguments: argparse.Namespace) -> int:
                 answers = engine.zero_shot(
                     texts,
                     arguments.label,
-                    hypothesis_template=arguments.hypothesis_template,
+                    hypothesis_template=template,
                     multi_label=arguments.multi_label,
                     truncate=arguments.truncate,
                 )

@@ -142,9 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     classify.add_argument(
         "--hypothesis-template",
-        default="This example is {}.",
         metavar="TEXT",
-        help="with --label: what a label says of a text, with {} for the label (default: %(default)s)",
+        help="with --label: what a label says of a text, with {} for the label (default: This example is {}.)",
     )
     classify.add_argument(
         "--multi-label", action="store_true", help="with --label: score each label by itself, not against the others"
