@@ -31,6 +31,8 @@ __all__ = [
 
 _TEXTS = InputForm("a string or a list of strings")
 _INLINE_TOKENS = 1024  # whose entities are made on the event loop: about 2 ms
+_BYTES_A_CHARACTER = 4  # at most, in UTF-8
+_BYTES_A_SCORE = 24  # in JSON
 
 
 def _lower(value: Any) -> Any:
@@ -92,6 +94,8 @@ async def token_classify(context: RequestContext) -> tuple[bytes, bytes]:
         stride=request.stride,
     )
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    # A token that the vocabulary lacks has all characters of its word, in each sequence that it is in.
+    context.hold(_BYTES_A_CHARACTER * int((spans.stops - spans.starts).sum()), "the answer")
     rows = await context.logits_of_tokens(spans.encoded)
     logits = np.split(rows.values, rows.offsets[1:-1])
     entities = entities_of(texts, spans, logits, classifier.labels, handle.tokenizer, options)
@@ -190,6 +194,8 @@ async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
     _check_hypotheses(request.hypothesis_template, labels, handle.config.payload_limit)
     with INPUT_ERRORS:
         seconds = hypotheses(request.hypothesis_template, labels)
+    each = len(orjson.dumps(labels)) + _BYTES_A_SCORE * len(labels)
+    context.hold(sum(map(len, texts)) + len(texts) * each, "the answer")
     firsts = texts if len(texts) == 1 else [text for text in texts for _ in labels]
     encoded = await context.tokenize_pairs(
         TextPairs(firsts, seconds * len(texts)),
