@@ -23,7 +23,6 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
         with server.held(), server.client() as client:
             thread = post(server, [[101, HELD, 102]], answers)
             until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request in flight")
-            client.get("/livez")
             with connect(server) as idle:
                 server.signal(signal.SIGTERM)
                 assert idle.recv(1) == b""
