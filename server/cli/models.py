@@ -125,9 +125,14 @@ def _log_model(planned: PlannedModel, *, several: bool) -> None:
     for notice in model.notices:
         log.warning("%s", notice)
     config = planned.start.config
-    is_moved = config.device == config.encoder == "auto" and planned.devices == ("cpu",)
-    if is_moved and (reason := refusal(model, config.dtype)):  # a process on "cpu" does not know that "auto" was meant
+    # A process on "cpu" does not know that "auto" was meant.
+    if planned.devices == ("cpu",) and (reason := _gpu_refusal(config, model)):
         log.warning("%s; it runs on the CPU", reason)
+
+
+def _gpu_refusal(config: ModelConfig, model: Model) -> str | None:
+    """Why a model whose device is free to choose runs on no GPU; None: it does, or a device was asked for."""
+    return refusal(model, config.dtype) if config.device == config.encoder == "auto" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +191,9 @@ def _check_memory(planned: Sequence[PlannedModel]) -> dict[str, str]:
 
 def _places(models: list[PlannedModel], gpus: list[int]) -> list[_Place]:
     devices = dict.fromkeys(device for model in models for device in model.devices)
-    # Of a single model, "auto" is the GPU where there is one.
-    on_gpu = [device for device in devices if device.startswith("cuda") or (device == "auto" and gpus)]
+    # Of a single model, "auto" is the GPU where there is one that runs it.
+    auto_is_gpu = bool(gpus) and all(_gpu_refusal(model.start.config, model.model) is None for model in models)
+    on_gpu = [device for device in devices if device.startswith("cuda") or (device == "auto" and auto_is_gpu)]
     places = [
         _Place(device, (device,), gpus[_number(device)], on_gpu=True)
         for device in on_gpu

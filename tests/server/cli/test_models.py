@@ -112,6 +112,15 @@ def test_model_that_a_gpu_does_not_run_in_a_dtype_is_on_the_cpu(
     assert "int8" in line
 
 
+def test_memory_of_a_model_that_no_gpu_runs_is_the_hosts(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("embert.engine.encoders.devices.gpu_memory", "embert.server.cli.models.gpu_memory"):
+        monkeypatch.setattr(name, lambda: [MIB])
+    with pytest.raises(ConfigError, match="auto's memory"):
+        plan(model_configs(ServeConfig(model=(str(good),))), lambda *_: None)
+    models, _ = plan(model_configs(ServeConfig(model=(str(good),), dtype="int8")), lambda *_: None)
+    assert [each.devices for each in models] == [("auto",)]
+
+
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda size: monkeypatch.setattr(models, "usable_memory", lambda: size)
