@@ -1,14 +1,16 @@
 """Heads on the CUDA encoder beside the encoder alone and beside sentence-transformers, FP16, on one GPU.
 
-    python -m benchmarks.encoder.heads [--rows rerank splade m3] [--rounds 7]
+    python -m benchmarks.encoder.heads [--rows rerank splade m3 entities] [--rounds 7]
 
     rerank   XLM-R-large's shape (bge-reranker-v2-m3): one query of 12 tokens with 100 passages of 150
     splade   BERT-base with its masked language model's head: 256 passages, mean 104 tokens
     m3       bge-m3's shape: dense, sparse and multi-vectors of 256 passages, of one forward
+    entities BERT-base with nine classes of tokens: 256 passages
 
 "alone" is the same encoder with its pooling head. Both are timed from token ids, numpy in and numpy out, two batches in
-flight, in a process each. The rivals are sentence-transformers' CrossEncoder and SparseEncoder in FP16 with sdpa, from
-token ids too: their loops with padded batches of 32 sorted by length. Weights are random. Everyone takes turns round by
+flight, in a process each. The rivals are sentence-transformers' CrossEncoder and SparseEncoder and transformers'
+BertForTokenClassification, in FP16 with sdpa, from token ids too, in padded batches of 32 sorted by length. Weights are
+random. Everyone takes turns round by
 round; times are medians of bursts.
 """
 
@@ -183,6 +185,21 @@ def _m3(scratch: Path) -> Row:
     return Row("m3", folder, alone, batch, Task.EMBED | Task.SPARSE | Task.MULTI, None, "≤ 1.10", "cls")
 
 
+def _entities(scratch: Path) -> Row:
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model: Any = transformers.BertForTokenClassification(transformers.BertConfig(num_labels=9))
+    model = model.half().eval()
+    folder, alone = _saved(model, scratch / "head"), _saved(model.bert, scratch / "alone")
+    batch = random_batch(lengths_of("passage"))
+    padded = padded_batches(batch, 32)
+
+    def rival() -> list[torch.Tensor]:
+        return [model(input_ids=ids, attention_mask=mask).logits for ids, mask in padded]
+
+    return Row("entities", folder, alone, batch, Task.TOKEN_CLASSES, rival, "≤ 1.05")
+
+
 def _saved(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
     # A model folder must have a tokenizer; only its special tokens are read here.
@@ -191,7 +208,7 @@ def _saved(model: Any, folder: Path) -> Path:
     return folder
 
 
-ROWS: dict[str, Callable[[Path], Row]] = {"rerank": _rerank, "splade": _splade, "m3": _m3}
+ROWS: dict[str, Callable[[Path], Row]] = {"rerank": _rerank, "splade": _splade, "m3": _m3, "entities": _entities}
 
 if __name__ == "__main__":
     main()
