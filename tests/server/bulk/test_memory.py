@@ -9,8 +9,8 @@ import psutil
 
 from tests.server.bulk.running import started
 
-FEW, MANY = 40_000, 120_000  # the fewer fill every slot, and with their numbers the cache of words
-GROWTH_BYTES = 48 << 20  # of all processes together, for their allocators; the vectors of MANY are 180 MB
+FEW, MANY = 120_000, 240_000  # the fewer fill every slot, and with their numbers the cache of words
+GROWTH_BYTES = 48 << 20  # of all processes together, for their allocators; the vectors between are 180 MB
 
 
 def peak(texts: Path, target: Path) -> int:
