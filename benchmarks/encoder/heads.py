@@ -187,8 +187,9 @@ def _m3(scratch: Path) -> Row:
 
 def _entities(scratch: Path) -> Row:
     torch.manual_seed(0)
+    config = transformers.BertConfig(id2label=dict.fromkeys(range(9), ""))
     with torch.device("cuda"):
-        model: Any = transformers.BertForTokenClassification(transformers.BertConfig(id2label=dict.fromkeys(range(9), "")))
+        model: Any = transformers.BertForTokenClassification(config)
     model = model.half().eval()
     folder, alone = _saved(model, scratch / "head"), _saved(model.bert, scratch / "alone")
     batch = random_batch(lengths_of("passage"))
