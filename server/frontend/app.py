@@ -50,9 +50,9 @@ from embert.server.http.errors import (
 from embert.server.http.middleware import DirectRoutes, RequestMetricsMiddleware, with_cors
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
-from embert.server.request.model_handle import ModelHandle
-from embert.server.request.model_registry import ModelRegistry, ModelSelector
-from embert.server.request.request_context import Handler, RequestContext
+from embert.server.protocols.request_context import Handler, RequestContext
+from embert.server.registry.model_handle import ModelHandle
+from embert.server.registry.model_registry import ModelRegistry, ModelSelector
 
 if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTracer

@@ -17,7 +17,7 @@ from embert.server.http.errors import ErrorFormat
 from embert.server.protocols.cohere import CohereError
 from embert.server.protocols.openai import OpenAIError
 from embert.server.protocols.tei import TeiError
-from embert.server.request.model_registry import ModelRegistry
+from embert.server.registry.model_registry import ModelRegistry
 from embert.server.request.request_body import InputForm, RequestBody
 
 __all__ = ["ERROR_MODELS", "complete_document", "description"]

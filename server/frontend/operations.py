@@ -14,8 +14,8 @@ from embert import __version__
 from embert.engine import Model, Task
 from embert.server.frontend.playground import HEADERS, PAGE
 from embert.server.http.request_head import prefers, scrape_form
-from embert.server.request.model_handle import ModelHandle
-from embert.server.request.model_registry import ModelRegistry
+from embert.server.registry.model_handle import ModelHandle
+from embert.server.registry.model_registry import ModelRegistry
 
 __all__ = ["Health", "Liveness", "Operations", "Readiness"]
 

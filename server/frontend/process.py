@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from embert.server.observability.api_metrics import ApiMetrics
     from embert.server.observability.scraping import Scrapes
     from embert.server.observability.tracing.span_export import SpanExport
-    from embert.server.request.model_registry import ModelRegistry
+    from embert.server.registry.model_registry import ModelRegistry
 
 __all__ = ["main"]
 
@@ -84,7 +84,7 @@ async def _serve(
     from embert.server.http.connections import Connections, connection_limit, end_slow_readers
     from embert.server.http.protocol import bounded_protocol
     from embert.server.http.tls import with_tls
-    from embert.server.request.model_registry import load_registry
+    from embert.server.registry.model_registry import load_registry
 
     config = start.config
     counters = SharedCounters(start.counters_fd, config.http_processes, len(start.engines), len(start.models))

@@ -34,10 +34,10 @@ from embert.server.protocols import (
     vertex,
     vllm,
 )
-from embert.server.request.model_handle import Capability, ModelHandle
-from embert.server.request.model_registry import ModelRegistry
+from embert.server.protocols.request_context import Handler, RequestContext
+from embert.server.registry.model_handle import Capability, ModelHandle
+from embert.server.registry.model_registry import ModelRegistry
 from embert.server.request.request_body import RequestBody
-from embert.server.request.request_context import Handler, RequestContext
 
 __all__ = [
     "FIRST_MODEL_PATHS",

@@ -17,10 +17,10 @@ from embert.server.http.errors import Invalid
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import check_number_type, read_input_type
 from embert.server.protocols.ranking import joined, rank
+from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.rerank import ApiVersion, RerankMeta, RerankResult, result_rows, search_units
+from embert.server.protocols.serialization import answer_id, quantize, rows_json
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody, TextList
-from embert.server.request.request_context import JSON, RequestContext
-from embert.server.request.serialization import answer_id, quantize, rows_json
 
 __all__ = [
     "CohereEmbedRequest",

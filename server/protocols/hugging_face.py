@@ -16,9 +16,9 @@ from embert.engine.tokenization.encoded import Chunks, TokenizeOptions, finish
 from embert.server.http.errors import EmptyInput, PayloadTooLarge
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import joined
-from embert.server.request.inputs import INPUT_ERRORS, TextPairs
+from embert.server.protocols.request_context import JSON, RequestContext
+from embert.server.registry.inputs import INPUT_ERRORS, TextPairs
 from embert.server.request.request_body import MODELS_DIRECTION, Direction, InputForm, InputForms, RequestBody, TextList
-from embert.server.request.request_context import JSON, RequestContext
 
 __all__ = [
     "Entities",

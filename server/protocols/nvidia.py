@@ -10,8 +10,8 @@ from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import Usage
 from embert.server.protocols.ranking import Document, documents_texts, joined, rank
+from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody
-from embert.server.request.request_context import JSON, RequestContext
 
 __all__ = ["NvidiaRanking", "RankingRequest", "ranking"]
 

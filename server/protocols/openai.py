@@ -11,7 +11,9 @@ from embert.engine.tasks import NO_TASK
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import Invalid, describe_name
 from embert.server.protocols.fields import FIELDS
-from embert.server.request.model_handle import Capability, ModelHandle
+from embert.server.protocols.request_context import JSON, RequestContext
+from embert.server.protocols.serialization import NumberType, openai_json, quantize, typed_openai_json
+from embert.server.registry.model_handle import Capability, ModelHandle
 from embert.server.request.request_body import (
     FAIL_FAST,
     TASK,
@@ -21,8 +23,6 @@ from embert.server.request.request_body import (
     RequestBody,
     TextOrIds,
 )
-from embert.server.request.request_context import JSON, RequestContext
-from embert.server.request.serialization import NumberType, openai_json, quantize, typed_openai_json
 
 __all__ = [
     "EmbeddingList",

@@ -17,9 +17,9 @@ from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import scores
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import EmptyInput
-from embert.server.request.inputs import TextPairs
+from embert.server.protocols.request_context import RequestContext
+from embert.server.registry.inputs import TextPairs
 from embert.server.request.request_body import FAIL_FAST, InputForm, RequestBody
-from embert.server.request.request_context import RequestContext
 
 __all__ = [
     "DOCUMENTS",

@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import DOCUMENTS, Documents, Ranking, documents_texts, joined, rank
+from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody
-from embert.server.request.request_context import JSON, RequestContext
 
 __all__ = [
     "ApiVersion",

@@ -11,6 +11,8 @@ from embert.engine import Encoded, Task
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import EmptyInput
 from embert.server.protocols.fields import FIELDS
+from embert.server.protocols.request_context import JSON, RequestContext
+from embert.server.protocols.serialization import floats_json, nested_floats_json, sparse_json
 from embert.server.request.request_body import (
     MODELS_DIRECTION,
     TASK,
@@ -24,8 +26,6 @@ from embert.server.request.request_body import (
     TextList,
     TextsAndIds,
 )
-from embert.server.request.request_context import JSON, RequestContext
-from embert.server.request.serialization import floats_json, nested_floats_json, sparse_json
 
 __all__ = [
     "EmbedAllRequest",

@@ -17,8 +17,9 @@ from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import EmptyInput, Invalid
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import DOCUMENTS, Documents, activation, joined, json_numbers
+from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.rerank import Reranked, RerankFields, ranked, rerank_documents
-from embert.server.request.inputs import TextPairs
+from embert.server.registry.inputs import TextPairs
 from embert.server.request.request_body import (
     MODELS_DIRECTION,
     Direction,
@@ -29,7 +30,6 @@ from embert.server.request.request_body import (
     TextList,
     TextLists,
 )
-from embert.server.request.request_context import JSON, RequestContext
 
 __all__ = ["PredictRequest", "Predictions", "Ranks", "RerankRequest", "predict", "rerank"]
 

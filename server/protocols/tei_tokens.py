@@ -13,9 +13,9 @@ from pydantic import BaseModel, Field, RootModel
 from embert.engine.tokenization.encoded import Chunks, TokenInfo
 from embert.server.http.errors import EmptyInput, Invalid
 from embert.server.protocols.fields import FIELDS
-from embert.server.request.inputs import InputTexts
+from embert.server.protocols.request_context import JSON, RequestContext
+from embert.server.registry.inputs import InputTexts
 from embert.server.request.request_body import IDS, IdList, IdLists, InputForm, InputForms, RequestBody, TextList
-from embert.server.request.request_context import JSON, RequestContext
 
 __all__ = [
     "DecodeRequest",

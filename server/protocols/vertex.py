@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 
 from embert.server.http.errors import EmptyInput, PayloadTooLarge, ServerError
 from embert.server.protocols.fields import FIELDS
+from embert.server.protocols.request_context import JSON, Handler, RequestContext
 from embert.server.request.request_body import FAIL_FAST, RequestBody
-from embert.server.request.request_context import JSON, Handler, RequestContext
 
 __all__ = ["VertexPredictions", "VertexRequest", "answer_instances"]
 

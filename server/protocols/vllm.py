@@ -22,9 +22,11 @@ from embert.server.http.errors import Invalid, TaskMissing
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import Usage, check_foreign_ids, read_input_type
 from embert.server.protocols.ranking import activation, joined, json_numbers, score_pairs
+from embert.server.protocols.request_context import JSON, OCTETS, RequestContext
 from embert.server.protocols.rerank import PairFields
-from embert.server.request.inputs import InputTexts
-from embert.server.request.model_handle import Capability, ModelHandle
+from embert.server.protocols.serialization import Pauses, flat_json, floats_json
+from embert.server.registry.inputs import InputTexts
+from embert.server.registry.model_handle import Capability, ModelHandle
 from embert.server.request.request_body import (
     TEXT_OR_IDS,
     Direction,
@@ -35,8 +37,6 @@ from embert.server.request.request_body import (
     TextList,
     TextOrIds,
 )
-from embert.server.request.request_context import JSON, OCTETS, RequestContext
-from embert.server.request.serialization import Pauses, flat_json, floats_json
 
 __all__ = [
     "Classes",

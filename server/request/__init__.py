@@ -1,1 +1,1 @@
-"""A request in an HTTP process: its body, the model that answers it, its tokens, and the bytes of its answer."""
+"""The body of a request: its JSON, its fields, and those of other APIs."""

@@ -14,7 +14,7 @@ import pytest
 from embert.engine import Task
 from embert.server.frontend.routes import SHARED_PATHS, TASKS, error_formats_by_path
 from embert.server.http.errors import ErrorFormat
-from embert.server.request.model_handle import TEI_NAME
+from embert.server.registry.model_handle import TEI_NAME
 from tests.server.live import STAND_IN, Live, live
 from tests.server.models import build_classifier
 

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from embert.server.request.request_context import LatencyBreakdown
+from embert.server.protocols.request_context import LatencyBreakdown
 from tests.server.live import STAND_IN, Live, Samples, live, until
 from tests.server.stand_in import expected
 

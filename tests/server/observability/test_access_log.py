@@ -14,7 +14,7 @@ import pytest
 from embert.server.config import ServeConfig, read_api_keys
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.request_record import RequestRecord
-from embert.server.request.request_context import LatencyBreakdown
+from embert.server.protocols.request_context import LatencyBreakdown
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.stand_in import FAIL
 

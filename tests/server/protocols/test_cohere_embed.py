@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from embert.server.request.serialization import quantize
+from embert.server.protocols.serialization import quantize
 
 TEXTS = ["a cat", "a kitten"]
 TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]

@@ -19,7 +19,7 @@ from embert.engine.heads.description import Heads, MultiVector, Role
 from embert.engine.heads.token_rows import multi_vector_mask
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.config import ModelConfig
-from embert.server.request.model_handle import ModelHandle
+from embert.server.registry.model_handle import ModelHandle
 from tests.server.live import Live
 from tests.server.stand_in import token_vectors
 

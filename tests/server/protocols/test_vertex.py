@@ -10,8 +10,8 @@ import pytest
 
 from embert.server.config import ModelConfig
 from embert.server.http.errors import Invalid, ServerError
+from embert.server.protocols.request_context import LatencyBreakdown, RequestContext
 from embert.server.protocols.vertex import AT_ONCE, Instance, VertexRequest, answer_instances
-from embert.server.request.request_context import LatencyBreakdown, RequestContext
 
 COUNT = 2048
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.engine import Task, TaskOutput
-from embert.server.request.serialization import (
+from embert.server.protocols.serialization import (
     floats_json,
     nested_floats_json,
     openai_json,

@@ -17,10 +17,10 @@ from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import LatencyBuckets
 from embert.server.observability.scraping import Scrapes
-from embert.server.request.inputs import TokenizerPool
+from embert.server.registry.inputs import TokenizerPool
+from embert.server.registry.low_priority_throttle import LowPriorityThrottle
+from embert.server.registry.model_handle import ANY_NAMES, Capability, ModelHandle
 from embert.server.request.large_bodies import CooperativeSteps
-from embert.server.request.low_priority_throttle import LowPriorityThrottle
-from embert.server.request.model_handle import ANY_NAMES, Capability, ModelHandle
 
 __all__ = ["ModelRegistry", "ModelSelector", "load_registry"]
 

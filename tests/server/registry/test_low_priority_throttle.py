@@ -16,9 +16,9 @@ from embert.server.engine_client.router import Answer
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.request_head import RequestOptions
 from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
-from embert.server.request.low_priority_throttle import LowPriorityThrottle
-from embert.server.request.model_registry import ModelSelector
-from embert.server.request.request_context import LatencyBreakdown, RequestContext
+from embert.server.protocols.request_context import LatencyBreakdown, RequestContext
+from embert.server.registry.low_priority_throttle import LowPriorityThrottle
+from embert.server.registry.model_registry import ModelSelector
 
 SMALL, LARGE = 1_000, 20_000  # bytes of a body; a round has 16 384
 

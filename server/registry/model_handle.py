@@ -16,14 +16,16 @@ from embert.server.http.errors import Invalid, PayloadTooLarge, TaskMissing, des
 from embert.server.http.request_head import RequestOptions
 from embert.server.ipc.control import ModelInfo
 from embert.server.observability.api_metrics import ApiMetrics
-from embert.server.request.inputs import InputTokenizer, TokenizerPool
-from embert.server.request.serialization import BYTES_A_NUMBER, BYTES_A_WEIGHT
+from embert.server.registry.inputs import InputTokenizer, TokenizerPool
 
-__all__ = ["ANY_NAMES", "TEI_NAME", "Capability", "ModelHandle", "ServedModel"]
+__all__ = ["ANY_NAMES", "BYTES_A_WEIGHT", "TEI_NAME", "Capability", "ModelHandle", "ServedModel"]
 
 
 ROLES = {True: "retrieval.query", False: "retrieval.passage"}  # adapters of queries and of documents, in jina's words
-_BYTES_AN_ENTITY = 128  # in JSON
+# What an answer in JSON takes, with the float32 that it is written from.
+_BYTES_A_NUMBER = 16
+BYTES_A_WEIGHT = 48  # of a sparse vector, or a label's score without the label
+_BYTES_AN_ENTITY = 128
 TEI_NAME = "text-embeddings-inference"  # what its users write into `model` for any model: no model's own name
 ANY_NAMES = frozenset((TEI_NAME, "default/not-specified"))  # and Infinity's, where its user names none
 
@@ -98,7 +100,7 @@ class ModelHandle:
 
     @cached_property
     def _embed_bytes(self) -> int:
-        return self.model.width * BYTES_A_NUMBER
+        return self.model.width * _BYTES_A_NUMBER
 
     @cached_property
     def _row_bytes(self) -> dict[Task, int]:
@@ -106,16 +108,16 @@ class ModelHandle:
         classifier, multi = self.model.heads.classifier, self.model.heads.multi_vector
         labels = () if classifier is None else classifier.labels
         return {
-            Task.TOKENS: self.model.config.hidden_size * BYTES_A_NUMBER,
+            Task.TOKENS: self.model.config.hidden_size * _BYTES_A_NUMBER,
             Task.CLASSIFY: sum(BYTES_A_WEIGHT + len(label.encode()) for label in labels),
-            Task.MULTI: 0 if multi is None else multi.layers[-1].outputs * BYTES_A_NUMBER,
-            Task.TOKEN_CLASSES: _BYTES_AN_ENTITY + self.token_labels * BYTES_A_NUMBER,
+            Task.MULTI: 0 if multi is None else multi.layers[-1].outputs * _BYTES_A_NUMBER,
+            Task.TOKEN_CLASSES: _BYTES_AN_ENTITY + self.token_labels * _BYTES_A_NUMBER,
         }
 
     def answer_bytes(self, encoded: Encoded, tasks: Task, dimensions: int = 0) -> int:
         """About the bytes of an answer in JSON, with the numbers that it is written from; without sparse vectors."""
         if tasks == Task.EMBED:
-            return encoded.sequences * (dimensions * BYTES_A_NUMBER or self._embed_bytes)
+            return encoded.sequences * (dimensions * _BYTES_A_NUMBER or self._embed_bytes)
         size = encoded.sequences * self._embed_bytes if tasks & Task.EMBED else 0
         for task, row_bytes in self._row_bytes.items():
             if task & tasks:

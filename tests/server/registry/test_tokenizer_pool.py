@@ -12,7 +12,7 @@ import pytest
 from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.tokenization.encoded import Chunks
 from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge, ServerError, Unavailable
-from embert.server.request.inputs import TokenizerPool
+from embert.server.registry.inputs import TokenizerPool
 
 
 async def stays() -> Any:

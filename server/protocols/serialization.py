@@ -19,8 +19,6 @@ import pybase64
 from embert.engine import Task, TaskOutput
 
 __all__ = [
-    "BYTES_A_NUMBER",
-    "BYTES_A_WEIGHT",
     "NumberType",
     "Pauses",
     "answer_id",
@@ -42,9 +40,6 @@ NumberType = Literal["int8", "uint8", "binary", "ubinary"]
 _ID_PREFIX = secrets.token_hex(10).encode()  # of this process
 _ids = itertools.count()
 
-# What an answer in JSON takes, with the float32 that it is written from.
-BYTES_A_NUMBER = 16
-BYTES_A_WEIGHT = 48  # of a sparse vector, or a label's score without the label
 # Written before the event loop runs other requests: about 1 ms.
 _NUMBERS_AT_ONCE = 64 * 1024
 _NUMBERS_PER_PAIR = 8  # a pair takes as long as so many numbers

@@ -24,13 +24,13 @@ from embert.server.http.errors import Invalid, PayloadTooLarge, ServerError, Uns
 from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options
 from embert.server.observability.request_record import LOW_PRIORITY, SCOPE_KEY, TRACE_KEY, RequestRecord
-from embert.server.request.inputs import InputTexts, TextPairs
+from embert.server.protocols.serialization import raw_rows
+from embert.server.registry.inputs import InputTexts, TextPairs
+from embert.server.registry.model_handle import BYTES_A_WEIGHT, Capability, ModelHandle
+from embert.server.registry.model_registry import ModelSelector
 from embert.server.request.known_fields import TranslatedFields, header_value
 from embert.server.request.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
-from embert.server.request.model_handle import Capability, ModelHandle
-from embert.server.request.model_registry import ModelSelector
 from embert.server.request.request_body import RequestBody, TextsAndIds, as_sent, parse, validate
-from embert.server.request.serialization import BYTES_A_WEIGHT, raw_rows
 
 if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTrace

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from embert.server.request.inputs import InputTexts
+from embert.server.registry.inputs import InputTexts
 from tests.server.live import STAND_IN, Live, live, until
 from tests.server.models import splade
 
