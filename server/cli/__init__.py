@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from typing import Any
 
-__all__ = ["report_failure"]
+__all__ = ["encoder_options", "report_failure"]
+
+
+def encoder_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options that `load_encoder` and `Engine.load` take."""
+    return {name: getattr(arguments, name) for name in ("device", "dtype", "encoder", "min_agreement")}
 
 
 def report_failure(error: Exception) -> None:

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from embert.engine import Engine
+from embert.engine import Engine, Entity, LabelScore
+from embert.engine.entities import DEFAULT_IGNORED
 from embert.engine.errors import EngineError, InputError
 from embert.engine.heads.zero_shot import TEMPLATE
 from embert.engine.tasks import Task
 from embert.server.bulk.job import Block, BulkError, Job
-from embert.server.bulk.line_reader import LineReader, expand, input_format
+from embert.server.bulk.line_reader import expand, input_format
 from embert.server.bulk.rows import ParsedRows, json_line, kept_values, parse
-from embert.server.bulk.table_reader import TableReader
-from embert.server.cli import report_failure
+from embert.server.bulk.table_reader import open_input
+from embert.server.cli import encoder_options, report_failure
 from embert.server.config import ConfigError
 
 __all__ = ["classify", "entities"]
 
-Labeled = Callable[[list[str]], Sequence[Any]]  # texts → what each has, for JSON
+Labeler = Callable[[Engine, list[str]], Sequence[Any]]  # what each text has, for JSON
 
 
 def classify(arguments: argparse.Namespace) -> int:
@@ -39,90 +42,74 @@ def classify(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{option} goes with --label")
     template = TEMPLATE if arguments.hypothesis_template is None else arguments.hypothesis_template
 
-    def labeled(engine: Engine) -> Labeled:
-        def of_texts(texts: list[str]) -> Sequence[Any]:
-            if arguments.label:
-                answers = engine.zero_shot(
-                    texts,
-                    arguments.label,
-                    hypothesis_template=template,
-                    multi_label=arguments.multi_label,
-                    truncate=arguments.truncate,
-                )
-            else:
-                answers = engine.classify(texts, raw=arguments.raw, truncate=arguments.truncate)
-            return [[{"label": each.label, "score": np.float32(each.score)} for each in answer] for answer in answers]
+    def label(engine: Engine, texts: list[str]) -> Sequence[Any]:
+        if arguments.label:
+            answers = engine.zero_shot(
+                texts,
+                arguments.label,
+                hypothesis_template=template,
+                multi_label=arguments.multi_label,
+                truncate=arguments.truncate,
+            )
+        else:
+            answers = engine.classify(texts, raw=arguments.raw, truncate=arguments.truncate)
+        return [[_json_fields(each) for each in answer] for answer in answers]
 
-        return of_texts
-
-    return _run(arguments, Task.CLASSIFY, labeled)
+    return _run(arguments, Task.CLASSIFY, label)
 
 
 def entities(arguments: argparse.Namespace) -> int:
     """Run `embert entities`; returns the exit status."""
 
-    def labeled(engine: Engine) -> Labeled:
-        def of_texts(texts: list[str]) -> Sequence[Any]:
-            answers = engine.entities(
-                texts,
-                aggregation_strategy=arguments.aggregation_strategy,
-                ignore_labels=("O",) if arguments.ignore_label is None else arguments.ignore_label,
-                stride=arguments.stride,
-                truncate=arguments.truncate,
-            )
-            return [
-                [
-                    {
-                        "label": each.label,
-                        "score": np.float32(each.score),
-                        "word": each.word,
-                        "start": each.start,
-                        "end": each.end,
-                    }
-                    for each in answer
-                ]
-                for answer in answers
-            ]
+    def label(engine: Engine, texts: list[str]) -> Sequence[Any]:
+        answers = engine.entities(
+            texts,
+            aggregation_strategy=arguments.aggregation_strategy,
+            ignore_labels=DEFAULT_IGNORED if arguments.ignore_label is None else arguments.ignore_label,
+            stride=arguments.stride,
+            truncate=arguments.truncate,
+        )
+        return [[_json_fields(each) for each in answer] for answer in answers]
 
-        return of_texts
-
-    return _run(arguments, Task.TOKEN_CLASSES, labeled)
+    return _run(arguments, Task.TOKEN_CLASSES, label)
 
 
-def _run(arguments: argparse.Namespace, task: Task, labeled: Callable[[Engine], Labeled]) -> int:
+def _json_fields(answer: LabelScore | Entity) -> dict[str, Any]:
+    fields = dataclasses.asdict(answer) | {"score": np.float32(answer.score)}
+    fields.pop("index", None)  # of an entity
+    return fields
+
+
+def _run(arguments: argparse.Namespace, task: Task, label: Labeler) -> int:
     try:
         with ExitStack() as stack:
             # Files first, so that their errors are reported before a model is loaded.
             files = expand(arguments.file)
+            format_ = input_format(files, arguments.input_format)
+            if format_ == "text" and arguments.column not in (None, "text"):
+                raise ConfigError("--column goes with JSON lines, CSV and Parquet: lines of text have no columns")
             job = Job(
                 task=task,
-                input_format=input_format(files, arguments.input_format),
+                input_format=format_,
                 column=arguments.column or "text",
                 keep=None if arguments.keep_all else (),
             )
-            source: LineReader | TableReader
-            if job.input_format in ("text", "jsonl"):
-                source = stack.enter_context(LineReader(files, job.block_bytes))
-            else:
-                source = stack.enter_context(TableReader(files, job))
+            source = open_input(files, job)
+            stack.callback(source.close)
             engine = stack.enter_context(
                 Engine.load(
                     arguments.model,
-                    device=arguments.device,
-                    dtype=arguments.dtype,
                     revision=arguments.revision,
-                    encoder=arguments.encoder,
-                    min_agreement=arguments.min_agreement,
                     progress=not arguments.quiet,
+                    **encoder_options(arguments),
                 )
             )
-            of_texts = labeled(engine)
-            of_texts([])  # options that the model does not take are reported before any text is read
+            label(engine, [])  # options that the model does not take are reported before any text is read
             bar = stack.enter_context(tqdm(unit=" texts", disable=arguments.quiet or None, leave=False))
             while (chunk := source.read(job.block_texts)) is not None:
                 block = Block(0, chunk.rows, chunk.ranges)
                 parsed = parse(job, memoryview(chunk.payload))
-                _write(job, parsed, _answers(block, parsed, of_texts))
+                _write(job, parsed, _answers(block, parsed, partial(label, engine)))
                 bar.update(len(parsed.texts))
     except BrokenPipeError:
         raise
@@ -132,16 +119,16 @@ def _run(arguments: argparse.Namespace, task: Task, labeled: Callable[[Engine], 
     return 0
 
 
-def _answers(block: Block, parsed: ParsedRows, of_texts: Labeled) -> Sequence[Any]:
+def _answers(block: Block, parsed: ParsedRows, label: Callable[[list[str]], Sequence[Any]]) -> Sequence[Any]:
     """What each text has. Raises BulkError for the first row that cannot be read, with its file and number."""
     if parsed.invalid:
         raise BulkError(f"{block.location(parsed.invalid[0].row)} {parsed.invalid[0].reason}")
     try:
-        return of_texts(parsed.texts)
+        return label(parsed.texts)
     except InputError:
         for text, row in zip(parsed.texts, parsed.rows, strict=True):
             try:
-                of_texts([text])
+                label([text])
             except InputError as error:
                 raise BulkError(f"{block.location(row)} {str(error).removeprefix('`texts`: text 0 ')}") from None
         raise

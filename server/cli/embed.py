@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from embert.engine import Model, load_encoder, load_model
+from embert.engine import load_encoder, load_model
 from embert.engine.encoders.devices import devices
 from embert.engine.errors import EngineError
 from embert.engine.tasks import Task
@@ -20,9 +20,9 @@ from embert.server.bulk.job import BulkError, Job, OutputFormat
 from embert.server.bulk.line_reader import STANDARD_INPUT, LineReader, expand, input_format
 from embert.server.bulk.rows import input_schema, json_schema
 from embert.server.bulk.run import DeviceConfig, embed_files, embed_texts
-from embert.server.bulk.table_reader import TableReader
+from embert.server.bulk.table_reader import TableReader, open_input
 from embert.server.bulk.writer import FileWriter, FolderWriter, StreamWriter
-from embert.server.cli import report_failure
+from embert.server.cli import encoder_options, report_failure
 from embert.server.config import ConfigError
 
 __all__ = ["embed"]
@@ -39,7 +39,9 @@ def embed(arguments: argparse.Namespace) -> int:
             # Files first, so that their errors are reported before a model is loaded.
             files = expand(arguments.file or ())
             job = _job(arguments, files)
-            source = _source(job, files, stack)
+            source = open_input(files, job) if files else None
+            if source is not None:
+                stack.callback(source.close)
             job = _with_schema(job, source)
             output = _output(arguments, job, files, stack)
             model = load_model(
@@ -48,12 +50,15 @@ def embed(arguments: argparse.Namespace) -> int:
                 pooling=arguments.pooling,
                 progress=not arguments.quiet,
             )
+            names = devices(arguments.device, arguments.encoder, model, dtype=arguments.dtype)
             report = stack.enter_context(_Bar(quiet=arguments.quiet))
             if source is None:
-                _embed_texts(arguments, job, model, output, report, stack)
+                encoder = load_encoder(model, **encoder_options(arguments) | {"device": names[0]})
+                stack.callback(encoder.close)
+                embed_texts(job, model, arguments.texts, encoder, output, report)
             else:
                 device_config = DeviceConfig(
-                    names=devices(arguments.device, arguments.encoder, model, dtype=arguments.dtype),
+                    names=names,
                     dtype=arguments.dtype,
                     encoder=arguments.encoder,
                     min_agreement=arguments.min_agreement,
@@ -141,14 +146,6 @@ def _job(arguments: argparse.Namespace, files: Sequence[str]) -> Job:
     )
 
 
-def _source(job: Job, files: Sequence[str], stack: ExitStack) -> LineReader | TableReader | None:
-    if not files:
-        return None
-    if job.input_format in ("text", "jsonl"):
-        return stack.enter_context(LineReader(files, job.block_bytes))
-    return stack.enter_context(TableReader(files, job))
-
-
 def _with_schema(job: Job, source: LineReader | TableReader | None) -> Job:
     """The job with the schema of the kept columns. Raises BulkError if the input does not have them."""
     columns: Sequence[str] = job.kept_columns or ()
@@ -187,26 +184,6 @@ def _output(
             if file != STANDARD_INPUT and Path(file).samefile(written):
                 raise BulkError(f"{written} is read: it cannot be written, too")
     return stack.enter_context(FileWriter(path, overwrite=arguments.overwrite, resume=arguments.resume))
-
-
-def _embed_texts(
-    arguments: argparse.Namespace,
-    job: Job,
-    model: Model,
-    output: FileWriter | FolderWriter | StreamWriter,
-    report: _Bar,
-    stack: ExitStack,
-) -> None:
-    device = devices(arguments.device, arguments.encoder, model, dtype=arguments.dtype)[0]
-    encoder = load_encoder(
-        model,
-        device=device,
-        dtype=arguments.dtype,
-        encoder=arguments.encoder,
-        min_agreement=arguments.min_agreement,
-    )
-    stack.callback(encoder.close)
-    embed_texts(job, model, arguments.texts, encoder, output, report)
 
 
 def _say_what_is_complete(output: FileWriter | FolderWriter | StreamWriter | None) -> None:

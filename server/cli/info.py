@@ -12,7 +12,7 @@ import orjson
 from embert.engine import Model, load_encoder, load_model
 from embert.engine.errors import EngineError
 from embert.engine.tasks import task_names
-from embert.server.cli import report_failure
+from embert.server.cli import encoder_options, report_failure
 
 __all__ = ["info"]
 
@@ -72,13 +72,7 @@ def _facts(model: Model) -> dict[str, Any]:
 def _encoder_facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
     """How this machine runs it. Raises EngineError where it cannot."""
     began = time.monotonic()
-    encoder = load_encoder(
-        model,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        encoder=arguments.encoder,
-        min_agreement=arguments.min_agreement,
-    )
+    encoder = load_encoder(model, **encoder_options(arguments))
     try:
         return {
             "encoder": encoder.name,

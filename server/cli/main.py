@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import os
 import sys
 import types
@@ -12,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from embert import __version__
-from embert.engine.quantization import MIN_ACCURACY
 from embert.server.config import ConfigError, ServeConfig, check_environment, environment_name, option_name
 
 __all__ = ["main", "parse_serve"]
@@ -30,22 +30,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             from embert.server.cli.serve import serve
 
             status = serve(config)
-        elif arguments.command == "embed":
-            from embert.server.cli.embed import embed
-
-            status = embed(arguments)
-        elif arguments.command == "rerank":
-            from embert.server.cli.rerank import rerank
-
-            status = rerank(arguments)
-        elif arguments.command in ("classify", "entities"):
-            from embert.server.cli.classify import classify, entities
-
-            status = classify(arguments) if arguments.command == "classify" else entities(arguments)
         else:
-            from embert.server.cli.info import info
-
-            status = info(arguments)
+            module = "classify" if arguments.command == "entities" else arguments.command
+            run = getattr(importlib.import_module(f"embert.server.cli.{module}"), arguments.command)
+            status = run(arguments)
     except ConfigError as error:
         _fail(error, 2)
     except KeyboardInterrupt:
@@ -247,29 +235,18 @@ def _add_model_options(parser: argparse.ArgumentParser, *, positional: bool = Fa
         parser.add_argument("model", nargs="?", metavar="MODEL", help=_help("model"))
     else:
         parser.add_argument("--model", "-m", metavar="MODEL", help=_help("model"))
-    _add_load_options(parser)
-    parser.add_argument("--pooling", choices=("cls", "mean", "max", "last-token", "splade"), help=_help("pooling"))
+    _add_load_options(parser, "pooling")
 
 
-def _add_load_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--revision", help=_help("revision"))
-    parser.add_argument("--device", default="auto", help=_help("device"))
-    parser.add_argument(
-        "--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16", "int8"), help=_help("dtype")
-    )
-    parser.add_argument(
-        "--min-agreement",
-        type=float,
-        default=MIN_ACCURACY,
-        metavar="COSINE",
-        help=_help("min_agreement") + " (default: %(default)s)",
-    )
-    parser.add_argument("--encoder", default="auto", help=_help("encoder"))
+def _add_load_options(parser: argparse.ArgumentParser, *more: str) -> None:
+    for name in ("revision", "device", "dtype", "min_agreement", "encoder", *more):
+        option = ServeConfig.__dataclass_fields__[name]
+        choices = option.metadata.get("choices")
+        _add_option(parser, option, default=option.default, **({} if choices is None else {"choices": choices}))
 
 
 def _help(name: str) -> str:
-    option = next(option for option in dataclasses.fields(ServeConfig) if option.name == name)
-    return str(option.metadata["help"])
+    return str(ServeConfig.__dataclass_fields__[name].metadata["help"])
 
 
 def _kind(option: dataclasses.Field[Any]) -> tuple[type, bool]:
@@ -282,15 +259,15 @@ def _kind(option: dataclasses.Field[Any]) -> tuple[type, bool]:
     return hint, False
 
 
-def _add_option(parser: argparse.ArgumentParser, option: dataclasses.Field[Any]) -> None:
+def _add_option(parser: argparse.ArgumentParser, option: dataclasses.Field[Any], **common: Any) -> None:
+    """Add an option of `embert serve`. It has no default here: ServeConfig has it, below the environment's value."""
     kind, repeatable = _kind(option)
     text = option.metadata["help"].replace("%", "%%")
     default = option.default
     if default not in (None, ()) and "default" not in text:
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
         text += f" (default: {shown})"
-    # No argparse defaults: ServeConfig has them, so that the environment takes precedence over them.
-    common: dict[str, Any] = {"help": text}
+    common["help"] = text
     if option.metadata.get("positional"):
         parser.add_argument(option.name, nargs="*" if repeatable else "?", metavar=option.name.upper(), **common)
     elif kind is bool:

@@ -15,7 +15,7 @@ from embert.engine import Engine
 from embert.engine.errors import EngineError
 from embert.server.bulk.job import BulkError
 from embert.server.bulk.line_reader import read_all_lines
-from embert.server.cli import report_failure
+from embert.server.cli import encoder_options, report_failure
 
 __all__ = ["rerank"]
 
@@ -28,12 +28,9 @@ def rerank(arguments: argparse.Namespace) -> int:
             engine = stack.enter_context(
                 Engine.load(
                     arguments.model,
-                    device=arguments.device,
-                    dtype=arguments.dtype,
                     revision=arguments.revision,
-                    encoder=arguments.encoder,
-                    min_agreement=arguments.min_agreement,
                     progress=not arguments.quiet,
+                    **encoder_options(arguments),
                 )
             )
             with tqdm(unit=" texts", total=len(texts), disable=arguments.quiet or None, leave=False) as bar:
