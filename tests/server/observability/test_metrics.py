@@ -104,7 +104,7 @@ def test_documented_is_what_is_exported(families: dict[str, tuple[str, set[str]]
 
 def test_the_document_is_current() -> None:
     made = subprocess.run(
-        [sys.executable, "-m", "embert.server.cli.metrics_document"],
+        [sys.executable, "-m", "docs.metric_tables", "-"],
         cwd=ROOT,
         env=environment(),
         capture_output=True,

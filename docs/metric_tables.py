@@ -1,10 +1,14 @@
-"""Writes docs/metrics.md from the metrics themselves; `scripts/document` runs it, and a test compares the two."""
+"""Writes docs/metrics.md from the metrics themselves.
+
+python -m docs.metric_tables
+"""
 
 from __future__ import annotations
 
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embert import __version__
@@ -26,8 +30,6 @@ from embert.server.observability.scraping import exposition
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
-
-__all__ = ["main"]
 
 _HEAD = """\
 # Metrics
@@ -64,6 +66,7 @@ of a request that got no vectors, because its time ran out or its client left, i
 `docker/prometheus` as alerts.
 """
 
+PAGE = Path(__file__).parent / "metrics.md"
 _MEMORY = MetricMemory.create(["document"])
 _TABLE = """
 | name | type | labels | meaning |
@@ -180,8 +183,11 @@ def _bounds(family: Metric) -> str:
 
 
 def main() -> None:
-    """`python -m embert.server.cli.metrics_document` writes the page to standard output."""
-    sys.stdout.write(document())
+    """Rewrite the page; with `-`, write it to standard output."""
+    if sys.argv[1:] == ["-"]:
+        sys.stdout.write(document())
+    else:
+        PAGE.write_text(document())
 
 
 if __name__ == "__main__":
