@@ -101,7 +101,7 @@ def cutlass_kernels(is_hopper: bool) -> list[cutlass.Kernel]:
 
 
 def measure(shape: Shape, tokens: int, kernels: Sequence[cutlass.Kernel], timing: Timing) -> Measured:
-    """Time one product in every library. A rival with a wrong result is left out; embert's ends the program."""
+    """Time one product in every library. A rival with a wrong result is skipped; embert's ends the program."""
     operands = _Operands(shape, tokens)
     recorded: dict[str, Recorded] = {}
     for who, make in _contestants(shape, operands):

@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.lib import record
 from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
-from benchmarks.ray.cores import embed_on
+from benchmarks.ray.pipeline import embed_on
 from embert import load_model
 
 LENGTHS = {"query": QUERY_TOKENS, "passage": PASSAGE_TOKENS}

@@ -29,10 +29,8 @@ class Missing(Exception):
 @contextmanager
 def plain_fastapi(model: Path) -> Iterator[RunningServer]:
     """Start the plain FastAPI service around sentence-transformers, or around transformers where that is missing."""
-    with_sentence_transformers = find_spec("sentence_transformers") is not None
-    app = "plain_fastapi" if with_sentence_transformers else "plain_transformers"
-    name = "plain FastAPI" if with_sentence_transformers else "plain FastAPI (transformers)"
-    command = [sys.executable, "-m", "uvicorn", f"benchmarks.rivals.{app}:app", "--port", "{port}"]
+    name = "plain FastAPI" if find_spec("sentence_transformers") else "plain FastAPI (transformers)"
+    command = [sys.executable, "-m", "uvicorn", "benchmarks.rivals.plain_fastapi:app", "--port", "{port}"]
     with running(name, "server", command, "/health", {"MODEL": str(model)}) as server:
         yield server
 

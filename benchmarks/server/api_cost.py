@@ -24,7 +24,7 @@ from benchmarks.lib.load_generator import LoadGenerator
 from benchmarks.lib.load_plan import Plan, Request, post
 from benchmarks.lib.running_server import RunningServer, embert
 from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, Text, texts
-from benchmarks.server.latency_breakdown import latency_breakdown_ms
+from benchmarks.server.measurement import latency_breakdown_ms
 from embert.engine import Engine, load_model, pack
 
 STUB = ("--encoder", "benchmarks.lib.stub_encoders:StubEncoder", "--workers", "1")

@@ -222,7 +222,7 @@ class _Measure:
             chosen = [server for server in self.servers if waits[server.name] <= LONGEST_WAIT_S]
             for name, wait_s in waits.items():
                 if wait_s > LONGEST_WAIT_S:
-                    print(f"left out: {workload.name}, {level} in flight, {name}: a request may wait {wait_s:.0f} s")
+                    print(f"skipped: {workload.name}, {level} in flight, {name}: a request may wait {wait_s:.0f} s")
             plans = {
                 server.name: Plan(
                     server.port,

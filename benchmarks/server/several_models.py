@@ -9,8 +9,7 @@ a queue always waits. In turns, as medians:
 * each embedder alone in a server of its own, then beside the other two while these are idle, then both under load at
   once: their rates as shares of what each does alone, and the device's time that each model got;
 * the reranker, a request now and then, alone and beside `large` under bulk load: the time that 99 % of its requests
-  take, and two batches of `large` plus its own time, the bound. Where that time goes: the mean and the 99 % of each
-  part, as the server counts them; the rest is the client's.
+  take, and two batches of `large` plus its own time, the bound.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ from benchmarks.lib.texts import PASSAGE_TOKENS, texts
 from embert.engine import load_model
 
 EMBEDDERS = ("small", "large")
-PARTS = ("tokenize", "queue", "inference", "response_encode", "request_other", "request")  # embert_…_duration_seconds
-WHICH = ("rerank alone", "rerank")
 TEXTS, REQUESTS = 32, 24
 DOCUMENTS = 4
 
@@ -110,15 +107,11 @@ class Bench:
             for name in EMBEDDERS:
                 found[f"{name} beside busy"] = _tokens_per_s(grown, name)
                 found[f"{name} seconds"] = grown.samples.total("embert_engine_busy_seconds_total", model=name)
-                found[f"{name} batch tokens"] = _mean(grown.samples, "embert_batch_tokens", name)
-                found[f"{name} batch seconds"] = _mean(grown.samples, "embert_batch_duration_seconds", name)
         with self.serving(*self.folders, low_priority=True) as server:
             rerank = self.plan(server, "rerank", connections=8, rate=self.options.rerank_rate)
             run = self._run(server, [rerank], loads)
             found["rerank alone p99"] = _p99(run.answers[0])
-            found |= _parts(run.grown.samples, "rerank alone")
             run = self._run(server, [self.plan(server, "large"), rerank], loads)
-            found |= _parts(run.grown.samples, "rerank")
             found["rerank p99"] = _p99(run.answers[1])
             values = run.grown.samples.values.items()
             batches = Samples({key: value for key, value in values if ("model", "large") in key[1]})
@@ -162,21 +155,6 @@ class Run:
 def _tokens_per_s(grown: Growth, name: str) -> float:
     """Of the batches that ended in the window: requests that share batches equally end at the same time, in bursts."""
     return grown.samples.total("embert_batch_tokens_sum", model=name) / grown.seconds
-
-
-def _mean(grown: Samples, metric: str, model: str) -> float:
-    return grown.total(f"{metric}_sum", model=model) / max(1.0, grown.total(f"{metric}_count", model=model))
-
-
-def _parts(grown: Samples, which: str) -> dict[str, float]:
-    """The mean and the 99 % of each part of the reranker's requests."""
-    of_reranker = Samples({key: value for key, value in grown.values.items() if ("model", "rerank") in key[1]})
-    found = {}
-    for part in PARTS:
-        metric = f"embert_{part}_duration_seconds"
-        found[f"{which} {part} mean"] = _mean(grown, metric, "rerank")
-        found[f"{which} {part} p99"] = of_reranker.quantile(metric, 0.99)
-    return found
 
 
 def _p99(answers: Answers) -> float:
@@ -226,25 +204,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     record.print_table(
         ["model", "tokens/s alone", "beside idle models", "both busy", "share of the device's time"], rows
     )
-    print()
-    record.print_table(
-        ["both busy", "tokens a batch", "ms a batch"],
-        [
-            [name, f"{figures[f'{name} batch tokens']:,.0f}", f"{figures[f'{name} batch seconds'] * 1e3:.2f}"]
-            for name in EMBEDDERS
-        ],
-    )
     together = sum(figures[f"{name} beside busy"] / figures[f"{name} alone"] for name in EMBEDDERS)
     print(f"\ntogether: {together:.3f} of one alone, target ≥ 0.95")
     bound = 2 * figures["batch p99"] + figures["rerank alone p99"]
     print(f"reranker beside bulk: p99 {figures['rerank p99']:.3f} s; two batches and its own: {bound:.3f} s")
-    record.print_table(
-        ["reranker, ms", "alone: mean", "p99", "beside bulk: mean", "p99"],
-        [
-            [part, *(f"{figures[f'{which} {part} {of}'] * 1e3:.2f}" for which in WHICH for of in ("mean", "p99"))]
-            for part in PARTS
-        ],
-    )
     written = {"options": {**vars(options), "output": None}, "medians": figures, "together": together, "rounds": rounds}
     print(f"\nwritten: {record.write('several-models', written, options.output)}")
 

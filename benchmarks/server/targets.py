@@ -29,8 +29,7 @@ from benchmarks.lib.scrape import Samples, scrape
 from benchmarks.lib.texts import PASSAGE_TOKENS, Lengths, Text, texts
 from benchmarks.rivals.servers import Missing, infinity, plain_fastapi
 from benchmarks.server import encoder_baseline, request_forms
-from benchmarks.server.latency_breakdown import latency_breakdown_ms
-from benchmarks.server.measurement import Round, median, run_round
+from benchmarks.server.measurement import Round, latency_breakdown_ms, median, run_round
 from embert.engine import load_model
 
 
@@ -239,7 +238,7 @@ class _Run:
             if not quiet:
                 self._note(str(missing))
         except SystemExit as failed:
-            self._note(f"left out: {str(failed)[:300]}")
+            self._note(f"skipped: {str(failed)[:300]}")
 
     # --- measuring ---
 

@@ -12,7 +12,7 @@ import pytest
 from tests.server.live import STAND_IN, Live, live, until
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="OpenTelemetry's exporter is of the extra otel")
-from benchmarks.lib.otlp_receiver import OtlpReceiver, ReceivedSpan
+from tests.server.observability.tracing.otlp_receiver import OtlpReceiver, ReceivedSpan
 
 if TYPE_CHECKING:
     from collections.abc import Collection

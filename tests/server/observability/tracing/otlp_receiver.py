@@ -1,4 +1,4 @@
-"""A receiver of traces over OTLP/HTTP, built from the protocol's own package; for tests, too."""
+"""A receiver of traces over OTLP/HTTP, built from the protocol's own package."""
 
 from __future__ import annotations
 
@@ -51,13 +51,10 @@ class ReceivedSpan:
 class OtlpReceiver:
     """Takes spans on a free port of this machine, in threads. A context manager."""
 
-    def __init__(self, *, keeps: bool = True) -> None:
-        """With `keeps` false it counts spans and forgets them."""
-        self._keeps = keeps
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spans: list[ReceivedSpan] = []
         self.count = 0  # spans
-        self.requests = 0
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
         self.status = 200  # of its answers
@@ -126,12 +123,10 @@ class OtlpReceiver:
             for span in scope.spans
         ]
         with self._lock:
-            self.requests += 1
             self.count += len(found)
-            if self._keeps:
-                self.headers.append({name.lower(): value for name, value in headers.items()})
-                self.bodies.append(body)
-                self._spans += [_received(span, _attributes(resource.resource.attributes)) for resource, span in found]
+            self.headers.append({name.lower(): value for name, value in headers.items()})
+            self.bodies.append(body)
+            self._spans += [_received(span, _attributes(resource.resource.attributes)) for resource, span in found]
 
 
 def _received(span: Span, resource: dict[str, Any]) -> ReceivedSpan:
