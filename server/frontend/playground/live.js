@@ -84,7 +84,7 @@ function startLive() {
     samples.push(parseMetrics(await answer.text()));
     if (samples.length > WINDOW + 1) samples.shift();
     const [before, after] = [samples[0], samples.at(-1)];
-    if (after.requests < before.requests) samples.splice(0, samples.length - 1); // the server was started anew
+    if (after.requests < before.requests) samples.splice(0, samples.length - 1); // the server was restarted
     const seconds = after.time - before.time;
     if (seconds <= 0) return;
     const requests = after.count - before.count;
