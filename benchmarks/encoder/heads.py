@@ -10,8 +10,7 @@
 "alone" is the same encoder with its pooling head. Both are timed from token ids, numpy in and numpy out, two batches in
 flight, in a process each. The rivals are sentence-transformers' CrossEncoder and SparseEncoder and transformers'
 BertForTokenClassification, in FP16 with sdpa, from token ids too, in padded batches of 32 sorted by length. Weights are
-random. Everyone takes turns round by
-round; times are medians of bursts.
+random. Rounds alternate between all of them; times are medians of bursts.
 """
 
 from __future__ import annotations

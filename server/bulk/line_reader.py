@@ -19,15 +19,12 @@ import numpy as np
 
 from embert.server.bulk.job import (
     BLOCK_BYTES,
-    Block,
     BulkError,
     CannotResume,
     InputFormat,
-    Job,
     RowRange,
     require_pyarrow,
 )
-from embert.server.bulk.rows import parse
 
 __all__ = [
     "STANDARD_INPUT",
@@ -37,7 +34,6 @@ __all__ = [
     "expand",
     "input_format",
     "open_bytes",
-    "read_all_lines",
 ]
 
 STANDARD_INPUT = "-"
@@ -252,16 +248,3 @@ class LineReader:
             raise BulkError(f"{file} is damaged or incomplete: {error}") from None
         except OSError as error:  # some of them, such as a bad checksum, name no file
             raise BulkError(f"{file} cannot be read: {error.strerror or error}") from None
-
-
-def read_all_lines(file: str) -> list[str]:
-    """The lines of a UTF-8 file; `-` is standard input. Raises BulkError for a line that is not UTF-8, OSError."""
-    texts: list[str] = []
-    with LineReader([file]) as reader:
-        while (chunk := reader.read(_ROWS_PER_SKIP)) is not None:
-            rows = parse(Job(), memoryview(chunk.payload))
-            if rows.invalid:
-                location = Block(0, chunk.rows, chunk.ranges).location(rows.invalid[0].row)
-                raise BulkError(f"{location} {rows.invalid[0].reason}")
-            texts += rows.texts
-    return texts

@@ -19,10 +19,11 @@ from embert.engine.errors import EngineError, InputError
 from embert.engine.heads.zero_shot import TEMPLATE
 from embert.engine.tasks import Task
 from embert.server.bulk.job import Block, BulkError, Job
-from embert.server.bulk.line_reader import expand, input_format
-from embert.server.bulk.rows import ParsedRows, json_line, kept_values, parse
+from embert.server.bulk.line_reader import expand
+from embert.server.bulk.rows import ParsedRows, json_line, kept_values
 from embert.server.bulk.table_reader import open_input
 from embert.server.cli import encoder_options, report_failure
+from embert.server.cli.input_files import checked_format, read_rows
 from embert.server.config import ConfigError
 
 __all__ = ["classify", "entities"]
@@ -85,12 +86,9 @@ def _run(arguments: argparse.Namespace, task: Task, label: Labeler) -> int:
         with ExitStack() as stack:
             # Files first, so that their errors are reported before a model is loaded.
             files = expand(arguments.file)
-            format_ = input_format(files, arguments.input_format)
-            if format_ == "text" and arguments.column not in (None, "text"):
-                raise ConfigError("--column goes with JSON lines, CSV and Parquet: lines of text have no columns")
             job = Job(
                 task=task,
-                input_format=format_,
+                input_format=checked_format(arguments, files),
                 column=arguments.column or "text",
                 keep=None if arguments.keep_all else (),
             )
@@ -106,9 +104,7 @@ def _run(arguments: argparse.Namespace, task: Task, label: Labeler) -> int:
             )
             label(engine, [])  # options that the model does not take are reported before any text is read
             bar = stack.enter_context(tqdm(unit=" texts", disable=arguments.quiet or None, leave=False))
-            while (chunk := source.read(job.block_texts)) is not None:
-                block = Block(0, chunk.rows, chunk.ranges)
-                parsed = parse(job, memoryview(chunk.payload))
+            for block, parsed in read_rows(source, job):
                 _write(job, parsed, _answers(block, parsed, partial(label, engine)))
                 bar.update(len(parsed.texts))
     except BrokenPipeError:
@@ -120,9 +116,7 @@ def _run(arguments: argparse.Namespace, task: Task, label: Labeler) -> int:
 
 
 def _answers(block: Block, parsed: ParsedRows, label: Callable[[list[str]], Sequence[Any]]) -> Sequence[Any]:
-    """What each text has. Raises BulkError for the first row that cannot be read, with its file and number."""
-    if parsed.invalid:
-        raise BulkError(f"{block.location(parsed.invalid[0].row)} {parsed.invalid[0].reason}")
+    """What each text has. Raises BulkError for the first text that is refused, with its file and number."""
     try:
         return label(parsed.texts)
     except InputError:

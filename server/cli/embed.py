@@ -17,12 +17,13 @@ from embert.engine.encoders.devices import devices
 from embert.engine.errors import EngineError
 from embert.engine.tasks import Task
 from embert.server.bulk.job import BulkError, Job, OutputFormat
-from embert.server.bulk.line_reader import STANDARD_INPUT, LineReader, expand, input_format
+from embert.server.bulk.line_reader import STANDARD_INPUT, LineReader, expand
 from embert.server.bulk.rows import input_schema, json_schema
 from embert.server.bulk.run import DeviceConfig, embed_files, embed_texts
 from embert.server.bulk.table_reader import TableReader, open_input
 from embert.server.bulk.writer import FileWriter, FolderWriter, StreamWriter
 from embert.server.cli import encoder_options, report_failure
+from embert.server.cli.input_files import checked_format
 from embert.server.config import ConfigError
 
 __all__ = ["embed"]
@@ -121,15 +122,6 @@ def _output_format(arguments: argparse.Namespace) -> OutputFormat:
 
 
 def _job(arguments: argparse.Namespace, files: Sequence[str]) -> Job:
-    format_ = input_format(files, arguments.input_format) if files else "text"
-    if format_ == "text":
-        options = [
-            name
-            for name, value in (("--column", arguments.column), ("--keep", arguments.keep))
-            if value not in (None, "text", ["text"])
-        ]
-        if options:
-            raise ConfigError(f"{options[0]} goes with JSON lines, CSV and Parquet: lines of text have no columns")
     return Job(
         task=Task.SPARSE if arguments.sparse else Task.MULTI if arguments.multi else Task.EMBED,
         is_query=arguments.queries,
@@ -138,7 +130,7 @@ def _job(arguments: argparse.Namespace, files: Sequence[str]) -> Job:
         normalize=arguments.normalize,
         dimensions=arguments.dimensions,
         truncate=arguments.truncate,
-        input_format=format_,
+        input_format=checked_format(arguments, files),
         column=arguments.column or "text",
         keep=None if arguments.keep_all else tuple(dict.fromkeys(arguments.keep or ())),
         output_format=_output_format(arguments),

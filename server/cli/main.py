@@ -99,13 +99,12 @@ def _parser() -> argparse.ArgumentParser:
     rerank = commands.add_parser(
         "rerank",
         help="order texts by their scores with a query, without a server",
-        description="Score each text with a query: one JSON line for each, {index, score}, best first.",
+        description="Score each text of files, or of standard input, with a query: one JSON line for each, {index, "
+        "score}, best first.",
     )
     rerank.add_argument("model", metavar="MODEL", help="a reranker: " + _help("model"))
     rerank.add_argument("--query", required=True, metavar="TEXT", help="what the texts are scored with")
-    rerank.add_argument(
-        "--file", "-f", default="-", metavar="PATH", help="a UTF-8 file with one text a line; default: standard input"
-    )
+    _add_input_options(rerank)
     rerank.add_argument("--top-n", type=int, metavar="N", help="the best N texts only")
     rerank.add_argument("--raw", action="store_true", help="the model's logits instead of scores")
     rerank.add_argument("--return-text", action="store_true", help="the texts too")

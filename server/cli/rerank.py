@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from contextlib import ExitStack
 from typing import Any
@@ -13,9 +14,11 @@ from tqdm import tqdm
 
 from embert.engine import Engine
 from embert.engine.errors import EngineError
-from embert.server.bulk.job import BulkError
-from embert.server.bulk.line_reader import read_all_lines
+from embert.server.bulk.job import BulkError, Job
+from embert.server.bulk.line_reader import STANDARD_INPUT, expand
+from embert.server.bulk.table_reader import open_input
 from embert.server.cli import encoder_options, report_failure
+from embert.server.cli.input_files import checked_format, read_rows
 
 __all__ = ["rerank"]
 
@@ -24,7 +27,10 @@ def rerank(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     try:
         with ExitStack() as stack:
-            texts = read_all_lines(arguments.file)
+            files = expand(arguments.file or [STANDARD_INPUT])
+            job = Job(input_format=checked_format(arguments, files), column=arguments.column or "text")
+            with contextlib.closing(open_input(files, job)) as source:
+                texts = [text for _, rows in read_rows(source, job) for text in rows.texts]
             engine = stack.enter_context(
                 Engine.load(
                     arguments.model,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from embert.server.bulk import line_reader
 from embert.server.bulk.job import BLOCK_BYTES, Block, BulkError, CannotResume, Job
-from embert.server.bulk.line_reader import LineReader, expand, input_format, read_all_lines
+from embert.server.bulk.line_reader import LineReader, expand, input_format
 from embert.server.bulk.rows import parse
 
 LINES = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), max_size=20), max_size=30)
@@ -113,7 +113,9 @@ def test_compressed_lines(tmp_path: Path) -> None:
     with pyarrow.CompressedOutputStream(str(tmp_path / "a.txt.zst"), "zstd") as file:
         file.write(content)
     for name in ("a.txt.gz", "a.txt.zst"):
-        assert read_all_lines(str(tmp_path / name)) == content.decode().splitlines()
+        with LineReader([str(tmp_path / name)]) as source:
+            lines = [line for block in blocks(source, 4096) for line in block]
+        assert lines == content.decode().splitlines()
 
 
 def test_damaged_compressed_lines(tmp_path: Path) -> None:
@@ -125,14 +127,15 @@ def test_damaged_compressed_lines(tmp_path: Path) -> None:
         ("none.zst", b"no zstd", "cannot be read"),
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(BulkError, match=said) as error:
-            read_all_lines(str(tmp_path / name))
+        with pytest.raises(BulkError, match=said) as error, LineReader([str(tmp_path / name)]) as source:
+            blocks(source, 20_000)
         assert str(error.value).startswith(str(tmp_path / name))
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=io.BytesIO("\ufeffä\r\n\nb".encode())))
-    assert read_all_lines("-") == ["ä", "", "b"]
+    with LineReader(["-"]) as source:
+        assert blocks(source, 10) == [["ä", "", "b"]]
     assert not sys.stdin.buffer.closed
 
 

@@ -79,6 +79,7 @@ def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], nli: str, tag
         (("classify", nli, *lines, "--label", "a", "--hypothesis-template", "a"), 1, "`hypothesis_template`"),
         (("classify", nli, "--file", str(tmp_path / "rows.jsonl"), "--keep-all"), 1, "'labels'"),
         (("classify", nli, *lines, "--label", "a", "--raw"), 2, "--raw goes without --label"),
+        (("classify", nli, *lines, "--column", "body"), 2, "--column goes with JSON lines"),
         (("classify", nli, *lines, "--multi-label"), 2, "--multi-label goes with --label"),
         (("classify", nli, *lines, "--hypothesis-template", "{}"), 2, "--hypothesis-template goes with --label"),
         (("classify", nli), 2, "--file"),

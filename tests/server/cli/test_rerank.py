@@ -54,6 +54,17 @@ def test_texts_come_from_standard_input(
     assert (status, len(out.splitlines())) == (0, 2)
 
 
+def test_texts_of_tables(capsys: pytest.CaptureFixture[str], reranker: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text('id,body\n1,"a cat, two"\n2,"a tax\nform"\n')
+    (tmp_path / "rows.jsonl").write_text('{"body": "a cat, two"}\n{"body": "a tax\\nform"}\n')
+    common = ("rerank", reranker, "--query", "who", "--device", "cpu", "-q", "--return-text", "--column", "body")
+    for name in ("rows.csv", "rows.jsonl"):
+        status, out, _ = run(capsys, *common, "--file", str(tmp_path / name))
+        assert status == 0
+        lines = {line["index"]: line["text"] for line in map(json.loads, out.splitlines())}
+        assert lines == {0: "a cat, two", 1: "a tax\nform"}
+
+
 def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], reranker: str, tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"fine\n\xff\n")
     for arguments, message in (
@@ -64,6 +75,9 @@ def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], reranker: str
         status, out, err = run(capsys, "rerank", reranker, "--query", "who", "--device", "cpu", "-q", *arguments)
         assert (status, out) == (1, "")
         assert message in err
+    options = ("--query", "who", "--file", str(tmp_path / "lines"), "--column", "body")
+    status, _, err = run(capsys, "rerank", reranker, *options)
+    assert (status, "--column goes with" in err) == (2, True)
     status, _, err = run(capsys, "rerank", reranker)
     assert status == 2
     assert "--query" in err
