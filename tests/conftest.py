@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # As encoders/cpu does, and before anything imports torch, which reads it then: otherwise the threads of torch and of
 # transformers spin for each other where tests share cores. 500 texts took 60 s of CPU time instead of 20.
@@ -66,21 +68,32 @@ LONGEST = (
 
 # The tests of these servers run in one process, or several processes would start each of them.
 HEADS = re.compile(r"\b(reranker|classifier|three_heads|late_interaction|splade)\b")
+TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: place for place, name in enumerate(("heads", *LONGEST))}
-    groups = {path: _group(path) for path in {item.path for item in items}}
-    items.sort(key=lambda item: rank.get(groups[item.path], rank.get(item.path.stem, len(rank))))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
+    items.sort(key=lambda item: rank.get(_group(item.path), rank.get(item.path.stem, len(rank))))
 
 
+@functools.cache
 def _group(path: Path) -> str:
     """What runs in one process: a file, or all files of servers with heads."""
-    file = path.relative_to(Path(__file__).parent).as_posix()
+    file = path.relative_to(TESTS).as_posix()
     shared = file.startswith(("server/frontend/", "server/protocols/", "test_docs")) and HEADS.search(path.read_text())
     return "heads" if shared else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Shares out groups. pytest-xdist's own `--dist loadgroup` finds no groups with pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(config.rootpath / nodeid.partition("::")[0])
+
+    return Groups(config, log)
 
 
 def pytest_collection_finish() -> None:

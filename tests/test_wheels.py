@@ -23,8 +23,8 @@ import httpx
 import pytest
 
 from embert import __version__
-from tests.docker.test_image import answering, check_answers, free_port
-from tests.server.live import ROOT
+from tests.docker.test_image import answering, check_answers
+from tests.server.live import ROOT, free_port
 
 MODE = os.environ.get("EMBERT_TEST_WHEELS", "")
 BUILD = "import sys; from scikit_build_core import build; print(getattr(build, sys.argv[1])(sys.argv[2]))"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.server.live import ROOT, until
+from tests.server.live import ROOT, free_port, until
 
 __all__ = ["FOLDER", "Prometheus", "binary", "prometheus"]
 
@@ -57,8 +56,7 @@ def prometheus(folder: Path, target: str, dcgm: str, *, alert_after: str | None 
 
     `alert_after` replaces the minutes for which an alert's condition must hold.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     text = (FOLDER / "prometheus.yml").read_text()
     replaced = {
         "embert:9090": target,

@@ -10,7 +10,6 @@ import platform
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ import pytest
 
 from tests.docker.container import build, missing
 from tests.docker.dockerfile import Instruction, stages
-from tests.server.live import ROOT, Live, environment, until
+from tests.server.live import ROOT, Live, environment, free_port, until
 
 STAGES = stages()
 SCRIPTS = ROOT / "docker" / "image"
@@ -225,11 +224,6 @@ def answering(process: subprocess.Popen[str], port: int, process_1: int | None =
             os.kill(process_1 or process.pid, signal.SIGTERM)
             process.wait(40)
         assert process.returncode == 0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def check_answers(client: httpx.Client) -> None:

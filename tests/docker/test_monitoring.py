@@ -306,7 +306,7 @@ def test_an_overload_shows_and_wakes_somebody(tmp_path: Path) -> None:
             assert refused > 0.8
             assert slow > 1.5
             whole = 'embert_request_duration_seconds_bucket{priority="interactive"}[5m]'
-            assert watching.values(f"histogram_quantile(0.5, sum by (le) (rate({whole})))")[0] < 0.1, (
+            assert watching.values(f"histogram_quantile(0.5, sum by (le) (rate({whole})))")[0] < 1.0, (
                 "all, for contrast"
             )
             assert not watching.values('ALERTS{alertname="EmbertErrors"}')

@@ -21,9 +21,8 @@ import openai
 import psutil
 import pytest
 
-from tests.docker.test_image import free_port
 from tests.ray.conftest import BUSY_S, LocalCluster
-from tests.server.live import STAND_IN, TRUST, Live, live, until
+from tests.server.live import PATIENT, STAND_IN, TRUST, Live, free_port, live, until
 from tests.server.stand_in import HELD
 
 pytest.importorskip("ray", reason="ray is an extra")
@@ -101,7 +100,7 @@ def growing(url: str, cluster: LocalCluster) -> Iterator[str]:
                 "upscale_delay_s": 0,
                 "metrics_interval_s": 0.1,
             },
-            "ray_actor_options": {"runtime_env": {"env_vars": {"STAND_IN_HELD_FILE": str(held)}}},
+            "ray_actor_options": {"runtime_env": {"env_vars": {"STAND_IN_HELD_FILE": str(held), **PATIENT}}},
             **FREQUENT_CHECKS,
         },
     )

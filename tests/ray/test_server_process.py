@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from embert.server.config import ServeConfig
-from tests.docker.test_image import free_port
-from tests.server.live import ROOT, STAND_IN, TRUST, environment, until
+from tests.server.live import ROOT, STAND_IN, TRUST, environment, free_port, until
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import httpx
 import numpy as np
 
-from tests.server.live import Live, until
+from tests.server.live import Live, Samples, until
 from tests.server.stand_in import HELD, SLEEP, expected
 
 PATIENCE_S = 60.0  # no client may wait longer than this, whatever happens
@@ -71,6 +71,21 @@ class Crowd:
         """Until so many more answers of a kind have come."""
         before = self.answers[kind]
         until(lambda: self.answers[kind] >= before + more, what=f"{more} more answers {kind}")
+
+
+def published(server: Live) -> Samples:
+    """Metrics with the batches of all answers so far, and of one more text: an engine writes them after it answers."""
+    asked, before = time.time(), server.metrics()["embert_batch_texts_sum"]
+    until(lambda: server.post("/embed", {"inputs": [[101, 7592, 102]]}).status_code == 200, what="an answer")
+
+    def newest() -> Samples | None:
+        metrics = server.metrics()
+        is_newest = metrics["embert_engine_last_success_timestamp_seconds"] >= asked
+        return metrics if is_newest and metrics["embert_batch_texts_sum"] > before else None
+
+    metrics = until(newest, what="the metrics of the engine")
+    assert metrics is not None
+    return metrics
 
 
 def use_both_engines(server: Live) -> None:

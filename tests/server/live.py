@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import resource
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -21,13 +23,18 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
-__all__ = ["EMBERT", "ROOT", "STAND_IN", "TRUST", "Live", "Samples", "environment", "live", "run_cli", "until"]
+__all__ = [
+    "EMBERT", "PATIENT", "ROOT", "STAND_IN", "TRUST", "Live", "Samples", "environment", "free_port", "live", "run_cli",
+    "until",
+]  # fmt: skip
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ("--encoder", "tests.server.stand_in:create")
 # -P, as in the installed command: the working folder is not importable.
 EMBERT = (sys.executable, "-P", "-m", "embert.server.cli.main")
 START_TIMEOUT_S = 120.0
+# In the environment of a stand-in that a test holds: a forward may take 30 s instead of 5 before it counts as hung.
+PATIENT = {"STAND_IN_WARM_S": "0.3"}
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 HELD_FILE, LOAD_FILE = "held", "loading"
 # httpx reads every certificate of the machine for each client, 20 ms, unless it is handed a context.
@@ -61,6 +68,15 @@ def until(condition: Callable[[], T], timeout_s: float = 60.0, *, what: str = "t
             raise AssertionError(f"{what} did not come true within {timeout_s:g} s")
         time.sleep(pause_s)
         pause_s = min(1.3 * pause_s, 0.1)  # asking takes time from those who are to answer
+
+
+def free_port() -> int:
+    """A port that no other process gets meanwhile: the system assigns others, to listeners and to connections."""
+    first_assigned = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(first_assigned // 2, first_assigned)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Samples(dict[str, float]):

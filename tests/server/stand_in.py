@@ -9,7 +9,7 @@ a batch is an order (token ids are sent as they are, so tests write them), and t
     STAND_IN_EXIT_FILE     while this file exists, loading ends the process
     STAND_IN_LOAD_MODEL    the end of the id of the only model that the variables above are about; default: any model
     STAND_IN_DEVICE        the device it says it runs on; default: cpu. `cuda` is cuda:N where it is told to run on x:N
-    STAND_IN_WARM_S        seconds that a forward takes while loading: a hundred times as long counts as hung
+    STAND_IN_WARM_S        seconds that a full batch takes while loading: a hundred times as long counts as hung
     STAND_IN_S             seconds that every forward takes after loading
     STAND_IN_TOKENS_PER_S  tokens a second, while loading too
     STAND_IN_ORDERS        no: ids are nothing but ids, for requests that nobody has written
@@ -94,7 +94,7 @@ class StandIn(Encoder):
         time.sleep(batch.tokens / self._tokens_per_s)
         warming = batch.sequences and not batch.ids.any()
         if warming:
-            time.sleep(self._warm_s)
+            time.sleep(self._warm_s if batch.tokens > 1 else 0)
         else:
             time.sleep(self._delay_s + sum((order - SLEEP) / 10 for order in orders if SLEEP < order <= SLEEP + 60))
         _wait_while_there_is(self._hold_file)

@@ -9,11 +9,11 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.server.live import STAND_IN, Live, live, until
+from tests.server.live import PATIENT, STAND_IN, Live, live, until
 from tests.server.stand_in import FAIL, HELD, NAN, expected
 
 GOOD = [101, 7592, 102]
-OPTIONS = ("--max-batch-tokens", "256", "--max-queue-tokens", "600", "--request-timeout", "8", "--accept-token-ids")
+OPTIONS = ("--max-batch-tokens", "256", "--max-queue-tokens", "600", "--accept-token-ids")
 NAMED = {"model": "sentence-transformers/all-MiniLM-L6-v2"}  # which token ids want on OpenAI's routes
 
 
@@ -23,7 +23,7 @@ def order(number: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def failing() -> Iterator[Live]:
-    with live(*STAND_IN, *OPTIONS, env={"STAND_IN_WARM_S": "0.3"}) as running:
+    with live(*STAND_IN, *OPTIONS, env=PATIENT) as running:
         yield running
 
 

@@ -118,8 +118,8 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
         assert time.monotonic() - began > 0.4
         assert 1 <= int(late.headers["retry-after"]) <= 60
         answer = server.post("/embed", {"inputs": [[101, SLEEP + 5, 102]]})
-        assert 0 < int(answer.headers["x-inference-time"]) < 5000
-        assert int(answer.headers["x-queue-time"]) < 5000
+        assert 0 < int(answer.headers["x-inference-time"]) < 60_000  # a jump is a year
+        assert int(answer.headers["x-queue-time"]) < 60_000
         assert server.pids == pids
         assert server.metrics()["embert_request_duration_seconds_sum" + '{route="/embed"}'] < 60
 

@@ -40,8 +40,7 @@ def test_a_lost_encoder_answers_and_ends_the_process(engine: Harness) -> None:
 def test_the_shared_counters_hold_what_runs(engine: Harness) -> None:
     engine.hold()
     first, second, _ = engine.send([[1] * BUDGET], [[2] * BUDGET], [[3] * 9])
-    engine.wait_until_running()
-    assert engine.counters.running(0) == {first, second}  # one runs, one is handed over
+    engine.wait_until(lambda: engine.counters.running(0) == {first, second})  # one runs, one is handed over
     engine.release()
     engine.receive(1)
     engine.wait_until(lambda: engine.counters.running(0) == {second})

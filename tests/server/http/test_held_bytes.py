@@ -22,7 +22,7 @@ from embert.server.http.errors import PayloadTooLarge, Unavailable
 from embert.server.http.held_bytes import SMALL_BYTES, HeldBytes
 from tests.server.connections import connect, head
 from tests.server.http.echo_server import GET, GET_LARGE, LARGE, Serving, post, scene, wait_until
-from tests.server.live import STAND_IN, Live, live, until
+from tests.server.live import PATIENT, STAND_IN, Live, live, until
 from tests.server.models import build_classifier
 from tests.server.stand_in import HELD
 
@@ -154,7 +154,7 @@ REFUSED = 'embert_rejected_total{reason="memory"}'
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[Live]:
     options = ("--payload-limit", "4000000", "--max-held-bytes", "32000000", "--max-batch-tokens", "8192")
-    with live(*STAND_IN, *options) as server:
+    with live(*STAND_IN, *options, env=PATIENT) as server:
         yield server
 
 

@@ -23,7 +23,7 @@ from embert.server.http.errors import RequestTimeout
 from embert.server.http.held_bytes import BodyReader, HeldBytes
 from tests.server.connections import connect, head, read_all
 from tests.server.http.echo_server import Serving, scene, skip, wait_until
-from tests.server.live import STAND_IN, Live, live, until
+from tests.server.live import PATIENT, STAND_IN, Live, live, until
 from tests.server.stand_in import HELD
 
 GOOD = json.dumps({"inputs": [101, 7592, 102]}).encode()
@@ -101,7 +101,7 @@ async def test_unread_bytes_include_those_in_the_kernel(server: Serving) -> None
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Live]:
-    with live(*STAND_IN, "--client-timeout", "1", "--max-batch-tokens", "256") as server:
+    with live(*STAND_IN, "--client-timeout", "2", "--max-batch-tokens", "256", env=PATIENT) as server:
         yield server
 
 

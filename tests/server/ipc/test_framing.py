@@ -103,7 +103,7 @@ def test_closing_sends_what_was_kept_while_somebody_reads(ends: tuple[Channel, C
 
     reader = threading.Thread(target=read)
     reader.start()
-    ours.close(5.0)
+    ours.close(60.0)
     reader.join()
     assert received == [b"x" * LARGE]
 

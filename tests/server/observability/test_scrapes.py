@@ -196,15 +196,10 @@ def test_series_are_as_few_as_documented() -> None:
 
 
 def test_connections_are_counted(two: Live) -> None:
-    before = two.metrics()
-    assert before["embert_connections_limit"] == 2 * 100
+    """A scrape's own included."""
+    assert two.metrics()["embert_connections_limit"] == 2 * 100
+    until(lambda: two.metrics()["embert_open_connections"] == 1, what="the end of earlier connections")
     with two.client() as client:
         client.get("/livez")
-        until(
-            lambda: two.metrics()["embert_open_connections"] > before["embert_open_connections"],
-            what="the open connection",
-        )
-    until(
-        lambda: two.metrics()["embert_open_connections"] <= before["embert_open_connections"],
-        what="its end",
-    )
+        until(lambda: two.metrics()["embert_open_connections"] == 2, what="the open connection")
+    until(lambda: two.metrics()["embert_open_connections"] == 1, what="its end")

@@ -16,7 +16,7 @@ import pytest
 from embert.engine.encoders import devices as module
 from embert.engine.encoders.devices import devices
 from tests.server.crowd import use_both_engines
-from tests.server.live import STAND_IN, Live, live, until
+from tests.server.live import PATIENT, STAND_IN, Live, live, until
 from tests.server.stand_in import HELD, expected
 
 
@@ -97,8 +97,8 @@ def test_gpus_that_are_hidden_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Live]:
-    options = ("--device", "x:0,1", "--max-batch-tokens", "256")
-    with live(*STAND_IN, *options, env={"STAND_IN_S": "0.02"}) as server:
+    options = ("--device", "x:0,1", "--max-batch-tokens", "256", "--max-queue-seconds", "0")
+    with live(*STAND_IN, *options, env={"STAND_IN_S": "0.02", **PATIENT}) as server:
         use_both_engines(server)
         yield server
 

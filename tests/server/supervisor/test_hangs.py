@@ -19,7 +19,7 @@ import pytest
 from embert.server.ipc.channel import EncodeRequest, Submit, encode
 from tests.server.connections import one_to_each, post_on
 from tests.server.crowd import use_both_engines
-from tests.server.live import ROOT, STAND_IN, Live, live, until
+from tests.server.live import PATIENT, ROOT, STAND_IN, Live, live, until
 from tests.server.stand_in import HANG, HELD, HUNGRY, SLEEP, expected
 from tests.server.wire import Wire
 
@@ -54,7 +54,7 @@ def watched() -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Live]:
-    with live(*STAND_IN, clean_log=False) as server:
+    with live(*STAND_IN, env=PATIENT, clean_log=False) as server:
         yield server
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.server.live import ROOT, STAND_IN, Live, live, until
+from tests.server.live import PATIENT, ROOT, STAND_IN, Live, live, until
 from tests.server.models import build_classifier, copy_model
 from tests.server.stand_in import CRASH, HELD, expected
 
@@ -113,7 +113,7 @@ def test_when_no_model_can_be_loaded_the_server_ends(named: list[str]) -> None:
 def test_an_engine_that_dies_in_one_model_answers_for_the_others(named: list[str]) -> None:
     """What waited for another model is sent again; only the request at fault fails. The model is quarantined in the
     end."""
-    with live(*named, *STAND_IN, clean_log=False) as server, ThreadPoolExecutor(12) as pool:
+    with live(*named, *STAND_IN, env=PATIENT, clean_log=False) as server, ThreadPoolExecutor(12) as pool:
         with server.held() as runs:
             held = pool.submit(server.post, "/models/b/embed", {"inputs": [[101, HELD, 102]]})
             until(runs.exists, what="a forward")

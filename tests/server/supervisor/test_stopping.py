@@ -13,12 +13,13 @@ import psutil
 
 from tests.server.connections import connect
 from tests.server.crowd import PATIENCE_S, ask_held, post
-from tests.server.live import STAND_IN, Live, live, until
+from tests.server.live import PATIENT, STAND_IN, Live, live, until
 from tests.server.stand_in import HELD
 
 
 def test_sigterm_lets_requests_in_flight_finish() -> None:
-    with live(*STAND_IN, "--max-queue-tokens", "100") as server:
+    with live(*STAND_IN, "--max-queue-tokens", "100", env=PATIENT) as server:
+        server.wait_announced()  # or its log ends without what has become of the requests
         answers: list[httpx.Response] = []
         with server.held(), server.client() as client:
             thread = post(server, [[101, HELD, 102]], answers)
@@ -41,7 +42,7 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
 
 def test_a_signal_to_all_processes_at_once() -> None:
     """As systemd's default KillMode does: the engine answers what the HTTP processes wait for, and exits after them."""
-    with live(*STAND_IN, "--workers", "2") as server:
+    with live(*STAND_IN, "--workers", "2", env=PATIENT) as server:
         answers: list[httpx.Response] = []
         with server.held() as runs:
             threads = [post(server, [[101, HELD, 102]], answers) for _ in range(3)]
@@ -71,13 +72,15 @@ def test_drain_timeout_bounds_the_wait() -> None:
 
 
 def test_a_second_signal_ends_at_once() -> None:
-    with live(*STAND_IN, status=1) as server, server.held():
+    with live(*STAND_IN, status=1, env=PATIENT) as server, server.held():
+        server.wait_announced()
         answers: list[object] = []
         thread = ask_held(server, answers)
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
         # `timeout` and shells tell one wish twice, which is no second one: here both arrive in the same moment.
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
             server.signal(number)
+        until(lambda: "received SIG" in server.log, what="the first signal")
         time.sleep(0.8)
         assert server.process.poll() is None
         server.signal(signal.SIGTERM)
@@ -121,7 +124,7 @@ def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None
 def test_what_comes_back_in_time_is_waited_for(tmp_path: Path) -> None:
     """Never for less than twice the longest start: with the second that is asked for, no start could succeed."""
     broken = tmp_path / "broken"
-    env = {"STAND_IN_EXIT_FILE": str(broken), "STAND_IN_LOAD_S": "4"}
+    env = {"STAND_IN_EXIT_FILE": str(broken), "STAND_IN_LOAD_S": "2"}
     with live(*STAND_IN, "--give-up-after", "1", env=env) as server:
         (pid,) = server.engine_pids
         os.kill(pid, signal.SIGKILL)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.server.connections import connect, head, one_to_each
-from tests.server.live import Live, until
+from tests.server.live import PATIENT, Live, until
 from tests.server.observability.tracing.traced import (
     CALLER,
     OtlpReceiver,
@@ -25,7 +25,7 @@ from tests.server.observability.tracing.traced import (
     received,
     traced,
 )
-from tests.server.stand_in import CRASH, FAIL, HELD, LOSE, SLEEP
+from tests.server.stand_in import CRASH, FAIL, HELD, LOSE
 
 GOOD = [101, 7592, 102]
 EMBED, OPENAI = "POST /embed", "POST /v1/embeddings"
@@ -39,7 +39,7 @@ Pair = tuple[Live, OtlpReceiver]
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     """Of requests without a caller's span, none are sampled."""
-    with traced("--otlp-sampling", "0", "--max-batch-tokens", "256") as (server, receiver):
+    with traced("--otlp-sampling", "0", "--max-batch-tokens", "256", env=PATIENT) as (server, receiver):
         yield server, receiver
 
 
@@ -284,7 +284,7 @@ def test_a_vertex_request_is_one_tree(pair: Pair) -> None:
 def test_an_engine_that_is_killed_in_between() -> None:
     """The request runs again, and its trace is whole; a request that kills engines has no forward that anybody saw,
     one that loses the encoder has a failed one."""
-    with traced("--otlp-sampling", "0", clean_log=False) as (server, receiver):
+    with traced("--otlp-sampling", "0", env=PATIENT, clean_log=False) as (server, receiver):
         trace = new_trace()
         with ThreadPoolExecutor(1) as pool:
             with server.held() as runs:
@@ -330,13 +330,15 @@ def test_several_http_processes() -> None:
 def test_the_last_spans_leave_before_the_server_ends() -> None:
     """Though the exporter would wait a minute. Probes and scrapes have none."""
     trace = new_trace()
-    with traced(env={"OTEL_BSP_SCHEDULE_DELAY": "60000"}) as (server, receiver):
+    with traced(env={"OTEL_BSP_SCHEDULE_DELAY": "60000", **PATIENT}) as (server, receiver):
         for path in ("/livez", "/readyz", "/health", "/ping", "/metrics", "/info"):
             assert server.get(path).status_code == 200
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(ask, server, order(SLEEP + 5), trace)
-            until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request")
-            server.signal()
+            with server.held() as runs:
+                asked = pool.submit(ask, server, order(HELD), trace)
+                until(runs.exists, what="the batch")
+                server.signal()
+                until(lambda: "received SIGTERM" in server.log, what="the signal")
             assert asked.result().status_code == 200
         assert server.wait() == 0
         received(receiver, trace, (EMBED, *STAGES))
