@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -360,6 +360,13 @@ class Frame:
     limit: int  # tokens at most, all included
     filler: bytes = b""  # one id, put at the end of a shorter sequence …
     filled: int = 0  # … until it has so many tokens
+    overhead: int = field(init=False)  # tokens before and after a text
+    capacity: int = field(init=False)  # tokens of the text itself that fit
+
+    def __post_init__(self) -> None:
+        overhead = (len(self.before) + len(self.after)) // ID_BYTES
+        object.__setattr__(self, "overhead", overhead)
+        object.__setattr__(self, "capacity", self.limit - overhead)
 
     @classmethod
     def of(cls, backend: Backend, limit: int, role: Role | None = None) -> Frame:
@@ -373,16 +380,6 @@ class Frame:
             return cls(before + marker, after, limit)._checked()
         return cls(before + marker, after, limit, _ids(role.expansion.token), role.expansion.length)._checked()
 
-    @property
-    def overhead(self) -> int:
-        """Tokens before and after a text."""
-        return (len(self.before) + len(self.after)) // ID_BYTES
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of the text itself that fit."""
-        return self.limit - self.overhead
-
     def within(self, limit: int | None) -> Frame:
         """The same, with at most so many tokens where these are fewer. Raises BrokenModel if they leave no space."""
         return self if limit is None or limit >= self.limit else dataclasses.replace(self, limit=limit)._checked()
@@ -394,7 +391,7 @@ class Frame:
         where none are put around it.
         """
         overhead, truncated = self.overhead, 0
-        limit = (self.limit - overhead) * ID_BYTES
+        limit = self.capacity * ID_BYTES
         lengths = array("i")
         pieces: list[bytes] = []
         for body in bodies:
@@ -409,7 +406,7 @@ class Frame:
                 pieces.append(self.filler * (self.filled - tokens))
                 tokens = self.filled
             lengths.append(tokens)
-        if not self.overhead and 0 in lengths:
+        if not overhead and 0 in lengths:
             index = lengths.index(0)
             raise InputError(f"`{param}`: text {index} has no tokens", param=param, kind="tokenizer")
         # A bytearray, because torch wants a writable array.

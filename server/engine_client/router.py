@@ -85,6 +85,7 @@ class PendingRequest:
     options: RequestOptions
     engine: int = -1  # the index of the engine that has it; -1: none
     parts: list[tuple[int, dict[Task, TaskOutput]]] = field(default_factory=list)  # of the answer: first text, rows
+    tokens: int = field(init=False)
     texts_left: int = field(init=False)
     inference_s: float = 0.0
     ended_s: float = 0.0  # from its admission to the end of its last batch so far
@@ -93,7 +94,7 @@ class PendingRequest:
     watcher: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        self.texts_left = self.encoded.sequences
+        self.tokens, self.texts_left = self.encoded.tokens, self.encoded.sequences
 
     def add(
         self, first_text: int, texts: int, rows: dict[Task, TaskOutput], queue_s: float, inference_s: float
@@ -130,7 +131,9 @@ class Router:
             )
             for model in models
         ]
-        self._infos: list[ModelInfo | None] = [None] * len(models)
+        self.infos: list[ModelInfo | None] = [None] * len(
+            models
+        )  # by number: what a model is on the engines, if on one
         self._counters, self._http_index = counters, http_index
         self._pending: dict[int, PendingRequest] = {}
         # Engines report what they run by request ids only, so no two HTTP processes may use the same id.
@@ -144,10 +147,6 @@ class Router:
     def pending(self) -> int:
         """Requests not yet answered."""
         return len(self._pending)
-
-    def info(self, model: int) -> ModelInfo | None:
-        """What a model is on the engines, once one has it."""
-        return self._infos[model]
 
     def connected(self, model: int) -> bool:
         """Whether an engine would get a model's request at once. False before the supervisor reports a lost engine."""
@@ -273,7 +272,7 @@ class Router:
         engine.update(state)
         for admission in self.admissions:
             admission.note(state)
-        self._infos = [self._info(model) for model in range(len(self.admissions))]
+        self.infos = [self._info(model) for model in range(len(self.admissions))]
         engine.connect()
         self._take_back(engine)
         self._send_waiting()
@@ -287,7 +286,7 @@ class Router:
         """Send the requests of an engine for models that it does not run any more to another engine."""
         for pending in list(self._pending.values()):
             if pending.engine == engine.index and pending.message.model not in engine.running:
-                engine.cancel(pending.id, pending.encoded.tokens)
+                engine.cancel(pending.id, pending.tokens)
                 pending.engine = -1
                 self._renew(pending)
                 self._send(pending)
@@ -338,7 +337,7 @@ class Router:
         if engine is None:
             return  # it stays pending until an engine greets that has the model
         pending.engine = pending.last_engine = engine.index
-        engine.send(pending.message, pending.encoded.tokens)
+        engine.send(pending.message, pending.tokens)
 
     def _load_of(self, engine: EngineConnection) -> tuple[int, int]:
         """The sort key of an engine; among equally loaded ones, each HTTP process prefers a different one."""
@@ -351,7 +350,7 @@ class Router:
     def _cancel(self, pending: PendingRequest) -> None:
         engine = self._engines.get(pending.engine)
         if engine is not None:
-            engine.cancel(pending.id, pending.encoded.tokens)
+            engine.cancel(pending.id, pending.tokens)
 
     def _take(self, results: Results) -> None:
         for part in results.parts:
@@ -389,7 +388,7 @@ class Router:
     ) -> None:
         answer = pending.add(first, texts, rows, queue_s, inference_s)
         if answer is not None:
-            self._engines[pending.engine].tokens -= pending.encoded.tokens
+            self._engines[pending.engine].tokens -= pending.tokens
             pending.future.set_result(answer)
 
     def _error(self, part: PartialResult, pending: PendingRequest) -> ServerError | TooManyWeights:
@@ -401,7 +400,7 @@ class Router:
 
     def _fail(self, pending: PendingRequest, error: ServerError | TooManyWeights) -> None:
         if pending.engine >= 0:
-            self._engines[pending.engine].tokens -= pending.encoded.tokens
+            self._engines[pending.engine].tokens -= pending.tokens
         if not pending.future.done():
             pending.future.set_exception(error)
 

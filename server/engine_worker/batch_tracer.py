@@ -15,7 +15,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from embert.server.engine_worker.scheduler import Batch
+from embert.server.engine_worker.batches import InFlightBatch
 from embert.server.ipc.channel import SPAN_ID_BYTES, TRACE_ID_BYTES
 from embert.server.observability.tracing.span_export import Clock
 
@@ -31,11 +31,9 @@ class BatchTracer:
         self._tracer, self._engine = tracer, engine
         self._clock = Clock()
 
-    def record(self, batch: Batch, *, started: float, ended: float, error: Exception | None = None) -> None:
-        """Export the spans of a batch that has ended, unless it has no sampled request.
-
-        `started` and `ended` are seconds of CLOCK_MONOTONIC.
-        """
+    def record(self, flight: InFlightBatch, error: Exception | None = None) -> None:
+        """Export the spans of a batch that has ended, unless it has no sampled request."""
+        batch = flight.batch
         members = [
             (piece, message, _span_context(message.trace))
             for piece in batch.slices
@@ -44,7 +42,8 @@ class BatchTracer:
         if not members:
             return
         offset_ns = self._clock.offset_ns()
-        start_ns, end_ns = round(started * 1e9) + offset_ns, round(ended * 1e9) + offset_ns
+        started = flight.began if error is None else flight.started
+        start_ns, end_ns = round(started * 1e9) + offset_ns, round(flight.ended * 1e9) + offset_ns
         batch_span = self._tracer.start_span(
             "batch",
             Context(),

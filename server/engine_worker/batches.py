@@ -203,15 +203,17 @@ class InFlightQueue:
         """Whether a full batch is to be submitted now, also one of low-priority requests only."""
         return self.left_s(now) < AHEAD_S and (len(self.in_flight) == 1 or bool(self.unanswered))
 
-    def lead_s(self, now: float, *, full: bool) -> float:
+    def lead_s(self, now: float, *, full: Callable[[], bool]) -> float:
         """How long before its expected end a batch is to be submitted behind the only one; 0: not at all.
 
-        `full`: a full batch of low-priority requests waits, else it would have been submitted.
+        `full`: whether a full batch of low-priority requests waits; one of others would have been submitted.
         """
-        left_s = self.left_s(now)
-        if len(self.in_flight) != 1 or not self.may_grow or left_s >= LEAD_TIME_LEFT_MAX_S:
+        if len(self.in_flight) != 1 or not self.may_grow:
             return 0.0
-        if full:
+        left_s = self.left_s(now)
+        if left_s >= LEAD_TIME_LEFT_MAX_S:
+            return 0.0
+        if full():
             return max(0.0, min(left_s, LOW_PRIORITY_LEAD_S))
         return max(LEAD_MIN_S, LEAD_SHARE * left_s) if left_s > 2 * LEAD_MIN_S else 0.0
 
@@ -221,14 +223,17 @@ class InFlightQueue:
             (flight for flight in self.unanswered if not flight.is_low_priority), next(iter(self.unanswered), None)
         )
 
-    def waits_before(self, answer: InFlightBatch, now: float, *, more_waits: bool) -> bool:
-        """Whether the oldest flight is waited for before `answer` is made; `more_waits`: a full batch could follow."""
+    def waits_before(self, answer: InFlightBatch, now: float, *, more_waits: Callable[[], bool]) -> bool:
+        """Whether the oldest flight is waited for before `answer` is made.
+
+        `more_waits`: whether a full batch could follow.
+        """
         if not self.in_flight or len(self.unanswered) >= UNANSWERED_MAX:
             return False
         oldest, answer_s = self.in_flight[0], answer.model.answer_s
         if answer.is_low_priority and not oldest.is_low_priority and oldest.expected_end - now < answer_s:
             return True
-        return more_waits and self.left_s(now) < answer_s and oldest.expected_end - now < _ENDED_S
+        return self.left_s(now) < answer_s and oldest.expected_end - now < _ENDED_S and more_waits()
 
 
 class Responder:

@@ -29,7 +29,6 @@ __all__ = ["LoadProgress", "LoadedModel", "Loader"]
 
 log = logging.getLogger(__name__)
 
-_ANSWER_MAX_S = 0.01
 PROGRESS_S = 1.0
 
 
@@ -46,8 +45,12 @@ class LoadedModel:
     probe: PackedBatch = field(init=False)  # the smallest batch
     full_batch_s: float = 0.0
     answer_s: float = 0.0  # recent time of the host for the answer to a batch
+    submits_ahead: bool = field(
+        init=False
+    )  # a batch can wait on the device; a CPU runs one only while it is waited for
 
     def __post_init__(self) -> None:
+        self.submits_ahead = self.encoder.device != "cpu"
         self.throughput = ThroughputEstimate(self.encoder.batch_tokens)
         self.probe = _batch_of([1], self._main_task)
 
@@ -55,11 +58,6 @@ class LoadedModel:
     def _main_task(self) -> Task:
         """The task by which it is timed and probed: the first that it has."""
         return next(task for task in ALL_TASKS if task in self.model.tasks)
-
-    @property
-    def submits_ahead(self) -> bool:
-        """Whether a batch can wait on the device. A CPU runs one only while it is waited for."""
-        return self.encoder.device != "cpu"
 
     @property
     def limits(self) -> BatchLimits:
@@ -103,10 +101,6 @@ class LoadedModel:
             self.run(batch)
         probe_s, self.full_batch_s = self._shortest_s(self.probe), self._shortest_s(full)
         self.throughput.calibrate(probe_s, max(0.0, self.full_batch_s - probe_s) / full.tokens)
-
-    def note_answer(self, seconds: float) -> None:
-        """Learn from an answer. A pause of the machine counts little."""
-        self.answer_s += 0.2 * (min(seconds, _ANSWER_MAX_S) - self.answer_s)
 
     def run(self, batch: PackedBatch) -> None:
         """Run a batch of the server's own."""

@@ -38,6 +38,7 @@ __all__ = ["EngineLoop"]
 log = logging.getLogger(__name__)
 
 SHORT_WAIT_S = 0.001  # for the encoder; for so long the sockets may stay unread
+ANSWER_MAX_S = 0.01  # that an answer counts for: a pause of the machine counts little
 IDLE_WRITE_S = 0.001  # without work, after which metrics are written: then nothing waits for that
 BUSY_INTERVAL_S = 1.0  # of the gauge
 PROBE_INTERVAL_S = 5.0  # an idle engine runs a forward this often, so that a broken one is noticed
@@ -132,7 +133,7 @@ class EngineLoop:
                 if not work.in_flight[0].expected_s or work.left_s(time.monotonic()) > SHORT_WAIT_S:
                     self._server.hand_over()
                 self._submit_before_end()
-            elif not work.waits_before(answer, time.monotonic(), more_waits=self._queue.full()):
+            elif not work.waits_before(answer, time.monotonic(), more_waits=self._queue.full):
                 self._answer(answer)
                 continue
             ended = work.in_flight.popleft()
@@ -156,7 +157,7 @@ class EngineLoop:
         for batches so short that most of the time to gather requests would be lost.
         """
         work = self._work
-        lead_s = work.lead_s(time.monotonic(), full=self._queue.full())
+        lead_s = work.lead_s(time.monotonic(), full=self._queue.full)
         if not lead_s:
             return
         work.in_flight[0].lead_s = lead_s
@@ -181,7 +182,7 @@ class EngineLoop:
         self._settle(flight)
         self._queue.done(flight.batch)
         ended = time.monotonic()
-        flight.model.note_answer(ended - began)
+        flight.model.answer_s += 0.2 * (min(ended - began, ANSWER_MAX_S) - flight.model.answer_s)
         self._is_written = False
         if ended - self._written_at >= EngineMetrics.WRITE_INTERVAL_S:
             self._write_metrics(ended)
@@ -216,7 +217,8 @@ class EngineLoop:
             if len(flight.batch.slices) == 1:
                 self._responder.fail(flight.batch.slices, error)
             flight.ended = time.monotonic()
-            self._trace(flight, error)
+            if self._tracer is not None:
+                self._tracer.record(flight, error)
             self.give_up(error)
             return
         except EncoderError as error:
@@ -226,7 +228,7 @@ class EngineLoop:
         flight.ended = time.monotonic()
         self._work.note_end(flight)
         flight.seconds = self._busy.add(flight.started, flight.ended)
-        self._metrics.of(flight.model.name).busy_s += flight.seconds
+        self._metrics.models[flight.model.name].busy_s += flight.seconds
         if flight.lead_s:
             flight.model.throughput.note_prediction(too_long=flight.ended - wait_began < flight.lead_s / 5)
 
@@ -237,19 +239,16 @@ class EngineLoop:
             return
         self._queue.settle(batch, flight.seconds)
         if isinstance(rows, EncoderError):
-            self._trace(flight, rows)
+            if self._tracer is not None:
+                self._tracer.record(flight, rows)
             self._bisect(batch, rows)
         else:
             self._health.succeeded()
             model.throughput.add_batch(flight.seconds, batch.counted)
             self._responder.answer(batch.slices, rows, flight.began, flight.ended, model.config.max_answer_weights)
             self._observe(flight)
-            self._trace(flight)
-
-    def _trace(self, flight: InFlightBatch, error: Exception | None = None) -> None:
-        if self._tracer is not None:
-            started = flight.began if error is None else flight.started
-            self._tracer.record(flight.batch, started=started, ended=flight.ended, error=error)
+            if self._tracer is not None:
+                self._tracer.record(flight)
 
     def _bisect(self, batch: Batch, error: EncoderError) -> None:
         """Bisect a failed batch, so that only the requests at fault get the error."""
@@ -264,7 +263,7 @@ class EngineLoop:
             self._settle(flight)
 
     def _observe(self, flight: InFlightBatch) -> None:
-        metrics, batch = self._metrics.of(flight.model.name), flight.batch
+        metrics, batch = self._metrics.models[flight.model.name], flight.batch
         metrics.batches += 1
         metrics.batch_texts.observe(batch.texts)
         metrics.batch_tokens.observe(batch.tokens)

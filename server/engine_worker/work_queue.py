@@ -263,7 +263,8 @@ class WorkQueue:
             self._disconnected &= {piece.request.key for running in self._running for piece in running.slices}
 
     def _answer_expired(self) -> None:
-        self._answer_late(self._scheduler.expire(time.monotonic()))
+        if late := self._scheduler.expire(time.monotonic()):
+            self._answer_late(late)
 
     def _answer_late(self, late: list[Request]) -> None:
         for request in late:

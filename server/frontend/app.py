@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embert import __version__
+from embert.engine.errors import InputError
 from embert.server.frontend.openapi import ERROR_MODELS, complete_document, description
 from embert.server.frontend.operations import Operations
 from embert.server.frontend.playground import hint
@@ -51,6 +52,7 @@ from embert.server.http.middleware import DirectRoutes, RequestMetricsMiddleware
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
 from embert.server.protocols.request_context import Handler, RequestContext
+from embert.server.registry.inputs import as_server_error
 from embert.server.registry.model_handle import ModelHandle
 from embert.server.registry.model_registry import ModelRegistry, ModelSelector
 
@@ -148,7 +150,8 @@ class TaskEndpoint:
             else:
                 context.take_body(body)
             content_type, answer = await self._handler(context)
-        except ServerError as error:
+        except (ServerError, InputError) as mistake:
+            error = as_server_error(mistake)
             if error.reject_reason is not None:
                 self._metrics.rejected[error.reject_reason].inc()
             if context is not None:

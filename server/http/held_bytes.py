@@ -27,10 +27,11 @@ SMALL_BYTES = 65_536  # requests up to this may use a quarter more, so that larg
 class HeldBytes:
     """Of one process. Code that adds to `requests` or `unread` also subtracts it."""
 
-    __slots__ = ("limit", "requests", "unread")
+    __slots__ = ("_small_limit", "limit", "requests", "unread")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit  # --max-held-bytes
+        self._small_limit = limit + limit // 4  # for requests of up to SMALL_BYTES
         self.requests = 0  # bodies, and reservations for answers
         self.unread = 0  # in connections' buffers
 
@@ -47,7 +48,7 @@ class HeldBytes:
     @property
     def is_full(self) -> bool:
         """Whether nothing more can be held, however small."""
-        return self.total > self._limit_of(0)
+        return self.total > self._small_limit
 
     def check(self, size: int, what: str, param: str | None = None, *, counted: int = 0) -> None:
         """Raise Unavailable where `size` bytes cannot be held now, PayloadTooLarge where they never can.
@@ -58,7 +59,8 @@ class HeldBytes:
             raise PayloadTooLarge(
                 f"{what} would have about {size} bytes; the limit is {self.limit} (--max-held-bytes)", param
             )
-        if self.requests + self.unread + size - counted > self._limit_of(size):
+        limit = self.limit if size > SMALL_BYTES else self._small_limit
+        if self.requests + self.unread + size - counted > limit:
             raise self.refusal(what, size)
 
     def refusal(self, what: str, size: int) -> Unavailable:
@@ -69,9 +71,6 @@ class HeldBytes:
             retry_after_s=1,
             reason="memory",
         )
-
-    def _limit_of(self, size: int) -> int:
-        return self.limit if size > SMALL_BYTES else self.limit + self.limit // 4
 
 
 Receive = Callable[[], Awaitable[Any]]  # ASGI's

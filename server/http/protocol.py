@@ -482,8 +482,10 @@ class _BoundedProtocol(HttpToolsProtocol):
         else:
             if self.pipeline:
                 self._answering = self._unstarted = self.pipeline.pop()[0]  # type: ignore[assignment]
-            self.flow.resume_reading()
-            self._parse()
+            if self.flow.read_paused:
+                self.flow.resume_reading()
+            if self._unparsed or self.flow.held:
+                self._parse()
             if self._unstarted is not None:
                 self._start(self._unstarted)
             self._update_timers()
@@ -519,7 +521,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._in_head and not self._ignores_input and not self._unparsed:
             if self._head_timer is None:
                 self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_too_slow)
-        else:
+        elif self._head_timer is not None:
             self._unset_head_timer()
         if not busy and not self._in_head:
             if not self._is_idle:

@@ -151,7 +151,7 @@ class EngineMetrics:
             "Tokens waiting for a batch, of long texts counted tokens; scale replicas on this.",
             ["model"],
         )
-        self._models: dict[str, EngineModelMetrics] = {}
+        self.models: dict[str, EngineModelMetrics] = {}  # by served name; `of` adds them
         self.busy_ratio = gauge(
             "engine_busy_ratio", "Share of the last 5 seconds spent in forwards.", ["engine"]
         ).labels(self._label)
@@ -168,10 +168,10 @@ class EngineMetrics:
 
     def of(self, model: str) -> EngineModelMetrics:
         """The series of a model on this engine, by its served name."""
-        metrics = self._models.get(model)
+        metrics = self.models.get(model)
         if metrics is None:
             labels = self._label, model
-            metrics = self._models[model] = EngineModelMetrics(
+            metrics = self.models[model] = EngineModelMetrics(
                 self._batches.labels(*labels),
                 self._busy.labels(*labels),
                 BufferedHistogram(self._duration.labels(*labels), self._buckets.request),
@@ -192,7 +192,7 @@ class EngineMetrics:
     def write(self) -> None:
         """Publish what the device loop has noted since the last call; only the device loop calls it."""
         self.write_last_success()
-        for metrics in list(self._models.values()):
+        for metrics in list(self.models.values()):
             metrics.write()
 
     def describe(self, facts: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from embert.server.http.errors import EmptyInput, PayloadTooLarge
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import joined
 from embert.server.protocols.request_context import JSON, RequestContext
-from embert.server.registry.inputs import INPUT_ERRORS, TextPairs
+from embert.server.registry.inputs import TextPairs
 from embert.server.request.request_body import MODELS_DIRECTION, Direction, InputForm, InputForms, RequestBody, TextList
 
 __all__ = [
@@ -85,8 +86,7 @@ async def token_classify(context: RequestContext) -> tuple[bytes, bytes]:
     handle = context.handle
     request = await context.parse(TokenClassifyRequest)
     options = EntityOptions(request.aggregation_strategy, frozenset(request.ignore_labels), request.stride)
-    with INPUT_ERRORS:
-        options.check()
+    options.check()
     classifier = handle.served.token_classifier
     spans = await context.tokenize_spans(
         request.inputs,
@@ -111,7 +111,7 @@ async def token_classify(context: RequestContext) -> tuple[bytes, bytes]:
     if spans.encoded.tokens <= _INLINE_TOKENS:
         answer = finish(written())
     else:
-        check = handle.checking(context.options, lambda _: None)
+        check = partial(handle.check_progress, context.options, lambda _: None)
         answer = await handle.tokenizer_pool.run(written(), spans.encoded.tokens, context.receive, check)
     return JSON, answer if isinstance(request.inputs, str) else b"[%b]" % answer
 
@@ -188,12 +188,10 @@ async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
         labels = [label.strip() for label in labels.split(",") if label.strip()]
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     _check_texts(texts)
-    with INPUT_ERRORS:
-        check_labels(labels, "candidate_labels")
+    check_labels(labels, "candidate_labels")
     handle.limits.check_label_pairs(len(texts), len(labels), "candidate_labels")
     _check_hypotheses(request.hypothesis_template, labels, handle.config.payload_limit)
-    with INPUT_ERRORS:
-        seconds = hypotheses(request.hypothesis_template, labels)
+    seconds = hypotheses(request.hypothesis_template, labels)
     each = len(orjson.dumps(labels)) + _BYTES_A_SCORE * len(labels)
     context.hold(sum(map(len, texts)) + len(texts) * each, "the answer")
     firsts = texts if len(texts) == 1 else [text for text in texts for _ in labels]

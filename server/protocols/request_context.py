@@ -247,7 +247,7 @@ class RequestContext:
     ) -> Encoded:
         """Texts or ids, checked, to packed ids. `task` names one of the model's adapters, `prompt_name` a prompt.
 
-        Raises the ServerError of what is wrong with them, and Overloaded, before tokenizing, where the queue cannot
+        Raises InputError or ServerError for what is wrong with them, and Overloaded, before tokenizing, where the queue cannot
         take as many tokens as there are words.
         """
         handle, request = self.handle, self.options
@@ -269,12 +269,12 @@ class RequestContext:
         encoded = await handle.input_tokenizer.encode(
             texts,
             self.receive,
-            handle.checking(request, partial(handle.limits.check_tokens, param=param, more=True)),
+            partial(handle.check_progress, request, partial(handle.limits.check_tokens, param=param, more=True)),
             options,
             prompt,
         )
         self.breakdown.tokenize_s, self.breakdown.tokens = time.perf_counter() - began, encoded.tokens
-        handle.limits.check_tokens(encoded.tokens, param)
+        handle.limits.check_tokens(self.breakdown.tokens, param)
         self._note_tokenized(encoded)
         return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
 
@@ -302,11 +302,10 @@ class RequestContext:
             handle.limits.check_weights(tokens * handle.token_labels, param)
 
         spans = await handle.input_tokenizer.encode_spans(
-            texts, self.receive, handle.checking(request, check), options, stride
+            texts, self.receive, partial(handle.check_progress, request, check), options, stride
         )
-        tokens = spans.encoded.tokens
-        self.breakdown.tokenize_s, self.breakdown.tokens = time.perf_counter() - began, tokens
-        handle.limits.check_tokens(tokens, param)
+        self.breakdown.tokenize_s, self.breakdown.tokens = time.perf_counter() - began, spans.encoded.tokens
+        handle.limits.check_tokens(self.breakdown.tokens, param)
         self._note_tokenized(spans.encoded)
         return spans
 
@@ -327,25 +326,29 @@ class RequestContext:
         encoded = await handle.input_tokenizer.encode_pairs(
             texts,
             self.receive,
-            handle.checking(request, partial(handle.limits.check_pair_tokens, param=options.second_param, more=True)),
+            partial(
+                handle.check_progress,
+                request,
+                partial(handle.limits.check_pair_tokens, param=options.second_param, more=True),
+            ),
             options,
         )
         self.breakdown.tokenize_s, self.breakdown.tokens = time.perf_counter() - began, encoded.tokens
-        handle.limits.check_pair_tokens(encoded.tokens, options.second_param)
+        handle.limits.check_pair_tokens(self.breakdown.tokens, options.second_param)
         self._note_tokenized(encoded)
         return encoded
 
     def _note_tokenized(self, encoded: Encoded) -> None:
         work = self.handle.metrics.work(self.handle.served.name, self.options.priority)
-        work.texts += encoded.sequences
-        work.tokens += encoded.tokens
+        texts, tokens = encoded.sequences, self.breakdown.tokens
+        work.texts += texts
+        work.tokens += tokens
         work.truncated_texts += encoded.truncated
-        work.request_texts.observe(encoded.sequences)
+        work.request_texts.observe(texts)
         work.text_tokens.observe_many(encoded.lengths.tolist())
         self.truncated += encoded.truncated
         if self.trace is not None:
-            now = time.perf_counter()
-            self.trace.tokenized(now, self.breakdown.tokenize_s, encoded.sequences, encoded.tokens)
+            self.trace.tokenized(time.perf_counter(), self.breakdown.tokenize_s, texts, tokens)
 
     async def run(
         self, encoded: Encoded, tasks: Task = Task.EMBED, *, dimensions: int = 0, normalize: bool = True

@@ -123,7 +123,7 @@ async def _run(
     most = min(characters + (len(prompt) + 2) * len(texts), handle.config.max_answer_tokens)
     context.hold(most * _TOKEN_BYTES, "the answer")
     began = time.perf_counter()
-    check = handle.checking(context.options, partial(handle.limits.check_answer, param=param, more=True))
+    check = partial(handle.check_progress, context.options, partial(handle.limits.check_answer, param=param, more=True))
     context.breakdown.tokens, result = await handle.tokenizer_pool.run(
         collected(chunks, len(texts)), characters, context.receive, check
     )
@@ -212,7 +212,7 @@ async def _decoded(context: RequestContext, sequences: Sequence[list[int]], para
     context.hold(tokens * _WORD_BYTES, "the answer")
     chunks = handle.tokenizer.decode_chunks(sequences, skip_special_tokens=skips)
     began = time.perf_counter()
-    check = handle.checking(context.options, lambda _: None)
+    check = partial(handle.check_progress, context.options, lambda _: None)
     texts = await handle.tokenizer_pool.run(chunks, tokens, context.receive, check)
     context.breakdown.tokenize_s = time.perf_counter() - began
     return texts

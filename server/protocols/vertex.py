@@ -8,9 +8,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
+from embert.engine.errors import InputError
 from embert.server.http.errors import EmptyInput, PayloadTooLarge, ServerError
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.request_context import JSON, Handler, RequestContext
+from embert.server.registry.inputs import as_server_error
 from embert.server.request.request_body import FAIL_FAST, RequestBody
 
 __all__ = ["VertexPredictions", "VertexRequest", "answer_instances"]
@@ -73,10 +75,11 @@ def _texts(instance: Instance) -> int:
 async def _answer(part: RequestContext, handler: Handler, index: int) -> bytes:
     try:
         _, body = await handler(part)
-    except ServerError as error:
+    except (ServerError, InputError) as mistake:
+        error = as_server_error(mistake)
         part.as_sent(error)
         error.message = f"instances[{index}]: {error.message}"
-        raise
+        raise error from None
     return body
 
 

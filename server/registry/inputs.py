@@ -19,15 +19,15 @@ from embert.engine.batch import cumulative
 from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.tokenization.encoded import Chunks, EncodedSpans, TokenizeOptions
 from embert.server.engine_client.router import Receive
-from embert.server.http.errors import EmptyInput, Invalid, Overloaded, PayloadTooLarge
+from embert.server.http.errors import EmptyInput, Invalid, Overloaded, PayloadTooLarge, ServerError
 from embert.server.request.request_body import TextsAndIds
 
 __all__ = [
-    "INPUT_ERRORS",
     "InputTexts",
     "InputTokenizer",
     "TextPairs",
     "TokenizerPool",
+    "as_server_error",
     "interleaved",
 ]
 
@@ -177,18 +177,17 @@ class InputTokenizer:
         prompt: str,
     ) -> Encoded:
         """Texts, ids or both, in their order. `prompt` precedes each text."""
-        with INPUT_ERRORS:
-            if inputs.kind is str:
-                return await self._encode(inputs.items, inputs.characters, receive, check, options, prompt)
-            if inputs.kind is list:
-                return await self._pack(inputs.items, inputs.ids, receive, check, options)
-            are_texts = [isinstance(item, str) for item in inputs.items]
-            texts = [
-                item if is_text else self.tokenizer.probe for item, is_text in zip(inputs.items, are_texts, strict=True)
-            ]
-            lists = [_NO_IDS if is_text else item for item, is_text in zip(inputs.items, are_texts, strict=True)]
-            encoded = await self._encode(texts, inputs.characters, receive, check, options, prompt)
-            return interleaved(are_texts, encoded, await self._pack(lists, inputs.ids, receive, check, options))
+        if inputs.kind is str:
+            return await self._encode(inputs.items, inputs.characters, receive, check, options, prompt)
+        if inputs.kind is list:
+            return await self._pack(inputs.items, inputs.ids, receive, check, options)
+        are_texts = [isinstance(item, str) for item in inputs.items]
+        texts = [
+            item if is_text else self.tokenizer.probe for item, is_text in zip(inputs.items, are_texts, strict=True)
+        ]
+        lists = [_NO_IDS if is_text else item for item, is_text in zip(inputs.items, are_texts, strict=True)]
+        encoded = await self._encode(texts, inputs.characters, receive, check, options, prompt)
+        return interleaved(are_texts, encoded, await self._pack(lists, inputs.ids, receive, check, options))
 
     async def encode_spans(
         self,
@@ -199,26 +198,24 @@ class InputTokenizer:
         stride: int | None,
     ) -> EncodedSpans:
         """Texts, which may be several sequences each, with the characters of their tokens."""
-        with INPUT_ERRORS:
-            chunks = self.tokenizer.encode_spans_chunks(texts.items, options, stride=stride)
-            if texts.characters <= _INLINE_CHARACTERS and not stride:  # a stride multiplies the tokens
-                return _finish_checked(chunks, check)
-            return await self.pool.run(chunks, texts.characters, receive, check)
+        chunks = self.tokenizer.encode_spans_chunks(texts.items, options, stride=stride)
+        if texts.characters <= _INLINE_CHARACTERS and not stride:  # a stride multiplies the tokens
+            return _finish_checked(chunks, check)
+        return await self.pool.run(chunks, texts.characters, receive, check)
 
     async def encode_pairs(
         self, texts: TextPairs, receive: Receive, check: Callable[[int], None], options: TokenizeOptions
     ) -> Encoded:
         """Pairs and single texts, in their order."""
         are_single = [second is None for second in texts.seconds]
-        with INPUT_ERRORS:
-            if not any(are_single):
-                return await self._encode_pairs(texts, receive, check, options)
-            firsts = texts.of_kind(single=True, filler=self.tokenizer.probe)
-            singles = await self._encode(firsts.firsts, firsts.size, receive, check, options, "")
-            if all(are_single):
-                return singles
-            pairs = texts.of_kind(single=False, filler=self.tokenizer.probe)
-            return interleaved(are_single, singles, await self._encode_pairs(pairs, receive, check, options))
+        if not any(are_single):
+            return await self._encode_pairs(texts, receive, check, options)
+        firsts = texts.of_kind(single=True, filler=self.tokenizer.probe)
+        singles = await self._encode(firsts.firsts, firsts.size, receive, check, options, "")
+        if all(are_single):
+            return singles
+        pairs = texts.of_kind(single=False, filler=self.tokenizer.probe)
+        return interleaved(are_single, singles, await self._encode_pairs(pairs, receive, check, options))
 
     async def _encode(
         self,
@@ -300,23 +297,22 @@ class TokenizerPool:
 
         `check` gets the number of tokens so far after each chunk, and raises where the work must end: over a limit, or
         out of time. Raises Overloaded where too much waits already, CancelledError when the client has left, and what
-        `chunks` raises, as ServerErrors.
+        `chunks` raises.
         """
         self._check_waiting(size)
         loop = asyncio.get_running_loop()
         left: asyncio.Task[None] | None = None
         self._waiting += size
         try:
-            with INPUT_ERRORS:
-                while True:
-                    tokens, last = await loop.run_in_executor(self._executor, _next_chunk, chunks)
-                    if last is not None:
-                        return last.value  # type: ignore[no-any-return]
-                    check(tokens)
-                    if left is not None and left.done():
-                        raise asyncio.CancelledError
-                    if left is None and receive is not None:
-                        left = loop.create_task(_until_left(receive))
+            while True:
+                tokens, last = await loop.run_in_executor(self._executor, _next_chunk, chunks)
+                if last is not None:
+                    return last.value  # type: ignore[no-any-return]
+                check(tokens)
+                if left is not None and left.done():
+                    raise asyncio.CancelledError
+                if left is None and receive is not None:
+                    left = loop.create_task(_until_left(receive))
         finally:
             self._waiting -= size
             if left is not None:
@@ -357,17 +353,10 @@ def _finish_checked(chunks: Chunks[ResultT], check: Callable[[int], None]) -> Re
         check(tokens)
 
 
-class _InputErrors:
-    """A class, because a generator costs each request a microsecond."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, InputTooLarge):
-            raise PayloadTooLarge(f"{error} (--max-unbroken-characters)", error.param) from None
-        if isinstance(error, InputError):
-            raise Invalid(str(error), error.param, kind=error.kind.capitalize()) from None
-
-
-INPUT_ERRORS = _InputErrors()
+def as_server_error(error: ServerError | InputError) -> ServerError:
+    """The answer to a request whose input the tokenizer refuses."""
+    if isinstance(error, InputTooLarge):
+        return PayloadTooLarge(f"{error} (--max-unbroken-characters)", error.param)
+    if isinstance(error, InputError):
+        return Invalid(str(error), error.param, kind=error.kind.capitalize())
+    return error

@@ -63,7 +63,7 @@ class ModelHandle:
     @property
     def engine(self) -> ModelInfo | None:
         """What the model is on the engines, once one has it."""
-        return self.router.info(self.number)
+        return self.router.infos[self.number]
 
     @property
     def state(self) -> str:
@@ -141,14 +141,10 @@ class ModelHandle:
             raise Invalid(f"`{param}` must be {either}at least {least}; it is {limit}", param)
         return limit
 
-    def checking(self, request: RequestOptions, check: Callable[[int], None]) -> Callable[[int], None]:
-        """For TokenizerPool.run: `check`, and Unavailable once the request is out of time."""
-
-        def both(tokens: int) -> None:
-            check(tokens)
-            self.admission.check_time(request)
-
-        return both
+    def check_progress(self, request: RequestOptions, check: Callable[[int], None], tokens: int) -> None:
+        """For TokenizerPool.run: `check` the tokens so far; raises Unavailable once the request is out of time."""
+        check(tokens)
+        self.admission.check_time(request)
 
 
 # --- as requests name it ---

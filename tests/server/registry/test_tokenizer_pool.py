@@ -12,7 +12,7 @@ import pytest
 from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.tokenization.encoded import Chunks
 from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge, ServerError, Unavailable
-from embert.server.registry.inputs import TokenizerPool
+from embert.server.registry.inputs import TokenizerPool, as_server_error
 
 
 async def stays() -> Any:
@@ -131,7 +131,10 @@ def test_errors_of_the_tokenizer_are_answers(error: InputError, kind: type[Excep
         yield 1
         raise error
 
-    with pytest.raises(kind, match=named):
+    with pytest.raises(InputError) as raised:
         run(lambda: pool.run(failing(), 1, stays, ignore))
     assert pool._waiting == 0
+    answer = as_server_error(raised.value)
+    assert isinstance(answer, kind)
+    assert named in answer.message
     pool.close()

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from embert.server.engine_worker.batches import InFlightBatch
 from embert.server.engine_worker.scheduler import Batch
 from embert.server.frontend.routes import error_formats_by_path, labels_by_path
 from embert.server.http.errors import Unavailable, send_error
@@ -113,24 +114,25 @@ def test_a_long_tracestate_is_dropped(excess: int) -> None:
     assert trace.context[24:] == (b"" if excess else first + b"," + second)
 
 
-def batch(sizes: list[int], *, traced: bool = True) -> Batch:
+def ended_batch(sizes: list[int], *, traced: bool = True) -> InFlightBatch:
     context = bytes.fromhex(TRACE + SPAN) if traced else b""
     message = SimpleNamespace(trace=context, admitted=1.0)
-    request = SimpleNamespace(payload=message)
+    request = SimpleNamespace(payload=message, low_priority=False)
     slices = [SimpleNamespace(request=request, start=0, stop=size, tokens=3 * size) for size in sizes]
-    return Batch(None, slices, 3 * sum(sizes), 3 * sum(sizes), sum(sizes))  # type: ignore[arg-type]
+    batch = Batch(None, slices, 3 * sum(sizes), 3 * sum(sizes), sum(sizes))  # type: ignore[arg-type]
+    return InFlightBatch(batch, None, None, started=2.0, slot=0, ended=3.0)  # type: ignore[arg-type]
 
 
 def test_a_batch_of_many_requests_is_linked_to_all_of_them() -> None:
     recorder = Recorder()
     tracer = BatchTracer(recorder.tracer, 3)
-    tracer.record(batch([1] * 500), started=2.0, ended=3.0, error=RuntimeError("why"))
+    tracer.record(ended_batch([1] * 500), RuntimeError("why"))
     by_name = {span.name: span for span in recorder.spans}
     assert len(recorder.spans) == 1001
     assert len(by_name["batch"].links) == 500
     assert by_name["batch"].status.description == by_name["inference"].status.description == "why"
     assert by_name["queue"].end_time == by_name["inference"].start_time == by_name["batch"].start_time
-    tracer.record(batch([1], traced=False), started=2.0, ended=3.0)
+    tracer.record(ended_batch([1], traced=False))
     assert len(recorder.spans) == 1001
 
 
