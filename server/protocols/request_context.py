@@ -247,8 +247,8 @@ class RequestContext:
     ) -> Encoded:
         """Texts or ids, checked, to packed ids. `task` names one of the model's adapters, `prompt_name` a prompt.
 
-        Raises InputError or ServerError for what is wrong with them, and Overloaded, before tokenizing, where the queue cannot
-        take as many tokens as there are words.
+        Raises InputError or a ServerError for what is wrong with them, and Overloaded, before tokenizing, where the
+        queue cannot take as many tokens as there are words.
         """
         handle, request = self.handle, self.options
         if request.low_priority:
