@@ -25,7 +25,7 @@ from embert.server.config import ServeConfig
 from embert.server.http.errors import Overloaded, Unavailable
 from embert.server.http.request_head import TIMEOUT_HEADER, RequestOptions
 from embert.server.ipc.channel import EngineStatus
-from embert.server.ipc.control import EngineState, ModelInfo
+from embert.server.ipc.control import EngineState
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.request_record import EXPIRED
 
@@ -80,6 +80,7 @@ class Admission:
         self._config, self._model, self._name = config, model, name
         self._counters, self._http_index = counters, http_index
         self._engines = engines
+        self._least_limit = 0  # tokens of MIN_BATCHES batches of each engine where the model is ready
         self._batch_tokens: dict[int, int] = {}  # by index of the engines that have the model; 0: not told yet
 
     # --- readiness ---
@@ -139,6 +140,9 @@ class Admission:
 
     def note(self, state: EngineState) -> None:
         """Take an engine's state. The budget's default is that of all engines that have the model."""
+        running = [engine.state for engine in self._engines.values() if self._model in engine.running]
+        infos = [other.models[self._model].info for other in running]
+        self._least_limit = MIN_BATCHES * sum(info.max_batch_tokens for info in infos if info is not None)
         model = state.models.get(self._model)
         if model is None:
             return
@@ -185,14 +189,9 @@ class Admission:
         # If its share of the time allows the whole budget, the work of other models does not matter.
         if not by_time or by_time / len(self._counters.admitted_tokens) >= self.max_queue_tokens:
             return self.max_queue_tokens
-        if others_s := self._others_s():
+        if len(self._counters.admitted_tokens) > 1 and (others_s := self._others_s()):
             by_time = rate * work_within(limit_s, others_s)
-        infos = [self._info(engine) for engine in self._engines.values() if self._model in engine.running]
-        least = MIN_BATCHES * sum(info.max_batch_tokens for info in infos if info is not None)
-        return min(self.max_queue_tokens, max(int(by_time), least))
-
-    def _info(self, engine: Engine) -> ModelInfo | None:
-        return engine.state.models[self._model].info
+        return min(self.max_queue_tokens, max(int(by_time), self._least_limit))
 
     def _counted(self, tokens: int, admitted: int, options: RequestOptions) -> int:
         """What a request of so many tokens counts as; 0: it does not fit into the queue."""
