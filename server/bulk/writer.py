@@ -19,7 +19,7 @@ from embert.server.bulk.job import Block, BulkError, CannotResume, OutputFormat,
 from embert.server.bulk.resume import as_json, check_manifest, replace_json, sync_folder
 from embert.server.bulk.rows import FileLayout
 
-__all__ = ["FileWriter", "FolderWriter", "StreamWriter"]
+__all__ = ["FileWriter", "FolderWriter", "StreamWriter", "write_errors"]
 
 _WRITE_BYTES = 256 << 10  # per call: for more, the system may search a long time for contiguous memory
 _MAX_UNFINISHED_SHARDS = 2  # shards that wait for the disk; writing waits for more
@@ -138,11 +138,11 @@ class FileWriter:
         self._complete(self._state(last=True))
         if self._layout.is_parquet:
             complete = self._converted
-            with _write_errors(complete):
+            with write_errors(complete):
                 self._convert()
         else:
             complete = self._partial
-            with _write_errors(complete):
+            with write_errors(complete):
                 os.pwrite(self._descriptor, self._layout.header(self.texts), 0)
                 os.fsync(self._descriptor)
         if self._path.exists():
@@ -180,7 +180,7 @@ class FileWriter:
 
     def _complete(self, state: dict[str, Any]) -> None:
         """Make everything up to `state` durable; called by one thread at a time."""
-        with _write_errors(self._partial):
+        with write_errors(self._partial):
             os.fsync(self._descriptor)
             replace_json(self._progress, state)
         self.completed = state["texts"]
@@ -190,7 +190,7 @@ class FileWriter:
             self._commit.result()
 
     def _append(self, content: bytes | memoryview) -> None:
-        with _write_errors(self._partial):
+        with write_errors(self._partial):
             _write_all(self._descriptor, content)
         self._size += len(content)
 
@@ -214,14 +214,14 @@ class _Shard:
 
     def __init__(self, path: Path, layout: FileLayout) -> None:
         self.path, self._layout, self.texts = path, layout, 0
-        with _write_errors(path):
+        with write_errors(path):
             self._file = path.open("wb")
             self._parquet = layout.parquet_writer(self._file) if layout.is_parquet else None
             self._file.write(layout.header(0))
 
     def write(self, block: Block, content: memoryview) -> None:
         self.texts += block.texts
-        with _write_errors(self.path):
+        with write_errors(self.path):
             if self._parquet is None:
                 self._file.write(content)
             elif content:
@@ -230,7 +230,7 @@ class _Shard:
 
     def finish(self) -> None:
         """Write the parts of a complete file that are not blocks."""
-        with _write_errors(self.path):
+        with write_errors(self.path):
             if self._parquet is None:
                 self._file.seek(0)
                 self._file.write(self._layout.header(self.texts))
@@ -372,7 +372,7 @@ class FolderWriter:
 
     def _complete(self, shard: _Shard, state: dict[str, Any]) -> None:
         name = shard.path.name.removeprefix("_").removesuffix(".partial")
-        with _write_errors(shard.path):
+        with write_errors(shard.path):
             size = shard.sync()
             shard.path.rename(self._path / name)
             sync_folder(self._path)
@@ -413,9 +413,9 @@ class StreamWriter:
     rows, digest, is_finished = 0, "", False
     texts = completed = 0
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, name: str) -> None:
         stream.flush()
-        self._stream = stream
+        self._stream, self._name = stream, name
         try:
             self._descriptor: int | None = stream.fileno()
         except OSError:  # such as a test's own
@@ -426,10 +426,11 @@ class StreamWriter:
 
     def write(self, block: Block, content: memoryview) -> None:  # noqa: ARG002 - of the protocol
         """Write a block."""
-        if self._descriptor is None:
-            self._stream.write(content)
-        else:  # unbuffered: a thread that waits for a reader would hold the buffer's lock at the end of the process
-            _write_all(self._descriptor, content)
+        with write_errors(self._name):
+            if self._descriptor is None:
+                self._stream.write(content)
+            else:  # unbuffered: a thread that waits for a reader would hold the buffer's lock at the end of the process
+                _write_all(self._descriptor, content)
 
     def finish(self) -> None:
         """Does nothing: everything is written."""
@@ -442,10 +443,12 @@ def _write_all(descriptor: int, content: bytes | memoryview) -> None:
 
 
 @contextlib.contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
-    """Turn OSError into BulkError with the file's name."""
+def write_errors(path: Path | str) -> Iterator[None]:
+    """Turn OSError into BulkError with the file's name, but where the reader of a pipe has exited."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise BulkError(f"{path} cannot be written: {error.strerror or error}") from None
 

@@ -22,6 +22,7 @@ from embert.server.bulk.job import Block, BulkError, Job
 from embert.server.bulk.line_reader import expand
 from embert.server.bulk.rows import ParsedRows, json_line, kept_values
 from embert.server.bulk.table_reader import open_input
+from embert.server.bulk.writer import write_errors
 from embert.server.cli import encoder_options, report_failure
 from embert.server.cli.input_files import checked_format, read_rows
 from embert.server.config import ConfigError
@@ -130,8 +131,9 @@ def _answers(block: Block, parsed: ParsedRows, label: Callable[[list[str]], Sequ
 
 def _write(job: Job, parsed: ParsedRows, answers: Sequence[Any]) -> None:
     (name,) = job.vector_columns
-    for values, answer in zip(kept_values(job, parsed), answers, strict=True):
-        if name in values:
-            raise BulkError(f"the column {name!r} of the input has the name of one of the output; leave out --keep-all")
-        sys.stdout.buffer.write(json_line(values | {name: answer}))
-    sys.stdout.buffer.flush()
+    with write_errors("standard output"):
+        for values, answer in zip(kept_values(job, parsed), answers, strict=True):
+            if name in values:
+                raise BulkError(f"the column {name!r} of the input has the name of one of the output; omit --keep-all")
+            sys.stdout.buffer.write(json_line(values | {name: answer}))
+        sys.stdout.buffer.flush()

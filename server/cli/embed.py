@@ -164,7 +164,9 @@ def _output(
             raise BulkError(f"{path or 'standard output'} takes JSON lines only, and {job.output_format} was asked for")
         if path is None and sys.stdout is None:
             raise BulkError("standard output is closed; --output names a file")
-        return StreamWriter(sys.stdout.buffer if path is None else stack.enter_context(Path(path).open("wb")))
+        if path is None:
+            return StreamWriter(sys.stdout.buffer, "standard output")
+        return StreamWriter(stack.enter_context(Path(path).open("wb")), path)
     if _is_folder(arguments):
         if not files:
             raise BulkError(f"{path} is a folder, which takes the texts of --file only")

@@ -12,6 +12,8 @@ import orjson
 from embert.engine import Model, load_encoder, load_model
 from embert.engine.errors import EngineError
 from embert.engine.tasks import task_names
+from embert.server.bulk.job import BulkError
+from embert.server.bulk.writer import write_errors
 from embert.server.cli import encoder_options, report_failure
 
 __all__ = ["info"]
@@ -24,23 +26,31 @@ def info(arguments: argparse.Namespace) -> int:
     except EngineError as error:
         report_failure(error)
         return 1
-    facts, reason = _facts(model), None
+    facts = _facts(model)
+    failure: Exception | None = None
     try:
         facts |= _encoder_facts(model, arguments)
     except EngineError as error:
-        reason = str(error)
+        failure = error
+    try:
+        with write_errors("standard output"):
+            _print(facts if failure is None or not arguments.json else facts | {"error": str(failure)}, arguments)
+    except BulkError as error:
+        failure = error
+    if failure is not None:
+        report_failure(failure)
+        return 1
+    return 0
+
+
+def _print(facts: dict[str, Any], arguments: argparse.Namespace) -> None:
     if arguments.json:
-        printed = facts if reason is None else facts | {"error": reason}
-        sys.stdout.write(orjson.dumps(printed, option=orjson.OPT_INDENT_2).decode() + "\n")
+        sys.stdout.write(orjson.dumps(facts, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:
         for name, value in facts.items():
             shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
             sys.stdout.write(f"{name.replace('_', ' '):20} {'-' if shown in (None, '') else shown}\n")
-    if reason is not None:
-        sys.stdout.flush()
-        sys.stderr.write(f"embert: error: {reason}\n")
-        return 1
-    return 0
+    sys.stdout.flush()
 
 
 def _facts(model: Model) -> dict[str, Any]:

@@ -20,10 +20,15 @@ __all__ = ["main", "parse_serve"]
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """As argparse's own, but without the usage, which is longer than a screen."""
+        _fail(f"{message}; {self.prog} --help lists the options", 2)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line. Raises SystemExit: 0, 1 for a failure, 2 for wrong arguments."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = _parsed(argv)
     try:
         if arguments.command == "serve":
             config = _serve_config(arguments, os.environ)  # first, so that wrong arguments are reported at once
@@ -31,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
             status = serve(config)
         else:
+            if sys.stdout is None and arguments.command != "embed":  # which may have --output
+                _fail("standard output is closed", 1)
             module = "classify" if arguments.command == "entities" else arguments.command
             run = getattr(importlib.import_module(f"embert.server.cli.{module}"), arguments.command)
             status = run(arguments)
@@ -38,25 +45,36 @@ def main(argv: Sequence[str] | None = None) -> None:
         _fail(error, 2)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except BrokenPipeError:
-        # The reader of the output has exited. Python would report it again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
+    except BrokenPipeError:  # the reader of the output has exited
+        status = 1
+    if status and sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except OSError:  # reported already; Python would report it again when it flushes at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(status)
 
 
 def parse_serve(argv: Sequence[str], environment: Mapping[str, str]) -> ServeConfig:
-    """The configuration of `embert serve ARGV`. Raises ConfigError, or SystemExit with usage."""
-    return _serve_config(_parser().parse_args(["serve", *argv]), environment)
+    """The configuration of `embert serve ARGV`. Raises ConfigError, or SystemExit for arguments that are none."""
+    return _serve_config(_parsed(["serve", *argv]), environment)
 
 
-def _fail(error: Exception, status: int) -> NoReturn:
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    arguments, unknown = _parser().parse_known_args(argv)
+    if unknown:
+        command = f"embert {arguments.command}"
+        _fail(f"{' '.join(unknown)}: no such argument of {command}; {command} --help lists the options", 2)
+    return arguments
+
+
+def _fail(error: Exception | str, status: int) -> NoReturn:
     sys.stderr.write(f"embert: error: {error}\n")
     raise SystemExit(status) from None
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="embert", description="Embeddings and scores from text encoders: the BERT family and decoders."
     )
     parser.add_argument("--version", action="version", version=f"embert {__version__}")

@@ -9,14 +9,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-import orjson
 from tqdm import tqdm
 
 from embert.engine import Engine
 from embert.engine.errors import EngineError
 from embert.server.bulk.job import BulkError, Job
 from embert.server.bulk.line_reader import STANDARD_INPUT, expand
+from embert.server.bulk.rows import json_line
 from embert.server.bulk.table_reader import open_input
+from embert.server.bulk.writer import write_errors
 from embert.server.cli import encoder_options, report_failure
 from embert.server.cli.input_files import checked_format, read_rows
 
@@ -53,14 +54,16 @@ def rerank(arguments: argparse.Namespace) -> int:
                     truncate=arguments.truncate,
                     progress=advance,
                 )
+            with write_errors("standard output"):
+                for result in ranked:
+                    line: dict[str, Any] = {"index": result.index, "score": np.float32(result.score)}
+                    if arguments.return_text:
+                        line["text"] = texts[result.index]
+                    sys.stdout.buffer.write(json_line(line))
+                sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
     except (EngineError, OSError, BulkError) as error:
         report_failure(error)
         return 1
-    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
-    for result in ranked:
-        line: dict[str, Any] = {"index": result.index, "score": np.float32(result.score)}
-        if arguments.return_text:
-            line["text"] = texts[result.index]
-        sys.stdout.buffer.write(orjson.dumps(line, option=option))
-    sys.stdout.buffer.flush()
     return 0

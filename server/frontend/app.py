@@ -172,7 +172,13 @@ def _endpoint(
 
 
 def _add_operations(app: FastAPI, registry: ModelRegistry) -> None:
-    operations = Operations(registry, hint([(route.name, route.summary) for route in ROUTES], registry.names))
+    models = [handle.model for handle in registry.all]
+    answered = [
+        (route.name, route.summary)
+        for route in ROUTES
+        if not isinstance(route, TaskRoute) or any(map(route.suits, models))
+    ]
+    operations = Operations(registry, hint(answered, registry.names))
     for operation in OPERATIONS:
         if operation.endpoint is None:
             continue

@@ -305,7 +305,8 @@ def test_the_package_is_the_command() -> None:
 def test_usage(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
-    assert "usage: embert" in err
+    assert err.startswith("embert: error: ")
+    assert "--help" in err
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
@@ -316,6 +317,17 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     )
     assert json.loads(ended.stdout)["text"] == "text 0"
     assert ended.stderr == ""
+
+
+@pytest.mark.parametrize("command", [("embed", "-q", "a text", *STAND_IN), ("info", *STAND_IN)])
+def test_standard_output_on_a_full_disk(command: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "embert", *command], cwd=ROOT, env=environment(), stdout=full, stderr=-1, check=False
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.decode().startswith("embert: error: standard output cannot be written")
+    assert ended.stderr.count(b"\n") == 1
 
 
 # --- options, environment, defaults ---

@@ -70,7 +70,7 @@ def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], reranker: str
     for arguments, message in (
         (("--file", str(tmp_path / "lines")), "lines line 2 is not UTF-8: byte 0xff at position 1"),
         (("--file", str(tmp_path / "none")), "none: no such file or directory"),
-        (("--file", "/dev/null", "--top-n", "0"), "`top_n` must be at least 1, found 0"),
+        (("--file", "/dev/null", "--top-n", "0"), "--top-n must be at least 1, found 0"),
     ):
         status, out, err = run(capsys, "rerank", reranker, "--query", "who", "--device", "cpu", "-q", *arguments)
         assert (status, out) == (1, "")
