@@ -14,20 +14,23 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from tqdm import tqdm
 
 from embert.engine import Encoder, Model
 from embert.engine.engine import output_width, require_task
 from embert.engine.host import usable_cpus
 from embert.engine.quantization import MIN_ACCURACY
 from embert.server.bulk.job import Block, BulkError, CannotResume, Job, RowRange, SharedBuffers
-from embert.server.bulk.line_reader import InputChunk
 from embert.server.bulk.resume import run_manifest
 from embert.server.bulk.rows import FileLayout, ParsedRows
 from embert.server.bulk.stages import EngineStage, TokenizationStage
+from embert.server.bulk.table_reader import Reader
 from embert.server.bulk.worker import WorkerConfig, WorkerProcess
+from embert.server.bulk.writer import Writer
 
-__all__ = ["DeviceConfig", "Pipeline", "Reader", "Reporter", "Writer", "embed_files", "embed_texts"]
+__all__ = ["DeviceConfig", "Pipeline", "ProgressBar", "embed_files", "embed_texts"]
 
 _BLOCKS_PER_ENGINE = 3  # one finishes, one is encoded, one waits
 _BUFFERS_PER_ENGINE, _BUFFERS_FOR_WRITER = 4, 3
@@ -36,62 +39,34 @@ _CPUS_PER_TOKENIZATION_PROCESS = 8  # where the CPU encodes
 _STOP_TIMEOUT_S = 10.0  # for a write in progress
 
 
-class Reader(Protocol):
-    """Reads the input."""
+class ProgressBar:
+    """The progress of a run, with the rate, and the completed share if the total is known. Use as a context manager."""
 
-    total: int | None  # rows, if known
-
-    @property
-    def identity(self) -> list[list[object]] | None:
-        """What identifies the files; None where the digest of the lines does."""
-        ...
-
-    def read(self, max_rows: int) -> InputChunk | None:
-        """The next rows; None at the end."""
-        ...
-
-    def skip(self, rows: int, digest: str) -> None:
-        """Skip completed rows. Raises CannotResume where they are not those that were embedded."""
-        ...
-
-
-class Writer(Protocol):
-    """Writes the output."""
-
-    restart_hint: str  # how to start from the beginning
-    shard_rows: int | None  # a block ends where a multiple of this many rows does
-    rows: int  # of the input, that are written
-    texts: int
-    digest: str
-    is_finished: bool
-
-    def begin(self, manifest: dict[str, Any], layout: FileLayout, *, resume: bool) -> None:
-        """Continue after what is complete, or start from the beginning."""
-        ...
-
-    def write(self, block: Block, content: memoryview) -> None:
-        """Write the next block."""
-        ...
-
-    def finish(self) -> None:
-        """Complete the output."""
-        ...
-
-
-class Reporter(Protocol):
-    """Shows the progress of a run."""
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._bar: tqdm[Any] | None = None
 
     def begin(self, done: int, total: int | None) -> None:
-        """`done` texts were embedded by an earlier run, of `total` if that is known."""
-        ...
+        """Show it: `done` texts were embedded by an earlier run, of `total` if that is known."""
+        self._bar = tqdm(
+            unit=" texts", unit_scale=True, initial=done, total=total, disable=self._quiet or None, leave=False
+        )
 
     def encoded(self, texts: int) -> None:
-        """More texts are encoded. Called from several threads."""
-        ...
+        """Advance it. Called from several threads."""
+        if self._bar is not None:
+            self._bar.update(texts)
 
     def warn(self, sentence: str) -> None:
-        """Show a warning."""
-        ...
+        """Write a sentence above it."""
+        tqdm.write(f"embert: {sentence}", sys.stderr)
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +95,14 @@ class DeviceConfig:
 
 
 def embed_files(
-    job: Job, model: Model, reader: Reader, writer: Writer, devices: DeviceConfig, reporter: Reporter, *, resume: bool
+    job: Job,
+    model: Model,
+    reader: Reader,
+    writer: Writer,
+    devices: DeviceConfig,
+    progress: ProgressBar,
+    *,
+    resume: bool,
 ) -> None:
     """Embed everything that `reader` has, into `writer`.
 
@@ -133,7 +115,7 @@ def embed_files(
     with contextlib.closing(buffers), contextlib.ExitStack() as stack:
 
         def start(name: str, config: WorkerConfig, environment: dict[str, str]) -> WorkerProcess:
-            process = WorkerProcess(name, config, environment, reporter.encoded)
+            process = WorkerProcess(name, config, environment, progress.encoded)
             stack.callback(process.join)
             stack.callback(process.kill)
             return process
@@ -174,11 +156,11 @@ def embed_files(
         except CannotResume as error:
             raise BulkError("; ".join(filter(None, (f"cannot resume: {error}", writer.restart_hint)))) from None
         if writer.is_finished:
-            reporter.warn("everything is embedded already")
+            progress.warn("everything is embedded already")
         else:
-            reporter.begin(writer.texts, reader.total)
+            progress.begin(writer.texts, reader.total)
             pipeline = Pipeline(job, reader, writer, buffers, tokenizers, engines)
-            pipeline.run(devices.num_buffers(device_types), reporter)
+            pipeline.run(devices.num_buffers(device_types), progress)
         writer.finish()
 
 
@@ -214,9 +196,9 @@ class Pipeline:
         self._error: BaseException | None = None
         self._stopped = threading.Event()
 
-    def run(self, num_buffers: int, reporter: Reporter) -> None:
+    def run(self, num_buffers: int, progress: ProgressBar) -> None:
         """Process all blocks. Raises the first error; nothing is written after it."""
-        self._reporter = reporter
+        self._progress = progress
         self._threads = num_buffers
         for buffer in range(num_buffers):
             threading.Thread(target=self._process_blocks, args=(buffer,), daemon=True).start()
@@ -229,7 +211,7 @@ class Pipeline:
         if self._error is not None:
             raise self._error
         if self._skipped:
-            reporter.warn(f"rows skipped: {self._skipped}")
+            progress.warn(f"rows skipped: {self._skipped}")
 
     def _process_blocks(self, buffer: int) -> None:
         error = None
@@ -292,7 +274,7 @@ class Pipeline:
             if block.error:
                 raise BulkError(block.error)
             if block.skipped and not self._skipped:
-                self._reporter.warn(f"{block.warning}; such rows are skipped")
+                self._progress.warn(f"{block.warning}; such rows are skipped")
             self._skipped += block.skipped
             content = self._buffers.data(block, "output") if block.texts else memoryview(b"")
             self._writer.write(block, content)
@@ -301,15 +283,15 @@ class Pipeline:
 
 
 def embed_texts(
-    job: Job, model: Model, texts: Sequence[str], encoder: Encoder, writer: Writer, reporter: Reporter
+    job: Job, model: Model, texts: Sequence[str], encoder: Encoder, writer: Writer, progress: ProgressBar
 ) -> None:
     """Embed a few texts in this process. Raises as `embed_files` does."""
     buffers = SharedBuffers.create(1)
     with contextlib.closing(buffers):
         tokenization = TokenizationStage(job, model, buffers)
-        engine = EngineStage(job, model, encoder, buffers, reporter.encoded)
+        engine = EngineStage(job, model, encoder, buffers, progress.encoded)
         writer.begin({}, FileLayout(job, model), resume=False)
-        reporter.begin(0, len(texts))
+        progress.begin(0, len(texts))
         for first in range(0, len(texts), job.block_texts):
             some = list(texts[first : first + job.block_texts])
             parsed = ParsedRows(some, range(len(some)), [])

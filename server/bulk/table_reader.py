@@ -14,7 +14,7 @@ import numpy as np
 from embert.server.bulk.job import BulkError, CannotResume, Job, RowRange, require_pyarrow
 from embert.server.bulk.line_reader import STANDARD_INPUT, InputChunk, LineReader, display_name, open_bytes
 
-__all__ = ["TableReader", "open_input"]
+__all__ = ["Reader", "TableReader", "open_input"]
 
 _BATCH_ROWS = 1024  # of long texts, these may be many bytes
 _CSV_BYTES = 32 << 20  # read at once: no row may be longer
@@ -279,7 +279,10 @@ class TableReader:
             raise BulkError(f"{display_name(file)} cannot be read: {error}") from None
 
 
-def open_input(files: Sequence[str], job: Job) -> LineReader | TableReader:
+Reader = LineReader | TableReader
+
+
+def open_input(files: Sequence[str], job: Job) -> Reader:
     """The reader of files of the job's format. Raises OSError and BulkError as the readers do."""
     if job.input_format in ("text", "jsonl"):
         return LineReader(files, job.block_bytes)

@@ -19,7 +19,7 @@ from embert.server.bulk.job import Block, BulkError, CannotResume, OutputFormat,
 from embert.server.bulk.resume import as_json, check_manifest, replace_json, sync_folder
 from embert.server.bulk.rows import FileLayout
 
-__all__ = ["FileWriter", "FolderWriter", "StreamWriter", "write_errors"]
+__all__ = ["FileWriter", "FolderWriter", "StreamWriter", "Writer", "write_errors"]
 
 _WRITE_BYTES = 256 << 10  # per call: for more, the system may search a long time for contiguous memory
 _MAX_UNFINISHED_SHARDS = 2  # shards that wait for the disk; writing waits for more
@@ -434,6 +434,9 @@ class StreamWriter:
 
     def finish(self) -> None:
         """Does nothing: everything is written."""
+
+
+Writer = FileWriter | FolderWriter | StreamWriter
 
 
 def _write_all(descriptor: int, content: bytes | memoryview) -> None:

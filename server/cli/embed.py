@@ -8,9 +8,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
 
 from embert.engine import load_encoder, load_model
 from embert.engine.encoders.devices import devices
@@ -19,9 +16,9 @@ from embert.engine.tasks import Task
 from embert.server.bulk.job import BulkError, Job, OutputFormat
 from embert.server.bulk.line_reader import STANDARD_INPUT, LineReader, expand
 from embert.server.bulk.rows import input_schema, json_schema
-from embert.server.bulk.run import DeviceConfig, embed_files, embed_texts
-from embert.server.bulk.table_reader import TableReader, open_input
-from embert.server.bulk.writer import FileWriter, FolderWriter, StreamWriter
+from embert.server.bulk.run import DeviceConfig, ProgressBar, embed_files, embed_texts
+from embert.server.bulk.table_reader import Reader, TableReader, open_input
+from embert.server.bulk.writer import FileWriter, FolderWriter, StreamWriter, Writer
 from embert.server.cli import encoder_options, report_failure
 from embert.server.cli.input_files import checked_format
 from embert.server.config import ConfigError
@@ -34,7 +31,7 @@ _SHARD_TEXTS = 250_000
 def embed(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     _check(arguments)
-    output: FileWriter | FolderWriter | StreamWriter | None = None
+    output: Writer | None = None
     try:
         with ExitStack() as stack:
             # Files first, so that their errors are reported before a model is loaded.
@@ -52,11 +49,11 @@ def embed(arguments: argparse.Namespace) -> int:
                 progress=not arguments.quiet,
             )
             names = devices(arguments.device, arguments.encoder, model, dtype=arguments.dtype)
-            report = stack.enter_context(_Bar(quiet=arguments.quiet))
+            progress = stack.enter_context(ProgressBar(quiet=arguments.quiet))
             if source is None:
                 encoder = load_encoder(model, **encoder_options(arguments) | {"device": names[0]})
                 stack.callback(encoder.close)
-                embed_texts(job, model, arguments.texts, encoder, output, report)
+                embed_texts(job, model, arguments.texts, encoder, output, progress)
             else:
                 device_config = DeviceConfig(
                     names=names,
@@ -65,7 +62,7 @@ def embed(arguments: argparse.Namespace) -> int:
                     min_agreement=arguments.min_agreement,
                     tokenization_processes=arguments.tokenization_workers,
                 )
-                embed_files(job, model, source, output, device_config, report, resume=arguments.resume)
+                embed_files(job, model, source, output, device_config, progress, resume=arguments.resume)
     except BrokenPipeError:
         raise
     except (EngineError, OSError, BulkError) as error:
@@ -138,7 +135,7 @@ def _job(arguments: argparse.Namespace, files: Sequence[str]) -> Job:
     )
 
 
-def _with_schema(job: Job, source: LineReader | TableReader | None) -> Job:
+def _with_schema(job: Job, source: Reader | None) -> Job:
     """The job with the schema of the kept columns. Raises BulkError if the input does not have them."""
     columns: Sequence[str] = job.kept_columns or ()
     if job.output_format == "parquet":
@@ -155,9 +152,7 @@ def _with_schema(job: Job, source: LineReader | TableReader | None) -> Job:
     return job
 
 
-def _output(
-    arguments: argparse.Namespace, job: Job, files: Sequence[str], stack: ExitStack
-) -> FileWriter | FolderWriter | StreamWriter:
+def _output(arguments: argparse.Namespace, job: Job, files: Sequence[str], stack: ExitStack) -> Writer:
     path = arguments.output
     if path is None or (Path(path).exists() and not Path(path).is_dir() and not Path(path).is_file()):
         if job.output_format != "jsonl":
@@ -180,36 +175,6 @@ def _output(
     return stack.enter_context(FileWriter(path, overwrite=arguments.overwrite, resume=arguments.resume))
 
 
-def _say_what_is_complete(output: FileWriter | FolderWriter | StreamWriter | None) -> None:
+def _say_what_is_complete(output: Writer | None) -> None:
     if output is not None and output.completed and not output.is_finished:
         sys.stderr.write(f"embert: {output.completed} texts are complete; --resume goes on after them\n")
-
-
-class _Bar:
-    """The progress bar, with the rate, and the completed share if the total is known."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._bar: tqdm[Any] | None = None
-
-    def begin(self, done: int, total: int | None) -> None:
-        """Show the bar."""
-        self._bar = tqdm(
-            unit=" texts", unit_scale=True, initial=done, total=total, disable=self._quiet or None, leave=False
-        )
-
-    def encoded(self, texts: int) -> None:
-        """Advance it."""
-        if self._bar is not None:
-            self._bar.update(texts)
-
-    def warn(self, sentence: str) -> None:
-        """Write a sentence above it."""
-        tqdm.write(f"embert: {sentence}", sys.stderr)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
