@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from embert.engine.files.chat_template import PairText, TakesNoPair, read_pair_t
 from embert.engine.files.hub import locate
 from embert.engine.files.json_files import check_keys, read_object
 from embert.engine.files.key_tables import CONFIG_SENTENCE_TRANSFORMERS
-from embert.engine.files.tokenizer_config import TokenizerConfig, define, read_tokenizer_config
+from embert.engine.files.tokenizer_config import NO_LENGTH_LIMIT, TokenizerConfig, define, read_tokenizer_config
 from embert.engine.heads.checkpoints.classifier import logit_classifier, read_classifier, stored_classifier
 from embert.engine.heads.checkpoints.stored import named_groups, stored_in, stored_tensors, unused_tensors
 from embert.engine.heads.checkpoints.vector_heads import CONVERT, read_vector_heads
@@ -132,6 +133,14 @@ def _load(
     # The architecture comes first: for a model that cannot run, the commands that _check_files names are of no use.
     config = read_config(weights / "config.json")
     notices += check_config(weights / "config.json")
+    stated_length = modules.transformer_module.max_length
+    rotates = all(config.attention_of(layer).rotary for layer in range(config.layers))
+    if stated_length is not None and config.max_positions < stated_length < NO_LENGTH_LIMIT and rotates:
+        notices.append(
+            f"texts of up to {stated_length} tokens, as sentence-transformers' files state, are longer than "
+            f"{config.max_positions}, the model's max_position_embeddings"
+        )
+        config = dataclasses.replace(config, max_positions=stated_length)
     head = read_classifier(folder, weights, config) if modules.only_transformer else None
     classifier = head if isinstance(head, Classifier) else None
     token_classifier = head if isinstance(head, TokenClassifier) else None
@@ -161,8 +170,11 @@ def _load(
     usual_prompt = prompts[default_prompt_name] if default_prompt_name is not None else ""
     pair_text, special = None, {name: token.content for name, token in tokenizer.special.items()}
     # Without modules CrossEncoder puts the pairs of a reranker into a chat template, where there is one.
-    is_reranker = classifier is not None and len(classifier.labels) == 1
-    if is_reranker and not (folder / "modules.json").is_file() and template_of(transformer) is not None:
+    without_modules = classifier is not None and not (folder / "modules.json").is_file()
+    template = template_of(transformer) if without_modules else None
+    if template is not None and classifier is not None and len(classifier.labels) > 1:
+        notices.append(f"{template[0]}: the chat template is for models of one label; pairs are read without it")
+    elif template is not None:
         try:
             pair_text = read_pair_text(transformer, structured=None, prompt=usual_prompt, variables=special)
         except TakesNoPair as error:
@@ -211,7 +223,7 @@ def _load(
         pooling_mode = modules.pooling
     after_pooling = modules.after_pooling if vector_heads.embeds else ()
     # sentence-transformers' own limit is in place of the tokenizer's, also where it is larger.
-    limit = modules.transformer_module.max_length or tokenizer.max_length or config.max_positions
+    limit = stated_length or tokenizer.max_length or config.max_positions
     max_input_length = min(limit, config.max_positions)
     multi_vector = vector_heads.multi_vector
     if multi_vector is None:

@@ -34,6 +34,8 @@ WANTED_FILES = [
     "sparse_linear.pt",
     "colbert_linear.pt",
     "artifact.metadata",
+    "chat_template.jinja",
+    "0_*/chat_template.jinja",
 ]
 UNWANTED_FILES = ["onnx/*", "openvino/*", "*/onnx/*", "*/openvino/*"]
 

@@ -10,12 +10,12 @@ from embert.engine.files.json_files import Key, Table, honored, irrelevant, refu
 
 __all__ = [
     "ADAPTER_CONFIG",
-    "BOTH_WAYS",
     "CONFIG",
     "CONFIG_OF_MODEL_TYPE",
     "CONFIG_SENTENCE_TRANSFORMERS",
     "MODULES",
     "MODULE_CONFIGS",
+    "ONE_WAY",
     "PROCESSING_KWARGS",
     "REFUSED_MODULES",
     "SENTENCE_BERT_CONFIG",
@@ -300,6 +300,8 @@ DROPOUTS = (
 )  # fmt: skip
 SHAPE = honored("a shape, under the model_type's own name; the defaults are transformers'")
 
+CAUSAL = refused("a mask of later tokens", False)
+
 # config.json: keys of all model types.
 CONFIG: Table = {
     "model_type": honored("which reader and which table of keys apply"),
@@ -314,6 +316,7 @@ CONFIG: Table = {
     "tie_word_embeddings": honored("the word table and the decoder are one where the file has only one of them"),
     "is_encoder_decoder": refused("a decoder", False, None),
     "is_decoder": refused("a mask of later tokens", False, None),
+    "is_causal": CAUSAL,
     "add_cross_attention": refused("a decoder", False, None),
     "pruned_heads": refused("attention without some heads", None, {}),
     "quantization_config": refused("quantized weights; --dtype int8 quantizes plain ones", None),
@@ -376,7 +379,12 @@ BERT_LIKE: dict[str, Key] = {
     "tokenizer_class": honored("where tokenizer_config.json names no class"),
 }
 ROBERTA_LIKE: dict[str, Key] = {**BERT_LIKE, "pad_token_id": honored("positions start after its row")}
-ROPE_PARAMETERS = honored("rotary positions: rope_theta, rope_type, factor, partial_rotary_factor 1")
+ROPE = {
+    "rope_parameters": honored("rope_theta; rope_type default, linear, dynamic, llama3 or yarn, with their fields"),
+    "rope_scaling": honored("the same by version 4's name"),
+    "rope_theta": honored("where rope_parameters do not state it"),
+    "partial_rotary_factor": honored("1"),
+}
 JINA_FLASH: dict[str, Key] = {
     "rotary_emb_base": honored("θ of the rotary positions"),
     "lora_adaptations": honored("names of adapters"),
@@ -400,7 +408,7 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
     "jina_embeddings_v3": {
         **ROBERTA_LIKE,
         **JINA_FLASH,
-        "rope_parameters": ROPE_PARAMETERS,
+        **ROPE,
         "head_dim": honored("hidden_size / num_attention_heads"),
     },
     "distilbert": {
@@ -470,9 +478,7 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
         **BERT_LIKE,
         "hidden_act": honored("silu, gelu, gelu_new, gelu_pytorch_tanh or relu"),
         "head_dim": honored("hidden_size / num_attention_heads"),
-        "rope_parameters": ROPE_PARAMETERS,
-        "rope_scaling": honored("null"),
-        "rope_theta": honored("where rope_parameters do not state it"),
+        **ROPE,
         # nomic-ai/nomic-bert-2048
         **dict.fromkeys(("n_embd", "n_layer", "n_head", "n_inner", "n_positions"), SHAPE),
         "activation_function": honored("swiglu, geglu or gelu"),
@@ -500,10 +506,10 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
     "gte": {
         **BERT_LIKE,
         "hidden_act": honored("silu, gelu, gelu_new, gelu_pytorch_tanh or relu"),
-        "rope_parameters": ROPE_PARAMETERS,
+        "head_dim": honored("hidden_size / num_attention_heads"),
+        **ROPE,
         # Alibaba-NLP/new-impl
-        "rope_theta": honored("θ of the rotary positions"),
-        "rope_scaling": honored("ntk"),
+        "rope_scaling": honored("of this code: ntk; of transformers: as rope_parameters"),
         "layer_norm_type": honored("layer_norm"),
         "logn_attention_scale": honored("false"),
         "pack_qkv": irrelevant("which tensors there are says it"),
@@ -511,20 +517,14 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
         "intermediate_size_multiple": irrelevant("never read by its code"),
     },
 }  # fmt: skip
-ROPE_OF_DECODERS = {
-    "rope_parameters": honored("rope_theta; rope_type default, linear, dynamic, llama3 or yarn, with their fields"),
-    "rope_scaling": honored("the same by version 4's name"),
-    "rope_theta": honored("where rope_parameters do not state it"),
-    "partial_rotary_factor": honored("1"),
-}
-BOTH_WAYS = honored("true: attention in both directions, which transformers 5.23 ignores")
+ONE_WAY = irrelevant("transformers 5.23 reads it for gemma3_text only; is_causal: false asks for both directions")
 DECODER: dict[str, Key] = {
     **dict.fromkeys((*SHAPES, "num_key_value_heads", "head_dim"), SHAPE),
-    **ROPE_OF_DECODERS,
+    **ROPE,
     "hidden_act": honored("silu, gelu, gelu_new, gelu_pytorch_tanh or relu"),
     "rms_norm_eps": honored("of every norm"),
     "is_causal": honored("false: attention in both directions"),
-    "use_bidirectional_attention": BOTH_WAYS,
+    "use_bidirectional_attention": ONE_WAY,
     "pad_token_id": honored("a classifier takes the last token of another id"),
     "token_classification_bias": honored("whether a token classifier has a bias"),
     "tokenizer_class": honored("where tokenizer_config.json names no class"),
@@ -546,9 +546,8 @@ CONFIG_OF_MODEL_TYPE |= {
     },
     "eurobert": {
         **DECODER,
-        **dict.fromkeys(
-            ("is_causal", "use_bidirectional_attention"), irrelevant("attention always has both directions")
-        ),
+        "is_causal": CAUSAL,
+        "use_bidirectional_attention": irrelevant("attention always has both directions"),
         "attention_bias": honored("whether attention's linear layers have biases"),
         "mlp_bias": honored("whether those of the feed-forward network have them"),
         "classifier_pooling": honored("late, mean or bos"),

@@ -23,6 +23,7 @@ __all__ = [
     "CLASSES",
     "DEBERTA_SPACES",
     "GENERIC_CLASSES",
+    "NO_LENGTH_LIMIT",
     "REFUSED_CLASSES",
     "Definition",
     "SpecialToken",

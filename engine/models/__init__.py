@@ -11,7 +11,7 @@ from pathlib import Path
 
 from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import check_keys, read_object
-from embert.engine.files.key_tables import BOTH_WAYS, CONFIG, CONFIG_OF_MODEL_TYPE
+from embert.engine.files.key_tables import CONFIG, CONFIG_OF_MODEL_TYPE, ONE_WAY
 from embert.engine.models import (
     albert,
     deberta,
@@ -77,8 +77,9 @@ def check_config(path: Path) -> tuple[str, ...]:
     fields = read_object(path)
     keys = {**CONFIG, **CONFIG_OF_MODEL_TYPE[fields["model_type"]]}
     notices = check_keys(path, fields, keys)
-    field_name = "use_bidirectional_attention"
-    if fields.get(field_name) is True and keys.get(field_name) is BOTH_WAYS:
-        both_ways = f"{field_name}: attention has both directions; transformers ignores this field"
-        notices = (*notices, f"{path}: {both_ways} for {fields['model_type']}")
+    if fields.get("use_bidirectional_attention") and keys.get("use_bidirectional_attention") is ONE_WAY:
+        notices += (
+            f"{path}: use_bidirectional_attention is not read for {fields['model_type']}, as in transformers: "
+            "is_causal decides",
+        )
     return notices

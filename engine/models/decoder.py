@@ -3,27 +3,19 @@
 One forward pass a text, without generation or a KV cache.
 
 Pre-norm layers with RMSNorm, rotary positions, grouped-query attention and a gated feed-forward network. Attention is
-causal unless config.json says `is_causal: false` or `use_bidirectional_attention: true`; EuroBERT's never is.
+causal unless config.json says `is_causal: false`; EuroBERT's never is.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.models.bert import GATES
-from embert.engine.models.config_file import (
-    DEFAULT,
-    DYNAMIC,
-    MOST_OF_ONE_PAIR,
-    ROPE,
-    ROPE_FIELDS,
-    ConfigFile,
-    rope_factor,
-)
-from embert.engine.models.encoder_config import Attention, DynamicNtk, EncoderConfig, Linear, Llama3, Rotary, Yarn
+from embert.engine.models.config_file import ConfigFile
+from embert.engine.models.encoder_config import Attention, EncoderConfig
+from embert.engine.models.rotary import read_rotary
 from embert.engine.models.tensor_names import (
     FINAL_NORM,
     KEY_NORM,
@@ -42,13 +34,11 @@ __all__ = [
     "PARTS",
     "SLIDING",
     "decoder_config",
-    "is_causal",
     "read_eurobert",
     "read_llama",
     "read_mistral",
     "read_qwen2",
     "read_qwen3",
-    "read_rotary",
 ]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -107,19 +97,6 @@ QWEN = {
     "sliding_window": 4096,
 }
 
-LINEAR, LLAMA3, YARN = "linear", "llama3", "yarn"
-# What each kind of scaling reads beside ROPE_FIELDS.
-SCALING_FIELDS: dict[str, tuple[str, ...]] = {
-    DEFAULT: (),
-    LINEAR: (),
-    DYNAMIC: (),
-    LLAMA3: ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
-    YARN: (
-        "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
-        "truncate",
-    ),
-}  # fmt: skip
-
 
 def read_llama(config: ConfigFile) -> EncoderConfig:
     """LLaMA. Raises BrokenModel or UnsupportedModel."""
@@ -128,8 +105,8 @@ def read_llama(config: ConfigFile) -> EncoderConfig:
 
 def read_eurobert(config: ConfigFile) -> EncoderConfig:
     """EuroBERT: LLaMA's layers with attention in both directions. Raises BrokenModel or UnsupportedModel."""
-    config = config.with_missing(**EUROBERT).with_fields(is_causal=False, use_bidirectional_attention=None)
-    described = _llama(config)
+    config = config.with_missing(**EUROBERT)
+    described = _llama(config.with_fields(is_causal=False))
     stated = config.one_of("classifier_pooling", tuple(EUROBERT_POOLINGS), "late")
     config.one_of("clf_pooling", (stated,), stated)  # the name in the authors' own code, which transformers ignores
     classification = Classification("dense", "classifier", "gelu", pooling=EUROBERT_POOLINGS[stated])
@@ -190,7 +167,7 @@ def decoder_config(
             "head_dim"
         )
     size = config.integer("head_dim") if stated_size else hidden // heads
-    causal = is_causal(config)
+    causal = config.one_of("is_causal", (True, False), True)
     kinds = kinds or [FULL] * layers
     window: int | None = None
     if SLIDING in kinds:
@@ -231,78 +208,6 @@ def decoder_config(
         key_value_heads=shared,
         head_columns=size,
     )
-
-
-def is_causal(config: ConfigFile) -> bool:
-    """Whether a token attends to earlier tokens only. Raises UnsupportedModel for a value that is no bool."""
-    both_ways = config.one_of("use_bidirectional_attention", (False, True, None), None)
-    return bool(config.one_of("is_causal", (True, False), True)) and not both_ways
-
-
-def read_rotary(config: ConfigFile, columns: int, theta: float, kind: str = "") -> Rotary:
-    """The rotary positions of decoders, with any scaling of SCALING_FIELDS but "dynamic" of one pair.
-
-    config.json states them in `rope_parameters`, or as transformers 4 does in `rope_theta` and `rope_scaling`. With
-    `kind` they are those of one type of layers: "rope_parameters.{kind}". `theta` is the model type's default. Raises
-    BrokenModel or UnsupportedModel.
-    """
-    if columns % 2:
-        raise UnsupportedModel(f"{config.path}: rotary positions rotate pairs of a head's columns, found {columns}")
-    older = config.fields.get("rope_scaling")
-    field = "rope_scaling" if older else f"{ROPE}.{kind}" if kind else ROPE
-    supported = tuple(dict.fromkeys((*ROPE_FIELDS, *(name for names in SCALING_FIELDS.values() for name in names))))
-    stated = config.with_defaults(rope_theta=theta).flattened(field, supported)
-    scaling = stated.one_of(f"{field}.type", tuple(SCALING_FIELDS), DEFAULT)
-    scaling = stated.one_of(f"{field}.rope_type", tuple(SCALING_FIELDS), scaling)
-    for inner in supported:
-        if inner not in (*ROPE_FIELDS, *SCALING_FIELDS[scaling]) and stated.fields.get(f"{field}.{inner}") is not None:
-            raise UnsupportedModel(f"{config.path}: {field}.{inner} is not supported with rope_type {scaling!r}")
-    for name in (f"{field}.partial_rotary_factor", "partial_rotary_factor"):
-        stated.one_of(name, (1.0, None))
-    inner_theta = f"{field}.rope_theta"
-    rotary = Rotary(stated.number(inner_theta if stated.fields.get(inner_theta) is not None else "rope_theta"), columns)
-    if scaling == DEFAULT:
-        return rotary
-    return dataclasses.replace(rotary, scaling=_scaling(stated, field, scaling, columns))
-
-
-def _scaling(stated: ConfigFile, field: str, kind: str, columns: int) -> DynamicNtk | Linear | Llama3 | Yarn:
-    """`_compute_…_parameters` of transformers' modeling_rope_utils.py read the same fields."""
-    longest = stated.integer("max_position_embeddings")
-    factor = rope_factor(stated, field)
-    if kind == LINEAR:
-        return Linear(factor)
-    if kind == DYNAMIC:
-        if columns <= MOST_OF_ONE_PAIR:
-            raise UnsupportedModel(f"{stated.path}: {field}.type {DYNAMIC!r} needs heads of over {columns} columns")
-        return DynamicNtk(factor, longest)
-    trained_name = f"{field}.original_max_position_embeddings"
-    trained = stated.integer(trained_name) if stated.fields.get(trained_name) is not None else longest
-    if kind == LLAMA3:
-        low, high = (stated.number(f"{field}.{name}_freq_factor") for name in ("low", "high"))
-        if low >= high:
-            raise BrokenModel(f"{stated.path}: {field}.low_freq_factor {low:g} must be below high_freq_factor {high:g}")
-        return Llama3(factor, low, high, trained)
-
-    def optional(name: str, default: float) -> float:
-        return stated.number(f"{field}.{name}") if stated.fields.get(f"{field}.{name}") else default
-
-    scales = [optional(name, 0.0) for name in ("mscale", "mscale_all_dim")]
-    attention_factor = _magnitude(factor, 1.0)
-    if all(scales):
-        attention_factor = _magnitude(factor, scales[0]) / _magnitude(factor, scales[1])
-    return Yarn(
-        factor,
-        trained,
-        optional("attention_factor", attention_factor),
-        optional("beta_fast", 32.0),
-        optional("beta_slow", 1.0),
-        stated.one_of(f"{field}.truncate", (True, False), True),
-    )
-
-
-def _magnitude(factor: float, scale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def _layer_types(config: ConfigFile) -> list[str]:

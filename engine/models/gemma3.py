@@ -19,10 +19,9 @@ from embert.engine.models.decoder import (
     PARTS,
     SLIDING,
     decoder_config,
-    is_causal,
-    read_rotary,
 )
 from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
+from embert.engine.models.rotary import read_rotary
 from embert.engine.models.tensor_names import ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM, WeightMapping
 
 __all__ = ["read"]
@@ -66,10 +65,11 @@ def read(config: ConfigFile) -> EncoderConfig:
     without = FEED_FORWARD if config.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
     plain = config.with_fields(rope_parameters=None, rope_scaling=None, rope_theta=None)
     described = decoder_config(plain, without, kinds=[FULL] * layers)
-    window = config.integer("sliding_window")
-    if config.fields.get("use_bidirectional_attention"):  # half of it on each side, counted as `is_causal` has it
-        window = window // 2 + (config.fields.get("is_causal") is False)
-    elif is_causal(config):  # the token itself counts
+    both_ways = bool(config.one_of("use_bidirectional_attention", (False, True, None), None))
+    window, causal = config.integer("sliding_window"), described.causal
+    if both_ways:  # half of it on each side, counted as `is_causal` has it
+        window = window // 2 + (not causal)
+    elif causal:  # the token itself counts
         window -= 1
     size = described.head_size
     attention = {
@@ -87,6 +87,7 @@ def read(config: ConfigFile) -> EncoderConfig:
         described,
         tensors=tensors,
         attention=tuple(attention[kind] for kind in kinds),
+        causal=causal and not both_ways,
         qk_norm=True,
         norm_offset=1.0,
         sublayer_norms=True,

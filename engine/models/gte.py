@@ -13,8 +13,9 @@ from collections.abc import Mapping
 
 from embert.engine.errors import BrokenModel
 from embert.engine.models.bert import DEFAULTS, GATED_PARTS, GATES, fused_qkv, read_bert_like
-from embert.engine.models.config_file import ConfigFile, check_pairs, with_rope_parameters, with_rotary
-from embert.engine.models.encoder_config import EncoderConfig, Ntk, Rotary
+from embert.engine.models.config_file import ConfigFile
+from embert.engine.models.encoder_config import EncoderConfig, Ntk
+from embert.engine.models.rotary import rotary_of, with_rope_parameters, with_rotary
 from embert.engine.models.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     Classification,
@@ -79,7 +80,10 @@ def read(config: ConfigFile) -> EncoderConfig:
     if not types:
         known = known.with_fields(type_vocab_size=1)
     encoder_config = dataclasses.replace(read_bert_like(known, tensors, activations=GATES), gated=True)
-    return with_rope_parameters(config, encoder_config, THETA) if own else _older(config, encoder_config)
+    if not own:
+        return _older(config, encoder_config)
+    config.one_of("head_dim", (None, encoder_config.head_size))
+    return with_rope_parameters(config, encoder_config, THETA)
 
 
 def _older(config: ConfigFile, encoder_config: EncoderConfig) -> EncoderConfig:
@@ -91,8 +95,8 @@ def _older(config: ConfigFile, encoder_config: EncoderConfig) -> EncoderConfig:
     config.one_of("logn_attention_scale", (False, None))
     if config.one_of("position_embedding_type", ("rope", "absolute"), "rope") == "absolute":
         return encoder_config
-    check_pairs(config, encoder_config)
-    return with_rotary(encoder_config, Rotary(config.number("rope_theta"), encoder_config.head_size, _scaling(config)))
+    rotary = rotary_of(config, config.number("rope_theta"), encoder_config.head_size, _scaling(config))
+    return with_rotary(encoder_config, rotary)
 
 
 def _scaling(config: ConfigFile) -> Ntk | None:

@@ -14,7 +14,8 @@ from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.models import roberta
 from embert.engine.models.bert import fused_qkv, read_bert_like
 from embert.engine.models.config_file import ConfigFile
-from embert.engine.models.encoder_config import Adapters, Attention, EncoderConfig, Rotary
+from embert.engine.models.encoder_config import Adapters, EncoderConfig
+from embert.engine.models.rotary import rotary_of, with_rope_parameters, with_rotary
 from embert.engine.models.tensor_names import FusedWeight, TensorNames, WeightMapping
 
 __all__ = ["read", "read_xlm_roberta"]
@@ -69,6 +70,7 @@ FLASH_ADAPTED = dataclasses.replace(
 )
 
 # What transformers takes where config.json does not say.
+THETA = 20000.0
 DEFAULTS = {
     "vocab_size": 250_002,
     "hidden_size": 1024,
@@ -120,46 +122,30 @@ def read_flash(config: ConfigFile) -> EncoderConfig:
     config.one_of("truncate_dim", (None,))
     config.one_of("emb_pooler", (None, "mean"))
     adapters = _flash_adapters(config)
-    theta = config.with_fields(**{"rotary_emb_base": 10000.0, **config.fields}).number("rotary_emb_base")
-    mapping = FLASH if adapters is None else FLASH_ADAPTED
-    return _read(config, _tensors(mapping), theta, adapters)
+    encoder_config = _read(config, _tensors(FLASH if adapters is None else FLASH_ADAPTED), adapters)
+    theta = config.with_missing(rotary_emb_base=10000.0).number("rotary_emb_base")
+    return with_rotary(encoder_config, rotary_of(config, theta, encoder_config.head_size))
 
 
 def read(config: ConfigFile) -> EncoderConfig:
     """The architecture of a checkpoint of transformers' own. Raises BrokenModel or UnsupportedModel."""
     config = config.with_missing(**DEFAULTS)
-    rope = config.fields.get("rope_parameters") or {}
-    if not isinstance(rope, dict):
-        raise BrokenModel(f"{config.path}: rope_parameters must be an object, found {type(rope).__name__}")
-    rope = {"rope_theta": 20000.0, **rope}
-    rotary = ConfigFile(config.path, {f"rope_parameters.{name}": value for name, value in rope.items()})
-    rotary.one_of("rope_parameters.rope_type", ("default",), "default")
-    rotary.one_of("rope_parameters.partial_rotary_factor", (1.0,), 1.0)
-    theta = rotary.number("rope_parameters.rope_theta")
-    return _read(config, _tensors(TRANSFORMERS, FLASH), theta, _peft_adapters(config))
+    encoder_config = _read(config, _tensors(TRANSFORMERS, FLASH), _peft_adapters(config))
+    config.one_of("head_dim", (None, encoder_config.head_size))
+    return with_rope_parameters(config, encoder_config, THETA)
 
 
 def _tensors(*mappings: WeightMapping) -> TensorNames:
     return TensorNames(mappings, masked_lm=roberta.MASKED_LM, classification=roberta.CLASSIFICATION)
 
 
-def _read(config: ConfigFile, tensors: TensorNames, theta: float, adapters: Adapters | None) -> EncoderConfig:
+def _read(config: ConfigFile, tensors: TensorNames, adapters: Adapters | None) -> EncoderConfig:
     encoder_config = read_bert_like(config.with_fields(position_embedding_type="absolute"), tensors)
-    config.one_of("head_dim", (None, encoder_config.head_size))
     if adapters is not None and len(adapters.names) > MOST_ADAPTERS:
         raise UnsupportedModel(
             f"{config.path}: at most {MOST_ADAPTERS} adapters are supported, found {len(adapters.names)}"
         )
-    if encoder_config.head_size % 2:
-        raise UnsupportedModel(
-            f"{config.path}: rotary positions rotate pairs of columns, and heads have {encoder_config.head_size}"
-        )
-    return dataclasses.replace(
-        encoder_config,
-        position_table=False,
-        attention=(Attention(Rotary(theta, encoder_config.head_size)),) * encoder_config.layers,
-        adapters=adapters,
-    )
+    return dataclasses.replace(encoder_config, adapters=adapters)
 
 
 def _flash_adapters(config: ConfigFile) -> Adapters | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from embert.engine.errors import UnsupportedModel
 from embert.engine.models.bert import ACTIVATIONS, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
+from embert.engine.models.rotary import rotary_of
 from embert.engine.models.tensor_names import (
     FINAL_NORM,
     TOKEN_TYPE_EMBEDDINGS,
@@ -87,12 +87,6 @@ def read(config: ConfigFile) -> EncoderConfig:
     encoder_config = dataclasses.replace(
         read_bert_like(config, _tensors(config)), position_table=False, gated=True, pre_norm=True, first_norm=False
     )
-    if encoder_config.head_size % 2:
-        raise UnsupportedModel(
-            f"{config.path}: rotary positions rotate pairs of a head's columns, and hidden_size / num_attention_heads "
-            "is "
-            f"{encoder_config.head_size}"
-        )
     window = config.integer("local_attention") // 2
     config.one_of("sliding_window", (window,), window)  # HuggingFace's other name for the same number
     config.one_of("rope_scaling", (None, {"rope_type": "default"}, {"type": "default"}))
@@ -146,4 +140,4 @@ def _rotary(config: ConfigFile, kind: str, columns: int) -> Rotary:
         if kind == LOCAL:  # null, in transformers 4, is the θ of the other layers
             usual = inner.number(THETAS[GLOBAL]) if theta in inner.fields else 10_000.0
             inner = inner.with_defaults(local_rope_theta=usual)
-    return Rotary(inner.number(theta), columns)
+    return rotary_of(config, inner.number(theta), columns)

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 
 from embert.engine.errors import UnsupportedModel
 from embert.engine.models.bert import DEFAULTS, GATED_PARTS, GATES, fused_qkv, read_bert_like
-from embert.engine.models.config_file import ConfigFile, check_pairs, stretched, with_rope_parameters, with_rotary
-from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig, Rotary
+from embert.engine.models.config_file import ConfigFile
+from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig
+from embert.engine.models.rotary import rotary_of, with_rope_parameters, with_rotary
 from embert.engine.models.tensor_names import (
     TOKEN_TYPE_EMBEDDINGS,
     Classification,
@@ -117,7 +118,6 @@ def _read_older(config: ConfigFile) -> EncoderConfig:
     encoder_config = dataclasses.replace(read_bert_like(config, tensors, activations=activations), gated=gated)
     if not _is_positive(config, "rotary_emb_fraction"):
         return encoder_config
-    check_pairs(config, encoder_config)
     fraction = config.number("rotary_emb_fraction")
     columns = encoder_config.head_size * fraction
     if fraction > 1 or columns % 2:
@@ -125,8 +125,8 @@ def _read_older(config: ConfigFile) -> EncoderConfig:
             f"{config.path}: rotary_emb_fraction must give an even number of a head's {encoder_config.head_size} "
             f"columns, found {fraction:g}"
         )
-    rotary, scaling = Rotary(config.number("rotary_emb_base"), int(columns)), _scaling(config)
-    return with_rotary(encoder_config, rotary if scaling is None else stretched(config, rotary, scaling))
+    rotary = rotary_of(config, config.number("rotary_emb_base"), int(columns), _scaling(config))
+    return with_rotary(encoder_config, rotary)
 
 
 def _tensors(mappings: tuple[WeightMapping, ...], without: tuple[str, ...], *, types: bool = True) -> TensorNames:

@@ -259,11 +259,6 @@ class Backend:
         except BaseException as error:
             raise TokenizerFailed(_reason(error)) from error
 
-    def is_special(self, token: int) -> bool:
-        """Whether an id is a special token's."""
-        added = self._library.get_added_tokens_decoder().get(token)
-        return added is not None and bool(added.special)
-
     def decode(self, sequences: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
         """Ids back to texts."""
         return self._library.decode_batch(sequences, skip_special_tokens=skip_special_tokens)

@@ -89,6 +89,8 @@ class Tokenizer:
                 f"{path}: the post-processor gives token type {self._backend.single_type} to single texts; supported: 0"
             )
         self._pairs = Pairs(self._backend, model)
+        named = (*model.tokenizer.special.values(), *model.tokenizer.extra)
+        self._named_ids = {self._backend.id(token.content) for token in named}  # as transformers' all_special_ids
         unknown = model.tokenizer.special.get("unk_token")
         self.unknown_id = None if unknown is None else self._backend.id(unknown.content)
         self.has_subwords = self._backend.has_subwords  # whether a token says that it continues a word
@@ -173,7 +175,7 @@ class Tokenizer:
         A text's own first letters may join the prompt's last token; the number stays the same.
         """
         encoded = self.encode([prompt], TokenizeOptions(truncate=True, limit=limit))
-        return len(encoded.ids) - int(self._backend.is_special(int(encoded.ids[-1])))
+        return len(encoded.ids) - (int(encoded.ids[-1]) in self._named_ids)
 
     def encode_pairs(
         self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions = DEFAULT_PAIR_OPTIONS

@@ -191,19 +191,41 @@ ODD: dict[str, tuple[dict[str, Any], str | None]] = {
     "another task's rows": (
         {"files": {"sentence_bert_config.json": {"transformer_task": "fill-mask"}}}, "transformer_task 'fill-mask'",
     ),
-    "heads that are pruned": ({"files": {}, "pruned_heads": {"0": [1]}}, "pruned_heads"),
+    "heads that are pruned": ({"edit": {"pruned_heads": {"0": [1]}}}, "pruned_heads"),
+    "a mask of later tokens": ({"edit": {"is_causal": True}}, "is_causal True"),
+    "heads of another size": (
+        {"prefix": "Gte", "edit": {"head_dim": 16}, "files": {"tokenizer_config.json": FAST}}, "head_dim 16",
+    ),
+    "version 4's spelling of rotary positions": (
+        {"prefix": "JinaEmbeddingsV3", "files": {"tokenizer_config.json": FAST}, "edit": {
+            "rope_parameters": None, "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 3.0}}},
+        None,
+    ),
+    "rotary positions that are scaled": (
+        {"prefix": "Gte", "files": {"tokenizer_config.json": FAST}, "edit": {"rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}}},
+        None,
+    ),
+    "texts longer than max_position_embeddings": (
+        {"prefix": "NomicBert", "max_position_embeddings": 30, "files": {
+            "tokenizer_config.json": FAST, "sentence_bert_config.json": {"max_seq_length": 50}}},
+        None,
+    ),
+    "special tokens without a name, and a prompt that is not pooled": (
+        {"files": {
+            "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"},
+            "1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": False},
+            "config_sentence_transformers.json": {"prompts": {"query": "the "}, "default_prompt_name": "query"}}},
+        None,
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_odd_checkpoints(tmp_path: Path, name: str) -> None:
     arguments, refusal = ODD[name]
-    if "pruned_heads" in arguments:  # transformers would prune them
-        arguments = {key: value for key, value in arguments.items() if key != "pruned_heads"}
-        folder = write(tmp_path / "a", **arguments)
-        edit_json(folder / "config.json", pruned_heads={"0": [1]})
-    else:
-        folder = write(tmp_path / "a", **arguments)
+    folder = write(tmp_path / "a", **{key: value for key, value in arguments.items() if key != "edit"})
+    edit_json(folder / "config.json", **arguments.get("edit", {}))  # as transformers would not write it
     check(folder, refusal=refusal)
 
 

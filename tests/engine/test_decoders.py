@@ -233,7 +233,9 @@ def test_a_eurobert_that_classifies_or_fills_masks(tmp_path: Path, pooling: str)
     folder = tmp_path / "ForSequenceClassification"
     oracle = CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Identity())
     expected = np.stack([oracle.predict([pair])[0] for pair in pairs])
+    (folder / "chat_template.jinja").write_text(RERANKER_TEMPLATE)
     with engine.Engine.load(str(folder), device="cpu") as loaded:
+        assert any("chat template is for models of one label" in notice for notice in loaded.model.notices)
         answers = [{each.label: each.score for each in answer} for answer in loaded.classify(pairs, raw=True)]
     scores = [[answer[f"LABEL_{label}"] for label in range(3)] for answer in answers]
     np.testing.assert_allclose(scores, expected, atol=1e-4)
@@ -423,15 +425,16 @@ def test_templates_that_are_refused(tmp_path: Path, template: str, words: str) -
         read_pair_text(tmp_path, structured=False, prompt="", variables={})
 
 
-@pytest.mark.parametrize(("case", "said"), [("qwen2", True), ("gemma3_text", False)])
-def test_attention_in_both_directions_that_transformers_ignores_is_said(
-    tmp_path: Path, case: str, *, said: bool
-) -> None:
-    folder = embedder(tmp_path, case, qwen)
+@pytest.mark.parametrize(
+    ("case", "tokenizer"), [("llama", llama), ("mistral", llama), ("qwen2", qwen), ("qwen3", qwen)]
+)
+def test_only_gemma_reads_use_bidirectional_attention(tmp_path: Path, case: str, tokenizer: Any) -> None:
+    folder = embedder(tmp_path, case, tokenizer)
     edit_json(folder / "config.json", use_bidirectional_attention=True)
-    model = engine.load_model(str(folder))
-    assert not model.config.causal
-    assert any("use_bidirectional_attention" in notice for notice in model.notices) == said
+    oracle: Any = SentenceTransformer(str(folder), device="cpu")
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        np.testing.assert_allclose(loaded.embed(TEXTS[:1]), oracle.encode(TEXTS[:1]), atol=2e-5)
+    assert any("use_bidirectional_attention" in notice for notice in loaded.model.notices)
 
 
 def test_a_language_model_embeds_only_where_it_is_asked_to(tmp_path: Path) -> None:
@@ -464,6 +467,7 @@ def test_a_language_model_embeds_only_where_it_is_asked_to(tmp_path: Path) -> No
         ("llama", {"head_dim": 15}, UnsupportedModel, ["15"]),
         ("qwen3", {"model_type": "qwen3_moe"}, UnsupportedModel, ["qwen3_moe"]),
         ("gemma3_text", {"model_type": "gemma3"}, UnsupportedModel, ["gemma3"]),
+        ("eurobert", {"is_causal": True}, UnsupportedModel, ["is_causal", "True"]),
     ],
 )
 def test_what_is_refused(

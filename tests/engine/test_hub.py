@@ -87,9 +87,11 @@ def hub(tmp_path: Path, build_bert: BuildBert, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_token_of_the_environment_reads_a_private_model(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    (hub.folder / "chat_template.jinja").write_text("{{ messages }}")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     model = engine.load_model("org/private", progress=False)
     assert (model.model_id, model.revision) == ("org/private", COMMIT)
+    assert (model.folder / "chat_template.jinja").is_file()
     assert hub.tokens == {f"Bearer {TOKEN}"}
 
 
