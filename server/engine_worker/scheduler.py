@@ -187,11 +187,11 @@ class Scheduler:
         if queue is None:
             return None
         limits, (interactive, low_priority) = queue.limits, queue.lanes
-        low_priority_tokens = self._low_priority_tokens(limits)
-        budget = limits.tokens if interactive.texts else low_priority_tokens
+        budget = limits.tokens if interactive.texts else self._low_priority_tokens(limits)
         builder = BatchBuilder(limits, max(budget, (low_priority if low_priority_first else interactive).least_tokens))
         if low_priority_first and interactive.texts:
-            builder.fill(low_priority, max(min(low_priority_tokens, limits.quantum_tokens), low_priority.least_tokens))
+            quantum = min(self._low_priority_tokens(limits), limits.quantum_tokens)
+            builder.fill(low_priority, max(quantum, low_priority.least_tokens))
         if interactive.texts:
             builder.fill(interactive, builder.tokens_left)
             if low_priority.texts and not self._fill_rest(builder, low_priority) and not low_priority_first:
