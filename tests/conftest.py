@@ -14,6 +14,8 @@ from typing import Any
 # As encoders/cpu does, and before anything imports torch, which reads it then: otherwise the threads of torch and of
 # transformers spin for each other where tests share cores. 500 texts took 60 s of CPU time instead of 20.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# The threads of numpy's products spin for each other, too: int8 by its definition took six times the CPU time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import httpx
 import pytest

@@ -1,6 +1,10 @@
 // A device whose kernels compute on the CPU, slowly and plainly, what their headers promise. Storage types round as
 // they do on a device. With it the encoder's host side is compared with another encoder as a whole, without a GPU.
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3")  // the host side's sources have -O1; these loops take most of the time of the tests
+#endif
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

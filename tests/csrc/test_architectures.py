@@ -79,7 +79,7 @@ def test_auto_asks_the_machine_before_any_compiler(tmp_path: Path, nvidia_smi: s
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
     tool.chmod(0o755)
-    found = cmake("-S", ROOT, "-B", tmp_path / "build", path=tmp_path)
+    found = cmake("-S", ROOT, "-B", tmp_path / "build", "-DEMBERT_CPU=OFF", path=tmp_path)
     assert found.returncode == 0, found.stderr
     assert f"embert: CPU encoder only ({reason}" in found.stdout
     assert "CUDA compiler" not in found.stdout
@@ -128,6 +128,6 @@ def test_on_without_architectures_builds_them_all(tmp_path: Path) -> None:
     ],
 )
 def test_cmake_builds_nothing_for_an_old_gpu(tmp_path: Path, options: list[str], status: int, said: str) -> None:
-    found = cmake("-S", ROOT, "-B", tmp_path, *options)
+    found = cmake("-S", ROOT, "-B", tmp_path, "-DEMBERT_CPU=OFF", *options)
     assert found.returncode == status, found.stderr
     assert said in " ".join((found.stdout + found.stderr).split())

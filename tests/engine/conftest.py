@@ -252,7 +252,7 @@ def random_sequences(lengths: Sequence[int], vocab_size: int, seed: int = 0) -> 
 
 @pytest.fixture(scope="session")
 def real_texts() -> list[str]:
-    """250 texts: docstrings of the standard library, whole and cut, and texts that are not English prose."""
+    """120 texts: docstrings of the standard library, whole and cut, and texts that are not English prose."""
     odd = [
         "",
         " ",
@@ -282,12 +282,12 @@ def real_texts() -> list[str]:
     ]
     folder = Path(sysconfig.get_path("stdlib"))
     docs: list[str] = []
-    for path in sorted(folder.glob("*.py"))[::8]:
+    for path in sorted(folder.glob("*.py"))[::16]:
         tree = ast.parse(path.read_bytes())
         nodes = (n for n in ast.walk(tree) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)))
         docs += filter(None, map(ast.get_docstring, nodes))
     random = np.random.default_rng(0)
-    chosen = [docs[i] for i in random.permutation(len(docs))[: 250 - len(odd)]]
+    chosen = [docs[i] for i in random.permutation(len(docs))[: 120 - len(odd)]]
     # A third are cut to a few words, like queries.
     cut = [" ".join(doc.split()[: 1 + i % 12]) if i % 3 == 0 else doc for i, doc in enumerate(chosen)]
     return odd + cut

@@ -250,7 +250,7 @@ def test_a_eurobert_that_classifies_or_fills_masks(tmp_path: Path, pooling: str)
 def test_decoders_of_any_length(tmp_path: Path, case: str) -> None:
     """Every row in float32 beside transformers in float64, past windows and blocks of queries."""
     build(tmp_path, case, max_position_embeddings=2048)
-    sequences = [ids % 50 + 10 for ids in random_sequences([2048, 1, 700, 2, 16, 513], 64)]
+    sequences = [ids % 50 + 10 for ids in random_sequences([1100, 1, 2, 16, 513], 64)]
     assert near(tmp_path, sequences, hidden_states(tmp_path, sequences)) >= 0.999999
 
 
