@@ -24,7 +24,7 @@ from embert.engine.heads.pooling import POOLINGS, Module, modes_of, width_after
 from embert.engine.lora import PEFT_PREFIX, Lora, placed, read_lora
 from embert.engine.models import EncoderConfig, check_config, read_config
 from embert.engine.models.encoder_config import Adapters, tensor_shapes
-from embert.engine.tasks import NO_TASK, Task
+from embert.engine.tasks import NO_TASK, Task, task_names
 
 __all__ = ["Model", "load_model", "prompts_with_adapters", "read_prompts"]
 
@@ -75,6 +75,16 @@ class Model:
     def tasks(self) -> Task:
         """The tasks that this model supports."""
         return self.heads.tasks | (Task.EMBED | Task.TOKENS if self.embeds else NO_TASK)
+
+    @property
+    def task_names(self) -> list[str]:
+        """The same for people; a classifier of one label also reranks, one with a label of entailment is zero-shot."""
+        names, classifier = task_names(self.tasks), self.heads.classifier
+        if classifier is not None and len(classifier.labels) == 1:
+            names.append("rerank")
+        if classifier is not None and classifier.entailment is not None:
+            names.append("zero_shot")
+        return names
 
 
 def load_model(

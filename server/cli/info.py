@@ -11,7 +11,6 @@ import orjson
 
 from embert.engine import Model, load_encoder, load_model
 from embert.engine.errors import EngineError
-from embert.engine.tasks import task_names
 from embert.server.bulk.job import BulkError
 from embert.server.bulk.writer import write_errors
 from embert.server.cli import encoder_options, report_failure
@@ -67,7 +66,7 @@ def _facts(model: Model) -> dict[str, Any]:
         "intermediate_size": config.intermediate_size,
         "activation": config.activation,
         "vocabulary": config.vocab_size,
-        "tasks": task_names(model.tasks),
+        "tasks": model.task_names,
         "labels": list(classifier.labels) if classifier else None,
         "scores": classifier.activation if classifier else None,
         "pooling": model.pooling if model.embeds else None,

@@ -112,14 +112,14 @@ def _check_names(planned: list[PlannedModel]) -> None:
 def _log_model(planned: PlannedModel, *, several: bool) -> None:
     model, encoder_config, name = planned.model, planned.model.config, planned.start.name
     shown = f"{name} = {model.model_id}" if several and name != model.model_id else model.model_id
+    does = f"{model.pooling} pooling, {model.width} dimensions" if model.embeds else ", ".join(model.task_names)
     log.info(
-        "model    %s (%s, %d layers, hidden size %d, %s pooling, %d dimensions, up to %d tokens)",
+        "model    %s (%s, %d layers, hidden size %d, %s, up to %d tokens)",
         shown,
         encoder_config.model_type,
         encoder_config.layers,
         encoder_config.hidden_size,
-        model.pooling,
-        model.width,
+        does,
         model.max_input_length,
     )
     for notice in model.notices:

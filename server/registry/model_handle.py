@@ -218,13 +218,8 @@ class ServedModel:
 
     @property
     def task_names(self) -> list[str]:
-        """The model's tasks; a classifier of one label also reranks, one with a label of entailment is zero-shot."""
-        names, classifier = task_names(self._model.tasks), self._model.heads.classifier
-        if classifier is not None and len(classifier.labels) == 1:
-            names.append("rerank")
-        if classifier is not None and classifier.entailment is not None:
-            names.append("zero_shot")
-        return names
+        """The model's tasks, for people."""
+        return self._model.task_names
 
     def check_tasks(self, needed: Task, *, reranks: bool = False, entails: bool = False) -> None:
         """Raise TaskMissing where the model does not have all these tasks.

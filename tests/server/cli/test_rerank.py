@@ -86,11 +86,11 @@ def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], reranker: str
 def test_info_says_tasks_and_labels(capsys: pytest.CaptureFixture[str], reranker: str) -> None:
     _, out, _ = run(capsys, "info", reranker, "--json", "--device", "cpu")
     facts = json.loads(out)
-    assert (facts["tasks"], facts["labels"], facts["scores"]) == (["classify"], ["label 0"], "sigmoid")
+    assert (facts["tasks"], facts["labels"], facts["scores"]) == (["classify", "rerank"], ["label 0"], "sigmoid")
     assert (facts["pooling"], facts["dimensions"]) == (None, None)
     _, out, _ = run(capsys, "info", reranker, "--json", "--device", "cpu", "--pooling", "mean")
     facts = json.loads(out)
-    assert (facts["tasks"], facts["pooling"], facts["dimensions"]) == (["embed", "tokens", "classify"], "mean", 64)
+    assert (facts["tasks"], facts["pooling"], facts["dimensions"]) == (["embed", "tokens", "classify", "rerank"], "mean", 64)
     _, out, _ = run(capsys, "info", "--json", "--device", "cpu")
     facts = json.loads(out)
     assert (facts["tasks"], facts["labels"]) == (["embed", "tokens"], None)
