@@ -28,7 +28,7 @@ from embert.server.bulk.rows import ArrowFormat, FileLayout, ParsedRows
 from embert.server.bulk.writer import FileWriter, FolderWriter
 
 STEPS_OF_A_CRASH = 9  # the exit status
-BLOCKS, ROWS, COLUMNS = 5, 4, 2
+BLOCKS, ROWS, COLUMNS = 3, 4, 2
 JOB, MODEL = Job(dimensions=COLUMNS, output_format="npy"), load_model()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.server.live import STAND_IN, live, until
+from tests.server.live import PATIENT, STAND_IN, live, until
 from tests.server.models import build_classifier, copy_model, three_heads
 from tests.server.stand_in import HELD
 
@@ -24,7 +24,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_flood_of_one_models_requests_refuses_none_of_another(folders: dict[str, Path]) -> None:
     """Each model has a budget of its own, while the engine works on neither."""
     models = [f"{name}={folders[name]}" for name in ("dense", "heads")]
-    with live(*models, *STAND_IN, "--max-queue-tokens", "100") as running, ThreadPoolExecutor(40) as pool:
+    with live(*models, *STAND_IN, "--max-queue-tokens", "100", env=PATIENT) as running, ThreadPoolExecutor(40) as pool:
         held = {"inputs": [101, HELD, 102]}
         with running.held() as runs:
             first = pool.submit(running.post, "/models/dense/embed", held)
