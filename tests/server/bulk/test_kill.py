@@ -114,7 +114,7 @@ def test_killed_before_every_step_that_lasts(tmp_path: Path, kind: str) -> None:
             assert content(tmp_path / "killed") == content(tmp_path / "whole"), f"killed before step {steps}"
             remove(tmp_path / "killed")
             steps += 1
-    assert steps > 15
+    assert steps > 10
 
 
 @contextlib.contextmanager
