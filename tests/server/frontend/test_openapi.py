@@ -86,7 +86,7 @@ def test_schemathesis(small: Live, small_reranker: Live, small_nli: Live, small_
         (small, [".*"], operations),
         (small_reranker, scores, len(scores)),
         (small_nli, ["/zero_shot", "/invocations"], 2),
-        (small_tagger, ["/token_classify", "/invocations"], 2),
+        (small_tagger, ["/token_classify", "/pooling", "/invocations"], 3),
     ]
     options = [
         "--checks", "all", "--phases", "examples,coverage,fuzzing", "--max-examples", "3", "--generation-deterministic",
