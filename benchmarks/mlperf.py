@@ -64,13 +64,13 @@ def batches() -> list[PackedBatch]:
     """As many samples as fit in each, at random ids."""
     random = np.random.default_rng(1)
     left = list(lengths(BATCHES * TOKENS // MEAN * 2))
-    made = []
+    packed = []
     for _ in range(BATCHES):
         taken = [0]
         while taken[-1] + left[-1] <= TOKENS:
             taken.append(taken[-1] + int(left.pop()))
-        made.append(PackedBatch(random.integers(1000, 30000, taken[-1]).astype(np.int32), np.array(taken, np.int32)))
-    return made
+        packed.append(PackedBatch(random.integers(1000, 30000, taken[-1]).astype(np.int32), np.array(taken, np.int32)))
+    return packed
 
 
 def random_model(folder: Path, shape: str) -> Path:
@@ -123,21 +123,21 @@ def _interleaved(
     encoders: Mapping[str, CudaEncoder], rounds: int, run: Callable[[CudaEncoder], float]
 ) -> dict[str, list[float]]:
     """What each encoder's runs give, one of each in every turn: a GPU's speed changes in the meantime."""
-    found: dict[str, list[float]] = {name: [] for name in encoders}
+    results: dict[str, list[float]] = {name: [] for name in encoders}
     for _ in range(rounds):
         for name, encoder in encoders.items():
-            found[name].append(run(encoder))
-    return found
+            results[name].append(run(encoder))
+    return results
 
 
 def _stream(encoder: CudaEncoder, work: Sequence[PackedBatch]) -> Generator[int]:
     """Runs batches for ever, two in flight; yields each one's samples when it is done."""
     flying = []
-    at = 0
+    index = 0
     while True:
-        batch = work[at % len(work)]
+        batch = work[index % len(work)]
         flying.append((encoder.submit(batch), batch.sequences))
-        at += 1
+        index += 1
         if len(flying) == 2:
             ticket, count = flying.pop(0)
             encoder.wait(ticket)

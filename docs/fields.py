@@ -54,8 +54,8 @@ def _becomes(field: KnownField) -> str:
 def replaced() -> str:
     """The text of docs/api.md with the table as the code has it."""
     order = [Verdict.HONORED.value, Verdict.HARMLESS.value, Verdict.REFUSED.value]
-    found = sorted(rows(), key=lambda row: order.index(re.split("[ :;,]", row[3])[0]))
-    lines = ["| fields | of | routes | |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in found)]
+    table = sorted(rows(), key=lambda row: order.index(re.split("[ :;,]", row[3])[0]))
+    lines = ["| fields | of | routes | |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in table)]
     return _MARKS.sub(lambda _: "\n".join(lines) + "\n", PAGE.read_text(), count=1)
 
 

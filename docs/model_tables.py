@@ -73,7 +73,7 @@ ROWS = (
 def positions(encoder_config: EncoderConfig) -> str:
     """How tokens know where they stand."""
     attention = [encoder_config.attention_of(layer) for layer in range(encoder_config.layers)]
-    said = {
+    traits = {
         "table": encoder_config.position_table,
         "distances": encoder_config.relative_buckets > 0,
         "disentangled": encoder_config.disentangled is not None,
@@ -81,12 +81,12 @@ def positions(encoder_config: EncoderConfig) -> str:
         "rotary": any(each.rotary for each in attention),
         "windows": any(each.window for each in attention),
     }
-    return ", ".join(name for name, holds in said.items() if holds)
+    return ", ".join(name for name, holds in traits.items() if holds)
 
 
 def layers(encoder_config: EncoderConfig) -> str:
     """How its layers differ from BERT's."""
-    said = {
+    traits = {
         "gated": encoder_config.gated,
         "norms first": encoder_config.pre_norm,
         "narrow embeddings": encoder_config.embedding_size is not None,
@@ -94,7 +94,7 @@ def layers(encoder_config: EncoderConfig) -> str:
         "grouped heads": encoder_config.kv_heads != encoder_config.heads,
         "causal": encoder_config.causal,
     }
-    return ", ".join(name for name, holds in said.items() if holds) or "as BERT's"
+    return ", ".join(name for name, holds in traits.items() if holds) or "as BERT's"
 
 
 def readme() -> Iterable[tuple[str, ...]]:
@@ -108,11 +108,11 @@ def models() -> Iterable[tuple[str, ...]]:
     """The table of docs/models.md."""
     yield "model", "`model_type`", "for example", "positions", "layers", "scores, classes", "SPLADE", "tested on"
     for row in ROWS:
-        found = row.config_read()
-        heads = (found.tensors.classification, found.tensors.masked_lm)
+        encoder_config = row.config_read()
+        heads = (encoder_config.tensors.classification, encoder_config.tensors.masked_lm)
         yield (
-            row.name, ", ".join(f"`{each}`" for each in row.model_types), row.checkpoints, positions(found),
-            layers(found), *("no" if head is None else "yes" for head in heads), row.devices,
+            row.name, ", ".join(f"`{each}`" for each in row.model_types), row.checkpoints, positions(encoder_config),
+            layers(encoder_config), *("no" if head is None else "yes" for head in heads), row.devices,
         )  # fmt: skip
 
 

@@ -48,11 +48,11 @@ class Run:
 
 def runs(name: str, device: str = H100) -> list[Run]:
     """Return the runs of `name` on `device`, the newest first: NAME-DEVICE.json and NAME-…-DEVICE.json."""
-    found = []
+    records = []
     for path in (*RESULTS.glob(f"{name}-{device}.json"), *RESULTS.glob(f"{name}-*-{device}.json")):
         document = json.loads(path.read_text())
-        found.append(Run(path, document["date"], document["commit"][:7], document["figures"]))
-    return sorted(found, key=lambda run: run.date, reverse=True)
+        records.append(Run(path, document["date"], document["commit"][:7], document["figures"]))
+    return sorted(records, key=lambda run: run.date, reverse=True)
 
 
 def newest(name: str, device: str = H100, **fields: object) -> tuple[Run, dict[str, Any]]:
@@ -251,7 +251,7 @@ def _figure(median: dict[str, Any], unit: str) -> str:
 def pairs(shape: str, *kinds: str) -> Iterator[tuple[Run, dict[str, Any], dict[str, Any]]]:
     """Return for each load of a shape the newest run with both builds, the old build's row and the other's."""
     seen = set()
-    found: list[tuple[Run, dict[str, Any], dict[str, Any]]] = []
+    matches: list[tuple[Run, dict[str, Any], dict[str, Any]]] = []
     for run in runs("short-texts"):
         for old in run.figures:
             load = old["load"]
@@ -264,14 +264,14 @@ def pairs(shape: str, *kinds: str) -> Iterator[tuple[Run, dict[str, Any], dict[s
                 if (row["shape"], row["load"]) == (shape, load) and row["server"].startswith(run.build)
             )
             seen.add(key)
-            found.append((run, old, new))
+            matches.append((run, old, new))
     order = ("one", "404", "passage", "passages", "beside")
 
     def place(pair: tuple[Run, dict[str, Any], dict[str, Any]]) -> tuple[int, int]:
         load = pair[1]["load"]
         return order.index(load["row"]), load["connections"] if load["row"] == "passages" else -load["connections"]
 
-    yield from sorted(found, key=place)
+    yield from sorted(matches, key=place)
 
 
 def short_texts() -> Iterator[tuple[str, ...]]:

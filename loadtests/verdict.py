@@ -50,29 +50,29 @@ class Verdict(IntEnum):
 
 def checks(stats: RequestStats, thresholds: Sequence[Threshold], growth: Samples | None) -> list[Check]:
     """Compare locust's statistics with the thresholds, and the growth of the server's counters with none at all."""
-    found = []
+    results = []
     for each in thresholds:
         entry, refused, failed = (stats.get(f"{each.name}{what}", "POST") for what in ("", REFUSED, FAILED))
         sent = entry.num_requests + refused.num_requests + failed.num_requests
         if not entry.num_requests:
-            found.append(Check(each.name, "requests answered", "at least 1", "0", kept=False))
+            results.append(Check(each.name, "requests answered", "at least 1", "0", kept=False))
         else:
             p99_ms = entry.get_response_time_percentile(0.99)
             limit, measured = f"{each.p99_ms:g} ms", f"{p99_ms:g} ms"
-            found.append(Check(each.name, "p99", limit, measured, kept=p99_ms <= each.p99_ms, timed=True))
+            results.append(Check(each.name, "p99", limit, measured, kept=p99_ms <= each.p99_ms, timed=True))
         for what, most, count in (
             ("failed", each.failed, entry.num_failures + failed.num_failures),
             ("refused", each.refused, refused.num_requests),
         ):
             share = count / sent if sent else 0.0
-            found.append(Check(each.name, what, f"{most:.2%}", f"{share:.2%}", kept=share <= most))
+            results.append(Check(each.name, what, f"{most:.2%}", f"{share:.2%}", kept=share <= most))
     for name in MUST_NOT_GROW:
         if growth is None:
-            found.append(Check(name, "growth", "0", "no metrics of the server", kept=None))
+            results.append(Check(name, "growth", "0", "no metrics of the server", kept=None))
         else:
             times = growth.total(name)
-            found.append(Check(name, "growth", "0", f"{times:g}", kept=times <= 0))
-    return found
+            results.append(Check(name, "growth", "0", f"{times:g}", kept=times <= 0))
+    return results
 
 
 def verdict(server: Sequence[Check], generator: Sequence[Check]) -> Verdict:

@@ -43,12 +43,12 @@ class CudaProcess:
         self, folder: Path, pooling: str | None, build: str = "", max_tokens: int = MAX_TOKENS, gemm: str = "auto"
     ) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
+        self._pipe, child_end = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(str(folder), pooling, theirs, build, max_tokens, gemm), daemon=True
+            target=_serve, args=(str(folder), pooling, child_end, build, max_tokens, gemm), daemon=True
         )
         self._process.start()
-        theirs.close()  # so that recv raises EOFError when the process exits
+        child_end.close()  # so that recv raises EOFError when the process exits
         self.started: tuple[float, tuple[int, int, int]]  # seconds to load, bytes of memory
         self.dtype: str
         self.started, self.dtype = self._pipe.recv()

@@ -57,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         for stored in options.stored:
             with tempfile.TemporaryDirectory() as scratch:
                 folder = stored_model(model, stored, Path(scratch))
-                name, _, given = model.partition("=")
+                name, _, source = model.partition("=")
                 random = np.random.default_rng(0)
                 longest = min(options.longest, engine.load_model(str(folder), pooling="mean").max_input_length)
-                batch = passages(folder, options.sequences) if given else ids(random, options.sequences, longest)
+                batch = passages(folder, options.sequences) if source else ids(random, options.sequences, longest)
                 rows.append({"model": name, "stored": stored, **errors(folder, batch)})
     figures = {"torch": torch.__version__, "transformers": transformers.__version__, "rows": rows}
     path = record.write(options.name, figures)
@@ -84,22 +84,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 def stored_model(model: str, stored: str, scratch: Path) -> Path:
     """Write the model into `scratch` with its weights in the type `stored`: those of name=FOLDER, or random ones."""
     dtype = getattr(torch, stored)
-    name, _, given = model.partition("=")
-    if given:
-        shutil.copytree(given, scratch, dirs_exist_ok=True)
-        made: Any = of_folder(Path(given), torch.float32)
+    name, _, source = model.partition("=")
+    if source:
+        shutil.copytree(source, scratch, dirs_exist_ok=True)
+        network: Any = of_folder(Path(source), torch.float32)
     else:
         (scratch / "tokenizer.json").write_text("{}")
         torch.manual_seed(0)
         if name in random_model.SHAPES:
-            made = random_model.of_shape(name)
+            network = random_model.of_shape(name)
         else:
-            made = transformers.BertModel(transformers.BertConfig(**SHAPES[name]), add_pooling_layer=False)
-        for norm in (module for module in made.modules() if isinstance(module, torch.nn.LayerNorm)):
+            network = transformers.BertModel(transformers.BertConfig(**SHAPES[name]), add_pooling_layer=False)
+        for norm in (module for module in network.modules() if isinstance(module, torch.nn.LayerNorm)):
             norm.weight.data.uniform_(0.5, 1.5)
             if norm.bias is not None:
                 norm.bias.data.normal_(0.0, 0.1)
-    made.to(dtype).save_pretrained(scratch)
+    network.to(dtype).save_pretrained(scratch)
     return scratch
 
 
@@ -114,8 +114,8 @@ def passages(folder: Path, sequences: int) -> list[npt.NDArray[np.int32]]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(256)
-    made = texts(PASSAGE_TOKENS, sequences, folder / "tokenizer.json")
-    return [np.array(tokenizer.encode(each.text).ids, np.int32) for each in made]
+    drawn = texts(PASSAGE_TOKENS, sequences, folder / "tokenizer.json")
+    return [np.array(tokenizer.encode(each.text).ids, np.int32) for each in drawn]
 
 
 def errors(folder: Path, batch: list[npt.NDArray[np.int32]]) -> dict[str, Any]:
@@ -140,28 +140,28 @@ def of_embert(folder: Path, batch: list[npt.NDArray[np.int32]], *, fold: bool) -
     """Return embert's raw vectors, float64 [n, width], in batches of as many texts as fit, and its type."""
     model = engine.load_model(str(folder), pooling="mean")
     ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS, fold=fold, graphs=False)
-    found, some = [], batch[:1]
+    vectors, some = [], batch[:1]
     for each in [*batch[1:], None]:
         if each is not None and sum(map(len, some)) + len(each) <= MAX_TOKENS:
             some.append(each)
             continue
         cu_seqlens = np.concatenate([[0], np.cumsum([len(each) for each in some])]).astype(np.int32)
         raw = np.zeros(len(some), np.bool_)
-        found.append(ours.encode(PackedBatch(np.concatenate(some), cu_seqlens, normalize=raw)))
+        vectors.append(ours.encode(PackedBatch(np.concatenate(some), cu_seqlens, normalize=raw)))
         some = [] if each is None else [each]
     ours.close()
-    return np.concatenate(found).astype(np.float64), ours.dtype
+    return np.concatenate(vectors).astype(np.float64), ours.dtype
 
 
 def of_transformers(folder: Path, batch: list[npt.NDArray[np.int32]], dtype: torch.dtype) -> Vectors:
     """Return those of transformers on the GPU, one text at a time, so without padding."""
     model = of_folder(folder, dtype).cuda().eval()
     with torch.inference_mode():
-        found = [
+        vectors = [
             model(input_ids=torch.tensor(each[None], device="cuda").long()).last_hidden_state[0].double().mean(dim=0)
             for each in batch
         ]
-    return torch.stack(found).cpu().numpy()
+    return torch.stack(vectors).cpu().numpy()
 
 
 def of_folder(folder: Path, dtype: torch.dtype) -> Any:

@@ -181,9 +181,9 @@ def _rivals(
     if len(lengths) > SORTED:
         runners["sorted by 32"] = padded_runner(model, batch, SORTED, pooling)
     if packed is None:
-        theirs = runners["transformers"]().float()
+        rows = runners["transformers"]().float()
         unsorted = np.argsort(np.argsort(-lengths, kind="stable"))
-        vectors = torch.nn.functional.normalize(theirs)[unsorted].cpu().numpy()
+        vectors = torch.nn.functional.normalize(rows)[unsorted].cpu().numpy()
     else:
         runners["packed"], vectors = packed.graph(batch, compiled=False)
     if packed is not None and compiled:

@@ -150,8 +150,8 @@ def _splade(scratch: Path) -> Row:
     with torch.inference_mode():
         # A bias that leaves about as many weights positive as a trained model does.
         values = model(input_ids=padded[0][0], attention_mask=padded[0][1]).logits.amax(1).float()
-        kept = values.kthvalue(values.shape[1] - POSITIVE_WEIGHTS, 1).values.mean()
-        model.cls.predictions.bias -= kept.half()
+        threshold = values.kthvalue(values.shape[1] - POSITIVE_WEIGHTS, 1).values.mean()
+        model.cls.predictions.bias -= threshold.half()
     folder, alone = _saved(model, scratch / "head"), _saved(model.bert, scratch / "alone")
     modules = [("", "Transformer"), ("1_SpladePooling", "SpladePooling")]
     listed = [

@@ -84,8 +84,8 @@ class Measured:
 def geometric_mean(measured: Sequence[Measured], rival: str, most_in: int | None = None) -> float | None:
     """Return the geometric mean of the ratios to a rival, of products with K up to `most_in`; None without any."""
     ratios = [each.ratio(rival) for each in measured if most_in is None or each.shape.in_ <= most_in]
-    found = [ratio for ratio in ratios if ratio is not None]
-    return statistics.geometric_mean(found) if found else None
+    known = [ratio for ratio in ratios if ratio is not None]
+    return statistics.geometric_mean(known) if known else None
 
 
 def cutlass_kernels(is_hopper: bool) -> list[cutlass.Kernel]:
@@ -210,7 +210,7 @@ def _cutlass_epilogues(shape: Shape) -> tuple[str, ...]:
 
 
 def _fastest(who: str, kernels: Sequence[cutlass.Kernel], operands: _Operands) -> tuple[str, Recorded] | None:
-    found: list[tuple[float, str, Recorded]] = []
+    candidates: list[tuple[float, str, Recorded]] = []
     for kernel in kernels:
         for swizzle in cutlass.SWIZZLES:
             try:
@@ -218,8 +218,8 @@ def _fastest(who: str, kernels: Sequence[cutlass.Kernel], operands: _Operands) -
             except RuntimeError as error:
                 print(error, file=sys.stderr, flush=True)
                 continue
-            found.append((recorded.quick_us(), f"{kernel.schedule}, swizzle {swizzle}", recorded))
-    return min(found, key=lambda one: one[0])[1:] if found else None
+            candidates.append((recorded.quick_us(), f"{kernel.schedule}, swizzle {swizzle}", recorded))
+    return min(candidates, key=lambda one: one[0])[1:] if candidates else None
 
 
 def _cutlass(kernel: cutlass.Kernel, swizzle: int, operands: _Operands) -> Made:

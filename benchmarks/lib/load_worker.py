@@ -87,11 +87,11 @@ class _Connection(asyncio.Protocol):
             if end < 0:
                 return
             head = self.head[:end].lower() + b"\r\n"
-            at = head.find(b"\r\ncontent-length:")
-            if at < 0:
+            start = head.find(b"\r\ncontent-length:")
+            if start < 0:
                 raise ValueError(f"an answer without Content-Length: {head!r}")
             self.status = int(head[9:12])
-            self.remaining = int(head[at + 17 : head.find(b"\r\n", at + 2)]) - (len(self.head) - end - 4)
+            self.remaining = int(head[start + 17 : head.find(b"\r\n", start + 2)]) - (len(self.head) - end - 4)
             self.head = b""
         else:
             self.remaining -= len(data)

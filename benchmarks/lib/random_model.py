@@ -131,13 +131,13 @@ def of_shape(shape: str, layers: int | None = None) -> Any:
 
     torch.manual_seed(0)
     name, fields = SHAPES[shape]
-    made = getattr(transformers, f"{name}Config")
+    config_class = getattr(transformers, f"{name}Config")
     if layers is not None:
         fields = fields | {"num_hidden_layers": layers}
     if "layer_types" in fields:
-        count = fields.get("num_hidden_layers", made().num_hidden_layers)
+        count = fields.get("num_hidden_layers", config_class().num_hidden_layers)
         fields = fields | {"layer_types": [fields["layer_types"]] * count}
-    return getattr(transformers, f"{name}Model")(made(**fields))
+    return getattr(transformers, f"{name}Model")(config_class(**fields))
 
 
 def _copy_tokenizer(tokenizer: Path, folder: Path) -> None:

@@ -25,12 +25,12 @@ class Samples:
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """Return the sums of this name's samples by the value of one label."""
-        found: dict[str, float] = {}
+        sums: dict[str, float] = {}
         for (each, labels), value in self.values.items():
             if each == name:
                 key = dict(labels).get(label, "")
-                found[key] = found.get(key, 0.0) + value
-        return found
+                sums[key] = sums.get(key, 0.0) + value
+        return sums
 
     def __sub__(self, earlier: Samples) -> Samples:
         """Return the growth since `earlier`; it means something for counters and histograms only."""
@@ -61,6 +61,6 @@ def scrape(url: str, headers: dict[str, str] | None = None) -> Samples:
         text = response.read().decode()
     values = {}
     for line in text.splitlines():
-        if found := _LINE.match(line):
-            values[found[1], frozenset(_LABEL.findall(found[2] or ""))] = float(found[3])
+        if match := _LINE.match(line):
+            values[match[1], frozenset(_LABEL.findall(match[2] or ""))] = float(match[3])
     return Samples(values)

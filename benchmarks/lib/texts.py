@@ -98,12 +98,12 @@ def _docstrings() -> Iterator[str]:
 
 def english(count: int) -> list[str]:
     """So many different English sentences of 60 to 300 characters, of the manual that comes with Python."""
-    found: dict[str, None] = {}
+    sentences: dict[str, None] = {}
     for text in topics.values():
         for paragraph in re.split(r"\n\s*\n", text):
             for sentence in re.split(r"(?<=[.!?]) +", " ".join(paragraph.split())):
                 if re.fullmatch(r"[A-Z][a-z]* .{60,300}\.", sentence):
-                    found[sentence] = None
-    if len(found) < count:
-        raise ValueError(f"there are {len(found)} sentences, {count} were asked for")
-    return list(found)[:count]
+                    sentences[sentence] = None
+    if len(sentences) < count:
+        raise ValueError(f"there are {len(sentences)} sentences, {count} were asked for")
+    return list(sentences)[:count]

@@ -85,8 +85,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="embert-ray-") as name:
         folder = Path(name)
         tokenizer = load_model().transformer_folder / "tokenizer.json"
-        made = texts(LENGTHS[arguments.lengths], arguments.texts, tokenizer)
-        write(folder, [each.text for each in made])
+        drawn = texts(LENGTHS[arguments.lengths], arguments.texts, tokenizer)
+        write(folder, [each.text for each in drawn])
         rounds = []
         for number in range(arguments.rounds):
             # The one that begins alternates, so that what drifts is nobody's.
@@ -124,7 +124,7 @@ def main() -> None:
         "lengths": arguments.lengths,
         "texts": arguments.texts,
         "cores": arguments.cores,
-        "mean_tokens": round(statistics.mean(each.tokens for each in made), 1),
+        "mean_tokens": round(statistics.mean(each.tokens for each in drawn), 1),
         "ratio": ratio,
         "cpu_ratio": cpu_ratio,
         "load_average": os.getloadavg(),

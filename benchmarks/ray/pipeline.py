@@ -42,9 +42,9 @@ class Measured(Embedder):
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """As the Embedder's."""
-        made = super().__call__(batch)
+        table = super().__call__(batch)
         self._note.write_text(str(time.process_time()))
-        return made
+        return table
 
 
 def cpu_s(notes: Path) -> tuple[float, float]:
@@ -64,8 +64,8 @@ def main() -> None:
 
     The cluster has run before.
     """
-    folder, device, actors, given = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    cores = given or len(os.sched_getaffinity(0))
+    folder, device, actors, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    cores = limit or len(os.sched_getaffinity(0))
     gpu = device == "cuda"
     ray.init(
         num_cpus=cores + BESIDE,
@@ -81,7 +81,7 @@ def main() -> None:
         began, before = time.perf_counter(), cpu_s(folder)
         ray.data.read_parquet(str(folder / name)).map_batches(
             Measured,
-            fn_constructor_kwargs={"notes": str(folder), "cores": given, "device": device},
+            fn_constructor_kwargs={"notes": str(folder), "cores": limit, "device": device},
             compute=ray.data.ActorPoolStrategy(size=actors),
             batch_format="pyarrow",
             batch_size=BATCH,

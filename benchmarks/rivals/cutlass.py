@@ -132,8 +132,8 @@ def _compile(command: list[str], libraries: list[Path]) -> None:
             [*command, *which, str(SOURCE), "-o", str(part)], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            said = next((line for line in done.stderr.splitlines() if "error" in line), f"status {done.returncode}")
-            raise Missing(f"CUTLASS's kernels do not compile: {said}")
+            reason = next((line for line in done.stderr.splitlines() if "error" in line), f"status {done.returncode}")
+            raise Missing(f"CUTLASS's kernels do not compile: {reason}")
         part.replace(library)
 
     with ThreadPoolExecutor(jobs) as pool:

@@ -60,21 +60,21 @@ def write_fused(folder: Path, path: Path) -> None:
         epsilon=epsilon,
     )
     for layer in range(config.layers):
-        at = f"encoder.layer.{layer}."
-        parts = [f"{at}attention.self.{name}" for name in ("query", "key", "value")]
-        tensors[f"{at}qkv.weight"] = np.concatenate([checkpoint.float32(f"{each}.weight").T for each in parts], 1)
-        tensors[f"{at}qkv.bias"] = np.concatenate([checkpoint.float32(f"{each}.bias") for each in parts])
+        prefix = f"encoder.layer.{layer}."
+        parts = [f"{prefix}attention.self.{name}" for name in ("query", "key", "value")]
+        tensors[f"{prefix}qkv.weight"] = np.concatenate([checkpoint.float32(f"{each}.weight").T for each in parts], 1)
+        tensors[f"{prefix}qkv.bias"] = np.concatenate([checkpoint.float32(f"{each}.bias") for each in parts])
         attended = node(
             "Attention",
-            [x, f"{at}qkv.weight", f"{at}qkv.bias", "mask_index"],
-            [f"{at}attended"],
+            [x, f"{prefix}qkv.weight", f"{prefix}qkv.bias", "mask_index"],
+            [f"{prefix}attended"],
             num_heads=config.heads,
         )
-        x = _added(node, weight, attended, x, f"{at}attention.output", epsilon)
-        dense = f"{at}intermediate.dense"
-        inner = node("MatMul", [x, weight(f"{dense}.weight", transposed=True)], [f"{at}inner"], domain="")
-        inner = node("BiasGelu", [inner, weight(f"{dense}.bias")], [f"{at}activated"])
-        x = _added(node, weight, inner, x, f"{at}output", epsilon)
+        x = _added(node, weight, attended, x, f"{prefix}attention.output", epsilon)
+        dense = f"{prefix}intermediate.dense"
+        inner = node("MatMul", [x, weight(f"{dense}.weight", transposed=True)], [f"{prefix}inner"], domain="")
+        inner = node("BiasGelu", [inner, weight(f"{dense}.bias")], [f"{prefix}activated"])
+        x = _added(node, weight, inner, x, f"{prefix}output", epsilon)
     nodes[-1].output[0] = "last_hidden_state"
     int32, hidden = TensorProto.INT32, config.hidden_size
     graph = helper.make_graph(
@@ -91,11 +91,17 @@ def write_fused(folder: Path, path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=versions, ir_version=9), path)
 
 
-def _added(node: Any, weight: Any, x: str, residual: str, at: str, epsilon: float) -> str:
+def _added(node: Any, weight: Any, x: str, residual: str, prefix: str, epsilon: float) -> str:
     """A product, its bias, the residual and LayerNorm."""
-    y = node("MatMul", [x, weight(f"{at}.dense.weight", transposed=True)], [f"{at}.product"], domain="")
-    inputs = [y, residual, weight(f"{at}.LayerNorm.weight"), weight(f"{at}.LayerNorm.bias"), weight(f"{at}.dense.bias")]
-    return str(node("SkipLayerNormalization", inputs, [f"{at}.normed"], epsilon=epsilon))
+    y = node("MatMul", [x, weight(f"{prefix}.dense.weight", transposed=True)], [f"{prefix}.product"], domain="")
+    inputs = [
+        y,
+        residual,
+        weight(f"{prefix}.LayerNorm.weight"),
+        weight(f"{prefix}.LayerNorm.bias"),
+        weight(f"{prefix}.dense.bias"),
+    ]
+    return str(node("SkipLayerNormalization", inputs, [f"{prefix}.normed"], epsilon=epsilon))
 
 
 def write_int8(fused: Path, path: Path) -> None:

@@ -149,16 +149,16 @@ class Run:
 def perfect_ms(due_s: Sequence[float], tokens: int) -> list[float]:
     """Return latencies, sorted, if everything that waits is batched the moment the batch before it ends."""
     latencies: list[float] = []
-    now, at = 0.0, 0
-    while at < len(due_s):
-        now = max(now, due_s[at])
-        end = at
-        while end < len(due_s) and due_s[end] <= now and (end + 1 - at) * tokens <= MAX_BATCH_TOKENS:
+    now, first = 0.0, 0
+    while first < len(due_s):
+        now = max(now, due_s[first])
+        end = first
+        while end < len(due_s) and due_s[end] <= now and (end + 1 - first) * tokens <= MAX_BATCH_TOKENS:
             end += 1
-        end = max(end, at + 1)
-        now += batch_s((end - at) * tokens)
-        latencies += [(now - due) * 1e3 for due in due_s[at:end]]
-        at = end
+        end = max(end, first + 1)
+        now += batch_s((end - first) * tokens)
+        latencies += [(now - due) * 1e3 for due in due_s[first:end]]
+        first = end
     return sorted(latencies)
 
 
@@ -178,10 +178,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = []
     for arrivals, due in (("at random", np.cumsum(gaps)), ("evenly", np.arange(len(gaps)) / rate)):
         run = Run(due.tolist(), options.texts, options.tokens)
-        found = {"the loop": run.latencies_ms(), "perfect": perfect_ms(due.tolist(), request_tokens)}
+        latencies = {"the loop": run.latencies_ms(), "perfect": perfect_ms(due.tolist(), request_tokens)}
         gap_ms = statistics.median(run.gpu.gaps_s[1:]) * 1e3
         loop_detail = f"{run.gpu.batches} batches, gap {gap_ms:.2f} ms, busy {run.gpu.busy_s / due[-1]:.0%}"
-        quantiles = {who: [float(np.quantile(ms, q)) for q in (0.5, 0.9, 0.99)] for who, ms in found.items()}
+        quantiles = {who: [float(np.quantile(ms, q)) for q in (0.5, 0.9, 0.99)] for who, ms in latencies.items()}
         figures["arrivals"][arrivals] = {**quantiles, "gap_ms": gap_ms, "batches": run.gpu.batches}
         for who, values in quantiles.items():
             rows.append(

@@ -53,13 +53,13 @@ class Bench:
         passages = texts(PASSAGE_TOKENS, TEXTS * REQUESTS, tokenizer)
         self.requests = {}
         for name in EMBEDDERS:
-            made = []
+            requests = []
             for start in range(0, len(passages), TEXTS):
                 some = passages[start : start + TEXTS]
                 body = {"model": name, "input": [each.text for each in some], "encoding_format": "base64"}
                 tokens = sum(each.tokens for each in some)
-                made.append(post("/v1/embeddings", body, kind=name, texts=TEXTS, tokens=tokens))
-            self.requests[name] = tuple(made)
+                requests.append(post("/v1/embeddings", body, kind=name, texts=TEXTS, tokens=tokens))
+            self.requests[name] = tuple(requests)
         reranks = []
         for start in range(0, REQUESTS * DOCUMENTS, DOCUMENTS):
             some = passages[start : start + DOCUMENTS]
@@ -94,29 +94,29 @@ class Bench:
 
     def one_round(self, loads: list[LoadGenerator]) -> dict[str, float]:
         """Every figure, once."""
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for name in EMBEDDERS:
             with self.serving(name) as server:
                 grown = self._run(server, [self.plan(server, name)], loads).grown
-            found[f"{name} alone"] = _tokens_per_s(grown, name)
+            figures[f"{name} alone"] = _tokens_per_s(grown, name)
         with self.serving(*self.folders) as server:
             for name in EMBEDDERS:
                 grown = self._run(server, [self.plan(server, name)], loads).grown
-                found[f"{name} beside idle"] = _tokens_per_s(grown, name)
+                figures[f"{name} beside idle"] = _tokens_per_s(grown, name)
             grown = self._run(server, [self.plan(server, name) for name in EMBEDDERS], loads).grown
             for name in EMBEDDERS:
-                found[f"{name} beside busy"] = _tokens_per_s(grown, name)
-                found[f"{name} seconds"] = grown.samples.total("embert_engine_busy_seconds_total", model=name)
+                figures[f"{name} beside busy"] = _tokens_per_s(grown, name)
+                figures[f"{name} seconds"] = grown.samples.total("embert_engine_busy_seconds_total", model=name)
         with self.serving(*self.folders, low_priority=True) as server:
             rerank = self.plan(server, "rerank", connections=8, rate=self.options.rerank_rate)
             run = self._run(server, [rerank], loads)
-            found["rerank alone p99"] = _p99(run.answers[0])
+            figures["rerank alone p99"] = _p99(run.answers[0])
             run = self._run(server, [self.plan(server, "large"), rerank], loads)
-            found["rerank p99"] = _p99(run.answers[1])
+            figures["rerank p99"] = _p99(run.answers[1])
             values = run.grown.samples.values.items()
             batches = Samples({key: value for key, value in values if ("model", "large") in key[1]})
-            found["batch p99"] = batches.quantile("embert_batch_duration_seconds", 0.99)
-        return found
+            figures["batch p99"] = batches.quantile("embert_batch_duration_seconds", 0.99)
+        return figures
 
     def _run(self, server: RunningServer, plans: list[Plan], loads: list[LoadGenerator]) -> Run:
         """Run the plans at once. Raises SystemExit for a failed request."""

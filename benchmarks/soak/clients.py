@@ -85,8 +85,10 @@ class Client:
 
 def matches(answer: Answer, expected: npt.NDArray[np.float32]) -> bool:
     """Return whether a 200 holds these vectors, float32 [texts, dimensions], within TOLERANCE."""
-    found = answer.vectors
-    return found is not None and found.shape == expected.shape and bool(np.abs(found - expected).max() < TOLERANCE)
+    vectors = answer.vectors
+    return (
+        vectors is not None and vectors.shape == expected.shape and bool(np.abs(vectors - expected).max() < TOLERANCE)
+    )
 
 
 class Clients:

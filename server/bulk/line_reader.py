@@ -92,6 +92,8 @@ def open_bytes(file: str) -> BinaryIO:
     if file == STANDARD_INPUT:
         if sys.stdin is None:
             raise BulkError("standard input is closed; --file names a file")
+        if sys.stdin.isatty():
+            sys.stderr.write("embert: reading from the terminal; Ctrl-D ends the input\n")
         try:  # unbuffered: a thread that waits for input would hold the buffer's lock at the end of the process
             return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
         except (OSError, AttributeError):

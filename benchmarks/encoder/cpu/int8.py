@@ -52,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with processes(RIVALS, model.folder, "float32", {ENGLISH: english(options.texts), **workloads}) as pipes:
         vectors = {name: ask(pipe, ENGLISH) for name, pipe in pipes.items()}
         for name, each in vectors.items():
-            costs[name] = found = accuracy_of_rows(each, vectors["embert float32"], dtype="float32")
-            if "float32" in name and found.worst < SAME:
-                raise SystemExit(f"{name} and embert disagree: cosine {found.worst:.6f}")
+            costs[name] = accuracy = accuracy_of_rows(each, vectors["embert float32"], dtype="float32")
+            if "float32" in name and accuracy.worst < SAME:
+                raise SystemExit(f"{name} and embert disagree: cosine {accuracy.worst:.6f}")
         for name in workloads:
             for pipe in pipes.values():
                 ask(pipe, name)

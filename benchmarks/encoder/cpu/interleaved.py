@@ -33,13 +33,13 @@ def processes(
     started = []
     try:
         for name, rival in rivals.items():
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(rival, folder, dtype, workloads, theirs), daemon=True)
+            parent_end, child_end = context.Pipe()
+            process = context.Process(target=serve, args=(rival, folder, dtype, workloads, child_end), daemon=True)
             process.start()
-            theirs.close()
+            child_end.close()
             started.append(process)
-            ours.recv()
-            pipes[name] = ours
+            parent_end.recv()
+            pipes[name] = parent_end
         yield pipes
     finally:
         for process in started:

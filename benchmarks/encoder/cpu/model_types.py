@@ -55,16 +55,16 @@ def main(argv: Sequence[str] | None = None) -> None:
                     _compare(pipes, shape, COSINE[dtype])
                     ms, quiet = measure(pipes, "passage", options.rounds)
                     rows.append({"shape": shape, "dtype": dtype, "ms": ms, "quiet": quiet})
-    ours, theirs = FROM_IDS
+    ours, rival = FROM_IDS
     record.print_table(
-        ["passages", "dtype", f"{ours} ms", f"{theirs} ms", "ratio"],
+        ["passages", "dtype", f"{ours} ms", f"{rival} ms", "ratio"],
         [
             [
                 row["shape"] + ("" if row["quiet"] else " ~"),
                 row["dtype"],
                 f"{row['ms'][ours]:.1f}",
-                f"{row['ms'][theirs]:.1f}",
-                f"{row['ms'][theirs] / row['ms'][ours]:.2f}",
+                f"{row['ms'][rival]:.1f}",
+                f"{row['ms'][rival] / row['ms'][ours]:.2f}",
             ]
             for row in rows
         ],

@@ -50,23 +50,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         counted = engine.Tokenizer(engine.load_model(str(folder)))
         for dtype in options.dtype:
             with processes(RERANKERS, folder, dtype, pairs) as pipes:
-                for name, given in pairs.items():
-                    firsts, seconds = zip(*given, strict=True)
+                for name, named_pairs in pairs.items():
+                    firsts, seconds = zip(*named_pairs, strict=True)
                     tokens = counted.encode_pairs(firsts, seconds).tokens
                     _compare(pipes, name, DIFFERENCE[dtype])
                     ms, quiet = measure(pipes, name, options.rounds)
                     rows.append({"pairs": name, "dtype": dtype, "tokens": tokens, "ms": ms, "quiet": quiet})
-    ours, theirs = RERANKERS
+    ours, rival = RERANKERS
     record.print_table(
-        [f"{PASSAGES} pairs", "dtype", "tokens", f"{ours} ms", f"{theirs} ms", "ratio"],
+        [f"{PASSAGES} pairs", "dtype", "tokens", f"{ours} ms", f"{rival} ms", "ratio"],
         [
             [
                 row["pairs"] + ("" if row["quiet"] else " ~"),
                 row["dtype"],
                 f"{row['tokens']:,}",
                 f"{row['ms'][ours]:.1f}",
-                f"{row['ms'][theirs]:.1f}",
-                f"{row['ms'][theirs] / row['ms'][ours]:.2f}",
+                f"{row['ms'][rival]:.1f}",
+                f"{row['ms'][rival] / row['ms'][ours]:.2f}",
             ]
             for row in rows
         ],
