@@ -184,9 +184,7 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     )
 
 
-def _kinds(names: list[Literal["dense", "sparse", "colbert"]] | None) -> Task:
-    if names is None:
-        return Task.EMBED
+def _kinds(names: list[Literal["dense", "sparse", "colbert"]]) -> Task:
     tasks = NO_TASK
     for name in names:
         tasks |= _TASKS[name]
@@ -195,9 +193,9 @@ def _kinds(names: list[Literal["dense", "sparse", "colbert"]] | None) -> Task:
 
 def _tasks(request: EmbeddingsRequest) -> tuple[Task, bool | None]:
     """What is wanted, and whether of queries: None where that makes no difference. Raises Invalid."""
-    tasks = _kinds(request.embedding_types)
     if request.embedding_types is None:
-        return tasks, None
+        return Task.EMBED, None
+    tasks = _kinds(request.embedding_types)
     if not tasks:
         raise Invalid("`embedding_types` must name one of dense, sparse and colbert; it is empty", "embedding_types")
     if request.dimensions is not None and Task.EMBED not in tasks:
