@@ -200,5 +200,5 @@ def test_command_line(jina: Jina, capsys: pytest.CaptureFixture[str]) -> None:
     np.testing.assert_allclose(written["embedding"], expected(jina, "a cat", QUERY), atol=1e-5)
     out, err = run("embed", "a cat", "--task", "query", *model)
     assert not out
-    assert all(value in err for value in ("`task`", "'query'", ", ".join(TASKS)))
+    assert all(value in err for value in ("--task", "'query'", ", ".join(TASKS)))
     assert ", ".join(TASKS) in run("info", str(jina.folder))[0]
