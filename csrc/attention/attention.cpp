@@ -3,7 +3,6 @@
 #include "attention/attention.h"
 
 #include <cmath>
-#include <string>
 
 namespace embert {
 
@@ -27,9 +26,8 @@ double scale_of(const AttentionHeads& shape) {
 Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, const AttentionHeads& shape,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream) {
   if (!attention_supports(dtype, shape)) {
-    return Status::refused("attention: " + std::to_string(shape.heads) + " heads of queries and " +
-                           std::to_string(shape.kv_heads) + " of keys, of size " + std::to_string(shape.head_size) +
-                           ": sizes are multiples of 8 up to " + std::to_string(kMaxHeadSize));
+    return Status::refused("attention: ", shape.heads, " heads of queries and ", shape.kv_heads, " of keys, of size ",
+                           shape.head_size, ": sizes are multiples of 8 up to ", kMaxHeadSize);
   }
   if (work.window > 0 && relative.scores != nullptr)
     return Status::refused("attention: a window and scores by relative position");

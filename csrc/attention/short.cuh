@@ -4,6 +4,7 @@
 
 #include "attention/warp.cuh"
 #include "common/barrier.cuh"
+#include "common/launch.cuh"
 #include "ops/attention_work.h"
 
 namespace embert {
@@ -15,23 +16,14 @@ constexpr size_t short_shared_bytes() {  // Q, K and V of each pair
   return size_t(kShortPairs) * 3 * kAttentionShort * (kDim + 8) * sizeof(T);
 }
 
-// A barrier of the two warps of a pair. Barrier numbers are constants here: a number in a register counts as all 16
-// barriers of a block, which limits a multiprocessor to four blocks.
-__device__ __forceinline__ void sync_pair(int pair) {
-  static_assert(kShortPairs == 2, "a barrier each");
-  if (pair == 0)
-    asm volatile("bar.sync %0, 64;" ::"n"(int{kPairBarrier}) : "memory");
-  else
-    asm volatile("bar.sync %0, 64;" ::"n"(kPairBarrier + 1) : "memory");
-}
-
-// Context: T*, or QuantizedBlocks where kDim is dim. For the two warps of `pair`; `thread`: 0 … 63 of them; `smem`:
-// short_shared_bytes of the block.
+// Context: T*, or QuantizedBlocks where kDim is the head size. For the two warps of `pair`; `thread`: 0 … 63 of them;
+// `smem`: short_shared_bytes of the block.
 template <typename T, int kDim, bool kRelative, bool kWindow = false, typename Context, typename Columns>
-__device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& tile, int head, int heads, int dim,
-                                             float scale_log2, const RelativeScores& relative, const Context& context,
-                                             uint8_t* smem, int pair, int thread, const Columns& columns,
+__device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& tile, int head, float scale_log2,
+                                             const RelativeScores& relative, const Context& context, uint8_t* smem,
+                                             int pair, int thread, const Columns& columns,
                                              const KeyWindow& window = {}) {
+  const int heads = columns.heads, dim = columns.dim;
   using Warp = AttentionWarp<T, kDim, kAttentionShort>;
   T* const queries = reinterpret_cast<T*>(smem) + pair * 3 * kAttentionShort * Warp::kPitch;
   T* const keys = queries + kAttentionShort * Warp::kPitch;
@@ -48,7 +40,8 @@ __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& 
     init_scores<kAttentionShort / 8>(first_score(relative, head, query, lane),
                                      [&](int n, int i) -> float& { return s[n][i]; });
   cp_async_wait<0>();
-  sync_pair(pair);
+  static_assert(kShortPairs == 2, "a barrier each");
+  named_barrier_sync_either<kPairBarrier, 64>(pair);
   if (query >= tile.length) return;
   Warp work;
   work.start(queries + query * Warp::kPitch, lane);
@@ -65,6 +58,21 @@ __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& 
   } else {
     work.finish(context + row * heads * dim + head * dim, size_t(heads) * dim, rows, dim, lane);
   }
+}
+
+// Runs a block of a kernel for short texts only: two heads of the text blockIdx.y.
+template <typename T, int kDim, bool kRelative, bool kWindow, typename Columns>
+__device__ __forceinline__ void attend_shorts(const T* qkv, const AttentionTile* shorts, float scale_log2,
+                                              const RelativeScores& relative, T* context, const Columns& columns,
+                                              const KeyWindow& window) {
+  extern __shared__ __align__(16) uint8_t shared_bytes[];
+  const int pair = threadIdx.x / 64, head = blockIdx.x * kShortPairs + pair;
+  const AttentionTile tile = early_tile(shorts + blockIdx.y);
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();  // not earlier: gemm/kernels/small_m.cuh
+  if (tile.length == 0 || head >= columns.heads) return;
+  attend_short<T, kDim, kRelative, kWindow>(qkv, tile, head, scale_log2, relative, context, shared_bytes, pair,
+                                            threadIdx.x % 64, columns, window);
 }
 
 }  // namespace embert

@@ -19,15 +19,14 @@
 // batch-invariant.
 
 #include "attention/attention.h"
-#include "attention/warp.cuh"
+#include "attention/tile.cuh"
 #include "common/launch.cuh"
 #include "ops/attention_work.h"
 
 namespace embert {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kThreads = kWarps * 32;
+constexpr int kWarps = kTileWarps, kThreads = kTileThreads;
 constexpr int kKeys = 64;                                      // of a step
 constexpr int kHalf = 64;                                      // rows of half a band
 constexpr int kWarpRows = 80;                                  // of the band that a warp multiplies by: 79 distances
@@ -214,32 +213,15 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 2 : 1)
 
 // One block per tile and head.
 template <typename T, int kDim>
-Status launch_tiles(const void* qkv, const AttentionTile* tiles, int count, const AttentionHeads& shape,
-                    Queries queries, const DisentangledScores& positions, void* context, const Stream& stream) {
-  if (count == 0) return {};
-  constexpr size_t kBytes = shared_bytes<T, kDim>();
-  const auto kernel = attention_sm80_disentangled_kernel<T, kDim>;
-  EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  const float scale_log2 = float(1.4426950408889634 * scale_of(shape));
-  return launch("attention_sm80_disentangled", kernel, dim3(shape.heads, count), kThreads, kBytes, stream,
-                static_cast<const T*>(qkv), tiles, shape.heads, shape.head_size, scale_log2, static_cast<T*>(context),
-                queries, positions);
-}
-
-template <typename T, int kDim>
 Status launch_disentangled(const void* qkv, const AttentionWork& work, const AttentionHeads& shape,
                            const DisentangledScores& positions, void* context, const Stream& stream) {
-  EMBERT_TRY(
-      (launch_tiles<T, kDim>(qkv, work.tiles, work.tile_count, shape, work.queries, positions, context, stream)));
-  return launch_tiles<T, kDim>(qkv, work.shorts, work.short_count, shape, work.queries, positions, context, stream);
-}
-
-template <typename T>
-Status disentangled_of(const void* qkv, const AttentionWork& work, const AttentionHeads& shape,
-                       const DisentangledScores& positions, void* context, const Stream& stream) {
-  if (shape.head_size <= 32) return launch_disentangled<T, 32>(qkv, work, shape, positions, context, stream);
-  if (shape.head_size <= 64) return launch_disentangled<T, 64>(qkv, work, shape, positions, context, stream);
-  return launch_disentangled<T, 128>(qkv, work, shape, positions, context, stream);
+  const auto run = [&](const AttentionTile* tiles, int count) {
+    return launch_work("attention_sm80_disentangled", attention_sm80_disentangled_kernel<T, kDim>, shape.heads, count,
+                       shared_bytes<T, kDim>(), stream, static_cast<const T*>(qkv), tiles, shape.heads, shape.head_size,
+                       float(1.4426950408889634 * scale_of(shape)), static_cast<T*>(context), work.queries, positions);
+  };
+  EMBERT_TRY(run(work.tiles, work.tile_count));
+  return run(work.shorts, work.short_count);
 }
 
 }  // namespace
@@ -249,11 +231,15 @@ Status attention_sm80_disentangled(DType dtype, const void* qkv, const Attention
   EMBERT_TRY(check_attention_work(work.tile_count, work.short_count));
   if (dtype == DType::kFloat32 || shape.kv_heads != shape.heads || shape.causal || shape.head_size % 8 != 0 ||
       shape.head_size < 8 || shape.head_size > 128 || positions.longest < 1)
-    return Status::refused("attention: disentangled scores in FP32, with shared keys, causal, of heads of " +
-                           std::to_string(shape.head_size) + " columns, or of texts of up to " +
-                           std::to_string(positions.longest) + " tokens");
-  if (dtype == DType::kFloat16) return disentangled_of<half_t>(qkv, work, shape, positions, context, stream);
-  return disentangled_of<bfloat_t>(qkv, work, shape, positions, context, stream);
+    return Status::refused("attention: disentangled scores in FP32, with shared keys, causal, of heads of ",
+                           shape.head_size, " columns, or of texts of up to ", positions.longest, " tokens");
+  return with_half_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    const auto launcher = shape.head_size <= 32   ? launch_disentangled<T, 32>
+                          : shape.head_size <= 64 ? launch_disentangled<T, 64>
+                                                  : launch_disentangled<T, 128>;
+    return launcher(qkv, work, shape, positions, context, stream);
+  });
 }
 
 }  // namespace embert

@@ -4,6 +4,7 @@
 
 #include "attention/warp.cuh"
 #include "common/launch.cuh"
+#include "common/launch.h"
 #include "ops/attention_work.h"
 
 namespace embert {
@@ -22,10 +23,10 @@ constexpr size_t tile_shared_bytes() {  // Q, then two steps of K and V
 // A block's tile `tiles[index]`, of the head blockIdx.x. With a window, steps are those between the first and the last
 // key that a query of the tile attends to. They begin at the same multiples of kKeys as without a window.
 template <typename T, int kDim, bool kRelative, bool kWindow, typename Columns>
-__device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* tiles, unsigned index, int heads,
-                                            int dim, float scale_log2, T* context, Queries queries,
-                                            const RelativeScores& relative, const Columns& columns,
-                                            const KeyWindow& window) {
+__device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* tiles, unsigned index, float scale_log2,
+                                            T* context, Queries queries, const RelativeScores& relative,
+                                            const Columns& columns, const KeyWindow& window) {
+  const int heads = columns.heads, dim = columns.dim;
   constexpr int kKeys = kStepKeys<kDim>;
   using Warp = AttentionWarp<T, kDim, kKeys>;
   static_assert(kAttentionRows == 16 * kTileWarps, "a warp owns 16 query rows");
@@ -93,6 +94,15 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
     const size_t row = size_t(tile.first_row) + tile.query + warp * 16;
     work.finish(context + row * heads * dim + head * dim, size_t(heads) * dim, rows, dim, lane);
   }
+}
+
+// Launches `blocks` blocks for each of `count` entries of a work list.
+template <typename Kernel, typename... Arguments>
+Status launch_work(const char* name, Kernel kernel, int blocks, int count, size_t shared_bytes, const Stream& stream,
+                   const Arguments&... arguments) {
+  if (count == 0) return {};
+  EMBERT_TRY(allow_shared_memory(kernel, shared_bytes));
+  return launch(name, kernel, dim3(blocks, count), kTileThreads, shared_bytes, stream, arguments...);
 }
 
 }  // namespace embert

@@ -201,10 +201,7 @@ struct AttentionWarp {
     const int g = lane / 4, t = 2 * (lane % 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float total = sum[half];  // of the lane's columns
-      total += __shfl_xor_sync(~0u, total, 1);
-      total += __shfl_xor_sync(~0u, total, 2);
-      const float inverse = __fdividef(1.0f, total);
+      const float inverse = __fdividef(1.0f, row_total(sum[half]));
       if (g + 8 * half >= rows) continue;
       T* const to = context + (g + 8 * half) * pitch + t;
 #pragma unroll

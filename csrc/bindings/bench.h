@@ -7,24 +7,16 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "bindings/address.h"
 #include "bindings/status.h"
 #include "common/launch.h"
 #include "common/tensor_maps.h"
+#include "gemm/gemm.h"
 
 namespace embert {
-
-using Address = uintptr_t;
-
-template <typename T = void>
-T* pointer(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-inline DType dtype(int tag) {
-  return DType(tag);
-}
 
 // A stream on the current device, and launches on it. A recorded graph of them can be replayed and timed.
 class Bench {
@@ -49,24 +41,22 @@ class Bench {
   Address allocate(size_t bytes) {
     void* allocated = nullptr;
     check(cudaMalloc(&allocated, bytes), "cudaMalloc");
-    return Address(allocated);
+    return {reinterpret_cast<uintptr_t>(allocated)};
   }
-  void free(Address address) { check(cudaFree(pointer(address)), "cudaFree"); }
+  void free(Address address) { check(cudaFree(address), "cudaFree"); }
   void upload(Address to,
               nanobind::ndarray<const uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu> from) {
-    check(cudaMemcpyAsync(pointer(to), from.data(), from.shape(0), cudaMemcpyHostToDevice, stream_.handle), "upload");
+    check(cudaMemcpyAsync(to, from.data(), from.shape(0), cudaMemcpyHostToDevice, stream_.handle), "upload");
     synchronize();
   }
   void download(nanobind::ndarray<uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu> to,
                 Address from) {
-    check(cudaMemcpyAsync(to.data(), pointer(from), to.shape(0), cudaMemcpyDeviceToHost, stream_.handle), "download");
+    check(cudaMemcpyAsync(to.data(), from, to.shape(0), cudaMemcpyDeviceToHost, stream_.handle), "download");
     synchronize();
   }
-  void fill(Address to, int byte, size_t bytes) {
-    check(cudaMemsetAsync(pointer(to), byte, bytes, stream_.handle), "fill");
-  }
+  void fill(Address to, int byte, size_t bytes) { check(cudaMemsetAsync(to, byte, bytes, stream_.handle), "fill"); }
   void copy(Address to, Address from, size_t bytes) {
-    check(cudaMemcpyAsync(pointer(to), pointer(from), bytes, cudaMemcpyDeviceToDevice, stream_.handle), "copy");
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_.handle), "copy");
   }
   void synchronize() {
     nanobind::gil_scoped_release release;
@@ -114,8 +104,22 @@ class Bench {
   std::unique_ptr<TensorMaps> maps_;
 };
 
-void bind_int8(nanobind::module_& m, nanobind::class_<Bench>& bench);
+inline std::unique_ptr<GemmProvider> open_provider(Bench& bench, const std::string& name, const std::string& library,
+                                                   DType type) {
+  std::unique_ptr<GemmProvider> provider;
+  bench.check(name == "hopper" ? make_sm90(type, provider) : make_cublaslt(type, library, provider));
+  return provider;
+}
 
+// A GEMM, a feed-forward layer or maxima, with the provider.
+template <typename Made>
+struct Provided {
+  std::unique_ptr<GemmProvider> provider;
+  std::unique_ptr<Made> made;
+  int splits = 1;  // of the last run's row statistics
+};
+
+void bind_int8(nanobind::module_& m, nanobind::class_<Bench>& bench);
 void bind_splade(nanobind::module_& module, nanobind::class_<Bench>& bench);
 
 }  // namespace embert

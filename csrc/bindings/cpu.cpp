@@ -16,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bindings/address.h"
 #include "cpu/attention.h"
 #include "cpu/gemm/linear.h"
 #include "cpu/layer.h"
@@ -59,20 +60,15 @@ Activation activation_of(const std::string& name) {
   return static_cast<Activation>(position - names);
 }
 
-template <typename T>
-T* pointer(std::uintptr_t address) {
-  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr): Python passes addresses
-}
-
 // Checked once, when a layer is created; the calls pass addresses.
 void check_widths(std::size_t out, std::size_t bias, std::size_t scales) {
   if (bias != out || scales != out) throw nb::value_error("weight, scales and bias differ in their rows");
 }
 
-void apply(const LinearLayer& layer, std::uintptr_t x, int rows, std::uintptr_t y, Activation activation,
-           std::uintptr_t residual, std::uintptr_t gate, int threads) {
-  const Epilogue epilogue{activation, pointer<const float>(residual), pointer<const float>(gate)};
-  layer(pointer<const float>(x), rows, epilogue, pointer<float>(y), threads);
+void apply(const LinearLayer& layer, Address x, int rows, Address y, Activation activation, Address residual,
+           Address gate, int threads) {
+  const Epilogue epilogue{activation, residual, gate};
+  layer(x, rows, epilogue, y, threads);
 }
 
 }  // namespace
@@ -80,6 +76,7 @@ void apply(const LinearLayer& layer, std::uintptr_t x, int rows, std::uintptr_t 
 
 NB_MODULE(_cpu, module) {
   using namespace embert::cpu;
+  using embert::Address;
   module.doc() = "Kernels of the CPU encoder for AVX-512.";
   module.def("has_avx512", &has_avx512);
   module.def("has_vnni", &has_vnni);
@@ -136,42 +133,38 @@ NB_MODULE(_cpu, module) {
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
       .def(
           "__call__",
-          [](const Layer& layer, std::uintptr_t x, int rows, const std::vector<GroupTuple>& groups, std::uintptr_t bias,
-             int longest, int window, std::uintptr_t y, int threads) {
+          [](const Layer& layer, Address x, int rows, const std::vector<GroupTuple>& groups, Address bias, int longest,
+             int window, Address y, int threads) {
             std::vector<SequenceGroup> token_groups;
             token_groups.reserve(groups.size());
             for (const auto& [start, sequences, length, keys] : groups) {
               token_groups.push_back({start, sequences, length, keys ? keys : length});
             }
             Positions positions;
-            positions.bias = pointer<const float>(bias);
+            positions.bias = bias;
             positions.longest = longest;
             positions.window = window;
             const nb::gil_scoped_release released;
-            layer(pointer<const float>(x), rows, token_groups, positions, pointer<float>(y), threads);
+            layer(x, rows, token_groups, positions, y, threads);
           },
           "x"_a, "rows"_a, "groups"_a, "bias"_a, "longest"_a, "window"_a, "y"_a, "threads"_a);
 
   module.def(
       "normalize",
-      [](std::uintptr_t x, int rows, int columns, std::uintptr_t gamma, std::uintptr_t beta, float epsilon,
-         std::uintptr_t y, int threads) {
-        normalize(pointer<const float>(x), rows, columns, pointer<const float>(gamma), pointer<const float>(beta),
-                  epsilon, pointer<float>(y), threads);
+      [](Address x, int rows, int columns, Address gamma, Address beta, float epsilon, Address y, int threads) {
+        normalize(x, rows, columns, gamma, beta, epsilon, y, threads);
       },
       "x"_a, "rows"_a, "columns"_a, "gamma"_a, "beta"_a, "epsilon"_a, "y"_a, "threads"_a,
       nb::call_guard<nb::gil_scoped_release>());
   module.def(
       "embed",
-      [](std::uintptr_t ids, std::uintptr_t position_ids, int tokens, const Array<float, 2>& words,
-         const Array<float, 2>& positions, std::uintptr_t gamma, std::uintptr_t beta, float epsilon, std::uintptr_t y,
-         int threads) {
+      [](Address ids, Address position_ids, int tokens, const Array<float, 2>& words, const Array<float, 2>& positions,
+         Address gamma, Address beta, float epsilon, Address y, int threads) {
         const Table word_table{words.data(), std::int64_t(words.shape(0))};
         const Table position_table{positions.data(), std::int64_t(positions.shape(0))};
         const nb::gil_scoped_release released;
-        if (!embed(pointer<const std::int64_t>(ids), pointer<const std::int64_t>(position_ids), tokens, word_table,
-                   position_table, int(words.shape(1)), pointer<const float>(gamma), pointer<const float>(beta),
-                   epsilon, pointer<float>(y), threads)) {
+        if (!embed(ids, position_ids, tokens, word_table, position_table, int(words.shape(1)), gamma, beta, epsilon, y,
+                   threads)) {
           throw std::out_of_range("an id or a position is outside of its table");
         }
       },
@@ -179,35 +172,25 @@ NB_MODULE(_cpu, module) {
       "epsilon"_a, "y"_a, "threads"_a);
   module.def(
       "mean",
-      [](std::uintptr_t x, int sequences, int length, int columns, std::uintptr_t y, int threads) {
-        mean(pointer<const float>(x), sequences, length, columns, pointer<float>(y), threads);
+      [](Address x, int sequences, int length, int columns, Address y, int threads) {
+        mean(x, sequences, length, columns, y, threads);
       },
       "x"_a, "sequences"_a, "length"_a, "columns"_a, "y"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
   module.def(
       "attend",
-      [](std::uintptr_t qkv, int start, int sequences, int length, int keys, int heads, int size,
-         std::uintptr_t context, std::uintptr_t cosines, std::uintptr_t sines, int rotary_dim, std::uintptr_t bias,
-         int longest, int window, int threads) {
-        const Positions positions{pointer<const float>(cosines),
-                                  pointer<const float>(sines),
-                                  rotary_dim,
-                                  pointer<const float>(bias),
-                                  longest,
-                                  window};
-        attend(pointer<const float>(qkv), {start, sequences, length, keys}, positions, heads, size,
-               pointer<float>(context), threads);
+      [](Address qkv, int start, int sequences, int length, int keys, int heads, int size, Address context,
+         Address cosines, Address sines, int rotary_dim, Address bias, int longest, int window, int threads) {
+        const Positions positions{cosines, sines, rotary_dim, bias, longest, window};
+        attend(qkv, {start, sequences, length, keys}, positions, heads, size, context, threads);
       },
       "qkv"_a, "start"_a, "sequences"_a, "length"_a, "keys"_a, "heads"_a, "size"_a, "context"_a, "cosines"_a, "sines"_a,
       "rotary_dim"_a, "bias"_a, "longest"_a, "window"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
   module.def(
       "attend_by_distance",
-      [](std::uintptr_t qkv, int start, int sequences, int length, int keys, int heads, int size,
-         std::uintptr_t context, std::uintptr_t table_of_keys, std::uintptr_t table_of_queries, int columns,
-         std::uintptr_t row_of, int longest, int threads) {
-        const DistanceRows distances{pointer<const float>(table_of_keys), pointer<const float>(table_of_queries),
-                                     columns, pointer<const std::int32_t>(row_of), longest};
-        attend(pointer<const float>(qkv), {start, sequences, length, keys}, {}, heads, size, pointer<float>(context),
-               threads, distances);
+      [](Address qkv, int start, int sequences, int length, int keys, int heads, int size, Address context,
+         Address table_of_keys, Address table_of_queries, int columns, Address row_of, int longest, int threads) {
+        const DistanceRows distances{table_of_keys, table_of_queries, columns, row_of, longest};
+        attend(qkv, {start, sequences, length, keys}, {}, heads, size, context, threads, distances);
       },
       "qkv"_a, "start"_a, "sequences"_a, "length"_a, "keys"_a, "heads"_a, "size"_a, "context"_a, "table_of_keys"_a,
       "table_of_queries"_a, "columns"_a, "row_of"_a, "longest"_a, "threads"_a,

@@ -33,38 +33,35 @@ using SpladeTuple = std::tuple<std::string, float, int, bool>;
 // Of a layer: window, RoPE columns, RoPE table.
 using AttentionTuple = std::tuple<int, int, int>;
 
+// The place of a name among these; raises Refused if it is none of them.
+template <size_t n>
+int index_of(const char* const (&names)[n], const std::string& name, const char* what) {
+  const auto* const position = std::find(std::begin(names), std::end(names), name);
+  if (position == std::end(names))
+    throw Refused(std::string("the CUDA encoder does not know the ") + what + " " + name);
+  return int(position - names);
+}
+
 DType dtype_of(const std::string& name) {
-  if (name == "float32") return DType::kFloat32;
-  if (name == "float16") return DType::kFloat16;
-  if (name == "bfloat16") return DType::kBFloat16;
-  if (name == "int8") return DType::kInt8;
-  throw nb::value_error(("dtype must be float32, float16, bfloat16 or int8, found " + name).c_str());
+  constexpr const char* kNames[] = {"float32", "float16", "bfloat16", "int8"};  // DType's order
+  return DType(index_of(kNames, name, "dtype"));
 }
 
 Activation activation_of(const std::string& name) {
-  if (name == "gelu") return Activation::kGeluErf;
-  if (name == "gelu_tanh") return Activation::kGeluTanh;
-  if (name == "relu") return Activation::kRelu;
-  if (name == "silu") return Activation::kSilu;
-  throw Refused("the CUDA encoder does not know the activation " + name);
+  constexpr const char* kNames[] = {"gelu", "gelu_tanh", "relu", "silu"};  // Activation's order, after kNone
+  return Activation(1 + index_of(kNames, name, "activation"));
 }
 
 Pooling pooling_of(const std::string& name) {
-  if (name == "cls") return Pooling::kCls;
-  if (name == "mean") return Pooling::kMean;
-  if (name == "max") return Pooling::kMax;
-  if (name == "last-token") return Pooling::kLast;
-  throw Refused("the CUDA encoder does not know the pooling " + name);
+  constexpr const char* kNames[] = {"cls", "mean", "max", "last-token"};  // Pooling's order
+  return Pooling(index_of(kNames, name, "pooling"));
 }
 
 std::vector<DenseShape> shapes_of(const std::vector<LinearLayer>& layers) {
-  const char* const names[] = {"identity", "tanh", "relu", "sigmoid", "gelu", "gelu_tanh"};  // HeadActivation's order
+  constexpr const char* kNames[] = {"identity", "tanh", "relu", "sigmoid", "gelu", "gelu_tanh"};  // in their order
   std::vector<DenseShape> shapes;
-  for (const auto& [in, out, activation] : layers) {
-    const auto* const position = std::find(std::begin(names), std::end(names), activation);
-    if (position == std::end(names)) throw Refused("the CUDA encoder does not know the activation " + activation);
-    shapes.push_back({in, out, HeadActivation(position - names)});
-  }
+  for (const auto& [in, out, activation] : layers)
+    shapes.push_back({in, out, HeadActivation(index_of(kNames, activation, "activation"))});
   return shapes;
 }
 
@@ -122,8 +119,8 @@ std::unique_ptr<Encoder> make_encoder(
   model.task_heads = {shapes_of(dense), shapes_of(classifier), shapes_of(multi), token_weights,
                       std::nullopt,     token_logits,          token_norm};
   if (splade) {
-    const auto& [is_transform, of_norm, logs, tied] = *splade;
-    model.task_heads.splade = SpladeKind{activation_of(is_transform), of_norm, logs, tied};
+    const auto& [transform_activation, norm_epsilon, logs, tied] = *splade;
+    model.task_heads.splade = SpladeKind{activation_of(transform_activation), norm_epsilon, logs, tied};
   }
   EncoderOptions options;
   options.device = device;

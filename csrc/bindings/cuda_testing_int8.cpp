@@ -14,83 +14,61 @@ using namespace nb::literals;
 namespace embert {
 namespace {
 
-struct TestInt8Gemm {
-  std::unique_ptr<GemmProvider> provider;
-  std::unique_ptr<Linear> linear;
-  int splits = 1;  // of the last run's row statistics
-};
-
-// Both GEMMs of a feed-forward layer.
-struct Int8FeedForwardSm90 {
-  std::unique_ptr<GemmProvider> provider;
-  std::unique_ptr<FeedForward> both;
-  int splits = 1;  // of the last run's row statistics
-};
-
-std::unique_ptr<GemmProvider> open_provider(Bench& bench, const std::string& name, const std::string& library) {
-  std::unique_ptr<GemmProvider> provider;
-  bench.check(name == "hopper" ? make_sm90(DType::kFloat16, provider)
-                               : make_cublaslt(DType::kFloat16, library, provider));
-  return provider;
-}
+struct Int8Product : Provided<Linear> {};
+struct Int8FeedForward : Provided<FeedForward> {};
 
 }  // namespace
 
 void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
-  nb::class_<TestInt8Gemm>(m, "Int8Product")
+  nb::class_<Int8Product>(m, "Int8Product")
       .def(
           "run",
-          [](TestInt8Gemm& self, Bench& bench, Address x, Address sums, Address residual, Address residual_sums,
+          [](Int8Product& self, Bench& bench, Address x, Address sums, Address residual, Address residual_sums,
              int parts, int rows, Address y, Address y_stats) {
-            bench.check(self.linear->run({pointer(x), pointer<float2>(sums), parts},
-                                         {pointer(residual), pointer<float2>(residual_sums), parts}, rows, pointer(y),
-                                         pointer<float2>(y_stats), self.splits, bench.stream()));
+            bench.check(self.made->run({x, sums, parts}, {residual, residual_sums, parts}, rows, y, y_stats,
+                                       self.splits, bench.stream()));
           },
           "bench"_a, "x"_a, "sums"_a, "residual"_a, "residual_sums"_a, "parts"_a, "rows"_a, "y"_a, "y_stats"_a = 0)
-      .def_ro("splits", &TestInt8Gemm::splits);
-  nb::class_<Int8FeedForwardSm90>(m, "Int8FeedForwardSm90")
+      .def_ro("splits", &Int8Product::splits);
+  nb::class_<Int8FeedForward>(m, "Int8FeedForward")
       .def("run",
-           [](Int8FeedForwardSm90& self, Bench& bench, Address x, Address sums, int parts, int rows, Address inner,
+           [](Int8FeedForward& self, Bench& bench, Address x, Address sums, int parts, int rows, Address inner,
               Address y, Address y_stats) {
              Stream stream = bench.stream();
-             bench.check(self.both->run({pointer(x), pointer<float2>(sums), parts}, rows, pointer(inner), pointer(y),
-                                        pointer<float2>(y_stats), self.splits, stream));
+             bench.check(self.made->run({x, sums, parts}, rows, inner, y, y_stats, self.splits, stream));
            })
-      .def_ro("splits", &Int8FeedForwardSm90::splits);
+      .def_ro("splits", &Int8FeedForward::splits);
   bench
       .def("attention_in_blocks",
            [](Bench& bench, Address qkv, int rows, Address tiles, int tile_count, Address shorts, int short_count,
               int heads, Address context, Address maxima, Address relative, int reach) {
-             const AttentionWork work{pointer<AttentionTile>(tiles), tile_count, pointer<AttentionTile>(shorts),
-                                      short_count};
-             bench.check(attention_in_blocks(pointer(qkv), rows, {work}, heads, {pointer<float>(relative), reach},
-                                             {pointer<int8_t>(context), pointer(maxima)}, *bench.maps(DType::kFloat16),
-                                             bench.stream()));
+             const AttentionWork work{tiles, tile_count, shorts, short_count};
+             bench.check(attention_in_blocks(qkv, rows, {work}, heads, {relative, reach}, {context, maxima},
+                                             *bench.maps(DType::kFloat16), bench.stream()));
            })
       .def("quantize_blocks",
            [](Bench& bench, Address x, int rows, int columns, int block, Address data, Address scales) {
-             bench.check(quantize_block_rows(DType::kFloat16, pointer(x), rows, columns, block,
-                                             {pointer<int8_t>(data), pointer<float>(scales)}, bench.stream()));
+             bench.check(quantize_block_rows(DType::kFloat16, x, rows, columns, block, {data, scales}, bench.stream()));
            })
       .def(
           "int8_feed_forward",
           [](Bench& bench, std::array<Address, 3> in, std::array<Address, 3> out, int hidden, int inner, int activation,
              std::array<Address, 4> norms, float epsilon, Address data, Address row_scales, const std::string& provider,
              const std::string& library) {
-            auto test = std::make_unique<Int8FeedForwardSm90>();
-            test->provider = open_provider(bench, provider, library);
-            LinearWeights first{pointer(in[0]), pointer<float>(in[2]), inner, hidden, Activation(activation)};
-            LinearWeights second{pointer(out[0]), pointer<float>(out[2]), hidden, inner};
-            first.input_norm = {pointer<float>(norms[0]), pointer<float>(norms[1])};
-            second.residual_norm = {pointer<float>(norms[2]), pointer<float>(norms[3])};
-            first.scales = pointer<float>(in[1]), second.scales = pointer<float>(out[1]);
+            auto test = std::make_unique<Int8FeedForward>();
+            test->provider = open_provider(bench, provider, library, DType::kFloat16);
+            LinearWeights first{in[0], in[2], inner, hidden, Activation(activation)};
+            LinearWeights second{out[0], out[2], hidden, inner};
+            first.input_norm = {norms[0], norms[1]};
+            second.residual_norm = {norms[2], norms[3]};
+            first.scales = in[1], second.scales = out[1];
             first.epsilon = second.epsilon = epsilon;
-            first.quantized = second.quantized = {pointer<int8_t>(data), pointer<float>(row_scales)};
+            first.quantized = second.quantized = {data, row_scales};
             second.block = kInnerBlock;
             std::unique_ptr<Linear> first_linear, second_linear;
             bench.check(test->provider->prepare(first, bench.stream(), first_linear));
             bench.check(test->provider->prepare(second, bench.stream(), second_linear));
-            bench.check(test->provider->fuse(std::move(first_linear), std::move(second_linear), test->both));
+            bench.check(test->provider->fuse(std::move(first_linear), std::move(second_linear), test->made));
             bench.synchronize();
             return test;
           },
@@ -100,25 +78,24 @@ void bind_int8(nb::module_& m, nb::class_<Bench>& bench) {
       .def("quantize",
            [](Bench& bench, Address x, Address sums, int parts, Address gamma, Address beta, int rows, int columns,
               float epsilon, Address data, Address scales) {
-             bench.check(quantize_rows(DType::kFloat16, {pointer(x), pointer<float2>(sums), parts},
-                                       {pointer<float>(gamma), pointer<float>(beta)}, rows, columns, epsilon,
-                                       {pointer<int8_t>(data), pointer<float>(scales)}, bench.stream()));
+             bench.check(quantize_rows(DType::kFloat16, {x, sums, parts}, {gamma, beta}, rows, columns, epsilon,
+                                       {data, scales}, bench.stream()));
            })
       .def(
           "int8_product",
           [](Bench& bench, Address weight, Address scales, Address bias, int out, int in, int activation, Address gamma,
              Address beta, bool of_residual, float epsilon, Address data, Address row_scales,
              const std::string& provider, const std::string& library, int block) {
-            auto test = std::make_unique<TestInt8Gemm>();
-            test->provider = open_provider(bench, provider, library);
-            LinearWeights weights{pointer(weight), pointer<float>(bias), out, in, Activation(activation)};
+            auto test = std::make_unique<Int8Product>();
+            test->provider = open_provider(bench, provider, library, DType::kFloat16);
+            LinearWeights weights{weight, bias, out, in, Activation(activation)};
             Norm& norm = of_residual ? weights.residual_norm : weights.input_norm;
-            norm = Norm{pointer<float>(gamma), pointer<float>(beta)};
+            norm = Norm{gamma, beta};
             weights.epsilon = epsilon;
-            weights.scales = pointer<float>(scales);
+            weights.scales = scales;
             weights.block = block;
-            weights.quantized = {pointer<int8_t>(data), pointer<float>(row_scales)};
-            bench.check(test->provider->prepare(weights, bench.stream(), test->linear));
+            weights.quantized = {data, row_scales};
+            bench.check(test->provider->prepare(weights, bench.stream(), test->made));
             bench.synchronize();
             return test;
           },

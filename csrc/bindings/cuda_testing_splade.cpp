@@ -21,25 +21,16 @@ namespace {
 
 using Integers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-void make_provider(const Bench& bench, const std::string& provider, const std::string& library, int type,
-                   std::unique_ptr<GemmProvider>& opened) {
-  bench.check(provider == "hopper" ? make_sm90(dtype(type), opened) : make_cublaslt(dtype(type), library, opened));
-}
-
-// Maxima over texts with their provider.
-struct Maxima {
-  std::unique_ptr<GemmProvider> provider;
-  std::unique_ptr<TextMaxima> maxima;
-};
+using Maxima = Provided<TextMaxima>;
 
 std::unique_ptr<Maxima> make_maxima(Bench& bench, const std::string& provider, const std::string& library, int type,
                                     Address weight, Address bias, int out, int in) {
   auto test = std::make_unique<Maxima>();
-  make_provider(bench, provider, library, type, test->provider);
-  const LinearWeights weights{pointer(weight), pointer<float>(bias), out, in, Activation::kNone, {}, {}, 0.0f};
-  bench.check(test->provider->prepare_maxima(weights, bench.stream(), test->maxima));
-  if (test->maxima == nullptr)
-    bench.check(make_portable_maxima(*test->provider, dtype(type), weights, bench.stream(), test->maxima));
+  test->provider = open_provider(bench, provider, library, DType(type));
+  const LinearWeights weights{weight, bias, out, in, Activation::kNone, {}, {}, 0.0f};
+  bench.check(test->provider->prepare_maxima(weights, bench.stream(), test->made));
+  if (test->made == nullptr)
+    bench.check(make_portable_maxima(*test->provider, DType(type), weights, bench.stream(), test->made));
   bench.synchronize();
   return test;
 }
@@ -54,7 +45,7 @@ struct Splade {
 std::unique_ptr<Splade> make_splade(Bench& bench, const std::string& provider, const std::string& library, int type,
                                     int hidden, int vocabulary, int activation, float epsilon, int logs, bool tied) {
   auto test = std::make_unique<Splade>();
-  make_provider(bench, provider, library, type, test->provider);
+  test->provider = open_provider(bench, provider, library, DType(type));
   SpladeShape shape;
   shape.hidden = hidden;
   shape.vocabulary = vocabulary;
@@ -62,7 +53,7 @@ std::unique_ptr<Splade> make_splade(Bench& bench, const std::string& provider, c
   shape.epsilon = epsilon;
   shape.logs = logs;
   shape.tied = tied;
-  shape.dtype = dtype(type);
+  shape.dtype = DType(type);
   test->head = std::make_unique<SpladeHead>(shape);
   bench.check(test->head->allocate());
   return test;
@@ -84,11 +75,11 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
           "run",
           [](Maxima& self, Bench& bench, Address x, Address text_of, int all_rows, int first_row, int rows,
              int first_text, Address maxima) {
-            const TextRows rows_of_texts{pointer(x), pointer<int>(text_of), all_rows, first_row, rows, first_text};
-            bench.check(self.maxima->run(rows_of_texts, pointer<float>(maxima), bench.stream()));
+            const TextRows rows_of_texts{x, text_of, all_rows, first_row, rows, first_text};
+            bench.check(self.made->run(rows_of_texts, maxima, bench.stream()));
           },
           "bench"_a, "x"_a, "text_of"_a, "all_rows"_a, "first_row"_a, "rows"_a, "first_text"_a, "maxima"_a)
-      .def_prop_ro("workspace_bytes", [](const Maxima& self) { return self.maxima->workspace_bytes(); });
+      .def_prop_ro("workspace_bytes", [](const Maxima& self) { return self.made->workspace_bytes(); });
 
   nb::class_<Splade>(module, "Splade")
       .def(
@@ -96,14 +87,14 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
           [](Splade& self, Bench& bench, const std::string& name,
              nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> bytes,
              const std::vector<size_t>& shape, int stored) {
-            bench.check(self.head->load(name, bytes.data(), shape, dtype(stored), bench.stream()));
+            bench.check(self.head->load(name, bytes.data(), shape, DType(stored), bench.stream()));
             bench.synchronize();
           },
           "bench"_a, "name"_a, "data"_a, "shape"_a, "dtype"_a)
       .def(
           "prepare",
           [](Splade& self, Bench& bench, Address word, int rows, int texts, int64_t pairs) {
-            bench.check(self.head->prepare(*self.provider, pointer(word), rows, texts, bench.stream()));
+            bench.check(self.head->prepare(*self.provider, word, rows, texts, bench.stream()));
             bench.check(self.answer.allocate(self.head->shape().vocabulary, texts, pairs));
           },
           "bench"_a, "word"_a, "rows"_a, "texts"_a, "pairs"_a = kPairs)
@@ -111,12 +102,12 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
           "run",
           [](Splade& self, Bench& bench, Address x, Address scratch, int rows, int texts, Address cu_seqlens,
              Address chosen, std::optional<Integers> host_cu_seqlens, std::optional<Integers> host_chosen) {
-            const SpladeBatch batch{pointer(x),
-                                    pointer(scratch),
+            const SpladeBatch batch{x,
+                                    scratch,
                                     rows,
                                     texts,
-                                    pointer<int>(cu_seqlens),
-                                    pointer<int>(chosen),
+                                    cu_seqlens,
+                                    chosen,
                                     host_cu_seqlens ? host_cu_seqlens->data() : nullptr,
                                     host_chosen ? host_chosen->data() : nullptr};
             bench.check(self.head->run(batch, self.answer, bench.stream()));
@@ -135,9 +126,7 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
           "texts"_a,
           "How many of the first texts are complete; pairs of each text; indices and values of the complete ones.")
       .def_prop_ro("texts_at_once", [](const Splade& self) { return self.head->texts_at_once(); })
-      .def_prop_ro("weight_bytes", [](const Splade& self) { return self.head->weight_bytes(); })
-      .def_prop_ro("workspace_bytes", [](const Splade& self) { return self.head->workspace_bytes(); })
-      .def_prop_ro("pinned_bytes", [](const Splade& self) { return self.answer.bytes(); });
+      .def_prop_ro("workspace_bytes", [](const Splade& self) { return self.head->workspace_bytes(); });
 
   bench.def("maxima", &make_maxima, "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a)
       .def("splade", &make_splade, "provider"_a, "library"_a, "dtype"_a, "hidden"_a, "vocabulary"_a, "activation"_a,
@@ -145,22 +134,19 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
       .def("begin_maxima",
            [](Bench& bench, Address cu_seqlens, Address chosen, int first, int count, int end_row, int pitch,
               Address text_of, Address maxima, Address totals) {
-             bench.check(begin_maxima({pointer<int>(cu_seqlens), pointer<int>(chosen), first, count, end_row}, pitch,
-                                      pointer<int>(text_of), pointer<float>(maxima), pointer<int>(totals),
+             bench.check(begin_maxima({cu_seqlens, chosen, first, count, end_row}, pitch, text_of, maxima, totals,
                                       bench.stream()));
            })
       .def("count_pairs",
            [](Bench& bench, Address maxima, int columns, int pitch, int count, Address totals, Address pieces) {
-             bench.check(count_pairs(pointer<float>(maxima), columns, pitch, count, pointer<int>(totals),
-                                     pointer<int>(pieces), bench.stream()));
+             bench.check(count_pairs(maxima, columns, pitch, count, totals, pieces, bench.stream()));
            })
       .def("write_pairs", [](Bench& bench, Address maxima, int columns, int pitch, int first, int count, Address totals,
                              Address pieces, Address before, Address after, Address counts, Address indices,
                              Address values, int64_t capacity, int logs) {
-        const PairBuffers to{pointer<int>(counts), pointer<int>(indices), pointer<float>(values), capacity, logs};
-        bench.check(write_pairs(pointer<float>(maxima), columns, pitch, first, count, pointer<int>(totals),
-                                pointer<int>(pieces), pointer<int64_t>(before), pointer<int64_t>(after), to,
-                                bench.stream()));
+        const PairBuffers to{counts, indices, values, capacity, logs};
+        bench.check(
+            write_pairs(maxima, columns, pitch, first, count, totals, pieces, before, after, to, bench.stream()));
       });
   module.attr("PIECE_COLUMNS") = kPieceColumns;
   module.attr("MAXIMA_COLUMNS") = kMaximaColumns;

@@ -53,6 +53,35 @@ __device__ __forceinline__ T* map_shared_rank(T* local, int rank) {
 #endif
 }
 
+// Barriers for some of a block's threads. A block has 16 of them; this enum names every number in use.
+
+// Kernels do not share barriers, so two kernels may use the same number.
+enum NamedBarrier : int {
+  kBlockBarrier = 0,     // used by __syncthreads
+  kScalesBarrier = 1,    // small_m.cuh: the rows' scales are in shared memory
+  kConsumerBarrier = 1,  // + consumer; gemm/: the four warps of a consumer
+  kPairBarrier = 1,      // + pair; attention/short.cuh: the two warps of a (sequence, head)
+  kGroupBarrier = 1,     // + warpgroup; attention/sm90/: its four warps
+};
+
+// Waits until `threads` threads have arrived, the waiting ones included.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// Waits at the barrier kFirst or the next one, for kThreads threads each. Where several blocks share a multiprocessor,
+// numbers have to be constants: one in a register counts as all 16, of which a multiprocessor has 64.
+template <int kFirst, int kThreads>
+__device__ __forceinline__ void named_barrier_sync_either(int which) {
+  if (which == 0)
+    asm volatile("bar.sync %0, %1;" ::"n"(kFirst), "n"(kThreads) : "memory");
+  else
+    asm volatile("bar.sync %0, %1;" ::"n"(kFirst + 1), "n"(kThreads) : "memory");
+}
+// Arrives without waiting.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 }  // namespace embert
 
 namespace embert::sm90 {
@@ -111,35 +140,6 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t ph
       : "memory");
   return done != 0;
 }
-
-}  // namespace embert::sm90
-
-namespace embert {
-
-// Barriers for some of a block's threads. A block has 16 of them; this enum names every number in use.
-
-// Kernels do not share barriers, so two kernels may use the same number. Where several blocks share a multiprocessor, a
-// number has to be a constant: one in a register counts as all 16, of which a multiprocessor has 64.
-enum NamedBarrier : int {
-  kBlockBarrier = 0,     // used by __syncthreads
-  kScalesBarrier = 1,    // small_m.cuh: the rows' scales are in shared memory
-  kConsumerBarrier = 1,  // + consumer; gemm/: the four warps of a consumer
-  kPairBarrier = 1,      // + pair; attention/short.cuh: the two warps of a (sequence, head)
-  kGroupBarrier = 1,     // + warpgroup; attention/sm90/: its four warps
-};
-
-// Waits until `threads` threads have arrived, the waiting ones included.
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-// Arrives without waiting.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-}  // namespace embert
-
-namespace embert::sm90 {
 
 // Flags in global memory, which order work between blocks of one launch.
 

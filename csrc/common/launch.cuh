@@ -23,3 +23,9 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 // A trap fails the launch, which the host sees. A body that returned would leave rows unwritten, and they would be
 // pooled and normalized like valid ones. The PTX has the kernel's name.
 #define EMBERT_TRAP(kernel) asm volatile("// " kernel ": not compiled for sm_90a\n\ttrap;")
+// A kernel's body of one statement, which needs sm_90a.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define EMBERT_SM90A(kernel, ...) __VA_ARGS__
+#else
+#define EMBERT_SM90A(kernel, ...) EMBERT_TRAP(kernel)
+#endif

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <string>
+#include <type_traits>
 
 #include "common/status.h"
 
@@ -21,6 +22,23 @@ struct Stream {
     return *this;
   }
 };
+
+// Calls `run` with the value as a compile-time constant: one of these, the last one if it is none of the others.
+template <auto kFirst, auto... kOthers, typename Value, typename Run>
+Status with_constant(Value value, const Run& run) {
+  if constexpr (sizeof...(kOthers) > 0) {
+    if (value != kFirst) return with_constant<kOthers...>(value, run);
+  }
+  return run(std::integral_constant<Value, kFirst>());
+}
+
+// Lets a kernel have so many bytes of dynamic shared memory: over 48 KB, static ones included, have to be asked for.
+template <typename Kernel>
+Status allow_shared_memory(Kernel* kernel, size_t bytes, size_t static_bytes = 0) {
+  if (static_bytes + bytes > 48 * 1024)
+    EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
+  return {};
+}
 
 // `cluster` blocks that are adjacent in x form a cluster (sm_90; at most eight).
 template <typename... Parameters, typename... Arguments>

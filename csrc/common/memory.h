@@ -75,10 +75,11 @@ using HostBuffer = Allocation<true>;
 class Arena {
  public:
   explicit Arena(uint8_t* base) : base_(base) {}
-  uint8_t* take(size_t bytes) {
+  template <typename T = uint8_t>
+  T* take(size_t count) {
     uint8_t* const piece = base_ + used_;
-    used_ += (bytes + 255) / 256 * 256;
-    return piece;
+    used_ += (count * sizeof(T) + 255) / 256 * 256;
+    return reinterpret_cast<T*>(piece);
   }
   size_t used() const { return used_; }
 

@@ -90,315 +90,83 @@ __device__ __forceinline__ void wgmma_wait_all(Accumulators& accumulators) {
   fence_accumulators(accumulators);
 }
 
-#define EMBERT_FLOATS_8(i)                                                                                    \
-  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
-      "+f"(c[i + 7])
-#define EMBERT_WGMMA_256(type)                                                                                     \
-  asm volatile(                                                                                                    \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                                                            \
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type                                                 \
-      " "                                                                                                          \
-      "{"                                                                                                          \
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                     \
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                                           \
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                                           \
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                                           \
-      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                                           \
-      "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"                                           \
-      "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"                               \
-      "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"                            \
-      "}, %128, %129, add, 1, 1, 0, 0;\n}"                                                                         \
-      : EMBERT_FLOATS_8(0), EMBERT_FLOATS_8(8), EMBERT_FLOATS_8(16), EMBERT_FLOATS_8(24), EMBERT_FLOATS_8(32),     \
-        EMBERT_FLOATS_8(40), EMBERT_FLOATS_8(48), EMBERT_FLOATS_8(56), EMBERT_FLOATS_8(64), EMBERT_FLOATS_8(72),   \
-        EMBERT_FLOATS_8(80), EMBERT_FLOATS_8(88), EMBERT_FLOATS_8(96), EMBERT_FLOATS_8(104), EMBERT_FLOATS_8(112), \
-        EMBERT_FLOATS_8(120)                                                                                       \
-      : "l"(a), "l"(b), "r"(int(add)))
-#define EMBERT_WGMMA_128(type)                                                                                        \
-  asm volatile(                                                                                                       \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"                                                                \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                                                    \
-      " "                                                                                                             \
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%"  \
-      "29,"                                                                                                           \
-      "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%" \
-      "57,"                                                                                                           \
-      "%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}"                                                       \
-      : EMBERT_FLOATS_8(0), EMBERT_FLOATS_8(8), EMBERT_FLOATS_8(16), EMBERT_FLOATS_8(24), EMBERT_FLOATS_8(32),        \
-        EMBERT_FLOATS_8(40), EMBERT_FLOATS_8(48), EMBERT_FLOATS_8(56)                                                 \
-      : "l"(a), "l"(b), "r"(int(add)))
-#define EMBERT_WGMMA_64(type)                                                                                        \
-  asm volatile(                                                                                                      \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"                                                               \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                                    \
-      " "                                                                                                            \
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%" \
-      "29,"                                                                                                          \
-      "%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}"                                                                      \
-      : EMBERT_FLOATS_8(0), EMBERT_FLOATS_8(8), EMBERT_FLOATS_8(16), EMBERT_FLOATS_8(24)                             \
-      : "l"(a), "l"(b), "r"(int(add)))
-#define EMBERT_WGMMA_32(type)                                                                  \
-  asm volatile(                                                                                \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"                                         \
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                              \
-      " "                                                                                      \
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}" \
-      : EMBERT_FLOATS_8(0), EMBERT_FLOATS_8(8)                                                 \
-      : "l"(a), "l"(b), "r"(int(add)))
-// c[64 × kN] (+)= a[64 × 16] · b[kN × 16]ᵀ by the whole warpgroup. Warp w holds rows 16w …; within it, c[4j + i] is
-// laid out as an m16n8 accumulator of columns 8j … 8j + 7.
-template <typename T>
-__device__ __forceinline__ void wgmma(float (&c)[128], uint64_t a, uint64_t b, bool add) {
-  if constexpr (std::is_same_v<T, half_t>) {
-    EMBERT_WGMMA_256("f16");
-  } else {
-    EMBERT_WGMMA_256("bf16");
-  }
-}
-template <typename T>
-__device__ __forceinline__ void wgmma(float (&c)[64], uint64_t a, uint64_t b, bool add) {
-  if constexpr (std::is_same_v<T, half_t>) {
-    EMBERT_WGMMA_128("f16");
-  } else {
-    EMBERT_WGMMA_128("bf16");
-  }
-}
-template <typename T>
-__device__ __forceinline__ void wgmma(float (&c)[32], uint64_t a, uint64_t b, bool add) {
-  if constexpr (std::is_same_v<T, half_t>) {
-    EMBERT_WGMMA_64("f16");
-  } else {
-    EMBERT_WGMMA_64("bf16");
-  }
-}
-template <typename T>
-__device__ __forceinline__ void wgmma(float (&c)[16], uint64_t a, uint64_t b, bool add) {
-  if constexpr (std::is_same_v<T, half_t>) {
-    EMBERT_WGMMA_32("f16");
-  } else {
-    EMBERT_WGMMA_32("bf16");
-  }
-}
+// The registers of accumulators as PTX names them, and the same as operands of an asm statement: constraint(c[i]) and
+// on.
+#define EMBERT_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define EMBERT_NAMES_32 EMBERT_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define EMBERT_NAMES_48 EMBERT_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define EMBERT_NAMES_64 EMBERT_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define EMBERT_NAMES_80 EMBERT_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define EMBERT_NAMES_96 EMBERT_NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define EMBERT_NAMES_112 EMBERT_NAMES_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define EMBERT_NAMES_128 \
+  EMBERT_NAMES_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define EMBERT_OPERANDS_4(constraint, i) \
+  constraint(c[i]), constraint(c[i + 1]), constraint(c[i + 2]), constraint(c[i + 3])
+#define EMBERT_OPERANDS_16(constraint, i)                                                                       \
+  EMBERT_OPERANDS_4(constraint, i), EMBERT_OPERANDS_4(constraint, i + 4), EMBERT_OPERANDS_4(constraint, i + 8), \
+      EMBERT_OPERANDS_4(constraint, i + 12)
+#define EMBERT_OPERANDS_32(constraint, i) EMBERT_OPERANDS_16(constraint, i), EMBERT_OPERANDS_16(constraint, i + 16)
+#define EMBERT_OPERANDS_64(constraint, i) EMBERT_OPERANDS_32(constraint, i), EMBERT_OPERANDS_32(constraint, i + 32)
+#define EMBERT_OPERANDS_96(constraint, i) EMBERT_OPERANDS_64(constraint, i), EMBERT_OPERANDS_32(constraint, i + 64)
+#define EMBERT_OPERANDS_128(constraint, i) EMBERT_OPERANDS_64(constraint, i), EMBERT_OPERANDS_64(constraint, i + 64)
 
-// The same with a[64 × 16] in registers, as the m16n8k16 left operand of each warp's 16 rows. The rows of b run along
-// K: b[16 × 64] or [16 × 32], with swizzled rows of 128 or 64 bytes.
-#define EMBERT_WGMMA_RS_64(type)                                                                                   \
-  asm volatile(                                                                                                    \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"                                                             \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                                  \
-      " "                                                                                                          \
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                    \
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}" \
-      : EMBERT_FLOATS_8(0), EMBERT_FLOATS_8(8), EMBERT_FLOATS_8(16), EMBERT_FLOATS_8(24)                           \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)))
-#define EMBERT_WGMMA_RS_32(type)                                                                          \
-  asm volatile(                                                                                           \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"                                                    \
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                                         \
-      " "                                                                                                 \
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, add, 1, 1, 1;\n}" \
-      : EMBERT_FLOATS_8(0), EMBERT_FLOATS_8(8)                                                            \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)))
-template <typename T>
-__device__ __forceinline__ void wgmma_rs_mn_major(float (&c)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
-  if constexpr (std::is_same_v<T, half_t>) {
-    EMBERT_WGMMA_RS_64("f16");
-  } else {
-    EMBERT_WGMMA_RS_64("bf16");
+// One instruction: c (+)= a · b for `count` accumulators of a thread. `shape`: its M, N, K and types; `a_b`, `adds`:
+// how PTX numbers a, b and `add`, after the accumulators; `modes`: scales and layouts; then a and b as operands.
+#define EMBERT_WGMMA(shape, count, constraint, a_b, adds, modes, ...)                                   \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " adds ", 0;\nwgmma.mma_async.sync.aligned." shape \
+               " {" EMBERT_NAMES_##count "}, " a_b ", add" modes ";\n}"                                 \
+               : EMBERT_OPERANDS_##count(constraint, 0)                                                 \
+               : __VA_ARGS__, "r"(int(add)))
+#define EMBERT_REGISTERS_OF_A "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+// The same for either of the 16-bit types.
+#define EMBERT_WGMMA_16_BIT(columns, count, a_b, adds, modes, ...)                                \
+  if constexpr (std::is_same_v<T, half_t>) {                                                      \
+    EMBERT_WGMMA("m64n" columns "k16.f32.f16.f16", count, "+f", a_b, adds, modes, __VA_ARGS__);   \
+  } else {                                                                                        \
+    EMBERT_WGMMA("m64n" columns "k16.f32.bf16.bf16", count, "+f", a_b, adds, modes, __VA_ARGS__); \
   }
-}
-template <typename T>
-__device__ __forceinline__ void wgmma_rs_mn_major(float (&c)[16], const uint32_t (&a)[4], uint64_t b, bool add) {
-  if constexpr (std::is_same_v<T, half_t>) {
-    EMBERT_WGMMA_RS_32("f16");
-  } else {
-    EMBERT_WGMMA_RS_32("bf16");
-  }
-}
 
-// The same with b[16 × 128] or [16 × 256], in boxes of 64 columns (make_boxed_descriptor).
-#define EMBERT_WGMMA_RS_128_MN(type)                                                                           \
-  asm volatile(                                                                                                \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"                                                         \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                                             \
-      " {"                                                                                                     \
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                 \
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                                       \
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                                       \
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"                                        \
-      "}, {%64,%65,%66,%67}, %68, add, 1, 1, 1;\n}"                                                            \
-      : EMBERT_FLOATS_8(0), EMBERT_FLOATS_8(8), EMBERT_FLOATS_8(16), EMBERT_FLOATS_8(24), EMBERT_FLOATS_8(32), \
-        EMBERT_FLOATS_8(40), EMBERT_FLOATS_8(48), EMBERT_FLOATS_8(56)                                          \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)))
-#define EMBERT_WGMMA_RS_256_MN(type)                                                                               \
-  asm volatile(                                                                                                    \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %133, 0;\n"                                                            \
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type                                                 \
-      " {"                                                                                                         \
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                     \
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                                           \
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                                           \
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                                           \
-      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                                           \
-      "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"                                           \
-      "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"                               \
-      "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"                            \
-      "}, {%128,%129,%130,%131}, %132, add, 1, 1, 1;\n}"                                                           \
-      : EMBERT_FLOATS_8(0), EMBERT_FLOATS_8(8), EMBERT_FLOATS_8(16), EMBERT_FLOATS_8(24), EMBERT_FLOATS_8(32),     \
-        EMBERT_FLOATS_8(40), EMBERT_FLOATS_8(48), EMBERT_FLOATS_8(56), EMBERT_FLOATS_8(64), EMBERT_FLOATS_8(72),   \
-        EMBERT_FLOATS_8(80), EMBERT_FLOATS_8(88), EMBERT_FLOATS_8(96), EMBERT_FLOATS_8(104), EMBERT_FLOATS_8(112), \
-        EMBERT_FLOATS_8(120)                                                                                       \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)))
-template <typename T>
-__device__ __forceinline__ void wgmma_rs_mn_major(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
-  if constexpr (std::is_same_v<T, half_t>) {
-    EMBERT_WGMMA_RS_128_MN("f16");
-  } else {
-    EMBERT_WGMMA_RS_128_MN("bf16");
+// wgmma<T>(c, a, b, add) with both operands in shared memory, by the whole warpgroup: c[64 × N] (+)= a[64 × K] ·
+// b[N × K]ᵀ. N is twice the accumulators of a thread, and K is 32 bytes: 16 elements of 16 bits, or 32 of int8, whose
+// sums are exact in INT32. Warp w holds rows 16w …; within it, c[4j + i] is laid out as an m16n8 accumulator of columns
+// 8j … 8j + 7.
+#define EMBERT_DEFINE_WGMMA(columns, count, a_b, adds)                                         \
+  template <typename T>                                                                        \
+  __device__ __forceinline__ void wgmma(float (&c)[count], uint64_t a, uint64_t b, bool add) { \
+    EMBERT_WGMMA_16_BIT(columns, count, a_b, adds, ", 1, 1, 0, 0", "l"(a), "l"(b));            \
+  }                                                                                            \
+  template <typename T>                                                                        \
+  __device__ __forceinline__ void wgmma(int (&c)[count], uint64_t a, uint64_t b, bool add) {   \
+    EMBERT_WGMMA("m64n" columns "k32.s32.s8.s8", count, "+r", a_b, adds, "", "l"(a), "l"(b));  \
   }
-}
-template <typename T>
-__device__ __forceinline__ void wgmma_rs_mn_major(float (&c)[128], const uint32_t (&a)[4], uint64_t b, bool add) {
-  if constexpr (std::is_same_v<T, half_t>) {
-    EMBERT_WGMMA_RS_256_MN("f16");
-  } else {
-    EMBERT_WGMMA_RS_256_MN("bf16");
-  }
-}
+EMBERT_DEFINE_WGMMA("32", 16, "%16, %17", "%18")
+EMBERT_DEFINE_WGMMA("64", 32, "%32, %33", "%34")
+EMBERT_DEFINE_WGMMA("128", 64, "%64, %65", "%66")
+EMBERT_DEFINE_WGMMA("256", 128, "%128, %129", "%130")
 
-// c[64 × 192] (+)= a[64 × 16] · b[192 × 16]ᵀ, with a in registers too, and b as for `multiply`.
-#define EMBERT_WGMMA_RS_192(type)                                                                                \
-  asm volatile(                                                                                                  \
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %101, 0;\n"                                                          \
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type                                               \
-      " "                                                                                                        \
-      "{"                                                                                                        \
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                   \
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                                         \
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                                         \
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                                         \
-      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                                         \
-      "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"                                          \
-      "}, {%96,%97,%98,%99}, %100, add, 1, 1, 0;\n}"                                                             \
-      : EMBERT_FLOATS_8(0), EMBERT_FLOATS_8(8), EMBERT_FLOATS_8(16), EMBERT_FLOATS_8(24), EMBERT_FLOATS_8(32),   \
-        EMBERT_FLOATS_8(40), EMBERT_FLOATS_8(48), EMBERT_FLOATS_8(56), EMBERT_FLOATS_8(64), EMBERT_FLOATS_8(72), \
-        EMBERT_FLOATS_8(80), EMBERT_FLOATS_8(88)                                                                 \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)))
+// The same with a in registers, as the left operand of mma of each warp's 16 rows: m16n8k16, of int8 m16n8k32.
 template <typename T>
 __device__ __forceinline__ void wgmma_rs(float (&c)[96], const uint32_t (&a)[4], uint64_t b, bool add) {
-  if constexpr (std::is_same_v<T, half_t>) {
-    EMBERT_WGMMA_RS_192("f16");
-  } else {
-    EMBERT_WGMMA_RS_192("bf16");
+  EMBERT_WGMMA_16_BIT("192", 96, "{%96,%97,%98,%99}, %100", "%101", ", 1, 1, 0", EMBERT_REGISTERS_OF_A, "l"(b));
+}
+#define EMBERT_DEFINE_WGMMA_RS(columns, count, a_b, adds)                                                    \
+  __device__ __forceinline__ void wgmma_rs(int (&c)[count], const uint32_t (&a)[4], uint64_t b, bool add) {  \
+    EMBERT_WGMMA("m64n" columns "k32.s32.s8.s8", count, "+r", a_b, adds, "", EMBERT_REGISTERS_OF_A, "l"(b)); \
   }
-}
+EMBERT_DEFINE_WGMMA_RS("128", 64, "{%64,%65,%66,%67}, %68", "%69")
+EMBERT_DEFINE_WGMMA_RS("256", 128, "{%128,%129,%130,%131}, %132", "%133")
 
-#undef EMBERT_FLOATS_8
-#undef EMBERT_WGMMA_RS_64
-#undef EMBERT_WGMMA_RS_192
-#undef EMBERT_WGMMA_RS_128_MN
-#undef EMBERT_WGMMA_RS_256_MN
-#undef EMBERT_WGMMA_RS_32
-#undef EMBERT_WGMMA_256
-#undef EMBERT_WGMMA_128
-#undef EMBERT_WGMMA_64
-#undef EMBERT_WGMMA_32
-
-// wgmma with int8 operands (sm_90a): exact sums in INT32. Stages, descriptors and accumulators have the layout of 16
-// bits (mma.cuh), with 32 elements of K in 32 bytes where 16 bits have 16.
-
-#define EMBERT_INTS_8(i)                                                                                      \
-  "+r"(c[i]), "+r"(c[i + 1]), "+r"(c[i + 2]), "+r"(c[i + 3]), "+r"(c[i + 4]), "+r"(c[i + 5]), "+r"(c[i + 6]), \
-      "+r"(c[i + 7])
-
-// c[64 × kN] (+)= a[64 × 32] · b[kN × 32]ᵀ by the whole warpgroup.
-template <typename T>
-__device__ __forceinline__ void wgmma(int (&c)[128], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
-      "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-      "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
-      "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-      "}, %128, %129, add;\n}"
-      : EMBERT_INTS_8(0), EMBERT_INTS_8(8), EMBERT_INTS_8(16), EMBERT_INTS_8(24), EMBERT_INTS_8(32), EMBERT_INTS_8(40),
-        EMBERT_INTS_8(48), EMBERT_INTS_8(56), EMBERT_INTS_8(64), EMBERT_INTS_8(72), EMBERT_INTS_8(80),
-        EMBERT_INTS_8(88), EMBERT_INTS_8(96), EMBERT_INTS_8(104), EMBERT_INTS_8(112), EMBERT_INTS_8(120)
-      : "l"(a), "l"(b), "r"(int(add)));
-}
-template <typename T>
-__device__ __forceinline__ void wgmma(int (&c)[64], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-      "}, %64, %65, add;\n}"
-      : EMBERT_INTS_8(0), EMBERT_INTS_8(8), EMBERT_INTS_8(16), EMBERT_INTS_8(24), EMBERT_INTS_8(32), EMBERT_INTS_8(40),
-        EMBERT_INTS_8(48), EMBERT_INTS_8(56)
-      : "l"(a), "l"(b), "r"(int(add)));
-}
-template <typename T>
-__device__ __forceinline__ void wgmma(int (&c)[32], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-      "}, %32, %33, add;\n}"
-      : EMBERT_INTS_8(0), EMBERT_INTS_8(8), EMBERT_INTS_8(16), EMBERT_INTS_8(24)
-      : "l"(a), "l"(b), "r"(int(add)));
-}
-template <typename T>
-__device__ __forceinline__ void wgmma(int (&c)[16], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-      "}, %16, %17, add;\n}"
-      : EMBERT_INTS_8(0), EMBERT_INTS_8(8)
-      : "l"(a), "l"(b), "r"(int(add)));
-}
-
-// The same with a[64 × 32] in registers, as the m16n8k32 left operand of each warp's 16 rows.
-__device__ __forceinline__ void wgmma_rs(int (&c)[128], const uint32_t (&a)[4], uint64_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %133, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
-      "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-      "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
-      "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-      "}, {%128,%129,%130,%131}, %132, add;\n}"
-      : EMBERT_INTS_8(0), EMBERT_INTS_8(8), EMBERT_INTS_8(16), EMBERT_INTS_8(24), EMBERT_INTS_8(32), EMBERT_INTS_8(40),
-        EMBERT_INTS_8(48), EMBERT_INTS_8(56), EMBERT_INTS_8(64), EMBERT_INTS_8(72), EMBERT_INTS_8(80),
-        EMBERT_INTS_8(88), EMBERT_INTS_8(96), EMBERT_INTS_8(104), EMBERT_INTS_8(112), EMBERT_INTS_8(120)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
-}
-__device__ __forceinline__ void wgmma_rs(int (&c)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-      "}, {%64,%65,%66,%67}, %68, add;\n}"
-      : EMBERT_INTS_8(0), EMBERT_INTS_8(8), EMBERT_INTS_8(16), EMBERT_INTS_8(24), EMBERT_INTS_8(32), EMBERT_INTS_8(40),
-        EMBERT_INTS_8(48), EMBERT_INTS_8(56)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
-}
-
-#undef EMBERT_INTS_8
+// The same of 16 bits with rows of b that run along K, b[16 × N]: swizzled rows of 64 or 128 bytes, and from N = 128 on
+// boxes of 64 columns (make_boxed_descriptor).
+#define EMBERT_DEFINE_WGMMA_RS_MN_MAJOR(columns, count, a_b, adds)                                                     \
+  template <typename T>                                                                                                \
+  __device__ __forceinline__ void wgmma_rs_mn_major(float (&c)[count], const uint32_t (&a)[4], uint64_t b, bool add) { \
+    EMBERT_WGMMA_16_BIT(columns, count, a_b, adds, ", 1, 1, 1", EMBERT_REGISTERS_OF_A, "l"(b));                        \
+  }
+EMBERT_DEFINE_WGMMA_RS_MN_MAJOR("32", 16, "{%16,%17,%18,%19}, %20", "%21")
+EMBERT_DEFINE_WGMMA_RS_MN_MAJOR("64", 32, "{%32,%33,%34,%35}, %36", "%37")
+EMBERT_DEFINE_WGMMA_RS_MN_MAJOR("128", 64, "{%64,%65,%66,%67}, %68", "%69")
+EMBERT_DEFINE_WGMMA_RS_MN_MAJOR("256", 128, "{%128,%129,%130,%131}, %132", "%133")
 
 }  // namespace embert::sm90

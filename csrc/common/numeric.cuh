@@ -6,10 +6,30 @@
 
 #include <cstdint>
 
+#include "common/types.h"
+
 namespace embert {
 
 using half_t = __half;
 using bfloat_t = __nv_bfloat16;
+
+// Calls run(T()) with the type of stored rows.
+template <typename Run>
+auto with_dtype(DType dtype, const Run& run) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return run(half_t());
+    case DType::kBFloat16:
+      return run(bfloat_t());
+    default:
+      return run(float());
+  }
+}
+// The same where it has 16 bits.
+template <typename Run>
+auto with_half_dtype(DType dtype, const Run& run) {
+  return dtype == DType::kFloat16 ? run(half_t()) : run(bfloat_t());
+}
 
 // 16 bytes of T: the widest load and store of a thread.
 template <typename T>
@@ -104,6 +124,13 @@ __device__ __forceinline__ void keep_packed(Pack<T>& pack) {
 
 __device__ __forceinline__ void prefetch_l2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+// The larger number; NaN if either is (sm_80).
+__device__ __forceinline__ float larger(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
 }
 
 // Butterfly reductions: every lane gets the same bits, in an order that does not depend on the data.

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace embert {
@@ -12,8 +13,14 @@ class [[nodiscard]] Status {
  public:
   Status() = default;  // success
 
-  // Refused: the request cannot be run; the encoder stays usable. Out of memory is one such error.
-  static Status refused(std::string message) { return Status(std::move(message), false); }
+  // Refused: the request cannot be run; the encoder stays usable. Out of memory is one such error. The message is these
+  // texts and numbers, one after the other.
+  template <typename... Parts>
+  static Status refused(const Parts&... parts) {
+    std::string message;
+    (append(message, parts), ...);
+    return Status(std::move(message), false);
+  }
   // Lost: the device failed. After such an error the context is unusable.
   static Status lost(std::string message) { return Status(std::move(message), true); }
 
@@ -44,6 +51,14 @@ class [[nodiscard]] Status {
   const std::string& message() const { return message_; }
 
  private:
+  template <typename Part>
+  static void append(std::string& message, const Part& part) {
+    if constexpr (std::is_arithmetic_v<Part>)
+      message += std::to_string(part);
+    else
+      message += part;
+  }
+
   Status(std::string message, bool lost) : ok_(false), lost_(lost), message_(std::move(message)) {}
 
   bool ok_ = true;

@@ -2,8 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <string>
-
 namespace embert {
 
 Status TensorMaps::open() {
@@ -42,8 +40,7 @@ Status TensorMaps::get(const BoxedMatrix& matrix, const CUtensorMap*& descriptor
     return {};
   }
   cache_.erase(key);
-  return Status::refused("cuTensorMapEncodeTiled of [" + std::to_string(matrix.rows) + ", " +
-                         std::to_string(matrix.columns) + "]: CUresult " + std::to_string(int(code)));
+  return Status::refused("cuTensorMapEncodeTiled of [", matrix.rows, ", ", matrix.columns, "]: CUresult ", int(code));
 }
 
 }  // namespace embert

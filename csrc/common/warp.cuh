@@ -36,7 +36,7 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-// Registers a thread, for a whole warpgroup: `give` before another one can `take`.
+// Registers a thread, for a whole warpgroup: one deallocates them before another one can allocate more.
 template <int kRegisters>
 __device__ __forceinline__ void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

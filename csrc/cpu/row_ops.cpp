@@ -10,8 +10,6 @@
 namespace embert::cpu {
 namespace {
 
-constexpr int kMaxSerial = 1 << 14;  // elements for which one thread suffices: 4 µs on Zen 4
-
 template <typename Function>
 inline float sum_of(int columns, const Function& function) {
   Floats sums = _mm512_setzero_ps();
@@ -40,12 +38,6 @@ void normalize_row(const float* x, int columns, const float* gamma, const float*
   }
 }
 
-// One piece for each thread, unless pieces would be too small.
-int pieces_of(int rows, int columns, int threads) {
-  const std::int64_t most = std::min<std::int64_t>(std::int64_t{rows} * columns / kMaxSerial, rows);
-  return static_cast<int>(std::clamp<std::int64_t>(most, 1, std::max(threads, 1)));
-}
-
 bool in(std::int64_t row, const Table& table) {
   return row >= 0 && row < table.rows;
 }
@@ -54,13 +46,9 @@ bool in(std::int64_t row, const Table& table) {
 
 void normalize(const float* x, int rows, int columns, const float* gamma, const float* beta, float epsilon, float* y,
                int threads) {
-  const int pieces = pieces_of(rows, columns, threads);
-  ThreadPool::shared().run(threads, pieces, [&](int piece) {
-    const TileRows range = tile_rows(rows, pieces, piece);
-    for (int row = range.first; row < range.first + range.count; ++row) {
-      const std::ptrdiff_t column = std::ptrdiff_t(row) * columns;
-      normalize_row(x + column, columns, gamma, beta, epsilon, y + column);
-    }
+  for_rows(rows, columns, threads, [&](int row) {
+    const std::ptrdiff_t column = std::ptrdiff_t(row) * columns;
+    normalize_row(x + column, columns, gamma, beta, epsilon, y + column);
   });
 }
 
@@ -70,28 +58,24 @@ bool embed(const std::int64_t* ids, const std::int64_t* position_ids, int tokens
   for (int token = 0; token < tokens; ++token) {
     if (!in(ids[token], words) || !in(position_ids[token], positions)) return false;
   }
-  const int pieces = pieces_of(tokens, columns, threads);
-  ThreadPool::shared().run(threads, pieces, [&](int piece) {
-    const TileRows range = tile_rows(tokens, pieces, piece);
-    for (int token = range.first; token < range.first + range.count; ++token) {
-      const float* const word = words.first + ids[token] * columns;
-      const float* const position = positions.first + position_ids[token] * columns;
-      float* const row = y + std::ptrdiff_t(token) * columns;
-      for (int column = 0; column < columns; column += kLanes) {
-        const __mmask16 mask = first_lanes(columns - column);
-        const Floats sum =
-            _mm512_add_ps(_mm512_maskz_loadu_ps(mask, word + column), _mm512_maskz_loadu_ps(mask, position + column));
-        _mm512_mask_storeu_ps(row + column, mask, sum);
-      }
-      normalize(row, 1, columns, gamma, beta, epsilon, row, 1);
+  for_rows(tokens, columns, threads, [&](int token) {
+    const float* const word = words.first + ids[token] * columns;
+    const float* const position = positions.first + position_ids[token] * columns;
+    float* const row = y + std::ptrdiff_t(token) * columns;
+    for (int column = 0; column < columns; column += kLanes) {
+      const __mmask16 mask = first_lanes(columns - column);
+      const Floats sum =
+          _mm512_add_ps(_mm512_maskz_loadu_ps(mask, word + column), _mm512_maskz_loadu_ps(mask, position + column));
+      _mm512_mask_storeu_ps(row + column, mask, sum);
     }
+    normalize_row(row, columns, gamma, beta, epsilon, row);
   });
   return true;
 }
 
 void mean(const float* x, int sequences, int length, int columns, float* y, int threads) {
   const std::int64_t elements = std::int64_t{sequences} * length * columns;
-  if (elements <= kMaxSerial) threads = 1;
+  if (elements <= kMaxSerialElements) threads = 1;
   ThreadPool::shared().run(threads, sequences, [&](int sequence) {
     const float* const rows = x + std::ptrdiff_t(sequence) * length * columns;
     for (int column = 0; column < columns; column += kLanes) {

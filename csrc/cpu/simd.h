@@ -1,6 +1,6 @@
 // Sixteen floats in a register of AVX-512, and the functions of them that layers need.
 //
-// Only files that are compiled for AVX-512 include this: csrc/CMakeLists.txt names them.
+// Only files that are compiled for AVX-512 include this: csrc/cpu/CMakeLists.txt names them.
 #pragma once
 
 #include <immintrin.h>

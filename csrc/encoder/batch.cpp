@@ -23,9 +23,8 @@ InputLayout::InputLayout(int tokens, int sequences) : tokens(tokens), sequences(
 Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_tokens, int max_sequences) {
   if (batch.tokens < 0 || batch.sequences < 0) return Status::refused("a batch of fewer than no tokens or sequences");
   if (batch.tokens > max_tokens || batch.sequences > max_sequences) {
-    return Status::refused("a batch of " + std::to_string(batch.tokens) + " tokens in " +
-                           std::to_string(batch.sequences) + " sequences; at most " + std::to_string(max_tokens) +
-                           " tokens in " + std::to_string(max_sequences) + " sequences can be run");
+    return Status::refused("a batch of ", batch.tokens, " tokens in ", batch.sequences, " sequences; at most ",
+                           max_tokens, " tokens in ", max_sequences, " sequences can be run");
   }
   if (batch.cu_seqlens[0] != 0 || batch.cu_seqlens[batch.sequences] != batch.tokens) {
     return Status::refused("cu_seqlens must run from 0 to the number of ids");
@@ -33,8 +32,7 @@ Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_t
   for (int i = 0; i < batch.sequences; ++i) {
     const int64_t length = int64_t(batch.cu_seqlens[i + 1]) - batch.cu_seqlens[i];
     if (length < 1 || length > model.max_length()) {
-      return Status::refused("sequence " + std::to_string(i) + " has " + std::to_string(length) + " tokens; 1 to " +
-                             std::to_string(model.max_length()) + " can be run");
+      return Status::refused("sequence ", i, " has ", length, " tokens; 1 to ", model.max_length(), " can be run");
     }
   }
   const auto in_range = [&](const int32_t* values, int limit) {
@@ -43,26 +41,25 @@ Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_t
     return highest < uint32_t(limit);
   };
   if (!in_range(batch.ids, model.vocabulary)) {
-    return Status::refused("a token id is outside the vocabulary of " + std::to_string(model.vocabulary));
+    return Status::refused("a token id is outside the vocabulary of ", model.vocabulary);
   }
   if (batch.types != nullptr && !in_range(batch.types, std::max(model.types, 1))) {
-    return Status::refused("a token type is outside the model's " + std::to_string(model.types));
+    return Status::refused("a token type is outside the model's ", model.types);
   }
   if (batch.positions != nullptr && !in_range(batch.positions, model.position_rows())) {
-    return Status::refused("a position is outside the model's table of " + std::to_string(model.position_rows()));
+    return Status::refused("a position is outside the model's table of ", model.position_rows());
   }
   const Tasks supported = model.task_heads.tasks();
   for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) {
     if (batch.tasks[i] == 0 || (batch.tasks[i] & ~supported) != 0) {
-      return Status::refused("tasks of sequence " + std::to_string(i) + " must be bits of " +
-                             std::to_string(supported) + " (" + names_of(supported) + "), and not 0, found " +
-                             std::to_string(batch.tasks[i]));
+      return Status::refused("tasks of sequence ", i, " must be bits of ", supported, " (", names_of(supported),
+                             "), and not 0, found ", batch.tasks[i]);
     }
   }
   for (int i = 0; batch.dimensions != nullptr && i < batch.sequences; ++i) {
     if (batch.dimensions[i] < 0 || batch.dimensions[i] > model.width()) {
-      return Status::refused("dimensions of sequence " + std::to_string(i) + " must be 0 to " +
-                             std::to_string(model.width()) + ", found " + std::to_string(batch.dimensions[i]));
+      return Status::refused("dimensions of sequence ", i, " must be 0 to ", model.width(), ", found ",
+                             batch.dimensions[i]);
     }
   }
   return {};

@@ -12,8 +12,7 @@ namespace embert {
 Status Encoder::create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& created) {
   EMBERT_TRY(model.check());
   if (options.max_tokens < 1 || options.max_tokens > kMaxTokens) {
-    return Status::refused("max_batch_tokens must be 1 to " + std::to_string(kMaxTokens) + ", found " +
-                           std::to_string(options.max_tokens));
+    return Status::refused("max_batch_tokens must be 1 to ", kMaxTokens, ", found ", options.max_tokens);
   }
   std::unique_ptr<Encoder> encoder(new Encoder(model, options));
   EMBERT_TRY(encoder->init());
@@ -56,7 +55,7 @@ Status Encoder::choose_kernels(bool is_hopper, const Build& build) {
   const bool can_fold = model_.int8 ? gemm_->has_int8() : gemm_->folds();  // int8 GEMMs always fold
   folds_ = options_.fold && can_fold && model_.hidden <= kMaxStatColumns && model_.shared.empty();
   if (model_.int8 && !folds_)
-    return Status::refused(std::string("matrices in int8 need LayerNorms in their products, and ") + gemm_->name() +
+    return Status::refused("matrices in int8 need LayerNorms in their products, and ", gemm_->name(),
                            (can_fold ? " was asked for without" : " has no products in int8"));
   program_ = compile(model_, {folds_, gemm_->fuses_rope(), gemm_->fuses_gate()});
   if (folds_ && !model_.int8) weights_.keep_exact();
@@ -76,7 +75,7 @@ Status Encoder::make_gemm(bool is_hopper, const Build& build) {
   if (requested == "hopper" || (requested == "auto" && own)) return make_sm90(model_.dtype, gemm_);
   if (requested == "cublaslt" || requested == "auto")
     return make_cublaslt(model_.dtype, options_.cublaslt_library, gemm_);
-  return Status::refused("no GEMM is called " + requested);
+  return Status::refused("no GEMM is called ", requested);
 }
 
 Status Encoder::allocate_activations() {
@@ -93,23 +92,21 @@ Status Encoder::allocate_activations() {
     buffers_.sum = arena.take(rows * hidden * element);
     buffers_.shared = arena.take(std::max(rows * columns * element, 2 * head_bytes));
     if (folds_) {
-      buffers_.x_stats = reinterpret_cast<float2*>(arena.take(stats_bytes(row_capacity_, model_.hidden)));
-      buffers_.sum_stats = reinterpret_cast<float2*>(arena.take(stats_bytes(row_capacity_, model_.hidden)));
+      buffers_.x_stats = arena.take<float2>(stats_count(row_capacity_, model_.hidden));
+      buffers_.sum_stats = arena.take<float2>(stats_count(row_capacity_, model_.hidden));
     }
     if (model_.int8) {
-      buffers_.quantized.data = reinterpret_cast<int8_t*>(arena.take(rows * std::max(hidden, size_t(model_.inner))));
-      buffers_.quantized.scales = reinterpret_cast<float*>(arena.take(rows * sizeof(float)));
+      buffers_.quantized.data = arena.take<int8_t>(rows * std::max(hidden, size_t(model_.inner)));
+      buffers_.quantized.scales = arena.take<float>(rows);
     }
-    if (!model_.position_table) buffers_.zeros = reinterpret_cast<int*>(arena.take(rows * 4));
-    buffers_.offsets.ids = reinterpret_cast<int*>(arena.take(rows * 4));
-    buffers_.offsets.types = reinterpret_cast<int*>(arena.take(rows * 4));
-    buffers_.offsets.positions = reinterpret_cast<int*>(arena.take(rows * 4));
-    buffers_.offsets.cuts = reinterpret_cast<uint32_t*>(arena.take(size_t(sequence_capacity_) * 4));
-    buffers_.offsets.cu_seqlens = reinterpret_cast<int*>(arena.take((size_t(sequence_capacity_) + 1) * 4));
-    buffers_.offsets.tiles =
-        reinterpret_cast<AttentionTile*>(arena.take(size_t(tile_capacity_) * sizeof(AttentionTile)));
-    buffers_.offsets.shorts =
-        reinterpret_cast<AttentionTile*>(arena.take(size_t(sequence_capacity_) * sizeof(AttentionTile)));
+    if (!model_.position_table) buffers_.zeros = arena.take<int>(rows);
+    buffers_.offsets.ids = arena.take<int>(rows);
+    buffers_.offsets.types = arena.take<int>(rows);
+    buffers_.offsets.positions = arena.take<int>(rows);
+    buffers_.offsets.cuts = arena.take<uint32_t>(sequence_capacity_);
+    buffers_.offsets.cu_seqlens = arena.take<int>(size_t(sequence_capacity_) + 1);
+    buffers_.offsets.tiles = arena.take<AttentionTile>(tile_capacity_);
+    buffers_.offsets.shorts = arena.take<AttentionTile>(sequence_capacity_);
     if (pass == 0) EMBERT_TRY(arena_.allocate(arena.used()));
   }
   // Batches that are rounded up compute rows that nothing reads. Zeros keep them finite.

@@ -1,7 +1,6 @@
 #include "encoder/encoder_config.h"
 
 #include <algorithm>
-#include <string>
 
 #include "attention/attention.h"
 #include "ops/elementwise.h"
@@ -14,8 +13,9 @@ namespace {
 constexpr int kMaxHeadColumns = 65536;  // of a linear layer of a head
 constexpr int kMaxMultiColumns = 8192;
 
-Status refuse(const std::string& what) {
-  return Status::refused("the CUDA encoder cannot run " + what);
+template <typename... Parts>
+Status refuse(const Parts&... parts) {
+  return Status::refused("the CUDA encoder cannot run ", parts...);
 }
 
 }  // namespace
@@ -37,8 +37,7 @@ std::vector<int> EncoderConfig::angle_tables() const {
 Status EncoderConfig::check() const {
   EMBERT_TRY(check_attention());
   EMBERT_TRY(check_norms());
-  if (inner <= 0 || inner % 8 != 0)
-    return refuse("intermediate size " + std::to_string(inner) + ": it must be a multiple of 8");
+  if (inner <= 0 || inner % 8 != 0) return refuse("intermediate size ", inner, ": it must be a multiple of 8");
   if (layers < 1 || vocabulary < 1 || max_length() < 1 || types < 0)
     return refuse("a model without layers, vocabulary or positions");
   EMBERT_TRY(check_layers());
@@ -48,37 +47,34 @@ Status EncoderConfig::check() const {
 
 Status EncoderConfig::check_attention() const {
   if (hidden <= 0 || heads <= 0 || (head_columns == 0 && hidden % heads != 0))
-    return refuse("hidden size " + std::to_string(hidden) + " with " + std::to_string(heads) + " heads");
+    return refuse("hidden size ", hidden, " with ", heads, " heads");
   if (kv_heads < 0 || heads % key_heads() != 0)
-    return refuse(std::to_string(heads) + " heads of queries that share " + std::to_string(kv_heads) +
-                  " of keys and values");
+    return refuse(heads, " heads of queries that share ", kv_heads, " of keys and values");
   const bool is_plain = head_columns == 0 && key_heads() == heads && !causal && !qk_norm && attention_scale == 0.0f;
   if (padded_head != 0 && (padded_head < hidden / heads || int8 || !angle_tables().empty() || !is_plain))
-    return refuse("heads of " + std::to_string(hidden / heads) + " columns, padded to " + std::to_string(padded_head) +
+    return refuse("heads of ", hidden / heads, " columns, padded to ", padded_head,
                   (int8 ? ", in int8" : ", with rotary positions or a decoder's attention"));
   if (!attention_supports(dtype, attention_heads()))
-    return refuse("heads of " + std::to_string(head_size()) + " columns: they must be a multiple of 8 of at most " +
-                  std::to_string(kMaxHeadSize));
+    return refuse("heads of ", head_size(), " columns: they must be a multiple of 8 of at most ", kMaxHeadSize);
   if (distance_rows != 0) EMBERT_TRY(check_distances());
   if (relative && (!is_plain || head_size() > 128))
     return refuse("scores by relative position with a decoder's attention, or with heads of over 128 columns");
   if (qk_norm && !qk_norm_supports(dtype, head_size()))
-    return refuse("norms of queries and keys of " + std::to_string(head_size()) + " columns");
+    return refuse("norms of queries and keys of ", head_size(), " columns");
   return {};
 }
 
 Status EncoderConfig::check_distances() const {
   const auto windowed = [](const LayerAttention& each) { return each.window > 0 || each.rotary_dim > 0; };
   if (dtype == DType::kFloat32 || int8)
-    return refuse(std::string("disentangled attention in ") + (int8 ? "int8" : "float32") +
-                  ": choose float16 or bfloat16");
+    return refuse("disentangled attention in ", (int8 ? "int8" : "float32"), ": choose float16 or bfloat16");
   if (!distance_keys && !distance_queries) return refuse("disentangled attention without a part of the scores");
   if (distance_rows < 0 || distance_rows > kMaxDistanceRows)
-    return refuse("disentangled attention with a table of " + std::to_string(distance_rows) + " rows: at most " +
-                  std::to_string(kMaxDistanceRows) + " are taken");
+    return refuse("disentangled attention with a table of ", distance_rows, " rows: at most ", kMaxDistanceRows,
+                  " are taken");
   if (head_size() > kMaxDisentangledHead || padded_head != 0)
-    return refuse("disentangled attention in heads of " + std::to_string(hidden / heads) +
-                  " columns: they must be a multiple of 8 of at most " + std::to_string(kMaxDisentangledHead));
+    return refuse("disentangled attention in heads of ", hidden / heads,
+                  " columns: they must be a multiple of 8 of at most ", kMaxDisentangledHead);
   if (head_columns != 0 || key_heads() != heads || causal || qk_norm || relative || !shared.empty() ||
       std::any_of(attention.begin(), attention.end(), windowed))
     return refuse("disentangled attention with another kind of attention or of positions");
@@ -88,10 +84,10 @@ Status EncoderConfig::check_distances() const {
 Status EncoderConfig::check_norms() const {
   const bool supported = rms_norm ? rmsnorm_supports(dtype, hidden) : layernorm_supports(dtype, hidden);
   if (!supported || hidden % 8 != 0)
-    return refuse("hidden size " + std::to_string(hidden) + ": it must be a multiple of 8 of at most " +
-                  std::to_string(rms_norm                   ? max_rms_columns(dtype)
-                                 : dtype == DType::kFloat32 ? 1024
-                                                            : 2048));
+    return refuse("hidden size ", hidden, ": it must be a multiple of 8 of at most ",
+                  rms_norm                   ? max_rms_columns(dtype)
+                  : dtype == DType::kFloat32 ? 1024
+                                             : 2048);
   if (rms_norm && !pre_norm) return refuse("norms that do not subtract the mean, after a layer's parts");
   if (sublayer_norms && !rms_norm) return refuse("LayerNorms before and after a layer's parts");
   if (embedding_norm == rms_norm)
@@ -101,7 +97,7 @@ Status EncoderConfig::check_norms() const {
   if (projects_first && (embedding == 0 || position_table || types > 0 || !embedding_norm || pre_norm))
     return refuse("embeddings of positions or types that are projected before their norm");
   if (embedding_norm && embedding_scale != 1.0f)
-    return refuse("embeddings that are scaled by " + std::to_string(embedding_scale) + " before a norm");
+    return refuse("embeddings that are scaled by ", embedding_scale, " before a norm");
   return {};
 }
 
@@ -112,39 +108,35 @@ Status EncoderConfig::check_int8() const {
     return refuse(
         "gates, rotary positions, LayerNorms before a layer's parts, narrower embeddings or shared layers in int8");
   if (quantize_supports(hidden, true) && quantize_supports(inner, false)) return {};
-  return refuse("hidden size " + std::to_string(hidden) + " and intermediate size " + std::to_string(inner) +
-                " in int8: they must be multiples of " + std::to_string(kQuantizedStep) + " of at most " +
-                std::to_string(kMaxStatColumns) + " and " + std::to_string(kMaxQuantized));
+  return refuse("hidden size ", hidden, " and intermediate size ", inner, " in int8: they must be multiples of ",
+                kQuantizedStep, " of at most ", kMaxStatColumns, " and ", kMaxQuantized);
 }
 
 Status EncoderConfig::check_layers() const {
   if (embedding < 0 || (embedding > 0 && !layernorm_supports(dtype, embedding)) || embedding_columns() % 8 != 0)
-    return refuse("embeddings of " + std::to_string(embedding) + " columns: they must be a multiple of 8");
+    return refuse("embeddings of ", embedding, " columns: they must be a multiple of 8");
   if (activation == Activation::kSilu && !gated) return refuse("silu in a feed-forward part without a gate");
   if (padding && !position_table) return refuse("positions of padding without a table of positions");
   if (task_heads.splade && task_heads.splade->tied && embedding > 0)
-    return refuse("a SPLADE head whose decoder is a word table of " + std::to_string(embedding) + " columns");
+    return refuse("a SPLADE head whose decoder is a word table of ", embedding, " columns");
   if (!attention.empty() && int(attention.size()) != layers)
-    return refuse("attention described for " + std::to_string(attention.size()) + " of " + std::to_string(layers) +
-                  " layers");
+    return refuse("attention described for ", attention.size(), " of ", layers, " layers");
   if (!shared.empty() && int(shared.size()) != layers)
-    return refuse("weights named for " + std::to_string(shared.size()) + " of " + std::to_string(layers) + " layers");
+    return refuse("weights named for ", shared.size(), " of ", layers, " layers");
   for (int i = 0; i < stored_layers() && !shared.empty(); ++i) {
     if (std::find(shared.begin(), shared.end(), i) == shared.end())
-      return refuse("weights of layer " + std::to_string(i) + ", which no layer uses");
+      return refuse("weights of layer ", i, ", which no layer uses");
   }
   for (int i = 0; i < layers; ++i) {
     const LayerAttention layer_attention = attention_of(i);
     if (layer_attention.window < 0 || (layer_attention.window > 0 && relative))
-      return refuse("a window of " + std::to_string(layer_attention.window) +
-                    " tokens together with scores by relative position");
+      return refuse("a window of ", layer_attention.window, " tokens together with scores by relative position");
     if (layer_attention.rotary_dim < 0 || layer_attention.rotary_dim % 2 != 0 ||
         layer_attention.rotary_dim > head_size() || layer_attention.table < 0 || layer_attention.table >= layers)
-      return refuse(std::to_string(layer_attention.rotary_dim) + " RoPE columns of heads of " +
-                    std::to_string(head_size()));
+      return refuse(layer_attention.rotary_dim, " RoPE columns of heads of ", head_size());
     if (layer_attention.rotary_dim > 0 && angle_tables()[layer_attention.table] != layer_attention.rotary_dim / 2)
       return refuse("one table of angles for different numbers of RoPE columns");
-    if (stored(i) < 0 || stored(i) >= layers) return refuse("weights of layer " + std::to_string(stored(i)));
+    if (stored(i) < 0 || stored(i) >= layers) return refuse("weights of layer ", stored(i));
     for (int other = 0; other < i; ++other) {
       if (stored(other) == stored(i) && attention_of(other).rotary_dim != layer_attention.rotary_dim)
         return refuse("layers that share weights and rotate different columns");
@@ -158,9 +150,8 @@ Status EncoderConfig::check_heads() const {
     int columns = hidden;
     for (const DenseShape& layer : layers) {
       if (layer.in != columns || layer.out < 1 || layer.out > kMaxHeadColumns)
-        return refuse(std::string(name) + " of " + std::to_string(layer.in) + " columns to " +
-                      std::to_string(layer.out) + " after " + std::to_string(columns) + " columns; at most " +
-                      std::to_string(kMaxHeadColumns) + " are taken");
+        return refuse(name, " of ", layer.in, " columns to ", layer.out, " after ", columns, " columns; at most ",
+                      kMaxHeadColumns, " are taken");
       columns = layer.out;
     }
     return {};
@@ -174,8 +165,8 @@ Status EncoderConfig::check_heads() const {
   EMBERT_TRY(chain("a multi-vector layer", task_heads.multi));
   for (const DenseShape& layer : task_heads.multi) {
     if (layer.out % 8 != 0 || layer.out > kMaxMultiColumns)
-      return refuse("a multi-vector layer of " + std::to_string(layer.out) +
-                    " columns: it must be a multiple of 8 of at most " + std::to_string(kMaxMultiColumns));
+      return refuse("a multi-vector layer of ", layer.out, " columns: it must be a multiple of 8 of at most ",
+                    kMaxMultiColumns);
     if (layer.activation == HeadActivation::kTanh || layer.activation == HeadActivation::kSigmoid)
       return refuse("a multi-vector layer with tanh or sigmoid");
   }

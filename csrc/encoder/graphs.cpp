@@ -1,7 +1,6 @@
 // Captured graphs of small batches: which batches they serve, and their capture.
 
 #include <algorithm>
-#include <iterator>
 
 #include "encoder/batch.h"
 #include "encoder/encoder.h"

@@ -10,55 +10,15 @@
 namespace embert {
 namespace {
 
-const char* const kLayerNames[] = {"query.weight",
-                                   "query.bias",
-                                   "key.weight",
-                                   "key.bias",
-                                   "value.weight",
-                                   "value.bias",
-                                   "attention.weight",
-                                   "attention.bias",
-                                   "attention.gamma",
-                                   "attention.beta",
-                                   "gate.weight",
-                                   "gate.bias",
-                                   "inner.weight",
-                                   "inner.bias",
-                                   "out.weight",
-                                   "out.bias",
-                                   "out.gamma",
-                                   "out.beta",
-                                   "query.scale",
-                                   "key.scale",
-                                   "value.scale",
-                                   "attention.scale",
-                                   "inner.scale",
-                                   "out.scale",
-                                   "query.gamma",
-                                   "query.beta",
-                                   "inner.gamma",
-                                   "inner.beta",
-                                   "query_norm.gamma",
-                                   "key_norm.gamma",
-                                   "attention_sublayer.gamma",
-                                   "out_sublayer.gamma",
-                                   "distance_keys",
-                                   "distance_queries"};
-
-std::string called(const std::string& name, int layer) {
-  return layer < 0 ? name : name + " of layer " + std::to_string(layer);
-}
-
-std::string written(const TensorShape& shape) {
-  std::string all = "[";
-  for (size_t i = 0; i < shape.size(); ++i) all += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  return all + "]";
-}
-
-size_t elements_of(const TensorShape& shape) {
-  size_t count = 1;
-  for (const size_t size : shape) count *= size;
-  return count;
+// Of all tensors that a layer may have.
+std::vector<std::string> layer_names() {
+  std::vector<std::string> names;
+  for (const std::string tensor : {"query", "key", "value", "attention", "gate", "inner", "out"}) {
+    for (const char* const part : {".weight", ".bias", ".gamma", ".beta", ".scale"}) names.push_back(tensor + part);
+  }
+  names.insert(names.end(), {"query_norm.gamma", "key_norm.gamma", "attention_sublayer.gamma", "out_sublayer.gamma",
+                             "distance_keys", "distance_queries"});
+  return names;
 }
 
 }  // namespace
@@ -85,21 +45,6 @@ Status Weights::exact_place(const std::string& name, int layer, DType stored, fl
   return {};
 }
 
-Status Weights::upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream) {
-  if (stored == dtype) {
-    EMBERT_CUDA(cudaMemcpyAsync(to, host, count * bytes_of(stored), cudaMemcpyHostToDevice, stream.handle));
-    return {};
-  }
-  for (size_t first = 0; first < count; first += kConvertedElements) {
-    const size_t some = std::min(count - first, kConvertedElements);
-    EMBERT_CUDA(cudaMemcpyAsync(conversion_.as(), static_cast<const uint8_t*>(host) + first * bytes_of(stored),
-                                some * bytes_of(stored), cudaMemcpyHostToDevice, stream.handle));
-    auto* const some_to = static_cast<uint8_t*>(to) + first * bytes_of(dtype);
-    EMBERT_TRY(convert(stored, conversion_.as(), dtype, some_to, some, stream));
-  }
-  return {};
-}
-
 Status Weights::upload_rows(const void* host, DType stored, const WeightView& place, const Stream& stream) {
   const size_t rows = place.shape[0], columns = place.shape[1], pitch = place.pitch * bytes_of(place.dtype);
   EMBERT_CUDA(cudaMemsetAsync(place.to, 0, rows * pitch, stream.handle));
@@ -110,39 +55,29 @@ Status Weights::upload_rows(const void* host, DType stored, const WeightView& pl
   return {};
 }
 
-Status Weights::copy_interleaved(const void* from, const WeightView& place, void* to, DType dtype,
-                                 const Stream& stream) {
-  const size_t rows = place.shape[0], width = (place.shape.size() > 1 ? place.shape[1] : 1) * bytes_of(dtype);
-  EMBERT_CUDA(cudaMemcpy2DAsync(to, place.pitch * bytes_of(dtype), from, width, width, rows, cudaMemcpyDeviceToDevice,
-                                stream.handle));
-  return {};
-}
-
 Status Weights::upload_interleaved(const void* host, DType stored, const WeightView& place, float* exact,
                                    const Stream& stream) {
   const size_t rows = place.shape[0], columns = place.shape.size() > 1 ? place.shape[1] : 1;
   const size_t rows_at_once = std::max<size_t>(1, kConvertedElements / columns);
   for (size_t first = 0; first < rows; first += rows_at_once) {
-    WeightView some = place;
-    some.shape[0] = std::min(rows - first, rows_at_once);
-    some.to = static_cast<uint8_t*>(place.to) + first * place.pitch * bytes_of(place.dtype);
-    EMBERT_TRY(upload_interleaved_rows(static_cast<const uint8_t*>(host) + first * columns * bytes_of(stored), stored,
-                                       some, exact == nullptr ? nullptr : exact + first * place.pitch, stream));
+    const size_t some = std::min(rows - first, rows_at_once);
+    const auto copy = [&](const void* from, void* to, DType dtype) -> Status {
+      const size_t width = columns * bytes_of(dtype), pitch = place.pitch * bytes_of(dtype);
+      EMBERT_CUDA(cudaMemcpy2DAsync(static_cast<uint8_t*>(to) + first * pitch, pitch, from, width, width, some,
+                                    cudaMemcpyDeviceToDevice, stream.handle));
+      return {};
+    };
+    const void* converted = interleave_scratch_.as();
+    EMBERT_TRY(upload(static_cast<const uint8_t*>(host) + first * columns * bytes_of(stored), some * columns, stored,
+                      interleave_scratch_.as(), exact == nullptr ? place.dtype : DType::kFloat32, stream));
+    if (exact != nullptr) {
+      EMBERT_TRY(copy(converted, exact, DType::kFloat32));
+      EMBERT_TRY(convert(DType::kFloat32, converted, place.dtype, conversion_.as(), some * columns, stream));
+      converted = conversion_.as();
+    }
+    EMBERT_TRY(copy(converted, place.to, place.dtype));
   }
   return {};
-}
-
-Status Weights::upload_interleaved_rows(const void* host, DType stored, const WeightView& place, float* exact,
-                                        const Stream& stream) {
-  const size_t count = elements_of(place.shape);
-  if (exact == nullptr) {
-    EMBERT_TRY(upload(host, count, stored, interleave_scratch_.as(), place.dtype, stream));
-    return copy_interleaved(interleave_scratch_.as(), place, place.to, place.dtype, stream);
-  }
-  EMBERT_TRY(upload(host, count, stored, interleave_scratch_.as(), DType::kFloat32, stream));
-  EMBERT_TRY(copy_interleaved(interleave_scratch_.as(), place, exact, DType::kFloat32, stream));
-  EMBERT_TRY(convert(DType::kFloat32, interleave_scratch_.as(), place.dtype, conversion_.as(), count, stream));
-  return copy_interleaved(conversion_.as(), place, place.to, place.dtype, stream);
 }
 
 const void* Weights::ordered(const std::string& name, int layer, const void* host, size_t row_bytes,
@@ -169,7 +104,7 @@ const void* Weights::ordered(const std::string& name, int layer, const void* hos
 Status Weights::load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,
                      const Stream& stream) {
   const auto key = std::make_pair(layer, name);
-  if (loaded_.count(key) > 0) return Status::refused(called(name, layer) + " was loaded before");
+  if (loaded_.count(key) > 0) return Status::refused(called(name, layer), " was loaded before");
   if (name == "relative" && layer < 0 && model_.relative) {
     EMBERT_TRY(load_relative(host, shape, stored, stream));
   } else if (name == "distances" && layer < 0 && model_.distance_rows > 0) {
@@ -179,12 +114,9 @@ Status Weights::load(const std::string& name, int layer, const void* host, const
   } else {
     WeightView place;
     EMBERT_TRY(find(name, layer, place));
-    if (shape != place.shape) {
-      return Status::refused(called(name, layer) + " has shape " + written(shape) + ", expected " +
-                             written(place.shape));
-    }
+    EMBERT_TRY(check_shape(called(name, layer), shape, place.shape));
     if ((stored == DType::kInt8) != (place.dtype == DType::kInt8))
-      return Status::refused(called(name, layer) + (place.dtype == DType::kInt8 ? " must be in int8" : " is in int8"));
+      return Status::refused(called(name, layer), (place.dtype == DType::kInt8 ? " must be in int8" : " is in int8"));
     EMBERT_TRY(load_into(place, name, layer, host, stored, stream));
   }
   loaded_.insert(key);
@@ -217,10 +149,7 @@ Status Weights::load_into(const WeightView& place, const std::string& name, int 
 Status Weights::load_relative(const void* host, const TensorShape& shape, DType stored, const Stream& stream) {
   const int heads = model_.heads, reach = model_.reach(), stored_reach = model_.positions - 1;
   const int row = 2 * stored_reach + 1;
-  const TensorShape expected = {size_t(heads), size_t(row)};
-  if (shape != expected) {
-    return Status::refused("relative has shape " + written(shape) + ", expected " + written(expected));
-  }
+  EMBERT_TRY(check_shape("relative", shape, {size_t(heads), size_t(row)}));
   if (stored != DType::kFloat32) return Status::refused("relative must be in float32");
   std::vector<float> scores(size_t(heads) * 2 * reach);
   const float scale = float(std::sqrt(double(model_.head_size())));
@@ -235,16 +164,13 @@ Status Weights::load_relative(const void* host, const TensorShape& shape, DType 
 }
 
 Status Weights::load_distances(const void* host, const TensorShape& shape, DType stored, const Stream& stream) {
-  const TensorShape expected = {2 * size_t(model_.positions) - 1};
-  if (shape != expected)
-    return Status::refused("distances has shape " + written(shape) + ", expected " + written(expected));
+  EMBERT_TRY(check_shape("distances", shape, {2 * size_t(model_.positions) - 1}));
   if (stored != DType::kFloat32) return Status::refused("distances must be in float32");
   const auto* const from = static_cast<const float*>(host);
-  std::vector<int16_t> rows(expected[0]);
+  std::vector<int16_t> rows(shape[0]);
   for (size_t i = 0; i < rows.size(); ++i) {
     if (!(from[i] >= 0 && from[i] < float(model_.distance_rows)))
-      return Status::refused("distances has an element of " + std::to_string(from[i]) + ", which is no row of " +
-                             std::to_string(model_.distance_rows));
+      return Status::refused("distances has an element of ", from[i], ", which is no row of ", model_.distance_rows);
     rows[i] = int16_t(from[i]);
   }
   EMBERT_CUDA(
@@ -254,11 +180,8 @@ Status Weights::load_distances(const void* host, const TensorShape& shape, DType
 }
 
 Status Weights::load_angles(int table, const void* host, const TensorShape& shape, DType stored, const Stream& stream) {
-  const TensorShape expected = {size_t(model_.positions), size_t(model_.angle_tables()[table]), 2};
-  if (shape != expected) {
-    return Status::refused(called("angles", table) + " has shape " + written(shape) + ", expected " +
-                           written(expected));
-  }
+  EMBERT_TRY(
+      check_shape(called("angles", table), shape, {size_t(model_.positions), size_t(model_.angle_tables()[table]), 2}));
   if (stored != DType::kFloat32) return Status::refused("angles must be in float32");
   return upload(host, elements_of(shape), stored, angles_[table], DType::kFloat32, stream);
 }
@@ -276,15 +199,15 @@ Status Weights::complete() {
   for (size_t table = 0; table < angles_.size(); ++table) expected.emplace_back(int(table), "angles");
   WeightView place;
   for (int layer = 0; layer < model_.stored_layers(); ++layer) {
-    for (const char* const name : kLayerNames) {
+    for (const std::string& name : layer_names()) {
       if (find_layer(name, layer, place)) expected.emplace_back(layer, name);
     }
   }
   for (const auto& each : heads_.names()) expected.push_back(each);
   for (const auto& [layer, name] : expected) {
     if (loaded_.count({layer, name}) > 0) continue;
-    return Status::refused(called(name, layer) + " was not loaded: of " + std::to_string(expected.size()) +
-                           " weights there are " + std::to_string(loaded_.size()));
+    return Status::refused(called(name, layer), " was not loaded: of ", expected.size(), " weights there are ",
+                           loaded_.size());
   }
   conversion_.release();
   interleave_scratch_.release();

@@ -90,8 +90,8 @@ Status Encoder::prepare_gemm(size_t i, std::unique_ptr<Linear>& linear) {
   // those of the last layer.
   const size_t first = model_.embedding > 0 ? 1 : 0, count = program_.gemms.size() - first;
   if (i >= first) {
-    const GemmPlan& prefetch_weights = program_.gemms[first + (i - first + 2) % count];
-    const MatrixWeights its = weights_.matrix(prefetch_weights.matrix, prefetch_weights.layer);
+    const GemmPlan& later = program_.gemms[first + (i - first + 2) % count];
+    const MatrixWeights its = weights_.matrix(later.matrix, later.layer);
     weights.prefetch_weights = its.weight;
     weights.prefetch_bytes = size_t(its.out) * its.in * bytes_of(model_.dtype);
   }

@@ -4,13 +4,6 @@
 #include <type_traits>
 
 namespace embert {
-namespace {
-
-std::string called(const std::string& name, int layer) {
-  return layer < 0 ? name : name + " of layer " + std::to_string(layer);
-}
-
-}  // namespace
 
 void Weights::lay_out(uint8_t* base, size_t& bytes) {
   Arena arena(base);
@@ -18,7 +11,7 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
   const size_t hidden = model_.hidden, inner = model_.inner, embedding = model_.embedding_columns();
   const size_t attention = model_.attention_columns(), qkv = model_.qkv_columns(), head = model_.head_size();
   const auto matrix = [&](size_t rows, size_t columns) { return arena.take(rows * columns * size); };
-  const auto vector = [&](size_t count) { return reinterpret_cast<float*>(arena.take(count * sizeof(float))); };
+  const auto vector = [&](size_t count) { return arena.take<float>(count); };
   const auto norm = [&](size_t columns) {
     const float* const gamma = vector(columns);
     return Norm{gamma, vector(columns)};
@@ -35,20 +28,20 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
   if (model_.types == 0) tables_.type = nullptr;
   layers_.resize(model_.stored_layers());
   const size_t layer_size = bytes_of(matrix_dtype());
-  const auto layer_index = [&](size_t rows, size_t columns) { return arena.take(rows * columns * layer_size); };
+  const auto layer_matrix = [&](size_t rows, size_t columns) { return arena.take(rows * columns * layer_size); };
   const auto scales = [&](size_t rows) { return model_.int8 ? vector(rows) : nullptr; };
   for (LayerWeights& layer : layers_) {
-    layer.qkv_weight = layer_index(qkv, hidden);
+    layer.qkv_weight = layer_matrix(qkv, hidden);
     layer.qkv_scale = scales(qkv);
     layer.qkv_bias = vector(qkv);
-    layer.attention_weight = layer_index(hidden, attention);
+    layer.attention_weight = layer_matrix(hidden, attention);
     layer.attention_scale = scales(hidden);
     layer.attention_bias = vector(hidden);
     layer.attention_norm = norm(hidden);
-    layer.inner_weight = layer_index(inner_rows(), hidden);
+    layer.inner_weight = layer_matrix(inner_rows(), hidden);
     layer.inner_scale = scales(inner_rows());
     layer.inner_bias = vector(inner_rows());
-    layer.out_weight = layer_index(hidden, inner);
+    layer.out_weight = layer_matrix(hidden, inner);
     layer.out_scale = scales(hidden);
     layer.out_bias = vector(hidden);
     layer.out_norm = norm(hidden);
@@ -68,10 +61,9 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
   if (model_.pre_norm) last_norm_ = norm(hidden);
   angles_.clear();
   for (const int columns : model_.angle_tables())
-    angles_.push_back(reinterpret_cast<float2*>(arena.take(size_t(model_.positions) * columns * sizeof(float2))));
-  if (model_.relative) relative_ = reinterpret_cast<float*>(arena.take(size_t(model_.heads) * 2 * model_.reach() * 4));
-  if (model_.distance_rows > 0)
-    distances_ = reinterpret_cast<int16_t*>(arena.take((2 * size_t(model_.positions) - 1) * sizeof(int16_t)));
+    angles_.push_back(arena.take<float2>(size_t(model_.positions) * columns));
+  if (model_.relative) relative_ = arena.take<float>(size_t(model_.heads) * 2 * model_.reach());
+  if (model_.distance_rows > 0) distances_ = arena.take<int16_t>(2 * size_t(model_.positions) - 1);
   heads_.lay_out(arena, model_.task_heads, model_.hidden, model_.dtype);
   bytes = arena.used();
 }
@@ -119,7 +111,7 @@ Status Weights::find(const std::string& name, int layer, WeightView& place) cons
     is_known = find_layer(name, layer, place);
   }
   if (is_known) return {};
-  return Status::refused("this model has no weight " + called(name, layer));
+  return Status::refused("this model has no weight ", called(name, layer));
 }
 
 bool Weights::find_layer(const std::string& name, int number, WeightView& place) const {
@@ -131,14 +123,9 @@ bool Weights::find_layer(const std::string& name, int number, WeightView& place)
     place = {base + first_row * columns * bytes_of(matrix_dtype()), {rows, columns}, matrix_dtype()};
     return true;
   };
-  const auto optional = [&](const char* tensor_name, const float* to, size_t count, size_t before = 0) {
+  const auto vector = [&](const char* tensor_name, const float* to, size_t count, size_t before = 0) {
     if (to == nullptr || name != tensor_name) return false;
     place = {const_cast<float*>(to) + before, {count}, DType::kFloat32};
-    return true;
-  };
-  const auto vector = [&](const char* tensor_name, const float* to, size_t count) {
-    if (name != tensor_name) return false;
-    place = {const_cast<float*>(to), {count}, DType::kFloat32};
     return true;
   };
   // Rows of the gate and of its value alternate.
@@ -159,22 +146,22 @@ bool Weights::find_layer(const std::string& name, int number, WeightView& place)
          matrix("key.weight", w.qkv_weight, keys, hidden, attention) ||
          matrix("value.weight", w.qkv_weight, keys, hidden, attention + keys) ||
          vector("query.bias", w.qkv_bias, attention) || vector("key.bias", w.qkv_bias + attention, keys) ||
-         vector("value.bias", w.qkv_bias + attention + keys, keys) ||
-         optional("query_norm.gamma", w.query_norm, head) || optional("key_norm.gamma", w.key_norm, head) ||
-         optional("attention_sublayer.gamma", w.attention_sublayer, hidden) ||
-         optional("out_sublayer.gamma", w.out_sublayer, hidden) ||
+         vector("value.bias", w.qkv_bias + attention + keys, keys) || vector("query_norm.gamma", w.query_norm, head) ||
+         vector("key_norm.gamma", w.key_norm, head) ||
+         vector("attention_sublayer.gamma", w.attention_sublayer, hidden) ||
+         vector("out_sublayer.gamma", w.out_sublayer, hidden) ||
          (model_.distance_keys && matrix("distance_keys", w.distance_keys, model_.distance_rows, attention)) ||
          (model_.distance_queries && matrix("distance_queries", w.distance_queries, model_.distance_rows, attention)) ||
          matrix("attention.weight", w.attention_weight, hidden, attention) ||
          vector("attention.bias", w.attention_bias, hidden) ||
          (has_norm && vector("attention.gamma", w.attention_norm.gamma, hidden)) ||
          (has_norm && vector("attention.beta", w.attention_norm.beta, hidden)) ||
-         optional("query.scale", w.qkv_scale, hidden) || optional("key.scale", w.qkv_scale, hidden, hidden) ||
-         optional("value.scale", w.qkv_scale, hidden, 2 * hidden) ||
-         optional("attention.scale", w.attention_scale, hidden) || optional("inner.scale", w.inner_scale, inner) ||
-         optional("out.scale", w.out_scale, hidden) || optional("query.gamma", w.qkv_norm.gamma, hidden) ||
-         optional("query.beta", w.qkv_norm.beta, hidden) || optional("inner.gamma", w.inner_norm.gamma, hidden) ||
-         optional("inner.beta", w.inner_norm.beta, hidden) || matrix("inner.weight", w.inner_weight, inner, hidden) ||
+         vector("query.scale", w.qkv_scale, hidden) || vector("key.scale", w.qkv_scale, hidden, hidden) ||
+         vector("value.scale", w.qkv_scale, hidden, 2 * hidden) ||
+         vector("attention.scale", w.attention_scale, hidden) || vector("inner.scale", w.inner_scale, inner) ||
+         vector("out.scale", w.out_scale, hidden) || vector("query.gamma", w.qkv_norm.gamma, hidden) ||
+         vector("query.beta", w.qkv_norm.beta, hidden) || vector("inner.gamma", w.inner_norm.gamma, hidden) ||
+         vector("inner.beta", w.inner_norm.beta, hidden) || matrix("inner.weight", w.inner_weight, inner, hidden) ||
          vector("inner.bias", w.inner_bias, inner) || matrix("out.weight", w.out_weight, hidden, inner) ||
          vector("out.bias", w.out_bias, hidden) || vector("out.gamma", w.out_norm.gamma, hidden) ||
          vector("out.beta", w.out_norm.beta, hidden);
@@ -232,7 +219,7 @@ void HeadWeights::lay_out(Arena& arena, const TaskHeads& heads, int hidden, DTyp
   heads_ = heads;
   hidden_ = hidden;
   dtype_ = dtype;
-  const auto vector = [&](size_t count) { return reinterpret_cast<float*>(arena.take(count * sizeof(float))); };
+  const auto vector = [&](size_t count) { return arena.take<float>(count); };
   const auto layers = [&](const std::vector<DenseShape>& shapes, std::vector<DenseLayer>& layers_out) {
     layers_out.clear();
     for (const DenseShape& shape : shapes) {

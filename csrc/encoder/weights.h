@@ -9,6 +9,7 @@
 #include "attention/attention.h"
 #include "common/launch.h"
 #include "common/memory.h"
+#include "common/tensor_shape.h"
 #include "common/types.h"
 #include "encoder/encoder_config.h"
 #include "encoder/program.h"
@@ -36,11 +37,6 @@ constexpr int rope_row(int i, int head_size, int rotary_dim) {
 constexpr int gated_row(int j, int part) {
   return 2 * j + part;
 }
-
-// Elements that are converted to the device's type at a time: 16 MB in FP32.
-constexpr size_t kConvertedElements = size_t(4) << 20;
-
-using TensorShape = std::vector<size_t>;  // [rows, columns] or [elements]
 
 // A tensor's destination, with its shape and type there.
 struct WeightView {
@@ -112,6 +108,11 @@ struct MatrixWeights {
   const float* scales = nullptr;  // [out]: `weight` is int8
 };
 
+// For messages.
+inline std::string called(const std::string& name, int layer) {
+  return layer < 0 ? name : name + " of layer " + std::to_string(layer);
+}
+
 class Weights {
  public:
   explicit Weights(const EncoderConfig& model) : model_(model) {}
@@ -179,13 +180,11 @@ class Weights {
   // Interleaved rows, through interleave_scratch_: conversions need contiguous elements. Some rows at a time.
   Status upload_interleaved(const void* host, DType stored, const WeightView& place, float* exact,
                             const Stream& stream);
-  Status upload_interleaved_rows(const void* host, DType stored, const WeightView& place, float* exact,
-                                 const Stream& stream);
-  Status copy_interleaved(const void* from, const WeightView& place, void* to, DType dtype, const Stream& stream);
   // Row by row, for padded rows.
   Status upload_rows(const void* host, DType stored, const WeightView& place, const Stream& stream);
-  // Some elements at a time where they are converted.
-  Status upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream);
+  Status upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream) const {
+    return embert::upload(host, count, stored, to, dtype, conversion_.as(), stream);
+  }
   // The FP32 copy of a matrix, if it is kept. Counts the matrices that are rounded.
   Status exact_place(const std::string& name, int layer, DType stored, float*& to);
   const LayerWeights& layer(int i) const { return layers_[model_.stored(i)]; }

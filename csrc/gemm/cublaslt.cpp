@@ -59,7 +59,7 @@ Status open_library(const std::string& path, Library& library) {
   const std::string fallback = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
   void* handle = path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) handle = dlopen(fallback.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) return Status::refused(std::string("cuBLASLt cannot be opened: ") + dlerror());
+  if (handle == nullptr) return Status::refused("cuBLASLt cannot be opened: ", dlerror());
   bool complete = true;
   const auto find = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(handle, name));
@@ -249,7 +249,7 @@ class Matmul {
         library.heuristic(owner_.handle_, desc_.get(), weight_layout_.get(), of_rows.x.get(), of_rows.y.get(),
                           of_rows.y.get(), preference.get(), 1, &result, &cached);
     if (status != CUBLAS_STATUS_SUCCESS || cached == 0) {
-      return Status::refused("cuBLASLt has no algorithm for " + size(rows));
+      return Status::refused("cuBLASLt has no algorithm for ", size(rows));
     }
     algo = result.algo;
     return {};
@@ -311,18 +311,18 @@ Status CublasLt::prepare(const LinearWeights& weights, const Stream& stream, std
   if (weights.scales != nullptr) return Status::refused("cuBLASLt multiplies no int8 here");
   if (weights.input_norm.gamma != nullptr || weights.residual_norm.gamma != nullptr)
     return Status::refused("cuBLASLt folds no LayerNorm");
-  auto new_plan = std::make_unique<CublasLtLinear>(*this, weights);
-  EMBERT_TRY(new_plan->init(stream));
-  linear = std::move(new_plan);
+  auto created = std::make_unique<CublasLtLinear>(*this, weights);
+  EMBERT_TRY(created->init(stream));
+  linear = std::move(created);
   return {};
 }
 
 }  // namespace
 
 Status make_cublaslt(DType dtype, const std::string& library, std::unique_ptr<GemmProvider>& provider) {
-  auto new_plan = std::make_unique<CublasLt>(dtype);
-  EMBERT_TRY(new_plan->open(library));
-  provider = std::move(new_plan);
+  auto created = std::make_unique<CublasLt>(dtype);
+  EMBERT_TRY(created->open(library));
+  provider = std::move(created);
   return {};
 }
 

@@ -160,7 +160,7 @@ class GemmProvider {
   // Whether it applies LayerNorms: Norms in LinearWeights, row statistics in RowView.
   virtual bool folds() const = 0;
   // What its epilogues fuse: LinearWeights::rope, LinearWeights::gated. Otherwise encoder/program.cpp adds a kernel
-  // after the GEMM (ops/elementwise.cu, ops/elementwise.cu), and neither is set.
+  // after the GEMM (ops/elementwise.cu), and neither is set.
   virtual bool fuses_rope() const { return false; }
   virtual bool fuses_gate() const { return false; }
   // Whether it supports int8 weights: LinearWeights::scales. Such GEMMs apply LayerNorms independently of `folds`.
@@ -217,9 +217,8 @@ inline Status check_fused(const LinearWeights& weights) {
                     rope.rotary_dim <= rope.head_size && rope.columns % rope.head_size == 0 &&
                     rope.columns <= weights.n;
   if (fits && rope.table != nullptr && rope.positions != nullptr) return {};
-  return Status::refused("hopper gemm: " + std::to_string(rope.rotary_dim) + " RoPE columns of heads of " +
-                         std::to_string(rope.head_size) + ", in " + std::to_string(rope.columns) + " of " +
-                         std::to_string(weights.n));
+  return Status::refused("hopper gemm: ", rope.rotary_dim, " RoPE columns of heads of ", rope.head_size, ", in ",
+                         rope.columns, " of ", weights.n);
 }
 
 }  // namespace embert::sm90

@@ -40,25 +40,16 @@ __global__ void __launch_bounds__(kThreads)
   };
 #pragma unroll 4
   for (int row = first; row < end; ++row) {
-    const int row_scale_value = text_of[row];
+    const int row_text = text_of[row];
     const Pack<T> pack = load_pack_coherent(products + size_t(row) * pitch + column);
-    if (row_scale_value != text) {
+    if (row_text != text) {
       leave();
-      text = row_scale_value;
+      text = row_text;
     }
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) largest[i] = max(largest[i], __float_as_int(to_float(pack.values[i])));
   }
   leave();
-}
-
-template <typename T>
-Status raise_maxima(const void* products, int columns, int pitch, const int* text_of, int rows, int first_text,
-                    float* maxima, const Stream& stream) {
-  const int across = kThreads * Pack<T>::kSize;
-  const dim3 grid((columns + across - 1) / across, (rows + kRows - 1) / kRows);
-  return launch("raise_maxima", raise_maxima_kernel<T>, grid, kThreads, 0, stream, static_cast<const T*>(products),
-                columns, pitch, text_of, rows, first_text, maxima);
 }
 
 class PortableMaxima final : public TextMaxima {
@@ -90,15 +81,13 @@ class PortableMaxima final : public TextMaxima {
   static constexpr int kMaxRows = 16384;
 
   Status raise(const int* text_of, int rows, int first_text, float* maxima, const Stream& stream) const {
-    const int pitch = maxima_pitch(out_);
-    switch (dtype_) {
-      case DType::kFloat16:
-        return raise_maxima<half_t>(gemms_.as(), out_, pitch, text_of, rows, first_text, maxima, stream);
-      case DType::kBFloat16:
-        return raise_maxima<bfloat_t>(gemms_.as(), out_, pitch, text_of, rows, first_text, maxima, stream);
-      default:
-        return raise_maxima<float>(gemms_.as(), out_, pitch, text_of, rows, first_text, maxima, stream);
-    }
+    return with_dtype(dtype_, [&](auto type) {
+      using T = decltype(type);
+      const int across = kThreads * Pack<T>::kSize;
+      const dim3 grid((out_ + across - 1) / across, (rows + kRows - 1) / kRows);
+      return launch("raise_maxima", raise_maxima_kernel<T>, grid, kThreads, 0, stream, gemms_.as<const T>(), out_,
+                    maxima_pitch(out_), text_of, rows, first_text, maxima);
+    });
   }
 
   DType dtype_;

@@ -19,7 +19,7 @@ constexpr int kColumns = 4;     // of a warp
 constexpr int kDepth = 1024;    // elements of a row in shared memory at a time
 constexpr int kMaxRows = 8;     // of a block
 constexpr int kPack = 4;        // floats of a load
-constexpr int kAheadStep = 32;  // floats of a cache line
+constexpr int kCacheLine = 32;  // floats
 static_assert(kMaxRows * kDepth * sizeof(float) <= 48 << 10, "static shared memory");
 static_assert(kMaxRows * kColumns <= 32, "a lane keeps one result");
 static_assert(kDepth % (32 * kPack) == 0, "every lane reads whole packs");
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
   const int out = layer.shape.out;
   const auto weights_of = [&](int c) { return layer.weight + size_t(column + c) * pitch; };
   for (int c = 0; c < kColumns && column + c < out; ++c) {
-    for (int k = lane * kAheadStep; k < pitch; k += 32 * kAheadStep) prefetch_l2(weights_of(c) + k);
+    for (int k = lane * kCacheLine; k < pitch; k += 32 * kCacheLine) prefetch_l2(weights_of(c) + k);
   }
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
@@ -98,11 +98,11 @@ __global__ void __launch_bounds__(kThreads)
       if (lane == r * kColumns + c) result = total;
     }
   }
-  const int my_row = row + lane / kColumns, my_column = column + lane % kColumns;
-  if (lane >= kRows * kColumns || my_row >= rows || my_column >= y_pitch) return;
+  const int result_row = row + lane / kColumns, result_column = column + lane % kColumns;
+  if (lane >= kRows * kColumns || result_row >= rows || result_column >= y_pitch) return;
   float value = 0.0f;
-  if (my_column < out) value = activated(layer.shape.activation, result + layer.bias[my_column]);
-  y[size_t(my_row) * y_pitch + my_column] = value;
+  if (result_column < out) value = activated(layer.shape.activation, result + layer.bias[result_column]);
+  y[size_t(result_row) * y_pitch + result_column] = value;
 }
 
 template <int kRows>
@@ -117,8 +117,7 @@ Status launch_dense(const float* x, int rows, const DenseLayer& layer, float* y,
 
 Status dense(const float* x, int rows, const DenseLayer& layer, float* y, int y_pitch, const Stream& stream) {
   if (layer.shape.in < 1 || layer.shape.out < 1 || y_pitch < layer.shape.out)
-    return Status::refused("dense: " + std::to_string(layer.shape.in) + " columns to " +
-                           std::to_string(layer.shape.out) + " in rows of " + std::to_string(y_pitch));
+    return Status::refused("dense: ", layer.shape.in, " columns to ", layer.shape.out, " in rows of ", y_pitch);
   if (x == y) return Status::refused("dense: a layer cannot write over its own input");
   return rows == 1 ? launch_dense<1>(x, rows, layer, y, y_pitch, stream)
                    : launch_dense<kMaxRows>(x, rows, layer, y, y_pitch, stream);

@@ -119,9 +119,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   int row = group < groups ? block_row + group : length;  // the group's next
   int next = row;                                         // the one to copy next
   const T* from = static_cast<const T*>(rows.data) + size_t(row_zero + row) * hidden + pack * kWidth;
-  Pack<T>* const mine_of_ring = reinterpret_cast<Pack<T>*>(shared + groups * hidden) + threadIdx.x;
+  Pack<T>* const thread_stages = reinterpret_cast<Pack<T>*>(shared + groups * hidden) + threadIdx.x;
   const auto prefetch = [&](int slot) {
-    if (next < length) cp_async(shared_address(mine_of_ring + slot * kThreads), from, true);
+    if (next < length) cp_async(shared_address(thread_stages + slot * kThreads), from, true);
     cp_async_commit();
     next += stride;
     from += size_t(stride) * hidden;
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         if constexpr (kReduces) {
           prefetch(slot == 0 ? kRowsAhead - 1 : slot - 1);
           cp_async_wait<kRowsAhead - 1>();
-          x = mine_of_ring[slot * kThreads];
+          x = thread_stages[slot * kThreads];
           slot = slot + 1 == kRowsAhead ? 0 : slot + 1;
           keep_packed(x);  // which also keeps the next copy behind this read
         }
@@ -227,68 +227,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-template <typename T>
-Status launch_pool(Pooling pooling, const RowView& rows, bool gathered, const Norm& norm, float epsilon,
-                   const int* cu_seqlens, const uint32_t* cuts, const int* chosen, int sequences, int longest,
-                   int hidden, float* vectors, const Stream& stream) {
-  const int packs = hidden / Pack<T>::kSize;
-  if (packs > kThreads) return Status::refused("pool: hidden size " + std::to_string(hidden) + " is too large");
-  const int groups = std::min(kMaxGroups, kThreads / packs);
-  const bool shares =
-      chosen == nullptr && stream.dependent_launch && sequences <= kMaxShared && longest >= kMinSharedRows * groups;
-  const auto run = [&](auto kernel, int bytes, int blocks = 1) -> Status {
-    if (kStaticShared + bytes > 48 << 10)
-      EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    return launch_clusters("pool", kernel, blocks, dim3(blocks, sequences), kThreads, bytes, stream, rows, gathered,
-                           norm, epsilon, cu_seqlens, cuts, chosen, hidden, vectors);
-  };
-  const auto run_one_block = [&](auto constant, int bytes) {
-    constexpr Pooling kPooling = decltype(constant)::value;
-    return chosen == nullptr ? run(pool_kernel<T, kPooling, false, false>, bytes)
-                             : run(pool_kernel<T, kPooling, false, true>, bytes);
-  };
-  const int row_bytes = hidden * int(sizeof(float)),
-            reduce_bytes = groups * row_bytes + kPipeline;  // bytes of shared memory
-  switch (pooling) {
-    case Pooling::kCls:
-      return run_one_block(std::integral_constant<Pooling, Pooling::kCls>(), row_bytes);
-    case Pooling::kMean:
-      return shares ? run(pool_kernel<T, Pooling::kMean, true, false>, reduce_bytes, 2)
-                    : run_one_block(std::integral_constant<Pooling, Pooling::kMean>(), reduce_bytes);
-    case Pooling::kMax:
-      return shares ? run(pool_kernel<T, Pooling::kMax, true, false>, reduce_bytes, 2)
-                    : run_one_block(std::integral_constant<Pooling, Pooling::kMax>(), reduce_bytes);
-    default:
-      return run_one_block(std::integral_constant<Pooling, Pooling::kLast>(), row_bytes);
-  }
-}
-
-}  // namespace
-
-Status pool(DType dtype, Pooling pooling, const RowView& rows, bool gathered, const Norm& norm, float epsilon,
-            const int* cu_seqlens, const uint32_t* cuts, const int* chosen, int sequences, int longest, int hidden,
-            float* vectors, const Stream& stream) {
-  if ((rows.stats != nullptr || norm.gamma != nullptr) && hidden > kMaxStatColumns)
-    return Status::refused("pool: hidden size " + std::to_string(hidden) + " is too large for a LayerNorm");
-  if (hidden % (16 / bytes_of(dtype)) != 0)
-    return Status::refused("pool: hidden size " + std::to_string(hidden) + " is not supported");
-  if (gathered && (pooling == Pooling::kMean || pooling == Pooling::kMax))
-    return Status::refused("pool: this pooling reads every row");
-  switch (dtype) {
-    case DType::kFloat16:
-      return launch_pool<half_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, chosen, sequences, longest,
-                                 hidden, vectors, stream);
-    case DType::kBFloat16:
-      return launch_pool<bfloat_t>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, chosen, sequences, longest,
-                                   hidden, vectors, stream);
-    default:
-      return launch_pool<float>(pooling, rows, gathered, norm, epsilon, cu_seqlens, cuts, chosen, sequences, longest,
-                                hidden, vectors, stream);
-  }
-}
-
-namespace {
-
 // The end of pool.cu, for rows that went through Dense modules: truncated to the requested dimensions (Matryoshka) and
 // normalized to length 1. One block per row; the launch is the cost.
 
@@ -320,16 +258,6 @@ __global__ void __launch_bounds__(kCutThreads)
     y[start + column] = column < dimensions ? x[start + column] * scale : 0.0f;
 }
 
-}  // namespace
-
-Status cut_rows(const float* x, const uint32_t* cuts, const int* chosen, int rows, int width, float* y,
-                const Stream& stream) {
-  if (x == y) return Status::refused("cut: rows cannot be cut in place");
-  return launch("cut", cut_kernel, rows, kCutThreads, 0, stream, x, cuts, chosen, width, y);
-}
-
-namespace {
-
 // Gathers the rows that pooling by cls or by the last token reads, one a sequence. After the last attention no other
 // row is needed, so later ops run on B rows instead of T.
 //
@@ -359,15 +287,46 @@ __global__ void __launch_bounds__(kWarps * 32)
   for (int i = lane; i < sums; i += 32) sums_to[size_t(sequence) * sums + i] = x.stats[row * sums + i];
 }
 
-template <typename T>
-Status launch_gather(const void* context, int context_columns, const RowView& x, const int* cu_seqlens, bool last,
-                     int sequences, int hidden, void* context_to, void* x_to, float2* sums_to, const Stream& stream) {
-  return launch("gather", gather_kernel<T>, (sequences + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
-                static_cast<const T*>(context), context_columns, x, cu_seqlens, last, sequences, hidden,
-                static_cast<T*>(context_to), static_cast<T*>(x_to), sums_to);
+}  // namespace
+
+Status pool(DType dtype, Pooling pooling, const RowView& rows, bool gathered, const Norm& norm, float epsilon,
+            const int* cu_seqlens, const uint32_t* cuts, const int* chosen, int sequences, int longest, int hidden,
+            float* vectors, const Stream& stream) {
+  const int pack = 16 / bytes_of(dtype);
+  if ((rows.stats != nullptr || norm.gamma != nullptr) && hidden > kMaxStatColumns)
+    return Status::refused("pool: hidden size ", hidden, " is too large for a LayerNorm");
+  if (hidden % pack != 0) return Status::refused("pool: hidden size ", hidden, " is not supported");
+  if (hidden / pack > kThreads) return Status::refused("pool: hidden size ", hidden, " is too large");
+  const bool reduces = pooling == Pooling::kMean || pooling == Pooling::kMax;
+  if (gathered && reduces) return Status::refused("pool: this pooling reads every row");
+  const int groups = std::min(kMaxGroups, kThreads / (hidden / pack));
+  const bool shares =
+      chosen == nullptr && stream.dependent_launch && sequences <= kMaxShared && longest >= kMinSharedRows * groups;
+  const int row_bytes = hidden * int(sizeof(float));
+  const int bytes = reduces ? groups * row_bytes + kPipeline : row_bytes;  // of shared memory
+  return with_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    const auto run = [&](auto kernel, int blocks = 1) -> Status {
+      EMBERT_TRY(allow_shared_memory(kernel, bytes, kStaticShared));
+      return launch_clusters("pool", kernel, blocks, dim3(blocks, sequences), kThreads, bytes, stream, rows, gathered,
+                             norm, epsilon, cu_seqlens, cuts, chosen, hidden, vectors);
+    };
+    const auto run_pooling = [&](auto constant) {
+      constexpr Pooling kPooling = decltype(constant)::value;
+      if constexpr (kPooling == Pooling::kMean || kPooling == Pooling::kMax) {
+        if (shares) return run(pool_kernel<T, kPooling, true, false>, 2);
+      }
+      return run(chosen == nullptr ? pool_kernel<T, kPooling, false, false> : pool_kernel<T, kPooling, false, true>);
+    };
+    return with_constant<Pooling::kCls, Pooling::kMean, Pooling::kMax, Pooling::kLast>(pooling, run_pooling);
+  });
 }
 
-}  // namespace
+Status cut_rows(const float* x, const uint32_t* cuts, const int* chosen, int rows, int width, float* y,
+                const Stream& stream) {
+  if (x == y) return Status::refused("cut: rows cannot be cut in place");
+  return launch("cut", cut_kernel, rows, kCutThreads, 0, stream, x, cuts, chosen, width, y);
+}
 
 Status gather(DType dtype, const void* context, int context_columns, const RowView& x, const int* cu_seqlens,
               Pooling pooling, int sequences, int hidden, void* context_to, void* x_to, float2* sums_to,
@@ -375,17 +334,12 @@ Status gather(DType dtype, const void* context, int context_columns, const RowVi
   if (pooling != Pooling::kCls && pooling != Pooling::kLast)
     return Status::refused("gather: this pooling reads every row");
   const bool last = pooling == Pooling::kLast;
-  switch (dtype) {
-    case DType::kFloat16:
-      return launch_gather<half_t>(context, context_columns, x, cu_seqlens, last, sequences, hidden, context_to, x_to,
-                                   sums_to, stream);
-    case DType::kBFloat16:
-      return launch_gather<bfloat_t>(context, context_columns, x, cu_seqlens, last, sequences, hidden, context_to, x_to,
-                                     sums_to, stream);
-    default:
-      return launch_gather<float>(context, context_columns, x, cu_seqlens, last, sequences, hidden, context_to, x_to,
-                                  sums_to, stream);
-  }
+  return with_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    return launch("gather", gather_kernel<T>, (sequences + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
+                  static_cast<const T*>(context), context_columns, x, cu_seqlens, last, sequences, hidden,
+                  static_cast<T*>(context_to), static_cast<T*>(x_to), sums_to);
+  });
 }
 
 }  // namespace embert

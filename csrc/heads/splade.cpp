@@ -8,21 +8,8 @@
 namespace embert {
 namespace {
 
-constexpr size_t kConversionBytes = size_t(16) << 20;  // of a weight at a time
 // Texts of a group: every block that writes pairs sums the counts of the texts before its own.
 constexpr int kMaxTexts = 1024;
-
-size_t elements_of(const std::vector<size_t>& shape) {
-  size_t count = 1;
-  for (const size_t size : shape) count *= size;
-  return count;
-}
-
-std::string written(const std::vector<size_t>& shape) {
-  std::string all = "[";
-  for (size_t i = 0; i < shape.size(); ++i) all += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  return all + "]";
-}
 
 }  // namespace
 
@@ -45,12 +32,11 @@ int SpladeAnswer::complete(int texts) const {
 void SpladeHead::lay_out_weights(uint8_t* base, size_t& bytes) {
   Arena arena(base);
   const size_t hidden = shape_.hidden, element = bytes_of(shape_.dtype);
-  const auto vector = [&](size_t count) { return reinterpret_cast<float*>(arena.take(count * sizeof(float))); };
   tensors_.transform = arena.take(hidden * hidden * element);
-  tensors_.transform_bias = vector(hidden);
-  tensors_.gamma = vector(hidden);
-  tensors_.beta = vector(hidden);
-  tensors_.decoder_bias = vector(shape_.vocabulary);
+  tensors_.transform_bias = arena.take<float>(hidden);
+  tensors_.gamma = arena.take<float>(hidden);
+  tensors_.beta = arena.take<float>(hidden);
+  tensors_.decoder_bias = arena.take<float>(shape_.vocabulary);
   tensors_.decoder = shape_.tied ? nullptr : arena.take(shape_.vocabulary * hidden * element);
   bytes = arena.used();
 }
@@ -58,14 +44,14 @@ void SpladeHead::lay_out_weights(uint8_t* base, size_t& bytes) {
 Status SpladeHead::allocate() {
   if (shape_.vocabulary < 1) return Status::refused("a SPLADE head without a vocabulary");
   if (!layernorm_supports(shape_.dtype, shape_.hidden) || shape_.hidden % 8 != 0)
-    return Status::refused("a SPLADE head of hidden size " + std::to_string(shape_.hidden));
+    return Status::refused("a SPLADE head of hidden size ", shape_.hidden);
   if (shape_.logs != 1 && shape_.logs != 2)
-    return Status::refused("a SPLADE head takes log1p once or twice, not " + std::to_string(shape_.logs) + " times");
+    return Status::refused("a SPLADE head takes log1p once or twice, not ", shape_.logs, " times");
   size_t bytes = 0;
   lay_out_weights(nullptr, bytes);
   EMBERT_TRY(weights_.allocate(bytes));
   lay_out_weights(weights_.as(), bytes);
-  return conversion_.allocate(kConversionBytes);
+  return conversion_.allocate(kConvertedElements * sizeof(float));
 }
 
 bool SpladeHead::find(const std::string& name, WeightView& place) const {
@@ -86,24 +72,13 @@ bool SpladeHead::find(const std::string& name, WeightView& place) const {
   return true;
 }
 
-Status SpladeHead::load(const std::string& name, const void* host, const std::vector<size_t>& shape, DType stored,
+Status SpladeHead::load(const std::string& name, const void* host, const TensorShape& shape, DType stored,
                         const Stream& stream) {
   WeightView place;
-  if (!find(name, place)) return Status::refused("the SPLADE head has no weight " + name);
-  if (loaded_.count(name) > 0) return Status::refused(name + " of the SPLADE head was loaded before");
-  if (shape != place.shape)
-    return Status::refused(name + " of the SPLADE head has shape " + written(shape) + ", expected " +
-                           written(place.shape));
-  const size_t count = elements_of(shape), from = bytes_of(stored), to = bytes_of(place.dtype);
-  const size_t at_once = stored == place.dtype ? count : kConversionBytes / from;
-  for (size_t done = 0; done < count; done += at_once) {
-    const size_t part = std::min(at_once, count - done);
-    uint8_t* const target = static_cast<uint8_t*>(place.to) + done * to;
-    void* const landing = stored == place.dtype ? target : conversion_.as();
-    EMBERT_CUDA(cudaMemcpyAsync(landing, static_cast<const uint8_t*>(host) + done * from, part * from,
-                                cudaMemcpyHostToDevice, stream.handle));
-    if (stored != place.dtype) EMBERT_TRY(convert(stored, landing, place.dtype, target, part, stream));
-  }
+  if (!find(name, place)) return Status::refused("the SPLADE head has no weight ", name);
+  if (loaded_.count(name) > 0) return Status::refused(name, " of the SPLADE head was loaded before");
+  EMBERT_TRY(check_shape(name + " of the SPLADE head", shape, place.shape));
+  EMBERT_TRY(upload(host, elements_of(shape), stored, place.to, place.dtype, conversion_.as(), stream));
   loaded_.insert(name);
   return {};
 }
@@ -111,19 +86,18 @@ Status SpladeHead::load(const std::string& name, const void* host, const std::ve
 void SpladeHead::lay_out_scratch(uint8_t* base, int rows, size_t& bytes) {
   Arena arena(base);
   const size_t texts = texts_at_once_;
-  scratch_.maxima = reinterpret_cast<float*>(arena.take(texts * maxima_pitch(shape_.vocabulary) * sizeof(float)));
-  scratch_.text_of = reinterpret_cast<int*>(arena.take(size_t(rows) * sizeof(int)));
-  scratch_.totals = reinterpret_cast<int*>(arena.take(texts * sizeof(int)));
-  scratch_.pieces = reinterpret_cast<int*>(arena.take(texts * pieces_of(shape_.vocabulary) * sizeof(int)));
-  scratch_.ends = reinterpret_cast<int64_t*>(arena.take(2 * sizeof(int64_t)));
+  scratch_.maxima = arena.take<float>(texts * maxima_pitch(shape_.vocabulary));
+  scratch_.text_of = arena.take<int>(rows);
+  scratch_.totals = arena.take<int>(texts);
+  scratch_.pieces = arena.take<int>(texts * pieces_of(shape_.vocabulary));
+  scratch_.ends = arena.take<int64_t>(2);
   bytes = arena.used();
 }
 
 Status SpladeHead::prepare(GemmProvider& gemm, const void* word, int rows, int texts, const Stream& stream) {
   const size_t expected = shape_.tied ? 5 : 6;
   if (loaded_.size() < expected)
-    return Status::refused("of the SPLADE head's " + std::to_string(expected) + " weights " +
-                           std::to_string(loaded_.size()) + " were loaded");
+    return Status::refused("of the SPLADE head's ", expected, " weights ", loaded_.size(), " were loaded");
   const int hidden = shape_.hidden, vocabulary = shape_.vocabulary;
   const size_t fitting = kMaximaBytes / (maxima_pitch(vocabulary) * sizeof(float));
   texts_at_once_ = int(std::clamp<size_t>(std::min<size_t>(fitting, texts), 1, kMaxTexts));
@@ -158,8 +132,8 @@ TextSpan SpladeHead::group_from(int first, const SpladeBatch& batch, int& first_
 
 Status SpladeHead::run(const SpladeBatch& batch, const SpladeAnswer& answer, const Stream& stream) {
   if (batch.host_cu_seqlens == nullptr && batch.texts > texts_at_once_)
-    return Status::refused("a SPLADE head knows no lengths of " + std::to_string(batch.texts) + " texts, at most " +
-                           std::to_string(texts_at_once_) + " can be run so");
+    return Status::refused("a SPLADE head knows no lengths of ", batch.texts, " texts, at most ", texts_at_once_,
+                           " can be run so");
   const int pitch = maxima_pitch(shape_.vocabulary), vocabulary = shape_.vocabulary;
   int none = 0;
   EMBERT_TRY(transform_->run({batch.x}, {}, batch.rows, batch.scratch, nullptr, none, stream));

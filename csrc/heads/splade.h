@@ -10,13 +10,12 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "common/launch.h"
 #include "common/memory.h"
+#include "common/tensor_shape.h"
 #include "gemm/gemm.h"
 #include "heads/tasks.h"
-#include "ops/norm.h"
 
 namespace embert {
 
@@ -79,7 +78,6 @@ class SpladeAnswer {
   const int* indices() const { return indices_.as<int>(); }  // end to end
   const float* values() const { return values_.as<float>(); }
   int64_t capacity() const { return capacity_; }
-  size_t bytes() const { return counts_.bytes() + indices_.bytes() + values_.bytes(); }
   PairBuffers places(int logs) const {
     return {counts_.as<int>(), indices_.as<int>(), values_.as<float>(), capacity_, logs};
   }
@@ -110,8 +108,7 @@ class SpladeHead {
   Status allocate();
   // transform.weight [hidden, hidden]; transform.bias, gamma, beta [hidden]; decoder.bias [vocabulary]; decoder.weight
   // [vocabulary, hidden] where it is not tied. `host` must stay valid until the stream is synchronized.
-  Status load(const std::string& name, const void* host, const std::vector<size_t>& shape, DType stored,
-              const Stream& stream);
+  Status load(const std::string& name, const void* host, const TensorShape& shape, DType stored, const Stream& stream);
   // To be called after all weights are loaded; `word`: the word table [vocabulary, hidden], for a tied decoder.
   // Allocates scratch for batches of this number of rows and texts.
   Status prepare(GemmProvider& gemm, const void* word, int rows, int texts, const Stream& stream);
@@ -130,7 +127,7 @@ class SpladeHead {
   void lay_out_scratch(uint8_t* base, int rows, size_t& bytes);
   struct WeightView {
     void* to;
-    std::vector<size_t> shape;
+    TensorShape shape;
     DType dtype;
   };
   bool find(const std::string& name, WeightView& place) const;

@@ -3,11 +3,7 @@
 //
 // Floor for 256 texts of 30 522 columns: 31 MB written once and read twice, mostly in the L2 cache.
 
-#include <algorithm>
-#include <string>
-
 #include "common/launch.cuh"
-#include "common/numeric.cuh"
 #include "gemm/gemm.h"
 #include "heads/splade.h"
 
@@ -29,10 +25,10 @@ __global__ void __launch_bounds__(kThreads)
     begin_maxima_kernel(const TextSpan span, int pitch, int* text_of, float* maxima, int* totals) {
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
-  auto* const text_totals = reinterpret_cast<float4*>(maxima + size_t(blockIdx.x) * pitch);
+  auto* const text_maxima = reinterpret_cast<float4*>(maxima + size_t(blockIdx.x) * pitch);
   const int end_column = min(pitch, int(blockIdx.y + 1) * kClearedColumns);
   for (int column = blockIdx.y * kClearedColumns + threadIdx.x * 4; column < end_column; column += kThreads * 4)
-    text_totals[column / 4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    text_maxima[column / 4] = {0.0f, 0.0f, 0.0f, 0.0f};
   if (blockIdx.y > 0) return;
   const int text = span.first + blockIdx.x, sequence = sequence_of(span, text);
   const bool is_last = int(blockIdx.x) + 1 == span.count;
@@ -125,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
 
 Status check_count(const char* name, int count) {
   if (count <= 65535) return {};
-  return Status::refused(std::string(name) + ": " + std::to_string(count) + " texts at a time, at most 65535");
+  return Status::refused(name, ": ", count, " texts at a time, at most 65535");
 }
 
 }  // namespace

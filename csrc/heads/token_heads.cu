@@ -49,31 +49,6 @@ __global__ void __launch_bounds__(kWarps * 32)
   }
 }
 
-template <typename T>
-Status launch_token_rows(const void* x, const int* chosen, int rows, int columns, bool unit_length, float* y,
-                         const Stream& stream) {
-  const auto kernel = unit_length ? token_rows_kernel<T, true> : token_rows_kernel<T, false>;
-  return launch("token_rows", kernel, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream, static_cast<const T*>(x),
-                chosen, rows, columns, y);
-}
-
-}  // namespace
-
-Status token_rows(DType dtype, const void* x, const int* chosen, int rows, int columns, bool unit_length, float* y,
-                  const Stream& stream) {
-  if (columns % 8 != 0) return Status::refused("token_rows: " + std::to_string(columns) + " columns are not supported");
-  switch (dtype) {
-    case DType::kFloat16:
-      return launch_token_rows<half_t>(x, chosen, rows, columns, unit_length, y, stream);
-    case DType::kBFloat16:
-      return launch_token_rows<bfloat_t>(x, chosen, rows, columns, unit_length, y, stream);
-    default:
-      return launch_token_rows<float>(x, chosen, rows, columns, unit_length, y, stream);
-  }
-}
-
-namespace {
-
 // Sparse token weights: relu(w · h + b), bge-m3's sparse head. One warp per row, in FP32. This kernel also applies the
 // last LayerNorm, so h is never rounded. The order of additions is fixed: a lane's packs in order, then a butterfly.
 //
@@ -117,27 +92,27 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (lane == 0) y[row] = total <= 0.0f ? 0.0f : total;  // NaN is preserved
 }
 
-template <typename T>
-Status launch_token_weights(const RowView& x, const Norm& norm, float epsilon, const int* chosen, int rows, int hidden,
-                            const float* weight, const float* bias, float* y, const Stream& stream) {
-  return launch("token_weights", token_weights_kernel<T>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream, x, norm,
-                epsilon, chosen, rows, hidden, weight, bias, y);
-}
-
 }  // namespace
+
+Status token_rows(DType dtype, const void* x, const int* chosen, int rows, int columns, bool unit_length, float* y,
+                  const Stream& stream) {
+  if (columns % 8 != 0) return Status::refused("token_rows: ", columns, " columns are not supported");
+  return with_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    const auto kernel = unit_length ? token_rows_kernel<T, true> : token_rows_kernel<T, false>;
+    return launch("token_rows", kernel, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream, static_cast<const T*>(x),
+                  chosen, rows, columns, y);
+  });
+}
 
 Status token_weights(DType dtype, const RowView& x, const Norm& norm, float epsilon, const int* chosen, int rows,
                      int hidden, const float* weight, const float* bias, float* y, const Stream& stream) {
   if (hidden % 8 != 0 || ((x.stats != nullptr || norm.gamma != nullptr) && hidden > kMaxStatColumns))
-    return Status::refused("token_weights: hidden size " + std::to_string(hidden) + " is not supported");
-  switch (dtype) {
-    case DType::kFloat16:
-      return launch_token_weights<half_t>(x, norm, epsilon, chosen, rows, hidden, weight, bias, y, stream);
-    case DType::kBFloat16:
-      return launch_token_weights<bfloat_t>(x, norm, epsilon, chosen, rows, hidden, weight, bias, y, stream);
-    default:
-      return launch_token_weights<float>(x, norm, epsilon, chosen, rows, hidden, weight, bias, y, stream);
-  }
+    return Status::refused("token_weights: hidden size ", hidden, " is not supported");
+  return with_dtype(dtype, [&](auto type) {
+    return launch("token_weights", token_weights_kernel<decltype(type)>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0,
+                  stream, x, norm, epsilon, chosen, rows, hidden, weight, bias, y);
+  });
 }
 
 }  // namespace embert

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "common/status.h"
 
@@ -52,10 +51,8 @@ constexpr int kLongTokens = 1024;
 constexpr int kMaxAttentionTiles = 65535;  // gridDim.y: a tile has one block per head
 inline Status check_attention_work(int tiles, int shorts) {
   if (int64_t(tiles) + (shorts + 1) / 2 <= kMaxAttentionTiles && shorts <= kMaxAttentionTiles) return {};
-  return Status::refused("attention: " + std::to_string(tiles) + " tiles of " + std::to_string(kAttentionRows) +
-                         " queries and " + std::to_string(shorts) + " texts of up to " +
-                         std::to_string(kAttentionShort) + " tokens are over " + std::to_string(kMaxAttentionTiles) +
-                         " in a batch");
+  return Status::refused("attention: ", tiles, " tiles of ", kAttentionRows, " queries and ", shorts,
+                         " texts of up to ", kAttentionShort, " tokens are over ", kMaxAttentionTiles, " in a batch");
 }
 
 #if defined(__CUDACC__)

@@ -34,42 +34,10 @@ __global__ void __launch_bounds__(kThreads) activate_kernel(size_t packs, T* x) 
   }
 }
 
-template <typename T>
-Status launch_activate(Activation activation, int rows, int columns, void* x, const Stream& stream) {
-  const size_t packs = size_t(rows) * columns / Pack<T>::kSize;
-  const int blocks = int(std::min<size_t>((packs + kThreads - 1) / kThreads, 132 * 32));  // 32 waves
-  const auto run = [&](auto kernel) {
-    return launch("activate", kernel, blocks, kThreads, 0, stream, packs, static_cast<T*>(x));
-  };
-  switch (activation) {
-    case Activation::kGeluErf:
-      return run(activate_kernel<T, Activation::kGeluErf>);
-    case Activation::kGeluTanh:
-      return run(activate_kernel<T, Activation::kGeluTanh>);
-    case Activation::kRelu:
-      return run(activate_kernel<T, Activation::kRelu>);
-    case Activation::kSilu:
-      return run(activate_kernel<T, Activation::kSilu>);
-    default:
-      return {};
-  }
+// At most 32 waves.
+int blocks_for(size_t threads) {
+  return int(std::min<size_t>((threads + kThreads - 1) / kThreads, 132 * 32));
 }
-
-}  // namespace
-
-Status activate_rows(DType dtype, Activation activation, int rows, int columns, void* x, const Stream& stream) {
-  if (columns % (16 / bytes_of(dtype)) != 0) return Status::refused("activate: columns must fill 16-byte packs");
-  switch (dtype) {
-    case DType::kFloat16:
-      return launch_activate<half_t>(activation, rows, columns, x, stream);
-    case DType::kBFloat16:
-      return launch_activate<bfloat_t>(activation, rows, columns, x, stream);
-    default:
-      return launch_activate<float>(activation, rows, columns, x, stream);
-  }
-}
-
-namespace {
 
 // y = activation(gate)·value, where gate and value are adjacent in a GEMM's rows: for GEMM providers whose epilogue
 // cannot do it.
@@ -94,45 +62,6 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(size_t packs, const T* x
     store_pack(y + p * kWidth, out);
   }
 }
-
-template <typename T>
-Status launch_gate(Activation activation, const void* x, size_t elements, void* y, const Stream& stream) {
-  const size_t packs = elements / Pack<T>::kSize;
-  const int blocks = int(std::min<size_t>((packs + kThreads - 1) / kThreads, 132 * 32));  // 32 waves
-  const auto run = [&](auto kernel) {
-    return launch("gate", kernel, blocks, kThreads, 0, stream, packs, static_cast<const T*>(x), static_cast<T*>(y));
-  };
-  switch (activation) {
-    case Activation::kGeluErf:
-      return run(gate_kernel<T, Activation::kGeluErf>);
-    case Activation::kGeluTanh:
-      return run(gate_kernel<T, Activation::kGeluTanh>);
-    case Activation::kRelu:
-      return run(gate_kernel<T, Activation::kRelu>);
-    case Activation::kSilu:
-      return run(gate_kernel<T, Activation::kSilu>);
-    default:
-      return run(gate_kernel<T, Activation::kNone>);
-  }
-}
-
-}  // namespace
-
-Status gate_rows(DType dtype, Activation activation, const void* x, int rows, int columns, void* y,
-                 const Stream& stream) {
-  if (columns % (16 / bytes_of(dtype)) != 0) return Status::refused("gate: columns must fill 16-byte packs");
-  const size_t elements = size_t(rows) * columns;
-  switch (dtype) {
-    case DType::kFloat16:
-      return launch_gate<half_t>(activation, x, elements, y, stream);
-    case DType::kBFloat16:
-      return launch_gate<bfloat_t>(activation, x, elements, y, stream);
-    default:
-      return launch_gate<float>(activation, x, elements, y, stream);
-  }
-}
-
-namespace {
 
 // Applies RoPE to queries and keys by their positions, in place: for GEMM providers whose epilogue cannot do it.
 //
@@ -166,34 +95,6 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(T* x, int packs, int pit
   }
 }
 
-template <typename T>
-Status launch_rope(void* x, int rows, int pitch, const RopeColumns& rope, const Stream& stream) {
-  const size_t packs = size_t(rows) * (rope.columns / Pack<T>::kSize);
-  if (packs > size_t(INT32_MAX) / 2) return Status::refused("rope: " + std::to_string(rows) + " rows are too many");
-  const int blocks = int(std::min<size_t>((packs + kThreads - 1) / kThreads, 132 * 32));  // 32 waves
-  return launch("rope", rope_kernel<T>, blocks, kThreads, 0, stream, static_cast<T*>(x), int(packs), pitch, rope);
-}
-
-}  // namespace
-
-Status rope_rows(DType dtype, void* x, int rows, int pitch, const RopeColumns& rope, const Stream& stream) {
-  const int pack = 16 / bytes_of(dtype);
-  if (rope.head_size % pack != 0 || rope.columns % rope.head_size != 0 || pitch % pack != 0 || rope.columns > pitch ||
-      rope.rotary_dim % 2 != 0 || rope.rotary_dim > rope.head_size)
-    return Status::refused("rope: " + std::to_string(rope.rotary_dim) + " columns of heads of " +
-                           std::to_string(rope.head_size) + " in rows of " + std::to_string(pitch));
-  switch (dtype) {
-    case DType::kFloat16:
-      return launch_rope<half_t>(x, rows, pitch, rope, stream);
-    case DType::kBFloat16:
-      return launch_rope<bfloat_t>(x, rows, pitch, rope, stream);
-    default:
-      return launch_rope<float>(x, rows, pitch, rope, stream);
-  }
-}
-
-namespace {
-
 // y = x between storage types: for weights at load, and for token vectors in answers.
 
 template <typename From, typename To>
@@ -205,34 +106,59 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const From* x, To* y,
   }
 }
 
-template <typename From>
-Status convert_from(const void* x, DType to, void* y, size_t count, const Stream& stream) {
-  const int blocks = int(std::min<size_t>((count + kThreads - 1) / kThreads, 132 * 32));
-  const From* source = static_cast<const From*>(x);
-  switch (to) {
-    case DType::kFloat16:
-      return launch("convert", convert_kernel<From, half_t>, blocks, kThreads, 0, stream, source,
-                    static_cast<half_t*>(y), count);
-    case DType::kBFloat16:
-      return launch("convert", convert_kernel<From, bfloat_t>, blocks, kThreads, 0, stream, source,
-                    static_cast<bfloat_t*>(y), count);
-    default:
-      return launch("convert", convert_kernel<From, float>, blocks, kThreads, 0, stream, source, static_cast<float*>(y),
-                    count);
-  }
-}
-
 }  // namespace
 
+Status activate_rows(DType dtype, Activation activation, int rows, int columns, void* x, const Stream& stream) {
+  if (columns % (16 / bytes_of(dtype)) != 0) return Status::refused("activate: columns must fill 16-byte packs");
+  if (activation == Activation::kNone) return {};
+  return with_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    const size_t packs = size_t(rows) * columns / Pack<T>::kSize;
+    return with_constant<Activation::kGeluErf, Activation::kGeluTanh, Activation::kRelu, Activation::kSilu>(
+        activation, [&](auto constant) {
+          return launch("activate", activate_kernel<T, decltype(constant)::value>, blocks_for(packs), kThreads, 0,
+                        stream, packs, static_cast<T*>(x));
+        });
+  });
+}
+
+Status gate_rows(DType dtype, Activation activation, const void* x, int rows, int columns, void* y,
+                 const Stream& stream) {
+  if (columns % (16 / bytes_of(dtype)) != 0) return Status::refused("gate: columns must fill 16-byte packs");
+  return with_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    const size_t packs = size_t(rows) * columns / Pack<T>::kSize;
+    return with_constant<Activation::kGeluErf, Activation::kGeluTanh, Activation::kRelu, Activation::kSilu,
+                         Activation::kNone>(activation, [&](auto constant) {
+      return launch("gate", gate_kernel<T, decltype(constant)::value>, blocks_for(packs), kThreads, 0, stream, packs,
+                    static_cast<const T*>(x), static_cast<T*>(y));
+    });
+  });
+}
+
+Status rope_rows(DType dtype, void* x, int rows, int pitch, const RopeColumns& rope, const Stream& stream) {
+  const int pack = 16 / bytes_of(dtype);
+  if (rope.head_size % pack != 0 || rope.columns % rope.head_size != 0 || pitch % pack != 0 || rope.columns > pitch ||
+      rope.rotary_dim % 2 != 0 || rope.rotary_dim > rope.head_size)
+    return Status::refused("rope: ", rope.rotary_dim, " columns of heads of ", rope.head_size, " in rows of ", pitch);
+  const size_t packs = size_t(rows) * (rope.columns / pack);
+  if (packs > size_t(INT32_MAX) / 2) return Status::refused("rope: ", rows, " rows are too many");
+  return with_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    return launch("rope", rope_kernel<T>, blocks_for(packs), kThreads, 0, stream, static_cast<T*>(x), int(packs), pitch,
+                  rope);
+  });
+}
+
 Status convert(DType from, const void* x, DType to, void* y, size_t count, const Stream& stream) {
-  switch (from) {
-    case DType::kFloat16:
-      return convert_from<half_t>(x, to, y, count, stream);
-    case DType::kBFloat16:
-      return convert_from<bfloat_t>(x, to, y, count, stream);
-    default:
-      return convert_from<float>(x, to, y, count, stream);
-  }
+  return with_dtype(from, [&](auto from_type) {
+    return with_dtype(to, [&](auto to_type) {
+      using From = decltype(from_type);
+      using To = decltype(to_type);
+      return launch("convert", convert_kernel<From, To>, blocks_for(count), kThreads, 0, stream,
+                    static_cast<const From*>(x), static_cast<To*>(y), count);
+    });
+  });
 }
 
 }  // namespace embert

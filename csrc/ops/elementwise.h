@@ -4,7 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
 #include "common/launch.h"
 #include "common/types.h"
@@ -52,5 +54,24 @@ bool qk_norm_supports(DType dtype, int head_size);
 
 // y[count] = x[count], between storage types.
 Status convert(DType from, const void* x, DType to, void* y, size_t count, const Stream& stream);
+
+// Elements that are converted to the device's type at a time: 16 MB in FP32.
+constexpr size_t kConvertedElements = size_t(4) << 20;
+
+// Copies elements of host memory to the device, between storage types. `conversion`: device memory for
+// kConvertedElements of them, or for `count`.
+inline Status upload(const void* host, size_t count, DType stored, void* to, DType dtype, void* conversion,
+                     const Stream& stream) {
+  const size_t at_once = stored == dtype ? count : kConvertedElements;
+  for (size_t first = 0; first < count; first += at_once) {
+    const size_t some = std::min(count - first, at_once);
+    auto* const target = static_cast<uint8_t*>(to) + first * bytes_of(dtype);
+    void* const landing = stored == dtype ? target : conversion;
+    EMBERT_CUDA(cudaMemcpyAsync(landing, static_cast<const uint8_t*>(host) + first * bytes_of(stored),
+                                some * bytes_of(stored), cudaMemcpyHostToDevice, stream.handle));
+    if (stored != dtype) EMBERT_TRY(convert(stored, landing, dtype, target, some, stream));
+  }
+  return {};
+}
 
 }  // namespace embert

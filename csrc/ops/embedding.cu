@@ -72,32 +72,6 @@ __global__ void __launch_bounds__(kWarps * 32)
   }
 }
 
-template <typename T>
-Status launch_embed(const EmbeddingTables& tables, const int* ids, const int* types, const int* positions, int rows,
-                    int hidden, float epsilon, void* y, float2* sums, const Stream& stream) {
-  return with_row_packs<T>("embedding", hidden, [&](auto packs) {
-    const auto kernel = sums != nullptr ? embedding_kernel<T, packs, true> : embedding_kernel<T, packs, false>;
-    return launch("embedding", kernel, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream, tables, ids, types,
-                  positions, rows, hidden, epsilon, static_cast<T*>(y), sums);
-  });
-}
-
-}  // namespace
-
-Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
-             int rows, int hidden, float epsilon, void* y, float2* sums, const Stream& stream) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return launch_embed<half_t>(tables, ids, types, positions, rows, hidden, epsilon, y, sums, stream);
-    case DType::kBFloat16:
-      return launch_embed<bfloat_t>(tables, ids, types, positions, rows, hidden, epsilon, y, sums, stream);
-    default:
-      return launch_embed<float>(tables, ids, types, positions, rows, hidden, epsilon, y, sums, stream);
-  }
-}
-
-namespace {
-
 // y = scale · word[id], one warp per row: a gather for models whose embeddings have no positions, types or norm.
 
 template <typename T>
@@ -129,31 +103,6 @@ __global__ void __launch_bounds__(kWarps * 32)
   for (int group = lane; group < groups; group += 32)
     y_stats[size_t(row) * groups + group] = group == 0 ? sums : float2{0.0f, 0.0f};
 }
-
-template <typename T>
-Status launch_words(const void* word, const int* ids, int rows, int hidden, float scale, void* y, float2* y_stats,
-                    const Stream& stream) {
-  return launch("embedding", embed_words_kernel<T>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
-                static_cast<const T*>(word), ids, rows, hidden, scale, static_cast<T*>(y), y_stats);
-}
-
-}  // namespace
-
-Status embed_words(DType dtype, const void* word, const int* ids, int rows, int hidden, float scale, void* y,
-                   float2* y_stats, const Stream& stream) {
-  if (hidden % (16 / bytes_of(dtype)) != 0)
-    return Status::refused("embedding: " + std::to_string(hidden) + " columns do not fill 16-byte packs");
-  switch (dtype) {
-    case DType::kFloat16:
-      return launch_words<half_t>(word, ids, rows, hidden, scale, y, y_stats, stream);
-    case DType::kBFloat16:
-      return launch_words<bfloat_t>(word, ids, rows, hidden, scale, y, y_stats, stream);
-    default:
-      return launch_words<float>(word, ids, rows, hidden, scale, y, y_stats, stream);
-  }
-}
-
-namespace {
 
 // offsets.cu and embedding.cu in one launch, for batches of few rows, whose layer kernels take two microseconds.
 //
@@ -269,38 +218,51 @@ __global__ void __launch_bounds__(kSmallThreads)
   store_unnormalized(values, tables, y, sums, row, lane, hidden);
 }
 
-template <typename T>
-Status launch_small(const EmbeddingTables& tables, const OffsetsInput& in, size_t bytes, const OffsetsOutput& out,
-                    const OffsetsCapacity& capacity, int hidden, void* y, float2* sums, const Stream& stream) {
-  return with_row_packs<T>("embedding_small", hidden, [&](auto packs) {
-    if constexpr (packs * 32 * Pack<T>::kSize > kMaxStatColumns) {
-      return Status::refused("embedding_small: hidden size " + std::to_string(hidden) + " is too large");
-    } else {
-      const int blocks = (capacity.tokens + kSmallWarps - 1) / kSmallWarps;
-      return launch_clusters("embedding_small", embedding_small_kernel<T, packs>, blocks, blocks, kSmallThreads, bytes,
-                             stream, tables, in, int(bytes / sizeof(uint4)), out, capacity, hidden, static_cast<T*>(y),
-                             sums);
-    }
+}  // namespace
+
+Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const int* types, const int* positions,
+             int rows, int hidden, float epsilon, void* y, float2* sums, const Stream& stream) {
+  return with_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    return with_row_packs<T>("embedding", hidden, [&](auto packs) {
+      const auto kernel = sums != nullptr ? embedding_kernel<T, packs, true> : embedding_kernel<T, packs, false>;
+      return launch("embedding", kernel, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream, tables, ids, types,
+                    positions, rows, hidden, epsilon, static_cast<T*>(y), sums);
+    });
   });
 }
 
-}  // namespace
+Status embed_words(DType dtype, const void* word, const int* ids, int rows, int hidden, float scale, void* y,
+                   float2* y_stats, const Stream& stream) {
+  if (hidden % (16 / bytes_of(dtype)) != 0)
+    return Status::refused("embedding: ", hidden, " columns do not fill 16-byte packs");
+  return with_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    return launch("embedding", embed_words_kernel<T>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
+                  static_cast<const T*>(word), ids, rows, hidden, scale, static_cast<T*>(y), y_stats);
+  });
+}
 
 Status embed_small(DType dtype, const EmbeddingTables& tables, const OffsetsInput& in, size_t bytes,
                    const OffsetsOutput& out, const OffsetsCapacity& capacity, int hidden, void* y, float2* sums,
                    const Stream& stream) {
   if (capacity.tokens > kSmallRows || bytes % sizeof(uint4) != 0 || bytes / sizeof(uint4) > kSmallThreads) {
-    return Status::refused("embedding_small: a batch of " + std::to_string(capacity.tokens) + " rows in " +
-                           std::to_string(bytes) + " bytes");
+    return Status::refused("embedding_small: a batch of ", capacity.tokens, " rows in ", bytes, " bytes");
   }
-  switch (dtype) {
-    case DType::kFloat16:
-      return launch_small<half_t>(tables, in, bytes, out, capacity, hidden, y, sums, stream);
-    case DType::kBFloat16:
-      return launch_small<bfloat_t>(tables, in, bytes, out, capacity, hidden, y, sums, stream);
-    default:
-      return Status::refused("embedding_small: 16-bit types only");
-  }
+  if (dtype == DType::kFloat32) return Status::refused("embedding_small: 16-bit types only");
+  return with_half_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    return with_row_packs<T>("embedding_small", hidden, [&](auto packs) {
+      if constexpr (packs * 32 * Pack<T>::kSize > kMaxStatColumns) {
+        return Status::refused("embedding_small: hidden size ", hidden, " is too large");
+      } else {
+        const int blocks = (capacity.tokens + kSmallWarps - 1) / kSmallWarps;
+        return launch_clusters("embedding_small", embedding_small_kernel<T, packs>, blocks, blocks, kSmallThreads,
+                               bytes, stream, tables, in, int(bytes / sizeof(uint4)), out, capacity, hidden,
+                               static_cast<T*>(y), sums);
+      }
+    });
+  });
 }
 
 }  // namespace embert

@@ -52,9 +52,9 @@ Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const i
 Status embed_words(DType dtype, const void* word, const int* ids, int rows, int hidden, float scale, void* y,
                    float2* y_stats, const Stream& stream);
 
-// --- embedding.cu: `compute_offsets` and `embed` in one launch, for a small batch in the host's memory (sm_90)
-// ----------------- All of `in`, types included, lies in the `bytes` from in.header on. Of `out`, ids, types and
-// positions are not written.
+// --- embedding.cu: both in one launch (sm_90), for a small batch in the host's memory -------------------------------
+// All of `in`, types included, lies in the `bytes` from in.header on. Of `out`, ids, types and positions are not
+// written.
 constexpr int kSmallRows = 128;  // capacity.tokens, at most
 Status embed_small(DType dtype, const EmbeddingTables& tables, const OffsetsInput& in, size_t bytes,
                    const OffsetsOutput& out, const OffsetsCapacity& capacity, int hidden, void* y, float2* sums,

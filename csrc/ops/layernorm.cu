@@ -32,36 +32,6 @@ __global__ void __launch_bounds__(kWarps * 32)
   values.normalize_into(y + start, gamma, beta, lane, hidden, epsilon);
 }
 
-template <typename T>
-Status launch_layernorm(const void* x, const Norm& norm, int rows, int hidden, float epsilon, void* y,
-                        const Stream& stream) {
-  return with_row_packs<T>("layernorm", hidden, [&](auto packs) {
-    return launch("layernorm", layernorm_kernel<T, packs>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
-                  static_cast<const T*>(x), norm, rows, hidden, epsilon, static_cast<T*>(y));
-  });
-}
-
-}  // namespace
-
-bool layernorm_supports(DType dtype, int hidden) {
-  const int width = 16 / bytes_of(dtype);
-  return hidden > 0 && hidden % width == 0 && hidden <= 32 * width * kMaxRowPacks;
-}
-
-Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hidden, float epsilon, void* y,
-                 const Stream& stream) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return launch_layernorm<half_t>(x, norm, rows, hidden, epsilon, y, stream);
-    case DType::kBFloat16:
-      return launch_layernorm<bfloat_t>(x, norm, rows, hidden, epsilon, y, stream);
-    default:
-      return launch_layernorm<float>(x, norm, rows, hidden, epsilon, y, stream);
-  }
-}
-
-namespace {
-
 // The largest |μ|/σ of rows before their LayerNorm, from the row statistics of their producer. It runs only while a
 // model is loaded, to decide whether its LayerNorms can be folded into the GEMMs (EPILOGUES.md).
 
@@ -77,6 +47,22 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
+
+bool layernorm_supports(DType dtype, int hidden) {
+  const int width = 16 / bytes_of(dtype);
+  return hidden > 0 && hidden % width == 0 && hidden <= 32 * width * kMaxRowPacks;
+}
+
+Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hidden, float epsilon, void* y,
+                 const Stream& stream) {
+  return with_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    return with_row_packs<T>("layernorm", hidden, [&](auto packs) {
+      return launch("layernorm", layernorm_kernel<T, packs>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
+                    static_cast<const T*>(x), norm, rows, hidden, epsilon, static_cast<T*>(y));
+    });
+  });
+}
 
 Status row_offsets(const RowView& rows, int count, int width, float epsilon, float* largest, const Stream& stream) {
   return launch("row_offsets", row_offsets_kernel, (count * kLanes + kThreads - 1) / kThreads, kThreads, 0, stream,

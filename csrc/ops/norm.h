@@ -36,9 +36,9 @@ constexpr int kMaxStatColumns = 1024;  // of a row: eight groups with four lanes
 // roundings of FP32, 5e-5, a quarter of one of FP16. MiniLM's rows stay below 0.1.
 constexpr float kMaxOffset = 30.0f;
 
-// Bytes for the statistics of `rows` rows: one part a group, or up to eight parts for few rows.
-inline size_t stats_bytes(int rows, int columns) {
-  return (size_t(rows) * ((columns + kStatColumns - 1) / kStatColumns) + (1 << 18)) * sizeof(float2);
+// Sums of the statistics of `rows` rows: one part a group, or up to eight parts for few rows.
+inline size_t stats_count(int rows, int columns) {
+  return size_t(rows) * ((columns + kStatColumns - 1) / kStatColumns) + (1 << 18);
 }
 
 // y[T, H] = LayerNorm(x); y may be x.

@@ -17,13 +17,6 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kMaxThreads = kMaxQuantized / kRotated;  // of a row
 
-// The larger one; NaN where either is.
-__device__ __forceinline__ float larger(float a, float b) {
-  float c;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-  return c;
-}
-
 // Four elements of a gamma or beta. The compiler would keep those of all columns in 64 registers, which leaves too few
 // registers for loads in flight.
 __device__ __forceinline__ float4 load_cached(const float* from) {
@@ -123,10 +116,10 @@ __global__ void __launch_bounds__(kWarps * 32) quantize_kernel(const RowView x, 
   const auto row_of = [&](int i) { return backwards ? rows - 1 - min(first + i, rows - 1) : min(first + i, rows - 1); };
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
-  QuarterSet of[kRows];
+  QuarterSet values[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
-    of[i].load(static_cast<const half_t*>(x.data) + size_t(row_of(i)) * columns, columns, set);
+    values[i].load(static_cast<const half_t*>(x.data) + size_t(row_of(i)) * columns, columns, set);
   if constexpr (kNormed) {
     float2 factors[kRows];
 #pragma unroll
@@ -138,20 +131,20 @@ __global__ void __launch_bounds__(kWarps * 32) quantize_kernel(const RowView x, 
         const int column = j * (columns / 4) + 8 * set + 4 * half;
         const float4 gamma = load_cached(norm.gamma + column), beta = load_cached(norm.beta + column);
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) of[i].normalize(4 * j + 2 * half, factors[i], gamma, beta);
+        for (int i = 0; i < kRows; ++i) values[i].normalize(4 * j + 2 * half, factors[i], gamma, beta);
       }
     }
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    of[i].rotate();
-    float maximum = of[i].largest();  // a set that two lanes have counts once
+    values[i].rotate();
+    float maximum = values[i].largest();  // a set that two lanes have counts once
 #pragma unroll
     for (int step = kLanes / 2; step > 0; step >>= 1) maximum = larger(maximum, __shfl_xor_sync(~0u, maximum, step));
     if (first + i >= rows || lane >= sets) continue;
     const int row = row_of(i);
     const RowScale factors(maximum);
-    of[i].store(to.data + size_t(row) * columns, columns, set, factors);
+    values[i].store(to.data + size_t(row) * columns, columns, set, factors);
     if (lane == 0) to.scales[row] = factors.scale;
   }
 }
@@ -159,23 +152,30 @@ __global__ void __launch_bounds__(kWarps * 32) quantize_kernel(const RowView x, 
 // More columns: one block per row.
 __global__ void __launch_bounds__(kMaxThreads)
     quantize_wide_kernel(const half_t* x, int columns, const QuantizedRows to, bool backwards) {
-  __shared__ float most_of_warp[kMaxThreads / 32];
+  __shared__ float warp_maxima[kMaxThreads / 32];
   const int sets = columns / kRotated, set = min(int(threadIdx.x), sets - 1);
   const int row = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
-  QuarterSet of;
-  of.load(x + size_t(row) * columns, columns, set);
-  of.rotate();
-  float maximum = of.largest();
+  QuarterSet values;
+  values.load(x + size_t(row) * columns, columns, set);
+  values.rotate();
+  float maximum = values.largest();
 #pragma unroll
   for (int step = 16; step > 0; step >>= 1) maximum = larger(maximum, __shfl_xor_sync(~0u, maximum, step));
-  if (threadIdx.x % 32 == 0) most_of_warp[threadIdx.x / 32] = maximum;
+  if (threadIdx.x % 32 == 0) warp_maxima[threadIdx.x / 32] = maximum;
   __syncthreads();
-  for (int i = 0; i < blockDim.x / 32; ++i) maximum = larger(maximum, most_of_warp[i]);
+  for (int i = 0; i < blockDim.x / 32; ++i) maximum = larger(maximum, warp_maxima[i]);
   const RowScale factors(maximum);
-  if (threadIdx.x < sets) of.store(to.data + size_t(row) * columns, columns, set, factors);
+  if (threadIdx.x < sets) values.store(to.data + size_t(row) * columns, columns, set, factors);
   if (threadIdx.x == 0) to.scales[row] = factors.scale;
+}
+
+Status check_rows(DType dtype, int columns, bool normed) {
+  if (dtype != DType::kFloat16) return Status::refused("quantize: rows must be in float16");
+  if (quantize_supports(columns, normed)) return {};
+  return Status::refused("quantize: rows of ", columns, " columns; they must be a multiple of ", kQuantizedStep,
+                         " of at most ", normed ? kMaxStatColumns : kMaxQuantized);
 }
 
 template <int kLanes, bool kNormed>
@@ -197,22 +197,6 @@ Status quantize(const RowView& x, const Norm& norm, int rows, int columns, float
   return launch("quantize_wide", quantize_wide_kernel, rows, (sets + 31) / 32 * 32, 0, stream,
                 static_cast<const half_t*>(x.data), columns, to, stream.backwards);
 }
-
-}  // namespace
-
-Status quantize_rows(DType dtype, const RowView& x, const Norm& norm, int rows, int columns, float epsilon,
-                     const QuantizedRows& to, const Stream& stream) {
-  const bool normed = x.stats != nullptr;
-  if (dtype != DType::kFloat16) return Status::refused("quantize: rows must be in float16");
-  if (!quantize_supports(columns, normed))
-    return Status::refused("quantize: rows of " + std::to_string(columns) + " columns; they must be a multiple of " +
-                           std::to_string(kQuantizedStep) + (normed ? " of at most 1024" : " of at most 8192"));
-  if (rows == 0) return {};
-  return normed ? quantize<true>(x, norm, rows, columns, epsilon, to, stream)
-                : quantize<false>(x, norm, rows, columns, epsilon, to, stream);
-}
-
-namespace {
 
 // Rotates rows and quantizes them to int8 with the same bits as the epilogues that write rows in blocks
 // (ops/blocks.cuh): for few rows, and for rows in FP16.
@@ -294,16 +278,22 @@ Status launch_blocks(const void* x, int rows, int columns, const QuantizedRows& 
 
 }  // namespace
 
+Status quantize_rows(DType dtype, const RowView& x, const Norm& norm, int rows, int columns, float epsilon,
+                     const QuantizedRows& to, const Stream& stream) {
+  const bool normed = x.stats != nullptr;
+  EMBERT_TRY(check_rows(dtype, columns, normed));
+  if (rows == 0) return {};
+  return normed ? quantize<true>(x, norm, rows, columns, epsilon, to, stream)
+                : quantize<false>(x, norm, rows, columns, epsilon, to, stream);
+}
+
 Status quantize_block_rows(DType dtype, const void* x, int rows, int columns, int block, const QuantizedRows& to,
                            const Stream& stream) {
-  if (dtype != DType::kFloat16) return Status::refused("quantize: rows must be in float16");
-  if (!quantize_supports(columns, false))
-    return Status::refused("quantize: rows of " + std::to_string(columns) + " columns; they must be a multiple of " +
-                           std::to_string(kQuantizedStep) + " of at most " + std::to_string(kMaxQuantized));
+  EMBERT_TRY(check_rows(dtype, columns, false));
   if (rows == 0) return {};
   if (block == kInnerBlock) return launch_blocks<kInnerBlock>(x, rows, columns, to, stream);
   if (block == kHeadBlock) return launch_blocks<kHeadBlock>(x, rows, columns, to, stream);
-  return Status::refused("quantize: blocks of " + std::to_string(block) + " columns");
+  return Status::refused("quantize: blocks of ", block, " columns");
 }
 
 }  // namespace embert

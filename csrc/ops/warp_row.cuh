@@ -1,11 +1,8 @@
 // A row of up to kPacks · 32 packs in one warp's FP32 registers, and its LayerNorm.
 #pragma once
 
-#include <string>
-#include <type_traits>
-
+#include "common/launch.h"
 #include "common/numeric.cuh"
-#include "common/status.h"
 
 namespace embert {
 
@@ -128,24 +125,9 @@ constexpr int kMaxRowPacks = 8;  // 2 048 elements of 16 bits, 1 024 of FP32; wi
 // Returns f(packs that a lane holds of a row of `hidden`, as a compile-time constant).
 template <typename T, typename F>
 Status with_row_packs(const char* name, int hidden, F&& f) {
-  switch ((hidden + 32 * Pack<T>::kSize - 1) / (32 * Pack<T>::kSize)) {
-    case 1:
-      return f(std::integral_constant<int, 1>());
-    case 2:
-      return f(std::integral_constant<int, 2>());
-    case 3:
-      return f(std::integral_constant<int, 3>());
-    case 4:
-      return f(std::integral_constant<int, 4>());
-    case 5:
-    case 6:
-      return f(std::integral_constant<int, 6>());
-    case 7:
-    case 8:
-      return f(std::integral_constant<int, kMaxRowPacks>());
-    default:
-      return Status::refused(std::string(name) + ": hidden size " + std::to_string(hidden) + " is too large");
-  }
+  const int packs = (hidden + 32 * Pack<T>::kSize - 1) / (32 * Pack<T>::kSize);
+  if (packs < 1 || packs > kMaxRowPacks) return Status::refused(name, ": hidden size ", hidden, " is too large");
+  return with_constant<1, 2, 3, 4, 6, kMaxRowPacks>(packs == 5 ? 6 : packs, f);
 }
 
 }  // namespace embert

@@ -3,10 +3,10 @@
 //
 // A block is two warpgroups of 64 query rows each, which share K and V: two heads of a group with the same queries, or
 // where a group has an odd number of heads, two tiles of one head. Both products are wgmma; TMA loads Q once, and K and
-// V in a ring of boxes of 64 keys. One warp issues the loads. It refills the ring as far as both warpgroups have read
-// it, so they wait for each other only when they are a whole ring apart. A warpgroup computes only the steps in which
-// one of its own queries attends to a key. Steps begin at multiples of 64 keys from the text's start, so a row's bits
-// depend on its text alone.
+// V in a pipeline whose stages are 64 keys or values. One warp issues the loads. It refills all stages that both
+// warpgroups have read, so they wait for each other only when they are a whole pipeline apart. A warpgroup computes
+// only the steps in which one of its own queries attends to a key. Steps begin at multiples of 64 keys from the text's
+// start, so a row's bits depend on its text alone.
 //
 // By count, 16 texts of 4 096 tokens with 16 heads of 128 on 8 of keys, a causal layer on an H100 (132 multiprocessors
 // at 1.755 GHz); the products count half of the square:
@@ -41,23 +41,23 @@ struct DecoderLayout {
   static constexpr int kBoxes = kDim / 64;             // of 64 columns, whose rows are swizzled
   static constexpr int kBoxBytes = kTileRows * 128;
   static constexpr int kTileBytes = kBoxes * kBoxBytes;
-  static constexpr int kSlots = 5;  // of the ring: K, V, K, V, …
-  static constexpr int kQ = 0, kRing = kGroups * kTileBytes;
-  static constexpr int kFull = kRing + kSlots * kTileBytes;  // mbarriers
-  static constexpr int kEmpty = kFull + kSlots * 8, kQueries = kEmpty + kSlots * 8;
+  static constexpr int kStages = 5;  // K, V, K, V, …
+  static constexpr int kQ = 0, kKv = kGroups * kTileBytes;
+  static constexpr int kFull = kKv + kStages * kTileBytes;  // mbarriers
+  static constexpr int kEmpty = kFull + kStages * 8, kQueries = kEmpty + kStages * 8;
   static constexpr int kSharedBytes = kQueries + 8;
   static constexpr bool kOverlaps = kDim != 128;  // a step's P·V with the next one's Q·Kᵀ and softmax
   static_assert(kBlocks * (kSharedBytes + 1024) <= 228 * 1024, "as many blocks on a multiprocessor");
 };
 
-// A place in the ring, and how often it was used before.
-template <int kSlots>
-struct RingPlace {
-  int slot = 0, uses = 0;
+// A stage of the pipeline of K and V, and how often it was used before.
+template <int kStages>
+struct KvPipelineState {
+  int stage = 0, uses = 0;
 
   __device__ __forceinline__ void advance(int boxes) {
-    slot += boxes;
-    if (slot >= kSlots) slot -= kSlots, ++uses;
+    stage += boxes;
+    if (stage >= kStages) stage -= kStages, ++uses;
   }
 };
 
@@ -93,9 +93,9 @@ __global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<k
   const int groups = shape.pairs_heads || tile.query + kTileRows < tile.length ? At::kGroups : 1;  // with queries
   if (threadIdx.x == 0) {
     prefetch_tensor_maps(qkv_map);
-    for (int slot = 0; slot < At::kSlots; ++slot) {
-      mbarrier_init(full + 8 * slot, 1);
-      mbarrier_init(empty + 8 * slot, 4 * groups);
+    for (int stage = 0; stage < At::kStages; ++stage) {
+      mbarrier_init(full + 8 * stage, 1);
+      mbarrier_init(empty + 8 * stage, 4 * groups);
     }
     mbarrier_init(base + At::kQueries, 1);
     fence_mbarrier_init();
@@ -118,22 +118,22 @@ __global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<k
   const int first = window.first_step(query, kTileRows);
   const int end = window.end_step(query + kTileRows - 1, tile.length, kTileRows);
 
-  RingPlace<At::kSlots> next;
+  KvPipelineState<At::kStages> next;
   int next_box = 2 * block_first;  // of the text: the keys of step i are 2·i, its values 2·i + 1
   const bool fetches = group == 0 && warp == 0;
   const auto refill = [&](int needed) {  // for this warp; waits only for the boxes up to `needed`
     while (next_box < 2 * block_end) {
       if (next.uses > 0) {
-        const uint32_t barrier = empty + 8 * next.slot, phase = (next.uses - 1) % 2;
+        const uint32_t barrier = empty + 8 * next.stage, phase = (next.uses - 1) % 2;
         if (next_box <= needed)
           mbarrier_wait(barrier, phase);
         else if (!__all_sync(~0u, mbarrier_test_wait(barrier, phase)))
           return;
       }
       if (elect_one()) {
-        const uint32_t barrier = full + 8 * next.slot;
+        const uint32_t barrier = full + 8 * next.stage;
         mbarrier_arrive_expect_tx(barrier, At::kTileBytes);
-        tma_load_3d(&qkv_map, base + At::kRing + next.slot * At::kTileBytes, barrier,
+        tma_load_3d(&qkv_map, base + At::kKv + next.stage * At::kTileBytes, barrier,
                     (key_head + next_box % 2 * shape.kv_heads) * At::kBoxes, tile.first_row + next_box / 2 * kTileRows);
       }
       __syncwarp();
@@ -153,16 +153,16 @@ __global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<k
     refill(-1);
   }
 
-  RingPlace<At::kSlots> keys, values;
+  KvPipelineState<At::kStages> keys, values;
   values.advance(1);
   // Waits for a box, and returns its address.
-  const auto wait = [&](const RingPlace<At::kSlots>& place, int box) {
+  const auto wait = [&](const KvPipelineState<At::kStages>& place, int box) {
     if (fetches) refill(box);
-    mbarrier_wait(full + 8 * place.slot, place.uses % 2);
-    return base + At::kRing + place.slot * At::kTileBytes;
+    mbarrier_wait(full + 8 * place.stage, place.uses % 2);
+    return base + At::kKv + place.stage * At::kTileBytes;
   };
-  const auto release = [&](RingPlace<At::kSlots>& place) {
-    if (lane == 0) mbarrier_arrive(empty + 8 * place.slot);
+  const auto release = [&](KvPipelineState<At::kStages>& place) {
+    if (lane == 0) mbarrier_arrive(empty + 8 * place.stage);
     place.advance(2);
   };
   const auto skip = [&](int step) {
@@ -193,22 +193,8 @@ __global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<k
   };
   // Replaces scores by weights, and computes the factors for the sums of earlier steps.
   const auto weigh = [&](int step, auto& s) {
-    constexpr int kKeys = sizeof(s) / sizeof(float) * 2;
-    const int key = step * kTileRows, row_of_warp = query + warp * 16;
-    // Masked scores are finite (attention/warp.cuh): a row may have no key in its first steps.
-    if (key + kKeys > tile.length || !window.sees_all(row_of_warp, 16, key, kKeys)) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = row_of_warp + lane / 4 + 8 * half;
-        const int from = window.place(row, key + 2 * (lane % 4)), most = window.most(row, tile.length);
-#pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            if (unsigned(from + 8 * n + i) > unsigned(most)) s[4 * n + 2 * half + i] = kMaskedScore;
-          }
-      }
-    }
+    // Hidden scores are finite (attention/warp.cuh): a row may have no key in its first steps.
+    mask_window(s, window, query + warp * 16, step * kTileRows, tile.length, lane, kMaskedScore);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       corrections[half] = online_softmax(sm90::tiles(s), half, maximum[half], sum[half], scale_log2);

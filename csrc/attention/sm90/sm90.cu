@@ -17,7 +17,6 @@
 // docs/cuda-notes.md has a profile of attention, docs/experiments.md the alternatives that were measured.
 
 #include <cmath>
-#include <type_traits>
 
 #include "attention/attention.h"
 #include "attention/sm90/tile.cuh"
@@ -33,11 +32,8 @@ template <typename T, int kDim, bool kRelative>
 __global__ void __launch_bounds__(kTileThreads, kBlocks<kDim>)
     attention_sm90_kernel(const __grid_constant__ CUtensorMap qkv_map, const T* qkv, const AttentionWork work,
                           int heads, float scale_log2, T* context, bool backwards, const RelativeScores relative) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  attend_tile<T, kDim, kRelative>(qkv_map, qkv, work, heads, scale_log2, context, backwards, relative, AllKeys{});
-#else
-  EMBERT_TRAP("attention_sm90_kernel");
-#endif
+  EMBERT_SM90A("attention_sm90_kernel", attend_tile<T, kDim, kRelative>(qkv_map, qkv, work, heads, scale_log2, context,
+                                                                        backwards, relative, AllKeys{}));
 }
 
 // The same with an int8 context.
@@ -46,12 +42,9 @@ __global__ void __launch_bounds__(kTileThreads, kBlocks<kHeadBlock>)
     attention_sm90_blocks_kernel(const __grid_constant__ CUtensorMap qkv_map, const half_t* qkv,
                                  const AttentionWork work, int heads, float scale_log2, const QuantizedBlocks context,
                                  bool backwards, const RelativeScores relative) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  attend_tile<half_t, kHeadBlock, kRelative>(qkv_map, qkv, work, heads, scale_log2, context, backwards, relative,
-                                             AllKeys{});
-#else
-  EMBERT_TRAP("attention_sm90_blocks_kernel");
-#endif
+  EMBERT_SM90A("attention_sm90_blocks_kernel",
+               attend_tile<half_t, kHeadBlock, kRelative>(qkv_map, qkv, work, heads, scale_log2, context, backwards,
+                                                          relative, AllKeys{}));
 }
 
 // The same with a window: three steps a tile where it is ± 64, for every text length. So a tile costs as much as one of
@@ -60,11 +53,8 @@ template <typename T>
 __global__ void __launch_bounds__(kTileThreads, kBlocks<64>)
     attention_sm90_window_kernel(const __grid_constant__ CUtensorMap qkv_map, const T* qkv, const AttentionWork work,
                                  int heads, float scale_log2, T* context, bool backwards, int window) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  attend_tile<T, 64, false>(qkv_map, qkv, work, heads, scale_log2, context, backwards, {}, NearKeys{{window, window}});
-#else
-  EMBERT_TRAP("attention_sm90_window_kernel");
-#endif
+  EMBERT_SM90A("attention_sm90_window_kernel", attend_tile<T, 64, false>(qkv_map, qkv, work, heads, scale_log2, context,
+                                                                         backwards, {}, NearKeys{{window, window}}));
 }
 
 template <typename T, int kDim, typename Kernel, typename Context, typename... More>

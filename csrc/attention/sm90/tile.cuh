@@ -43,12 +43,9 @@ __device__ __forceinline__ uint32_t place_of(int row, int chunk) {
   return kDim == 64 ? swizzle_128b(row, chunk) : row * 64 + ((chunk ^ (row >> 1 & 3)) << 4);
 }
 
-// A barrier of the warps of a warpgroup, of two of a block. Numbers are constants: barrier.cuh.
+// A barrier of the warps of a warpgroup, of two of a block.
 __device__ __forceinline__ void sync_group(int group) {
-  if (group == 0)
-    asm volatile("bar.sync %0, 128;" ::"n"(int{kGroupBarrier}) : "memory");
-  else
-    asm volatile("bar.sync %0, 128;" ::"n"(kGroupBarrier + 1) : "memory");
+  named_barrier_sync_either<kGroupBarrier, kTileThreads>(group);
 }
 
 // A lane's part of a wgmma result, as tiles of 8 columns.
@@ -79,6 +76,26 @@ struct AllKeys {
   }
 };
 
+// Replaces the scores of a step of keys that a window or the text's end hides, by `hidden`: in steps where one of the
+// warp's 16 rows does not attend to all keys. `query`, `key`: the first of the warp and of the step.
+template <int kElements>
+__device__ __forceinline__ void mask_window(float (&s)[kElements], const KeyWindow& window, int query, int key,
+                                            int length, int lane, float hidden) {
+  constexpr int kKeys = 2 * kElements;
+  if (key + kKeys <= length && window.sees_all(query, 16, key, kKeys)) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = query + lane / 4 + 8 * half;
+    const int first = window.place(row, key + 2 * (lane % 4)), last = window.most(row, length);
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (unsigned(first + 8 * n + i) > unsigned(last)) s[4 * n + 2 * half + i] = hidden;
+      }
+  }
+}
+
 struct NearKeys {
   static constexpr bool kMayBeEmpty = true;
   KeyWindow window;
@@ -89,24 +106,10 @@ struct NearKeys {
   __device__ __forceinline__ int end(const AttentionTile& tile) const {
     return window.end_step(tile.query + kTileRows - 1, tile.length, kTileRows);
   }
-  // Only in steps where one of the warp's 16 rows does not attend to all keys.
   template <int kElements>
   __device__ __forceinline__ void mask(float (&s)[kElements], const AttentionTile& tile, int step, int warp,
                                        int lane) const {
-    constexpr int kKeys = 2 * kElements;
-    const int query = tile.query + warp * 16, key = step * kTileRows;
-    if (key + kKeys <= tile.length && window.sees_all(query, 16, key, kKeys)) return;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = query + lane / 4 + 8 * half;
-      const int first = window.place(row, key + 2 * (lane % 4)), last = window.most(row, tile.length);
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if (unsigned(first + 8 * n + i) > unsigned(last)) s[4 * n + 2 * half + i] = -INFINITY;
-        }
-    }
+    mask_window(s, window, tile.query + warp * 16, step * kTileRows, tile.length, lane, -INFINITY);
   }
 };
 
@@ -134,10 +137,7 @@ __device__ __forceinline__ void store_context(uint8_t* rows_of_warp, const float
   using At = Layout<kDim>;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float total = sum[half];  // of the lane's columns
-    total += __shfl_xor_sync(~0u, total, 1);
-    total += __shfl_xor_sync(~0u, total, 2);
-    const float inverse = __fdividef(1.0f, total);  // total ≥ 1: the weight of the largest score is 1
+    const float inverse = __fdividef(1.0f, row_total(sum[half]));  // of at least 1, the largest score's weight
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
       *reinterpret_cast<uint32_t*>(rows_of_warp + 8 * half * At::kRowBytes + place_of<kDim>(lane / 4, n) +
@@ -202,8 +202,8 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (tile.length > 0)
-      attend_short<T, kDim, kRelative>(qkv, tile, head, heads, kDim, scale_log2, relative, context, smem, pair,
-                                       threadIdx.x % 64, OwnKeys{heads, kDim});
+      attend_short<T, kDim, kRelative>(qkv, tile, head, scale_log2, relative, context, smem, pair, threadIdx.x % 64,
+                                       OwnKeys{heads, kDim});
     return;
   }
   const AttentionTile tile = early_tile(work.tiles + (backwards ? work.tile_count - 1 - index : index));

@@ -12,10 +12,9 @@
 namespace embert::cpu {
 namespace {
 
-constexpr int kRotated = 128;        // columns that are rotated together
-constexpr int kZero = 128;           // the unsigned value of 0
-constexpr int kDepth = 4;            // adjacent columns that one instruction multiplies and adds
-constexpr int kMaxSerial = 1 << 14;  // elements for which one thread suffices to quantize: 6 µs on Zen 4
+constexpr int kRotated = 128;  // columns that are rotated together
+constexpr int kZero = 128;     // the unsigned value of 0
+constexpr int kDepth = 4;      // adjacent columns that one instruction multiplies and adds
 
 constexpr int kRegisters = kRotated / kLanes;
 constexpr float kLevels = 127.0f;
@@ -107,12 +106,8 @@ inline void multiply(const std::uint8_t* a, std::ptrdiff_t a_stride, const std::
 
 Int8LinearAvx512::~Int8LinearAvx512() = default;
 
-void Int8LinearAvx512::Free::operator()(std::int8_t* memory) const {
-  std::free(memory);
-}
-
 Int8LinearAvx512::Int8LinearAvx512(const std::int8_t* weight, const float* scales, const float* bias, int out, int in)
-    : out_(out), in_(in) {
+    : LinearLayer(out, in) {
   const std::size_t columns = std::size_t(panels_of(out)) * kTileColumns, bytes = columns * in;
   panels_.reset(static_cast<std::int8_t*>(std::aligned_alloc(64, bytes)));
   if (!panels_) throw std::bad_alloc();
@@ -140,15 +135,9 @@ void Int8LinearAvx512::operator()(const float* x, int rows, const Epilogue& epil
   const auto scales_memory = std::make_unique_for_overwrite<float[]>(rows);
   std::uint8_t* const integers = integers_memory.get();
   float* const row_scales = scales_memory.get();
-  const auto quantize_row = [&](int row) {
+  for_rows(rows, in_, threads, [&](int row) {
     float* const rotated = scratch<float, Int8LinearAvx512>(stride);
     quantize(x + row * stride, in_, rotated, integers + row * stride, row_scales + row);
-  };
-  const std::size_t most = std::min<std::size_t>(rows, rows * stride / kMaxSerial);
-  const int pieces = static_cast<int>(std::clamp<std::size_t>(most, 1, std::max(threads, 1)));
-  ThreadPool::shared().run(threads, pieces, [&](int piece) {
-    const TileRows range = tile_rows(rows, pieces, piece);
-    for (int row = range.first; row < range.first + range.count; ++row) quantize_row(row);
   });
   for_tiles(rows, out_, in_, threads, [&](int panel, int first, auto count) {
     constexpr int kRows = count;

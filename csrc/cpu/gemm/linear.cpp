@@ -14,11 +14,11 @@ LinearLayer::~LinearLayer() = default;
 
 Linear::~Linear() = default;
 
-void Linear::Free::operator()(float* memory) const {
+void LinearLayer::Free::operator()(void* memory) const {
   std::free(memory);
 }
 
-Linear::Linear(const float* weight, const float* bias, int out, int in) : out_(out), in_(in) {
+Linear::Linear(const float* weight, const float* bias, int out, int in) : LinearLayer(out, in) {
   const std::size_t columns = std::size_t(panels_of(out)) * kTileColumns;
   const std::size_t bytes = columns * (std::size_t(in) + 1) * sizeof(float);
   auto* const memory = static_cast<float*>(std::aligned_alloc(64, bytes));

@@ -25,8 +25,18 @@ class LinearLayer {
   // x [rows, in] → y [rows, out] = epilogue of x · weightᵀ + bias. A row of y is batch-invariant.
   virtual void operator()(const float* x, int rows, const Epilogue& epilogue, float* y, int threads) const = 0;
 
-  virtual int out() const = 0;
-  virtual int in() const = 0;
+  int out() const { return out_; }
+  int in() const { return in_; }
+
+ protected:
+  LinearLayer(int out, int in) : out_(out), in_(in) {}
+
+  // Frees the panels of a weight.
+  struct Free {
+    void operator()(void* memory) const;
+  };
+
+  int out_, in_;
 };
 
 // x · weightᵀ + bias in float32.
@@ -38,15 +48,7 @@ class Linear final : public LinearLayer {
 
   void operator()(const float* x, int rows, const Epilogue& epilogue, float* y, int threads) const override;
 
-  int out() const override { return out_; }
-  int in() const override { return in_; }
-
  private:
-  struct Free {
-    void operator()(float* memory) const;
-  };
-
-  int out_, in_;
   std::unique_ptr<float[], Free> panels_;  // [⌈out / 64⌉, in, 64], then the bias [⌈out / 64⌉ · 64]
   const float* bias_;
 };
@@ -60,15 +62,7 @@ class Int8LinearAvx512 final : public LinearLayer {
 
   void operator()(const float* x, int rows, const Epilogue& epilogue, float* y, int threads) const override;
 
-  int out() const override { return out_; }
-  int in() const override { return in_; }
-
  private:
-  struct Free {
-    void operator()(std::int8_t* memory) const;
-  };
-
-  int out_, in_;
   std::unique_ptr<std::int8_t[], Free> panels_;  // [⌈out / 64⌉, in / 4, 64, 4]
   std::vector<std::int32_t> zeros_;              // [⌈out / 64⌉ · 64]: -128 times the sum of a channel's integers
   std::vector<float> scales_, bias_;             // likewise

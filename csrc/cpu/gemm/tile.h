@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <utility>
+#include <cstdint>
+#include <type_traits>
 
 #include "cpu/simd.h"
 #include "cpu/thread_pool.h"
@@ -83,6 +84,20 @@ struct TileRows {
 inline TileRows tile_rows(int rows, int tiles, int tile) {
   const int base = rows / tiles, remainder = rows % tiles;
   return {tile * base + (tile < remainder ? tile : remainder), base + (tile < remainder)};
+}
+
+// Elements of rows for which one thread suffices: 4 µs on Zen 4 to normalize them, 6 to quantize them.
+constexpr int kMaxSerialElements = 1 << 14;
+
+// Calls function(row) for each of `rows` rows: a piece for each thread, unless pieces would be too small.
+template <typename Function>
+inline void for_rows(int rows, int columns, int threads, const Function& function) {
+  const std::int64_t most = std::min<std::int64_t>(std::int64_t{rows} * columns / kMaxSerialElements, rows);
+  const int pieces = static_cast<int>(std::clamp<std::int64_t>(most, 1, std::max(threads, 1)));
+  ThreadPool::shared().run(threads, pieces, [&](int piece) {
+    const TileRows range = tile_rows(rows, pieces, piece);
+    for (int row = range.first; row < range.first + range.count; ++row) function(row);
+  });
 }
 
 // Rows that one thread multiplies by a panel of the weight: their part of x stays in its L2 cache with the panel.

@@ -37,7 +37,7 @@ struct GemmArguments {
   float inverse_width;
   float epsilon;
   int m, n, k;
-  const uint8_t* prefetch_weights;  // LinearWeights::ahead; small M only
+  const uint8_t* prefetch_weights;  // LinearWeights::prefetch_weights; small M only
   int prefetch_lines;               // lines of 128 bytes; 0: none
   bool backwards;                   // start with the last rows; many rows only
   // 2³¹ over the number of tiles across y, rounded up. It replaces a division by that number (TileScheduler). The

@@ -51,6 +51,11 @@ struct CooperativeShape : StageShape<kColumnsValue, kConsumersValue> {
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
 };
 
+// As many stages as fit.
+using Cooperative256 = CooperativeShape<256, 4>;
+using Cooperative128 = CooperativeShape<128, 6>;
+using Cooperative192x128 = CooperativeShape<128, 4, 3>;
+
 // Selects one of two arrays.
 template <bool kFirst, typename A, typename B>
 __device__ __forceinline__ const auto& select_array(const A& first, const B& second) {
@@ -293,12 +298,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                        const __grid_constant__ CUtensorMap narrow_w_map,
                        const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
                        const GemmArguments args, int full_rows) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  cooperative_tiles<T, Shape, kActivation, kResidual, kPrescaledRows>(x_map, w_map, narrow_w_map, residual_map, y_map,
-                                                                      args, full_rows, {});
-#else
-  EMBERT_TRAP("cooperative_kernel");
-#endif
+  EMBERT_SM90A("cooperative_kernel", cooperative_tiles<T, Shape, kActivation, kResidual, kPrescaledRows>(
+                                         x_map, w_map, narrow_w_map, residual_map, y_map, args, full_rows, {}));
 }
 
 // With a residual, and x and W in int8. kBlock: columns of x's blocks (ops/blocks.cuh); 0: one scale per row of x.
@@ -308,12 +309,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                             const __grid_constant__ CUtensorMap narrow_w_map,
                             const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
                             const GemmArguments args, int full_rows, const DequantScales scales) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  cooperative_tiles<int8_t, Shape, Activation::kNone, true, false, kBlock>(x_map, w_map, narrow_w_map, residual_map,
-                                                                           y_map, args, full_rows, scales);
-#else
-  EMBERT_TRAP("cooperative_int8_kernel");
-#endif
+  EMBERT_SM90A("cooperative_int8_kernel",
+               cooperative_tiles<int8_t, Shape, Activation::kNone, true, false, kBlock>(
+                   x_map, w_map, narrow_w_map, residual_map, y_map, args, full_rows, scales));
 }
 
 }  // namespace embert::sm90

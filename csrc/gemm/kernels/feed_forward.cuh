@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
                                                                            scale_shift[k % 2], 0, 0, true, none);
         }
       }
-      const int epilogue = chunk + 1 < run.to ? chunk + 1 : next;
+      const int next_chunk = chunk + 1 < run.to ? chunk + 1 : next;
       wait_order();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -258,10 +258,10 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
       // W_in is free after consumer 1's first product, so consumer 0 loads the next one while it waits. W_out is free
       // when consumer 1 has read it, so consumer 1 loads it, one product earlier than consumer 0 could.
       const auto fetch = [&](int stage, const auto& load) {
-        if (epilogue >= 0 && elect_one()) {
+        if (next_chunk >= 0 && elect_one()) {
           for (int half = 0; half < 2; ++half) {
             mbarrier_wait(pipeline.empty + 8 * (stage + half), phase);
-            load(half, epilogue);
+            load(half, next_chunk);
           }
         }
         __syncwarp();

@@ -114,11 +114,9 @@ template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRow
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_gated_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                           const __grid_constant__ CUtensorMap y_map, const GemmArguments args) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  run_pingpong<T, kPingPong, GatedEpilogue<T, kActivation, kPingPong, kPrescaledRows>>(x_map, w_map, y_map, args);
-#else
-  EMBERT_TRAP("pingpong_gated_kernel");
-#endif
+  EMBERT_SM90A(
+      "pingpong_gated_kernel",
+      run_pingpong<T, kPingPong, GatedEpilogue<T, kActivation, kPingPong, kPrescaledRows>>(x_map, w_map, y_map, args));
 }
 
 // The epilogue of small M (small_m.cuh) with gates.
@@ -158,11 +156,8 @@ template <typename T, typename Shape, Activation kActivation, bool kPrescaledRow
 __global__ void __launch_bounds__(kSmallMThreads, 2)
     small_m_gated_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                          const GemmArguments args, int x_rows, int stages) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  small_m_tile<T, Shape>(x_map, w_map, args, x_rows, stages, SmallMGated<T, Shape, kActivation, kPrescaledRows>());
-#else
-  EMBERT_TRAP("small_m_gated_kernel");
-#endif
+  EMBERT_SM90A("small_m_gated_kernel", small_m_tile<T, Shape>(x_map, w_map, args, x_rows, stages,
+                                                              SmallMGated<T, Shape, kActivation, kPrescaledRows>()));
 }
 
 }  // namespace embert::sm90

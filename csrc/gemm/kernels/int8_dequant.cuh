@@ -206,11 +206,8 @@ template <typename Shape, Activation kActivation, bool kResidual>
 __global__ void __launch_bounds__(kSmallMThreads, 2)
     small_m_int8_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                         const GemmArguments args, int x_rows, int stages, const DequantScales scales) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  small_m_tile<int8_t, Shape>(x_map, w_map, args, x_rows, stages, SmallMInt8<kActivation, kResidual>{scales});
-#else
-  EMBERT_TRAP("small_m_int8_kernel");
-#endif
+  EMBERT_SM90A("small_m_int8_kernel", small_m_tile<int8_t, Shape>(x_map, w_map, args, x_rows, stages,
+                                                                  SmallMInt8<kActivation, kResidual>{scales}));
 }
 
 template <Activation kActivation, bool kPingPong>
@@ -218,22 +215,16 @@ __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     int8_dequant_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                         const __grid_constant__ CUtensorMap y_map, const GemmArguments args,
                         const DequantScales scales) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  run_pingpong<int8_t, kPingPong, DequantEpilogue<kActivation, kPingPong>>(x_map, w_map, y_map, args, scales);
-#else
-  EMBERT_TRAP("int8_dequant_kernel");
-#endif
+  EMBERT_SM90A("int8_dequant_kernel", run_pingpong<int8_t, kPingPong, DequantEpilogue<kActivation, kPingPong>>(
+                                          x_map, w_map, y_map, args, scales));
 }
 
 template <Activation kActivation, bool kPingPong>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     block_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                  const __grid_constant__ CUtensorMap y_map, const GemmArguments args, const DequantScales scales) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  run_pingpong<int8_t, kPingPong, BlockEpilogue<kActivation, kPingPong>>(x_map, w_map, y_map, args, scales);
-#else
-  EMBERT_TRAP("block_kernel");
-#endif
+  EMBERT_SM90A("block_kernel", run_pingpong<int8_t, kPingPong, BlockEpilogue<kActivation, kPingPong>>(
+                                   x_map, w_map, y_map, args, scales));
 }
 
 }  // namespace embert::sm90

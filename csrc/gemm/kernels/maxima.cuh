@@ -1,19 +1,18 @@
-// maxima[text, column] on Hopper: the ping-pong main loop with an epilogue that stores no product
-// (epilogue/maxima.cuh). A decoder has many more columns than a layer's GEMMs, 30 522 or 250 002, so W does not stay in
-// the L2 cache, and tiles come in bands.
+// maxima[text, column] on Hopper: the ping-pong main loop with an epilogue that stores no product: only the maxima over
+// each text's rows go to memory (EPILOGUES.md). A decoder has 30 522 columns, or hundreds of thousands: W
+// does not stay in the L2 cache, so tiles come in bands.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
 #include "common/launch.cuh"
+#include "common/numeric.cuh"
 #include "common/shared_memory.cuh"
 #include "gemm/gemm.h"
 #include "gemm/mainloop/pingpong.cuh"
 
 namespace embert::sm90 {
-
-// The epilogue that stores no product: only the maxima over each text's rows go to memory (EPILOGUES.md).
 
 // Kernel arguments besides the tensor maps.
 struct MaximaArguments {
@@ -25,13 +24,6 @@ struct MaximaArguments {
   int out, in;
   int band;  // columns of a band, in tiles (BandedTileScheduler)
 };
-
-// The larger number; NaN if either is (sm_80).
-__device__ __forceinline__ float larger(float a, float b) {
-  float c;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-  return c;
-}
 
 // The maximum over a warp's eight rows of lanes, for 64 columns. A lane holds those of eight m16n8 accumulators: 8j +
 // 2 · (lane % 4) and the next. Afterwards `low` and `high` are of columns 2 · lane and the next. The lanes share the
@@ -60,12 +52,51 @@ __device__ __forceinline__ void raise(float* maximum, float value) {
   if (bits > 0) atomicMax(reinterpret_cast<int*>(maximum), bits);
 }
 
+// The banded tile scheduler: bands of columns, one after another. A band iterates over all rows, and for each over all
+// of its columns. So W is read from memory once, x once a band, and all other reads hit the L2 cache. A tile takes
+// thousands of cycles, so the cost of its divisions does not matter.
+template <typename Shape>
+struct BandedTileScheduler {
+  int rows, columns, band;  // in tiles of a cluster
+  int first_row;            // of x
+  int first, stride, end;
+  int rank;  // of the block in its cluster
+
+  __device__ __forceinline__ explicit BandedTileScheduler(const MaximaArguments& args)
+      : band(args.band), first_row(args.first_row) {
+    rank = cluster_rank();
+    columns = (args.out + Shape::kColumns - 1) / Shape::kColumns;
+    rows = (args.end_row - args.first_row + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);
+    first = blockIdx.x / kCluster;
+    stride = gridDim.x / kCluster;
+    end = columns * rows;
+  }
+  __device__ __forceinline__ int row_of(int tile) const {
+    return first_row + (place_of(tile).row * kCluster + rank) * Shape::kRows;
+  }
+  __device__ __forceinline__ int column_of(int tile) const { return place_of(tile).column * Shape::kColumns; }
+  __device__ __forceinline__ static constexpr int columns_of(int /* any tile */) { return Shape::kColumns; }
+
+ private:
+  struct Position {
+    int row, column;  // in tiles
+  };
+  __device__ __forceinline__ Position place_of(int tile) const {
+    const int before = uint32_t(tile) / uint32_t(rows * band) * band;  // columns of earlier bands
+    const uint32_t width = min(band, columns - before), in_band = tile - before * rows;
+    return {int(in_band / width), before + int(in_band % width)};
+  }
+};
+
 // The maxima epilogue (pingpong.cuh). Each warp iterates over the texts of its 16 rows, usually one. The bias is
 // added to the largest product: rounding is monotonic, so the bits are those of the largest sum.
-template <typename Shape, typename Scheduler, int kHalves>
-class MaximaEpilogueBase {
+class MaximaEpilogue : public PlainMainloop {
+  using Shape = PingPongShape;
+  using Scheduler = BandedTileScheduler<Shape>;
+  static constexpr int kHalves = Shape::kConsumerRows<true> / 64, kBoxes = Shape::kColumns / 64;
+
  public:
-  __device__ __forceinline__ MaximaEpilogueBase(const MaximaArguments& args, const Scheduler& tiles, int consumer_row)
+  __device__ __forceinline__ MaximaEpilogue(const MaximaArguments& args, const Scheduler& tiles, int consumer_row)
       : args_(args),
         tiles_(tiles),
         lane_(threadIdx.x % 32),
@@ -118,56 +149,11 @@ class MaximaEpilogueBase {
   __device__ __forceinline__ void last() const {}
 
  private:
-  static constexpr int kBoxes = Shape::kColumns / 64;
-
   const MaximaArguments& args_;
   const Scheduler& tiles_;
   int lane_, consumer_row_, column_;
   int texts_[kHalves][2];
   float2 bias_[kBoxes];
-};
-
-// The banded tile scheduler: bands of columns, one after another. A band iterates over all rows, and for each over all
-// of its columns. So W is read from memory once, x once a band, and all other reads hit the L2 cache. A tile takes
-// thousands of cycles, so the cost of its divisions does not matter.
-template <typename Shape>
-struct BandedTileScheduler {
-  int rows, columns, band;  // in tiles of a cluster
-  int first_row;            // of x
-  int first, stride, end;
-  int rank;  // of the block in its cluster
-
-  __device__ __forceinline__ explicit BandedTileScheduler(const MaximaArguments& args)
-      : band(args.band), first_row(args.first_row) {
-    rank = cluster_rank();
-    columns = (args.out + Shape::kColumns - 1) / Shape::kColumns;
-    rows = (args.end_row - args.first_row + Shape::kRows * kCluster - 1) / (Shape::kRows * kCluster);
-    first = blockIdx.x / kCluster;
-    stride = gridDim.x / kCluster;
-    end = columns * rows;
-  }
-  __device__ __forceinline__ int row_of(int tile) const {
-    return first_row + (place_of(tile).row * kCluster + rank) * Shape::kRows;
-  }
-  __device__ __forceinline__ int column_of(int tile) const { return place_of(tile).column * Shape::kColumns; }
-  __device__ __forceinline__ static constexpr int columns_of(int /* any tile */) { return Shape::kColumns; }
-
- private:
-  struct Position {
-    int row, column;  // in tiles
-  };
-  __device__ __forceinline__ Position place_of(int tile) const {
-    const int before = uint32_t(tile) / uint32_t(rows * band) * band;  // columns of earlier bands
-    const uint32_t width = min(band, columns - before), in_band = tile - before * rows;
-    return {int(in_band / width), before + int(in_band % width)};
-  }
-};
-
-// The epilogue of a consumer (pingpong.cuh).
-struct MaximaEpilogue
-    : MaximaEpilogueBase<PingPongShape, BandedTileScheduler<PingPongShape>, PingPongShape::kConsumerRows<true> / 64>,
-      PlainMainloop {
-  using MaximaEpilogueBase::MaximaEpilogueBase;
 };
 
 template <typename T>

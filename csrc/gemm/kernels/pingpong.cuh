@@ -22,11 +22,8 @@ template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRow
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                     const __grid_constant__ CUtensorMap y_map, const GemmArguments args) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  run_pingpong<T, kPingPong, StoreEpilogue<T, kActivation, kPingPong, kPrescaledRows>>(x_map, w_map, y_map, args);
-#else
-  EMBERT_TRAP("pingpong_kernel");
-#endif
+  EMBERT_SM90A("pingpong_kernel", run_pingpong<T, kPingPong, StoreEpilogue<T, kActivation, kPingPong, kPrescaledRows>>(
+                                      x_map, w_map, y_map, args));
 }
 
 }  // namespace embert::sm90

@@ -14,7 +14,6 @@
 #include "common/barrier.cuh"
 #include "common/launch.cuh"
 #include "common/shared_memory.cuh"
-#include "common/warp.cuh"
 #include "gemm/epilogue/finish.cuh"
 #include "gemm/epilogue/row_stats.cuh"
 #include "gemm/mainloop/int8_aligned.cuh"

@@ -10,8 +10,8 @@
 #include "common/numeric.cuh"
 #include "gemm/epilogue/finish.cuh"
 #include "gemm/epilogue/store.cuh"
-#include "gemm/gemm.h"
 #include "gemm/kernels/small_m.cuh"
+#include "ops/elementwise.h"
 
 namespace embert::sm90 {
 
@@ -151,11 +151,8 @@ template <typename T, bool kPingPong, bool kPrescaledRows>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_rope_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                          const __grid_constant__ CUtensorMap y_map, const GemmArguments args, const RopeColumns rope) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  run_pingpong<T, kPingPong, RopeEpilogue<T, kPingPong, kPrescaledRows>>(x_map, w_map, y_map, args, rope);
-#else
-  EMBERT_TRAP("pingpong_rope_kernel");
-#endif
+  EMBERT_SM90A("pingpong_rope_kernel",
+               run_pingpong<T, kPingPong, RopeEpilogue<T, kPingPong, kPrescaledRows>>(x_map, w_map, y_map, args, rope));
 }
 
 // The epilogue of small M (small_m.cuh) with RoPE. With a narrow tile, (cos, sin) are in flight during the products.
@@ -198,11 +195,8 @@ template <typename T, typename Shape, bool kPrescaledRows>
 __global__ void __launch_bounds__(kSmallMThreads, 2)
     small_m_rope_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                         const GemmArguments args, int x_rows, int stages, const RopeColumns rope) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  small_m_tile<T, Shape>(x_map, w_map, args, x_rows, stages, SmallMRope<T, Shape, kPrescaledRows>{rope, args.m});
-#else
-  EMBERT_TRAP("small_m_rope_kernel");
-#endif
+  EMBERT_SM90A("small_m_rope_kernel", small_m_tile<T, Shape>(x_map, w_map, args, x_rows, stages,
+                                                             SmallMRope<T, Shape, kPrescaledRows>{rope, args.m}));
 }
 
 }  // namespace embert::sm90

@@ -1,11 +1,10 @@
 // Our Hopper kernels as a GemmProvider: the members of the provider and of its GEMMs. sm90_prepare.cu folds LayerNorms
-// into them, sm90_linear.cu launches them, sm90_fused.cu and sm90_fused.cu launch those with RoPE or gates,
+// into them, sm90_linear.cu launches them, sm90_fused.cu launches those with RoPE or gates,
 // sm90_feed_forward.cu fuses two of them, sm90_int8.cu has those of int8.
 #pragma once
 
 #include <memory>
 #include <set>
-#include <type_traits>
 
 #include "common/memory.h"
 #include "common/tensor_maps.h"
@@ -15,33 +14,23 @@
 
 namespace embert::sm90 {
 
-// Calls `run` with the activation as a compile-time constant.
+// Calls `run` with a GEMM's activation as a compile-time constant.
 template <typename Run>
-Status with_activation(Activation activation, Run run) {
-  switch (activation) {
-    case Activation::kGeluErf:
-      return run(std::integral_constant<Activation, Activation::kGeluErf>());
-    case Activation::kGeluTanh:
-      return run(std::integral_constant<Activation, Activation::kGeluTanh>());
-    case Activation::kRelu:
-      return run(std::integral_constant<Activation, Activation::kRelu>());
-    default:
-      return run(std::integral_constant<Activation, Activation::kNone>());
-  }
+Status with_activation(Activation activation, const Run& run) {
+  return with_constant<Activation::kGeluErf, Activation::kGeluTanh, Activation::kRelu, Activation::kNone>(activation,
+                                                                                                          run);
+}
+// The same of a gated GEMM, which has one (check_fused).
+template <typename Run>
+Status with_gate(Activation activation, const Run& run) {
+  return with_constant<Activation::kSilu, Activation::kGeluErf, Activation::kGeluTanh, Activation::kRelu>(activation,
+                                                                                                          run);
 }
 
-// The same for a gated GEMM's activations.
-template <typename Run>
-Status with_gate(Activation activation, Run run) {
-  if (activation == Activation::kSilu) return run(std::integral_constant<Activation, Activation::kSilu>());
-  if (activation == Activation::kNone) return Status::refused("hopper gemm: gates without an activation");
-  return with_activation(activation, [&](auto constant) {
-    if constexpr (decltype(constant)::value != Activation::kNone) return run(constant);
-    return Status();
-  });
-}
+constexpr int kColumnPadding = 256;  // of a GEMM's constants: the epilogue reads whole tiles of columns
 
 class GemmSm90;
+struct GemmOperands;
 class FeedForwardSm90;
 
 // One GEMM.
@@ -66,39 +55,26 @@ class LinearSm90 final : public Linear {
     float2* y_stats;
     int& y_splits;
     const Stream& stream;
-    int tile_rows = 0;  // small M only
   };
   template <typename T>
   Status fold(const Stream& stream);
-  template <typename T>
-  Status run_type(const Call& call);
   template <typename T, bool kPrescaledRows>
   Status run_tiled(const Call& call);
   template <typename T, typename Shape, bool kPrescaledRows>
-  Status run_small_m(const Call& call);
+  Status run_small_m(const Call& call, int tile_rows);
   template <typename T, bool kPrescaledRows>
   Status run_plain(const Call& call, GemmKernel kernel);
   template <typename T, bool kPrescaledRows>
   Status run_residual(const Call& call, GemmKernel kernel);
-  // sm90_fused.cu, sm90_fused.cu; `tile` is small M or ping-pong.
+  // sm90_fused.cu; `tile` is small M or ping-pong.
   template <typename T, bool kPrescaledRows>
   Status run_rope(const Call& call, const GemmConfig& tile);
   template <typename T, bool kPrescaledRows>
   Status run_gated(const Call& call, const GemmConfig& tile);
-  // sm90_launch.cuh
-  template <typename Shape, typename Kernel, typename... More>
-  Status launch_small_m(const Call& call, Kernel kernel, const More&... more);
-  template <typename Kernel, typename... More>
-  Status launch_pingpong(const Call& call, Kernel kernel, const More&... more);
   template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kPrescaledRows>
   Status run_cooperative(const Call& call);
   GemmArguments arguments_of(const Call& call, int tile_columns = 0) const;
-  Status map_operands(const Call& call, int x_rows, int w_rows, int boxes, const CUtensorMap*& x_map,
-                      const CUtensorMap*& w_map);
-  cudaLaunchConfig_t configure(const Call& call, int shared_bytes, cudaLaunchAttribute (&attributes)[2]) const;
-  template <typename Shape>
-  cudaLaunchConfig_t configure_many(const Call& call, int tiles, cudaLaunchAttribute (&attributes)[2]) const;
-  Status launch_status(cudaError_t code, int rows) const;
+  GemmOperands operands_of(const Call& call) const;
 
   float2* residual_columns() const { return columns_.as<float2>(); }
   void* plain_columns() const { return residual_columns() + padded_; }

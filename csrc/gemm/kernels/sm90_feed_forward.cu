@@ -1,11 +1,9 @@
 // The feed-forward layer of narrow models as one launch (gemm/kernels/feed_forward.cuh), where that is faster than two
 // GEMMs.
-// products.
-
-#include <algorithm>
 
 #include "gemm/kernels/feed_forward.cuh"
 #include "gemm/kernels/sm90.h"
+#include "gemm/kernels/sm90_launch.cuh"
 
 namespace embert::sm90 {
 
@@ -13,7 +11,7 @@ namespace embert::sm90 {
 class FeedForwardSm90 final : public FeedForward {
  public:
   FeedForwardSm90(std::unique_ptr<LinearSm90> in, std::unique_ptr<LinearSm90> out)
-      : in_(*in), out_(*out), interleave_scratch_(std::move(in), std::move(out)) {}
+      : in_(*in), out_(*out), unfused_(std::move(in), std::move(out)) {}
   static bool takes(const LinearSm90& in, const LinearSm90& out) {
     // The kernel reads x's row statistics once, for x and for the residual: both have the LayerNorm, or neither has.
     const bool same_norms = (in.weights_.input_norm.gamma == nullptr) == (out.weights_.residual_norm.gamma == nullptr);
@@ -25,57 +23,43 @@ class FeedForwardSm90 final : public FeedForward {
 
   Status run(const RowView& x, int rows, void* inner, void* y, float2* y_stats, int& y_splits,
              Stream& stream) override {
-    if (rows < kFusedFeedForwardRows) return interleave_scratch_.run(x, rows, inner, y, y_stats, y_splits, stream);
+    if (rows < kFusedFeedForwardRows) return unfused_.run(x, rows, inner, y, y_stats, y_splits, stream);
     EMBERT_TRY(check_operands(x, x, y, y_stats));
     const LinearSm90::Call call{
         x, x, rows, y, y_stats, y_splits, stream.alternate_direction()};  // x is its own residual
-    if (in_.weights_.prescaled_rows) return run_type<true>(call);
-    return run_type<false>(call);
-  }
-
- private:
-  template <bool kPrescaledRows>
-  Status run_type(const LinearSm90::Call& call) {
-    return in_.owner_.dtype() == DType::kFloat16 ? run_fused<half_t, kPrescaledRows>(call)
-                                                 : run_fused<bfloat_t, kPrescaledRows>(call);
-  }
-  template <typename T, bool kPrescaledRows>
-  Status run_fused(const LinearSm90::Call& call) {
-    return with_activation(in_.weights_.activation, [&](auto activation) {
-      return launch_fused<T, decltype(activation)::value, kPrescaledRows>(call);
+    return with_half_dtype(in_.owner_.dtype(), [&](auto type) {
+      return with_activation(in_.weights_.activation, [&](auto activation) {
+        using T = decltype(type);
+        constexpr Activation kActivation = decltype(activation)::value;
+        return launch_fused(in_.weights_.prescaled_rows ? feed_forward_kernel<T, kActivation, true>
+                                                        : feed_forward_kernel<T, kActivation, false>,
+                            call);
+      });
     });
   }
 
-  template <typename T, Activation kActivation, bool kPrescaledRows>
-  Status launch_fused(const LinearSm90::Call& call) {
+ private:
+  template <typename Kernel>
+  Status launch_fused(Kernel kernel, const LinearSm90::Call& call) {
     using Shape = FeedForwardShape;
-    const auto kernel = feed_forward_kernel<T, kActivation, kPrescaledRows>;
     GemmSm90& owner = in_.owner_;
     const int inner = in_.weights_.n;
-    EMBERT_TRY(owner.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
     const CUtensorMap *x_map = nullptr, *in_map = nullptr, *out_map = nullptr, *y_map = nullptr;
     EMBERT_TRY(owner.map({call.x.data, call.m, Shape::kHidden, 64, 64}, x_map));
     EMBERT_TRY(owner.map({in_.weights_.weight, inner, Shape::kHidden, Shape::kChunk / kCluster, 64}, in_map));
     EMBERT_TRY(owner.map({out_.weights_.weight, Shape::kHidden, inner, Shape::kHalf / kCluster, 64}, out_map));
     EMBERT_TRY(owner.map({call.y, call.m, Shape::kHidden, 16, 64}, y_map));  // a warp's rows
     call.y_splits = 1;
-    cudaLaunchAttribute attributes[2]{};
-    cudaLaunchConfig_t config = in_.configure(call, Shape::kSharedBytes, attributes);
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {kCluster, 1, 1};
-    config.numAttrs = 2;
     const int tiles = tiles_of(call.m, Shape::kRows * kCluster);
-    config.gridDim = dim3(std::min(tiles, owner.num_sms() / kCluster) * kCluster);
-    config.blockDim = dim3(Shape::kThreads);
     auto* const partial = owner.exchange_buffer().as<float>();
     auto* const flags = reinterpret_cast<int*>(partial + size_t(owner.num_sms()) * Shape::kPartialFloats);
     const FeedForwardArguments work{in_.plain_columns(), inner / Shape::kChunk, partial, flags};
-    return in_.launch_status(
-        cudaLaunchKernelEx(&config, kernel, *x_map, *in_map, *out_map, *y_map, out_.arguments_of(call), work), call.m);
+    return launch_persistent<Shape>("feed_forward", owner, kernel, tiles, call.stream, *x_map, *in_map, *out_map,
+                                    *y_map, out_.arguments_of(call), work);
   }
 
-  LinearSm90 &in_, &out_;  // owned by interleave_scratch_
-  UnfusedFeedForward interleave_scratch_;
+  LinearSm90 &in_, &out_;  // owned by unfused_
+  UnfusedFeedForward unfused_;
 };
 
 Status GemmSm90::fuse(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& fused) {

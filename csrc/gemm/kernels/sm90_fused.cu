@@ -10,13 +10,18 @@ namespace embert::sm90 {
 template <typename T, bool kPrescaledRows>
 Status LinearSm90::run_rope(const Call& call, const GemmConfig& tile) {
   if (tile.kernel == GemmKernel::kSmallM) {
-    if (tile.columns == 64)
-      return launch_small_m<SmallM64>(call, small_m_rope_kernel<T, SmallM64, kPrescaledRows>, rope_);
-    return launch_small_m<SmallM32>(call, small_m_rope_kernel<T, SmallM32, kPrescaledRows>, rope_);
+    const auto run = [&](auto shape) {
+      using Shape = decltype(shape);
+      call.y_splits = kStatColumns / Shape::kColumns;
+      return launch_small_m<Shape>(owner_, small_m_rope_kernel<T, Shape, kPrescaledRows>, tile.rows, operands_of(call),
+                                   arguments_of(call), call.stream, rope_);
+    };
+    return tile.columns == 64 ? run(SmallM64()) : run(SmallM32());
   }
-  if (tile.kernel == GemmKernel::kShared)
-    return launch_pingpong(call, pingpong_rope_kernel<T, false, kPrescaledRows>, rope_);
-  return launch_pingpong(call, pingpong_rope_kernel<T, true, kPrescaledRows>, rope_);
+  const auto kernel = tile.kernel == GemmKernel::kShared ? pingpong_rope_kernel<T, false, kPrescaledRows>
+                                                         : pingpong_rope_kernel<T, true, kPrescaledRows>;
+  return launch_pingpong<PingPongShape>(owner_, kernel, operands_of(call), arguments_of(call, PingPongShape::kColumns),
+                                        call.stream, rope_);
 }
 
 template Status LinearSm90::run_rope<half_t, false>(const Call&, const GemmConfig&);
@@ -29,13 +34,19 @@ Status LinearSm90::run_gated(const Call& call, const GemmConfig& tile) {
   return with_gate(weights_.activation, [&](auto activation) {
     constexpr Activation kActivation = decltype(activation)::value;
     if (tile.kernel == GemmKernel::kSmallM) {
-      if (tile.columns == 64)
-        return launch_small_m<SmallM64>(call, small_m_gated_kernel<T, SmallM64, kActivation, kPrescaledRows>);
-      return launch_small_m<SmallM32>(call, small_m_gated_kernel<T, SmallM32, kActivation, kPrescaledRows>);
+      const auto run = [&](auto shape) {
+        using Shape = decltype(shape);
+        call.y_splits = kStatColumns / Shape::kColumns;
+        return launch_small_m<Shape>(owner_, small_m_gated_kernel<T, Shape, kActivation, kPrescaledRows>, tile.rows,
+                                     operands_of(call), arguments_of(call), call.stream);
+      };
+      return tile.columns == 64 ? run(SmallM64()) : run(SmallM32());
     }
-    if (tile.kernel == GemmKernel::kShared)
-      return launch_pingpong(call, pingpong_gated_kernel<T, kActivation, false, kPrescaledRows>);
-    return launch_pingpong(call, pingpong_gated_kernel<T, kActivation, true, kPrescaledRows>);
+    const auto kernel = tile.kernel == GemmKernel::kShared
+                            ? pingpong_gated_kernel<T, kActivation, false, kPrescaledRows>
+                            : pingpong_gated_kernel<T, kActivation, true, kPrescaledRows>;
+    return launch_pingpong<PingPongShape>(owner_, kernel, operands_of(call),
+                                          arguments_of(call, PingPongShape::kColumns), call.stream);
   });
 }
 

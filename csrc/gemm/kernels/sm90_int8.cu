@@ -7,17 +7,10 @@
 #include "gemm/kernels/int8_dequant.cuh"
 #include "gemm/kernels/residual_pingpong.cuh"
 #include "gemm/kernels/sm90.h"
+#include "gemm/kernels/sm90_launch.cuh"
 
 namespace embert::sm90 {
 namespace {
-
-using Cooperative256 = CooperativeShape<256, 4>;
-using Cooperative128 = CooperativeShape<128, 6>;
-using Cooperative192x128 = CooperativeShape<128, 4, 3>;
-using SmallM64 = SmallMShape<64>;
-using SmallM32 = SmallMShape<32>;
-
-constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
 
 // The constants of a GEMM without a residual: {scale, factor·bias} of each column.
 __global__ void __launch_bounds__(kFoldThreads)
@@ -151,87 +144,52 @@ class Int8LinearSm90 final : public Linear {
     return args;
   }
 
-  Status map_operands(const Call& call, int x_rows, int w_rows, const CUtensorMap*& x_map, const CUtensorMap*& w_map,
-                      int boxes = 0) {
-    EMBERT_TRY(owner_.map({call.x, call.m, weights_.k, x_rows, kByteColumns, boxes}, x_map));
-    return owner_.map({weights_.weight, weights_.n, weights_.k, w_rows, kByteColumns, boxes}, w_map);
+  GemmOperands operands_of(const Call& call, int y_box_columns = 64) const {
+    return {"hopper int8", call.x, weights_.weight, kByteColumns, weights_.n, y_box_columns};
   }
 
   Status run_small_m(const Call& call, const GemmConfig& tile, int& y_splits) {
+    const auto run = [&](auto shape, auto kernel) {
+      using Shape = decltype(shape);
+      return launch_small_m<Shape>(owner_, kernel, tile.rows, operands_of(call), arguments_of(call, Shape::kColumns),
+                                   call.stream, product_scales(call));
+    };
     if (call.residual.data != nullptr) {
       y_splits = kStatColumns / SmallM32::kColumns;
-      return launch_small_m<SmallM32>(call, tile.rows, small_m_int8_kernel<SmallM32, Activation::kNone, true>);
+      return run(SmallM32(), small_m_int8_kernel<SmallM32, Activation::kNone, true>);
     }
     return with_activation(weights_.activation, [&](auto activation) {
       constexpr Activation kActivation = decltype(activation)::value;
-      return tile.columns == 64
-                 ? launch_small_m<SmallM64>(call, tile.rows, small_m_int8_kernel<SmallM64, kActivation, false>)
-                 : launch_small_m<SmallM32>(call, tile.rows, small_m_int8_kernel<SmallM32, kActivation, false>);
+      return tile.columns == 64 ? run(SmallM64(), small_m_int8_kernel<SmallM64, kActivation, false>)
+                                : run(SmallM32(), small_m_int8_kernel<SmallM32, kActivation, false>);
     });
-  }
-
-  template <typename Shape, typename Kernel>
-  Status launch_small_m(const Call& call, int tile_rows, Kernel kernel) {
-    const int x_rows = std::min(tile_rows, tiles_of(call.m, 8) * 8);  // whole swizzle patterns
-    const dim3 grid(tiles_of(weights_.n, Shape::kColumns), tiles_of(call.m, x_rows));
-    const int stages = small_m_stages<Shape>(call.m, x_rows, tiles_of(weights_.k, Shape::kBoxes * kByteColumns),
-                                             int(grid.x * grid.y), owner_.num_sms());
-    EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), kSmallMMaxBytes));
-    const CUtensorMap *x_map = nullptr, *w_map = nullptr;
-    EMBERT_TRY(map_operands(call, x_rows, Shape::kColumns, x_map, w_map, Shape::kBoxes));
-    return launch("hopper int8", kernel, grid, kSmallMThreads, Shape::shared_bytes(stages, x_rows), call.stream, *x_map,
-                  *w_map, arguments_of(call, Shape::kColumns), x_rows, stages, product_scales(call));
   }
 
   template <typename Kernel>
   Status run_plain(const Call& call, Kernel kernel) {
-    using Shape = PingPongShape;
-    EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
-    const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr;
-    EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, x_map, w_map));
-    const bool bytes = call.maxima != nullptr;
-    EMBERT_TRY(owner_.map({call.y, call.m, weights_.n, 16, bytes ? kByteColumns : 64}, y_map));  // a warp's rows
-    const int tiles = tiles_of(call.m, Shape::kRows * kCluster) * tiles_of(weights_.n, Shape::kColumns);
-    return launch_clusters("hopper int8", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster,
-                           Shape::kThreads, Shape::kSharedBytes, call.stream, *x_map, *w_map, *y_map,
-                           arguments_of(call, Shape::kColumns), product_scales(call));
+    const GemmOperands operands = operands_of(call, call.maxima != nullptr ? kByteColumns : 64);
+    return launch_pingpong<PingPongShape>(owner_, kernel, operands, arguments_of(call, PingPongShape::kColumns),
+                                          call.stream, product_scales(call));
   }
 
   template <int kBlock>
   Status run_pingpong(const Call& call) {
     using Shape = ResidualPingPongShape;
-    const auto kernel = residual_pingpong_kernel<kBlock>;
-    EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
+    const GemmArguments args = arguments_of(call, Shape::kColumns);
     const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
-    EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, x_map, w_map));
-    EMBERT_TRY(owner_.map({call.y, call.m, weights_.n, 16, 64}, y_map));  // a warp's rows
-    EMBERT_TRY(owner_.map({call.residual.data, call.m, weights_.n, 16, 64}, residual_map));
-    const int tiles = tiles_of(call.m, Shape::kRows * kCluster) * tiles_of(weights_.n, Shape::kColumns);
-    return launch_clusters("hopper int8", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster,
-                           Shape::kThreads, Shape::kSharedBytes, call.stream, *x_map, *w_map, *residual_map, *y_map,
-                           arguments_of(call, Shape::kColumns), product_scales(call));
+    EMBERT_TRY(owner_.map({call.x, args.m, args.k, Shape::kRows, kByteColumns}, x_map));
+    EMBERT_TRY(owner_.map({weights_.weight, args.n, args.k, Shape::kWShare, kByteColumns}, w_map));
+    EMBERT_TRY(owner_.map({args.y, args.m, args.n, 16, 64}, y_map));  // a warp's rows
+    EMBERT_TRY(owner_.map({args.residual, args.m, args.n, 16, 64}, residual_map));
+    const int tiles = tiles_of(args.m, Shape::kRows * kCluster) * tiles_of(args.n, Shape::kColumns);
+    return launch_persistent<Shape>("hopper int8", owner_, residual_pingpong_kernel<kBlock>, tiles, call.stream, *x_map,
+                                    *w_map, *residual_map, *y_map, args, product_scales(call));
   }
 
   template <typename Shape, int kBlock>
   Status run_cooperative(const Call& call) {
-    const auto kernel = cooperative_int8_kernel<Shape, kBlock>;
-    EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
-    const CUtensorMap *x_map = nullptr, *w_map = nullptr, *y_map = nullptr, *residual_map = nullptr;
-    EMBERT_TRY(map_operands(call, Shape::kRows, Shape::kWShare, x_map, w_map));
-    EMBERT_TRY(owner_.map({call.y, call.m, weights_.n, 16, 64}, y_map));  // a warp's rows
-    EMBERT_TRY(owner_.map({call.residual.data, call.m, weights_.n, Shape::kRows, 64}, residual_map));
-    const CUtensorMap* narrow_w_map = w_map;
-    const int tile_rows = tiles_of(call.m, Shape::kRows * kCluster);
-    const int across = tiles_of(weights_.n, Shape::kColumns);
-    int full_rows = tile_rows;
-    if constexpr (Shape::kNarrows) {
-      full_rows = narrowing_of(tile_rows, across, owner_.clusters()).full_rows;
-      EMBERT_TRY(owner_.map({weights_.weight, weights_.n, weights_.k, Shape::kWShare / 2, kByteColumns}, narrow_w_map));
-    }
-    const int tiles = (2 * tile_rows - full_rows) * across;
-    return launch_clusters("hopper int8", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster,
-                           Shape::kThreads, Shape::kSharedBytes, call.stream, *x_map, *w_map, *narrow_w_map,
-                           *residual_map, *y_map, arguments_of(call, Shape::kColumns), full_rows, product_scales(call));
+    return launch_cooperative<Shape, true>(owner_, cooperative_int8_kernel<Shape, kBlock>, operands_of(call),
+                                           arguments_of(call, Shape::kColumns), call.stream, product_scales(call));
   }
 
   GemmSm90& owner_;
@@ -283,8 +241,7 @@ Status GemmSm90::prepare_int8(const LinearWeights& weights, const Stream& stream
     return Status::refused("hopper int8: gates, RoPE columns, pitches and gammas in rows are for 16 bits");
   if (!quantize_supports(weights.k, weights.input_norm.gamma != nullptr) || weights.n % 64 != 0 ||
       tiles_of(weights.n, 128) > 256)
-    return Status::refused("hopper int8: " + std::to_string(weights.k) + " to " + std::to_string(weights.n) +
-                           " columns");
+    return Status::refused("hopper int8: ", weights.k, " to ", weights.n, " columns");
   if (weights.residual_norm.gamma != nullptr &&
       (weights.activation != Activation::kNone || weights.n > kMaxStatColumns))
     return Status::refused("hopper int8: a residual and an activation, or over 1024 columns");

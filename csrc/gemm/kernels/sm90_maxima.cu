@@ -1,9 +1,8 @@
 // Maxima over texts in one GEMM (gemm/kernels/maxima.cuh).
 
-#include <algorithm>
-
 #include "gemm/kernels/maxima.cuh"
 #include "gemm/kernels/sm90.h"
+#include "gemm/kernels/sm90_launch.cuh"
 
 namespace embert::sm90 {
 namespace {
@@ -23,16 +22,7 @@ class MaximaSm90 final : public TextMaxima {
 
   Status run(const TextRows& texts, float* maxima, const Stream& stream) override {
     if (texts.rows == 0) return {};
-    return owner_.dtype() == DType::kFloat16 ? run_type<half_t>(texts, maxima, stream)
-                                             : run_type<bfloat_t>(texts, maxima, stream);
-  }
-
- private:
-  template <typename T>
-  Status run_type(const TextRows& texts, float* maxima, const Stream& stream) {
     using Shape = PingPongShape;
-    const auto kernel = maxima_kernel<T>;
-    EMBERT_TRY(owner_.allow_shared_memory(reinterpret_cast<const void*>(kernel), Shape::kSharedBytes));
     const CUtensorMap *x_map = nullptr, *w_map = nullptr;
     EMBERT_TRY(owner_.map({texts.x, texts.all_rows, weights_.k, Shape::kRows, 64}, x_map));
     EMBERT_TRY(owner_.map({weights_.weight, weights_.n, weights_.k, Shape::kWShare, 64}, w_map));
@@ -41,10 +31,13 @@ class MaximaSm90 final : public TextMaxima {
                                     maxima_pitch(weights_.n), texts.first_row, texts.first_row + texts.rows,
                                     texts.first_text,         weights_.n,      weights_.k,
                                     maxima_band(weights_.k)};
-    return launch_clusters("maxima", kernel, kCluster, std::min(tiles, owner_.clusters()) * kCluster, Shape::kThreads,
-                           Shape::kSharedBytes, stream, *x_map, *w_map, arguments);
+    return with_half_dtype(owner_.dtype(), [&](auto type) {
+      return launch_persistent<Shape>("maxima", owner_, maxima_kernel<decltype(type)>, tiles, stream, *x_map, *w_map,
+                                      arguments);
+    });
   }
 
+ private:
   GemmSm90& owner_;
   LinearWeights weights_;
   DeviceBuffer bias_;

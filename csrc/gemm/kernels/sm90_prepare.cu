@@ -14,7 +14,6 @@ namespace {
 // 1.7e-3 in BF16).
 constexpr float kFoldTolerance = 3.0f;
 constexpr int kMaxGemmColumns = 360 * 128;
-constexpr int kColumnPadding = 256;  // the epilogue reads whole tiles of columns
 
 // The constants of a gated GEMM. fold.cuh has multiplied all by kGateFactor; this undoes it for the values. `width`:
 // floats for each row of W; the last one counts, because {Σ γ·W, …} has no factor.
@@ -40,9 +39,8 @@ Status GemmSm90::check_folds() const {
   EMBERT_CUDA(cudaMemcpy(&worst, fold_error_.as(), sizeof(worst), cudaMemcpyDeviceToHost));
   const float rounding = dtype_ == DType::kFloat16 ? 2.1e-4f : 1.7e-3f;
   if (worst <= kFoldTolerance * rounding) return {};
-  return Status::refused("LayerNorm's gamma cannot be folded into the products: its relative error would be " +
-                         std::to_string(worst) + ", at most " + std::to_string(kFoldTolerance * rounding) +
-                         " is taken");
+  return Status::refused("LayerNorm's gamma cannot be folded into the products: its relative error would be ", worst,
+                         ", at most ", kFoldTolerance * rounding, " is taken");
 }
 
 Status GemmSm90::prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
@@ -54,15 +52,14 @@ Status GemmSm90::prepare(const LinearWeights& weights, const Stream& stream, std
   if (weights.input_norm.gamma != nullptr && !weights.prescaled_rows && weights.exact == nullptr)
     return Status::refused("hopper gemm: weights are folded from FP32 ones, which are not there");
   if (weights.input_norm.gamma != nullptr && weights.k > kMaxStatColumns)
-    return Status::refused("hopper gemm: a LayerNorm of more than " + std::to_string(kMaxStatColumns) + " columns");
+    return Status::refused("hopper gemm: a LayerNorm of more than ", kMaxStatColumns, " columns");
   if (weights.rms && (weights.prescaled_rows || weights.residual_norm.gamma != nullptr))
     return Status::refused("hopper gemm: an RMSNorm in the rows, or of the residual");
   // The multiplication with which TileScheduler computes a tile's row is exact up to 362 tiles across: of at most
   // 4 194 240 rows there are 16 384 tiles of a cluster.
   const int w_rows = weights.gated ? 2 * weights.n : weights.n;
   if (w_rows > kMaxGemmColumns)
-    return Status::refused("hopper gemm: " + std::to_string(w_rows) + " columns, at most " +
-                           std::to_string(kMaxGemmColumns) + " can be run");
+    return Status::refused("hopper gemm: ", w_rows, " columns, at most ", kMaxGemmColumns, " can be run");
   EMBERT_TRY(check_fused(weights));
   auto gemm = std::make_unique<LinearSm90>(*this, weights);
   EMBERT_TRY(gemm->init(stream));

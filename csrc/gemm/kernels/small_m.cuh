@@ -48,6 +48,9 @@ struct SmallMShape {
   }
 };
 
+using SmallM64 = SmallMShape<64>;
+using SmallM32 = SmallMShape<32>;
+
 // Stages of a block: at most the steps of K, at most what fits.
 template <typename Shape>
 int small_m_stages(int rows, int x_rows, int stages_needed, int blocks, int num_sms) {
@@ -160,12 +163,12 @@ __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUt
   // Loads for the epilogue are in flight during the products.
   constexpr int kChunks = Shape::kColumns / 16;
   ColumnPair<kResidual, kPrescaledRows> columns[kChunks][2];
-  uint32_t next_gammas_smem[kChunks][2] = {};
+  uint32_t next_gammas[kChunks][2] = {};
 #pragma unroll
   for (int i = 0; i < 2 * kChunks; ++i) {
     const int pair = column / 2 + lane % 4 + i * 4;
     columns[i / 2][i % 2] = __ldg(column_pairs<kResidual, kPrescaledRows>(args) + pair);
-    if constexpr (kResidual && kPrescaledRows) next_gammas_smem[i / 2][i % 2] = __ldg(next_gamma_pairs(args) + pair);
+    if constexpr (kResidual && kPrescaledRows) next_gammas[i / 2][i % 2] = __ldg(next_gamma_pairs(args) + pair);
   }
   const int first_row = row + warp * 16 + lane / 4, first_column = column + 2 * (lane % 4);
   // The four registers of an m16n16: (rows 0-7, columns 0-7), (rows 8-15, columns 0-7), then columns 8-15.
@@ -232,7 +235,7 @@ __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUt
       for (int i = 0; i < 4; ++i) {
         const int element = 8 * chunk + 4 * (i / 2) + 2 * (i % 2);
         const uint32_t two = epilogue.pair(c[element], c[element + 1], columns[chunk][i / 2], scale[i % 2],
-                                           residuals[kResidual ? chunk : 0][i], next_gammas_smem[chunk][i / 2], i < 2,
+                                           residuals[kResidual ? chunk : 0][i], next_gammas[chunk][i / 2], i < 2,
                                            sums[i % 2][chunk], operands, 4 * chunk + i);
         if (is_inside(chunk, i)) *reinterpret_cast<uint32_t*>(static_cast<RowType<T>*>(args.y) + place(chunk, i)) = two;
       }
@@ -247,11 +250,8 @@ template <typename T, typename Shape, Activation kActivation, bool kResidual, bo
 __global__ void __launch_bounds__(kSmallMThreads, 2)
     small_m_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                    const GemmArguments args, int x_rows, int stages) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  small_m_tile<T, Shape>(x_map, w_map, args, x_rows, stages, SmallMStored<T, kActivation, kResidual, kPrescaledRows>());
-#else
-  EMBERT_TRAP("small_m_kernel");
-#endif
+  EMBERT_SM90A("small_m_kernel", small_m_tile<T, Shape>(x_map, w_map, args, x_rows, stages,
+                                                        SmallMStored<T, kActivation, kResidual, kPrescaledRows>()));
 }
 
 }  // namespace embert::sm90

@@ -16,11 +16,9 @@
 //
 // Exit. A block may exit only when no other block writes to it any more, neither copies nor arrivals
 // (TmaProducer::wait_all_read).
-// (TmaProducer::wait_all_read).
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "common/barrier.cuh"
 #include "common/launch.cuh"
