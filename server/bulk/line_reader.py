@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import gzip
 import hashlib
+import os
 import sys
 import zlib
 from collections.abc import Sequence
@@ -92,10 +93,12 @@ def open_bytes(file: str) -> BinaryIO:
     if file == STANDARD_INPUT:
         if sys.stdin is None:
             raise BulkError("standard input is closed; --file names a file")
-        if sys.stdin.isatty():
-            sys.stderr.write("embert: reading from the terminal; Ctrl-D ends the input\n")
-        try:  # unbuffered: a thread that waits for input would hold the buffer's lock at the end of the process
-            return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+        try:
+            descriptor = sys.stdin.fileno()
+            if os.isatty(descriptor):
+                sys.stderr.write("embert: reading from the terminal; Ctrl-D ends the input\n")
+            # Unbuffered: a thread that waits for input would hold the buffer's lock at the end of the process.
+            return open(descriptor, "rb", buffering=0, closefd=False)
         except (OSError, AttributeError):
             return sys.stdin.buffer
     suffix = Path(file).suffix.lower()
