@@ -277,11 +277,11 @@ def test_a_priority_that_cannot_be_is_422(slow: Live, given: str) -> None:
 def test_nobody_waits_beyond_the_deadline_of_the_request(slow: Live, hold_file: Path) -> None:
     before = texts_run(slow)
     with clients(slow) as some, held(hold_file):
-        answer, took_s = some.ask([GOOD], **{"x-request-timeout": "0.4"})
+        answer, took_s = some.ask([GOOD], **{"x-request-timeout": "1"})
         assert answer.status_code == 503
-        assert "not answered within 0.4 s (X-Request-Timeout)" in answer.json()["error"]
+        assert "not answered within 1 s (X-Request-Timeout)" in answer.json()["error"]
         assert int(answer.headers["retry-after"]) >= 1
-        assert took_s > 0.3
+        assert took_s > 0.9
         assert slow.metrics()[TEXTS_RUN] == before
     until(lambda: slow.metrics()[TEXTS_RUN] == before + 1, what="the end of the batch that it was in")
 
