@@ -62,16 +62,10 @@ class PackedBatch:
         lengths = np.diff(self.cu_seqlens)[sequences]
         cu_seqlens = cumulative(lengths)
         tokens = np.repeat(self.cu_seqlens[sequences] - cu_seqlens[:-1], lengths) + np.arange(cu_seqlens[-1])
-        return PackedBatch(
-            self.ids[tokens],
-            cu_seqlens,
-            None if self.token_types is None else self.token_types[tokens],
-            None if self.dimensions is None else self.dimensions[sequences],
-            None if self.normalize is None else self.normalize[sequences],
-            None if self.tasks is None else self.tasks[sequences],
-            None if self.adapters is None else self.adapters[sequences],
-            None if self.prompt_tokens is None else self.prompt_tokens[sequences],
-        )
+        arrays = (self.dimensions, self.normalize, self.tasks, self.adapters, self.prompt_tokens)
+        of_sequences = (None if array is None else array[sequences] for array in arrays)
+        types = None if self.token_types is None else self.token_types[tokens]
+        return PackedBatch(self.ids[tokens], cu_seqlens, types, *of_sequences)
 
     def check(self, has: Task, width: int, adapters: int) -> None:
         """Raise EncoderError where a sequence wants what a model with these tasks and adapters does not have.
@@ -106,8 +100,8 @@ class PackedBatch:
         return np.flatnonzero(self.tasks & np.uint8(task))
 
 
-def cumulative(lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Prefix sums with a leading 0: int32 [B] → int32 [B + 1]."""
+def cumulative(lengths: npt.NDArray[np.integer] | npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    """Prefix sums with a leading 0: [B] → int32 [B + 1]."""
     cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=cu_seqlens[1:])
     return cu_seqlens
@@ -196,17 +190,14 @@ class TaskOutput:
     def taken(self, sequences: npt.NDArray[np.integer]) -> TaskOutput:
         """The rows of these sequences, in this order: a copy."""
         counts = self.counts[sequences]
-        offsets = np.zeros(len(counts) + 1, np.int32)
-        np.cumsum(counts, out=offsets[1:])
+        offsets = cumulative(counts)
         rows = np.repeat(self.offsets[sequences] - offsets[:-1], counts) + np.arange(offsets[-1], dtype=np.int32)
         return TaskOutput(self.values[rows], offsets, None if self.indices is None else self.indices[rows])
 
     def where(self, mask: npt.NDArray[np.bool_]) -> TaskOutput:
         """The rows where `mask` [R] is true, of the same sequences."""
-        before = np.zeros(len(mask) + 1, np.int32)
-        np.cumsum(mask, out=before[1:])
         indices = None if self.indices is None else self.indices[mask]
-        return TaskOutput(self.values[mask], before[self.offsets], indices)
+        return TaskOutput(self.values[mask], cumulative(mask)[self.offsets], indices)
 
     def first_not_finite(self) -> int | None:
         """The first sequence with a NaN or an infinity; None: all values are finite. Costs one sum where they are."""
@@ -238,9 +229,7 @@ class TaskOutput:
         """The rows of several groups of sequences, end to end; at least one group."""
         if len(parts) == 1:
             return parts[0]
-        counts = np.concatenate([part.counts for part in parts])
-        offsets = np.zeros(len(counts) + 1, np.int32)
-        np.cumsum(counts, out=offsets[1:])
+        offsets = cumulative(np.concatenate([part.counts for part in parts]))
         indices = [part.indices for part in parts if part.indices is not None]
         return cls(
             np.concatenate([part.values for part in parts]), offsets, np.concatenate(indices) if indices else None

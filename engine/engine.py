@@ -122,7 +122,7 @@ class Engine:
         require_task(self.model, Task.EMBED)
         _check_flags(normalize=normalize, truncate=truncate)
         width = output_width(self.model, dimensions)
-        encoded = self._encoded(texts, task, prompt_name, truncate=truncate)
+        encoded = encode_texts(self.model, self.tokenizer, texts, task=task, prompt_name=prompt_name, truncate=truncate)
         vectors = np.empty((len(texts), width), np.float32)
         for numbers, rows in self._rows(
             encoded, Task.EMBED, batch_tokens, progress, dimensions=width if dimensions else 0, normalize=normalize
@@ -156,7 +156,7 @@ class Engine:
         """
         require_task(self.model, Task.SPARSE)
         _check_flags(truncate=truncate)
-        encoded = self._encoded(texts, task, prompt_name, truncate=truncate)
+        encoded = encode_texts(self.model, self.tokenizer, texts, task=task, prompt_name=prompt_name, truncate=truncate)
         vectors: dict[int, SparseVector] = {}
         for numbers, rows in self._rows(encoded, Task.SPARSE, batch_tokens, progress):
             vectors.update(zip(numbers.tolist(), rows.sparse_vectors(), strict=True))
@@ -183,7 +183,9 @@ class Engine:
         if head is None:
             raise _missing(self.model, Task.MULTI, "texts")
         _check_flags(is_query=is_query, truncate=truncate)
-        encoded = self._encoded(texts, task, prompt_name, truncate=truncate, is_query=is_query)
+        encoded = encode_texts(
+            self.model, self.tokenizer, texts, task=task, prompt_name=prompt_name, truncate=truncate, is_query=is_query
+        )
         starts = cumulative(encoded.lengths)
         mask = multi_vector_mask(encoded.ids, starts, head, is_query=is_query)
         vectors: dict[int, Vectors] = {}
@@ -218,7 +220,7 @@ class Engine:
             raise InputError(f"`top_n` must be at least 1, found {top_n!r}", param="top_n")
         check_text(query, "query")
         encoded = self.tokenizer.encode_pairs(
-            [self._prompt(options.get("prompt_name")) + query],
+            [_prompt(self.model, options.get("prompt_name")) + query],
             texts,
             TokenizeOptions(truncate=options.get("truncate", True), param="query"),
         )
@@ -241,7 +243,7 @@ class Engine:
             encoded = self.tokenizer.encode(
                 [text for text in texts if isinstance(text, str)],
                 TokenizeOptions(truncate=options.get("truncate", True), param="texts"),
-                prompt=self._prompt(options.get("prompt_name")),
+                prompt=_prompt(self.model, options.get("prompt_name")),
             )
             logits[single] = self._logits(classifier, encoded, options, single)
         if pairs:
@@ -279,7 +281,7 @@ class Engine:
         check_texts(labels, "labels")
         check_labels(labels, "labels")
         seconds = hypotheses(hypothesis_template, labels)
-        prompt = self._prompt(options.get("prompt_name"))
+        prompt = _prompt(self.model, options.get("prompt_name"))
         answer = []
         for text in texts:
             encoded = self.tokenizer.encode_pairs(
@@ -338,7 +340,7 @@ class Engine:
         self, classifier: Classifier, pairs: Mapping[int, Pair], param: str, options: ScoreOptions
     ) -> Vectors:
         """The logits of numbered pairs: float32 [n, labels]."""
-        prompt = self._prompt(options.get("prompt_name"))
+        prompt = _prompt(self.model, options.get("prompt_name"))
         firsts, seconds = [], []
         for number, pair in pairs.items():
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -349,9 +351,7 @@ class Engine:
             firsts.append(prompt + pair[0])
             seconds.append(pair[1])
         encoded = self.tokenizer.encode_pairs(
-            firsts,
-            seconds,
-            TokenizeOptions(truncate=options.get("truncate", True), param=param, second_param=param),
+            firsts, seconds, TokenizeOptions(truncate=options.get("truncate", True), param=param, second_param=param)
         )
         return self._logits(classifier, encoded, options, [*pairs])
 
@@ -405,28 +405,6 @@ class Engine:
                 param=param,
             )
         return classifier
-
-    def _encoded(
-        self,
-        texts: Sequence[str],
-        task: str | None,
-        prompt_name: str | None,
-        *,
-        truncate: bool,
-        is_query: bool | None = None,
-    ) -> Encoded:
-        return encode_texts(
-            self.model,
-            self.tokenizer,
-            texts,
-            task=task,
-            prompt_name=prompt_name,
-            truncate=truncate,
-            is_query=is_query,
-        )
-
-    def _prompt(self, name: str | None) -> str:
-        return _prompt(self.model, name)
 
 
 # The steps before and around an engine's batches, for callers that tokenize in one process and encode in another.

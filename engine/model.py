@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from embert.engine.errors import BrokenModel, EngineError, ModelNotFound, UnsupportedModel
 from embert.engine.files.chat_template import PairText, TakesNoPair, read_pair_text, template_of
 from embert.engine.files.hub import locate
-from embert.engine.files.json_files import check_keys, read_object
+from embert.engine.files.json_files import check_keys, positive_int, read_object, read_optional
 from embert.engine.files.key_tables import CONFIG_SENTENCE_TRANSFORMERS
 from embert.engine.files.tokenizer_config import NO_LENGTH_LIMIT, TokenizerConfig, define, read_tokenizer_config
 from embert.engine.heads.checkpoints.classifier import logit_classifier, read_classifier, stored_classifier
@@ -144,8 +143,8 @@ def _load(
     config = read_config(weights / "config.json")
     notices += check_config(weights / "config.json")
     stated_length = modules.transformer_module.max_length
-    rotates = all(config.attention_of(layer).rotary for layer in range(config.layers))
-    if stated_length is not None and config.max_positions < stated_length < NO_LENGTH_LIMIT and rotates:
+    endless = not config.position_table and (stated_length or 0) < NO_LENGTH_LIMIT
+    if stated_length is not None and stated_length > config.max_positions and endless:
         notices.append(
             f"texts of up to {stated_length} tokens, as sentence-transformers' files state, are longer than "
             f"{config.max_positions}, the model's max_position_embeddings"
@@ -173,7 +172,7 @@ def _load(
     _, definition_notices = define(path, read_object(path), tokenizer)
     notices += tokenizer_notices + definition_notices
     library = folder / "config_sentence_transformers.json"
-    library_fields = read_object(library) if library.is_file() else {}
+    library_fields = read_optional(library)
     notices += check_keys(library, library_fields, CONFIG_SENTENCE_TRANSFORMERS)
     prompts, default_prompt_name = read_prompts(folder)
     prompts = prompts_with_adapters(prompts, config.adapters)
@@ -209,7 +208,7 @@ def _load(
         usual_prompt,
         pooling=pooling,
         splade=splade,
-        most_weights=_most_weights(library, library_fields),
+        most_weights=positive_int(library, library_fields, "max_active_dims"),
     )
     is_classifier = classifier is not None or token_classifier is not None
     embeds = vector_heads.embeds and (not is_classifier or pooling is not None)
@@ -268,14 +267,6 @@ def _load(
         pair_text=pair_text,
         embeds=embeds,
     )
-
-
-def _most_weights(library: Path, fields: Mapping[str, Any]) -> int | None:
-    """`max_active_dims` of a SparseEncoder. Raises BrokenModel."""
-    most = fields.get("max_active_dims")
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        raise BrokenModel(f"{library}: max_active_dims must be a positive int, found {most!r}")
-    return most
 
 
 def _architectures(folder: Path) -> str:
@@ -377,9 +368,7 @@ def _check_files(folder: Path, weights: Path, auto_class: str) -> None:
 def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     """Prompts by name, and the name of the one that applies where a request names none. Raises BrokenModel."""
     path = folder / "config_sentence_transformers.json"
-    if not path.is_file():
-        return {}, None
-    fields = read_object(path)
+    fields = read_optional(path)
     prompts = fields.get("prompts") or {}
     if isinstance(prompts, dict):
         prompts = {name: text for name, text in prompts.items() if text is not None}

@@ -56,11 +56,7 @@ class Location:
 
 
 def locate(
-    model: str | None,
-    *,
-    revision: str | None,
-    progress: bool,
-    on_download: Callable[[int, int], None] | None = None,
+    model: str | None, *, revision: str | None, progress: bool, on_download: Callable[[int, int], None] | None = None
 ) -> Location:
     """Find or download a model's files; `on_download` as in `load_model`. Raises ModelNotFound."""
     if model is None:

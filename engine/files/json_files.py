@@ -15,7 +15,10 @@ from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 
-__all__ = ["Key", "Table", "Verdict", "check_keys", "honored", "irrelevant", "read_json", "read_object", "refused"]
+__all__ = [
+    "Key", "Table", "Verdict", "check_keys", "honored", "irrelevant", "positive_int", "read_json", "read_object",
+    "read_optional", "refused",
+]  # fmt: skip
 
 # A lone surrogate: half of a character beyond 16 bits. UTF-8 cannot encode it, so logs and responses cannot hold it.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -44,6 +47,19 @@ def read_object(path: Path) -> dict[str, Any]:
     value = read_json(path)
     if not isinstance(value, dict):
         raise BrokenModel(f"{path} must hold a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """As `read_object`; an empty object where there is no such file."""
+    return read_object(path) if path.is_file() else {}
+
+
+def positive_int(path: Path, fields: Mapping[str, Any], name: str) -> int | None:
+    """A field of a file; None where it is null or absent. Raises BrokenModel for any other value."""
+    value = fields.get(name)
+    if value is not None and (type(value) is not int or value < 1):
+        raise BrokenModel(f"{path}: {name} must be a positive int, found {value!r}")
     return value
 
 

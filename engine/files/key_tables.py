@@ -52,9 +52,9 @@ SENTENCE_BERT_CONFIG: Table = {
     "modality_config": honored("of text: the model's usual output; message: the chat template of pairs; no others"),
     "module_output_name": honored("the name of that output"),
     "processing_kwargs": honored("text and common: see the next table; chat_template: its variables"),
-    "query_length": honored("multi-vectors only, refused otherwise"),
-    "document_length": honored("multi-vectors only, refused otherwise"),
-    "query_expansion": honored("multi-vectors only, refused otherwise"),
+    **dict.fromkeys(
+        ("query_length", "document_length", "query_expansion"), honored("multi-vectors only, refused otherwise")
+    ),
     "processor_kwargs": honored("these replace fields of tokenizer_config.json"),
     "tokenizer_args": honored("the former name of processor_kwargs"),
     "model_kwargs": honored("keys that change no result; others are refused"),
@@ -108,7 +108,11 @@ CONFIG_SENTENCE_TRANSFORMERS: Table = {
     "skiplist_words": honored("late interaction: words without a vector"),
 }
 
-EMBEDDING_DIMENSION = irrelevant("follows from the weights")
+WIDTH = dict.fromkeys(("embedding_dimension", "word_embedding_dimension"), irrelevant("follows from the weights"))
+ROWS = {
+    "module_input_name": honored("sentence_embedding, or token_embeddings for late interaction"),
+    "module_output_name": honored("the same name; another one is refused"),
+}
 
 POOLING: Table = {
     "pooling_mode": honored("one of the six, or several, whose rows are joined"),
@@ -119,29 +123,22 @@ POOLING: Table = {
         )
     },
     "include_prompt": honored("whether a prompt's tokens are pooled"),
-    "embedding_dimension": EMBEDDING_DIMENSION,
-    "word_embedding_dimension": EMBEDDING_DIMENSION,
+    **WIDTH,
 }  # fmt: skip
 DENSE: Table = {
     "in_features": honored("columns in"),
     "out_features": honored("columns out"),
     "bias": honored("whether there is a bias"),
     "activation_function": honored("torch's class"),
-    "module_input_name": honored("sentence_embedding, or token_embeddings for late interaction"),
-    "module_output_name": honored("the same name; another one is refused"),
+    **ROWS,
     "use_residual": honored("whether the rows that it takes are added; refused for late interaction"),
-}
-NORMALIZE: Table = {
-    "module_input_name": honored("sentence_embedding, or token_embeddings for late interaction"),
-    "module_output_name": honored("the same name; another one is refused"),
 }
 LAYER_NORM: Table = {"dimension": honored("columns")}
 DROPOUT: Table = {"dropout": TRAINING}
 SPLADE_POOLING: Table = {
     "pooling_strategy": honored("max"),
     "activation_function": honored("relu or log1p_relu"),
-    "embedding_dimension": EMBEDDING_DIMENSION,
-    "word_embedding_dimension": EMBEDDING_DIMENSION,
+    **WIDTH,
     "chunk_size": irrelevant("how much is computed together"),
 }
 MULTI_VECTOR_MASK: Table = {
@@ -158,7 +155,7 @@ LOGIT_SCORE: Table = {
 MODULE_CONFIGS: dict[str, Table] = {
     "Pooling": POOLING,
     "Dense": DENSE,
-    "Normalize": NORMALIZE,
+    "Normalize": ROWS,
     "LayerNorm": LAYER_NORM,
     "Dropout": DROPOUT,
     "SpladePooling": SPLADE_POOLING,
@@ -206,12 +203,8 @@ ADAPTER_CONFIG: Table = {
     "kasa_config": refused("KaSA, which changes the base's weights", None),
     "monteclora_config": refused("samples of weights", None),
     "ensure_weight_tying": refused("one adapter of the word table and the decoder", False, None),
-    "lora_dropout": TRAINING,
-    "velora_config": TRAINING,
-    "inference_mode": TRAINING,
-    "eva_config": ADAPTER_START,
-    "corda_config": ADAPTER_START,
-    "lora_ga_config": ADAPTER_START,
+    **dict.fromkeys(("lora_dropout", "velora_config", "inference_mode"), TRAINING),
+    **dict.fromkeys(("eva_config", "corda_config", "lora_ga_config"), ADAPTER_START),
     "loftq_config": irrelevant("LoftQ's, which init_lora_weights chooses"),
     "qalora_group_size": irrelevant("QALoRA's, which use_qalora chooses"),
     "megatron_config": irrelevant("how Megatron cuts layers"),
@@ -321,11 +314,9 @@ CONFIG: Table = {
     "pruned_heads": refused("attention without some heads", None, {}),
     "quantization_config": refused("quantized weights; --dtype int8 quantizes plain ones", None),
     "chunk_size_feed_forward": irrelevant("how much is computed together"),
-    "output_hidden_states": OUTPUT,
-    "output_attentions": OUTPUT,
-    "return_dict": OUTPUT,
-    "use_return_dict": OUTPUT,
-    "output_past": OUTPUT,
+    **dict.fromkeys(
+        ("output_hidden_states", "output_attentions", "return_dict", "use_return_dict", "output_past"), OUTPUT
+    ),
     "label2id": irrelevant("id2label says it"),
     **dict.fromkeys(("dtype", "torch_dtype", "use_bfloat16"), DTYPE),
     **dict.fromkeys(
@@ -429,9 +420,9 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
         "embedding_size": SHAPE,
         "num_hidden_groups": SHAPE,
         "inner_group_num": SHAPE,
-        "down_scale_factor": irrelevant("never read by the library"),
-        "gap_size": irrelevant("never read by the library"),
-        "num_memory_blocks": irrelevant("never read by the library"),
+        **dict.fromkeys(
+            ("down_scale_factor", "gap_size", "num_memory_blocks"), irrelevant("never read by the library")
+        ),
     },
     "deberta-v2": {
         **BERT_LIKE,
@@ -446,8 +437,7 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
         "position_biased_input": honored("whether there is a table of positions"),
         "attention_head_size": honored("hidden_size / num_attention_heads"),
         "conv_kernel_size": honored("0: no convolution"),
-        "conv_act": irrelevant("an option of the convolution"),
-        "conv_groups": irrelevant("an option of the convolution"),
+        **dict.fromkeys(("conv_act", "conv_groups"), irrelevant("an option of the convolution")),
         "pooler_hidden_size": honored("hidden_size"),
         "pooler_hidden_act": honored("of the classification head"),
         "legacy": honored("which head a masked language model has"),
@@ -531,6 +521,10 @@ DECODER: dict[str, Key] = {
     "is_decoder": irrelevant("never read for this model_type"),
     "position_embedding_type": irrelevant("positions are always rotary"),
 }
+BIASES = {
+    "attention_bias": honored("whether attention's linear layers have biases"),
+    "mlp_bias": honored("whether those of the feed-forward network have them"),
+}
 WINDOWS_OF_QWEN = {
     "use_sliding_window": honored("whether there are windows"),
     "sliding_window": honored("tokens of a window"),
@@ -540,16 +534,14 @@ WINDOWS_OF_QWEN = {
 CONFIG_OF_MODEL_TYPE |= {
     "llama": {
         **DECODER,
-        "attention_bias": honored("whether attention's linear layers have biases"),
-        "mlp_bias": honored("whether those of the feed-forward network have them"),
+        **BIASES,
         "pretraining_tp": irrelevant("products in slices"),
     },
     "eurobert": {
         **DECODER,
         "is_causal": CAUSAL,
         "use_bidirectional_attention": irrelevant("attention always has both directions"),
-        "attention_bias": honored("whether attention's linear layers have biases"),
-        "mlp_bias": honored("whether those of the feed-forward network have them"),
+        **BIASES,
         "classifier_pooling": honored("late, mean or bos"),
         "clf_pooling": honored("the same as classifier_pooling, by the name of the model's own code"),
         "pad_token_id": TOKEN_IDS,
@@ -563,14 +555,14 @@ CONFIG_OF_MODEL_TYPE |= {
     "qwen3": {
         **DECODER,
         **WINDOWS_OF_QWEN,
-        "attention_bias": honored("whether attention's linear layers have biases"),
+        "attention_bias": BIASES["attention_bias"],
     },
     "gemma3_text": {
         **DECODER,
         "use_bidirectional_attention": honored("true: attention in both directions"),
         "hidden_activation": honored("gelu_pytorch_tanh, silu, gelu, gelu_new or relu"),
         "hidden_act": irrelevant("hidden_activation says it"),
-        "attention_bias": honored("whether attention's linear layers have biases"),
+        "attention_bias": BIASES["attention_bias"],
         "query_pre_attn_scalar": honored("scores are divided by its square root"),
         "sliding_window": honored("tokens of a window, half of them on each side where attention has both directions"),
         "sliding_window_pattern": honored("every so many layers one has no window"),

@@ -15,18 +15,7 @@ from embert.engine.errors import BrokenModel
 __all__ = ["Header", "broken", "parse_header", "read_header"]
 
 # The format's tags → bytes of a number.
-ITEM_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 Header = dict[str, dict[str, Any]]  # a tensor's name → its dtype, shape and data_offsets, which are checked

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import check_keys, read_object
+from embert.engine.files.json_files import check_keys, read_object, read_optional
 from embert.engine.files.key_tables import TOKENIZER, TOKENIZER_CONFIG
 
 __all__ = [
@@ -305,12 +305,7 @@ CLASSES = {
     "BertTokenizer": TokenizerClass("WordPiece", _word_piece, "bert", BERT_TOKENS, token_types=True),
     "DistilBertTokenizer": TokenizerClass("WordPiece", _word_piece, "bert", BERT_TOKENS),
     "MPNetTokenizer": TokenizerClass(
-        "WordPiece",
-        _word_piece,
-        "roberta",
-        {**ROBERTA_TOKENS, "unk_token": "[UNK]"},
-        mask_strips=True,
-        normalizes=True,
+        "WordPiece", _word_piece, "roberta", {**ROBERTA_TOKENS, "unk_token": "[UNK]"}, mask_strips=True, normalizes=True
     ),
     "RobertaTokenizer": TokenizerClass("BPE", _byte_level, "roberta", ROBERTA_TOKENS),
     "XLMRobertaTokenizer": TokenizerClass(
@@ -328,21 +323,11 @@ CLASSES = {
         "Unigram",
         _albert,
         "bert",
-        {
-            **BERT_TOKENS,
-            "unk_token": "<unk>",
-            "pad_token": "<pad>",
-            "bos_token": "[CLS]",
-            "eos_token": "[SEP]",
-        },
+        {**BERT_TOKENS, "unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "[CLS]", "eos_token": "[SEP]"},
         keeps_template=True,
     ),
     "DebertaV2Tokenizer": TokenizerClass(
-        "Unigram",
-        _deberta,
-        "bert",
-        {**BERT_TOKENS, "bos_token": "[CLS]", "eos_token": "[SEP]"},
-        token_types=True,
+        "Unigram", _deberta, "bert", {**BERT_TOKENS, "bos_token": "[CLS]", "eos_token": "[SEP]"}, token_types=True
     ),
     "Qwen2Tokenizer": TokenizerClass(
         "BPE",
@@ -403,7 +388,7 @@ def read_tokenizer_config(
     BrokenModel, and UnsupportedModel for a setting that the engine does not support, naming the field.
     """
     path, overrides = folder / "tokenizer_config.json", overrides or {}
-    fields = read_object(path) if path.is_file() else {}
+    fields = read_optional(path)
     notices = _checked(path, fields)
     if overrides:
         notices += _checked(folder / "sentence_bert_config.json", overrides)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import check_keys, read_json, read_object
+from embert.engine.files.json_files import check_keys, read_json, read_object, read_optional
 from embert.engine.files.key_tables import MODULE_CONFIGS, MODULES
 from embert.engine.heads.checkpoints.late_interaction import Mask, read_mask
 from embert.engine.heads.checkpoints.transformer_module import TransformerModule, read_transformer_module
@@ -212,8 +212,7 @@ def _splade_pooling(path: Path) -> bool:
 
 def _is_pylate(folder: Path, listed: list[dict[str, Any]]) -> bool:
     """Whether masking and normalizing are left to PyLate's code."""
-    path = folder / "config_sentence_transformers.json"
-    stated = path.is_file() and read_object(path).get("model_type") == "ColBERT"
+    stated = read_optional(folder / "config_sentence_transformers.json").get("model_type") == "ColBERT"
     return stated or any(module["type"] == PYLATE_DENSE for module in listed)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import read_object
+from embert.engine.files.json_files import positive_int, read_object
 
 __all__ = [
     "POOLINGS",
@@ -220,9 +220,9 @@ def width_after(folder: Path, modules: Sequence[Module], width: int) -> int:
 
 
 def _count(path: Path, fields: dict[str, Any], field: str) -> int:
-    value = fields.get(field)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BrokenModel(f"{path}: {field} must be a positive int, found {value!r}")
+    value = positive_int(path, fields, field)
+    if value is None:
+        raise BrokenModel(f"{path} has no {field}")
     return value
 
 

@@ -111,10 +111,7 @@ def read_eurobert(config: ConfigFile) -> EncoderConfig:
     config.one_of("clf_pooling", (stated,), stated)  # the name in the authors' own code, which transformers ignores
     classification = Classification("dense", "classifier", "gelu", pooling=EUROBERT_POOLINGS[stated])
     tensors = dataclasses.replace(
-        described.tensors,
-        classification=classification,
-        token_classification=TOKEN_CLASSIFICATION,
-        language_model=None,
+        described.tensors, classification=classification, token_classification=TOKEN_CLASSIFICATION, language_model=None
     )
     return dataclasses.replace(described, tensors=tensors)
 
@@ -192,9 +189,7 @@ def decoder_config(
             absent=frozenset(absent),
             classification=CLASSIFICATION,
             token_classification=Classification(
-                dense="",
-                out="score",
-                out_bias=config.one_of("token_classification_bias", (True, False), True),
+                dense="", out="score", out_bias=config.one_of("token_classification_bias", (True, False), True)
             ),
             language_model="lm_head",
         ),

@@ -12,14 +12,7 @@ import math
 from typing import Any
 
 from embert.engine.models.config_file import ConfigFile
-from embert.engine.models.decoder import (
-    ATTENTION,
-    FEED_FORWARD,
-    FULL,
-    PARTS,
-    SLIDING,
-    decoder_config,
-)
+from embert.engine.models.decoder import ATTENTION, FEED_FORWARD, FULL, PARTS, SLIDING, decoder_config
 from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
 from embert.engine.models.rotary import read_rotary
 from embert.engine.models.tensor_names import ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM, WeightMapping

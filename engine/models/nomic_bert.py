@@ -65,10 +65,7 @@ OLDER: Mapping[str, str | FusedWeight] = {
     "output.dense": "mlp.fc2",
     "output.LayerNorm": "norm2",
 }
-MAPPINGS = (
-    WeightMapping(OLDER, PREFIXES, "encoder.layers."),
-    WeightMapping(GATED_PARTS, PREFIXES, "layers."),
-)
+MAPPINGS = (WeightMapping(OLDER, PREFIXES, "encoder.layers."), WeightMapping(GATED_PARTS, PREFIXES, "layers."))
 PLAIN_SCHEMES = (WeightMapping({**OLDER, "intermediate.dense": "mlp.fc1"}, PREFIXES, "encoder.layers."),)
 
 ATTENTION = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")

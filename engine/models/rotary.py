@@ -7,16 +7,7 @@ import math
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.models.config_file import ConfigFile
-from embert.engine.models.encoder_config import (
-    Attention,
-    DynamicNtk,
-    EncoderConfig,
-    Linear,
-    Llama3,
-    Ntk,
-    Rotary,
-    Yarn,
-)
+from embert.engine.models.encoder_config import Attention, DynamicNtk, EncoderConfig, Linear, Llama3, Ntk, Rotary, Yarn
 
 __all__ = ["read_rotary", "rotary_of", "with_rope_parameters", "with_rotary"]
 

@@ -1,4 +1,4 @@
-"""int8 rows and weights: rotated columns, with a scale for each row, block of a row, or output channel.
+"""int8 rows and weights: rotated columns, with a scale for each row or output channel.
 
 The rotation is Sylvester's Hadamard matrix of 128 rows, in natural order. Weights are rotated when a model is loaded.
 `product` is the whole int8 product in numpy, the reference for encoders.
@@ -23,7 +23,6 @@ __all__ = [
     "hadamard",
     "product",
     "quantized",
-    "quantized_blocks",
     "quantized_rows",
     "quantized_weight",
     "rotated",
@@ -73,7 +72,7 @@ class QuantizedRows(NamedTuple):
     """x · H / √128 is about `integers` · `scales`."""
 
     integers: npt.NDArray[np.int8]  # [n, columns], -127 … 127
-    scales: Floats  # [n, 1], or [n, columns / 128] where each block has one
+    scales: Floats  # [n, 1]
 
 
 def quantized(y: Floats) -> QuantizedRows:
@@ -91,12 +90,6 @@ def quantized(y: Floats) -> QuantizedRows:
 def quantized_rows(x: Floats) -> QuantizedRows:
     """Rows [n, columns] before the rotation, with a scale a row."""
     return quantized(rotated(x))
-
-
-def quantized_blocks(x: Floats) -> QuantizedRows:
-    """Rows [n, columns] before the rotation, with a scale for every 128 columns."""
-    blocks = quantized(rotated(x).reshape(-1, BLOCK))
-    return QuantizedRows(blocks.integers.reshape(x.shape), blocks.scales.reshape(len(x), -1))
 
 
 class QuantizedWeight(NamedTuple):
@@ -133,12 +126,5 @@ def sums(rows: QuantizedRows, weight: QuantizedWeight) -> npt.NDArray[np.int32]:
 
 
 def product(rows: QuantizedRows, weight: QuantizedWeight, bias: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """x · weightᵀ + bias for rows with one scale each, or with one for every 128 columns: float32 [n, out]."""
-    if rows.scales.shape[1] == 1:
-        return sums(rows, weight).astype(np.float32) * rows.scales * weight.scales + bias
-    y = np.zeros((len(rows.integers), len(bias)), np.float32)
-    for block in range(rows.scales.shape[1]):
-        columns = slice(block * BLOCK, (block + 1) * BLOCK)
-        part = QuantizedRows(rows.integers[:, columns], rows.scales[:, block : block + 1])
-        y += sums(part, QuantizedWeight(weight.integers[:, columns], weight.scales)).astype(np.float32) * part.scales
-    return y * weight.scales + bias
+    """x · weightᵀ + bias: float32 [n, out]."""
+    return sums(rows, weight).astype(np.float32) * rows.scales * weight.scales + bias

@@ -159,13 +159,7 @@ class Pairs:
         for group in groups(sizes, chunking.chunk):
             texts = [pair_text.joined(*pair) for pair in zip(firsts[group], seconds[group], strict=True)]
             read = yield from self._backend.read(
-                texts,
-                options,
-                chunking,
-                capacity=limit,
-                param=options.second_param,
-                refuse=refuse,
-                first=group.start,
+                texts, options, chunking, capacity=limit, param=options.second_param, refuse=refuse, first=group.start
             )
             for index, body in enumerate(read, group.start):
                 tokens = len(body) // ID_BYTES
@@ -276,12 +270,7 @@ class Pairs:
         return Encoded(ids, lengths, truncated, types)
 
     def _beside(
-        self,
-        first: Counts,
-        second: Counts,
-        template: PairTemplate,
-        capacities: _Capacities,
-        options: TokenizeOptions,
+        self, first: Counts, second: Counts, template: PairTemplate, capacities: _Capacities, options: TokenizeOptions
     ) -> Counts:
         """The tokens of first texts that stay where second ones are whole, as by HuggingFace's `only_first`."""
         left = capacities.pair - second

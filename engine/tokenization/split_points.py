@@ -104,19 +104,6 @@ class SplitPoints:
 class TextParts:
     """The parts of one text, from the end that is kept when the text is cut."""
 
-    __slots__ = (
-        "_end",
-        "_left",
-        "_most",
-        "_pattern",
-        "_shorten",
-        "_split_points",
-        "_text",
-        "index",
-        "param",
-        "start",
-    )
-
     def __init__(
         self,
         text: str,

@@ -205,10 +205,6 @@ class Tokenizer:
         """As `encode_pairs`, but None unless every word was seen before."""
         return self._pairs.encode_known(firsts, seconds, options)
 
-    def check_pairs(self) -> None:
-        """Raise BrokenModel if the tokenizer has no pairs, for models that need them."""
-        self._pairs.check()
-
     def from_ids(self, sequences: Sequence[Sequence[int]], options: TokenizeOptions = DEFAULT_OPTIONS) -> Encoded:
         """Take token ids unchanged: nothing is added.
 
@@ -255,12 +251,7 @@ class Tokenizer:
         return answer
 
     def tokenize_chunks(
-        self,
-        texts: Sequence[str],
-        *,
-        add_special_tokens: bool = True,
-        prompt: str = "",
-        param: str = "inputs",
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, prompt: str = "", param: str = "inputs"
     ) -> Iterator[list[tuple[int, list[TokenInfo]]]]:
         """As `tokenize`, in chunks: each yields the next tokens of some texts, with the text's index.
 

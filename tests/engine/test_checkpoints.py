@@ -211,6 +211,12 @@ ODD: dict[str, tuple[dict[str, Any], str | None]] = {
             "tokenizer_config.json": FAST, "sentence_bert_config.json": {"max_seq_length": 50}}},
         None,
     ),
+    "the same by distances": (
+        {"prefix": "DebertaV2", "max_position_embeddings": 30, "position_biased_input": False,
+         "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "files": {
+             "tokenizer_config.json": FAST, "sentence_bert_config.json": {"max_seq_length": 50}}},
+        None,
+    ),
     "special tokens without a name, and a prompt that is not pooled": (
         {"files": {
             "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"},

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from embert import engine
-from embert.engine.errors import BrokenModel, InputError, InputTooLarge
+from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.files.tokenizer_config import read_tokenizer_config
 from embert.engine.model import Model
 from embert.engine.tokenization import backend
@@ -229,7 +229,6 @@ def test_limits_cut_as_if_the_texts_were_shorter_and_the_model_smaller(
 
 
 def test_query_is_read_once_and_long_texts_no_further_than_needed(tokenizer: engine.Tokenizer, read: list[str]) -> None:
-    tokenizer.check_pairs()
     long = "." * 3_000_000
     for query, documents, most in (
         ("a query", ["one", long, "日本" * 1_000_000, "two"], 20_000),
@@ -333,8 +332,6 @@ def test_tokenizers_without_pairs(
     model = saved(default_model, tmp_path, with_processor(unigram(300), processor), limit=limit)
     tokenizer = engine.Tokenizer(model)
     assert tokenizer.encode(["a"]).sequences == 1
-    with pytest.raises(BrokenModel, match=f"^{message}$"):
-        tokenizer.check_pairs()
     said = f"^`inputs`: {message}$"
     for encode in (tokenizer.encode_pairs, tokenizer.encode_known_pairs):
         with pytest.raises(InputError, match=said):

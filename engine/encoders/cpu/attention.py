@@ -44,12 +44,7 @@ BIASED_ROWS = 256  # queries whose biases are held at once there
 
 
 def attention(
-    qkv: torch.Tensor,
-    groups: Sequence[Group],
-    heads: int,
-    positions: Positions = PLAIN,
-    *,
-    own_kernels: bool = False,
+    qkv: torch.Tensor, groups: Sequence[Group], heads: int, positions: Positions = PLAIN, *, own_kernels: bool = False
 ) -> torch.Tensor:
     """[T, 3 · hidden] → [T, hidden]. Queries are scaled already. Rows after the last group become 0.
 

@@ -47,11 +47,7 @@ __all__ = ["TorchEncoder"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
 
 # What multiplies, for the start-up log.
-PRODUCTS = {
-    "avx512": "AVX-512 kernels",
-    "packed": "oneDNN's kernels",
-    "plain": "torch's operators",
-}
+PRODUCTS = {"avx512": "AVX-512 kernels", "packed": "oneDNN's kernels", "plain": "torch's operators"}
 
 # On a CPU a larger batch gives no more tokens a second, only a longer wait. A longer text gets its own batch.
 MAX_BATCH_TOKENS = 2048

@@ -156,11 +156,7 @@ class Pooled:
     def __call__(self, hidden: Hidden) -> TaskOutput:
         """[n, hidden · modes]."""
         rows = pooled(
-            hidden.rows,
-            hidden.groups,
-            self._pooling,
-            own_kernels=self._own_kernels,
-            prompt_tokens=hidden.prompt_tokens,
+            hidden.rows, hidden.groups, self._pooling, own_kernels=self._own_kernels, prompt_tokens=hidden.prompt_tokens
         )
         return TaskOutput.one_each(rows.numpy())
 

@@ -126,12 +126,16 @@ class LinearPlain:
     ) -> torch.Tensor:
         """See Linear."""
         threads_for_products(x, len(self._bias))
-        y = F.linear(x, self._weight, self._bias)
-        if residual is not None:
-            return y.add_(residual)
-        if gate is not None:
-            return y.mul_(gate)
-        return activated(y, self._activation)
+        return _finished(F.linear(x, self._weight, self._bias), residual, gate, self._activation)
+
+
+def _finished(
+    y: torch.Tensor, residual: torch.Tensor | None, gate: torch.Tensor | None, activation: Activation
+) -> torch.Tensor:
+    """What follows a product, in place."""
+    if residual is not None:
+        return y.add_(residual)
+    return activated(y, activation) if gate is None else y.mul_(gate)
 
 
 def activated(y: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -264,11 +268,7 @@ class Int8Linear:
         y = exact_sums(rows.shifted, self._weight, self._scales, self._zeros)
         threads_for_elements(y.numel())
         torch.addcmul(self._bias, y, rows.largest, out=y)
-        if residual is not None:
-            return y.add_(residual)
-        if gate is not None:
-            return y.mul_(gate)
-        return activated(y, self._activation)
+        return _finished(y, residual, gate, self._activation)
 
 
 def check_exact() -> None:

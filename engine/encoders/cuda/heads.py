@@ -95,6 +95,12 @@ def _token_classifier_tensors(
         yield "multi.beta", -1, np.zeros_like(norm.gamma) if norm.beta is None else norm.beta
 
 
+def _replaced(tasks: npt.NDArray[np.uint8], task: Task, other: Task) -> npt.NDArray[np.uint8]:
+    """The tasks [B] of sequences, with `other` in the place of `task`."""
+    rest = tasks & ~np.uint8(task)
+    return np.where(tasks & np.uint8(task), rest | np.uint8(other), rest).astype(np.uint8)
+
+
 class TokenLogits:
     """Token classes on the device: MULTI's rows there, of more columns than the model has labels."""
 
@@ -106,9 +112,7 @@ class TokenLogits:
         """The batch with MULTI for TOKEN_CLASSES."""
         if batch.tasks is None:
             return batch
-        rest = batch.tasks & ~np.uint8(Task.TOKEN_CLASSES)
-        wants = batch.tasks & np.uint8(Task.TOKEN_CLASSES)
-        return dataclasses.replace(batch, tasks=np.where(wants, rest | np.uint8(Task.MULTI), rest).astype(np.uint8))
+        return dataclasses.replace(batch, tasks=_replaced(batch.tasks, Task.TOKEN_CLASSES, Task.MULTI))
 
     def finish(self, rows: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
         """The rows of each task, with TOKEN_CLASSES' in the place of MULTI's."""
@@ -214,10 +218,7 @@ class HostClassifier:
     @staticmethod
     def device_tasks(tasks: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8] | None:
         """The tasks [B] of a batch, with pooled rows in the place of logits."""
-        if tasks is None:
-            return None
-        rest = tasks & ~np.uint8(Task.CLASSIFY)
-        return np.where(tasks & np.uint8(Task.CLASSIFY), rest | np.uint8(Task.EMBED), rest).astype(np.uint8)
+        return None if tasks is None else _replaced(tasks, Task.CLASSIFY, Task.EMBED)
 
     def finish(self, rows: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
         """The rows of each task, with logits float32 [n, labels] in the place of pooled rows [n, hidden]."""
@@ -250,8 +251,7 @@ class HostEmbedding:
         tasks = batch.tasks
         if self._pooling and batch.sequences:
             tasks = np.full(batch.sequences, Task.EMBED, np.uint8) if tasks is None else tasks
-            rest = tasks & ~np.uint8(Task.EMBED)
-            tasks = np.where(tasks & np.uint8(Task.EMBED), rest | np.uint8(Task.TOKENS), rest).astype(np.uint8)
+            tasks = _replaced(tasks, Task.EMBED, Task.TOKENS)
         return dataclasses.replace(batch, tasks=tasks, dimensions=None, normalize=np.zeros(batch.sequences, np.bool_))
 
     @staticmethod

@@ -135,10 +135,7 @@ LAYER_LINEAR = {
     "inner": "intermediate.dense",
     "out": "output.dense",
 }
-PADDED = {
-    *(f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")),
-    "attention.weight",
-}
+PADDED = {*(f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")), "attention.weight"}
 LAYER_NORMS = {"attention": "attention.output.LayerNorm", "out": "output.LayerNorm"}
 RMS_NORMS = {  # of which only gamma is loaded
     "query_norm": QUERY_NORM,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import read_object
+from embert.engine.files.json_files import read_object, read_optional
 from embert.engine.heads.checkpoints.stored import check_layer, stored_tensors
 from embert.engine.heads.description import Classifier, Layer, Norm, TokenClassifier
 from embert.engine.heads.modules import LogitScore
@@ -47,7 +47,7 @@ def read_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig) 
     """
     path = weights / "config.json"
     config, library = read_object(path), folder / "config_sentence_transformers.json"
-    library_fields = read_object(library) if library.is_file() else {}
+    library_fields = read_optional(library)
     named = config.get("architectures")
     kind = str(named[0]) if isinstance(named, list) and named else ""
     if kind.endswith(TOKEN_SUFFIX):
@@ -97,7 +97,7 @@ def logit_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig,
     """
     path, library = weights / "config.json", folder / "config_sentence_transformers.json"
     config, matrix = read_object(path), encoder_config.tensors.language_model
-    library_fields = read_object(library) if library.is_file() else {}
+    library_fields = read_optional(library)
     if matrix is None:
         raise UnsupportedModel(
             f"{folder / 'modules.json'}: LogitScore is not supported for {encoder_config.model_type}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import read_object
+from embert.engine.files.json_files import positive_int, read_object, read_optional
 from embert.engine.heads.checkpoints.stored import Vocabulary, stored_tensors
 from embert.engine.heads.checkpoints.transformer_module import TransformerModule
 from embert.engine.heads.description import Expansion, Layer, MultiVector, Role
@@ -64,7 +64,7 @@ def read_late_interaction(
     if mask is not None:
         path = module.path or transformer
     else:
-        fields = read_object(path) if path.is_file() else {}
+        fields = read_optional(path)
     # As sentence-transformers: no other prompt goes before a query or a document, not even the default one.
     query_prompt, document_prompt = prompts.get("query", ""), prompts.get("document", "")
     if mask is None:
@@ -73,7 +73,7 @@ def read_late_interaction(
     else:
         expansion, longest = _expansion(path, fields, vocabulary)
         query = Role(query_prompt, length=longest, expansion=expansion)
-        document = Role(document_prompt, length=_length(path, fields, "document_length", None))
+        document = Role(document_prompt, length=positive_int(path, fields, "document_length"))
     layers = tuple(
         Layer("linear", f"{layer.folder}/model.safetensors", layer.inputs, layer.outputs, layer.bias, layer.activation)
         for layer in dense
@@ -90,7 +90,7 @@ def is_stanford(config: Path) -> bool:
 def read_stanford(folder: Path, hidden_size: int) -> MultiVector:
     """The head of Stanford's ColBERT. Raises BrokenModel or UnsupportedModel."""
     path = folder / "artifact.metadata"
-    fields = read_object(path) if path.is_file() else {}
+    fields = read_optional(path)
     stored = stored_tensors(folder)
     outputs = stored.shapes.get("linear.weight", (0,))[0]
     stored.check("linear.weight", (outputs, hidden_size))
@@ -103,7 +103,7 @@ def read_stanford(folder: Path, hidden_size: int) -> MultiVector:
         marker = vocabulary.id(token) if isinstance(token, str) else None
         if marker is None:
             raise BrokenModel(f"{path}: {field} {token!r} is not a token of {vocabulary.path}")
-        roles.append(Role(marker=marker, length=_length(path, fields, name, usual)))
+        roles.append(Role(marker=marker, length=positive_int(path, fields, name) or usual))
     query, document = roles
     expansion = Expansion(_mask_token(vocabulary), query.length or 0, bool(fields.get("attend_to_mask_tokens")))
     query = Role(marker=query.marker, length=query.length, expansion=expansion)
@@ -115,7 +115,7 @@ def read_stanford(folder: Path, hidden_size: int) -> MultiVector:
 def _pylate_roles(path: Path, fields: Mapping[str, Any], vocabulary: Vocabulary, *prompts: str) -> tuple[Role, Role]:
     """Queries and documents, from the fields of PyLate's config_sentence_transformers.json, and their prompts."""
     lengths = [
-        _length(path, fields, name, usual)
+        positive_int(path, fields, name) or usual
         for name, usual in zip(("query_length", "document_length"), PYLATE_LENGTHS, strict=True)
     ]
     expansion = None
@@ -149,13 +149,13 @@ def _marked(prefix: str, prompt: str, vocabulary: Vocabulary) -> tuple[str, int 
 
 def _expansion(path: Path, fields: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Expansion | None, int | None]:
     """sentence-transformers' query_expansion, and the tokens of a query at most."""
-    longest = _length(path, fields, "query_length", None)
+    longest = positive_int(path, fields, "query_length")
     stated = fields.get("query_expansion")
     if stated is None:
         return None, longest
     if not isinstance(stated, dict) or stated.get("strategy") not in ("fixed", "min"):
         raise UnsupportedModel(f"{path}: query_expansion {stated!r} is not supported; supported: 'fixed', 'min'")
-    length = _length(path, stated, "length", None)
+    length = positive_int(path, stated, "length")
     if length is None:
         raise BrokenModel(f"{path}: query_expansion has no length")
     token = stated.get("token")
@@ -187,15 +187,6 @@ def _mask_token(vocabulary: Vocabulary) -> int:
     if mask_id is None:
         raise BrokenModel(f"{vocabulary.path} has no mask token, which queries are expanded with")
     return mask_id
-
-
-def _length(path: Path, fields: Mapping[str, Any], name: str, usual: int | None) -> int | None:
-    value = fields.get(name)
-    if value is None:
-        return usual
-    if type(value) is not int or value < 1:
-        raise BrokenModel(f"{path}: {name} must be a positive int, found {value!r}")
-    return value
 
 
 def _words(path: Path, fields: Mapping[str, Any], usual: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import check_keys, read_object
+from embert.engine.files.json_files import check_keys, positive_int, read_object
 from embert.engine.files.key_tables import PROCESSING_KWARGS, SENTENCE_BERT_CONFIG
 
 __all__ = ["TransformerModule", "read_transformer_module"]
@@ -110,9 +110,9 @@ def _read(path: Path, stored: dict[str, Any]) -> TransformerModule:
     tokenizer = {
         name: value for name, value in _object(path, fields, "processor_kwargs").items() if name not in HUB_KWARGS
     }
-    length = _length(path, fields, "max_seq_length")
+    length = positive_int(path, fields, "max_seq_length")
     if "model_max_length" in tokenizer:  # sentence-transformers prefers it to max_seq_length
-        length = _length(path, tokenizer, "model_max_length")
+        length = positive_int(path, tokenizer, "model_max_length")
     processed, further = _processing(path, fields)
     return TransformerModule(
         path=path,
@@ -182,7 +182,7 @@ def _processing(path: Path, fields: Mapping[str, Any]) -> tuple[int | None, tupl
     called = {**_object(path, stated, "text"), **_object(path, stated, "common")}
     where = path.with_name(f"{path.name}: processing_kwargs")
     notices = check_keys(where, called, PROCESSING_KWARGS)
-    return _length(path, called, "max_length"), notices
+    return positive_int(path, called, "max_length"), notices
 
 
 def _stored_name(stored: Mapping[str, Any], name: str) -> str:
@@ -197,10 +197,3 @@ def _object(path: Path, fields: Mapping[str, Any], name: str) -> Mapping[str, An
     if not isinstance(value, dict):
         raise BrokenModel(f"{path}: {name} must be an object, found {value!r}")
     return value
-
-
-def _length(path: Path, fields: Mapping[str, Any], name: str) -> int | None:
-    length = fields.get(name)
-    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length <= 0):
-        raise BrokenModel(f"{path}: {name} must be a positive int, found {length!r}")
-    return length

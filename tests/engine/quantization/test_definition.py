@@ -35,7 +35,6 @@ from embert.engine.quantization.rows import (
     hadamard,
     product,
     quantized,
-    quantized_blocks,
     quantized_rows,
     quantized_weight,
     rotated,
@@ -86,10 +85,6 @@ def test_integers_times_scales_are_the_rotated_row(seed: int, count: int) -> Non
     rows, y = quantized_rows(x), rotated(x) / np.sqrt(np.float32(BLOCK))
     assert (np.abs(rows.integers.astype(int)).max(1) == LEVELS).all()
     assert (np.abs(rows.integers * rows.scales - y) <= 0.501 * rows.scales).all()
-    each = quantized_blocks(x)
-    assert each.scales.shape == (4, count)
-    assert (each.scales <= rows.scales * np.float32(1.000001)).all()
-    np.testing.assert_array_equal(each.integers[:, :BLOCK], quantized_rows(x[:, :BLOCK]).integers)
     alone = quantized_rows(x[3:4])
     np.testing.assert_array_equal(rows.integers[3:4], alone.integers)
     np.testing.assert_array_equal(rows.scales[3:4], alone.scales)
@@ -130,12 +125,11 @@ def test_sums_are_exact_where_they_are_largest() -> None:
     assert sums(rows, weight).tolist() == [[columns * 127**2, -columns * 127**2]]
 
 
-@pytest.mark.parametrize("quantize", [quantized_rows, quantized_blocks])
-def test_product_is_near_the_exact_one(quantize: Callable[[Floats], QuantizedRows]) -> None:
+def test_product_is_near_the_exact_one() -> None:
     x, weight = drawn(1, 8, 3 * BLOCK), drawn(2, 16, 3 * BLOCK)
     bias = drawn(3, 1, 16)[0]
     exact = x.astype(np.float64) @ weight.T + bias
-    found = product(quantize(x), quantized_weight(weight, "w"), bias)
+    found = product(quantized_rows(x), quantized_weight(weight, "w"), bias)
     assert np.linalg.norm(found - exact) < 0.03 * np.linalg.norm(exact)
     plain = np.rint(x / np.abs(x).max(1, keepdims=True) * 127) * np.abs(x).max(1, keepdims=True) / 127
     assert np.linalg.norm(found - exact) < 0.5 * np.linalg.norm(plain @ weight.T + bias - exact)  # without a rotation
