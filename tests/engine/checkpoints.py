@@ -25,13 +25,7 @@ from embert.engine.errors import ModelError
 __all__ = ["LONG", "SPECIAL", "TEXTS", "WORDS", "byte_level", "check", "unigram", "word_piece", "write"]
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-SPECIAL = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 WORDS = [
     *SPECIAL.values(),
     *("hello", "world", "Hello", "World", "the", "cat", "café", "cafe", "中", "中国", "<s>", "</s>", "<pad>", "<mask>"),

@@ -60,7 +60,7 @@ def compare_entities(folder: Path, texts: Sequence[str], strides: Sequence[int |
 
 @functools.cache
 def texts() -> list[str]:
-    return random_texts(64)
+    return random_texts(32)
 
 
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
@@ -69,7 +69,7 @@ def texts() -> list[str]:
     [("uncased", "bert"), ("cased", "bert"), ("byte level", "roberta"), ("unigram", "modernbert")],
 )
 def test_entities_are_those_of_the_pipeline(tmp_path: Path, tokenizer: str, case: str) -> None:
-    count = 64 if tokenizer == "cased" else 16
+    count = 32 if tokenizer == "cased" else 16
     write(tmp_path, tokenizer, case, "ForTokenClassification", LABELS)
     assert compare_entities(tmp_path, texts()[:count]) > 500
 
@@ -115,7 +115,7 @@ def test_zero_shot_classes_are_those_of_the_pipeline(inference: engine.Engine) -
         for multi_label in (False, True):
             for template in ("This example is {}.", "{}", "It is about {{{}}}, and {{nothing}} else at all it is."):
                 options: dict[str, Any] = {"hypothesis_template": template, "multi_label": multi_label}
-                found = inference.zero_shot(texts()[:16], wanted, **options)
+                found = inference.zero_shot(texts()[:8], wanted, **options)
                 for text, classes in zip(texts(), found, strict=False):
                     expected = pipeline(text, wanted, **options)
                     assert [each.label for each in classes] == expected["labels"], text

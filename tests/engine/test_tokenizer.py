@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from embert.engine.model import Model
 from embert.engine.tokenization.backend import MAX_CHUNKS, WordCache
 from embert.engine.tokenization.encoded import Direction, TokenInfo, TokenizeOptions
 from tests.engine.conftest import BuildBert
+from tests.server.models import edit_json
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +88,13 @@ def test_equals_the_library(tokenizer: engine.Tokenizer, library: Backend, texts
     ]
 
 
+LIMITS = (3, 4, 9, 20)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.one_of(words, st.text(max_size=40)),
-    limit=st.integers(3, 20),
+    limit=st.sampled_from(LIMITS),
     direction=st.sampled_from(["right", "left"]),
 )
 def test_truncation_equals_the_library(
@@ -115,9 +118,7 @@ def test_truncation_equals_the_library(
 def short_tokenizers(default_model: Model) -> dict[int, engine.Tokenizer]:
     import dataclasses
 
-    return {
-        limit: engine.Tokenizer(dataclasses.replace(default_model, max_input_length=limit)) for limit in range(3, 21)
-    }
+    return {limit: engine.Tokenizer(dataclasses.replace(default_model, max_input_length=limit)) for limit in LIMITS}
 
 
 def test_long_texts_are_cut_at_either_end(tokenizer: engine.Tokenizer, library: Backend) -> None:
@@ -279,10 +280,6 @@ def test_word_cache_is_bounded(tokenizer: engine.Tokenizer, monkeypatch: pytest.
     assert MAX_CHUNKS > 50
 
 
-def change(path: Path, **fields: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-
-
 @pytest.mark.parametrize(
     "token",
     [{"content": "two words"}, {"lstrip": True}, {"rstrip": True}, {"single_word": True}, {"normalized": True}],
@@ -295,7 +292,7 @@ def test_added_tokens_that_look_around_turn_the_word_cache_off(build_bert: Build
     assert WordCache.supports({**description, "added_tokens": [{**added, "normalized": False}]})
     assert not WordCache.supports({**description, "added_tokens": [{**added, "normalized": False, **token}]})
     assert not WordCache.supports({**description, "normalizer": None})
-    change(folder / "tokenizer.json", added_tokens=[{**added, "normalized": False, **token}])
+    edit_json(folder / "tokenizer.json", added_tokens=[{**added, "normalized": False, **token}])
     library = Backend.from_file(str(folder / "tokenizer.json"))
     text = "a <x> two words<x>b <X> c"
     encoded = engine.Tokenizer(engine.load_model(str(folder))).encode([text])

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from tests.engine.model_cases import MODEL_CASES
+from tests.engine.model_cases import build
 
 __all__ = ["COLUMNS", "encoder", "pylate", "save_tokenizer", "stanford", "words"]
 
@@ -44,18 +44,8 @@ def save_tokenizer(folder: Path) -> None:
 def encoder(folder: Path, *, case: str = "bert", markers: bool = False) -> Path:
     """A random encoder in `folder`, with the tokenizer of `words`."""
     folder.mkdir(exist_ok=True)
-    prefix, config = MODEL_CASES[case]
     backend = words(markers=markers)
-    torch.manual_seed(0)
-    made: Any = getattr(transformers, prefix + "Model")(
-        getattr(transformers, prefix + "Config")(
-            vocab_size=backend.get_vocab_size(), initializer_range=0.3, **{**config, "pad_token_id": 0}
-        )
-    )
-    for name, parameter in made.named_parameters():
-        if "norm" in name.lower() or name.endswith("bias"):
-            parameter.data += torch.randn_like(parameter) * 0.2
-    made.save_pretrained(folder)
+    build(folder, case, vocab_size=backend.get_vocab_size(), modules=False, pad_token_id=0)
     backend.save(str(folder / "tokenizer.json"))
     save_tokenizer(folder)
     return folder

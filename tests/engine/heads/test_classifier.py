@@ -18,12 +18,9 @@ from embert.engine.tasks import Task
 from tests.engine.conftest import random_sequences, unit, write_modules
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.engine.model_cases import SHORT_CASES
+from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 3, 17, 33, 64, 5, 5, 128]
-
-
-def change(path: Path, **fields: Any) -> None:
-    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **fields}))
 
 
 @pytest.mark.parametrize("case", SHORT_CASES)
@@ -114,7 +111,7 @@ def test_pooling_module_makes_an_embedding_model_of_any_checkpoint(tmp_path: Pat
 
 
 def classifier_of(folder: Path, **config: Any) -> Classifier:
-    change(folder / "config.json", **config)
+    edit_json(folder / "config.json", **config)
     head = engine.load_model(str(folder)).heads.classifier
     assert head is not None
     return head
@@ -128,15 +125,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 @pytest.fixture
 def copied(built: dict[int, Path], tmp_path: Path) -> dict[int, Path]:
-    """Copies, whose JSON files a test may change."""
+    """Folders of links, which edit_json replaces."""
     for labels, folder in built.items():
         (tmp_path / str(labels)).mkdir()
         for path in folder.iterdir():
-            target = tmp_path / str(labels) / path.name
-            if path.suffix == ".json":
-                target.write_bytes(path.read_bytes())
-            else:
-                target.symlink_to(path)
+            (tmp_path / str(labels) / path.name).symlink_to(path)
     return {labels: tmp_path / str(labels) for labels in built}
 
 
@@ -171,14 +164,14 @@ def test_labels(copied: dict[int, Path]) -> None:
     ],
 )
 def test_fields_that_are_refused(copied: dict[int, Path], fields: dict[str, Any], message: str) -> None:
-    change(copied[1] / "config.json", **fields)
+    edit_json(copied[1] / "config.json", **fields)
     with pytest.raises(ModelError) as caught:
         engine.load_model(str(copied[1]))
     assert str(caught.value).startswith(f"{copied[1] / 'config.json'}: {message}")
 
 
 def test_more_labels_than_the_weights_have(copied: dict[int, Path]) -> None:
-    change(copied[1] / "config.json", id2label={"0": "a", "1": "b"})
+    edit_json(copied[1] / "config.json", id2label={"0": "a", "1": "b"})
     with pytest.raises(BrokenModel, match=r"classifier\.weight has shape \[1, 64\], config\.json implies \[2, 64\]$"):
         engine.load_model(str(copied[1]))
 
@@ -220,14 +213,16 @@ def test_files_of_sentence_transformers_6(copied: dict[int, Path]) -> None:
         "type": "sentence_transformers.base.modules.transformer.Transformer",
     }
     (folder / "modules.json").write_text(json.dumps([transformer]))
-    change(folder / "sentence_bert_config.json", transformer_task="sequence-classification")
-    change(folder / "tokenizer_config.json", model_max_length=50)
-    change(folder / "config.json", sentence_transformers={"activation_fn": SIGMOID})
-    change(folder / "config_sentence_transformers.json", model_type="CrossEncoder", activation_fn=IDENTITY, prompts={})
+    edit_json(folder / "sentence_bert_config.json", transformer_task="sequence-classification")
+    edit_json(folder / "tokenizer_config.json", model_max_length=50)
+    edit_json(folder / "config.json", sentence_transformers={"activation_fn": SIGMOID})
+    edit_json(
+        folder / "config_sentence_transformers.json", model_type="CrossEncoder", activation_fn=IDENTITY, prompts={}
+    )
     model = engine.load_model(str(folder))
     assert model.heads.classifier is not None
     assert (model.heads.classifier.activation, model.tasks, model.max_input_length) == ("identity", Task.CLASSIFY, 50)
-    change(folder / "config.json", architectures=["BertModel"])
+    edit_json(folder / "config.json", architectures=["BertModel"])
     with pytest.raises(UnsupportedModel) as caught:
         engine.load_model(str(folder))
     assert str(caught.value) == (
