@@ -15,7 +15,7 @@ bool is_plain(const AttentionHeads& shape) {
 
 }  // namespace
 
-bool attention_supports(DType, const AttentionHeads& shape) {
+bool attention_supports(const AttentionHeads& shape) {
   return shape.head_size >= 8 && shape.head_size <= kMaxHeadSize && shape.head_size % 8 == 0 && shape.kv_heads > 0 &&
          shape.heads % shape.kv_heads == 0;
 }
@@ -25,7 +25,7 @@ double scale_of(const AttentionHeads& shape) {
 
 Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, const AttentionHeads& shape,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream) {
-  if (!attention_supports(dtype, shape)) {
+  if (!attention_supports(shape)) {
     return Status::refused("attention: ", shape.heads, " heads of queries and ", shape.kv_heads, " of keys, of size ",
                            shape.head_size, ": sizes are multiples of 8 up to ", kMaxHeadSize);
   }

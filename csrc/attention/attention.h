@@ -38,7 +38,7 @@ struct DisentangledScores {
 constexpr int kMaxDistanceRows = 32767;    // of int16
 constexpr int kMaxDisentangledHead = 128;  // columns
 
-bool attention_supports(DType dtype, const AttentionHeads& heads);
+bool attention_supports(const AttentionHeads& heads);
 // The factor of scores, in FP64.
 double scale_of(const AttentionHeads& heads);
 

@@ -54,7 +54,7 @@ Status EncoderConfig::check_attention() const {
   if (padded_head != 0 && (padded_head < hidden / heads || int8 || !angle_tables().empty() || !is_plain))
     return refuse("heads of ", hidden / heads, " columns, padded to ", padded_head,
                   (int8 ? ", in int8" : ", with rotary positions or a decoder's attention"));
-  if (!attention_supports(dtype, attention_heads()))
+  if (!attention_supports(attention_heads()))
     return refuse("heads of ", head_size(), " columns: they must be a multiple of 8 of at most ", kMaxHeadSize);
   if (distance_rows != 0) EMBERT_TRY(check_distances());
   if (relative && (!is_plain || head_size() > 128))

@@ -480,7 +480,7 @@ bool rmsnorm_supports(DType, int) {
 bool qk_norm_supports(DType, int) {
   return true;
 }
-bool attention_supports(DType, const AttentionHeads&) {
+bool attention_supports(const AttentionHeads&) {
   return true;
 }
 double scale_of(const AttentionHeads& shape) {

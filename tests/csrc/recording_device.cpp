@@ -58,7 +58,7 @@ Status layernorm(DType, const void* x, const Norm& norm, int rows, int, float, v
 bool layernorm_supports(DType, int) {
   return true;
 }
-bool attention_supports(DType, const AttentionHeads&) {
+bool attention_supports(const AttentionHeads&) {
   return true;
 }
 bool attention_writes_blocks(DType, const WindowedWork&, int, const TensorMaps*) {
