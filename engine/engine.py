@@ -271,8 +271,8 @@ class Engine:
         classifier = self._classifier("texts")
         if classifier.entailment is None:
             raise InputError(
-                f"`labels`: {self.model.model_id} has no label of entailment; its labels: "
-                f"{', '.join(classifier.labels)}",
+                f"`labels`: {self.model.model_id} has no label of entailment (entail… in label2id of config.json, of "
+                f"several labels); its labels: {', '.join(classifier.labels)}",
                 param="labels",
             )
         _check_options(options)

@@ -244,6 +244,8 @@ def test_a_eurobert_that_classifies_or_fills_masks(tmp_path: Path, pooling: str)
     with engine.Engine.load(str(folder), device="cpu", pooling="mean") as loaded:
         vectors = np.concatenate([reference.encode([text], normalize_embeddings=True) for text in TEXTS[:3]])
         np.testing.assert_allclose(loaded.embed(TEXTS[:3]), vectors, atol=2e-5)
+    with pytest.raises(UnsupportedModel, match="pooling splade is not supported for eurobert"):
+        engine.load_model(str(folder), pooling="splade")
 
 
 @pytest.mark.parametrize("case", ["qwen3", "qwen2, windows", "mistral", "llama, llama3", "gemma3_text"])

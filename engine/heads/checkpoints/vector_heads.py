@@ -33,12 +33,14 @@ def read_splade(folder: Path, config: EncoderConfig, *, twice: bool = False, mos
     """The masked language model's head of the checkpoint in `folder`, for at most `most` weights of a text.
 
     Raises BrokenModel for a tensor that is missing or of another shape, UnsupportedModel for a checkpoint that is not
-    of a masked language model.
+    of a masked language model, and for a model_type without this head.
     """
     names = config.tensors.masked_lm
+    if names is None:
+        raise UnsupportedModel(f"{folder / 'config.json'}: pooling splade is not supported for {config.model_type}")
     stated = read_object(folder / "config.json").get("architectures")
     stated = stated if isinstance(stated, list) else []
-    if names is None or not any(str(item).endswith(SUFFIXES) for item in stated):
+    if not any(str(item).endswith(SUFFIXES) for item in stated):
         raise UnsupportedModel(
             f"{folder / 'config.json'}: pooling splade needs a checkpoint of an architecture …ForMaskedLM, found "
             f"{', '.join(map(str, stated)) or 'none'}"
