@@ -550,7 +550,7 @@ CONFIG_OF_MODEL_TYPE |= {
         **dict.fromkeys(("bos_token", "eos_token", "mask_token", "pad_token"), TOKEN_IDS),
     },
     "mistral": {**DECODER, "sliding_window": honored("tokens of every layer's window; null: all"),
-                "layer_types": irrelevant("never read for this model_type")},
+                "layer_types": honored("which layers have a window, as in Ministral")},
     "qwen2": {**DECODER, **WINDOWS_OF_QWEN},
     "qwen3": {
         **DECODER,

@@ -123,9 +123,14 @@ def _llama(config: ConfigFile) -> EncoderConfig:
 
 
 def read_mistral(config: ConfigFile) -> EncoderConfig:
-    """Mistral: a window in every layer unless `sliding_window` is null. Raises BrokenModel or UnsupportedModel."""
+    """Mistral: a window in every layer unless `sliding_window` is null. Raises BrokenModel or UnsupportedModel.
+
+    With `layer_types` transformers reads the file as Ministral's, whose layers they describe.
+    """
     config = config.with_missing(**MISTRAL, sliding_window=4096)
     kinds = [FULL if config.fields["sliding_window"] is None else SLIDING] * config.layers()
+    if config.fields.get("layer_types") is not None:
+        kinds = config.list_of("layer_types", len(kinds), (FULL, SLIDING))
     return decoder_config(config, (*ATTENTION, *FEED_FORWARD), kinds=kinds)
 
 
@@ -192,6 +197,7 @@ def decoder_config(
                 dense="", out="score", out_bias=config.one_of("token_classification_bias", (True, False), True)
             ),
             language_model="lm_head",
+            tied=False,
         ),
         position_table=False,
         attention=tuple(attention[kind] for kind in kinds),

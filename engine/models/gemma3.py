@@ -75,6 +75,7 @@ def read(config: ConfigFile) -> EncoderConfig:
         mappings=(WeightMapping(MAPPING, prefixes=("model.",), layers="layers."),),
         absent=absent,
         token_classification=None,
+        tied=True,
     )
     return dataclasses.replace(
         described,

@@ -152,7 +152,9 @@ def build(
     """
     prefix, config = MODEL_CASES[case]
     torch.manual_seed(0)
-    made: torch.nn.Module = getattr(transformers, prefix + head)(
+    # Gemma3TextModel, but Gemma3ForCausalLM.
+    model_class = prefix.removesuffix("Text") + head if head == "ForCausalLM" else prefix + head
+    made: torch.nn.Module = getattr(transformers, model_class)(
         getattr(transformers, prefix + "Config")(vocab_size=vocab_size, initializer_range=0.3, **{**config, **more})
     )
     for name, parameter in made.named_parameters():

@@ -112,7 +112,7 @@ def logit_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig,
             )
     stored, width = stored_tensors(weights), encoder_config.hidden_size
     if f"{matrix}.weight" not in stored.shapes:
-        if not config.get("tie_word_embeddings", False):
+        if not config.get("tie_word_embeddings", encoder_config.tensors.tied):
             raise BrokenModel(f"{stored.path} has no tensor {matrix}.weight")
         matrix = ""  # tied to the word table
     layer = Layer(matrix, "", width, 1, False, "identity", difference=(logit_score.true_id, logit_score.false_id))
