@@ -44,13 +44,17 @@ EXACT: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.fixture(params=[1, 3], ids=["one thread", "three"])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
     before = torch.get_num_threads()
-    runs.allow_threads(request.param)
     yield
     runs.allow_threads(1)
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[1, 3], ids=["one thread", "three"])
+def _threads(request: pytest.FixtureRequest) -> None:
+    runs.allow_threads(request.param)
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ from embert.engine.files.chat_template import read_pair_text
 from embert.engine.files.tokenizer_config import QWEN_PATTERN
 from embert.engine.models import read_config
 from embert.engine.tokenization.encoded import TokenizeOptions
-from tests.engine.conftest import random_sequences, small_tokenizer
+from tests.engine.conftest import random_sequences, small_tokenizer, without_own_kernels
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.engine.model_cases import build
 from tests.engine.models.exact import hidden_states, near
@@ -249,11 +249,14 @@ def test_a_eurobert_that_classifies_or_fills_masks(tmp_path: Path, pooling: str)
 
 
 @pytest.mark.parametrize("case", ["qwen3", "qwen2, windows", "mistral", "llama, llama3", "gemma3_text"])
-def test_decoders_of_any_length(tmp_path: Path, case: str) -> None:
-    """Every row in float32 beside transformers in float64, past windows and blocks of queries."""
+def test_decoders_of_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Every row in float32 beside transformers in float64, past windows and blocks; both kinds of kernels."""
     build(tmp_path, case, max_position_embeddings=2048)
     sequences = [ids % 50 + 10 for ids in random_sequences([1100, 1, 2, 16, 513], 64)]
-    assert near(tmp_path, sequences, hidden_states(tmp_path, sequences)) >= 0.999999
+    expected = hidden_states(tmp_path, sequences)
+    assert near(tmp_path, sequences, expected) >= 0.999999
+    without_own_kernels(monkeypatch)
+    assert near(tmp_path, sequences, expected) >= 0.999999
 
 
 def test_long_texts_of_eurobert(tmp_path: Path) -> None:

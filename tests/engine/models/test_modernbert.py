@@ -20,7 +20,7 @@ from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
 from embert.engine.tasks import Task
-from tests.engine.conftest import random_sequences
+from tests.engine.conftest import random_sequences, without_own_kernels
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.engine.model_cases import build, byte_level
 from tests.engine.models.exact import cosines, hidden_states, near
@@ -81,10 +81,15 @@ def test_local_theta_defaults_to_the_global_one(config: Path) -> None:
 @pytest.mark.parametrize(
     ("local", "lengths"), [(1, [1, 2, 130]), (15, [7, 8, 9, 16, 141, 143]), (128, [64, 66, 255, 258, 330])]
 )
-def test_windows_at_their_borders(tmp_path: Path, local: int, lengths: list[int]) -> None:
+def test_windows_at_their_borders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: int, lengths: list[int]
+) -> None:
+    """With our own kernels where this CPU runs them, and without."""
     folder = build(tmp_path, "modernbert", num_hidden_layers=3, local_attention=local, max_position_embeddings=512)
     sequences = random_sequences(lengths, 60)
     expected = hidden_states(folder, sequences)
+    assert near(folder, sequences, expected) >= 0.999999
+    without_own_kernels(monkeypatch)
     assert near(folder, sequences, expected) >= 0.999999
     # A window that is one token off is seen.
     other = hidden_states(folder, sequences[-1:], local_attention=local + 2)
