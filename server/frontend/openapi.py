@@ -64,8 +64,8 @@ def description(registry: ModelRegistry) -> str:
     models = [f"* `{handle.served.name}`: {', '.join(handle.served.task_names)}" for handle in registry.all]
     return "\n".join(
         (
-            "Embeddings, scores and labels from BERT-family encoders and decoders, in the protocols of OpenAI, "
-            "text-embeddings-inference, Cohere and vLLM.",
+            "Embeddings, scores, labels and entities from encoders and decoders, in the protocols of OpenAI, "
+            "text-embeddings-inference, Cohere, vLLM, NVIDIA and Hugging Face's pipelines.",
             "",
             f"The model{'s' * registry.several} of this server:",
             "",
