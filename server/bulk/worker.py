@@ -22,6 +22,7 @@ from embert.engine.errors import EngineError
 from embert.engine.quantization import MIN_ACCURACY
 from embert.server.bulk.job import Block, BulkError, Job, SharedBuffers
 from embert.server.bulk.stages import EngineStage, TokenizationStage
+from embert.server.ipc.control import describe_exit
 
 __all__ = ["WorkerConfig", "WorkerProcess"]
 
@@ -148,13 +149,7 @@ class WorkerProcess:
             status = self._process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return "does not answer"
-        if status >= 0:
-            return f"ended with status {status}"
-        with contextlib.suppress(ValueError):
-            number = signal.Signals(-status)
-            hint = "; perhaps memory ran out" if number == signal.SIGKILL else ""
-            return f"was killed by {number.name}{hint}"
-        return f"was killed by signal {-status}"
+        return describe_exit(status) + ("; perhaps memory ran out" if status == -signal.SIGKILL else "")
 
 
 # --- in the worker ---

@@ -5,6 +5,7 @@ The end of the stream carries information too: the other process has exited. So 
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ __all__ = [
     "StartApi",
     "StartEngine",
     "StartModel",
+    "describe_exit",
 ]
 
 
@@ -231,3 +233,13 @@ class ControlConnection:
             return False
         self._buffer += data
         return bool(data)
+
+
+def describe_exit(status: int) -> str:
+    """`was killed by SIGKILL`, `ended with status 1`."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"was killed by signal {-status}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Literal
 from embert.server.ipc.control import ControlConnection, Message
 from embert.server.observability.logs import DUMP_SIGNAL
 
-__all__ = ["Backoff", "Child", "Kind", "describe_exit"]
+__all__ = ["Backoff", "Child", "Kind"]
 
 API_HANG_S = 30.0  # without an iteration of its event loop
 _KILL_WAIT_S = 5.0
@@ -160,13 +159,3 @@ class Child:
         """Forget the process, whose exit status has been read."""
         self.process, self.control, self.ready = None, None, False
         self.lost_at = min(self.lost_at, time.monotonic())
-
-
-def describe_exit(status: int) -> str:
-    """`was killed by SIGKILL`, `ended with status 1`."""
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:  # most real-time signals have no name
-        return f"was killed by signal {-status}"

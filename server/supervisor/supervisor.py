@@ -32,11 +32,12 @@ from embert.server.ipc.control import (
     ModelReady,
     Progress,
     Ready,
+    describe_exit,
 )
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.supervisor.announcement import announce
-from embert.server.supervisor.child import Child, Kind, describe_exit
+from embert.server.supervisor.child import Child, Kind
 from embert.server.supervisor.engine_models import EngineModels
 from embert.server.supervisor.hangs import STABLE_S, HangDetector, Outages
 from embert.server.supervisor.sockets import bind_beside
