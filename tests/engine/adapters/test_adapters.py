@@ -150,7 +150,7 @@ def test_adapters_that_are_not_trained_yet(tmp_path: Path) -> None:
         (flash, {"rotary_emb_base": -1.0}, "rotary_emb_base must be a positive float, found -1.0"),
         (flash, {"truncate_dim": 32}, "truncate_dim 32"),
         (flash, {"emb_pooler": "cls"}, "emb_pooler 'cls'"),
-        (flash, {"num_attention_heads": 64}, "pairs of columns, and heads have 1"),
+        (flash, {"num_attention_heads": 64}, "rotate pairs of a head's columns, found 1"),
         (flash, {"lora_adaptations": ["a", "a"]}, "lora_adaptations must list names, each once"),
         (flash, {"lora_adaptations": [str(i) for i in range(128)], "task_instructions": {}}, "at most 127"),
         (flash, {"task_instructions": {"a": "b"}}, "task_instructions has 'a'"),
