@@ -282,11 +282,15 @@ class Backend:
         )
 
     def with_first_space(self, token_id: int, start: int, stop: int) -> tuple[int, int]:
-        """The characters of a sequence's first token, from those that leave out its leading spaces."""
+        """The characters of a sequence's first token, from those that leave out its leading spaces.
+
+        The library keeps a single space, and leaves out several.
+        """
         word = self._library.id_to_token(token_id) or ""
         rest = word.lstrip(_BYTE_SPACE)
-        start -= len(word) - len(rest)
-        return start, stop if rest else start  # trailing spaces are left out all the same
+        if len(word) - len(rest) != 1:
+            return start, stop
+        return start - 1, stop if rest else start - 1  # trailing spaces are left out all the same
 
     def id(self, token: str) -> int | None:
         """A token's id; None for text that is no token."""

@@ -17,6 +17,7 @@ from embert import engine
 from embert.engine.entities import STRATEGIES
 from embert.engine.errors import InputError
 from embert.engine.tasks import Task
+from embert.engine.tokenization.tokenizer import Tokenizer
 from tests.engine.conftest import random_sequences, small_tokenizer
 from tests.engine.model_cases import SHORT_CASES, build
 from tests.engine.pipelines import LABELS, NLI, random_texts, write
@@ -180,6 +181,23 @@ def test_tokens_of_all_sequences_are_known_before_they_are_in_memory(tagger: eng
             break
     assert max(counts) == counts[-1] == spans.encoded.tokens
     assert spans.encoded.tokens == spans.encoded.lengths.sum() > sum(map(len, texts)) // 2
+
+
+@pytest.mark.parametrize("truncation_side", ["right", "left"])
+def test_offsets_of_sequences_that_begin_with_spaces(tmp_path: Path, truncation_side: str) -> None:
+    """Byte-level offsets leave out a token's spaces, but a single one of a sequence's first token."""
+    write(tmp_path, "byte level", "roberta", "ForTokenClassification", LABELS, truncation_side=truncation_side)
+    text = "".join(" " * (index % 7) + "letters"[: index % 3] for index in range(400))
+    tokenizer, pretrained = Tokenizer(engine.load_model(str(tmp_path))), transformers.AutoTokenizer
+    library = pretrained.from_pretrained(tmp_path)
+    for stride in (0, 1, 7):
+        spans = tokenizer.encode_spans([text], stride=stride)
+        options = {"stride": stride, "return_overflowing_tokens": True, "return_offsets_mapping": True}
+        expected = library(text, truncation=True, **options)
+        assert spans.encoded.ids.tolist() == [token_id for ids in expected["input_ids"] for token_id in ids]
+        found = np.stack([spans.starts, spans.stops], 1)
+        offsets = np.concatenate([[(-1, -1), *each[1:-1], (-1, -1)] for each in expected["offset_mapping"]])
+        np.testing.assert_array_equal(found, offsets)
 
 
 @pytest.mark.parametrize(
