@@ -159,11 +159,3 @@ def _until_it_answers(client: httpx.Client) -> None:
         return answer.status_code == 200 and "max_input_length" in answer.json()
 
     until(answers, what="an answer")
-
-
-def test_told_to_stop_while_loading() -> None:
-    with live(*STAND_IN, loading=True) as server, server.client() as client:
-        _until_it_answers(client)
-        until(lambda: bool(server.api_pids), what="HTTP processes: before, the process answers that plans")
-        server.signal()
-        assert server.wait() == 0

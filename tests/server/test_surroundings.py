@@ -58,13 +58,6 @@ def test_nothing_is_written_to_a_disk_and_nothing_there_is_missed(tmp_path: Path
 # --- logs ---
 
 
-def test_a_log_that_nobody_reads_any_more() -> None:
-    read, write = os.pipe()
-    with os.fdopen(write, "wb") as pipe, live(*STAND_IN, stderr=pipe.fileno()) as server:
-        os.close(read)
-        make_it_talk(server)
-
-
 def test_a_log_whose_reader_sleeps() -> None:
     """A pipe that is full would hold up whoever writes to it, for ever."""
     read, write = os.pipe()

@@ -78,9 +78,12 @@ def test_levels() -> None:
     assert [json.loads(line)["message"] for line in lines("json", "error")] == ["it failed"]
 
 
-def test_a_full_disk_costs_lines_and_nothing_else() -> None:
-    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
-        assert lines("json", "debug", full.fileno()) == []
+def test_a_full_disk_or_a_reader_that_has_left_costs_lines_and_nothing_else() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open("/dev/full", "w") as full, os.fdopen(write, "w") as pipe:  # noqa: PTH123 - a device
+        for stderr in (full, pipe):
+            assert lines("json", "debug", stderr.fileno()) == []
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "terminal"])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from tests.server.connections import connect
 from tests.server.crowd import PATIENCE_S, ask_held, post
@@ -89,11 +90,12 @@ def test_a_second_signal_ends_at_once() -> None:
         thread.join(PATIENCE_S)
 
 
-def test_ctrl_c_stops_a_loading_server() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_loading_server(number: signal.Signals) -> None:
     with live(*STAND_IN, loading=True) as server:
         until(lambda: server.engine_pids and server.api_pids, what="the children")
         until(lambda: _answers(server, "/livez"), what="an answer")
-        server.signal(signal.SIGINT)
+        server.signal(number)
         assert server.wait() == 0
 
 
