@@ -92,7 +92,7 @@ def test_a_second_signal_ends_at_once() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_a_loading_server(number: signal.Signals) -> None:
-    with live(*STAND_IN, loading=True) as server:
+    with live(*STAND_IN, "--drain-timeout", "300", loading=True) as server:
         until(lambda: server.engine_pids and server.api_pids, what="the children")
         until(lambda: _answers(server, "/livez"), what="an answer")
         server.signal(number)
