@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.files.json_files import check_keys
+from embert.engine.files.key_tables import ADAPTER_CONFIG
 from embert.engine.models import roberta
 from embert.engine.models.bert import fused_qkv, read_bert_like
 from embert.engine.models.config_file import ConfigFile
@@ -90,23 +92,15 @@ TASKS = {
     "retrieval_passage": "retrieval.passage",
     "text_matching": "text-matching",
 }
-# What PEFT's other kinds of adapters say in adapter_config.json → the values that the kind has which runs here.
+# Fields of adapter_config.json that adapters of one merged model may have → their values in those of requests.
 PLAIN: Mapping[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
     "bias": ("none",),
     "lora_bias": (False,),
     "fan_in_fan_out": (False,),
-    "use_dora": (False,),
     "use_rslora": (False,),
-    "use_qalora": (False,),
-    "use_bdlora": (None, False),
-    "alora_invocation_tokens": (None,),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
     "modules_to_save": (None, []),
-    "layer_replication": (None,),
-    "trainable_token_indices": (None,),
-    "target_parameters": (None, []),
 }
 
 
@@ -172,6 +166,7 @@ def _peft_adapters(config: ConfigFile) -> Adapters | None:
     adapters: dict[str, tuple[str, int, float]] = {}
     for path in sorted(config.path.parent.glob("*/adapter_config.json")):
         adapter = ConfigFile.read(path)
+        check_keys(path, {"peft_type": "LORA", **adapter.fields}, ADAPTER_CONFIG)
         for field, values in PLAIN.items():
             adapter.one_of(field, values, values[0])
         rank = adapter.integer("r")

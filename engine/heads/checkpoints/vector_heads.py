@@ -15,15 +15,7 @@ from embert.engine.heads.modules import Modules
 from embert.engine.heads.pooling import width_after
 from embert.engine.models.encoder_config import EncoderConfig
 
-__all__ = [
-    "CONVERT",
-    "VectorHeads",
-    "read_multi_vector",
-    "read_splade",
-    "read_token_weights",
-    "read_vector_heads",
-    "still_pickled",
-]
+__all__ = ["CONVERT", "VectorHeads", "read_vector_heads"]
 
 # Architectures with SPLADE's head, that of a masked language model. Those for pre-training have more than it.
 SUFFIXES = ("ForMaskedLM", "ForPreTraining")
@@ -97,23 +89,6 @@ def read_token_weights(folder: Path, transformer: Path, hidden_size: int) -> Tok
     )
 
 
-def read_multi_vector(folder: Path, hidden_size: int, prompt: str) -> MultiVector | None:
-    """The multi-vector head, where `folder` has one. `prompt` goes before every text. Raises BrokenModel."""
-    layer = _layer(folder, MULTI, hidden_size)
-    if layer is None:
-        return None
-    return MultiVector((layer,), skips_first=True, query=Role(prompt), document=Role(prompt))
-
-
-def still_pickled(folder: Path) -> list[str]:
-    """The heads that `folder` has only as pickles: names of files without their endings."""
-    return [
-        name
-        for name in (SPARSE, MULTI)
-        if (folder / f"{name}.pt").is_file() and not (folder / f"{name}.safetensors").is_file()
-    ]
-
-
 def _layer(folder: Path, name: str, hidden_size: int) -> Layer | None:
     path = folder / f"{name}.safetensors"
     if not path.is_file():
@@ -169,16 +144,17 @@ def read_vector_heads(
     elif modules.pooling is None and is_stanford(weights / "config.json"):
         multi_vector = read_stanford(weights, hidden_size)
     if multi_vector is not None:
-        _check_lengths(transformer, multi_vector, config.max_positions)
+        expansion = multi_vector.query.expansion
+        if expansion is not None and expansion.length > config.max_positions:
+            raise BrokenModel(
+                f"{transformer}: queries are expanded to {expansion.length} tokens, the model takes "
+                f"{config.max_positions}"
+            )
         return VectorHeads(multi_vector=multi_vector, embeds=pooling is not None)
+    multi, role = _layer(folder, MULTI, hidden_size), Role(usual_prompt)
+    unread = (name for name in (SPARSE, MULTI) if not (folder / f"{name}.safetensors").is_file())
     return VectorHeads(
         sparse=read_token_weights(folder, transformer, hidden_size),
-        multi_vector=read_multi_vector(folder, hidden_size, usual_prompt),
-        pickled=tuple(still_pickled(folder)),
+        multi_vector=None if multi is None else MultiVector((multi,), skips_first=True, query=role, document=role),
+        pickled=tuple(name for name in unread if (folder / f"{name}.pt").is_file()),
     )
-
-
-def _check_lengths(folder: Path, head: MultiVector, most: int) -> None:
-    expansion = head.query.expansion
-    if expansion is not None and expansion.length > most:
-        raise BrokenModel(f"{folder}: queries are expanded to {expansion.length} tokens, the model takes {most}")

@@ -161,6 +161,7 @@ def test_adapters_that_are_not_trained_yet(tmp_path: Path) -> None:
         (flash, {"max_position_embeddings": "128"}, "max_position_embeddings must be a positive int"),
         (peft, {"peft_type": "IA3"}, "peft_type 'IA3'"),
         (peft, {"use_dora": True}, "use_dora True"),
+        (peft, {"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
         (peft, {"rank_pattern": {"fc1": 2}}, "rank_pattern {'fc1': 2}"),
         (peft, {"modules_to_save": ["fc1"]}, "modules_to_save"),
     ],
