@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,17 @@ def build(
     return folder
 
 
+def _trained_once(train: Callable[[int], Backend]) -> Callable[[int], Backend]:
+    """A vocabulary of each size is trained once; every call returns a copy."""
+
+    @functools.cache
+    def trained(vocab_size: int) -> str:
+        return train(vocab_size).to_str()
+
+    return functools.wraps(train)(lambda vocab_size: Backend.from_str(trained(vocab_size)))
+
+
+@_trained_once
 def byte_level(vocab_size: int) -> Backend:
     """RoBERTa's kind of tokenizer, trained on this file."""
     tokenizer = Backend(models.BPE())
@@ -184,6 +197,7 @@ def byte_level(vocab_size: int) -> Backend:
     return tokenizer
 
 
+@_trained_once
 def unigram(vocab_size: int) -> Backend:
     """XLM-RoBERTa's kind of tokenizer, trained on this file."""
     tokenizer = Backend(models.Unigram())

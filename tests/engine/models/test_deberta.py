@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ TEXTS = [
 ]
 
 
-def save_tokenizer(folder: Path, **fields: Any) -> None:
-    """DeBERTa v3's files, with a small vocabulary: tokenizer.json is what a converter made of SentencePiece's."""
+@functools.cache
+def tokenizer_json() -> str:
+    """DeBERTa v3's, with a small vocabulary, as a converter makes it of SentencePiece's."""
     tokenizer = Backend(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence([normalizers.Strip(), normalizers.Replace(" ", " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -53,7 +55,13 @@ def save_tokenizer(folder: Path, **fields: Any) -> None:
     tokenizer.post_processor = processors.TemplateProcessing(
         "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", around
     )
-    tokenizer.save(str(folder / "tokenizer.json"))
+    text: str = tokenizer.to_str()
+    return text
+
+
+def save_tokenizer(folder: Path, **fields: Any) -> None:
+    """DeBERTa v3's files."""
+    (folder / "tokenizer.json").write_text(tokenizer_json())
     stated = {"tokenizer_class": "DebertaV2Tokenizer", "vocab_type": "spm", "do_lower_case": False, **fields}
     (folder / "tokenizer_config.json").write_text(json.dumps(stated))
 
