@@ -18,6 +18,7 @@ from embert.server.config import ConfigError, ServeConfig, check_environment, en
 __all__ = ["main", "parse_serve"]
 
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+_SOURCE = "a local folder or a hub id"  # of the one model of a command other than serve
 
 
 class _Parser(argparse.ArgumentParser):
@@ -120,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Score each text of files, or of standard input, with a query: one JSON line for each, {index, "
         "score}, best first.",
     )
-    rerank.add_argument("model", metavar="MODEL", help="a reranker: " + _help("model"))
+    rerank.add_argument("model", metavar="MODEL", help=f"a reranker: {_SOURCE}")
     rerank.add_argument("--query", required=True, metavar="TEXT", help="what the texts are scored with")
     _add_input_options(rerank)
     rerank.add_argument("--top-n", type=int, metavar="N", help="the best N texts only")
@@ -183,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_labeling_options(parser: argparse.ArgumentParser, kind: str) -> None:
-    parser.add_argument("model", metavar="MODEL", help=kind + _help("model"))
+    parser.add_argument("model", metavar="MODEL", help=kind + _SOURCE)
     _add_input_options(parser, required=True)
     parser.add_argument("--keep-all", action="store_true", help="all columns of the input go to the output")
     parser.add_argument("--no-truncate", dest="truncate", action="store_false", help="fail on a text that is too long")
@@ -249,9 +250,9 @@ def _add_bulk_options(embed: argparse.ArgumentParser) -> None:
 
 def _add_model_options(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
     if positional:
-        parser.add_argument("model", nargs="?", metavar="MODEL", help=_help("model"))
+        parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{_SOURCE}; default: the packaged model")
     else:
-        parser.add_argument("--model", "-m", metavar="MODEL", help=_help("model"))
+        parser.add_argument("--model", "-m", metavar="MODEL", help=f"{_SOURCE}; default: the packaged model")
     _add_load_options(parser, "pooling")
 
 
