@@ -13,6 +13,7 @@ from embert.engine.batch import PackedBatch
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.cpu.attention import attention
 from embert.engine.encoders.cpu.runs import Group
+from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, random_sequences, unit
@@ -216,12 +217,15 @@ def test_batch_over_the_limit(default_model: Model) -> None:
         encoder.submit(engine.pack(random_sequences([100, 201], 9000)))
 
 
+def test_a_sequence_longer_than_the_models_positions(float32_encoder: Encoder) -> None:
+    with pytest.raises(EncoderError, match=r"513 tokens.*512 positions"):
+        float32_encoder.submit(engine.pack(random_sequences([513], 9001)))
+
+
 @pytest.mark.parametrize("bad", [30_522, -1])
 def test_forward_that_fails_names_its_shape_and_leaves_the_encoder_usable(float32_encoder: Encoder, bad: int) -> None:
     good = engine.pack(random_sequences([4, 30], 9000))
     expected = float32_encoder.encode(good)
-    with pytest.raises(
-        engine.errors.EncoderError, match=r"the forward of 1 sequences, 2 tokens, longest 2, float32, failed: .+"
-    ):
+    with pytest.raises(EncoderError, match=r"the forward of 1 sequences, 2 tokens, longest 2, float32, failed: .+"):
         float32_encoder.encode(PackedBatch(np.array([101, bad], np.int32), np.array([0, 2], np.int32)))
     np.testing.assert_array_equal(float32_encoder.encode(good), expected)

@@ -204,8 +204,8 @@ class TorchEncoder(Encoder):
     def submit(self, batch: PackedBatch) -> _Ticket:
         """Take a batch; its arrays may be reused.
 
-        Raises ValueError if it has more than max_batch_tokens tokens, EncoderError for dimensions, tasks or adapters
-        that the model does not have.
+        Raises ValueError if it has more than max_batch_tokens tokens, EncoderError for a longer sequence than the
+        model has positions, and for dimensions, tasks or adapters that it does not have.
         """
         if batch.tokens > self.max_batch_tokens:
             raise ValueError(
@@ -214,6 +214,9 @@ class TorchEncoder(Encoder):
         batch.check(self._has, self.width, self._adapters)
         starts = batch.cu_seqlens[:-1].astype(np.int64)
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
+        longest, most = int(lengths.max(initial=0)), self._config.max_positions
+        if longest > most:
+            raise EncoderError(f"a sequence of {longest} tokens is longer than the model's {most} positions")
         attended = attended_tokens(batch, self._unattended)
         order = np.argsort(lengths, kind="stable") if attended is None else np.lexsort((attended, lengths))
         tokens = positions = np.arange(batch.tokens)
