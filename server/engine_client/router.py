@@ -131,9 +131,8 @@ class Router:
             )
             for model in models
         ]
-        self.infos: list[ModelInfo | None] = [None] * len(
-            models
-        )  # by number: what a model is on the engines, if on one
+        # By number: what a model is on the engines, once one has it.
+        self.infos: list[ModelInfo | None] = [None] * len(models)
         self._counters, self._http_index = counters, http_index
         self._pending: dict[int, PendingRequest] = {}
         # Engines report what they run by request ids only, so no two HTTP processes may use the same id.

@@ -45,9 +45,8 @@ class LoadedModel:
     probe: PackedBatch = field(init=False)  # the smallest batch
     full_batch_s: float = 0.0
     answer_s: float = 0.0  # recent time of the host for the answer to a batch
-    submits_ahead: bool = field(
-        init=False
-    )  # a batch can wait on the device; a CPU runs one only while it is waited for
+    # Whether a batch can wait on the device: a CPU runs one only while it is waited for.
+    submits_ahead: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.submits_ahead = self.encoder.device != "cpu"
