@@ -507,7 +507,7 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
         "intermediate_size_multiple": irrelevant("never read by its code"),
     },
 }  # fmt: skip
-ONE_WAY = irrelevant("transformers 5.23 reads it for gemma3_text only; is_causal: false asks for both directions")
+ONE_WAY = honored("true beside auto_map: attention in both directions; without such code transformers ignores it")
 DECODER: dict[str, Key] = {
     **dict.fromkeys((*SHAPES, "num_key_value_heads", "head_dim"), SHAPE),
     **ROPE,

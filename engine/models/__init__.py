@@ -77,9 +77,10 @@ def check_config(path: Path) -> tuple[str, ...]:
     fields = read_object(path)
     keys = {**CONFIG, **CONFIG_OF_MODEL_TYPE[fields["model_type"]]}
     notices = check_keys(path, fields, keys)
-    if fields.get("use_bidirectional_attention") and keys.get("use_bidirectional_attention") is ONE_WAY:
+    is_read = keys.get("use_bidirectional_attention") is not ONE_WAY or fields.get("auto_map")
+    if fields.get("use_bidirectional_attention") and not is_read:
         notices += (
-            f"{path}: use_bidirectional_attention is not read for {fields['model_type']}, as in transformers: "
-            "is_causal decides",
+            f"{path}: use_bidirectional_attention is not read for {fields['model_type']} without auto_map, as in "
+            "transformers: is_causal decides",
         )
     return notices

@@ -3,7 +3,8 @@
 One forward pass a text, without generation or a KV cache.
 
 Pre-norm layers with RMSNorm, rotary positions, grouped-query attention and a gated feed-forward network. Attention is
-causal unless config.json says `is_causal: false`; EuroBERT's never is.
+causal unless config.json says `is_causal: false`, or beside `auto_map` `use_bidirectional_attention: true`; EuroBERT's
+never is.
 """
 
 from __future__ import annotations
@@ -170,6 +171,8 @@ def decoder_config(
         )
     size = config.integer("head_dim") if stated_size else hidden // heads
     causal = config.one_of("is_causal", (True, False), True)
+    if config.fields.get("auto_map"):  # such code reads this field, transformers' own classes do not
+        causal = causal and not config.one_of("use_bidirectional_attention", (True, False, None), None)
     kinds = kinds or [FULL] * layers
     window: int | None = None
     if SLIDING in kinds:

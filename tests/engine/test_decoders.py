@@ -458,6 +458,21 @@ def test_fields_that_other_model_types_have(tmp_path: Path, case: str, tokenizer
     assert any("use_bidirectional_attention" in notice for notice in loaded.model.notices) == ignored
 
 
+@pytest.mark.parametrize(
+    ("case", "tokenizer"), [("llama", llama), ("mistral", llama), ("qwen2", qwen), ("qwen3", qwen)]
+)
+def test_models_with_code_of_their_own_attend_both_ways(tmp_path: Path, case: str, tokenizer: Any) -> None:
+    folder = embedder(tmp_path, case, tokenizer)
+    fields = json.loads((folder / "config.json").read_text())
+    edit_json(folder / "config.json", is_causal=False)
+    oracle: Any = SentenceTransformer(str(folder), device="cpu")
+    expected = oracle.encode([TEXTS[0]])
+    both_ways = {"auto_map": {"AutoModel": "modeling.Both"}, "use_bidirectional_attention": True}
+    (folder / "config.json").write_text(json.dumps({**fields, **both_ways}))
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        np.testing.assert_allclose(loaded.embed([TEXTS[0]]), expected, atol=2e-5)
+
+
 def test_a_language_model_embeds_only_where_it_is_asked_to(tmp_path: Path) -> None:
     build(tmp_path, "qwen3", vocab_size=VOCABULARY, head="ForCausalLM", modules=False)
     backend, fields = qwen()
