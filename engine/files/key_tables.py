@@ -10,12 +10,12 @@ from embert.engine.files.json_files import Key, Table, honored, irrelevant, refu
 
 __all__ = [
     "ADAPTER_CONFIG",
+    "BOTH_WAYS_WITH_CODE",
     "CONFIG",
     "CONFIG_OF_MODEL_TYPE",
     "CONFIG_SENTENCE_TRANSFORMERS",
     "MODULES",
     "MODULE_CONFIGS",
-    "ONE_WAY",
     "PROCESSING_KWARGS",
     "REFUSED_MODULES",
     "SENTENCE_BERT_CONFIG",
@@ -507,14 +507,16 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
         "intermediate_size_multiple": irrelevant("never read by its code"),
     },
 }  # fmt: skip
-ONE_WAY = honored("true beside auto_map: attention in both directions; without such code transformers ignores it")
+BOTH_WAYS_WITH_CODE = honored(
+    "true beside auto_map: attention in both directions; without such code transformers ignores it"
+)
 DECODER: dict[str, Key] = {
     **dict.fromkeys((*SHAPES, "num_key_value_heads", "head_dim"), SHAPE),
     **ROPE,
     "hidden_act": honored("silu, gelu, gelu_new, gelu_pytorch_tanh or relu"),
     "rms_norm_eps": honored("of every norm"),
     "is_causal": honored("false: attention in both directions"),
-    "use_bidirectional_attention": ONE_WAY,
+    "use_bidirectional_attention": BOTH_WAYS_WITH_CODE,
     "pad_token_id": honored("a classifier takes the last token of another id"),
     "token_classification_bias": honored("whether a token classifier has a bias"),
     "tokenizer_class": honored("where tokenizer_config.json names no class"),

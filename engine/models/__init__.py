@@ -11,7 +11,7 @@ from pathlib import Path
 
 from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import check_keys, read_object
-from embert.engine.files.key_tables import CONFIG, CONFIG_OF_MODEL_TYPE, ONE_WAY
+from embert.engine.files.key_tables import BOTH_WAYS_WITH_CODE, CONFIG, CONFIG_OF_MODEL_TYPE
 from embert.engine.models import (
     albert,
     deberta,
@@ -77,7 +77,7 @@ def check_config(path: Path) -> tuple[str, ...]:
     fields = read_object(path)
     keys = {**CONFIG, **CONFIG_OF_MODEL_TYPE[fields["model_type"]]}
     notices = check_keys(path, fields, keys)
-    is_read = keys.get("use_bidirectional_attention") is not ONE_WAY or fields.get("auto_map")
+    is_read = keys.get("use_bidirectional_attention") is not BOTH_WAYS_WITH_CODE or fields.get("auto_map")
     if fields.get("use_bidirectional_attention") and not is_read:
         notices += (
             f"{path}: use_bidirectional_attention is not read for {fields['model_type']} without auto_map, as in "

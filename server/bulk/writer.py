@@ -424,7 +424,7 @@ class StreamWriter:
     def begin(self, manifest: dict[str, Any], layout: FileLayout, *, resume: bool) -> None:
         """Does nothing."""
 
-    def write(self, block: Block, content: memoryview) -> None:  # noqa: ARG002 - of the protocol
+    def write(self, block: Block, content: memoryview) -> None:  # noqa: ARG002 - other writers count its rows
         """Write a block."""
         with write_errors(self._name):
             if self._descriptor is None:
