@@ -347,22 +347,26 @@ class RequestLimits:
         """The tokens of a request."""
         limit = self._config.max_client_batch_tokens
         if limit is not None and tokens > limit:
-            has = _tokens(tokens, more=more)
-            raise PayloadTooLarge(f"`{param}` has {has}; the limit is {limit} (--max-client-batch-tokens)", param)
+            has = _number(tokens, more=more)
+            raise PayloadTooLarge(
+                f"`{param}` has {has} tokens; the limit is {limit} (--max-client-batch-tokens)", param
+            )
 
     def check_pair_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens of pairs, whose texts may be in several: no more than a body may have bytes."""
         self.check_tokens(tokens, param, more=more)
         if tokens > (limit := self._config.payload_limit):
-            has = _tokens(tokens, more=more)
-            raise PayloadTooLarge(f"`{param}` makes pairs of {has}; the limit is {limit} (--payload-limit)", param)
+            has = _number(tokens, more=more)
+            raise PayloadTooLarge(
+                f"`{param}` makes pairs of {has} tokens; the limit is {limit} (--payload-limit)", param
+            )
 
     def check_answer(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens that an answer of /tokenize or /decode is about."""
         self.check_tokens(tokens, param, more=more)
         if tokens > (limit := self._config.max_answer_tokens):
-            has = _tokens(tokens, more=more)
-            raise PayloadTooLarge(f"`{param}` has {has}; the limit is {limit} (--max-answer-tokens)", param)
+            has = _number(tokens, more=more)
+            raise PayloadTooLarge(f"`{param}` has {has} tokens; the limit is {limit} (--max-answer-tokens)", param)
 
     def check_weights(self, weights: int, param: str) -> None:
         """The weights of an answer's sparse vectors, counted while they come, and its scores of labels."""
@@ -374,5 +378,5 @@ class RequestLimits:
             )
 
 
-def _tokens(number: int, *, more: bool) -> str:
-    return f"at least {number} tokens" if more else f"{number} tokens"
+def _number(number: int, *, more: bool) -> str:
+    return f"at least {number}" if more else str(number)
