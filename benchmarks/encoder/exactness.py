@@ -165,10 +165,8 @@ def of_transformers(folder: Path, batch: list[npt.NDArray[np.int32]], dtype: tor
 
 
 def of_folder(folder: Path, dtype: torch.dtype) -> Any:
-    """Return transformers' model, without a pooler where the class could have one."""
-    has_pooler = transformers.AutoConfig.from_pretrained(folder).model_type != "modernbert"
-    options = {"add_pooling_layer": False} if has_pooler else {}
-    return transformers.AutoModel.from_pretrained(folder, dtype=dtype, **options)
+    """Return transformers' model. A pooler that the folder lacks is random, and nothing here reads it."""
+    return transformers.AutoModel.from_pretrained(folder, dtype=dtype)
 
 
 if __name__ == "__main__":
