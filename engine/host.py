@@ -16,7 +16,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-__all__ = ["cpu_name", "group_folders", "keep_freed_memory", "lines", "usable_cpus", "usable_memory"]
+__all__ = ["blas_threads", "cpu_name", "group_folders", "keep_freed_memory", "lines", "usable_cpus", "usable_memory"]
 
 
 def group_folders(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
@@ -76,6 +76,16 @@ def usable_cpus(root: Path = Path("/")) -> int:
     """
     quota = min(_quotas(root), default=float("inf"))
     return max(1, int(min(len(os.sched_getaffinity(0)), quota)))
+
+
+def blas_threads() -> dict[str, str]:
+    """Return the variable that limits OpenBLAS's threads in a new process, or none where the caller's environment does.
+
+    numpy brings OpenBLAS, which starts a thread for each CPU of the affinity mask, whatever the quota is.
+    """
+    if os.environ.keys() & {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"}:
+        return {}
+    return {"OPENBLAS_NUM_THREADS": str(usable_cpus())}
 
 
 def _quotas(root: Path) -> Iterator[float]:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from embert.engine import Encoder, Model
 from embert.engine.engine import output_width, require_task
-from embert.engine.host import usable_cpus
+from embert.engine.host import blas_threads, usable_cpus
 from embert.engine.quantization import MIN_ACCURACY
 from embert.server.bulk.job import Block, BulkError, CannotResume, Job, RowRange, SharedBuffers
 from embert.server.bulk.resume import run_manifest
@@ -134,7 +134,7 @@ def embed_files(
                     devices.encoder,
                     devices.min_agreement,
                 ),
-                {},
+                blas_threads(),
             )
             for device in devices.names
         ]

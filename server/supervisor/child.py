@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from embert.engine.host import blas_threads
 from embert.server.ipc.control import ControlConnection, Message
 from embert.server.observability.logs import DUMP_SIGNAL
 
@@ -86,6 +88,7 @@ class Child:
                     [sys.executable, "-P", "-m", _MODULES[self.kind], str(child_end.fileno())],
                     pass_fds=[child_end.fileno(), *inherited],
                     stdin=subprocess.DEVNULL,
+                    env=os.environ | blas_threads(),
                     process_group=0,  # Ctrl-C reaches the supervisor only, which then ends the children in order
                 )
             except OSError:
