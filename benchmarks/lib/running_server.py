@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -109,8 +110,11 @@ def running(
     """Run `command` in `folder`; "{port}" stands for a free port. It is there from its first 200 on the route `ready`.
 
     Raises SystemExit with the end of its log if it exits or is not ready within READY_WITHIN_S. Where the caller fails
-    while it runs, the end of its log goes to stderr.
+    while it runs, the end of its log goes to stderr. From the main thread, SIGTERM ends this process by SystemExit, so
+    that `timeout` leaves no server behind.
     """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     port = _free_port()
     # The engine process imports stub encoders from `folder`. The caller's path may hold installed packages.
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
