@@ -91,6 +91,13 @@ def test_constraints_pin_every_dependency() -> None:
         assert names - pinned == set(), file
 
 
+def test_dependencies_have_an_upper_bound() -> None:
+    """Without one, a major release of another project breaks every new installation."""
+    dependencies = project()["dependencies"]
+    assert isinstance(dependencies, list)
+    assert [each for each in dependencies if "<" not in each] == []
+
+
 def test_make_installs_what_a_cpu_needs() -> None:
     """torch is an extra for who serves on a GPU, not for who clones the repository and types `make serve`."""
     wanted = next(
