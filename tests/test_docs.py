@@ -322,21 +322,6 @@ def test_tables_of_figures_show_the_results(page: Path) -> None:
     assert page.read_text() == replaced(page), "run scripts/document"
 
 
-def test_figures_of_the_readme_name_their_build() -> None:
-    """The file of their run is there, and its commit is in the history."""
-    table = (ROOT / "README.md").read_text().partition("## Figures")[2].partition("\n## ")[0]
-    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
-    for row in rows:
-        build = re.search(r"\[([0-9a-f]{7})\]\((benchmarks/results/[\w-]+\.json)\)", row)
-        assert build, row
-        commit = json.loads((ROOT / build[2]).read_text())["commit"]
-        assert commit.startswith(build[1]), row
-        if (ROOT / ".git").exists():
-            ancestor = ["git", "-C", str(ROOT), "merge-base", "--is-ancestor", build[1], "HEAD"]
-            assert subprocess.run(ancestor, check=False).returncode == 0, f"{build[1]} is not in the history"
-    assert len(rows) > 3
-
-
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the history")
 def test_every_result_is_of_a_build_in_the_history() -> None:
     listed = subprocess.run(["git", "-C", str(ROOT), "rev-list", "HEAD"], capture_output=True, text=True, check=True)
