@@ -355,7 +355,7 @@ def environment_name(name: str) -> str:
 _SERVICE_LINK = re.compile(r"EMBERT_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _LINK_URL = re.compile(r"(tcp|udp|sctp)://")
 # Variables of the image's scripts, of the build and of the tests, which may be there when a server starts.
-_OTHERS = ("EMBERT_CUDA", "EMBERT_CPU", "EMBERT_CUDA_ARCHITECTURES", "EMBERT_PREFIX", "EMBERT_WHEELS",
+_OTHERS = ("EMBERT_CUDA", "EMBERT_CPU", "EMBERT_CPU_ISA", "EMBERT_CUDA_ARCHITECTURES", "EMBERT_PREFIX", "EMBERT_WHEELS",
            "EMBERT_MODEL_FOLDER", "EMBERT_VENV", "EMBERT_CONSTRAINTS", "EMBERT_COVERAGE")  # fmt: skip
 
 

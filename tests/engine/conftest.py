@@ -23,7 +23,6 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from embert import engine
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.cpu import encoder as torch_encoder
-from embert.engine.encoders.cpu.kernels import has_avx512
 from embert.engine.files.tokenizer_config import TokenizerConfig
 from embert.engine.model import Model
 
@@ -59,11 +58,9 @@ def without_own_kernels(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("embert.engine.encoders.cpu.kernels._cpu", None)
 
 
-@pytest.fixture(params=["AVX-512", "oneDNN", "plain"])
+@pytest.fixture(params=[pytest.param("AVX-512", marks=pytest.mark.cpu("avx512")), "oneDNN", "plain"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kernels that multiply in CPU encoders which the test loads: each kind in turn."""
-    if request.param == "AVX-512" and not has_avx512():
-        pytest.skip("our own kernels were not built, or this CPU lacks AVX-512")
     if request.param != "AVX-512":
         without_own_kernels(monkeypatch)
     if request.param == "plain":

@@ -30,10 +30,7 @@ from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
 from tests.engine.model_cases import build
 
-pytestmark = pytest.mark.skipif(
-    not kernels.has_avx512(), reason="our own kernels were not built, or this CPU lacks AVX-512"
-)
-needs_vnni = pytest.mark.skipif(not kernels.has_vnni(), reason="this CPU lacks VNNI")
+pytestmark = pytest.mark.cpu("avx512")
 
 EXACT: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -209,7 +206,7 @@ def test_attention_of_what_is_no_number_is_no_number() -> None:
         assert context[20].isnan().all()
 
 
-@needs_vnni
+@pytest.mark.cpu("vnni")
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 384, 1536), (5, 128, 30), (6, 1536, 384), (7, 128, 30), (97, 384, 1536)]
@@ -224,7 +221,7 @@ def test_linear_layer_in_eight_bits_is_the_definitions(rows: int, inputs: int, o
     np.testing.assert_array_equal(kernels.int8_linear_avx512(parts, bias)(x).numpy(), wanted)
 
 
-@needs_vnni
+@pytest.mark.cpu("vnni")
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_stays_visible_in_eight_bits(wrong: float) -> None:
     x = drawn(1, 8, 384)
@@ -234,7 +231,7 @@ def test_what_is_no_number_stays_visible_in_eight_bits(wrong: float) -> None:
     assert found.tolist() == [row != 3 for row in range(8)]
 
 
-@needs_vnni
+@pytest.mark.cpu("vnni")
 def test_sums_of_eight_bits_are_exact_at_their_ends() -> None:
     """Every integer 127 or -127: no product saturates."""
     weight = quantized_weight(drawn(2, 64, 384).numpy(), "w")
@@ -281,14 +278,14 @@ def test_attention_by_distance(parts: tuple[bool, bool], buckets: int, farthest:
     assert (own[621:] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni)])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.cpu("vnni"))])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_bits_do_not_depend_on_the_batch(dtype: str, pooling: str) -> None:
     model = engine.load_model(pooling=pooling)
     has_the_same_bits(model, dtype, random_sequences([5, 90, 5, 200, 1, 31, 17], 30_000))
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni)])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.cpu("vnni"))])
 @pytest.mark.parametrize("case", ["nomic_bert", "modernbert", "mpnet", "deberta-v2", "deberta-v2, p2c"])
 def test_bits_of_other_model_types_do_not_depend_on_the_batch(case: str, dtype: str, tmp_path: Path) -> None:
     wide: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
@@ -312,7 +309,7 @@ def has_the_same_bits(model: engine.Model, dtype: str, sequences: list[Ids]) -> 
     encoder.close()
 
 
-@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=needs_vnni)])
+@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.cpu("vnni"))])
 def test_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> None:
     """To the bit: one kernel for all of it, and one for each part where only some rows go on after attention."""
     layer = Layer(default_model.config, Checkpoint.open(default_model), 3, torch.float32, products="avx512", int8=int8)
@@ -323,7 +320,7 @@ def test_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> No
     assert not torch.equal(whole, layer(x, groups, Positions()))
 
 
-@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=needs_vnni)])
+@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.cpu("vnni"))])
 def test_bits_do_not_depend_on_the_threads(default_model: engine.Model, int8: bool) -> None:
     """Each number of threads divides rows, columns and heads into other tasks."""
     layer = Layer(default_model.config, Checkpoint.open(default_model), 3, torch.float32, products="avx512", int8=int8)

@@ -19,6 +19,7 @@ from embert import engine
 from embert.engine import encoders
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.base import Encoder
+from embert.engine.encoders.cpu import kernels
 from embert.engine.errors import EncoderError, InputError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
@@ -259,6 +260,24 @@ def test_heads(default_model: Model, data: st.DataObject) -> None:
             np.testing.assert_allclose(vector[:kept], row[:kept] / norm, atol=1e-5)
         elif not unit_length:
             np.testing.assert_array_equal(vector[:kept], row[:kept])
+
+
+@pytest.mark.parametrize(
+    ("limit", "float32", "int8"),
+    [("", True, True), ("AVX512_VNNI", True, True), ("AVX512", True, False), ("AVX2", False, False)],
+)
+def test_kernels_are_limited_to_an_instruction_set(
+    monkeypatch: pytest.MonkeyPatch, limit: str, float32: bool, int8: bool
+) -> None:
+    monkeypatch.setattr(kernels, "_cpu", types.SimpleNamespace(has_avx512=lambda: True, has_vnni=lambda: True))
+    monkeypatch.setenv("EMBERT_CPU_ISA", limit)
+    assert (kernels.has_avx512(), kernels.has_vnni()) == (float32, int8)
+
+
+def test_unknown_instruction_set_is_refused(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMBERT_CPU_ISA", "AVX3")
+    with pytest.raises(UnsupportedModel, match=r"EMBERT_CPU_ISA is 'AVX3'; supported: AVX2"):
+        engine.load_encoder(default_model, device="cpu")
 
 
 def test_choosing_an_encoder(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

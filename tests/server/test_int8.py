@@ -9,13 +9,12 @@ import pytest
 
 from embert.engine import Engine
 from embert.server.cli.main import main
-from tests.engine.quantization.vnni import needs_exact_sums
 from tests.server.live import live, run_cli
 
 TEXTS = ["a cat sat on the mat", "the dog barked at night", "interest rates rose again"]
 
 
-@needs_exact_sums
+@pytest.mark.cpu("int8")
 def test_the_server_answers_and_says_what_int8_costs() -> None:
     with live("--device", "cpu", "--dtype", "int8") as server:
         answer = server.post("/embed", {"inputs": TEXTS}).json()
@@ -30,7 +29,7 @@ def test_the_server_answers_and_says_what_int8_costs() -> None:
     assert cosines.max() < 1 - 1e-5  # in eight bits indeed
 
 
-@needs_exact_sums
+@pytest.mark.cpu("int8")
 def test_a_model_below_the_floor_is_not_served() -> None:
     result = run_cli("serve", "--device", "cpu", "--dtype", "int8", "--min-agreement", "0.99999", "--port", "0")
     assert result.returncode == 1
@@ -39,7 +38,7 @@ def test_a_model_below_the_floor_is_not_served() -> None:
     assert "Traceback" not in result.stderr
 
 
-@needs_exact_sums
+@pytest.mark.cpu("int8")
 def test_commands_take_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     def printed(*arguments: str) -> str:
         with pytest.raises(SystemExit, match="0"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Literal
@@ -19,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
 from embert.engine.encoders.cpu.positions import Positions
 from embert.engine.encoders.cpu.runs import Group, allowed_threads
+from embert.engine.errors import UnsupportedModel
 from embert.engine.quantization.rows import QuantizedWeight
 
 __all__ = [
@@ -58,14 +60,25 @@ def _installed() -> ModuleType | None:
 _cpu = _installed()
 
 
+INSTRUCTION_SETS = ("AVX2", "AVX512", "AVX512_VNNI")
+
+
+def _allows(instruction_set: str) -> bool:
+    """True unless EMBERT_CPU_ISA names a smaller instruction set, as ONEDNN_MAX_CPU_ISA does for oneDNN."""
+    limit = os.environ.get("EMBERT_CPU_ISA") or INSTRUCTION_SETS[-1]
+    if limit not in INSTRUCTION_SETS:
+        raise UnsupportedModel(f"EMBERT_CPU_ISA is {limit!r}; supported: {', '.join(INSTRUCTION_SETS)}")
+    return INSTRUCTION_SETS.index(instruction_set) <= INSTRUCTION_SETS.index(limit)
+
+
 def has_avx512() -> bool:
-    """Whether the kernels are installed and this CPU runs those of float32."""
-    return _cpu is not None and bool(_cpu.has_avx512())
+    """True if the kernels are installed and run float32 on this CPU."""
+    return _allows("AVX512") and _cpu is not None and bool(_cpu.has_avx512())
 
 
 def has_vnni() -> bool:
-    """Whether this CPU runs those of int8 too."""
-    return _cpu is not None and bool(_cpu.has_vnni())
+    """True if the kernels run int8 on this CPU too."""
+    return _allows("AVX512_VNNI") and _cpu is not None and bool(_cpu.has_vnni())
 
 
 class LinearAvx512:

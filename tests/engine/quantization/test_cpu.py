@@ -35,7 +35,6 @@ from tests.engine.conftest import (
 )
 from tests.engine.model_cases import build
 from tests.engine.quantization.test_definition import drawn
-from tests.engine.quantization.vnni import needs_exact_sums
 
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
 
@@ -51,7 +50,7 @@ def test_integers_are_the_definitions_but_for_rounding(columns: int, count: int)
     np.testing.assert_allclose(ours.largest.numpy() * int8.SCALE, wanted.scales, rtol=1e-5)
 
 
-@needs_exact_sums
+@pytest.mark.cpu("int8")
 @pytest.mark.parametrize("rows", [1, 7, 8, 33, 300])
 @pytest.mark.parametrize(("inputs", "outputs"), [(128, 384), (384, 1536), (1536, 384)])
 def test_sums_are_exact(rows: int, inputs: int, outputs: int) -> None:
@@ -65,7 +64,7 @@ def test_sums_are_exact(rows: int, inputs: int, outputs: int) -> None:
     np.testing.assert_array_equal(found.numpy(), sums(given, weight).astype(np.float32))
 
 
-@needs_exact_sums
+@pytest.mark.cpu("int8")
 def test_linear_layer_is_the_definitions_product() -> None:
     x, weight, bias = drawn(1, 40, 384), drawn(2, 256, 384), drawn(3, 1, 256)[0]
     other = drawn(4, 40, 256)
@@ -81,7 +80,7 @@ def test_linear_layer_is_the_definitions_product() -> None:
     assert (more.numpy() == other).all()
 
 
-@needs_exact_sums
+@pytest.mark.cpu("int8")
 def test_width_that_does_not_fit_is_refused_by_name(build_bert: BuildBert) -> None:
     with pytest.raises(UnsupportedModel, match=r"encoder\.layer\.0\.output\.dense\.weight has 96"):
         Engine.load(str(build_bert(hidden_size=128)), device="cpu", dtype="int8")
@@ -92,7 +91,7 @@ OPERATORS = torch.library.Library("embert_tests", "FRAGMENT")  # type: ignore[no
 OPERATORS.define("absent(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]  # without a kernel
 
 
-@needs_exact_sums
+@pytest.mark.cpu("int8")
 def test_layer_equals_the_definition(default_model: Model) -> None:
     """One layer: further ones round what differs in the last bit of float32 to other integers, in numpy as well."""
     model = dataclasses.replace(default_model, config=dataclasses.replace(default_model.config, layers=1))
@@ -115,7 +114,7 @@ def test_layer_equals_the_definition(default_model: Model) -> None:
         assert np.concatenate(error).mean() < 0.02 * np.concatenate(cost).mean()
 
 
-@needs_exact_sums
+@pytest.mark.cpu("int8")
 @pytest.mark.parametrize("case", ["default", "nomic_bert", "gte", "modernbert", "mpnet", "albert"])
 def test_encoders_are_near_the_definition(default_model: Model, case: str, tmp_path: Path) -> None:
     """Rows are nearer to the numpy model in eight bits than to the exact one: at most by a share of the way.

@@ -21,10 +21,9 @@ from tests.engine.heads.classifiers import build_classifier
 from tests.engine.heads.late_interaction import COLUMNS, pylate
 from tests.engine.model_cases import MODEL_CASES, build
 from tests.engine.quantization.test_cpu import WIDE
-from tests.engine.quantization.vnni import needs_exact_sums
 
 
-@needs_exact_sums
+@pytest.mark.cpu("int8")
 def test_encoder_says_how_well_it_agrees(default_model: Model) -> None:
     with Engine.load(default_model, device="cpu", dtype="int8") as loaded:
         found = loaded.encoder.int8_accuracy
@@ -42,7 +41,7 @@ def test_encoder_says_how_well_it_agrees(default_model: Model) -> None:
         assert f"cosine to float32 {found.worst:.4f} at worst" in str(found)
 
 
-@needs_exact_sums
+@pytest.mark.cpu("int8")
 def test_too_little_agreement_is_refused(default_model: Model, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"int8 .* float32: .* 0\.99999"):
         engine.load_encoder(default_model, device="cpu", dtype="int8", min_agreement=0.99999)
@@ -51,7 +50,7 @@ def test_too_little_agreement_is_refused(default_model: Model, tmp_path: Path) -
         engine.load_encoder(default_model, device="cpu", dtype="int8", min_agreement=1.5)
 
 
-@needs_exact_sums
+@pytest.mark.cpu("int8")
 def test_reranker_and_a_classifier_are_compared_by_logits(tmp_path: Path) -> None:
     for labels in (1, 3):
         folder = build_classifier(tmp_path / str(labels), labels=labels, **WIDE)
@@ -65,7 +64,7 @@ def test_reranker_and_a_classifier_are_compared_by_logits(tmp_path: Path) -> Non
             assert "a score differs by" in loaded.encoder.choice
 
 
-@needs_exact_sums
+@pytest.mark.cpu("int8")
 def test_splade_and_late_interaction_are_compared_by_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
