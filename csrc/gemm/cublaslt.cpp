@@ -132,13 +132,14 @@ class CublasLt final : public GemmProvider {
 // Up to this many rows split K is allowed: without it the library's only algorithms for 3 072 columns to 768 and 64
 // rows take 17 to 29 µs on an H100, and 7.2 with it. More rows have enough tiles, and their sums keep one order.
 constexpr int kSplitRows = 64;
+// The parts are added in FP32. The other schemes add them in the results' type: two more roundings.
+constexpr uint32_t kSplitReductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, kNoSplit = CUBLASLT_REDUCTION_SCHEME_NONE;
 
-// Shape, types and reductions of a GEMM.
+// Shape and types of a GEMM.
 struct MatmulShape {
   cudaDataType_t operands, results, scalars;
   cublasComputeType_t compute;
-  uint32_t reductions;  // allowed for split K, above kSplitRows
-  int out, in, pitch;   // pitch: elements from a row of y to the next
+  int out, in, pitch;  // pitch: elements from a row of y to the next
 };
 
 // y[rows, out] = x[rows, in] · W[out, in]ᵀ (+ residual), and the library's epilogue.
@@ -241,7 +242,7 @@ class Matmul {
                              "cublasLtMatmulPreferenceSetAttribute");
     };
     EMBERT_TRY(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace));
-    const uint32_t reductions = rows <= kSplitRows ? uint32_t(CUBLASLT_REDUCTION_SCHEME_MASK) : shape_.reductions;
+    const uint32_t reductions = rows <= kSplitRows ? kSplitReductions : kNoSplit;
     EMBERT_TRY(prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions));
     cublasLtMatmulHeuristicResult_t result{};
     int cached = 0;
@@ -297,8 +298,7 @@ class CublasLtLinear final : public Linear {
   static MatmulShape shape(DType dtype, const LinearWeights& weights) {
     const cudaDataType_t type = data_type(dtype);
     const int pitch = weights.pitch == 0 ? weights.n : weights.pitch;
-    const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
-    return {type, type, CUDA_R_32F, CUBLAS_COMPUTE_32F, no_split, weights.n, weights.k, pitch};
+    return {type, type, CUDA_R_32F, CUBLAS_COMPUTE_32F, weights.n, weights.k, pitch};
   }
 
   CublasLt& owner_;
