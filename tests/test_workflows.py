@@ -92,7 +92,5 @@ def test_pypi_trusts_the_workflow_and_no_token() -> None:
 
 def test_kubernetes_runs_what_is_published() -> None:
     assert WORKFLOWS["images"]["env"]["IMAGE"] == "ghcr.io/${{ github.repository }}"
-    for folder in ("base", "cpu"):
-        kustomization = yaml.safe_load((ROOT / "docker" / "kubernetes" / folder / "kustomization.yaml").read_text())
-        (image,) = kustomization["images"]
-        assert image["name"] == "ghcr.io/embert/embert"
+    values = yaml.safe_load((ROOT / "docker" / "helm" / "embert" / "values.yaml").read_text())
+    assert values["image"]["repository"] == "ghcr.io/embert/embert"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
@@ -14,21 +13,11 @@ import yaml
 
 from tests.server.live import ROOT
 
-__all__ = ["CHART", "KUSTOMIZE", "Manifest", "by_kind", "check", "helm", "kustomized", "pods_selected", "templated"]
+__all__ = ["CHART", "Manifest", "by_kind", "check", "helm", "pods_selected", "templated"]
 
 Manifest = dict[str, Any]
-KUSTOMIZE = ROOT / "docker" / "kubernetes"
 CHART = ROOT / "docker" / "helm" / "embert"
 CUSTOM = ("monitoring.coreos.com/", "keda.sh/")  # kinds of operators, which Kubernetes' own schemas lack
-
-
-def kustomized(folder: str | Path) -> list[Manifest]:
-    """What `kubectl apply -k` would send."""
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("needs kubectl for its kustomize")
-    made = subprocess.run([kubectl, "kustomize", KUSTOMIZE / folder], capture_output=True, check=True)
-    return list(yaml.safe_load_all(made.stdout))
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:

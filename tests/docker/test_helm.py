@@ -1,4 +1,4 @@
-"""The Helm chart: its values against their schema, what it renders against Kubernetes' schemas and kustomize."""
+"""The Helm chart: its values against their schema, what it renders against Kubernetes' schemas and the image."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import yaml
 
 from embert import __version__
 from embert.server.config import ServeConfig, environment_name, environment_names
+from embert.server.frontend.routes import METRIC_ROUTES
 from tests.docker.dockerfile import stages
-from tests.docker.manifests import CHART, KUSTOMIZE, Manifest, by_kind, check, helm, pods_selected, templated
+from tests.docker.manifests import CHART, Manifest, by_kind, check, helm, pods_selected, templated
 from tests.server.live import ROOT
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -114,22 +115,35 @@ def test_kubernetes_knows_every_field(settings: tuple[str, ...]) -> None:
         assert labels.items() >= {"app.kubernetes.io/name": "embert", "app.kubernetes.io/instance": "embert"}.items()
 
 
-def test_a_release_is_what_kustomize_makes() -> None:
-    """Two ways to the same objects; only what one has and the other lacks is taken out."""
-    ours = by_kind(templated())
-    for name in ("deployment", "service", "poddisruptionbudget", "networkpolicy", "horizontalpodautoscaler"):
-        theirs = yaml.safe_load((KUSTOMIZE / "base" / f"{name}.yaml").read_text())
-        mine = ours[theirs["kind"]]
-        assert mine["metadata"]["name"] == theirs["metadata"]["name"]
-        if name == "deployment":
-            del mine["spec"]["template"]["metadata"]["annotations"]  # kustomize hashes options in the ConfigMap's name
-            for each in (mine, theirs):
-                (only,) = each["spec"]["template"]["spec"]["containers"]
-                for key in ("image", "imagePullPolicy", "env"):
-                    only.pop(key, None)
-        assert mine["spec"] == theirs["spec"]
-    (generated,) = yaml.safe_load((KUSTOMIZE / "base" / "kustomization.yaml").read_text())["configMapGenerator"]
-    assert ours["ConfigMap"]["data"] == dict(literal.split("=", 1) for literal in generated["literals"])
+def test_ports_and_probes_are_the_servers() -> None:
+    of = by_kind(templated())
+    only = container(of["Deployment"])
+    ports = {port["name"]: port["containerPort"] for port in only["ports"]}
+    assert ports == {"http": ServeConfig().port, "metrics": int(of["ConfigMap"]["data"]["EMBERT_METRICS_PORT"])}
+    assert {port["targetPort"] for port in of["Service"]["spec"]["ports"]} == set(ports)
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert only[probe]["httpGet"]["path"] in METRIC_ROUTES
+        assert only[probe]["httpGet"]["port"] == "http"
+
+
+def test_the_pod_may_do_no_more_than_the_image_needs() -> None:
+    deployment = by_kind(templated())["Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    (user,) = stages()["runtime"].all("USER")
+    context = pod["securityContext"]
+    assert f"{context['runAsUser']}:{context['runAsGroup']}" == user.value
+    assert context["runAsNonRoot"]
+    assert container(deployment)["securityContext"]["readOnlyRootFilesystem"]
+    assert all(volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"]), "or a pod fills the node's disk"
+    assert pod["enableServiceLinks"] is False, "EMBERT_PORT=tcp://… of the service would be taken for an option"
+
+
+def test_the_grace_period_covers_the_drain() -> None:
+    of = by_kind(templated("preStopSleep=7", "drainTimeout=50"))
+    pod = of["Deployment"]["spec"]["template"]["spec"]
+    assert container(of["Deployment"])["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
+    assert of["ConfigMap"]["data"]["EMBERT_DRAIN_TIMEOUT"] == "50"
+    assert pod["terminationGracePeriodSeconds"] >= 7 + 50 + 5
 
 
 def test_without_a_gpu_it_is_the_cpus_image_with_as_many_threads_as_it_may_use_cpus() -> None:
@@ -250,13 +264,12 @@ def test_replicas_follow_the_queue_and_how_busy_engines_are() -> None:
     assert "HorizontalPodAutoscaler" not in of
     assert keda["scaleTargetRef"]["name"] == of["Deployment"]["metadata"]["name"]
     assert keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
-    base = yaml.safe_load((KUSTOMIZE / "keda" / "scaledobject.yaml").read_text())["spec"]["triggers"]
+    rules = yaml.safe_load((CHART.parent / "adapter-values.yaml").read_text())["rules"]["custom"]
+    assert [rule["seriesQuery"].partition("{")[0] for rule in rules] == list(targets)
     own = f'{{namespace="search", service="{of["Service"]["metadata"]["name"]}"}}'
-    for trigger, theirs, target in zip(keda["triggers"], base, targets.values(), strict=True):
-        assert trigger["metadata"].pop("threshold") == target
-        del theirs["metadata"]["threshold"]
-        theirs["metadata"]["query"] = theirs["metadata"]["query"].replace('{service="embert"}', own)
-        assert trigger == theirs, "tests/docker/test_monitoring.py asks Prometheus these"
+    for trigger, (metric, target) in zip(keda["triggers"], targets.items(), strict=True):
+        assert trigger["metadata"]["threshold"] == target
+        assert f"{metric}{own}" in trigger["metadata"]["query"], "tests/docker/test_monitoring.py asks Prometheus these"
 
 
 def test_nothing_scales_a_fixed_number_of_replicas() -> None:
@@ -323,6 +336,7 @@ def test_the_documented_releases_render() -> None:
         settings = [word for word in words.split() if word != "--set"]
         for manifest in templated(*settings, release=release):
             check(manifest)
-    settings = re.findall(r"`((?:\w+\.)?\w+=[^`]+)`", page.split("### Helm", 1)[1].split("### Kustomize", 1)[0])
+    section = page.partition("## Kubernetes")[2].partition("\n### ")[0]
+    settings = re.findall(r"`((?:\w+\.)?\w+=[^`]+)`", section)
     assert len(settings) >= 7
     assert templated(*settings)

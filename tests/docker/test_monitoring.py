@@ -38,8 +38,11 @@ QUERIES = {f"{panel['title']} {target['refId']}": target["expr"] for panel in PA
 QUERIES |= {rule["alert"]: re.sub(r"^absent\((.+)\)$", r"\1", THRESHOLD.sub(r"\1", rule["expr"])) for rule in ALERTS}
 QUERIES |= {rule["record"]: rule["record"] for rule in RULES if "record" in rule}
 # KEDA's, without the label that Kubernetes' service discovery adds.
-SCALED = yaml.safe_load((ROOT / "docker" / "kubernetes" / "keda" / "scaledobject.yaml").read_text())["spec"]["triggers"]
-QUERIES |= {f"scaling: {each['name']}": each["metadata"]["query"].replace('{service="embert"}', "") for each in SCALED}
+SCALED = (ROOT / "docker" / "helm" / "embert" / "templates" / "scaledobject.yaml").read_text()
+QUERIES |= {
+    f"scaling: {name}": query.replace("{{ $of }}", "")
+    for name, query in re.findall(r"name: (\w+)\n(?:.*\n){3} +query: (.+)", SCALED)
+}
 CHOSEN = {"$job": "embert", "$__rate_interval": "10s"}
 CHOSEN |= {f"${name}": ".*" for name in ("namespace", "service", "instance", "model", "engine", "gpu_host")} | {
     "$priority": ".+"
