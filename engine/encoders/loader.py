@@ -29,7 +29,7 @@ def create_encoder(
 ) -> Encoder:
     """Create the encoder that `int8_accuracy.load_encoder` returns, which documents the arguments and errors.
 
-    Without `prepared`, kernels and graphs are made when they are first needed: for an encoder of a few batches.
+    Without `prepared`, CUDA graphs are made when they are first needed: for an encoder of a few batches.
     """
     if dtype not in DTYPES:
         raise UnsupportedModel(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
@@ -50,9 +50,7 @@ def create_encoder(
         device = "cuda:0" if device in ("auto", "cuda") else device
     else:
         factory = _imported(kind)
-    if not prepared and kind in ON_CPU:
-        factory = functools.partial(factory, prepared=False)
-    elif not prepared and kind in ("cuda", "cuda-portable"):
+    if not prepared and kind in ("cuda", "cuda-portable"):
         factory = functools.partial(factory, graphs=False)
     try:
         built = factory(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens)

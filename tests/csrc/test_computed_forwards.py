@@ -100,7 +100,7 @@ def relative_errors(got: Floats, of: Floats) -> Floats:
 def compare(program: Path, model: Model, gemm: str, dtype: int, batch: PackedBatch | None = None) -> None:
     most = MAX_TOKENS if batch is None else batch.tokens
     batch = batch or drawn(model)
-    cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 12, prepared=False)
+    cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 12)
     wanted = cpu.encode(batch, Task.TOKENS), cpu.encode(batch)
     for got, of in zip(computed(program, model, gemm, dtype, batch, most=most), wanted, strict=True):
         assert relative_errors(got, of).max() <= ALLOWED[dtype]
@@ -164,9 +164,7 @@ def test_forwards_in_8_bits_are_numpys(program: Path, tmp_path: Path, pooling: s
     errors = relative_errors(rows, np.concatenate(wanted))
     assert errors.max() <= ALLOWED[FLOAT16]
     # One step of 8 bits more or less moves what comes after it, so bits are not equal; it is nearer all the same.
-    unrounded = relative_errors(
-        rows, TorchEncoder(model, max_batch_tokens=1 << 12, prepared=False).encode(batch, Task.TOKENS)
-    )
+    unrounded = relative_errors(rows, TorchEncoder(model, max_batch_tokens=1 << 12).encode(batch, Task.TOKENS))
     print(np.median(errors), np.median(unrounded))
     assert np.median(errors) <= 0.85 * np.median(unrounded)
     for text, vector in zip(wanted, pooled, strict=True):

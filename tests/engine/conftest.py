@@ -7,7 +7,7 @@ import ast
 import functools
 import json
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +22,6 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from embert import engine
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.cpu import encoder as torch_encoder
 from embert.engine.files.tokenizer_config import TokenizerConfig
 from embert.engine.model import Model
 
@@ -41,30 +40,16 @@ class BuildBert(Protocol):
     ) -> Path: ...
 
 
-@pytest.fixture(scope="package", autouse=True)
-def _few_prepared_kernels() -> Iterator[None]:
-    """Encoders prepare kernels of every kind, but for few rows: the others are made when a test first needs them.
-
-    Making all of them is most of what loading a small model costs. Servers of other tests do, and processes that
-    tests/engine/test_torch_linear.py watches.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_encoder, "MAX_PREPARED_ROWS", 64)
-        yield
-
-
 def without_own_kernels(patch: pytest.MonkeyPatch) -> None:
     """As on a CPU without AVX-512."""
     patch.setattr("embert.engine.encoders.cpu.kernels._cpu", None)
 
 
-@pytest.fixture(params=[pytest.param("AVX-512", marks=pytest.mark.cpu("avx512")), "oneDNN", "plain"])
+@pytest.fixture(params=[pytest.param("AVX-512", marks=pytest.mark.cpu("avx512")), "torch"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kernels that multiply in CPU encoders which the test loads: each kind in turn."""
-    if request.param != "AVX-512":
+    if request.param == "torch":
         without_own_kernels(monkeypatch)
-    if request.param == "plain":
-        monkeypatch.setattr("embert.engine.encoders.cpu.linear.packed_works", lambda *_: False)
     return str(request.param)
 
 

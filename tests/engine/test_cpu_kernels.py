@@ -312,7 +312,7 @@ def has_the_same_bits(model: engine.Model, dtype: str, sequences: list[Ids]) -> 
 @pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.cpu("vnni"))])
 def test_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> None:
     """To the bit: one kernel for all of it, and one for each part where only some rows go on after attention."""
-    layer = Layer(default_model.config, Checkpoint.open(default_model), 3, torch.float32, products="avx512", int8=int8)
+    layer = Layer(default_model.config, Checkpoint.open(default_model), 3, torch.float32, own_kernels=True, int8=int8)
     groups, x = [Group(0, 3, 7), Group(21, 1, 90, 40)], drawn(1, 111, 384)
     for positions in (Positions(), POSITIONS["biased"](12, 32)):
         whole, parts = layer(x, groups, positions), layer(x, groups, positions, rows=torch.arange(111))
@@ -323,7 +323,7 @@ def test_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> No
 @pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.cpu("vnni"))])
 def test_bits_do_not_depend_on_the_threads(default_model: engine.Model, int8: bool) -> None:
     """Each number of threads divides rows, columns and heads into other tasks."""
-    layer = Layer(default_model.config, Checkpoint.open(default_model), 3, torch.float32, products="avx512", int8=int8)
+    layer = Layer(default_model.config, Checkpoint.open(default_model), 3, torch.float32, own_kernels=True, int8=int8)
     groups, x = [Group(0, 2, 9), Group(18, 1, 212)], drawn(1, 230, 384)
 
     def run(threads: int) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.base import Encoder
+from embert.engine.encoders.cpu import runs
 from embert.engine.encoders.cpu.attention import attention
 from embert.engine.encoders.cpu.runs import Group
 from embert.engine.errors import EncoderError
@@ -229,3 +232,27 @@ def test_forward_that_fails_names_its_shape_and_leaves_the_encoder_usable(float3
     with pytest.raises(EncoderError, match=r"the forward of 1 sequences, 2 tokens, longest 2, float32, failed: .+"):
         float32_encoder.encode(PackedBatch(np.array([101, bad], np.int32), np.array([0, 2], np.int32)))
     np.testing.assert_array_equal(float32_encoder.encode(good), expected)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    runs.allow_threads(2)
+    yield
+    runs.allow_threads(1)
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_large_operators_have_all_threads_and_small_ones_one() -> None:
+    runs.threads_for_elements(16 * 384)
+    assert torch.get_num_threads() == 1
+    runs.threads_for_elements(512 * 384)
+    assert torch.get_num_threads() == 2
+    runs.threads_for_products(torch.empty(1, 384), 384)
+    assert torch.get_num_threads() == 1
+    runs.threads_for_products(torch.empty(8, 384), 384)
+    assert torch.get_num_threads() == 2
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as other:
+        other.submit(runs.threads_for_elements, 512 * 384).result()
+        assert other.submit(torch.get_num_threads).result() == 1, "another thread has not been allowed any"

@@ -17,22 +17,19 @@ import torch
 
 from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.cpu.heads import ONE_ROW, Hidden, kernels_of, load_heads, one_row_each
+from embert.engine.encoders.cpu.heads import ONE_ROW, Hidden, load_heads, one_row_each
 from embert.engine.encoders.cpu.kernels import has_vnni
-from embert.engine.encoders.cpu.linear import check_exact, limit_kernel_caches
+from embert.engine.encoders.cpu.linear import check_exact
 from embert.engine.encoders.cpu.runs import (
-    MAX_RUN_TOKENS,
     MIN_RUN_TOKENS,
     Group,
     Run,
     allow_threads,
     attended_tokens,
     cut_into_runs,
-    kernel_rows,
-    row_counts,
     run_count,
 )
-from embert.engine.encoders.cpu.transformer import Transformer, products_of
+from embert.engine.encoders.cpu.transformer import Transformer
 from embert.engine.encoders.positions import padding_positions
 from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
@@ -46,9 +43,6 @@ __all__ = ["TorchEncoder"]
 # Of what lies between products. Those of int8 take float32 and give float32.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
 
-# What multiplies, for the start-up log.
-PRODUCTS = {"avx512": "AVX-512 kernels", "packed": "oneDNN's kernels", "plain": "torch's operators"}
-
 # On a CPU a larger batch gives no more tokens a second, only a longer wait. A longer text gets its own batch.
 MAX_BATCH_TOKENS = 2048
 
@@ -58,12 +52,6 @@ MAX_BATCH_TOKENS = 2048
 FEW_TOKENS_THREADS = 2
 # Our own kernels use a thread for less work, and do not wait for a thread that has not started.
 FEW_TOKENS_THREADS_AVX512 = 16
-
-# Kernels for more rows are made when they are first needed: the caches hold no more (limit_kernel_caches).
-MAX_PREPARED_ROWS = 1024
-# Attention's kernels for longer sequences likewise. There is one for every 16 tokens, and making it takes time by the
-# square of its length: a model of 8 192 tokens and 64 columns was not ready after a minute.
-MAX_PREPARED_LENGTH = 512
 
 Ints = npt.NDArray[np.int64]
 
@@ -106,10 +94,9 @@ class TorchEncoder(Encoder):
         device: str = "cpu",
         dtype: str = "auto",
         max_batch_tokens: int | None = None,
-        prepared: bool = True,
         portable: bool = False,
     ) -> None:
-        """Read the model's weights, and make all kernels unless not `prepared`. With `portable` only torch's are used.
+        """Read the model's weights. With `portable` only torch's operators are used.
 
         Raises UnsupportedModel for another device or dtype, and for int8 where it does not fit, BrokenModel.
         """
@@ -140,7 +127,6 @@ class TorchEncoder(Encoder):
             self._reads[Task.EMBED] = model.pooling
         head = model.heads.multi_vector
         self._unattended = None if head is None else head.unattended
-        limit_kernel_caches(products_of(model.config) + kernels_of(model.heads))
         keep_freed_memory()
         # Never more threads than this process may use CPUs; torch's own default follows OMP_NUM_THREADS.
         self._threads = min(torch.get_num_threads(), usable_cpus())
@@ -152,44 +138,15 @@ class TorchEncoder(Encoder):
             self._transformer = Transformer(
                 model.config, checkpoint, DTYPES[self.dtype], int8=self.dtype == "int8", portable=portable
             )
-            self._heads = load_heads(model, checkpoint, DTYPES[self.dtype], products=self._transformer.products)
+            self._own_kernels = self._transformer.own_kernels
+            self._heads = load_heads(model, checkpoint, DTYPES[self.dtype], own_kernels=self._own_kernels)
         self._embedding = EmbeddingHead(model.folder, model.after_pooling)
-        self._own_kernels = self._transformer.products == "avx512"
-        self.choice = PRODUCTS[self._transformer.products]
-        if self._transformer.products == "packed" and prepared:
-            self._prepare(model.max_input_length)
+        self.choice = "AVX-512 kernels" if self._own_kernels else "torch's operators"
 
     @property
     def batch_tokens(self) -> int:
         """See Encoder.batch_tokens."""
         return min(self.max_batch_tokens, self._budget)
-
-    def _prepare(self, longest: int) -> None:
-        """Compile every kernel that runs can need, so that memory does not grow later and no request waits for one.
-
-        Attention in sequences of over MAX_PREPARED_LENGTH tokens is not prepared.
-        """
-        longest = min(longest, MAX_PREPARED_LENGTH)
-        most = min(self.max_batch_tokens, MAX_RUN_TOKENS + longest, MAX_PREPARED_ROWS)
-        for _ in self._pool.map(self._prepare_rows, row_counts(most)):
-            pass
-        self._pool.submit(self._transformer.prepare_attention, longest).result()
-        if self._threads > 1:  # a batch of one run has kernels for several threads
-            allow_threads(self._threads)
-            self._transformer.prepare_attention(longest)
-            for rows in row_counts(min(max(2 * MIN_RUN_TOKENS, longest), most)):
-                # Few rows may be left of many tokens: all threads then multiply them.
-                few = any(self._one_row(task) for task in self._has)
-                for threads in {self._threads_for(rows)} | ({self._threads} if few else set()):
-                    allow_threads(threads)
-                    self._prepare_rows(rows)
-            allow_threads(self._threads)
-
-    def _prepare_rows(self, rows: int) -> None:
-        self._transformer.prepare(rows)
-        with torch.inference_mode():
-            for head in self._heads.values():
-                head.prepare(rows)
 
     def _one_row(self, tasks: Task) -> str | None:
         """The only row of a sequence that these tasks read, "cls" or "last-token"; None if they read more."""
@@ -199,7 +156,7 @@ class TorchEncoder(Encoder):
     def _threads_for(self, tokens: int) -> int:
         """Threads of torch's loops for a batch of one run."""
         few = FEW_TOKENS_THREADS_AVX512 if self._own_kernels else FEW_TOKENS_THREADS
-        return self._threads if kernel_rows(tokens) >= MIN_RUN_TOKENS else min(few, self._threads)
+        return self._threads if tokens >= MIN_RUN_TOKENS else min(few, self._threads)
 
     def submit(self, batch: PackedBatch) -> _Ticket:
         """Take a batch; its arrays may be reused.

@@ -15,8 +15,8 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 from embert.engine.batch import TaskOutput, cumulative
 from embert.engine.encoders.cpu import kernels
 from embert.engine.encoders.cpu.kernels import Activation
-from embert.engine.encoders.cpu.linear import Linear, Products, make_linear
-from embert.engine.encoders.cpu.runs import Group, kernel_rows
+from embert.engine.encoders.cpu.linear import Linear, make_linear
+from embert.engine.encoders.cpu.runs import Group
 from embert.engine.encoders.cpu.transformer import as_torch
 from embert.engine.heads import description
 from embert.engine.heads.pooling import POOLINGS
@@ -26,7 +26,7 @@ from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-__all__ = ["ONE_ROW", "Head", "Hidden", "kernels_of", "load_heads", "one_row_each", "pooled"]
+__all__ = ["ONE_ROW", "Head", "Hidden", "load_heads", "one_row_each", "pooled"]
 
 # Poolings that take one row of each sequence: the last layer then computes only these rows after its attention.
 ONE_ROW = ("cls", "last-token")
@@ -114,44 +114,33 @@ class Head(Protocol):
         """The rows of these sequences, in their order."""
         ...
 
-    def prepare(self, rows: int) -> None:
-        """Make the kernels for so many tokens."""
-        ...
 
-
-def load_heads(model: Model, checkpoint: Checkpoint, dtype: torch.dtype, *, products: Products) -> dict[Task, Head]:
+def load_heads(model: Model, checkpoint: Checkpoint, dtype: torch.dtype, *, own_kernels: bool) -> dict[Task, Head]:
     """A head for each of the model's tasks. Raises BrokenModel."""
     heads: dict[Task, Head] = {}
     if model.embeds:
-        heads |= {Task.EMBED: Pooled(model.pooling, products), Task.TOKENS: LastHidden()}
+        heads |= {Task.EMBED: Pooled(model.pooling, own_kernels=own_kernels), Task.TOKENS: LastHidden()}
     classifier, sparse, multi_vector = model.heads.classifier, model.heads.sparse, model.heads.multi_vector
     if classifier is not None:
-        heads[Task.CLASSIFY] = Logits(classifier, checkpoint, products)
+        heads[Task.CLASSIFY] = Logits(classifier, checkpoint, own_kernels=own_kernels)
     if model.heads.token_classifier is not None:
         heads[Task.TOKEN_CLASSES] = TokenLogits(
-            model.heads.token_classifier, checkpoint, torch.float32, products=products
+            model.heads.token_classifier, checkpoint, torch.float32, own_kernels=own_kernels
         )
     if isinstance(sparse, description.Splade):
-        heads[Task.SPARSE] = Splade(sparse, model.config, checkpoint, dtype, products=products)
+        heads[Task.SPARSE] = Splade(sparse, model.config, checkpoint, dtype, own_kernels=own_kernels)
     elif sparse is not None:
         heads[Task.SPARSE] = TokenWeights(sparse, checkpoint)
     if multi_vector is not None:
-        heads[Task.MULTI] = MultiVectors(multi_vector, checkpoint, dtype, products=products)
+        heads[Task.MULTI] = MultiVectors(multi_vector, checkpoint, dtype, own_kernels=own_kernels)
     return heads
-
-
-def kernels_of(heads: description.Heads) -> int:
-    """The matrix products of heads that have kernels of their own, as the transformer's have."""
-    splade = 2 if isinstance(heads.sparse, description.Splade) else 0
-    of_tokens = [head for head in (heads.multi_vector, heads.token_classifier) if head is not None]
-    return splade + sum(len(head.layers) for head in of_tokens)
 
 
 class Pooled:
     """EMBED before what follows pooling, which `EmbeddingHead` does for all sequences at once."""
 
-    def __init__(self, pooling: str, products: Products) -> None:
-        self._pooling, self._own_kernels = pooling, products == "avx512"
+    def __init__(self, pooling: str, *, own_kernels: bool) -> None:
+        self._pooling, self._own_kernels = pooling, own_kernels
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
         """[n, hidden · modes]."""
@@ -160,17 +149,12 @@ class Pooled:
         )
         return TaskOutput.one_each(rows.numpy())
 
-    def prepare(self, rows: int) -> None:
-        """It has no products."""
-
 
 class Logits:
     """CLASSIFY: linear layers on one row of a sequence, in float32."""
 
-    def __init__(self, head: description.Classifier, checkpoint: Checkpoint, products: Products) -> None:
-        # Its few rows need no kernels of oneDNN's own.
-        products = "plain" if products == "packed" else products
-        self._layers = [_Layer(layer, checkpoint, torch.float32, products=products) for layer in head.layers]
+    def __init__(self, head: description.Classifier, checkpoint: Checkpoint, *, own_kernels: bool) -> None:
+        self._layers = [_Layer(layer, checkpoint, torch.float32, own_kernels=own_kernels) for layer in head.layers]
         self._pooling, self._padding_id = head.pooling, head.padding_id
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
@@ -187,9 +171,6 @@ class Logits:
             x = layer(x)
         return TaskOutput.one_each(x.numpy())
 
-    def prepare(self, rows: int) -> None:
-        """Its products need no prepared kernels."""
-
 
 class LastHidden:
     """TOKENS: the hidden states themselves."""
@@ -197,9 +178,6 @@ class LastHidden:
     def __call__(self, hidden: Hidden) -> TaskOutput:
         """[T, hidden]."""
         return TaskOutput(hidden.rows.float().numpy(), cumulative(hidden.lengths))
-
-    def prepare(self, rows: int) -> None:
-        """It has no products."""
 
 
 class TokenLogits:
@@ -211,9 +189,9 @@ class TokenLogits:
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         *,
-        products: Products,
+        own_kernels: bool,
     ) -> None:
-        self._layers = [_Layer(layer, checkpoint, dtype, products=products) for layer in head.layers]
+        self._layers = [_Layer(layer, checkpoint, dtype, own_kernels=own_kernels) for layer in head.layers]
         self._dtype = dtype
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
@@ -225,12 +203,6 @@ class TokenLogits:
         for layer in self._layers:
             x = layer(x)
         return x.float()
-
-    def prepare(self, rows: int) -> None:
-        """See Head."""
-        x = self._layers[0].zeros(rows)
-        for layer in self._layers:
-            x = layer(x)
 
 
 class MultiVectors(TokenLogits):
@@ -253,9 +225,6 @@ class TokenWeights:
         """Pairs of token ids and weights."""
         weights = F.linear(hidden.rows.float(), self._weight, self._bias).relu_()[:, 0].numpy()
         return token_weight_rows(hidden.ids, cumulative(hidden.lengths), weights, self._special_ids)
-
-    def prepare(self, rows: int) -> None:
-        """Its product needs no prepared kernel."""
 
 
 def _last_tokens(hidden: Hidden, padding_id: int) -> torch.Tensor:
@@ -282,10 +251,10 @@ class Splade:
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         *,
-        products: Products,
+        own_kernels: bool,
     ) -> None:
         vocabulary = config.vocab_size
-        self._transform = _Layer(head.transform, checkpoint, dtype, products=products)
+        self._transform = _Layer(head.transform, checkpoint, dtype, own_kernels=own_kernels)
         self._norm, self._twice = _Norm(head.norm, head.transform.outputs, checkpoint), head.twice
         self._most = head.most
         stored = checkpoint.of_head(head.decoder, (vocabulary, head.transform.outputs)) if head.decoder else None
@@ -294,16 +263,11 @@ class Splade:
         self._columns: list[Linear] = []
         for first in range(0, vocabulary, SPLADE_COLUMNS):
             part = slice(first, first + SPLADE_COLUMNS)
-            # The last part has as many columns as the others, so that one kernel serves all; theirs is no pair.
-            spare = max(0, first + SPLADE_COLUMNS - vocabulary) if vocabulary > SPLADE_COLUMNS else 0
-            rows, constants = weight[part].to(dtype), bias[part].to(dtype)
-            if spare:
-                rows, constants = F.pad(rows, (0, 0, 0, spare)), F.pad(constants, (0, spare), value=-1.0)
-            self._columns.append(make_linear(rows, constants, products=products))
+            self._columns.append(make_linear(weight[part].to(dtype), bias[part].to(dtype), own_kernels=own_kernels))
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
         """Pairs of token ids and weights."""
-        x = self._norm(self._transform(hidden.rows, keep_spare=True))
+        x = self._norm(self._transform(hidden.rows))
         owners, indices, values = [], [], []
         for number, columns in enumerate(self._columns):
             largest = pooled(columns(x), hidden.groups, "max").relu_()
@@ -321,40 +285,27 @@ class Splade:
         rows = TaskOutput(weights.numpy()[order].reshape(-1, 1), offsets, index[order])
         return rows if self._most is None else rows.largest(self._most)
 
-    def prepare(self, rows: int) -> None:
-        """See Head."""
-        self._columns[0](self._norm(self._transform(self._transform.zeros(rows), keep_spare=True)))
-
 
 class _Layer:
     """norm(activation(x · weightᵀ + bias)) on any number of rows, in the layers' dtype."""
 
     def __init__(
-        self, layer: description.Layer, checkpoint: Checkpoint, dtype: torch.dtype, *, products: Products
+        self, layer: description.Layer, checkpoint: Checkpoint, dtype: torch.dtype, *, own_kernels: bool
     ) -> None:
         stored, stored_bias = checkpoint.layer(layer)
         bias = torch.zeros(layer.outputs) if stored_bias is None else as_torch(stored_bias)
         fused = FUSED.get(layer.activation, "none")
         self._linear = make_linear(
-            as_torch(stored).to(dtype), bias.to(dtype), cast("Activation", fused), products=products
+            as_torch(stored).to(dtype), bias.to(dtype), cast("Activation", fused), own_kernels=own_kernels
         )
         self._after = {"tanh": torch.tanh, "sigmoid": torch.sigmoid}.get(layer.activation)
-        self._rounds, self._inputs, self._dtype = products == "packed", layer.inputs, dtype
         self._norm = None if layer.norm is None else _Norm(layer.norm, layer.outputs, checkpoint, layer.file)
 
-    def __call__(self, x: torch.Tensor, *, keep_spare: bool = False) -> torch.Tensor:
-        """[T, in] → [T, out]; with `keep_spare` a few rows more, as many as kernels are made for."""
-        tokens = len(x)
-        if self._rounds and (spare := kernel_rows(tokens) - tokens):
-            x = F.pad(x, (0, 0, 0, spare))
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] → [T, out]."""
         y = self._linear(x)
         y = y if self._after is None else self._after(y)
-        y = y if self._norm is None else self._norm(y)
-        return y if keep_spare else y[:tokens]
-
-    def zeros(self, rows: int) -> torch.Tensor:
-        """Rows that it takes."""
-        return torch.zeros(rows, self._inputs, dtype=self._dtype)
+        return y if self._norm is None else self._norm(y)
 
 
 class _Norm:

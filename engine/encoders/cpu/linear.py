@@ -1,11 +1,6 @@
 """Linear layers on a CPU, fused with the activation or the residual that follows: float, int8, and with adapters.
 
-oneDNN's packed weights are used where they work. On Zen 5 they run float32 2.3 times as fast as `F.linear`, whose MKL
-uses only AVX2 on AMD, and exact GELU costs 5 % instead of a separate pass. Limited to AVX2 (ONEDNN_MAX_CPU_ISA), one
-core needs 7.8 ms instead of 9.2 for a text of 16 tokens of MiniLM, and the same for a batch of 20; in bfloat16 3.3 ms
-instead of 4.2, and 6 % less for the batch. torch reaches them through undocumented operators of its compiler. So
-`choose_products` tests them on real weights when a model is loaded, and `F.linear` replaces them where they are absent,
-fail, or give other results. Our own AVX-512 kernels (kernels.py) replace both where they run.
+Our own AVX-512 kernels (kernels.py) compute them where they run, and `F.linear` elsewhere.
 
 int8 is defined in quantization/. oneDNN multiplies an unsigned and a signed matrix, so activations are stored as
 q + 128, with zero point 128. Loading a model tests its operator, too, on rows that overflow 16 bits: CPUs without VNNI
@@ -20,17 +15,16 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from embert.engine.encoders.cpu.kernels import Activation, has_avx512, linear_avx512
-from embert.engine.encoders.cpu.runs import row_counts, threads_for_elements, threads_for_products
+from embert.engine.encoders.cpu.kernels import Activation, linear_avx512
+from embert.engine.encoders.cpu.runs import threads_for_elements, threads_for_products
 from embert.engine.errors import UnsupportedModel
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.quantization.rows import BLOCK, LEVELS, QuantizedWeight, hadamard
@@ -42,42 +36,14 @@ __all__ = [
     "Additions",
     "Int8Linear",
     "Linear",
-    "LinearOneDnn",
-    "LinearPlain",
-    "Products",
+    "TorchLinear",
     "activated",
     "check_exact",
-    "choose_products",
     "chosen_adapters",
     "exact_sums",
-    "limit_kernel_caches",
     "make_linear",
-    "packed_works",
     "quantized",
 ]
-
-# Our name → oneDNN's operation and algorithm. The algorithm "none" of gelu is the erf form.
-FUSED = {
-    "none": ("none", ""),
-    "gelu": ("gelu", "none"),
-    "gelu_tanh": ("gelu", "tanh"),
-    "relu": ("relu", ""),
-    "silu": ("swish", ""),
-}
-
-
-def limit_kernel_caches(products: int) -> None:
-    """Bound the kernel caches: `row_counts(1024)` on one thread and on all threads, and few rows on two.
-
-    `products` are the different matrix products of a forward. Call this before the first product.
-
-    oneDNN and torch's layer above it together keep about 0.6 MB for every product, number of rows and number of
-    threads they meet, in two entries of oneDNN's cache. With their own limits of 1024 entries a server of MiniLM grew
-    to 1.8 GB. With fewer entries than there are kernels, kernels would be made again and again (see `kernel_rows`).
-    """
-    every, few = (len(list(row_counts(most))) for most in (1024, 128))
-    for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(cache, str(2 * (2 * every + few) * products))
 
 
 class Linear(Protocol):
@@ -90,31 +56,8 @@ class Linear(Protocol):
         ...
 
 
-class LinearOneDnn:
-    """oneDNN, with the weight in the layout of its kernels."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-        self._bias = bias
-        self._operation, self._algorithm = FUSED[activation]
-
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """See Linear."""
-        threads_for_products(x, len(self._bias))
-        fused = torch.ops.mkldnn._linear_pointwise
-        if residual is not None:
-            y: torch.Tensor = fused.binary(x, residual, self._weight, self._bias, "add")
-        elif gate is not None:
-            y = fused.binary(x, gate, self._weight, self._bias, "mul")
-        else:
-            y = fused.default(x, self._weight, self._bias, self._operation, [], self._algorithm)
-        return y
-
-
-class LinearPlain:
-    """torch's own operators, which run everywhere."""
+class TorchLinear:
+    """`F.linear`, which runs on every CPU."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> None:
         self._weight = weight
@@ -149,42 +92,11 @@ def activated(y: torch.Tensor, activation: Activation) -> torch.Tensor:
     return y.relu_() if activation == "relu" else y
 
 
-# Our own kernels; oneDNN's, with a weight in its layout; torch's own operators.
-Products = Literal["avx512", "packed", "plain"]
-
-
-def choose_products(weight: torch.Tensor, bias: torch.Tensor, activation: Activation, *, portable: bool) -> Products:
-    """The fastest kernels that run here, tested on one linear layer. `portable` excludes our own."""
-    if weight.dtype == torch.float32 and has_avx512() and not portable:
-        return "avx512"
-    return "packed" if packed_works(weight, bias, activation) else "plain"
-
-
 def make_linear(
-    weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none", *, products: Products
+    weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none", *, own_kernels: bool
 ) -> Linear:
-    """`weight` is [out, in] and `bias` [out], both in the dtype to compute in."""
-    if products == "avx512":
-        return linear_avx512(weight, bias, activation)
-    return (LinearOneDnn if products == "packed" else LinearPlain)(weight, bias, activation)
-
-
-def packed_works(weight: torch.Tensor, bias: torch.Tensor, activation: Activation) -> bool:
-    """Whether oneDNN's operators run these weights here, with torch's own results."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    x = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1).to(weight.dtype)
-    other = torch.linspace(-1, 1, 3 * weight.shape[0]).reshape(3, -1).to(weight.dtype)
-    tolerance = 1e-4 if weight.dtype == torch.float32 else 0.05
-    try:
-        packed = LinearOneDnn(weight, bias, activation)
-        plain = LinearPlain(weight, bias, activation)
-        return all(
-            torch.allclose(packed(x, *more).float(), plain(x, *more).float(), rtol=tolerance, atol=tolerance)
-            for more in ((), (other,), (None, other))
-        )
-    except (AttributeError, RuntimeError):  # no such operator in this torch; it does not run here
-        return False
+    """`weight` is [out, in] and `bias` [out], both in the dtype to compute in: float32 with `own_kernels`."""
+    return (linear_avx512 if own_kernels else TorchLinear)(weight, bias, activation)
 
 
 ZERO = 128  # what stands for 0 in unsigned activations

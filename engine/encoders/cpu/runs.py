@@ -1,4 +1,4 @@
-"""How a batch is divided among threads and kernels.
+"""How a batch is divided among threads.
 
 A run is a part of a batch, cut between sequences, that one thread takes through all layers independently. It consists
 of groups: adjacent sequences of equal length.
@@ -34,8 +34,6 @@ __all__ = [
     "allowed_threads",
     "attended_tokens",
     "cut_into_runs",
-    "kernel_rows",
-    "row_counts",
     "run_count",
     "threads_for_elements",
     "threads_for_products",
@@ -173,23 +171,3 @@ def attended_tokens(batch: PackedBatch, token: int | None) -> npt.NDArray[np.int
     wants[batch.sequences_of(Task.MULTI)] = True
     attended = np.where(wants & (attended > 0), attended, lengths).astype(np.int32)
     return None if (attended == lengths).all() else attended
-
-
-def kernel_rows(rows: int) -> int:
-    """`rows` rounded up to one of few numbers, so that every kernel is made only once.
-
-    oneDNN makes a kernel for each number of rows, and packed batches keep bringing new numbers. Without rounding, new
-    kernels cost 5 % of the throughput of mixed work, and fragmented the heap: 300 MB were unusable after some minutes.
-    Steps are shorter for a single short text, whose time grows with its rows: 18 of them take 2.7 ms of products in
-    MiniLM, 24 take 3.3.
-    """
-    step = 4 if 8 < rows <= 32 else 8 if rows <= 128 else 16 if rows <= 256 else 32 if rows <= 1024 else 128
-    return -(-rows // step) * step
-
-
-def row_counts(most: int) -> Iterator[int]:
-    """Every value of `kernel_rows` for 1 … `most` rows."""
-    rows = 0
-    while rows < most:
-        rows = kernel_rows(rows + 1)
-        yield rows

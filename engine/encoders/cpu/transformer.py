@@ -3,8 +3,6 @@
 The hidden states of a batch are one [T, hidden] matrix, so embeddings, linear layers and norms never see padding.
 Attention also sees sequences. They come sorted by length, so sequences of equal length lie side by side and are one
 batched product [n · heads, L, L].
-
-Where kernels are made for a number of rows, the matrix has a few more rows than tokens: see runs.kernel_rows.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from embert.engine.encoders.cpu.attention import LENGTH_STEP, SHORT_LENGTH, DecoderAttention, attention
+from embert.engine.encoders.cpu.attention import LENGTH_STEP, DecoderAttention, attention
 from embert.engine.encoders.cpu.disentangled import DisentangledAttention, PositionRows
 from embert.engine.encoders.cpu.kernels import (
     Activation,
@@ -25,6 +23,7 @@ from embert.engine.encoders.cpu.kernels import (
     LinearAvx512,
     NormOf,
     can_attend,
+    has_avx512,
     has_vnni,
     int8_linear_avx512,
     normalized,
@@ -34,13 +33,11 @@ from embert.engine.encoders.cpu.linear import (
     Additions,
     Int8Linear,
     Linear,
-    Products,
-    choose_products,
     chosen_adapters,
     make_linear,
 )
 from embert.engine.encoders.cpu.positions import DistanceBias, Positions, Rotation
-from embert.engine.encoders.cpu.runs import Group, all_threads, kernel_rows, threads_for_elements
+from embert.engine.encoders.cpu.runs import Group, all_threads, threads_for_elements
 from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.models.encoder_config import EncoderConfig
@@ -63,7 +60,7 @@ from embert.engine.models.tensor_names import (
 from embert.engine.quantization.rows import QuantizedWeight, quantized_weight
 from embert.engine.weights.checkpoint import PADDING_POSITION, Checkpoint
 
-__all__ = ["Layer", "Norm", "Transformer", "as_torch", "products_of", "stored"]
+__all__ = ["Layer", "Norm", "Transformer", "as_torch", "stored"]
 
 QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
 
@@ -74,8 +71,8 @@ class Norm:
     With them in float32, MiniLM-L6 in bfloat16 is 0.65 % off float32 instead of 0.89 % (64 passages), in the same time.
     """
 
-    def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, name: str, products: Products) -> None:
-        self._own_kernel = products == "avx512"
+    def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, name: str, *, own_kernels: bool) -> None:
+        self._own_kernel = own_kernels
         self._gamma = gamma(config, checkpoint, name)
         self._beta = None if config.rms_norm else stored(checkpoint, f"{name}.bias").float()
         self._epsilon = config.layer_norm_eps
@@ -106,12 +103,12 @@ class Layer:
         layer: int,
         dtype: torch.dtype,
         *,
-        products: Products,
+        own_kernels: bool,
         int8: bool = False,
     ) -> None:
         """`layer` is the number under which the weights are stored. `int8` quantizes the products.
 
-        `products` is that of `make_linear`. Raises UnsupportedModel where int8 does not fit a matrix.
+        `own_kernels` is that of `make_linear`. Raises UnsupportedModel where int8 does not fit a matrix.
         """
         prefix = f"encoder.layer.{layer}."
 
@@ -134,7 +131,7 @@ class Layer:
                     _quantized(checkpoint, f"{prefix}{name}.weight", scale)
                     for name, scale in zip(names, scales, strict=True)
                 ]
-                kind = int8_linear_avx512 if products == "avx512" and has_vnni() else Int8Linear
+                kind = int8_linear_avx512 if own_kernels and has_vnni() else Int8Linear
                 linear_layer = kind(quantized, torch.cat(biases), fused)
             else:
                 weights = [
@@ -142,19 +139,21 @@ class Layer:
                     for name, scale in zip(names, scales, strict=True)
                 ]
                 weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-                linear_layer = make_linear(weight.to(dtype), torch.cat(biases).to(dtype), fused, products=products)
+                linear_layer = make_linear(
+                    weight.to(dtype), torch.cat(biases).to(dtype), fused, own_kernels=own_kernels
+                )
             return AdaptedLinear(linear_layer, additions, computed)
 
         def norm(name: str) -> Norm:
-            return Norm(config, checkpoint, prefix + name, products)
+            return Norm(config, checkpoint, prefix + name, own_kernels=own_kernels)
 
         self._heads = config.heads
-        own_kernels = products == "avx512" and can_attend(config.head_size)
-        self._own_kernels = own_kernels and not config.is_decoder and config.disentangled is None
+        own_attention = own_kernels and can_attend(config.head_size)
+        self._own_kernels = own_attention and not config.is_decoder and config.disentangled is None
         self._disentangled: DisentangledAttention | None = None
         if config.disentangled is not None:
             rows = _position_rows(config, checkpoint, prefix)
-            self._disentangled = DisentangledAttention(config, rows, own_kernels=own_kernels)
+            self._disentangled = DisentangledAttention(config, rows, own_kernels=own_attention)
         self._decoder_attention: DecoderAttention | None = None
         if config.is_decoder:
             norms = None
@@ -259,11 +258,6 @@ def gamma(config: EncoderConfig, checkpoint: Checkpoint, name: str) -> torch.Ten
     return stored(checkpoint, f"{name}.weight").float() + config.norm_offset
 
 
-def products_of(config: EncoderConfig) -> int:
-    """Matrix products of a forward that have kernels of their own."""
-    return 4 + config.gated + (config.embedding_size is not None)
-
-
 def as_torch(stored: Tensor) -> torch.Tensor:
     """A stored tensor as torch sees it: a view of the mapped file."""
     tensor = torch.from_numpy(stored.array)
@@ -289,19 +283,15 @@ class Transformer:
     ) -> None:
         self._config = config
         self._dtype = dtype
-        weight = stored(checkpoint, "encoder.layer.0.intermediate.dense.weight").to(dtype)
-        bias = stored(checkpoint, "encoder.layer.0.intermediate.dense.bias").to(dtype)
-        activation = cast("Activation", config.activation)
-        self.products = choose_products(weight, bias, activation, portable=portable)
-        self._rounds = self.products == "packed"  # rows are rounded up to numbers that kernels are made for
-        self._embeddings = _Embeddings(config, checkpoint, dtype, products=self.products)
+        self.own_kernels = own_kernels = dtype == torch.float32 and has_avx512() and not portable
+        self._embeddings = _Embeddings(config, checkpoint, dtype, own_kernels=own_kernels)
         self._positions = _positions_of_layers(config, checkpoint, dtype)
         numbers = [config.stored_layer(layer) for layer in range(config.layers)]
         distinct = {
-            n: Layer(config, checkpoint, n, dtype, products=self.products, int8=int8) for n in dict.fromkeys(numbers)
+            n: Layer(config, checkpoint, n, dtype, own_kernels=own_kernels, int8=int8) for n in dict.fromkeys(numbers)
         }
         self._layers = [distinct[n] for n in numbers]
-        self._final_norm = Norm(config, checkpoint, FINAL_NORM, self.products) if config.pre_norm else None
+        self._final_norm = Norm(config, checkpoint, FINAL_NORM, own_kernels=own_kernels) if config.pre_norm else None
 
     def __call__(
         self,
@@ -317,49 +307,21 @@ class Transformer:
         `ids`, `positions`, `token_types` and `adapters` are int64 [T], `rows` is int64 [n]. `groups` cover all T tokens
         in order. `adapters` are numbers of those of the model, -1 for none; None: no token has one.
         """
-        tokens = len(ids)
         chosen = None if adapters is None else chosen_adapters(adapters, self._config)
-        if self._rounds and (spare := kernel_rows(tokens) - tokens):
-            ids, positions = F.pad(ids, (0, spare)), F.pad(positions, (0, spare))
-            token_types = None if token_types is None else F.pad(token_types, (0, spare))
-            chosen = None if chosen is None else F.pad(chosen, (0, 0, 0, spare))
         x = self._embeddings(ids, positions, token_types, chosen)
         *first, last = zip(self._layers, self._positions, strict=True)
         for layer, known in first:
             x = layer(x, groups, known, chosen)
-        row_count = tokens if rows is None else len(rows)
-        if rows is not None and self._rounds:
-            rows = F.pad(rows, (0, kernel_rows(row_count) - row_count))
-        x = last[0](x, groups, last[1], chosen, rows)[:row_count]
+        x = last[0](x, groups, last[1], chosen, rows)
         x = x if self._final_norm is None else self._final_norm(x)
         all_threads()
         return x
-
-    @torch.inference_mode()
-    def prepare(self, rows: int) -> None:
-        """Make the kernels for products of so many rows. All layers share them."""
-        self._embeddings.prepare(rows)
-        x = torch.zeros(rows, self._config.hidden_size, dtype=self._dtype)
-        self._layers[0](x, (), self._positions[0])
-        all_threads()
-
-    @torch.inference_mode()
-    def prepare_attention(self, longest: int) -> None:
-        """Make attention's kernels for sequences of up to `longest` tokens. In float32 attention needs none."""
-        if self._dtype == torch.float32 or self._config.is_decoder or self._config.disentangled is not None:
-            return
-        for length in range(SHORT_LENGTH + 1, longest + 1, LENGTH_STEP):
-            qkv = torch.zeros(length, 3 * self._config.hidden_size, dtype=self._dtype)
-            for positions in dict.fromkeys(self._positions):
-                attention(qkv, [Group(0, 1, length)], self._config.heads, positions)
 
 
 class _Embeddings:
     """The rows of the tables, their sum's norm, and the projection where there is one."""
 
-    def __init__(
-        self, config: EncoderConfig, checkpoint: Checkpoint, dtype: torch.dtype, *, products: Products
-    ) -> None:
+    def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, dtype: torch.dtype, *, own_kernels: bool) -> None:
         self._dtype = dtype
         self._words = stored(checkpoint, WORD_EMBEDDINGS)
         self._types = stored(checkpoint, TOKEN_TYPE_EMBEDDINGS).float()
@@ -375,18 +337,20 @@ class _Embeddings:
             self._positions = positions + self._types[0]
         # Scaled as HuggingFace scales: the factor is rounded to the dtype.
         self._scale = torch.tensor(config.embedding_scale).to(dtype).item()
-        self._norm = Norm(config, checkpoint, "embeddings.LayerNorm", products) if config.embedding_norm else None
+        self._norm = (
+            Norm(config, checkpoint, "embeddings.LayerNorm", own_kernels=own_kernels) if config.embedding_norm else None
+        )
         self._projects_first = config.projects_first
         self._plain: EmbeddingsAvx512 | None = None  # for batches without other types and adapters
         norm = None if self._norm is None or self._scale != 1 or self._projects_first else self._norm.parts
-        if products == "avx512" and self._words.dtype == torch.float32 and self._positions is not None and norm:
+        if own_kernels and self._words.dtype == torch.float32 and self._positions is not None and norm:
             self._plain = EmbeddingsAvx512(self._words, self._positions, norm)
         self._projection: Linear | None = None
         if config.embedding_size is not None:
             weight, bias = (
                 stored(checkpoint, f"{EMBEDDING_PROJECTION}.{kind}").to(dtype) for kind in ("weight", "bias")
             )
-            self._projection = make_linear(weight, bias, products=products)
+            self._projection = make_linear(weight, bias, own_kernels=own_kernels)
 
     def __call__(
         self,
@@ -414,11 +378,6 @@ class _Embeddings:
             return self._norm(self._projection(x.to(self._dtype)))
         x = (x if self._norm is None else self._norm(x)).to(self._dtype)
         return x if self._projection is None else self._projection(x)
-
-    def prepare(self, rows: int) -> None:
-        """Make the projection's kernel for so many rows."""
-        if self._projection is not None:
-            self._projection(torch.zeros(rows, self._words.shape[1], dtype=self._dtype))
 
 
 def _positions_of_layers(config: EncoderConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> list[Positions]:

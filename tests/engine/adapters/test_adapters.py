@@ -48,7 +48,7 @@ def test_sequences_of_different_adapters_in_one_batch(tmp_path: Path, form: str,
         jina.hidden(ids, named(number), each) for ids, number, each in zip(sequences, ADAPTERS, types, strict=True)
     ]
     encoders: list[Encoder] = [engine.load_encoder(model, device="cpu", max_batch_tokens=4096)]
-    if products == "plain":
+    if products == "torch":
         encoder, gpu = make(model)
         encoders.append(encoder)
     for each in encoders:
@@ -59,7 +59,7 @@ def test_sequences_of_different_adapters_in_one_batch(tmp_path: Path, form: str,
         np.testing.assert_allclose(vectors, unit(np.stack([rows.mean(0) for rows in expected])), atol=1e-5)
         for index in range(len(sequences)):
             np.testing.assert_allclose(unit(each.encode(batch.taken(np.array([index])))[0]), vectors[index], atol=1e-5)
-    if products == "plain":
+    if products == "torch":
         lengths = [[np.diff(cu_seqlens).tolist() for _, cu_seqlens, *_ in each.batches[:2]] for each in gpu.encoders]
         assert lengths == [[[LENGTHS[i] for i in np.flatnonzero(numbers == adapter)]] * 2 for adapter in range(-1, 5)]
 
