@@ -54,8 +54,20 @@ def write(name: str, figures: Any, folder: Path = RESULTS) -> Path:
     device = (about["gpu"] or f"{_short_name(about['cpu'])} {about['cores']} cores").split(",")[0]
     path = folder / f"{name}-{re.sub(r'[^a-z0-9]+', '-', device.lower())}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    path.write_text(_lines(document) + "\n")
     return path
+
+
+def _lines(value: Any, indent: str = "") -> str:
+    """Format as JSON: one line per row of figures, and per value of a dict that has containers in it."""
+    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        lines = [json.dumps(each) for each in value]
+    elif isinstance(value, dict) and any(isinstance(each, dict | list) for each in value.values()):
+        lines = [f"{json.dumps(key)}: {_lines(each, indent + ' ')}" for key, each in value.items()]
+    else:
+        return json.dumps(value)
+    first, last = "[]" if isinstance(value, list) else "{}"
+    return f"{first}\n{indent} " + f",\n{indent} ".join(lines) + f"\n{indent}{last}"
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
