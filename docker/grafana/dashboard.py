@@ -448,8 +448,11 @@ def dashboard() -> Panel:
 
 
 def main() -> None:
-    """Write embert.json beside this file."""
-    text = json.dumps(dashboard(), indent=1, ensure_ascii=False) + "\n"
+    """Write embert.json beside this file, one panel per line."""
+    dump = json.JSONEncoder(ensure_ascii=False).encode
+    board = dashboard()
+    panels = ",\n".join(map(dump, board.pop("panels")))
+    text = dump(board).removesuffix("}") + f', "panels": [\n{panels}\n]}}\n'
     Path(__file__).with_name("embert.json").write_text(text, encoding="utf-8")
 
 
