@@ -53,33 +53,6 @@ def _gelu_tanh(x: Floats) -> Floats:
     return y
 
 
-def _softplus(x: Floats) -> Floats:
-    # torch's threshold: above it the function is its argument.
-    y: Floats = np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, np.float32(20)))))
-    return y
-
-
-def _elu(x: Floats) -> Floats:
-    y: Floats = np.where(x > 0, x, np.expm1(np.minimum(x, np.float32(0))))
-    return y
-
-
-def _selu(x: Floats) -> Floats:
-    # Klambauer and others, "Self-Normalizing Neural Networks", 2017: alpha and the scale.
-    y: Floats = np.float32(1.0507009873554805) * np.where(x > 0, x, np.float32(1.6732632423543772) * _elu(x))
-    return y
-
-
-def _leaky(slope: float) -> Callable[[Floats], Floats]:
-    return lambda x: np.where(x >= 0, x, np.float32(slope) * x)
-
-
-def _log_softmax(x: Floats) -> Floats:
-    shifted = x - x.max(-1, keepdims=True)
-    y: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return y
-
-
 ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "identity": lambda x: x,
     "tanh": np.tanh,
@@ -88,24 +61,6 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
-    "relu6": lambda x: np.clip(x, np.float32(0), np.float32(6)),
-    "leaky_relu": _leaky(0.01),
-    "rrelu": _leaky((1 / 8 + 1 / 3) / 2),  # in inference: the mean of the slopes
-    "elu": _elu,
-    "selu": _selu,
-    "softplus": _softplus,
-    "softsign": lambda x: x / (1 + np.abs(x)),
-    "mish": lambda x: x * np.tanh(_softplus(x)),
-    "hardtanh": lambda x: np.clip(x, np.float32(-1), np.float32(1)),
-    "hardswish": lambda x: x * (np.clip(x + 3, np.float32(0), np.float32(6)) / np.float32(6)),
-    "hardsigmoid": lambda x: np.clip(x + 3, np.float32(0), np.float32(6)) / np.float32(6),
-    "log_sigmoid": lambda x: np.minimum(x, np.float32(0)) - np.log1p(np.exp(-np.abs(x))),
-    "tanhshrink": lambda x: x - np.tanh(x),
-    "softshrink": lambda x: x - np.clip(x, np.float32(-0.5), np.float32(0.5)),
-    "hardshrink": lambda x: np.where(np.abs(x) > 0.5, x, np.float32(0)),
-    "softmax": lambda x: np.exp(_log_softmax(x)),
-    "softmin": lambda x: np.exp(_log_softmax(-x)),
-    "log_softmax": _log_softmax,
 }
 
 

@@ -89,7 +89,7 @@ def read_pooling(path: Path, *, replaced: bool = False) -> PoolingModule:
     return PoolingModule("+".join(MODES[mode] for mode in modes), include_prompt)
 
 
-# torch's class, made without arguments → our name. PReLU has a weight, GLU halves the columns.
+# torch's class → our name. Dropout does nothing in inference.
 ACTIVATION_CLASSES = {
     "Identity": "identity",
     "Tanh": "tanh",
@@ -97,25 +97,6 @@ ACTIVATION_CLASSES = {
     "Sigmoid": "sigmoid",
     "GELU": "gelu",
     "SiLU": "silu",
-    "ReLU6": "relu6",
-    "LeakyReLU": "leaky_relu",
-    "RReLU": "rrelu",
-    "ELU": "elu",
-    "CELU": "elu",
-    "SELU": "selu",
-    "Softplus": "softplus",
-    "Softsign": "softsign",
-    "Mish": "mish",
-    "Hardtanh": "hardtanh",
-    "Hardswish": "hardswish",
-    "Hardsigmoid": "hardsigmoid",
-    "LogSigmoid": "log_sigmoid",
-    "Tanhshrink": "tanhshrink",
-    "Softshrink": "softshrink",
-    "Hardshrink": "hardshrink",
-    "Softmax": "softmax",
-    "Softmin": "softmin",
-    "LogSoftmax": "log_softmax",
     "Dropout": "identity",
 }
 # Those that every encoder has, for layers of late interaction; the rest run on the host, after pooling.

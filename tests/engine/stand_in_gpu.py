@@ -131,8 +131,9 @@ class StandInEncoder:
         if self.fails:
             raise self.fails.pop()
         self.batches.append((ids, cu_seqlens, types, positions, dims, norm, tasks))
-        states = self._cpu.encode(PackedBatch(ids, cu_seqlens, types), Task.TOKENS)
-        texts = np.split(states, cu_seqlens[1:-1])
+        # One sequence at a time: as on a GPU, its bits do not depend on the others.
+        batch = PackedBatch(ids, cu_seqlens, types)
+        texts = [self._cpu.encode(batch.taken(np.array([i])), Task.TOKENS) for i in range(batch.sequences)]
         wanted = [Task.EMBED] * len(texts) if tasks is None else [Task(int(each)) for each in tasks]
         answers: list[Answer] = []
         for task in (task for task in Task if any(task in each for each in wanted)):

@@ -190,7 +190,7 @@ ACTIVATION = "activation_function"
         (POOLING, {"pooling_mode": ["cls", "sum"]}, "pooling_mode cls + sum"),
         (POOLING, {"pooling_mode": []}, "pooling_mode []"),
         (POOLING, {"pooling_mode": 7}, "pooling_mode 7"),
-        (DENSE, {ACTIVATION: "torch.nn.PReLU"}, f"{ACTIVATION} torch.nn.PReLU"),
+        (DENSE, {ACTIVATION: "torch.nn.Mish"}, f"{ACTIVATION} torch.nn.Mish"),
         (DENSE, {ACTIVATION: "torch.nn.modules.activation.GLU"}, f"{ACTIVATION} torch.nn.modules.activation.GLU"),
         (DENSE, {ACTIVATION: "my.Tanh"}, f"{ACTIVATION} my.Tanh"),
         (DENSE, {"module_output_name": "x"}, "module_output_name 'x'"),

@@ -71,9 +71,9 @@ CASES: dict[str, tuple[Callable[[], tuple[torch.nn.Module, ...]], Any]] = {
         lambda: (Normalize(), dense(HIDDEN, 24, "GELU"), Dropout(0.5), LayerNorm(24), Normalize()),
         "mean",
     ),
-    "Dense, Normalize, Dense": (lambda: (dense(HIDDEN, 24), Normalize(), dense(24, 8, "Mish")), "cls"),
+    "Dense, Normalize, Dense": (lambda: (dense(HIDDEN, 24), Normalize(), dense(24, 8, "ReLU")), "cls"),
     "a residual": (lambda: (dense(HIDDEN, HIDDEN, "SiLU", use_residual=True),), "max"),
-    "a projected residual": (lambda: (dense(HIDDEN, 20, "Hardswish", use_residual=True),), "lasttoken"),
+    "a projected residual": (lambda: (dense(HIDDEN, 20, "GELU", use_residual=True),), "lasttoken"),
     "mean_sqrt_len_tokens before Dense": (lambda: (dense(HIDDEN, 12, "Sigmoid", bias=False),), "mean_sqrt_len_tokens"),
 }
 

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
 from embert.engine.heads.embedding import ACTIVATIONS, DenseLayer, LayerNorm
-from embert.engine.heads.pooling import ACTIVATION_CLASSES
 
 TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda x: x,
@@ -20,16 +19,7 @@ TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "softmax": lambda x: F.softmax(x, -1),
-    "softmin": lambda x: F.softmin(x, -1),
-    "log_softmax": lambda x: F.log_softmax(x, -1),
 }
-# As a Dense module's files name the others: made without arguments, in inference.
-TORCH |= {ours: getattr(torch.nn, kind)().eval() for kind, ours in ACTIVATION_CLASSES.items() if ours not in TORCH}
-
-
-def test_every_activation_has_its_oracle() -> None:
-    assert set(TORCH) == set(ACTIVATIONS)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
