@@ -14,11 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs.images.figures import SCHEMES, alt, svg
-from docs.result_tables import PAGES as RESULT_PAGES
-from docs.result_tables import replaced
 from embert.server.config import ServeConfig, environment_name, option_name
-from tests.server.live import ROOT, Live
+from tests.server.live import ROOT, Live, environment
 
 PAGES = [
     ROOT / "README.md",
@@ -244,7 +241,7 @@ def test_python_runs(page: Path, server: Live) -> None:
 def test_the_python_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     from tests.engine.heads.classifiers import build_classifier  # imports torch, which no other test here needs
     from tests.engine.heads.m3 import build_m3
-    from tests.engine.pipelines import LABELS, NLI, write
+    from tests.oracles.pipelines import LABELS, NLI, write
 
     build_classifier(tmp_path / "reranker", labels=1)
     build_m3(tmp_path / "bge-m3")
@@ -303,16 +300,10 @@ def test_what_troubleshooting_quotes_is_said_by_the_code() -> None:
     assert [quote for quote in wanted if not is_said(quote)] == []
 
 
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
-def test_the_readmes_picture_shows_the_results(scheme: str) -> None:
-    picture = ROOT / "docs" / "images" / f"figures-{scheme}.svg"
-    assert picture.read_text() == svg(scheme), "run scripts/document"
-    assert f'<img alt="{alt()}"' in (ROOT / "README.md").read_text(), "run scripts/document"
-
-
-@pytest.mark.parametrize("page", RESULT_PAGES, ids=lambda page: page.name)
-def test_tables_of_figures_show_the_results(page: Path) -> None:
-    assert page.read_text() == replaced(page), "run scripts/document"
+def test_generated_files_are_current() -> None:
+    command = [sys.executable, "-m", "scripts.generate", "--check"]
+    ran = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the history")

@@ -9,12 +9,9 @@ import tomllib
 from importlib import metadata, resources
 from pathlib import Path
 
-import pytest
-
 import embert
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = sorted([*(ROOT / "scripts").iterdir(), ROOT / ".ci" / "run"])
 
 
 def project() -> dict[str, object]:
@@ -54,21 +51,6 @@ def test_the_package_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_run_in_strict_mode(script: Path) -> None:
-    assert os.access(script, os.X_OK)
-    lines = script.read_text().splitlines()
-    assert lines[0] == "#!/usr/bin/env bash"
-    commands = [line for line in lines if line and not line.startswith("#")]
-    assert commands[0] == "set -euo pipefail"
-
-
-def test_make_has_a_script_for_every_target() -> None:
-    (phony,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(".PHONY:")]
-    targets = set(phony.split()[1:]) - {"help"}
-    assert targets <= {script.name for script in SCRIPTS}
-
-
 def test_constraints_pin_every_dependency() -> None:
     """A dependency without a pin would make tomorrow's CI a different one; torch unpinned fetches gigabytes.
 
@@ -96,18 +78,6 @@ def test_dependencies_have_an_upper_bound() -> None:
     dependencies = project()["dependencies"]
     assert isinstance(dependencies, list)
     assert [each for each in dependencies if "<" not in each] == []
-
-
-def test_make_installs_what_a_cpu_needs() -> None:
-    """torch is an extra for who serves on a GPU, not for who clones the repository and types `make serve`."""
-    wanted = next(
-        line for line in (ROOT / "scripts" / "install").read_text().splitlines() if line.startswith("wanted=")
-    )
-    assert wanted.startswith('wanted=(cpu "$@")')
-    extras = project()["optional-dependencies"]
-    assert isinstance(extras, dict)
-    for extra in ("test", "bench"):
-        assert any("convert" in requirement for requirement in extras[extra]), "they compare with transformers"
 
 
 def requirement_name(requirement: str) -> str:

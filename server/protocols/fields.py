@@ -1,6 +1,6 @@
 """The fields of every route, by the APIs whose references have them: honored, harmless, or refused.
 
-`RequestBody.known` of each schema is one entry of FIELDS; docs/fields.py writes them into docs/api.md. A field that
+`RequestBody.known` of each schema is one entry of FIELDS; scripts/generate writes them into docs/api.md. A field that
 changes what an answer means is honored or refused, never dropped. What no API has is named in the header
 `x-embert-ignored-fields`.
 """

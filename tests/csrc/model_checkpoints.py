@@ -17,9 +17,9 @@ from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.model import Model
 from tests.engine.jina import flash, peft
-from tests.engine.model_cases import MODEL_CASES, build, byte_level
 from tests.engine.models.exact import hidden_states
 from tests.engine.models.test_jina_bert_v2 import JinaBert
+from tests.oracles.model_cases import MODEL_CASES, build, byte_level
 
 __all__ = ["CHECKPOINTS", "ModelCheckpoint", "check_rounding", "errors", "model_checkpoint"]
 

@@ -19,7 +19,7 @@ from embert.engine.weights.checkpoint import Checkpoint
 from tests.csrc import int8
 from tests.csrc.encoder.random_models import LARGE, NARROW, cosines, packed, part, random_bert, relative_error
 from tests.csrc.int8_device import PROVIDERS
-from tests.engine import model_cases
+from tests.oracles import model_cases
 
 pytestmark = pytest.mark.gpu
 

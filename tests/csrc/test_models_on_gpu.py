@@ -1,6 +1,6 @@
 """A random checkpoint of every model_type on a GPU, beside its own class in float64, and adapters.
 
-Docs name a GPU for the families of these tests (docs/model_tables.py).
+Docs name a GPU for the families of these tests (scripts/generate/model_tables.py).
 """
 
 from __future__ import annotations

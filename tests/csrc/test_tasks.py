@@ -25,10 +25,10 @@ from embert.engine.model import Model
 from embert.engine.tasks import Task
 from tests.csrc.encoder.random_models import agrees, packed, random_bert, relative_error, with_cublaslt
 from tests.csrc.reference import LENGTHS
-from tests.engine import model_cases
-from tests.engine.conftest import write_modules
-from tests.engine.pipelines import LABELS as TOKEN_LABELS
-from tests.engine.pipelines import write
+from tests.oracles import model_cases
+from tests.oracles.model_cases import write_modules
+from tests.oracles.pipelines import LABELS as TOKEN_LABELS
+from tests.oracles.pipelines import write
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from embert import __version__
-from embert.server.config import ServeConfig, environment_name, environment_names
+from embert.server.config import ServeConfig, environment_name
 from embert.server.frontend.routes import METRIC_ROUTES
 from tests.docker.dockerfile import stages
 from tests.docker.manifests import CHART, Manifest, by_kind, check, helm, pods_selected, templated
@@ -89,10 +89,6 @@ def test_versions_are_the_servers() -> None:
 
 def test_the_drain_is_the_servers() -> None:
     assert VALUES["drainTimeout"] == ServeConfig().drain_timeout
-
-
-def test_its_options_are_the_servers() -> None:
-    assert (CHART / "files" / "options.txt").read_text().split() == environment_names(), "run scripts/document"
 
 
 # --- with it ---

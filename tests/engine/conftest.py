@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import json
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ import numpy.typing as npt
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
@@ -24,6 +22,7 @@ from embert import engine
 from embert.engine.encoders.base import Encoder
 from embert.engine.files.tokenizer_config import TokenizerConfig
 from embert.engine.model import Model
+from tests.oracles.model_cases import build, byte_level, write_modules
 
 # What the files beside a tokenizer.json say where it is taken as it stands.
 AS_IT_STANDS = TokenizerConfig(Path("tokenizer_config.json"))
@@ -96,7 +95,6 @@ class ModelFolder(Protocol):
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    from tests.engine.model_cases import build, byte_level
 
     @functools.cache
     def built(case: str) -> Path:
@@ -153,39 +151,6 @@ def small_tokenizer(vocab_size: int) -> Backend:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return tokenizer
-
-
-def write_modules(
-    folder: Path,
-    *,
-    pooling: str | dict[str, Any] = "mean",
-    dense: Sequence[tuple[int, int, str]] = (),
-    normalize: bool = True,
-) -> None:
-    """Write sentence-transformers' files: modules.json, 1_Pooling, and random Dense modules (in, out, activation)."""
-    kinds = ["Transformer", "Pooling", *(["Dense"] * len(dense)), *(["Normalize"] if normalize else [])]
-    paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    fields = {"pooling_mode": pooling, "embedding_dimension": 64} if isinstance(pooling, str) else pooling
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(fields))
-    generator = torch.Generator().manual_seed(0)
-    for i, (inputs, outputs, activation) in enumerate(dense, start=2):
-        layer = folder / f"{i}_Dense"
-        layer.mkdir()
-        fields = {"in_features": inputs, "out_features": outputs, "bias": True, "activation_function": activation}
-        (layer / "config.json").write_text(json.dumps(fields))
-        save_file(
-            {
-                "linear.weight": torch.randn(outputs, inputs, generator=generator) * 0.1,
-                "linear.bias": torch.randn(outputs, generator=generator) * 0.1,
-            },
-            layer / "model.safetensors",
-        )
 
 
 class HuggingFace:

@@ -14,7 +14,7 @@ from embert import engine
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import Attention, Rotary, tensor_shapes
 from embert.engine.models.tensor_names import TOKEN_TYPE_EMBEDDINGS, TensorNames, WeightMapping
-from tests.engine.model_cases import build, byte_level
+from tests.oracles.model_cases import build, byte_level
 
 __all__ = ["ARCHITECTURES", "described"]
 

@@ -17,8 +17,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from tests.engine.conftest import write_modules
-from tests.engine.model_cases import byte_level
+from tests.oracles.model_cases import byte_level, write_modules
 
 __all__ = ["INSTRUCTIONS", "TASKS", "VOCABULARY", "Jina", "flash", "peft"]
 

@@ -21,7 +21,7 @@ from embert.engine.batch import TaskOutput
 from embert.engine.heads.checkpoints.transformer_module import NAMES
 from embert.engine.models import read_config
 from tests.engine.checkpoints import LONG, SPECIAL, check, unigram, word_piece, write
-from tests.engine.model_cases import MODEL_CASES
+from tests.oracles.model_cases import MODEL_CASES
 from tests.server.models import edit_json
 
 DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}

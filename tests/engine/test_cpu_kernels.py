@@ -28,7 +28,7 @@ from embert.engine.quantization.rows import product, quantized_rows, quantized_w
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
-from tests.engine.model_cases import build
+from tests.oracles.model_cases import build
 
 pytestmark = pytest.mark.cpu("avx512")
 

@@ -22,8 +22,8 @@ from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import BuildBert, Floats, HuggingFace, ModelFolder
-from tests.engine.model_cases import SHORT_CASES, build, byte_level
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
+from tests.oracles.model_cases import SHORT_CASES, build, byte_level
 
 Install = Callable[..., StandInGpu]
 

@@ -23,9 +23,10 @@ from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Norm, Splade, TokenWeights
 from embert.engine.model import Model
 from embert.engine.tasks import Task
-from tests.engine.conftest import BuildBert, write_modules
-from tests.engine.pipelines import LABELS, write
+from tests.engine.conftest import BuildBert
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
+from tests.oracles.model_cases import write_modules
+from tests.oracles.pipelines import LABELS, write
 
 HIDDEN = 64
 LENGTHS = [3, 1, 5, 2]

@@ -19,8 +19,8 @@ from embert.engine.errors import InputError
 from embert.engine.tasks import Task
 from embert.engine.tokenization.tokenizer import Tokenizer
 from tests.engine.conftest import random_sequences, small_tokenizer
-from tests.engine.model_cases import SHORT_CASES, build
-from tests.engine.pipelines import LABELS, NLI, random_texts, write
+from tests.oracles.model_cases import SHORT_CASES, build
+from tests.oracles.pipelines import LABELS, NLI, random_texts, write
 
 
 def entities_like(found: list[engine.Entity], strategy: str) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ import transformers
 from sentence_transformers.base.modules import Module, Transformer
 from transformers import tokenization_utils_base
 
-from docs.key_tables import PAGE, replaced
 from embert import engine
 from embert.engine.errors import UnsupportedModel
 from embert.engine.files.json_files import check_keys, refused
@@ -29,7 +28,7 @@ from embert.engine.files.key_tables import (
     SENTENCE_BERT_CONFIG,
 )
 from tests.engine.conftest import BuildBert
-from tests.engine.model_cases import MODEL_CASES
+from tests.oracles.model_cases import MODEL_CASES
 from tests.server.models import edit_json
 
 # sentence-transformers 5.1 and transformers 4.57, which are not installed, read these too.
@@ -122,7 +121,3 @@ def test_unknown_key_of_each_file_is_a_notice(build_bert: BuildBert, name: str) 
     (notice,) = engine.load_model(str(folder)).notices
     assert notice.startswith(str(path))
     assert "no_such_key" in notice
-
-
-def test_page_is_made_from_the_code() -> None:
-    assert PAGE.read_text() == replaced(), "run scripts/document"

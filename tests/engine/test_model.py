@@ -19,7 +19,8 @@ from embert import engine
 from embert.engine.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
 from embert.engine.heads.pooling import Dense
 from embert.engine.model import Model
-from tests.engine.conftest import BuildBert, write_modules
+from tests.engine.conftest import BuildBert
+from tests.oracles.model_cases import write_modules
 from tests.server.models import edit_json
 
 DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"

@@ -25,8 +25,8 @@ from embert.engine.model import Model
 from embert.engine.tokenization import backend
 from embert.engine.tokenization.encoded import Direction, TokenizeOptions, finish
 from tests.engine.conftest import AS_IT_STANDS, small_tokenizer
-from tests.engine.model_cases import byte_level, unigram
 from tests.engine.test_split_points import chunked
+from tests.oracles.model_cases import byte_level, unigram
 
 MARKS = [("<s>", 0), ("</s>", 2)]
 

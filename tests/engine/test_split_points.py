@@ -22,7 +22,7 @@ from embert.engine.model import Model
 from embert.engine.tokenization.encoded import NO_LIMIT, Chunking, Direction, TokenInfo, TokenizeOptions, finish
 from embert.engine.tokenization.split_points import split_points_of
 from tests.engine.conftest import AS_IT_STANDS, small_tokenizer
-from tests.engine.model_cases import byte_level, unigram
+from tests.oracles.model_cases import byte_level, unigram
 
 PART = 3  # characters, so short texts have many parts
 

@@ -21,7 +21,7 @@ import transformers
 from benchmarks.lib import record
 from embert.engine import Engine
 from embert.engine.entities import STRATEGIES, Aggregation
-from tests.engine.pipelines import LABELS, random_texts, write
+from tests.oracles.pipelines import LABELS, random_texts, write
 
 STRIDE = 7  # tokens, of sequences of 48
 BATCH = 32  # sequences that the pipeline computes at once

@@ -29,7 +29,7 @@ from tests.csrc.encoder.random_models import (
     relative_error,
     with_cublaslt,
 )
-from tests.engine import model_cases
+from tests.oracles import model_cases
 
 pytestmark = pytest.mark.gpu
 

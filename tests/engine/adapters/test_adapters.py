@@ -18,7 +18,7 @@ from embert.engine.errors import BrokenModel, EncoderError, InputError, ModelErr
 from tests.engine.adapters.on_gpu import ADAPTERS, LENGTHS, Make
 from tests.engine.conftest import random_sequences, unit
 from tests.engine.jina import TASKS, VOCABULARY, Jina, flash, peft
-from tests.engine.model_cases import byte_level
+from tests.oracles.model_cases import byte_level
 from tests.server.models import edit_json
 
 FORMS: dict[str, Callable[[Path], Jina]] = {

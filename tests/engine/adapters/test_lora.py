@@ -25,8 +25,8 @@ from embert.engine.files.key_tables import ADAPTER_CONFIG
 from embert.engine.lora import read_lora
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, HuggingFace, random_sequences, small_tokenizer, unit
-from tests.engine.model_cases import build
 from tests.engine.stand_in_gpu import StandInGpu
+from tests.oracles.model_cases import build
 from tests.server.models import edit_json
 
 HIDDEN, INNER, VOCABULARY = 64, 96, 64

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tests.engine.conftest import Floats, Ids, small_tokenizer
-from tests.engine.model_cases import build
+from tests.oracles.model_cases import build
 
 __all__ = ["build_classifier", "hugging_face_logits"]
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from tests.engine.model_cases import build
+from tests.oracles.model_cases import build
 
 __all__ = ["COLUMNS", "encoder", "pylate", "save_tokenizer", "stanford", "words"]
 

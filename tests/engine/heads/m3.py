@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.engine.conftest import write_modules
-from tests.engine.model_cases import build, unigram
+from tests.oracles.model_cases import build, unigram, write_modules
 
 __all__ = ["build_m3", "heads"]
 

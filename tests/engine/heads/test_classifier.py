@@ -15,9 +15,9 @@ from embert import engine
 from embert.engine.errors import BrokenModel, EncoderError, ModelError, UnsupportedModel
 from embert.engine.heads.description import NO_HEADS, Classifier
 from embert.engine.tasks import Task
-from tests.engine.conftest import random_sequences, unit, write_modules
+from tests.engine.conftest import random_sequences, unit
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
-from tests.engine.model_cases import SHORT_CASES
+from tests.oracles.model_cases import SHORT_CASES, write_modules
 from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 3, 17, 33, 64, 5, 5, 128]

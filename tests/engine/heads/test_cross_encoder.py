@@ -15,7 +15,7 @@ from tokenizers import processors
 from embert import engine
 from tests.engine.conftest import small_tokenizer
 from tests.engine.heads.classifiers import build_classifier
-from tests.engine.model_cases import byte_level
+from tests.oracles.model_cases import byte_level
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is of the extra clients")
 from sentence_transformers import CrossEncoder

@@ -21,9 +21,9 @@ from embert.engine.encoders.base import Encoder
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.heads.token_rows import token_weight_rows
 from embert.engine.tasks import Task
-from tests.engine.conftest import Floats, Ids, random_sequences, small_tokenizer, write_modules
+from tests.engine.conftest import Floats, Ids, random_sequences, small_tokenizer
 from tests.engine.heads.late_interaction import save_tokenizer
-from tests.engine.model_cases import MASKED_LM_CASES, build, byte_level
+from tests.oracles.model_cases import MASKED_LM_CASES, build, byte_level, write_modules
 from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 3, 7, 8, 17, 17, 31, 32, 33, 64, 65, 127, 128]

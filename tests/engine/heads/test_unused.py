@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.tasks import Task
-from tests.engine.conftest import HuggingFace, random_sequences, small_tokenizer, write_modules
+from tests.engine.conftest import HuggingFace, random_sequences, small_tokenizer
+from tests.oracles.model_cases import write_modules
 
 SHAPE = {
     "vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,

@@ -14,7 +14,7 @@ import transformers
 from embert import engine
 from embert.engine.tasks import Task
 from tests.engine.conftest import Ids
-from tests.engine.model_cases import byte_level
+from tests.oracles.model_cases import byte_level
 
 __all__ = ["cosines", "hidden_states", "near"]
 

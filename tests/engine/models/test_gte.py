@@ -17,8 +17,8 @@ from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, Ntk, Rotary
 from embert.engine.tasks import Task
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
-from tests.engine.model_cases import build, byte_level
 from tests.engine.models.exact import Doubles, hidden_states, near
+from tests.oracles.model_cases import build, byte_level
 
 LENGTHS = [1, 2, 17, 33, 64, 65, 128, 5]
 # As gte-large-en-v1.5's, smaller.

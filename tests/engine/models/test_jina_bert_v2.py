@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from embert import engine
 from embert.engine.errors import BrokenModel
 from embert.engine.tasks import Task
-from tests.engine.conftest import Ids, random_sequences, small_tokenizer, write_modules
-from tests.engine.model_cases import byte_level
+from tests.engine.conftest import Ids, random_sequences, small_tokenizer
 from tests.engine.models.exact import Doubles, cosines, near
+from tests.oracles.model_cases import byte_level, write_modules
 from tests.server.models import edit_json
 
 HIDDEN, INNER, VOCABULARY, EPSILON = 48, 80, 64, 1e-12

@@ -33,8 +33,8 @@ from tests.engine.conftest import (
     unit,
     without_own_kernels,
 )
-from tests.engine.model_cases import build
 from tests.engine.quantization.test_definition import drawn
+from tests.oracles.model_cases import build
 
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
 

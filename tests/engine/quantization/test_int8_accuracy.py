@@ -19,8 +19,8 @@ from embert.engine.quantization.accuracy import accuracy_of_labels, accuracy_of_
 from tests.engine.conftest import small_tokenizer
 from tests.engine.heads.classifiers import build_classifier
 from tests.engine.heads.late_interaction import COLUMNS, pylate
-from tests.engine.model_cases import MODEL_CASES, build
 from tests.engine.quantization.test_cpu import WIDE
+from tests.oracles.model_cases import MODEL_CASES, build
 
 
 @pytest.mark.cpu("int8")

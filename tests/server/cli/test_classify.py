@@ -10,7 +10,7 @@ import pytest
 
 from embert.engine import Engine
 from embert.server.cli.main import main
-from tests.engine.pipelines import LABELS, NLI, random_texts, write
+from tests.oracles.pipelines import LABELS, NLI, random_texts, write
 
 TEXTS = [text.replace("\t", " ") for text in random_texts(12)]
 

@@ -17,7 +17,7 @@ from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.devices import devices
 from embert.engine.errors import UnsupportedModel
 from tests.engine.jina import INSTRUCTIONS, TASKS, VOCABULARY, flash
-from tests.engine.model_cases import byte_level
+from tests.oracles.model_cases import byte_level
 from tests.server.live import Live, live, until
 
 pytestmark = [

@@ -13,7 +13,7 @@ import transformers
 
 from tests.engine.conftest import small_tokenizer, unit
 from tests.engine.heads.classifiers import build_classifier
-from tests.engine.model_cases import MODEL_CASES
+from tests.oracles.model_cases import MODEL_CASES
 from tests.server.live import Live, live
 
 TEXTS = ["a", "some words and 5 more", "?", "many words " * 13]  # the last is of 119 tokens

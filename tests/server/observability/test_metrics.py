@@ -102,17 +102,6 @@ def test_documented_is_what_is_exported(families: dict[str, tuple[str, set[str]]
     assert documented() == families | with_gpu
 
 
-def test_the_document_is_current() -> None:
-    made = subprocess.run(
-        [sys.executable, "-m", "docs.metric_tables", "-"],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        check=True,
-    )
-    assert DOCUMENT.read_text() == made.stdout.decode(), "run scripts/document"
-
-
 def test_nothing_the_contract_wants_is_missing(families: dict[str, tuple[str, set[str]]]) -> None:
     assert {f"embert_{name}" for name in REQUIRED} <= set(families)
 

@@ -8,8 +8,6 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from docs.fields import PAGE
-from docs.fields import replaced as documented
 from embert.server.frontend.routes import TASKS, TaskRoute
 from embert.server.http.errors import Invalid
 from embert.server.request.known_fields import KnownField, TranslatedFields, Verdict, header_value
@@ -189,8 +187,3 @@ def test_what_other_apis_call_it(http: httpx.Client) -> None:
     ):
         assert vectors(http, **other) == vectors(http, **embert), other
     assert vectors(http, truncate_prompt_tokens=4) != vectors(http)
-
-
-def test_the_table_in_the_docs_is_made_from_the_code() -> None:
-    assert "| fields | of | routes | |" in PAGE.read_text()
-    assert PAGE.read_text() == documented(), "run scripts/document"

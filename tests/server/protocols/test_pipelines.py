@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import transformers
 
-from tests.engine.pipelines import LABELS, NLI, random_texts, write
+from tests.oracles.pipelines import LABELS, NLI, random_texts, write
 from tests.server.live import Live, live
 from tests.server.protocols.oracle import model_folder, softmax
 

@@ -1,20 +1,15 @@
-"""Writes the tables of docs/checkpoints.md from engine/files/key_tables.py.
-
-python -m docs.key_tables
-"""
+"""The tables of docs/checkpoints.md, from engine/files/key_tables.py."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 
 from embert.engine.files.json_files import Key, Table, Verdict
 from embert.engine.files.key_tables import REFUSED_MODULES, TABLES
 
-__all__ = ["PAGE", "replaced"]
+__all__ = ["replaced"]
 
-PAGE = Path(__file__).parent / "checkpoints.md"
 START = "<!-- The tables below are written by scripts/document. -->\n"
 
 
@@ -34,13 +29,9 @@ def rows(table: Table) -> Iterable[str]:
         yield f"| {', '.join(names)} | {key.verdict} | {note} |"
 
 
-def replaced() -> str:
-    """The text of the page with its tables as the code has them."""
-    before, _, _ = PAGE.read_text().partition(START)
+def replaced(page: str) -> str:
+    """Replace the tables in the page's text."""
+    before, _, _ = page.partition(START)
     tables = ["\n".join([f"## {heading}\n", *rows(table)]) for heading, table in TABLES.items()]
     refused = "## Modules that are refused\n\n" + "\n".join(f"- `{name}`" for name in REFUSED_MODULES)
     return before + START + "\n" + "\n\n".join([*tables, refused]) + "\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(replaced())

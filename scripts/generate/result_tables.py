@@ -1,6 +1,4 @@
-"""Writes the tables of figures with their builds in README.md and docs/benchmarks.md from benchmarks/results.
-
-    python -m docs.result_tables
+"""The tables of figures with their builds in README.md and docs/benchmarks.md, from benchmarks/results.
 
 A row is of the newest run on that machine that has it, and names the build of that run. So a run of a few rows replaces
 these rows only, if the file of the run before has its build in its name: short-texts-94e054b-nvidia-….json.
@@ -11,14 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PAGES", "Run", "newest", "replaced", "runs", "spaced"]
+__all__ = ["BENCHMARKS", "newest", "readme", "replaced", "spaced"]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 H100 = "nvidia-h100-80gb-hbm3"
 OLD = "c5bdc7b"  # the build that others alternate with in benchmarks.server.short_texts
@@ -312,14 +310,7 @@ def builds() -> Iterator[tuple[str, ...]]:
         yield link, record["commit"], record["date"][:10]
 
 
-PAGES = {
-    ROOT / "README.md": (readme,),
-    ROOT / "docs" / "benchmarks.md": (
-        *(encoder, encoder_under_load, decoders),
-        *(targets, short_texts, cpu_by_process),
-        builds,
-    ),
-}
+BENCHMARKS = (encoder, encoder_under_load, decoders, targets, short_texts, cpu_by_process, builds)
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
@@ -332,24 +323,13 @@ def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
     return [first, rule, *rest]
 
 
-def replaced(page: Path) -> str:
-    """Return a page's text with its tables as the results have them; ValueError if a table's header is not there."""
-    text = page.read_text()
-    for rows in PAGES[page]:
+def replaced(text: str, *tables: Callable[[], Iterator[tuple[str, ...]]]) -> str:
+    """Replace tables in a page's text; ValueError if a table's header is not there."""
+    for rows in tables:
         lines = _table(rows())
         before, header, after = text.partition(f"\n{lines[0]}\n")
         if not header:
-            raise ValueError(f"{page.name} has no table that begins with {lines[0]}")
+            raise ValueError(f"the page has no table that begins with {lines[0]}")
         rest = itertools.dropwhile(lambda line: line.startswith("|"), after.split("\n"))
         text = "\n".join((before, *lines, *rest))
     return text
-
-
-def main() -> None:
-    """Rewrite the tables."""
-    for page in PAGES:
-        page.write_text(replaced(page))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from embert import engine
-from tests.engine.model_cases import build, byte_level, unigram
+from tests.oracles.model_cases import build, byte_level, unigram
 
 __all__ = ["LABELS", "NLI", "random_texts", "write"]
 

@@ -1,24 +1,17 @@
-"""Draws README's picture from benchmarks/results: figures-light.svg and figures-dark.svg beside this file, and its alt.
-
-    python -m docs.images.figures
+"""README's picture from benchmarks/results, and its alt.
 
 Bars start at 0, longer is better, and each panel has its own scale.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from xml.sax.saxutils import escape
 
-from docs.result_tables import newest, spaced
+from scripts.generate.result_tables import newest, spaced
 
 __all__ = ["SCHEMES", "alt", "svg"]
-
-HERE = Path(__file__).parent
-README = HERE.parents[1] / "README.md"
 
 WIDTH, MARGIN, GUTTER = 800, 8, 48
 COLUMN = (WIDTH - 2 * MARGIN - GUTTER) // 2
@@ -159,9 +152,3 @@ def alt() -> str:
         f"{packed} times packed, compiled torch on an H100; {infinity} times Infinity over HTTP; "
         f"{queries} and {passages} times plain FastAPI on two CPU cores"
     )
-
-
-if __name__ == "__main__":
-    README.write_text(re.sub('(?<=<img alt=")[^"]*', alt(), README.read_text()))
-    for name in SCHEMES:
-        (HERE / f"figures-{name}.svg").write_text(svg(name))

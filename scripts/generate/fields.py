@@ -1,6 +1,4 @@
-"""Writes the table of fields in docs/api.md from the code.
-
-    python -m docs.fields
+"""The table of fields in docs/api.md.
 
 Its rows are those of server/protocols/fields.py: fields of which the same is true on the same routes are one row.
 """
@@ -10,15 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from embert.server.frontend.routes import TASKS
 from embert.server.protocols.fields import ELSEWHERE
 from embert.server.request.known_fields import KnownField, Verdict
 
-__all__ = ["PAGE", "replaced"]
+__all__ = ["replaced"]
 
-PAGE = Path(__file__).parent / "api.md"
 _MARKS = re.compile(r"(?<=<!-- fields: scripts/document writes them -->\n).*?(?=<!-- end of fields -->)", re.DOTALL)
 
 
@@ -51,18 +47,9 @@ def _becomes(field: KnownField) -> str:
     return f"refused{', unless ' + values if values else ''}: {field.reason}"
 
 
-def replaced() -> str:
-    """The text of docs/api.md with the table as the code has it."""
+def replaced(page: str) -> str:
+    """Replace the table in the page's text."""
     order = [Verdict.HONORED.value, Verdict.HARMLESS.value, Verdict.REFUSED.value]
     table = sorted(rows(), key=lambda row: order.index(re.split("[ :;,]", row[3])[0]))
     lines = ["| fields | of | routes | |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in table)]
-    return _MARKS.sub(lambda _: "\n".join(lines) + "\n", PAGE.read_text(), count=1)
-
-
-def main() -> None:
-    """Rewrite the table."""
-    PAGE.write_text(replaced())
-
-
-if __name__ == "__main__":
-    main()
+    return _MARKS.sub(lambda _: "\n".join(lines) + "\n", page, count=1)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from tests.engine.conftest import write_modules
-
-__all__ = ["MASKED_LM_CASES", "MODEL_CASES", "SHORT_CASES", "build", "byte_level", "unigram"]
+__all__ = ["MASKED_LM_CASES", "MODEL_CASES", "SHORT_CASES", "build", "byte_level", "unigram", "write_modules"]
 
 BERT_LIKE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 ROBERTA_LIKE = {**BERT_LIKE, "type_vocab_size": 1, "max_position_embeddings": 130}
@@ -208,3 +207,36 @@ def unigram(vocab_size: int) -> Backend:
     tokenizer.train([__file__], trainer)
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 2)])
     return tokenizer
+
+
+def write_modules(
+    folder: Path,
+    *,
+    pooling: str | dict[str, Any] = "mean",
+    dense: Sequence[tuple[int, int, str]] = (),
+    normalize: bool = True,
+) -> None:
+    """Write sentence-transformers' files: modules.json, 1_Pooling, and random Dense modules (in, out, activation)."""
+    kinds = ["Transformer", "Pooling", *(["Dense"] * len(dense)), *(["Normalize"] if normalize else [])]
+    paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    fields = {"pooling_mode": pooling, "embedding_dimension": 64} if isinstance(pooling, str) else pooling
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(fields))
+    generator = torch.Generator().manual_seed(0)
+    for i, (inputs, outputs, activation) in enumerate(dense, start=2):
+        layer = folder / f"{i}_Dense"
+        layer.mkdir()
+        fields = {"in_features": inputs, "out_features": outputs, "bias": True, "activation_function": activation}
+        (layer / "config.json").write_text(json.dumps(fields))
+        save_file(
+            {
+                "linear.weight": torch.randn(outputs, inputs, generator=generator) * 0.1,
+                "linear.bias": torch.randn(outputs, generator=generator) * 0.1,
+            },
+            layer / "model.safetensors",
+        )

@@ -1,6 +1,4 @@
-"""Writes the tables of models in README.md and docs/models.md from the code.
-
-    python -m docs.model_tables
+"""The tables of models in README.md and docs/models.md.
 
 What a model_type computes, and which heads it has, comes from its reader (engine/models/), given the config.json of it
 in the tests. Names of checkpoints and what was tested stand here.
@@ -10,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,13 +16,12 @@ from typing import Any
 
 import transformers
 
-from embert.engine.models import EncoderConfig, read_config
-from tests.engine.model_cases import MODEL_CASES
+from embert.engine.models import MODEL_TYPES, EncoderConfig, read_config
+from tests.csrc.model_checkpoints import CHECKPOINTS
 from tests.engine.models.test_jina_bert_v2 import CONFIG as JINA_BERT_V2
+from tests.oracles.model_cases import MODEL_CASES
 
-__all__ = ["ROWS", "TABLES", "Row", "replaced"]
-
-ROOT = Path(__file__).parents[1]
+__all__ = ["replaced"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +31,13 @@ class Row:
     name: str
     model_types: tuple[str, ...]  # in config.json
     checkpoints: str
-    devices: str = "CPU"  # that it is tested on; a GPU: in tests/csrc/test_models_on_gpu.py
     config: str | dict[str, Any] = ""  # a row of the tests' models, or a config.json; empty: the first of model_types
+
+    @property
+    def devices(self) -> str:
+        """Those that it is tested on; tests/csrc/test_models_on_gpu.py has every checkpoint of CHECKPOINTS."""
+        needed = {self.config_read().model_type, *self.model_types} - {"new"}  # GTE's older code
+        return "CPU, GPU" if needed <= {name.partition(",")[0] for name in CHECKPOINTS} else "CPU"
 
     def config_read(self) -> EncoderConfig:
         """What its reader makes of a config.json."""
@@ -50,23 +52,23 @@ class Row:
 
 
 ROWS = (
-    Row("BERT", ("bert",), "all-MiniLM, BGE, E5, gte-base", "CPU, GPU"),
-    Row("XLM-RoBERTa", ("xlm-roberta",), "multilingual-e5, BGE-M3, bge-reranker-v2-m3", "CPU, GPU"),
-    Row("DistilBERT", ("distilbert",), "multi-qa-distilbert", "CPU, GPU"),
-    Row("MPNet", ("mpnet",), "all-mpnet-base-v2", "CPU, GPU"),
-    Row("RoBERTa, CamemBERT", ("roberta", "camembert"), "all-distilroberta-v1", "CPU, GPU"),
-    Row("ModernBERT", ("modernbert",), "gte-modernbert-base, granite-embedding-english-r2", "CPU, GPU"),
-    Row("nomic-bert", ("nomic_bert",), "nomic-embed-text-v1.5", "CPU, GPU"),
-    Row("GTE", ("gte", "new"), "gte-multilingual-base, gte-large-en-v1.5", "CPU, GPU"),
-    Row("JinaBERT v2", ("bert",), "jina-embeddings-v2-base-en", "CPU, GPU", JINA_BERT_V2),
-    Row("jina-embeddings-v3", ("jina_embeddings_v3",), "jina-embeddings-v3", "CPU, GPU"),
-    Row("ELECTRA", ("electra",), "ms-marco-electra-base", "CPU, GPU"),
-    Row("ALBERT", ("albert",), "paraphrase-albert-small-v2", "CPU, GPU"),
-    Row("DeBERTa v2, v3", ("deberta-v2",), "mxbai-rerank-base-v1, deberta-v3-base-zeroshot", "CPU, GPU"),
-    Row("EuroBERT", ("eurobert",), "EuroBERT-210m", "CPU, GPU"),
-    Row("Qwen3", ("qwen3",), "Qwen3-Embedding", "CPU, GPU"),
-    Row("Gemma 3", ("gemma3_text",), "embeddinggemma-300m", "CPU, GPU"),
-    Row("Qwen2, Mistral, LLaMA", ("qwen2", "mistral", "llama"), "gte-Qwen2, e5-mistral-7b-instruct", "CPU, GPU"),
+    Row("BERT", ("bert",), "all-MiniLM, BGE, E5, gte-base"),
+    Row("XLM-RoBERTa", ("xlm-roberta",), "multilingual-e5, BGE-M3, bge-reranker-v2-m3"),
+    Row("DistilBERT", ("distilbert",), "multi-qa-distilbert"),
+    Row("MPNet", ("mpnet",), "all-mpnet-base-v2"),
+    Row("RoBERTa, CamemBERT", ("roberta", "camembert"), "all-distilroberta-v1"),
+    Row("ModernBERT", ("modernbert",), "gte-modernbert-base, granite-embedding-english-r2"),
+    Row("nomic-bert", ("nomic_bert",), "nomic-embed-text-v1.5"),
+    Row("GTE", ("gte", "new"), "gte-multilingual-base, gte-large-en-v1.5"),
+    Row("JinaBERT v2", ("bert",), "jina-embeddings-v2-base-en", JINA_BERT_V2),
+    Row("jina-embeddings-v3", ("jina_embeddings_v3",), "jina-embeddings-v3"),
+    Row("ELECTRA", ("electra",), "ms-marco-electra-base"),
+    Row("ALBERT", ("albert",), "paraphrase-albert-small-v2"),
+    Row("DeBERTa v2, v3", ("deberta-v2",), "mxbai-rerank-base-v1, deberta-v3-base-zeroshot"),
+    Row("EuroBERT", ("eurobert",), "EuroBERT-210m"),
+    Row("Qwen3", ("qwen3",), "Qwen3-Embedding"),
+    Row("Gemma 3", ("gemma3_text",), "embeddinggemma-300m"),
+    Row("Qwen2, Mistral, LLaMA", ("qwen2", "mistral", "llama"), "gte-Qwen2, e5-mistral-7b-instruct"),
 )
 
 
@@ -97,17 +99,24 @@ def layers(encoder_config: EncoderConfig) -> str:
     return ", ".join(name for name, holds in traits.items() if holds) or "as BERT's"
 
 
+def checked_rows() -> tuple[Row, ...]:
+    """Return ROWS; ValueError if a model type has none."""
+    if missing := set(MODEL_TYPES) - {each for row in ROWS for each in row.model_types}:
+        raise ValueError(f"ROWS has no row for {', '.join(sorted(missing))}")
+    return ROWS
+
+
 def readme() -> Iterable[tuple[str, ...]]:
     """README's table."""
     yield "model", "for example", "tested on"
-    for row in ROWS:
+    for row in checked_rows():
         yield row.name, row.checkpoints, row.devices
 
 
 def models() -> Iterable[tuple[str, ...]]:
     """The table of docs/models.md."""
     yield "model", "`model_type`", "for example", "positions", "layers", "scores, classes", "SPLADE", "tested on"
-    for row in ROWS:
+    for row in checked_rows():
         encoder_config = row.config_read()
         heads = (encoder_config.tensors.classification, encoder_config.tensors.masked_lm)
         yield (
@@ -116,23 +125,10 @@ def models() -> Iterable[tuple[str, ...]]:
         )  # fmt: skip
 
 
-TABLES = {ROOT / "README.md": readme, ROOT / "docs" / "models.md": models}
-
-
-def replaced(page: Path) -> str:
-    """The text of one of TABLES' pages with its table of models as the code has it."""
-    header, *rows = TABLES[page]()
+def replaced(page: str, table: Callable[[], Iterable[tuple[str, ...]]]) -> str:
+    """Replace the table of models in the page's text by `readme` or `models`."""
+    header, *rows = table()
     lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
     lines.insert(1, "|---" * len(header) + "|")
-    table = re.compile(r"^\| model \|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
-    return table.sub(lambda _: "\n".join(lines) + "\n", page.read_text(), count=1)
-
-
-def main() -> None:
-    """Rewrite the tables."""
-    for page in TABLES:
-        page.write_text(replaced(page))
-
-
-if __name__ == "__main__":
-    main()
+    pattern = re.compile(r"^\| model \|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
+    return pattern.sub(lambda _: "\n".join(lines) + "\n", page, count=1)

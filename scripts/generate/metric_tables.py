@@ -1,14 +1,9 @@
-"""Writes docs/metrics.md from the metrics themselves.
-
-python -m docs.metric_tables
-"""
+"""docs/metrics.md, from the metrics themselves."""
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embert import __version__
@@ -66,7 +61,6 @@ of a request that got no vectors, because its time ran out or its client left, i
 `docker/prometheus` as alerts.
 """
 
-PAGE = Path(__file__).parent / "metrics.md"
 _MEMORY = MetricMemory.create(["document"])
 _TABLE = """
 | name | type | labels | meaning |
@@ -180,15 +174,3 @@ def _row(family: Metric) -> str:
 def _bounds(family: Metric) -> str:
     bounds = {sample.labels["le"]: None for sample in family.samples if "le" in sample.labels}
     return ", ".join(f"{float(bound):g}" for bound in bounds if bound != "+Inf")
-
-
-def main() -> None:
-    """Rewrite the page; with `-`, write it to standard output."""
-    if sys.argv[1:] == ["-"]:
-        sys.stdout.write(document())
-    else:
-        PAGE.write_text(document())
-
-
-if __name__ == "__main__":
-    main()
