@@ -12,7 +12,7 @@ install: ## install embert into .venv (leaves .venv/bin/embert)
 serve: ## install, then serve the default model on :8080 (ARGS="MODEL --port 9000" for others)
 	@scripts/serve $(ARGS)
 
-test: ## install, then every check and test (ARGS="tests/engine -x" for some)
+test: ## install, then every check and test (ARGS="tests/engine -x" for these tests alone)
 	@scripts/test $(ARGS)
 
 test-fast: ## tests without servers and compilers, in less than a minute (ARGS="-k scheduler" for some)
