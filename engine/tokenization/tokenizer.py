@@ -47,6 +47,7 @@ CHUNK_CHARACTERS = 16_384
 UNDIVIDED_CHARACTERS = 1 << 24  # where no other work waits between chunks: enough for all cores at once
 # The first part of a long text: likely to be enough, and small compared with a chunk.
 LEAST_PART_CHARACTERS, CHARACTERS_PER_TOKEN = 2048, 8
+UNBROKEN_CHARACTERS = 131_072  # the usual `most_unbroken`
 PROMPTS = 64  # whose numbers of tokens are kept
 
 
@@ -100,7 +101,7 @@ class Tokenizer:
         capacity = self._frames[None].capacity
         part = max(LEAST_PART_CHARACTERS, min(CHUNK_CHARACTERS, CHARACTERS_PER_TOKEN * capacity))
         self.chunking = Chunking(part, CHUNK_CHARACTERS, most_unbroken)
-        self._undivided = Chunking(part, UNDIVIDED_CHARACTERS, NO_LIMIT)
+        self._undivided = Chunking(part, UNDIVIDED_CHARACTERS, most_unbroken)
 
     @property
     def probe(self) -> str:
@@ -114,8 +115,8 @@ class Tokenizer:
     def encode(self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, prompt: str = "") -> Encoded:
         """Tokenize, with the special tokens of a single text. `prompt` is put before every text.
 
-        Raises InputError for `texts` that are no list of strings, and for a text that is too long and not to be cut, or
-        is not valid Unicode.
+        Raises InputError for `texts` that are no list of strings, and for a text that is too long and not to be cut,
+        has no split point for more than `most_unbroken` characters, or is not valid Unicode.
         """
         check_texts(texts, options.param)
         return finish(self._encode_chunks(texts, options, prompt, self._undivided))

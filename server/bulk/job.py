@@ -19,6 +19,7 @@ from embert.engine.tasks import Task
 
 __all__ = [
     "BLOCK_BYTES",
+    "MAX_ROW_BYTES",
     "Block",
     "BulkError",
     "CannotResume",
@@ -35,6 +36,7 @@ OutputFormat = Literal["jsonl", "npy", "parquet"]
 
 # A block ends after this many rows or bytes of texts; a longer text is a block of its own.
 BLOCK_TEXTS, BLOCK_BYTES = 4096, 8 << 20  # enough that the texts of a batch are of nearly the same length
+MAX_ROW_BYTES = 32 << 20  # of one line, CSV record or text
 MULTI_BLOCK_TEXTS, MULTI_BLOCK_BYTES = 256, 128 << 10  # one vector per token: about 30 000 of 4 KB
 
 
@@ -128,11 +130,17 @@ class Block:
     adapter: int = -1  # of all texts, as in Encoded
     prompt_tokens: int = 0  # likewise
     skipped: int = 0  # invalid rows
+    dropped: tuple[int, ...] = ()  # those of them that have a text, which cannot be tokenized
     warning: str = ""  # about the first of them
     error: str = ""  # ends the run once the blocks before this one are written
     buffer: int = -1
     used: int = 0  # bytes of the buffer
     arrays: dict[str, tuple[int, str, tuple[int, ...]]] = field(default_factory=dict)  # byte offset, dtype, shape
+
+    @property
+    def extent(self) -> str:
+        """The first and the last row of this block, for error messages."""
+        return f"{self.location(0)} to {self.location(self.rows - 1)}"
 
     def location(self, row: int) -> str:
         """The source of a row of this block, for error messages: `FILE line 7`."""

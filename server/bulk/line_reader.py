@@ -10,6 +10,7 @@ import glob
 import gzip
 import hashlib
 import os
+import stat
 import sys
 import zlib
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ import numpy as np
 
 from embert.server.bulk.job import (
     BLOCK_BYTES,
+    MAX_ROW_BYTES,
     BulkError,
     CannotResume,
     InputFormat,
@@ -35,6 +37,7 @@ __all__ = [
     "expand",
     "input_format",
     "open_bytes",
+    "partial_files",
 ]
 
 STANDARD_INPUT = "-"
@@ -45,24 +48,51 @@ _FORMATS: dict[str, InputFormat] = {
 _COMPRESSIONS = (".gz", ".zst")
 
 
-def expand(names: Sequence[str]) -> list[str]:
+def expand(names: Sequence[str], output: str | None = None) -> list[str]:
     """Files in the order of the arguments; those of a glob, in the order of their names.
 
-    Raises BulkError for a glob without matches.
+    A glob does not match what the run writes: OUTPUT and the files next to it, files in the folder OUTPUT, or the file
+    that standard output goes to. Raises BulkError for a glob without matches, and for such a file by its own name.
     """
     files = []
     for name in names:
-        if name == STANDARD_INPUT or not glob.has_magic(name) or Path(name).exists():
+        if name == STANDARD_INPUT:
             files.append(name)
-            continue
-        matches = glob.glob(name, recursive=True)  # noqa: PTH207 - the name may be absolute
-        matches = sorted(match for match in matches if Path(match).is_file())
-        if not matches:
-            raise BulkError(f"no file matches {name}")
-        files += matches
+        elif not glob.has_magic(name) or Path(name).exists():
+            if _is_written(name, output):
+                raise BulkError(f"{name} is part of the output: a run cannot read what it writes")
+            files.append(name)
+        else:
+            matches = glob.glob(name, recursive=True)  # noqa: PTH207 - the name may be absolute
+            matches = sorted(match for match in matches if Path(match).is_file() and not _is_written(match, output))
+            if not matches:
+                raise BulkError(f"no file matches {name}" + (f" outside of {output}" if output else ""))
+            files += matches
     if files.count(STANDARD_INPUT) > 1:
         raise BulkError("standard input (-) can be read once only")
     return files
+
+
+def _is_written(name: str, output: str | None) -> bool:
+    """True if a run into `output` writes the file; without `output`, it writes to standard output."""
+    if not Path(name).exists():
+        return False
+    if output is None:
+        try:
+            written = os.fstat(sys.stdout.fileno())
+        except (OSError, AttributeError):  # closed, or a test's own
+            return False
+        return stat.S_ISREG(written.st_mode) and os.path.samestat(written, Path(name).stat())
+    file, written_path = Path(name).resolve(), Path(output).resolve()
+    if written_path.is_dir():
+        return written_path in file.parents
+    return file in (written_path, *map(Path, partial_files(output)))
+
+
+def partial_files(output: str) -> tuple[str, str, str]:
+    """The files that a run into the file `output` writes next to it."""
+    real = os.path.realpath(output)
+    return real + ".partial", real + ".partial.json", real + ".partial.parquet"
 
 
 def input_format(files: Sequence[str], override: InputFormat | None) -> InputFormat:
@@ -151,6 +181,7 @@ class LineReader:
         self._data = b""  # complete lines, and the beginning of one
         self._ends = np.zeros(0, np.intp)  # ends of the lines in `_data`, each after its newline
         self._consumed = 0  # number of these lines already read
+        self._in_long_line = False  # whose beginning was read, and whose rest is not kept
         self._next_file()
 
     def peek(self, max_lines: int) -> bytes:
@@ -169,7 +200,7 @@ class LineReader:
         pieces: list[bytes] = []
         ranges: list[RowRange] = []
         rows = size = 0
-        while rows < max_rows and self._fill():
+        while rows < max_rows and size < self._block_bytes and self._fill():
             start = int(self._ends[self._consumed - 1]) if self._consumed else 0
             ends = self._ends[self._consumed : self._consumed + max_rows - rows]
             count = int(np.searchsorted(ends, start + self._block_bytes - size, side="right"))
@@ -225,18 +256,34 @@ class LineReader:
         while self._consumed == len(self._ends):
             pieces = [self._data[int(self._ends[-1]) :] if len(self._ends) else self._data]
             self._data, self._ends, self._consumed = b"", self._ends[:0], 0
-            data = b""
+            if self._in_long_line:
+                pieces = [self._after_line()]
+            data, size = pieces[0], len(pieces[0])
             while b"\n" not in pieces[-1]:
+                if size > MAX_ROW_BYTES:  # the parser refuses it for its length
+                    self._in_long_line, data = True, b"\n"
+                    pieces = [b"".join(pieces)[: MAX_ROW_BYTES + 1], data]
+                    break
                 data = self._read()
                 if self._line == 0 and len(pieces) == 1 and not pieces[0]:
                     data = data.removeprefix(_BOM)
                 pieces.append(data or b"\n")
+                size += len(data)
             if not data and not any(pieces[:-1]):  # the file ended with a newline
                 if not self._next_file():
                     return False
                 continue
             self._set_data(b"".join(pieces))
         return True
+
+    def _after_line(self) -> bytes:
+        """Read to the end of the current line; returns what follows it."""
+        self._in_long_line = False
+        while data := self._read():
+            _, newline, rest = data.partition(b"\n")
+            if newline:
+                return rest
+        return b""
 
     def _set_data(self, data: bytes) -> None:
         self._data = data

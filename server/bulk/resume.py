@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,9 @@ import orjson
 from embert.engine import Model
 from embert.engine.tasks import Task
 from embert.server.bulk.job import CannotResume, Job
+
+_MAX_HEADER_BYTES = 100 << 20  # of a safetensors file, as the format has it
+_SAMPLE_BYTES = 4096
 
 __all__ = ["as_json", "check_manifest", "replace_json", "run_manifest", "sync_folder"]
 
@@ -33,7 +37,7 @@ def run_manifest(
         # Modules, heads and adapters have folders of their own.
         folders = [model.folder, *([] if model.base is None else [model.base])]
         manifest["model's files"] = {
-            str(path.relative_to(folder.parent)): [path.stat().st_size, path.stat().st_mtime_ns]
+            str(path.relative_to(folder.parent)): [path.stat().st_size, path.stat().st_mtime_ns, _digest(path)]
             for folder in folders
             for path in sorted(folder.rglob("*"))
             if path.suffix in (".json", ".safetensors", ".txt")
@@ -59,6 +63,26 @@ def run_manifest(
         "kept columns": job.schema.hex(),
     }
     return manifest | {f"input file {number}": file for number, file in enumerate(input_files or (), 1)}
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file. Weights may have many gigabytes, so only their header and samples of each tensor count."""
+    with path.open("rb") as file:
+        if path.suffix != ".safetensors":
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        size = int.from_bytes(file.read(8), "little")
+        header = file.read(min(size, _MAX_HEADER_BYTES))
+        digest = hashlib.sha256(header)
+        try:
+            fields = orjson.loads(header)
+            fields.pop("__metadata__", None)
+            for start, stop in sorted(tensor["data_offsets"] for tensor in fields.values()):
+                for offset in (start, (start + stop) // 2):
+                    file.seek(8 + size + offset)
+                    digest.update(file.read(min(_SAMPLE_BYTES, stop - offset)))
+        except (ValueError, LookupError, TypeError, AttributeError):  # loading says what is wrong with the file
+            pass
+    return digest.hexdigest()
 
 
 def as_json(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from embert.engine import Model
 from embert.engine.batch import TaskOutput
 from embert.engine.engine import output_width
 from embert.engine.tasks import Task
-from embert.server.bulk.job import BulkError, Job, require_pyarrow
+from embert.server.bulk.job import MAX_ROW_BYTES, BulkError, Job, require_pyarrow
 
 __all__ = [
     "ArrowFormat",
@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _MANY_DIGITS = re.compile(rb"\d{19}")  # of an integer over 64 bits; strings and fractions may have them too
+_TOO_LONG = f"has more than {MAX_ROW_BYTES} bytes, which is the limit"
 _JSON_TYPES = {bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
 
 
@@ -56,9 +57,19 @@ class ParsedRows:
     invalid: list[InvalidRow]
     content: Any = None  # for JSON lines, an object per row; for tables, an Arrow batch of all rows
 
+    def without(self, dropped: Collection[int]) -> ParsedRows:
+        """The same without some of the valid rows."""
+        if not dropped:
+            return self
+        kept = [(text, row) for text, row in zip(self.texts, self.rows, strict=True) if row not in dropped]
+        texts, rows = map(list, zip(*kept, strict=True)) if kept else ([], [])
+        return ParsedRows(texts, rows, self.invalid, self.content)
+
 
 def parse(job: Job, payload: memoryview) -> ParsedRows:
     """Parse the bytes of a block."""
+    if job.input_format in ("text", "jsonl") and len(payload) > MAX_ROW_BYTES + 1:  # then it is one line
+        return ParsedRows([], [], [InvalidRow(0, _TOO_LONG)])
     if job.input_format == "text":
         return _parse_lines(bytes(payload))
     if job.input_format == "jsonl":
@@ -155,17 +166,31 @@ def _parse_table(job: Job, payload: memoryview) -> ParsedRows:
             large = pyarrow.types.is_large_string(column.type)
             column, is_bytes = column.view(pyarrow.large_binary() if large else pyarrow.binary()), True
     values = column.to_pylist()
-    if not column.null_count and not is_bytes:
+    is_long = len(payload) > MAX_ROW_BYTES
+    if not column.null_count and not is_bytes and not is_long:
         return ParsedRows(values, range(len(values)), [], batch)
     null = InvalidRow(0, f"column {job.column!r} is null")
     decode: Callable[[Any], str | InvalidRow] = _decode if is_bytes else str
-    return _split([null if value is None else decode(value) for value in values], batch)
+    results = [null if value is None else decode(value) for value in values]
+    if is_long:
+        sizes = require_pyarrow("pyarrow.compute", job.input_format).binary_length(column).to_pylist()
+        pairs = zip(results, sizes, strict=True)
+        results = [InvalidRow(0, _TOO_LONG) if (size or 0) > MAX_ROW_BYTES else result for result, size in pairs]
+    return _split(results, batch)
 
 
 def json_lines(job: Job, parsed: ParsedRows, vectors: TaskOutput) -> bytes:
     """One line for each text. Bytes of a column are written in base64; what JSON lacks, such as decimals, as text."""
-    pairs = zip(kept_values(job, parsed), _vector_values(job, vectors), strict=True)
-    return b"".join(json_line(values | vector) for values, vector in pairs)
+    triples = zip(parsed.rows, kept_values(job, parsed), _vector_values(job, vectors), strict=True)
+    return b"".join(json_line(joined(job, row, values, vector)) for row, values, vector in triples)
+
+
+def joined(job: Job, row: int, values: dict[str, Any], output: dict[str, Any]) -> dict[str, Any]:
+    """A row's kept values and its output. Raises ColumnError where a kept one has a name of the output."""
+    if job.kept_columns is None and not values.keys().isdisjoint(output):
+        name = next(name for name in output if name in values)
+        raise ColumnError(row, f"has a field {name!r}, which is a name of the output; name others with --keep")
+    return values | output
 
 
 def json_line(values: Mapping[str, Any]) -> bytes:

@@ -6,7 +6,7 @@ Two batches are in flight, also from one block to the next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,9 @@ from embert.engine.errors import InputError
 from embert.engine.heads.token_rows import multi_vector_mask
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
+from embert.engine.tokenization.tokenizer import UNBROKEN_CHARACTERS
 from embert.server.bulk.job import Block, Job, SharedBuffers
-from embert.server.bulk.rows import ArrowFormat, ColumnError, ParsedRows, json_lines, parse
+from embert.server.bulk.rows import ArrowFormat, ColumnError, InvalidRow, ParsedRows, json_lines, parse
 
 __all__ = ["EngineStage", "TokenizationStage"]
 
@@ -33,13 +34,13 @@ class TokenizationStage:
     def __init__(self, job: Job, model: Model, buffers: SharedBuffers) -> None:
         """Load the tokenizer. Raises InputError for an adapter or prompt that the model does not have."""
         self._job, self._model, self._buffers = job, model, buffers
-        self._tokenizer = Tokenizer(model)
+        self._tokenizer = Tokenizer(model, most_unbroken=UNBROKEN_CHARACTERS)
         self._encode([])
         self._arrow = ArrowFormat(job, model) if job.output_format == "parquet" else None
 
     def parse(self, block: Block) -> ParsedRows:
         """Parse the block's bytes of the input."""
-        return parse(self._job, self._buffers.data(block, "payload"))
+        return parse(self._job, self._buffers.data(block, "payload")).without(block.dropped)
 
     def tokenize(self, block: Block, parsed: ParsedRows) -> None:
         """Put the block's token ids into its buffer, longest texts first. Sets `block.error` for an invalid row.
@@ -48,17 +49,21 @@ class TokenizationStage:
         lengths  int32 [B], descending
         ranks    int64 [B]: for each text in the order of the input, its index in `lengths`
         """
-        if parsed.invalid:
-            first = f"{block.location(parsed.invalid[0].row)} {parsed.invalid[0].reason}"
+        invalid = parsed.invalid
+        try:
+            encoded = self._encode(parsed.texts)
+        except InputError:
+            refused = self._refused(parsed)
+            block.dropped = tuple(each.row for each in refused)
+            parsed = parsed.without(block.dropped)
+            encoded = self._encode(parsed.texts)
+            invalid = sorted([*invalid, *refused], key=lambda each: each.row)
+        if invalid:
+            first = f"{block.location(invalid[0].row)} {invalid[0].reason}"
             if not self._job.skip_invalid_rows:
                 block.error = first
                 return
-            block.skipped, block.warning = len(parsed.invalid), first
-        try:
-            encoded = self._encode(parsed.texts)
-        except InputError as error:
-            block.error = self._locate(block, parsed.texts, parsed.rows, error)
-            return
+            block.skipped, block.warning = len(invalid), first
         order = by_length(encoded.lengths)
         packed = gathered(encoded, order, cumulative(encoded.lengths))
         block.texts, block.adapter = encoded.sequences, encoded.adapter
@@ -105,15 +110,15 @@ class TokenizationStage:
             is_query=job.is_query if job.task == Task.MULTI else None,
         )
 
-    def _locate(self, block: Block, texts: list[str], rows: Sequence[int], error: InputError) -> str:
-        """The error of the first text that has one, with its file and row."""
-        for text, row in zip(texts, rows, strict=True):
+    def _refused(self, parsed: ParsedRows) -> list[InvalidRow]:
+        """The rows whose texts cannot be tokenized."""
+        refused = []
+        for text, row in zip(parsed.texts, parsed.rows, strict=True):
             try:
                 self._encode([text])
-            except InputError as own:
-                reason = str(own).removeprefix("`texts`: text 0 ")
-                return f"{block.location(row)} {reason}"
-        return str(error)
+            except InputError as error:
+                refused.append(InvalidRow(row, str(error).removeprefix("`texts`: text 0 ")))
+        return refused
 
 
 _MAX_IN_FLIGHT = 2
@@ -212,7 +217,7 @@ class EngineStage:
         """The error for a text, by its rank in length."""
         row = self._buffers.view(block, "ranks").tolist().index(rank)
         if "payload" in block.arrays:
-            row = parse(self._job, self._buffers.data(block, "payload")).rows[row]
+            row = parse(self._job, self._buffers.data(block, "payload")).without(block.dropped).rows[row]
         return f"{block.location(row)}: the encoder returned a vector that is not finite"
 
     def _put(self, block: Block, rows: TaskOutput) -> None:

@@ -28,7 +28,7 @@ class _CsvFile(io.RawIOBase):
         self._stream = stream
         head = bytearray()
         while b"\n" not in head and len(head) < _HEADER_BYTES and (data := stream.read(65536)):
-            head += data
+            head = bytearray((head + data).lstrip(b"\r\n"))  # blank lines are no header
         if b"\n" not in head and len(head) < _HEADER_BYTES:  # pyarrow wants a header to end
             head += b"\n"
         self._head = memoryview(bytes(head))
@@ -167,7 +167,11 @@ class TableReader:
             reader = reading.open_csv(
                 stream,
                 read_options=reading.ReadOptions(use_threads=False, block_size=_CSV_BYTES),
-                parse_options=reading.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                parse_options=reading.ParseOptions(
+                    delimiter=self._delimiter,
+                    newlines_in_values=True,
+                    ignore_empty_lines=len(stream.names) > 1,  # a record of one column may be empty
+                ),
                 # A CSV file has no types: nothing is guessed from the first rows that later ones could disprove.
                 convert_options=reading.ConvertOptions(
                     include_columns=names, column_types=dict.fromkeys(names, binary), check_utf8=False

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Literal
 
 from embert.engine import Model, load_encoder
@@ -27,6 +28,9 @@ from embert.server.ipc.control import describe_exit
 __all__ = ["WorkerConfig", "WorkerProcess"]
 
 _EXIT_TIMEOUT_S = 10.0  # for a process that was killed
+# A worker that has work is lost after so many seconds without a message, where it uses no CPU time either: it is
+# stopped, or waits for ever. On a GPU a batch takes less, so CPU time does not count: a wait for the device may use it.
+_SILENCE_S = 60
 _PROGRESS_INTERVAL_S = 0.1
 
 
@@ -80,13 +84,20 @@ class WorkerProcess:
             )
         self._connection = Connection(parent_end.detach())
         self._lock = threading.Lock()
-        self._pending: dict[int, Future[Block]] = {}  # by the number of the block
+        self._pending: dict[int, tuple[Block, Future[Block]]] = {}  # by the number of the block
         self._error: BulkError | None = None
+        self._is_loading = self._uses_cpu = True
         self._send(config)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def wait_ready(self) -> dict[str, str]:
         """Wait until it has loaded. Returns the encoder, device and dtype of an engine. Raises BulkError."""
         ready: dict[str, str] = self._receive()
+        self._is_loading, self._uses_cpu = False, ready.get("device") != "cuda"
         threading.Thread(target=self._receive_results, daemon=True).start()
         return ready
 
@@ -99,7 +110,7 @@ class WorkerProcess:
         with self._lock:
             if self._error is not None:
                 raise self._error
-            self._pending[block.number] = future
+            self._pending[block.number] = block, future
             self._send((stage, block))
         return future.result()
 
@@ -118,14 +129,41 @@ class WorkerProcess:
 
     def _receive(self) -> Any:
         try:
+            self._wait_for_message()
             message = self._connection.recv()
         except (EOFError, OSError):
-            raise BulkError(f"{self._name} {self._exit_reason()}") from None
+            raise BulkError(f"{self._name} {self._exit_reason()}{self._current_rows()}") from None
         except Exception as error:  # noqa: BLE001 - unpickling raises anything
             raise BulkError(f"{self._name} sent a malformed message: {type(error).__name__}: {error}") from None
         if isinstance(message, _Failure):
             raise BulkError(message.message)
         return message
+
+    def _wait_for_message(self) -> None:
+        """Wait until there is a message, or the process has ended. Raises BulkError if it has work and is silent.
+
+        Seconds are counted, not measured, so that a time in which this process was stopped itself does not count.
+        """
+        silence_s, cpu_s = 0, -1.0
+        while not self._connection.poll(1.0):
+            before, cpu_s = cpu_s, self._cpu_s() if self._uses_cpu else 0.0
+            silence_s = silence_s + 1 if (self._is_loading or self._pending) and cpu_s == before else 0
+            if silence_s >= _SILENCE_S:
+                self.kill()
+                raise BulkError(f"{self._name} was ended: it did nothing for {_SILENCE_S} s{self._current_rows()}")
+
+    def _cpu_s(self) -> float:
+        """CPU time that the process has used, of all its threads."""
+        try:
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            return 0.0
+        return float(fields[11]) + float(fields[12])
+
+    def _current_rows(self) -> str:
+        """The rows that the process has, for error messages."""
+        with self._lock:
+            return f", with {self._pending[min(self._pending)][0].extent}" if self._pending else ""
 
     def _receive_results(self) -> None:
         while True:
@@ -134,14 +172,14 @@ class WorkerProcess:
             except BulkError as error:  # the run ends
                 with self._lock:
                     self._error = error
-                    for future in self._pending.values():
+                    for _, future in self._pending.values():
                         future.set_exception(error)
                 return
             if isinstance(message, _Progress):
                 self._progress(message.texts)
             else:
                 with self._lock:
-                    future = self._pending.pop(message.number)
+                    _, future = self._pending.pop(message.number)
                 future.set_result(message)
 
     def _exit_reason(self) -> str:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from embert.server.bulk.job import Block, BulkError, CannotResume, OutputFormat, require_pyarrow
+from embert.server.bulk.line_reader import partial_files
 from embert.server.bulk.resume import as_json, check_manifest, replace_json, sync_folder
 from embert.server.bulk.rows import FileLayout
 
@@ -45,7 +46,7 @@ class FileWriter:
         A file with content is replaced with `overwrite`, or by the run that `resume` continues.
         """
         self._path = Path(os.path.realpath(path))  # replace the target of a link, not the link
-        self._partial, self._progress, self._converted = map(Path, self.partial_files(path))
+        self._partial, self._progress, self._converted = map(Path, partial_files(path))
         self._had_partial = self._partial.exists() and self._partial.stat().st_size > 0
         self._manifest: dict[str, Any] = {}
         self._size = 0  # bytes written
@@ -67,12 +68,6 @@ class FileWriter:
             raise BulkError(f"{self._path} was written by another run in the meantime; --overwrite replaces it")
         self._thread = ThreadPoolExecutor(1, "embert-commit")
         self._commit: Future[None] | None = None
-
-    @staticmethod
-    def partial_files(path: str) -> tuple[str, str, str]:
-        """The files that a run into `path` writes beside it."""
-        real = os.path.realpath(path)
-        return real + ".partial", real + ".partial.json", real + ".partial.parquet"
 
     def _open_locked(self) -> int:
         while True:

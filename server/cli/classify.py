@@ -20,7 +20,7 @@ from embert.engine.heads.zero_shot import TEMPLATE
 from embert.engine.tasks import Task
 from embert.server.bulk.job import Block, BulkError, Job
 from embert.server.bulk.line_reader import expand
-from embert.server.bulk.rows import ParsedRows, json_line, kept_values
+from embert.server.bulk.rows import ColumnError, ParsedRows, joined, json_line, kept_values
 from embert.server.bulk.table_reader import open_input
 from embert.server.bulk.writer import write_errors
 from embert.server.cli import encoder_options, report_failure
@@ -106,7 +106,7 @@ def _run(arguments: argparse.Namespace, task: Task, label: Labeler) -> int:
             label(engine, [])  # options that the model does not take are reported before any text is read
             bar = stack.enter_context(tqdm(unit=" texts", disable=arguments.quiet or None, leave=False))
             for block, parsed in read_rows(source, job):
-                _write(job, parsed, _answers(block, parsed, partial(label, engine)))
+                _write(job, block, parsed, _answers(block, parsed, partial(label, engine)))
                 bar.update(len(parsed.texts))
     except BrokenPipeError:
         raise
@@ -129,11 +129,12 @@ def _answers(block: Block, parsed: ParsedRows, label: Callable[[list[str]], Sequ
         raise
 
 
-def _write(job: Job, parsed: ParsedRows, answers: Sequence[Any]) -> None:
+def _write(job: Job, block: Block, parsed: ParsedRows, answers: Sequence[Any]) -> None:
     (name,) = job.vector_columns
     with write_errors("standard output"):
-        for values, answer in zip(kept_values(job, parsed), answers, strict=True):
-            if name in values:
-                raise BulkError(f"the column {name!r} of the input has the name of one of the output; omit --keep-all")
-            sys.stdout.buffer.write(json_line(values | {name: answer}))
+        for row, values, answer in zip(parsed.rows, kept_values(job, parsed), answers, strict=True):
+            try:
+                sys.stdout.buffer.write(json_line(joined(job, row, values, {name: answer})))
+            except ColumnError as error:
+                raise BulkError(f"{block.location(row)} {error}") from None
         sys.stdout.buffer.flush()

@@ -14,7 +14,7 @@ from embert.engine.encoders.devices import devices
 from embert.engine.errors import EngineError
 from embert.engine.tasks import Task
 from embert.server.bulk.job import BulkError, Job, OutputFormat
-from embert.server.bulk.line_reader import STANDARD_INPUT, LineReader, expand
+from embert.server.bulk.line_reader import LineReader, expand
 from embert.server.bulk.rows import input_schema, json_schema
 from embert.server.bulk.run import DeviceConfig, ProgressBar, embed_files, embed_texts
 from embert.server.bulk.table_reader import Reader, TableReader, open_input
@@ -35,7 +35,7 @@ def embed(arguments: argparse.Namespace) -> int:
     try:
         with ExitStack() as stack:
             # Files first, so that their errors are reported before a model is loaded.
-            files = expand(arguments.file or ())
+            files = expand(arguments.file or (), arguments.output)
             job = _job(arguments, files)
             source = open_input(files, job) if files else None
             if source is not None:
@@ -168,10 +168,6 @@ def _output(arguments: argparse.Namespace, job: Job, files: Sequence[str], stack
         return stack.enter_context(
             FolderWriter(path, job.output_format, arguments.shard_texts or _SHARD_TEXTS, resume=arguments.resume)
         )
-    for written in map(Path, (path, *FileWriter.partial_files(path))):
-        for file in files if written.exists() else ():
-            if file != STANDARD_INPUT and Path(file).samefile(written):
-                raise BulkError(f"{written} is read: it cannot be written, too")
     return stack.enter_context(FileWriter(path, overwrite=arguments.overwrite, resume=arguments.resume))
 
 

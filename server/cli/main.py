@@ -214,7 +214,7 @@ def _add_bulk_options(embed: argparse.ArgumentParser) -> None:
         "--on-error",
         choices=("fail", "skip"),
         default="fail",
-        help="rows that have no text, null, something else, or no UTF-8: end the run (the default), or leave them out",
+        help="rows without a text of UTF-8, or whose text cannot be tokenized: end the run (the default), or skip them",
     )
     embed.add_argument(
         "--output",

@@ -15,6 +15,7 @@ from typing import Any
 
 from embert.engine.host import usable_cpus
 from embert.engine.quantization import MIN_ACCURACY
+from embert.engine.tokenization.tokenizer import UNBROKEN_CHARACTERS
 
 __all__ = [
     "ApiKey",
@@ -113,7 +114,7 @@ class ServeConfig:
     header_limit: int = _option(65_536, "maximum bytes of request line and headers, then 431", low=256)
     max_connections: int = _option(16_384, "maximum connections of each HTTP process, then 503", low=1)
     max_unbroken_characters: int = _option(
-        131_072, "maximum characters of a text without a place to divide it for tokenizing, then 413", low=1
+        UNBROKEN_CHARACTERS, "maximum characters of a text without a place to divide it for tokenizing, then 413", low=1
     )
     max_answer_tokens: int = _option(131_072, "maximum tokens of one answer of /tokenize or /decode, then 413", low=1)
     max_answer_weights: int = _option(

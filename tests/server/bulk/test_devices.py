@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from embert.engine import load_model
+from embert.server.bulk.job import Block, BulkError, Job, RowRange, SharedBuffers
+from embert.server.bulk.worker import WorkerConfig, WorkerProcess
 from tests.server.bulk.running import embed, embedded, fed, started
 from tests.server.live import until
 
@@ -76,6 +80,24 @@ def test_a_lost_process_ends_the_run_which_can_be_resumed(
     if victim == 1:
         embed("-f", texts, *into(target), "--resume")  # with one device: the same blocks
         assert target.read_bytes() == whole.read_bytes()
+
+
+def test_a_process_that_is_stopped_is_killed_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers = SharedBuffers.create(1)
+    config = WorkerConfig("tokenization", Job(), load_model(), buffers.descriptors, sys.path)
+    worker = WorkerProcess("tokenization process 0", config, {}, lambda _: None)
+    try:
+        worker.wait_ready()
+        monkeypatch.setattr("embert.server.bulk.worker._SILENCE_S", 1)
+        psutil.Process(worker.pid).suspend()
+        block = Block(0, 7, (RowRange("a.txt", 1, 7, "line"),), buffer=0)
+        with pytest.raises(BulkError, match=r"tokenization process 0 .*a\.txt line 1 to a\.txt line 7"):
+            worker.run("tokenize", block)
+        worker.join()
+        assert not psutil.pid_exists(worker.pid)
+    finally:
+        worker.kill()
+        buffers.close()
 
 
 def test_an_engine_that_dies_by_itself(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

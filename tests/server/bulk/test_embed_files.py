@@ -114,6 +114,37 @@ def test_rows_without_a_text(tmp_path: Path, option: str) -> None:
     assert found == [n for n in range(5000) if n not in (10, 4500)]
 
 
+def test_texts_that_cannot_be_tokenized_are_named_or_skipped(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.jsonl", tmp_path / "out.jsonl"
+    rows = [{"text": text, "id": number} for number, text in enumerate(["a", "word " * 300, "b", None])]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("-f", source, "-o", target, "--keep", "id", "--no-truncate")
+    ended = embedded(*options)
+    assert (ended.returncode, target.exists()) == (1, False)
+    assert f"{source} line 2 has " in ended.stderr
+    ended = embedded(*options, "--on-error", "skip")
+    assert ended.returncode == 0
+    assert "rows skipped: 2" in ended.stderr
+    assert [json.loads(line)["id"] for line in target.read_text().splitlines()] == [0, 2]
+
+
+@pytest.mark.parametrize("name", ["out/", "out.jsonl"])
+def test_a_run_does_not_read_what_it_writes(tmp_path: Path, name: str) -> None:
+    """The output of the first run matches the glob of the second."""
+    for part in range(2):
+        (tmp_path / f"{part}.jsonl").write_text("".join(f'{{"text": "{part}.{n}"}}\n' for n in range(6)))
+    run = ("-f", f"{tmp_path}/**/*.jsonl", "-o", f"{tmp_path}/{name}", "--dimensions", "2")
+    options = ("--output-format", "jsonl", "--shard-texts", "4") if name == "out/" else ()
+    embed(*run, *options)
+    again = embedded(*run, *options, "--resume" if options else "--overwrite")
+    assert again.returncode == 0, again.stderr
+    lines = "".join(path.read_text() for path in sorted(tmp_path.rglob("out*/part-*" if options else name)))
+    assert [json.loads(line)["text"] for line in lines.splitlines()] == [f"{p}.{n}" for p in range(2) for n in range(6)]
+    named = embedded("-f", tmp_path / (f"{name}part-000000.jsonl" if options else name), *run[2:], *options)
+    assert named.returncode == 1
+    assert "is part of the output" in named.stderr
+
+
 def test_a_text_that_is_too_long_is_named(folder: Path) -> None:
     rows = folder / "long.jsonl"
     rows.write_text('{"text": "short"}\n\n{"text": "' + "word " * 300 + '"}\n')
@@ -144,7 +175,7 @@ def test_a_vector_that_is_not_finite_ends_the_run_and_is_named(tmp_path: Path) -
         (("-f", "a.txt", "--tokenization-workers", "-1"), 2, "--tokenization-workers must be at least 0; it is -1"),
         (("-f", "a.jsonl", "-o", "x.npy", "--on-error", "skip"), 2, "--on-error skip goes with JSON lines and Parquet"),
         (("-f", "a.jsonl", "--output-format", "parquet"), 1, "standard output takes JSON lines only, and parquet"),
-        (("-f", "a.jsonl", "-o", "a.jsonl"), 1, "a.jsonl is read: it cannot be written, too"),
+        (("-f", "a.jsonl", "-o", "a.jsonl"), 1, "a.jsonl is part of the output"),
         (("-f", "a.jsonl", "-o", "x.parquet", "--keep", "nix"), 1, "no field 'nix' in the first 4096 lines; --keep"),
         (("-f", "a.jsonl", "--column", "body"), 1, "a.jsonl line 1 has no field 'body'; it has id, text, tags, meta"),
         (("-f", "a.csv", "--column", "body"), 1, "a.csv has no column 'body'; --column names one of its columns: id"),
@@ -177,11 +208,13 @@ def test_what_is_refused(
     assert sorted(path.name for path in folder.rglob("*")) == before
 
 
-def test_a_vector_must_have_a_name_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["b.parquet", "b.jsonl"])
+def test_a_vector_must_have_a_name_of_its_own(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a", "embedding": [1]}\n')
-    ended = embedded("-f", tmp_path / "a.jsonl", "-o", tmp_path / "b.parquet", "--keep-all")
+    ended = embedded("-f", tmp_path / "a.jsonl", "-o", tmp_path / name, "--keep-all")
     assert ended.returncode == 1
-    assert "the column 'embedding' of the input has the name of one of the output" in ended.stderr
+    assert "'embedding'" in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 @pytest.mark.parametrize("name", ["vectors.npy", "shards/"])

@@ -9,6 +9,7 @@ import json
 import sys
 import types
 from pathlib import Path
+from typing import Literal
 
 import pyarrow
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.server.bulk import line_reader
+from embert.server.bulk import rows as bulk_rows
 from embert.server.bulk.job import BLOCK_BYTES, Block, BulkError, CannotResume, Job
 from embert.server.bulk.line_reader import LineReader, expand, input_format
 from embert.server.bulk.rows import parse
@@ -105,6 +107,35 @@ def test_a_block_is_bounded_in_bytes(tmp_path: Path) -> None:
         found = blocks(source, 100)
     assert [len(block) for block in found] == [2, 1, 1, 1]
     assert found[2] == [huge]
+
+
+@pytest.mark.parametrize("format_", ["text", "jsonl"])
+def test_lines_over_the_limit_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: Literal["text", "jsonl"]
+) -> None:
+    for module in (line_reader, bulk_rows):
+        monkeypatch.setattr(module, "MAX_ROW_BYTES", 100)
+    monkeypatch.setattr(line_reader, "_READ_BYTES", 64)
+    line = "{}" if format_ == "text" else '{{"text": "{}"}}'
+    room = 100 - len(line.format(""))
+    expected = ["a", "b" * room, "", "c", "", "d"]
+    written = ["a", "b" * room, "x" * (room + 1), "c", "x" * 1000, "d"]
+    (tmp_path / "lines").write_text("".join(f"{line.format(text)}\n" for text in written))
+    found = []
+    with LineReader([str(tmp_path / "lines")], block_bytes=50) as source:
+        while (piece := source.read(10)) is not None:
+            assert len(piece.payload) <= 102
+            read = parse(Job(input_format=format_), memoryview(piece.payload))
+            found += read.texts + [""] * len(read.invalid)
+            assert all("which is the limit" in each.reason for each in read.invalid)
+    assert found == expected
+
+
+def test_a_line_without_an_end_is_refused_at_the_limit() -> None:
+    with LineReader(["/dev/zero"]) as source:
+        piece = source.read(10)
+    assert piece is not None
+    assert len(parse(Job(), memoryview(piece.payload)).invalid) == 1
 
 
 def test_compressed_lines(tmp_path: Path) -> None:

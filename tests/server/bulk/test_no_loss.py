@@ -9,7 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from embert.engine import Model
 from embert.server.bulk import writer
@@ -81,6 +83,23 @@ def test_a_change_in_a_modules_folder_is_a_change_of_the_model(tmp_path: Path) -
     weights.write_bytes(b"12")
     with pytest.raises(CannotResume, match=r"2_Dense/model\.safetensors"):
         check_manifest(before, run_manifest(Job(), model, [], None, None), tmp_path)
+
+
+def test_weights_that_are_swapped_are_noticed(tmp_path: Path) -> None:
+    """Size and time of change are the same."""
+    path = tmp_path / "model.safetensors"
+    model = cast("Model", SimpleNamespace(model_id="m", revision=None, folder=tmp_path, base=None, pooling="mean"))
+
+    def manifest(weight: float) -> dict[str, Any]:
+        tensors = {"a": np.zeros((512, 512), np.float32), "b": np.full(8, weight, np.float32)}
+        save_file(tensors, path)
+        os.utime(path, ns=(1, 1))
+        return run_manifest(Job(), model, [], None, None)
+
+    before = manifest(1)
+    check_manifest(before, manifest(1), tmp_path)
+    with pytest.raises(CannotResume, match=r"model\.safetensors"):
+        check_manifest(before, manifest(2), tmp_path)
 
 
 @pytest.mark.parametrize(

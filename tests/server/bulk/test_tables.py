@@ -161,6 +161,14 @@ def test_csv(tmp_path: Path) -> None:
         assert blocks(job, source, 100)[0][0] == ["null", "x"]
 
 
+def test_empty_lines_of_csv(tmp_path: Path) -> None:
+    """A record of one column may be empty; one of two may not."""
+    (tmp_path / "one.csv").write_text("\n\ntext\na\n\nb\n\n")
+    assert texts(CSV, tmp_path / "one.csv") == ["a", "", "b", ""]
+    (tmp_path / "two.csv").write_text("\ntext,id\na,1\n\nb,2\n\n")
+    assert texts(CSV, tmp_path / "two.csv") == ["a", "b"]
+
+
 def test_csv_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     content = io.BytesIO(b"text\n" + b"".join(b"line %d\n" % number for number in range(5000)))
     monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=content))
