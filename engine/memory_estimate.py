@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from embert.engine.model import Model
-from embert.engine.models.encoder_config import tensor_shapes
+from embert.engine.models.encoder_config import position_bytes, tensor_shapes
 
 __all__ = ["MemoryEstimate", "estimate_memory", "process_bytes"]
 
@@ -49,7 +49,7 @@ def estimate_memory(
     item = 4 if dtype == "float32" or (dtype in ("auto", "int8") and not on_gpu) else 2
     config = model.config
     shapes = tensor_shapes(config)
-    parameters, added, encoders = sum(map(math.prod, shapes.values())), 0, 1
+    parameters, added, encoders = sum(map(math.prod, shapes.values())), position_bytes(config), 1
     weights = item * parameters
     if dtype == "int8":  # a byte for each weight of a layer
         weights -= (item - 1) * sum(
@@ -61,7 +61,7 @@ def estimate_memory(
         if on_gpu:
             weights += item * values
         else:
-            added = 4 * values
+            added += 4 * values
     if config.adapters is not None:
         count = len(config.adapters.names)
         if on_gpu:  # an encoder for each, and one without (encoders/cuda/adapters.py)

@@ -22,7 +22,7 @@ from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS, Module, modes_of, width_after
 from embert.engine.lora import PEFT_PREFIX, Lora, placed, read_lora
 from embert.engine.models import EncoderConfig, check_config, read_config
-from embert.engine.models.encoder_config import Adapters, tensor_shapes
+from embert.engine.models.encoder_config import Adapters, position_bytes, tensor_shapes
 from embert.engine.tasks import NO_TASK, Task, task_names
 
 __all__ = ["Model", "load_model", "prompts_with_adapters", "read_prompts"]
@@ -134,7 +134,7 @@ def _load(
     if not (transformer / "config.json").is_file():
         if lora is None:
             raise BrokenModel(f"{transformer} has no config.json, so it is not a model folder")
-        base = _base(lora, progress)
+        base = _base(lora, progress, local=location.revision is None)
     weights = base or transformer
     if lora is not None:
         notices += lora.notices
@@ -180,17 +180,20 @@ def _load(
     pair_text, special = None, {name: token.content for name, token in tokenizer.special.items()}
     # Without modules CrossEncoder puts the pairs of a reranker into a chat template, where there is one.
     without_modules = classifier is not None and not (folder / "modules.json").is_file()
-    template = template_of(transformer) if without_modules else None
-    if template is not None and classifier is not None and len(classifier.labels) > 1:
+    uses_template = without_modules or modules.transformer_module.messages
+    template = template_of(transformer, modules.transformer_module.tokenizer) if uses_template else None
+    if template is None and modules.transformer_module.messages:
+        raise BrokenModel(f"{transformer} has no chat template, and its modules ask for one")
+    if template is not None and without_modules and classifier is not None and len(classifier.labels) > 1:
         notices.append(f"{template[0]}: the chat template is for models of one label; pairs are read without it")
-    elif template is not None:
+    elif template is not None and without_modules:
         try:
-            pair_text = read_pair_text(transformer, structured=None, prompt=usual_prompt, variables=special)
+            pair_text = read_pair_text(*template, structured=None, prompt=usual_prompt, variables=special)
         except TakesNoPair as error:
             notices.append(f"{error}; pairs are read without it")
-    elif modules.transformer_module.messages:
+    elif template is not None:
         pair_text = read_pair_text(
-            transformer,
+            *template,
             structured=modules.transformer_module.structured,
             prompt=usual_prompt,
             variables={**special, **modules.transformer_module.template},
@@ -242,6 +245,14 @@ def _load(
         # length of whatever it encoded last.
         multi_vector = multi_vector.within(max_input_length)
         max_input_length = min(config.max_positions, multi_vector.longest)
+    if not config.position_table:  # what encoders make for positions is as long as the longest text
+        config = dataclasses.replace(config, max_positions=max_input_length)
+    if position_bytes(config) > MUCH_BYTES:
+        raise BrokenModel(
+            f"{weights / 'config.json'} implies texts of up to {max_input_length} tokens, and tables of "
+            f"{position_bytes(config)} bytes for their positions; the limit is {MUCH_BYTES}; state a lower "
+            f"max_seq_length in {transformer / 'sentence_bert_config.json'}"
+        )
     heads = Heads(classifier, vector_heads.sparse, multi_vector, token_classifier)
     notices += _unused(weights, config, heads, lora, pooling_mode if embeds else "")
     return Model(
@@ -297,8 +308,11 @@ def _unused(weights: Path, config: EncoderConfig, heads: Heads, lora: Lora | Non
     return notices
 
 
-def _base(lora: Lora, progress: bool) -> Path:
-    """The folder of an adapter's base model. Raises BrokenModel if it is not available."""
+def _base(lora: Lora, progress: bool, *, local: bool) -> Path:
+    """The folder of an adapter's base model. Raises BrokenModel if it is not available.
+
+    Only a `local` adapter may name a folder: one of the hub could name any model of this machine.
+    """
     merge = (
         'merge them once with: pip install peft && python -c "from peft import AutoPeftModel as M; '
         f"M.from_pretrained('{lora.path.parent}').merge_and_unload().save_pretrained('merged')\", and put the "
@@ -308,7 +322,7 @@ def _base(lora: Lora, progress: bool) -> Path:
     if lora.base is None:
         raise BrokenModel(f"{problem}, and base_model_name_or_path of {lora.path.name} does not name that; {merge}")
     try:
-        base = locate(lora.base, revision=None, progress=progress).folder
+        base = locate(lora.base, revision=None, progress=progress, local=local).folder
     except ModelNotFound as error:
         raise BrokenModel(f"{problem} {lora.base}, which cannot be loaded ({error}); {merge}") from error
     if not (base / "config.json").is_file():

@@ -42,6 +42,8 @@ __all__ = [
 
 Floats = npt.NDArray[np.float32]
 
+ROTATIONS = 4096  # rows that are computed together
+
 
 def inverse_frequencies(rotary: Rotary, length: int) -> Floats:
     """The angle of each pair for one position further, in a text of `length` tokens: float32 [columns / 2]."""
@@ -101,11 +103,18 @@ def _yarn(powers: Floats, rotary: Rotary, scaling: Yarn) -> Floats:
 
 def rotations(rotary: Rotary, length: int) -> tuple[Floats, Floats]:
     """Cosines and sines of the angles at each position of a text of `length` tokens: float32 [length, columns / 2]."""
-    # The angles are rounded to float32, as where models were trained.
-    angles = np.arange(length, dtype=np.float32)[:, None] * inverse_frequencies(rotary, length)
-    exact = angles.astype(np.float64)
-    factor = np.float32(rotary.scaling.attention_factor if isinstance(rotary.scaling, Yarn) else 1)
-    return np.cos(exact).astype(np.float32) * factor, np.sin(exact).astype(np.float32) * factor
+    frequencies = inverse_frequencies(rotary, length)
+    cosines, sines = (np.empty((length, len(frequencies)), np.float32) for _ in range(2))
+    positions = np.arange(length, dtype=np.float32)[:, None]
+    for start in range(0, length, ROTATIONS):  # float64 needs twice the memory of the result
+        rows = slice(start, start + ROTATIONS)
+        # The angles are rounded to float32, as where models were trained.
+        angles = (positions[rows] * frequencies).astype(np.float64)
+        cosines[rows], sines[rows] = np.cos(angles), np.sin(angles)
+    if isinstance(rotary.scaling, Yarn):
+        factor = np.float32(rotary.scaling.attention_factor)
+        cosines, sines = cosines * factor, sines * factor
+    return cosines, sines
 
 
 FARTHEST = 128  # distances from here on share a bucket

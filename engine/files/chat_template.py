@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.errors import UnsupportedModel
 from embert.engine.files.json_files import read_object
 
 __all__ = ["PairText", "TakesNoPair", "read_pair_text", "template_of"]
@@ -41,16 +41,18 @@ class PairText:
         return f"{self.before}{query}{self.between}{document}{self.after}"
 
 
-def template_of(folder: Path) -> tuple[Path, str] | None:
+def template_of(folder: Path, arguments: Mapping[str, Any]) -> tuple[Path, str] | None:
     """The chat template of a tokenizer's folder, and its file; None if it has none.
 
-    Raises UnsupportedModel for several.
+    `arguments` are the tokenizer's, and may hold another template. Raises UnsupportedModel for several.
     """
+    if isinstance(stated := arguments.get("chat_template"), str):
+        return folder / "sentence_bert_config.json", stated
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path, path.read_text(encoding="utf-8")
     path = folder / "tokenizer_config.json"
-    template = read_object(path).get("chat_template") if path.is_file() else None
+    template = stated or (read_object(path).get("chat_template") if path.is_file() else None)
     if template is not None and not isinstance(template, str):
         raise UnsupportedModel(f"{path}: several templates in chat_template are not supported; supported: one")
     return None if template is None else (path, template)
@@ -60,17 +62,15 @@ class TakesNoPair(UnsupportedModel):
     """A chat template without a place for a query and a document."""
 
 
-def read_pair_text(folder: Path, *, structured: bool | None, prompt: str, variables: Mapping[str, Any]) -> PairText:
-    """The text around a query and a document.
+def read_pair_text(
+    path: Path, source: str, *, structured: bool | None, prompt: str, variables: Mapping[str, Any]
+) -> PairText:
+    """The text around a query and a document, by the template `source` of the file `path`.
 
     `structured` is whether a message's content is a list; None: as the template looks. `prompt` becomes a system
     message, and `variables` are the template's own. Raises BrokenModel, TakesNoPair, and UnsupportedModel for a
     template that does more than put text around both.
     """
-    found = template_of(folder)
-    if found is None:
-        raise BrokenModel(f"{folder} has no chat template, and its modules ask for one")
-    path, source = found
     if structured is None:
         structured = any(part in source for part in ("content[0]", ".type", "'type'", '"type"', "message.content["))
 

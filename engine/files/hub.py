@@ -56,9 +56,17 @@ class Location:
 
 
 def locate(
-    model: str | None, *, revision: str | None, progress: bool, on_download: Callable[[int, int], None] | None = None
+    model: str | None,
+    *,
+    revision: str | None,
+    progress: bool,
+    on_download: Callable[[int, int], None] | None = None,
+    local: bool = True,
 ) -> Location:
-    """Find or download a model's files; `on_download` as in `load_model`. Raises ModelNotFound."""
+    """Find or download a model's files; `on_download` as in `load_model`. Raises ModelNotFound.
+
+    Without `local` only ids of the hub are found, no folders.
+    """
     if model is None:
         folder = packaged_default()
         if folder is None:
@@ -70,14 +78,14 @@ def locate(
             )
         return Location(folder, DEFAULT_MODEL_ID, None)
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if local and folder.is_dir():
         return Location(folder.resolve(), model, None)
-    if folder.exists():
+    if local and folder.exists():
         raise ModelNotFound(f"{model} is a file; give the folder that holds config.json, or a hub id")
     if model == DEFAULT_MODEL_NAME:
         model = DEFAULT_MODEL_ID
     if not HUB_ID.fullmatch(model):
-        raise ModelNotFound(f"there is no folder {model}")
+        raise ModelNotFound(f"there is no folder {model}" if local else f"{model} is not an id of the hub")
     return _download(model, revision, progress, on_download)
 
 
@@ -150,9 +158,12 @@ def _download(
             return location(cached)
         packaged = packaged_default() if model == DEFAULT_MODEL_ID and revision is None else None
         if packaged is None:
+            organization = (
+                "" if "/" in model else f"; the name has no organization, as in sentence-transformers/{model}"
+            )
             raise ModelNotFound(
                 f"{named} is neither a folder nor in the local cache, and could not be fetched from the hub: "
-                f"{_reason(error)}"
+                f"{_reason(error)}{organization}"
             ) from error
         return Location(packaged, model, None, (f"the hub could not be reached; using the packaged copy of {model}",))
 

@@ -10,24 +10,31 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 
 __all__ = [
-    "Key", "Table", "Verdict", "check_keys", "honored", "irrelevant", "positive_int", "read_json", "read_object",
-    "read_optional", "refused",
+    "Key", "Table", "Verdict", "check_keys", "honored", "inside", "irrelevant", "positive_int", "read_json",
+    "read_object", "read_optional", "refused",
 ]  # fmt: skip
+
+# tokenizer.json holds a vocabulary: the largest ones have 35 MB.
+MOST_BYTES, MOST_TOKENIZER_BYTES = 10_000_000, 250_000_000
 
 # A lone surrogate: half of a character beyond 16 bits. UTF-8 cannot encode it, so logs and responses cannot hold it.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def read_json(path: Path) -> Any:
-    """Parse a file. Raises BrokenModel if it cannot be read or is not JSON."""
+    """Parse a file. Raises BrokenModel if it cannot be read, is not JSON, or has more bytes than files of its kind."""
+    most = MOST_TOKENIZER_BYTES if path.name == "tokenizer.json" else MOST_BYTES
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise BrokenModel(f"{path} has more than {most} bytes")
         value = json.loads(content)
         if SURROGATE.search(content):
             json.dumps(value, ensure_ascii=False).encode()
@@ -53,6 +60,17 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_optional(path: Path) -> dict[str, Any]:
     """As `read_object`; an empty object where there is no such file."""
     return read_object(path) if path.is_file() else {}
+
+
+def inside(source: Path, name: str) -> Path:
+    """Return the path of a file or folder by the `name` that the file `source` gives it, relative to its own folder.
+
+    Links are followed: the hub's cache consists of them. Raises BrokenModel for a name that leads out of the folder.
+    """
+    relative = PurePath(name)
+    if relative.is_absolute() or ".." in relative.parts or "\0" in name:
+        raise BrokenModel(f"{source} names {name!r}, which is not in its folder")
+    return source.parent / relative
 
 
 def positive_int(path: Path, fields: Mapping[str, Any], name: str) -> int | None:

@@ -17,6 +17,7 @@ __all__ = [
     "MODULES",
     "MODULE_CONFIGS",
     "PROCESSING_KWARGS",
+    "PROCESSOR_KWARGS",
     "REFUSED_MODULES",
     "SENTENCE_BERT_CONFIG",
     "TABLES",
@@ -55,7 +56,7 @@ SENTENCE_BERT_CONFIG: Table = {
     **dict.fromkeys(
         ("query_length", "document_length", "query_expansion"), honored("multi-vectors only, refused otherwise")
     ),
-    "processor_kwargs": honored("these replace fields of tokenizer_config.json"),
+    "processor_kwargs": honored("these replace fields of tokenizer_config.json: see their table"),
     "tokenizer_args": honored("the former name of processor_kwargs"),
     "model_kwargs": honored("keys that change no result; others are refused"),
     "model_args": honored("the former name of model_kwargs"),
@@ -233,7 +234,8 @@ TOKENIZER_CONFIG: Table = {
     "keep_accents": honored("ALBERT's class"),
     "split_by_punct": honored("DeBERTa's class"),
     "unk_id": honored("DeBERTa's class, where the vocabulary has no unknown token of score 0"),
-    "add_prefix_space": honored("RoBERTa's, XLM-RoBERTa's, CamemBERT's, ALBERT's and DeBERTa's classes"),
+    "add_prefix_space": honored("the classes of RoBERTa, XLM-RoBERTa, CamemBERT, ALBERT, DeBERTa, Qwen2 and LLaMA"),
+    "legacy": honored("LLaMA's class"),
     "model_max_length": honored("the most tokens of a text"),
     "max_len": honored("model_max_length by its older name"),
     "truncation_side": honored("the end that is cut off, where a request does not say"),
@@ -249,19 +251,24 @@ TOKENIZER_CONFIG: Table = {
         irrelevant("the library cuts by model_max_length, the longest text first, whatever this says"),
     ),
     **dict.fromkeys(
-        ("add_bos_token", "add_eos_token"), irrelevant("the library drops it where there is a tokenizer.json")
+        ("add_bos_token", "add_eos_token"),
+        irrelevant("the library drops it where there is a tokenizer.json; the log says so where that differs"),
     ),
     **dict.fromkeys(
         ("do_basic_tokenize", "never_split", "wordpieces_prefix", "do_subword_tokenize", "word_tokenizer_type",
-         "subword_tokenizer_type", "errors", "sp_model_kwargs", "legacy", "remove_space", "from_slow", "use_fast",
+         "subword_tokenizer_type", "errors", "sp_model_kwargs", "remove_space", "from_slow", "use_fast",
          "clean_text", "normalization", "full_tokenizer_file", "vocab_type"),
         irrelevant("read by version 4's classes in Python, not by those that read tokenizer.json"),
     ),
     **dict.fromkeys(
-        ("clean_up_tokenization_spaces", "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"),
+        ("clean_up_tokenization_spaces", "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
+         "spaces_between_special_tokens"),
         DECODING,
     ),
-    **dict.fromkeys(("chat_template", "chat_control_tokens", "response_template", "response_schema"), CHAT),
+    "chat_template": honored("rerankers: around a query and a document"),
+    **dict.fromkeys(
+        ("chat_control_tokens", "response_template", "response_schema", "use_default_system_prompt"), CHAT
+    ),
     **dict.fromkeys(
         ("name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file", "spm_file",
          "is_local", "local_files_only", "files_loaded", "cache_dir", "gguf_file", "_commit_hash", "vocab_size",
@@ -271,6 +278,21 @@ TOKENIZER_CONFIG: Table = {
     **dict.fromkeys(("backend", "processor_class", "verbose", "__version__", "transformers_version"), METADATA),
     "auto_map": REMOTE_CODE,
 }  # fmt: skip
+
+IN_TEMPLATE = honored("the template has bos_token first, eos_token last; without the other key without that token")
+# Arguments of AutoTokenizer.from_pretrained, which tell some keys apart from those of the file.
+PROCESSOR_KWARGS: Table = {
+    **TOKENIZER_CONFIG,
+    **dict.fromkeys(("add_bos_token", "add_eos_token"), IN_TEMPLATE),
+    "tokenizer_class": irrelevant("the library takes it from the files only"),
+    **dict.fromkeys(
+        ("tokenizer_file", "vocab_file", "merges_file", "spm_file", "gguf_file", "vocab", "merges"),
+        refused("another vocabulary", None),
+    ),
+    **dict.fromkeys(("tokenizer_type", "config"), refused("the class of another model", None)),
+    "mistral_format": refused("a tekken.json", None, False),
+    **dict.fromkeys(("trust_remote_code", "force_download", "proxies", "resume_download", "code_revision"), LOADING),
+}
 
 TOKENIZER: Table = {
     "version": METADATA,
@@ -586,6 +608,9 @@ TABLES: dict[str, Table] = {
     "config_sentence_transformers.json": CONFIG_SENTENCE_TRANSFORMERS,
     "adapter_config.json": ADAPTER_CONFIG,
     "tokenizer_config.json and special_tokens_map.json": TOKENIZER_CONFIG,
+    "processor_kwargs of sentence_bert_config.json": {
+        name: key for name, key in PROCESSOR_KWARGS.items() if TOKENIZER_CONFIG.get(name) is not key
+    },
     "tokenizer.json": TOKENIZER,
     "config.json of every model": CONFIG,
     **{f"config.json of {name}": table for name, table in CONFIG_OF_MODEL_TYPE.items()},

@@ -10,13 +10,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-from embert.engine.errors import BrokenModel
+from embert.engine.errors import BrokenModel, UnsupportedModel
 
 __all__ = ["Header", "broken", "parse_header", "read_header"]
 
 # The format's tags → bytes of a number.
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_HEADER_BYTES = 10_000_000  # the format allows ten times as many; 100,000 tensors have less
+MAX_DIMENSIONS = 8
 
 Header = dict[str, dict[str, Any]]  # a tensor's name → its dtype, shape and data_offsets, which are checked
 
@@ -47,7 +48,9 @@ def parse_header(path: Path, data: Any, size: int) -> tuple[Header, int]:
     if size < 8:
         raise broken(path, f"it has {size} bytes, too few for a header")
     length = int.from_bytes(data[:8], "little")
-    if length > MAX_HEADER_BYTES or 8 + length > size:
+    if length > MAX_HEADER_BYTES:
+        raise broken(path, f"its header claims {length} bytes; the limit is {MAX_HEADER_BYTES}")
+    if 8 + length > size:
         raise broken(path, f"its header claims {length} bytes, the file has {size}")
     try:
         header = json.loads(data[8 : 8 + length])
@@ -77,13 +80,17 @@ def _check(path: Path, name: str, entry: Any, size: int) -> None:
     """Check that a tensor lies inside the `size` bytes of data and has the length that its shape implies."""
     try:
         dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        valid = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in (*shape, start, stop))
+        valid = isinstance(dtype, str) and len(shape) <= MAX_DIMENSIONS
+        valid = valid and all(type(n) is int and n >= 0 for n in (*shape, start, stop))
     except (TypeError, KeyError, ValueError):
         valid = False
     if not valid:
         raise broken(path, f"its header has no valid entry for {name}")
     if dtype not in ITEM_BYTES:
-        raise broken(path, f"{name} has the dtype {dtype}, which is not known here")
+        raise UnsupportedModel(
+            f"{path}: the tensor {name} is stored as {dtype}, which is not supported; supported: "
+            f"{', '.join(ITEM_BYTES)}; store the weights as BF16 or F16 instead"
+        )
     if stop > size:
         raise broken(path, f"{name} ends at byte {stop} of {size}: the file is truncated")
     if stop - start != math.prod(shape) * ITEM_BYTES[dtype]:

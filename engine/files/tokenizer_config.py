@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import check_keys, read_object, read_optional
+from embert.engine.files.json_files import Table, check_keys, read_object, read_optional
 from embert.engine.files.key_tables import TOKENIZER, TOKENIZER_CONFIG
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Definition",
     "SpecialToken",
     "TokenizerConfig",
+    "check_tokenizer_keys",
     "define",
     "read_tokenizer_config",
 ]
@@ -37,6 +38,7 @@ Part = dict[str, Any]  # a component of tokenizer.json
 
 # tokenizer_config.json writes "no limit" as a very large number of tokens.
 NO_LENGTH_LIMIT = 1_000_000
+ADDS = ("add_bos_token", "add_eos_token")
 ATTRIBUTES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -127,6 +129,7 @@ class TokenizerConfig:
     truncation_side: Literal["right", "left"] | None = None  # None: as tokenizer.json says
     has_token_types: bool = True  # pairs are given token types
     splits_special_tokens: bool = False  # special tokens inside a text are plain text
+    adds: tuple[bool, bool] | None = None  # the template is bos_token, the text, eos_token; None: nothing states it
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,16 +387,14 @@ def read_tokenizer_config(
 ) -> tuple[TokenizerConfig, tuple[str, ...]]:
     """Read the files beside the tokenizer.json in `folder`, and sentences for the start-up log.
 
-    `config` are the fields of config.json; `overrides` replace fields of tokenizer_config.json. Raises
+    `config` are the fields of config.json; `overrides` replace fields of tokenizer_config.json, and are checked. Raises
     BrokenModel, and UnsupportedModel for a setting that the engine does not support, naming the field.
     """
     path, overrides = folder / "tokenizer_config.json", overrides or {}
     fields = read_optional(path)
-    notices = _checked(path, fields)
-    if overrides:
-        notices += _checked(folder / "sentence_bert_config.json", overrides)
-    fields = {**fields, **overrides}
+    notices = check_tokenizer_keys(path, fields)
     named = fields.get("tokenizer_class") or config.get("tokenizer_class")
+    fields = {**fields, **overrides}
     kind = _kind(path, named, str(config.get("model_type")))
     _rename_extra(fields)
     added = fields.get("added_tokens_decoder")
@@ -401,7 +402,7 @@ def read_tokenizer_config(
     if added is None:
         if map_path.is_file():
             mapped = read_object(map_path)
-            notices += _checked(map_path, mapped)
+            notices += check_tokenizer_keys(map_path, mapped)
             fields |= {name: value for name, value in mapped.items() if not overrides.get(name)}
         older = _older(folder / "added_tokens.json", fields)
         if "extra_special_tokens" not in fields:
@@ -428,6 +429,7 @@ def read_tokenizer_config(
         truncation_side=cast(Literal["right", "left"] | None, side),
         has_token_types=own is not None and own.token_types if names is None else "token_type_ids" in names,
         splits_special_tokens=bool(fields.get("split_special_tokens")),
+        adds=(bool(overrides.get(ADDS[0])), bool(overrides.get(ADDS[1]))) if overrides.keys() & {*ADDS} else None,
     ), notices
 
 
@@ -448,10 +450,10 @@ def _kind(path: Path, named: object, model_type: str) -> str:
     return name if name in CLASSES else ""
 
 
-def _checked(path: Path, fields: Fields) -> tuple[str, ...]:
+def check_tokenizer_keys(path: Path, fields: Fields, table: Table = TOKENIZER_CONFIG) -> tuple[str, ...]:
     """As check_keys. Any further name of a token is one key of the table."""
     named = {"*_token" if _is_further(name, value) else name: value for name, value in fields.items()}
-    return check_keys(path, named, TOKENIZER_CONFIG)
+    return check_keys(path, named, table)
 
 
 def _is_further(name: str, value: object) -> bool:
@@ -532,7 +534,7 @@ class Definition:
     ]  # all added tokens, in the order in which they get ids; of generic classes new ones
     is_generic: bool = True  # the description is tokenizer.json's own
     replaced: tuple[str, ...] = ()  # components that are not tokenizer.json's
-    template: Literal["bert", "roberta", "xlm-roberta"] | None = None  # in place of the post-processor
+    template: Literal["bert", "roberta", "xlm-roberta", "stated"] | None = None  # in place of the post-processor
 
 
 def define(path: Path, stored: Part, config: TokenizerConfig) -> tuple[Definition, tuple[str, ...]]:
@@ -542,12 +544,17 @@ def define(path: Path, stored: Part, config: TokenizerConfig) -> tuple[Definitio
     """
     notices = check_keys(path, stored, TOKENIZER)
     if config.kind == "LlamaTokenizer" and _has_bytes(stored):  # Llama 3's, whose files name the class of Llama 2
-        special = {name: token for name, token in config.special.items() if name in config.fields}
+        usual = CLASSES[config.kind].special
+        special = {name: token for name, token in config.special.items() if name in config.fields or name not in usual}
         config = dataclasses.replace(config, kind="", special=special)
     own = CLASSES.get(config.kind)
     tokens = tuple(_added_tokens(path, stored, config))
+    keeps = own is None or own.keeps_template
+    stated: Literal["stated"] | None = "stated" if keeps and config.adds is not None else None
+    if keeps and stated is None:
+        notices += _contradictions(path, stored, config)
     if own is None:
-        return Definition(stored, tokens), notices
+        return Definition(stored, tokens, template=stated), notices
     model = stored.get("model")
     kind = _model_type(model) if isinstance(model, dict) and "vocab" in model else None
     if kind != own.model and config.stated:
@@ -557,7 +564,7 @@ def define(path: Path, stored: Part, config: TokenizerConfig) -> tuple[Definitio
         )
     if kind != own.model or kind is None:
         notice = f"{path} is taken as it stands: no tokenizer_class is stated, and {config.kind} is for {own.model}"
-        return Definition(stored, tokens), (*notices, notice)
+        return Definition(stored, tokens, template="stated" if config.adds else None), (*notices, notice)
     parts = own.parts(config, stored)
     replaced = tuple(
         name
@@ -572,7 +579,29 @@ def define(path: Path, stored: Part, config: TokenizerConfig) -> tuple[Definitio
             f"transformers 5, {config.kind} makes its own by {config.path.name}",
         )
     template = None if own.keeps_template and stored.get("post_processor") else own.template
-    return Definition(description, tokens, False, replaced, template), notices
+    return Definition(description, tokens, False, replaced, stated or template), notices
+
+
+def _contradictions(path: Path, stored: Part, config: TokenizerConfig) -> tuple[str, ...]:
+    """Sentences where tokenizer_config.json states special tokens that tokenizer.json's template lacks, or the reverse.
+
+    transformers 4 obeyed the former, transformers 5 takes the latter.
+    """
+    template = stored.get("post_processor") or {}
+    steps = [step for step in template.get("processors", [template]) if step.get("type") == "TemplateProcessing"]
+    if not steps:
+        return ()
+    added = {piece["SpecialToken"]["id"] for step in steps for piece in step["single"] if "SpecialToken" in piece}
+    sentences = []
+    for name in ADDS:
+        token, flag = config.special.get(name.removeprefix("add_")), config.fields.get(name)
+        if token is not None and isinstance(flag, bool) and flag != (token.content in added):
+            sentences.append(
+                f"{config.path}: {name} {json.dumps(flag)} has no effect, as in transformers 5: the template of "
+                f"{path.name} {'does not add' if flag else 'adds'} {token.content}; if the model was trained otherwise "
+                f"state {' and '.join(ADDS)} in processor_kwargs of sentence_bert_config.json"
+            )
+    return tuple(sentences)
 
 
 def _has_bytes(stored: Part) -> bool:

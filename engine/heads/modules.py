@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import check_keys, read_json, read_object, read_optional
+from embert.engine.files.json_files import check_keys, inside, read_json, read_object, read_optional
 from embert.engine.files.key_tables import MODULE_CONFIGS, MODULES
 from embert.engine.heads.checkpoints.late_interaction import Mask, read_mask
 from embert.engine.heads.checkpoints.transformer_module import TransformerModule, read_transformer_module
@@ -93,6 +93,8 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
         )
     ):
         raise BrokenModel(f"{path} must list objects with a type and a path, and at least one of them")
+    for module in listed:
+        inside(path, module["path"])
 
     kinds: list[str] = []
     transformer, splade, mask, logit_score = "", None, None, None

@@ -33,6 +33,7 @@ __all__ = [
     "Ntk",
     "Rotary",
     "Yarn",
+    "position_bytes",
     "tensor_shapes",
 ]
 
@@ -227,6 +228,14 @@ class EncoderConfig:
     def has_attention_norm(self, layer: int) -> bool:
         """Whether a layer has a norm with its attention."""
         return layer > 0 or self.first_norm
+
+
+def position_bytes(encoder_config: EncoderConfig) -> int:
+    """Bytes of the tables that are made for positions, not stored: of rotations, and of biases or rows by distance."""
+    rotary = {kind.rotary for kind in encoder_config.attention if kind.rotary is not None}
+    biases = encoder_config.heads if encoder_config.alibi or encoder_config.relative_buckets else 0
+    rows = 0 if encoder_config.disentangled is None else 2  # of 8 bytes
+    return 4 * encoder_config.max_positions * (sum(kind.columns for kind in rotary) + 2 * (biases + rows))
 
 
 Shapes = dict[str, tuple[int, ...]]

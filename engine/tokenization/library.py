@@ -63,6 +63,8 @@ def _add_tokens(library: Library, definition: Definition, stored: dict[str, Any]
 
 def _post_processor(library: Library, template: str, config: TokenizerConfig) -> processors.PostProcessor:
     """The post-processor of the class: puts its special tokens around and between texts."""
+    if template == "stated":
+        return _stated_template(library, config)
     names = ("bos_token", "eos_token") if template == "xlm-roberta" else ("cls_token", "sep_token")
     start, end = (config.special[name].content for name in names)
     start_id, end_id = (library.token_to_id(token) for token in (start, end))
@@ -79,6 +81,22 @@ def _post_processor(library: Library, template: str, config: TokenizerConfig) ->
         pair=[start, "$A", *between, f"$B:{second}", f"{end}:{second}"],
         special_tokens=[(start, start_id), (end, end_id)],
     )
+
+
+def _stated_template(library: Library, config: TokenizerConfig) -> processors.PostProcessor:
+    """The template that add_bos_token and add_eos_token state; a token that has no name is not added."""
+    named = [config.special.get(name) for name in ("bos_token", "eos_token")]
+    start, end = (
+        [token.content] if adds and token is not None else []
+        for adds, token in zip(config.adds or (), named, strict=True)
+    )
+    ids = [(token, library.token_to_id(token)) for token in dict.fromkeys((*start, *end))]
+    for token, token_id in ids:
+        if token_id is None:
+            raise ValueError(f"{token!r}, which its template adds, is not in the vocabulary")
+    single = [*start, "$A", *end]
+    second = [f"{piece}:1" for piece in (*start, "$B", *end)]
+    return processors.TemplateProcessing(single=single, pair=[*single, *second], special_tokens=ids)
 
 
 def _steps(normalizer: normalizers.Normalizer | None) -> list[normalizers.Normalizer]:

@@ -11,6 +11,7 @@ import orjson
 
 from embert.engine import Model, load_encoder, load_model
 from embert.engine.errors import EngineError
+from embert.engine.tokenization.tokenizer import Tokenizer
 from embert.server.bulk.job import BulkError
 from embert.server.bulk.writer import write_errors
 from embert.server.cli import encoder_options, report_failure
@@ -80,6 +81,7 @@ def _facts(model: Model) -> dict[str, Any]:
 
 def _encoder_facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
     """How this machine runs it. Raises EngineError where it cannot."""
+    Tokenizer(model)  # raises for one that cannot be read
     began = time.monotonic()
     encoder = load_encoder(model, **encoder_options(arguments))
     try:

@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.errors import BrokenModel
+from embert.engine.errors import BrokenModel, ModelError
 from embert.engine.models.encoder_config import tensor_shapes
 from embert.engine.weights.checkpoint import Checkpoint, on_bytes_read
 from tests.engine.conftest import BuildBert, small_tokenizer
@@ -32,11 +32,12 @@ def load(folder: Path) -> None:
     [
         (b"", "is empty"),
         (b"abc", "3 bytes"),
-        (b"\xff" * 100, "18446744073709551615 bytes, the file has 100"),
+        (b"\xff" * 100, "18446744073709551615 bytes; the limit is 10000000"),
         (struct.pack("<Q", 1000) + b"{}", "1000 bytes, the file has 10"),
         (struct.pack("<Q", 4) + b"{abc", "not JSON"),
         (struct.pack("<Q", 2) + b"[]", "not a JSON object"),
-        ({"dtype": "F8"}, f"{WORDS} has the dtype F8"),
+        ({"dtype": "F8_E4M3"}, f"{WORDS} is stored as F8_E4M3, which is not supported"),
+        ({"shape": [1] * 9 + [64, 64]}, WORDS),
         ({"shape": [64, -64]}, WORDS),
         ({"shape": None}, WORDS),
         ({"shape": [64, 65]}, f"{WORDS} has 16384 bytes, which its shape [64, 65]"),
@@ -60,7 +61,7 @@ def test_broken_safetensors_file(build_bert: BuildBert, content: bytes | dict[st
         header[WORDS].update(content)
         encoded = json.dumps(header).encode()
         path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + stored[8 + length :])
-    with pytest.raises(BrokenModel) as caught:
+    with pytest.raises(ModelError) as caught:
         load(folder)
     assert str(caught.value).startswith(str(path))
     assert reason in str(caught.value)

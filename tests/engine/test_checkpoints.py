@@ -185,6 +185,23 @@ ODD: dict[str, tuple[dict[str, Any], str | None]] = {
             "pooling_mode": "max", "pooling_mode_cls_token": True, "embedding_dimension": 32}}}, None,
     ),
     "no modules": ({"files": {"modules.json": []}}, "modules.json must list objects"),
+    "a module outside of the folder": (
+        {"files": {"modules.json": [{"path": "../b", "type": "sentence_transformers.models.Transformer"}]}},
+        "modules.json names '../b', which is not in its folder",
+    ),
+    "a module by its path on this machine": (
+        {"files": {"modules.json": [{"path": "/b", "type": "sentence_transformers.models.Transformer"}]}},
+        "modules.json names '/b', which is not in its folder",
+    ),
+    "more positions than memory": (
+        {"prefix": "NomicBert", "edit": {"max_position_embeddings": 10**9},
+         "files": {"tokenizer_config.json": {}, "sentence_bert_config.json": None}},
+        "texts of up to 1000000000 tokens, and tables of 32000000000 bytes for their positions",
+    ),
+    "more positions than the longest text has": (
+        {"prefix": "NomicBert", "edit": {"max_position_embeddings": 10**9}, "files": {"tokenizer_config.json": {}}},
+        None,
+    ),
     "code of somebody's own under the name of jina's": (
         {"files": {"modules.json": [{"path": "", "type": "custom_st.Transformer"}]}}, "module custom_st.Transformer",
     ),

@@ -427,12 +427,22 @@ def test_windows_of_qwen_are_those_of_transformers_where_config_has_no_width(tmp
         ("{{ messages[0].content * 10**10 }}", "1024 MiB"),
         ("{% for _ in range(2000) %}{{ messages[0].content }}{{ 'a' * 1000 }}{% endfor %}", "1048576 characters"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "too long"),
+        ("{{ 1|tojson(cls=namespace) }}", "unexpected keyword argument 'cls'"),
     ],
 )
 def test_templates_that_are_refused(tmp_path: Path, template: str, words: str) -> None:
-    (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(UnsupportedModel, match=words):
-        read_pair_text(tmp_path, structured=False, prompt="", variables={})
+        read_pair_text(tmp_path, template, structured=False, prompt="", variables={})
+
+
+def test_options_of_tojson_are_those_of_transformers(tmp_path: Path) -> None:
+    """Published templates put tools into JSON with them."""
+    template = (
+        "{{ {'b': 'ä', 'a': 1}|tojson(ensure_ascii=true, indent=1, separators=(';', '='), sort_keys=true) }}"
+        "{{ messages[0].content }} {{ messages[1].content }}"
+    )
+    pair_text = read_pair_text(tmp_path, template, structured=False, prompt="", variables={})
+    assert pair_text.before == '{\n "a"=1;\n "b"="\\u00e4"\n}'
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from embert import engine
-from embert.engine.errors import ModelNotFound
+from embert.engine.errors import BrokenModel, ModelNotFound
 from tests.engine.conftest import BuildBert
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -127,6 +127,24 @@ def test_what_the_hub_refuses(hub: Hub, monkeypatch: pytest.MonkeyPatch, refusal
         engine.load_model("org/private", progress=False)
     assert str(caught.value).endswith(said)
     assert TOKEN not in str(caught.value)
+
+
+def test_a_name_without_an_organization(hub: Hub) -> None:
+    with pytest.raises(ModelNotFound, match=r"no organization, as in sentence-transformers/all-mpnet-base-v2$"):
+        engine.load_model("all-mpnet-base-v2", progress=False)
+
+
+def test_an_adapter_of_the_hub_names_no_folder(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could name any model of this machine."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    base = shutil.copytree(hub.folder, tmp_path / "base")
+    (hub.folder / "config.json").unlink()
+    (hub.folder / "model.safetensors").rename(hub.folder / "adapter_model.safetensors")
+    (hub.folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(base), "target_modules": ["query"]})
+    )
+    with pytest.raises(BrokenModel, match=rf"{base} is not an id of the hub"):
+        engine.load_model("org/private", progress=False)
 
 
 @pytest.fixture

@@ -95,14 +95,67 @@ CASES: list[tuple[str, str, dict[str, Any] | None, dict[str, Any]]] = [
 def test_ids_are_those_of_transformers(
     tmp_path: Path, model_type: str, kind: str, config: dict[str, Any] | None, files: dict[str, Any]
 ) -> None:
+    check_ids(tmp_path, model_type, kind, config, files, {})
+
+
+GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "[CLS]", "eos_token": "[SEP]"}
+BOTH = {"add_bos_token": True, "add_eos_token": True}
+# model_type, a kind of tokenizer, tokenizer_config.json, and processor_kwargs of sentence_bert_config.json.
+ARGUMENTS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    ("bert", "bert", {}, BOTH),
+    ("bert", "bert", {}, {"strip_accents": False, "tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "hello"}),
+    ("roberta", "byte-level", {}, {"add_eos_token": True, "add_prefix_space": True}),
+    ("albert", "unigram", {}, {"add_eos_token": True, "keep_accents": True}),
+    ("llama", "bert", GENERIC, BOTH),
+    ("llama", "bert", GENERIC, {"add_eos_token": True, "eos_token": "hello"}),
+    ("llama", "bert", GENERIC, {"add_bos_token": None}),
+    ("llama", "bert", GENERIC, {**BOTH, "eos_token": None}),
+    ("llama", "byte-level", {**GENERIC, "tokenizer_class": "LlamaTokenizer"}, {"extra_special_tokens": {"a": "ll"}}),
+    ("qwen3", "byte-level", {"eos_token": "he"}, BOTH),
+]
+
+
+@pytest.mark.parametrize(("model_type", "kind", "config", "arguments"), ARGUMENTS, ids=str)
+def test_arguments_are_obeyed_as_by_transformers(
+    tmp_path: Path, model_type: str, kind: str, config: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    check_ids(tmp_path, model_type, kind, config, {}, arguments)
+
+
+def test_arguments_that_are_refused(tmp_path: Path) -> None:
+    for name, value in {"tokenizer_file": "../a.json", "vocab": {}, "tokenizer_type": "bert"}.items():
+        folder = write(tmp_path / name, files={"sentence_bert_config.json": {"tokenizer_args": {name: value}}})
+        check(folder, refusal=f"tokenizer_args: {name} {value!r} is not supported")
+
+
+def test_flags_that_contradict_the_template_are_a_notice(tmp_path: Path) -> None:
+    """transformers 4 obeyed add_eos_token of tokenizer_config.json, transformers 5 takes the template as it stands."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**GENERIC, "eos_token": "cat", **BOTH}))
+    stored = json.loads(word_piece().to_str())
+    for arguments, expected in (({}, 1), ({"add_eos_token": True}, 0)):
+        config, _ = read_tokenizer_config(tmp_path, {"model_type": "llama"}, arguments)
+        _, notices = define(tmp_path / "tokenizer.json", stored, config)
+        assert [notice for notice in notices if "add_eos_token true" in notice] == [*notices]
+        assert len(notices) == expected
+
+
+def check_ids(
+    tmp_path: Path,
+    model_type: str,
+    kind: str,
+    config: dict[str, Any] | None,
+    files: dict[str, Any],
+    arguments: dict[str, Any],
+) -> None:
+    """Compare the tokenizer of a folder with the one that transformers makes with these arguments."""
     tokenizer = KINDS[kind]()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     for name, content in {"tokenizer_config.json": config, **files}.items():
         if content is not None:
             (tmp_path / name).write_text(json.dumps(content))
-    reference = AUTO.from_pretrained(tmp_path)
-    ours, notices = read_tokenizer_config(tmp_path, {"model_type": model_type})
+    reference = AUTO.from_pretrained(tmp_path, **arguments)
+    ours, notices = read_tokenizer_config(tmp_path, {"model_type": model_type}, arguments)
     assert notices == ()
     path = tmp_path / "tokenizer.json"
     library, _ = load_library(path, ours, vocab_size=ROOM, lowercase=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel
-from embert.engine.files.json_files import read_object
+from embert.engine.files.json_files import inside, read_object
 from embert.engine.files.safetensors_header import read_header
 from embert.engine.heads.description import Heads, Layer, Norm, Splade
 from embert.engine.models.encoder_config import EncoderConfig, tensor_shapes
@@ -61,11 +61,7 @@ def stored_tensors(folder: Path) -> Stored:
     shards = read_object(path).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         raise BrokenModel(f"{path} has no weight_map from tensor names to files")
-    held: dict[str, Stored] = {}
-    for shard in sorted(set(shards.values())):
-        if Path(shard).name != shard:
-            raise BrokenModel(f"{path} names the file {shard}, which is not in its folder")
-        held[shard] = stored_in(folder / shard)
+    held = {shard: stored_in(inside(path, shard)) for shard in sorted(set(shards.values()))}
     for name, shard in shards.items():
         if name not in held[shard].shapes:
             raise BrokenModel(f"{folder / shard} has no tensor {name}, which {path.name} says it has")

@@ -9,7 +9,8 @@ from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import check_keys, positive_int, read_object
-from embert.engine.files.key_tables import PROCESSING_KWARGS, SENTENCE_BERT_CONFIG
+from embert.engine.files.key_tables import PROCESSING_KWARGS, PROCESSOR_KWARGS, SENTENCE_BERT_CONFIG
+from embert.engine.files.tokenizer_config import check_tokenizer_keys
 
 __all__ = ["TransformerModule", "read_transformer_module"]
 
@@ -33,7 +34,7 @@ MODEL_KWARGS = {
     "attn_implementation", "device_map", "dtype", "ignore_mismatched_sizes", "local_files_only", "low_cpu_mem_usage",
     "token", "torch_dtype", "trust_remote_code", "use_safetensors",
 }  # fmt: skip
-HUB_KWARGS = {"cache_dir", "local_files_only", "token", "trust_remote_code", "use_fast"}
+HUB_KWARGS = {"cache_dir", "local_files_only", "token", "trust_remote_code"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def read_transformer_module(folder: Path) -> TransformerModule:
 
 def _read(path: Path, stored: dict[str, Any]) -> TransformerModule:
     notices = check_keys(path, stored, SENTENCE_BERT_CONFIG)
-    fields = {RENAMED.get(name, name): value for name, value in stored.items()}
+    fields = {**stored, **{new: stored[old] for old, new in RENAMED.items() if old in stored}}
     _check_outputs(path, fields)
     model_kwargs = _object(path, fields, "model_kwargs")
     for name in model_kwargs.keys() - MODEL_KWARGS:
@@ -107,9 +108,9 @@ def _read(path: Path, stored: dict[str, Any]) -> TransformerModule:
             f"{path}: {_stored_name(stored, 'config_kwargs')}.{name} {config_kwargs[name]!r} is not supported; "
             "put it into config.json"
         )
-    tokenizer = {
-        name: value for name, value in _object(path, fields, "processor_kwargs").items() if name not in HUB_KWARGS
-    }
+    tokenizer = _object(path, fields, "processor_kwargs")
+    where = path.with_name(f"{path.name}: {_stored_name(stored, 'processor_kwargs')}")
+    notices += check_tokenizer_keys(where, tokenizer, PROCESSOR_KWARGS)
     length = positive_int(path, fields, "max_seq_length")
     if "model_max_length" in tokenizer:  # sentence-transformers prefers it to max_seq_length
         length = positive_int(path, tokenizer, "model_max_length")

@@ -24,7 +24,7 @@ from embert.server.config import (
     read_api_keys,
 )
 from tests.server.live import ROOT, STAND_IN, environment, run_cli
-from tests.server.models import copy_model, edit_json
+from tests.server.models import build_classifier, copy_model, edit_json
 from tests.server.stand_in import expected
 
 TEXTS = ["Hello, world", "a second text", "Ünïcode 👩‍🚀"]
@@ -276,6 +276,15 @@ def test_info_of_a_model_that_cannot_run_here(capsys: pytest.CaptureFixture[str]
         facts = json.loads(out)
         assert facts["vocabulary"] == 30522
         assert "'tpu'" in facts["error"]
+
+
+def test_info_of_a_tokenizer_that_cannot_be_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As `embert serve`, whose HTTP processes read it."""
+    folder = build_classifier(tmp_path / "model", "a", "b")
+    edit_json(folder / "tokenizer.json", post_processor={"type": "none"})
+    status, _, err = run(capsys, "info", str(folder), *STAND_IN)
+    assert status == 1
+    assert f"{folder / 'tokenizer.json'} is not a tokenizer that can be read" in err
 
 
 def test_info_of_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
