@@ -85,7 +85,10 @@ async def token_classify(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /token_classify`."""
     handle = context.handle
     request = await context.parse(TokenClassifyRequest)
-    options = EntityOptions(request.aggregation_strategy, frozenset(request.ignore_labels), request.stride)
+    strategy = request.aggregation_strategy
+    if "aggregation_strategy" not in request.model_fields_set and context.has_agent(b"@huggingface/inference"):
+        strategy = "simple"  # the default of the API that this client is for; it takes no entity without `entity_group`
+    options = EntityOptions(strategy, frozenset(request.ignore_labels), request.stride)
     options.check()
     classifier = handle.served.token_classifier
     spans = await context.tokenize_spans(

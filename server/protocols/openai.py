@@ -142,9 +142,11 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /v1/embeddings`, and Azure's path of it, which names the model."""
     request = await context.parse(EmbeddingsRequest)
     capability = _DENSE if request.embedding_types is None else Capability(_kinds(request.embedding_types))
-    path_model = context.path_model
-    handle = context.choose(path_model, request.model, capability=capability)
-    check_foreign_ids(handle, request.input, request.model or path_model)
+    # Azure reads the deployment in the path alone; its clients send the name of OpenAI's model behind it in the body.
+    deployment = context.deployment
+    name = request.model if deployment is None else deployment
+    handle = context.choose(name, capability=capability)
+    check_foreign_ids(context, request.input, name)
     tasks, is_query = _tasks(request)
     handle.served.check_tasks(tasks)
     prompt_name = request.prompt_name
@@ -256,14 +258,15 @@ def _role(input_type: Any) -> bool:
     raise Invalid("`input_type` must be query or document", "input_type")
 
 
-def check_foreign_ids(handle: ModelHandle, texts: TextOrIds, model: str | None) -> None:
+def check_foreign_ids(context: RequestContext, texts: TextOrIds, model: str | None) -> None:
     """Raise Invalid for token ids that may be another tokenizer's, in a request that names this model.
 
     Clients of OpenAI's models tokenize for those models. Vectors of such ids are wrong, and nothing shows it.
     """
     if isinstance(texts, str) or not texts or isinstance(texts[0], str) or texts[0] == []:
         return
-    if handle.config.accept_token_ids and handle.served.is_named(model):
+    handle = context.handle
+    if handle.config.accept_token_ids and handle.served.is_named(model or context.path_model):
         return
     needed = (
         "or name the served model in `model`"

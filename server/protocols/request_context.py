@@ -216,7 +216,7 @@ class RequestContext:
             self._answer_with(handle)
         record: RequestRecord = self.scope[SCOPE_KEY]
         record.model, record.priority = handle.served.name, self.options.priority
-        named = [name for name in names if name is not None]
+        named = [name for name in names if name]
         if named:
             self._says_model = not all(map(handle.served.is_named, named))
         return handle
@@ -228,8 +228,15 @@ class RequestContext:
 
     @property
     def path_model(self) -> str | None:
-        """The name of a model in the path."""
-        name: str | None = self._selector.path_model or self.scope.get("path_params", {}).get("name")  # Azure's
+        """The name of a model below `/models/` in the path."""
+        return self._selector.path_model
+
+    @property
+    def deployment(self) -> str | None:
+        """The name of a model as a deployment in Azure's path. Raises ModelUnknown for an empty one."""
+        name: str | None = self.scope.get("path_params", {}).get("name")
+        if name == "":
+            raise self._selector.registry.unknown(name, None, "the deployment in the path")
         return name
 
     def _answer_with(self, handle: ModelHandle) -> None:

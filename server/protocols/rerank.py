@@ -1,6 +1,7 @@
-"""Reranking as Cohere's v1, Jina, vLLM and Infinity have it: one request and one answer that the clients of each read.
+"""Reranking as Cohere's v1, Jina, vLLM, Infinity and Voyage have it: one request, and one response for all clients.
 
-Where they differ: Infinity's documents come back as strings, the others' as objects, and so do ours.
+Where they differ: Voyage's clients read `data`, whose documents are strings, in place of `results`, whose documents are
+objects. Infinity's documents are strings in `results`, which clients of the others could not read.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ __all__ = [
     "search_units",
 ]
 
-_VOYAGE = frozenset(("top_k", "truncation"))  # fields of its clients, which read `data` in place of `results`
+_VOYAGE = frozenset(("top_k", "truncation"))  # fields of Voyage's clients
+# Fields of Infinity's client, which reads no other `object` than "rerank"; Voyage's and Jina's is "list".
+_INFINITY = frozenset(("top_n", "raw_scores"))
 _DOCUMENTS_PER_UNIT = 100  # of Cohere's search units
 
 
@@ -113,6 +116,14 @@ class RerankResult(BaseModel):
     document: RerankedDocument | None = None
 
 
+class VoyageResult(BaseModel):
+    """The same in Voyage's form."""
+
+    relevance_score: float
+    index: int
+    document: str | None = None
+
+
 class RerankUsage(BaseModel):
     """Tokens read: those of the query count once for each document."""
 
@@ -151,10 +162,10 @@ class Reranked(BaseModel):
     """Answer of `/v1/rerank`."""
 
     id: str
-    object: Literal["rerank"]
+    object: Literal["rerank", "list"]
     model: str
     results: list[RerankResult]
-    data: list[RerankResult] | None = None  # the same, where the request has fields of Voyage's
+    data: list[VoyageResult]
     usage: RerankUsage
     meta: RerankMeta
 
@@ -171,19 +182,25 @@ async def rerank_documents(
     """The answer to a request with these documents."""
     handle = context.choose(request.model)
     texts = documents_texts(documents)
+    if request.return_documents:
+        context.hold(2 * sum(map(len, texts)), "the response")
     ranking = await ranked(context, request, texts, "documents", direction)
-    rows = await joined(result_rows(ranking, texts if request.return_documents else None))
+    data = rows = await joined(result_rows(ranking, texts if request.return_documents else None))
+    if request.return_documents:
+        data = await joined(_voyage_rows(ranking, texts))
     tokens = ranking.tokens
-    voyage = b',"data":[%b]' % rows if _VOYAGE.intersection(context.other_names) else b""
+    is_voyage = _VOYAGE.intersection(context.other_names) or _INFINITY.isdisjoint(request.model_fields_set)
     return JSON, (
-        b'{"id":"%b","object":"rerank","model":%b,"results":[%b]%b,"usage":{"prompt_tokens":%d,"total_tokens":%d},'
+        b'{"id":"%b","object":"%b","model":%b,"results":[%b],"data":[%b],'
+        b'"usage":{"prompt_tokens":%d,"total_tokens":%d},'
         b'"meta":{"api_version":{"version":"1"},"billed_units":{"search_units":%d},'
         b'"tokens":{"input_tokens":%d,"output_tokens":0}}}'
     ) % (
         str(uuid.uuid4()).encode(),
+        b"list" if is_voyage else b"rerank",
         orjson.dumps(handle.served.name),
         rows,
-        voyage,
+        data,
         tokens,
         tokens,
         search_units(len(texts)),
@@ -218,6 +235,11 @@ def result_rows(ranking: Ranking, texts: list[str] | None) -> Iterator[bytes]:
     for index, score in zip(ranking.indices, ranking.scores, strict=True):
         document = b"" if texts is None else b',"document":{"text":%b}' % orjson.dumps(texts[index])
         yield b'{"index":%d,"relevance_score":%b%b}' % (index, score, document)
+
+
+def _voyage_rows(ranking: Ranking, texts: list[str]) -> Iterator[bytes]:
+    for index, score in zip(ranking.indices, ranking.scores, strict=True):
+        yield b'{"relevance_score":%b,"index":%d,"document":%b}' % (score, index, orjson.dumps(texts[index]))
 
 
 def search_units(documents: int) -> int:

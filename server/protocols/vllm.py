@@ -290,7 +290,7 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /pooling`."""
     request = await context.parse(PoolingRequest)
     handle = context.choose(request.model, capability=None if request.task is None else _CAPABILITIES[request.task])
-    check_foreign_ids(handle, request.input, request.model or context.path_model)
+    check_foreign_ids(context, request.input, request.model)
     task = _task(handle, request)
     is_query = handle.served.is_query(request.input_type, task)
     _check_fields(request, task)

@@ -214,13 +214,15 @@ class ModelSelector:
     def find(self, names: tuple[str | None, ...], capability: Capability | None = None) -> ModelHandle:
         """The model that a request names; `capability`: what the request needs, where the route leaves that open.
 
+        An empty name is no name: clients that must send one leave it blank.
+
         Raises ModelUnknown for a name that no model has, and for names of two models; Unavailable for a model that
         cannot be served, TaskMissing for one that cannot do what the route needs.
         """
         registry = self.registry
         selected = None if self.path_model is None else self.default
         for name in names:
-            if name is None:
+            if not name:
                 continue
             known = registry.by_name.get(name)
             if known is None:

@@ -176,10 +176,20 @@ def test_the_deployment_is_the_model(http: httpx.Client) -> None:
     assert http.post(AZURE.replace("{name}", MODEL), params={"api-version": "1"}, json={"input": "a"}).is_success
     other = http.post(AZURE.replace("{name}", "gpt"), json={"input": "a"})
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
-    ids = http.post(AZURE.replace("{name}", MODEL), json={"input": [101, 102]})
-    assert ids.is_success  # the path names this model
+    for extra in ({}, {"model": "text-embedding-ada-002"}):
+        ids = http.post(AZURE.replace("{name}", MODEL), json={"input": [101, 102], **extra})
+        assert ids.is_success  # the path names this model
     for wrong in ("/openai/deployments//embeddings", "/openai/deployments/a/chat/completions"):
         assert http.post(wrong, json={"input": "a"}).json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/embeddings", "input"), ("/pooling", "input"), ("/v2/embed", "texts")]
+)
+def test_an_empty_name_is_no_name(http: httpx.Client, path: str, field: str) -> None:
+    answer = http.post(path, json={field: ["a"], "model": ""})
+    assert answer.status_code == 200
+    assert "x-model" not in answer.headers
 
 
 def test_teis_users_name_it_instead_of_the_model(http: httpx.Client) -> None:

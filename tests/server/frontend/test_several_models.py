@@ -238,7 +238,7 @@ def test_errors_below_a_models_name_have_the_format_of_the_route(client: httpx.C
 
 
 def test_azures_client(several: Live) -> None:
-    """It writes the model into the path, and some write it into the body too."""
+    """It writes the model into the path, and some write the name of OpenAI's model behind it into the body."""
     azure = {"azure_endpoint": several.url, "api_version": "2024-10-21", "max_retries": 0, "api_key": "secret"}
     with openai.AzureOpenAI(**azure) as deployment:  # type: ignore[call-overload]
         for name in ("dense", "heads"):
@@ -246,8 +246,9 @@ def test_azures_client(several: Live) -> None:
         with pytest.raises(openai.NotFoundError, match="'gpt'"):
             deployment.embeddings.create(model="gpt", input="a cat")
     path = "/openai/deployments/heads/embeddings"
-    other = several.post(path, {"input": "a", "model": "dense"}, headers={"api-key": "secret"})
-    assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+    for name in ("dense", "text-embedding-ada-002", ""):
+        other = several.post(path, {"input": "a", "model": name}, headers={"api-key": "secret"})
+        assert other.json()["model"] == "heads"
 
 
 def test_clients_that_name_no_model_get_its_address(several: Live) -> None:

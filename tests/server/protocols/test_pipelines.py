@@ -55,6 +55,16 @@ def test_entities_are_those_of_the_pipeline(tagger: Live, path: str) -> None:
     assert tagger.post(path, {"inputs": " "}).json() == []
 
 
+@pytest.mark.parametrize("path", ["/token_classify", "/"])
+def test_hugging_faces_javascript_gets_groups_unless_it_asks_otherwise(tagger: Live, path: str) -> None:
+    body = {"inputs": "Angela met Merkel in New York"}
+    agent = {"user-agent": "@huggingface/inference/4.13.30 node.js/20"}
+    groups = tagger.post(path, {**body, "aggregation_strategy": "simple"}).json()
+    assert tagger.post(path, body, headers=agent).json() == groups
+    asks = {**body, "parameters": {"aggregation_strategy": "none"}}
+    assert tagger.post(path, asks, headers=agent).json() == tagger.post(path, body).json() != groups
+
+
 def test_long_text_with_a_stride_is_not_cut(tagger: Live) -> None:
     text = "met in New York " * 60
     cut = tagger.post("/token_classify", {"inputs": text})

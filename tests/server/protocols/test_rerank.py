@@ -90,7 +90,7 @@ def test_documents_and_options_of_several_apis(client: httpx.Client, expected: l
     body = {"model": "reranker", "query": QUERY, "documents": documents, "return_documents": True, "top_n": 4}
     answer = client.post(path, json=body)
     content = answer.json()
-    assert list(content) == ["id", "object", "model", "results", "usage", "meta"]
+    assert list(content) == ["id", "object", "model", "results", "data", "usage", "meta"]
     assert (content["object"], content["model"]) == ("rerank", "reranker")
     assert [result["index"] for result in content["results"]] == order[:4]
     assert [result["document"] for result in content["results"]] == [{"text": DOCUMENTS[index]} for index in order[:4]]
@@ -109,6 +109,22 @@ def test_documents_and_options_of_several_apis(client: httpx.Client, expected: l
         assert [result["index"] for result in results] == order
         assert all("document" not in result for result in results)
         assert values is None or close([result["relevance_score"] for result in results], values)
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_k": 2}, {"truncation": True}, {"return_documents": True}])
+def test_voyage(client: httpx.Client, fields: dict[str, Any]) -> None:
+    """Its clients read `data`, whose documents are strings, and one of them `object`."""
+    content = client.post(V1, json={"model": "reranker", "query": QUERY, "documents": DOCUMENTS, **fields}).json()
+    assert content["object"] == "list"
+    for row, result in zip(content["data"], content["results"], strict=True):
+        assert (row["index"], row["relevance_score"]) == (result["index"], result["relevance_score"])
+        document = DOCUMENTS[row["index"]] if "return_documents" in fields else None
+        assert (row.get("document"), result.get("document")) == (document, document and {"text": document})
+
+
+@pytest.mark.parametrize("fields", [{"top_n": 2}, {"raw_scores": False, "return_documents": False}])
+def test_infinitys_client_takes_no_other_object(client: httpx.Client, fields: dict[str, Any]) -> None:
+    assert client.post(V1, json={"query": QUERY, "documents": DOCUMENTS, **fields}).json()["object"] == "rerank"
 
 
 def test_cohere(client: httpx.Client, expected: list[float]) -> None:
