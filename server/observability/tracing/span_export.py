@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -9,7 +10,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider, sampling
@@ -26,6 +29,7 @@ log = logging.getLogger(__name__)
 
 WAITING_SPANS = 8192  # for the collector, unless OTEL_BSP_MAX_QUEUE_SIZE says otherwise; a span takes about 2 kB
 FLUSH_S = 2.0  # most seconds that a collector delays the end of a process
+RESPONSE_BYTES, RESPONSE_S = 65_536, 5.0  # of a collector's response, which has a few bytes
 _CLOCK_INTERVAL_S = 10.0  # the machine's time may be set
 
 
@@ -47,7 +51,7 @@ class SpanExport:
     def __init__(self, url: str, instance: str, sampler: Sampler | None) -> None:
         """The SDK reads headers, compression, certificates and times from OpenTelemetry's own variables."""
         metrics = SpanMetrics()
-        exporter = _CountingExporter(OTLPSpanExporter(url), shown(url), metrics)
+        exporter = _CountingExporter(OTLPSpanExporter(url, session=_BoundedSession()), shown(url), metrics)
         self._processor = _BoundedProcessor(exporter, metrics)
         provider = tracer_provider(sampler, _resource(instance))
         provider.add_span_processor(self._processor)
@@ -115,6 +119,24 @@ class _BoundedProcessor(BatchSpanProcessor):
             return
         self._accepted += 1
         super().on_end(span)
+
+
+class _BoundedSession(requests.Session):
+    """Reads at most RESPONSE_BYTES of a response, in RESPONSE_S: a collector's may never end."""
+
+    def request(self, *args: Any, **options: Any) -> requests.Response:
+        """See requests.Session. The response has no content: the exporter reads the status and the header fields."""
+        response = super().request(*args, **{**options, "stream": True})
+        until, left = time.monotonic() + RESPONSE_S, RESPONSE_BYTES
+        with contextlib.suppress(Exception):  # the status has arrived, whatever is wrong with the rest
+            while left > 0 and time.monotonic() < until and (piece := response.raw.read1(left)):
+                left -= len(piece)
+        response._content = b""
+        response.close()  # which keeps the connection where the response has ended
+        return response
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        """None: no redirect is followed, and none is read whole for that."""
 
 
 class _CountingExporter(SpanExporter):

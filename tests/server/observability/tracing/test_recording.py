@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
 from types import SimpleNamespace
@@ -168,6 +171,30 @@ def exporter() -> Iterator[tuple[span_export._CountingExporter, Collector, SpanM
     collector = Collector()
     yield span_export._CountingExporter(collector, "http://c", metrics), collector, metrics
     logger.handlers, logger.propagate = handlers, propagate
+
+
+@pytest.mark.parametrize("head", ["200 OK", "200 OK\r\ntransfer-encoding: chunked", "302 Found\r\nlocation: /other"])
+def test_a_response_that_never_ends_is_not_read_on(head: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sent = 0
+
+        def respond() -> None:
+            nonlocal sent
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(ConnectionError):
+                while not connection.recv(65536).endswith(b"spans"):
+                    pass
+                connection.sendall(f"HTTP/1.1 {head}\r\n\r\n".encode())
+                while True:
+                    sent += connection.send(b"8000\r\n" + bytes(0x8000) + b"\r\n")
+
+        collector = threading.Thread(target=respond)
+        collector.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with span_export._BoundedSession() as session:
+            assert session.post(url, b"spans").status_code == int(head[:3])
+        collector.join()
+    assert sent < 32 << 20  # what the kernel holds
 
 
 def ended(recorder: Recorder) -> ReadableSpan:
