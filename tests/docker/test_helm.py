@@ -242,6 +242,23 @@ def test_a_changed_option_makes_new_pods() -> None:
     assert one != other
 
 
+@pytest.mark.parametrize(
+    ("release", "settings"),
+    [
+        ("a" * 53, ()),
+        ("search.v2", ()),
+        ("x", (f"fullnameOverride={'embert-' * 10}embertxxxx",)),
+        ("x", ("fullnameOverride=search.v2",)),
+    ],
+)
+def test_names_fit_into_what_kubernetes_takes(release: str, settings: tuple[str, ...]) -> None:
+    more = (*settings, *WATCHED, "monitoring.dashboard=true", "modelsFile=[[models]]")
+    for manifest in templated(*more, release=release):
+        name = manifest["metadata"]["name"]
+        # A service's name has no dots. The horizontal autoscaler and others append to a name.
+        assert re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name), name
+
+
 def test_two_releases_in_a_namespace_leave_each_others_pods_alone() -> None:
     first, second = by_kind(templated()), by_kind(templated(release="reranker"))
     pods = [of["Deployment"]["spec"]["template"]["metadata"]["labels"] for of in (first, second)]
@@ -304,6 +321,11 @@ def test_what_watches_is_the_rules_and_the_dashboard() -> None:
         ("options.EMBERT_REQUEST_TIME_OUT=3", "did you mean EMBERT_REQUEST_TIMEOUT?"),
         ("options.EMBERT_NONSENSE=3", "options.EMBERT_NONSENSE is not an option of embert serve"),
         ("options.EMBERT_SSL_CERT_REQS=2", "options.EMBERT_SSL_CERT_REQS is 2"),
+        ("options.EMBERT_KEYLESS=none", "EMBERT_KEYLESS is none"),
+        ("extraEnv[0].name=EMBERT_KEYLESS,extraEnv[0].value=none", "EMBERT_KEYLESS is none"),
+        (f"fullnameOverride={'a' * 254}", "fullnameOverride"),
+        (f"extraVolumes[0].name={'a' * 64}", "name"),
+        (f"podLabels.team={'a' * 64}", "podLabels"),
         ("extraVolumeMounts[0].name=x", "mountPath"),
         ("options.EMBERT_PORT=3", "options.EMBERT_PORT cannot be set: the chart decides it"),
         ("options.EMBERT_MODEL=x", "options.EMBERT_MODEL cannot be set: use the value model"),

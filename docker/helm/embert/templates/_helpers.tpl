@@ -1,12 +1,8 @@
-{{/* What objects are called: the release, and the chart where the release's name lacks it. */}}
+{{/* Name of all objects: the release, and the chart where the release's name lacks it. A service's has no dots. */}}
 {{- define "embert.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{ .Values.fullnameOverride }}
-{{- else if contains .Chart.Name .Release.Name -}}
-{{ .Release.Name | trunc 52 | trimSuffix "-" }}
-{{- else -}}
-{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" }}
-{{- end -}}
+{{- $name := printf "%s-%s" .Release.Name .Chart.Name -}}
+{{- if contains .Chart.Name .Release.Name -}}{{- $name = .Release.Name -}}{{- end -}}
+{{ .Values.fullnameOverride | default $name | replace "." "-" | trunc 52 | trimSuffix "-" }}
 {{- end -}}
 
 {{/* By which selectors know the pods of this release from those of another. */}}
@@ -19,7 +15,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ include "embert.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end -}}
 
 {{- define "embert.image" -}}
@@ -64,6 +60,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- if eq (toString .Values.options.EMBERT_SSL_CERT_REQS) "2" -}}
 {{ fail "options.EMBERT_SSL_CERT_REQS is 2: the kubelet's probes have no client certificate; end TLS in front of the pods, or use 1" }}
+{{- end -}}
+{{- $keyless := .Values.options.EMBERT_KEYLESS | default "" | toString -}}
+{{- range .Values.extraEnv -}}
+{{- if eq .name "EMBERT_KEYLESS" -}}{{- $keyless = .value | default "" | toString -}}{{- end -}}
+{{- end -}}
+{{- if has "none" (splitList "," (nospace $keyless)) -}}
+{{ fail "EMBERT_KEYLESS is none: the kubelet's probes have no key; other values keep the probes open" }}
 {{- end -}}
 {{- if and .Values.model .Values.modelsFile -}}
 {{ fail (printf "model is %s and modelsFile is set, too: the file lists the models" .Values.model) }}
