@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
@@ -27,6 +29,8 @@ from embert.server.frontend.routes import (
     MODELS_PREFIX,
     OPERATIONS,
     ROUTES,
+    SWAGGER_FILES,
+    SWAGGER_FOLDER,
     ModelPath,
     TaskRoute,
     error_formats_by_path,
@@ -80,13 +84,13 @@ def create_app(
     routes = {path: entry.path for path, entry in by_model.items()}
     labels, error_formats = labels_by_path(routes), error_formats_by_path(routes)
     app = FastAPIOffline(
-        docs_url="/docs",
+        docs_url=None,  # `_docs` is ours: FastAPI has absolute paths in it, which a proxy may serve elsewhere
         redoc_url=None,
         redirect_slashes=False,  # a redirect would be built from the Host header, and some clients lose the body on it
         title="embert",
         version=__version__,
         description=description(registry),
-        swagger_ui_oauth2_redirect_url="/docs/oauth2-redirect",
+        servers=[{"url": "./"}],  # beside the document
         # FastAPI's own would double ours where a program around embert sets OpenTelemetry up, and may log a text.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
@@ -196,9 +200,22 @@ def _add_operations(app: FastAPI, registry: ModelRegistry) -> None:
                 include_in_schema=path == operation.path,
                 **operation.options,
             )
+    app.add_api_route("/docs", _docs, response_class=HTMLResponse, include_in_schema=False)
     for route in app.routes:
         if isinstance(route, APIRoute):
             route.description = ""  # the summary is for clients, the docstring for readers of the code
+
+
+async def _docs() -> HTMLResponse:
+    """The page at `/docs`, which finds its files behind any path of a proxy."""
+    script, style, icon = (f"{SWAGGER_FOLDER}/{name}" for name in SWAGGER_FILES)
+    return get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="embert",
+        swagger_js_url=script,
+        swagger_css_url=style,
+        swagger_favicon_url=icon,
+    )
 
 
 def _any_length(path: str) -> str:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from embert import __version__
 from embert.engine import Model, Task
-from embert.server.frontend.playground import HEADERS, PAGE
+from embert.server.frontend.playground import HEADERS, page
 from embert.server.http.request_head import prefers, scrape_form
 from embert.server.registry.model_handle import ModelHandle
 from embert.server.registry.model_registry import ModelRegistry
@@ -105,7 +105,8 @@ class Operations:
         """A page for browsers; a few lines of text for others."""
         accept = [value for name, value in request.scope["headers"] if name == b"accept"]
         if prefers(b"text/html", b"text/plain", accept):
-            return Response(PAGE, headers=HEADERS, media_type="text/html")
+            prefix = request.headers.get("x-forwarded-prefix", "")
+            return Response(page(prefix), headers=HEADERS, media_type="text/html")
         return Response(self._hint, headers={"vary": "accept"}, media_type="text/plain")
 
     async def health(self) -> Response:

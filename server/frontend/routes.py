@@ -48,6 +48,8 @@ __all__ = [
     "OPERATIONS",
     "ROUTES",
     "SHARED_PATHS",
+    "SWAGGER_FILES",
+    "SWAGGER_FOLDER",
     "TASKS",
     "ModelPath",
     "Operation",
@@ -151,7 +153,8 @@ async def _vertex(context: RequestContext) -> tuple[bytes, bytes]:
 
 
 _TEXT = {"schema": {"type": "string"}}
-_SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
+SWAGGER_FOLDER = "static-offline-docs"
+SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
 
 # fmt: off
 ROUTES: tuple[TaskRoute | Operation, ...] = (
@@ -294,7 +297,7 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
     ),
     Operation(
         "/docs", TEI, "Every route, as an interactive page", None,
-        keyless="docs", files=tuple(f"/static-offline-docs/{name}" for name in _SWAGGER_FILES),
+        keyless="docs", files=tuple(f"/{SWAGGER_FOLDER}/{name}" for name in SWAGGER_FILES),
     ),
     Operation("/openapi.json", TEI, "The document behind that page", None, keyless="docs"),
 )

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 
-__all__ = ["HEADERS", "PAGE", "hint"]
+__all__ = ["HEADERS", "PAGE", "hint", "page"]
 
 _SCRIPTS = ("base.js", "answer.js", "live.js", "views.js", "main.js")
 
@@ -33,16 +33,28 @@ _style = _read("style.css")
 _script = "\n".join(_read(name) for name in _SCRIPTS)
 
 PAGE = _read("index.html").replace("{style}", _style).replace("{script}", _script).encode()
+_PREFIX = re.compile(r"(?:/[A-Za-z0-9._~-]+)+")
 
 HEADERS = {
     "cache-control": "no-cache",
-    "vary": "accept",
+    "vary": "accept, x-forwarded-prefix",
     # Only the page's own script and style run, and they connect only to this server.
     "content-security-policy": f"default-src 'none'; script-src {_source(_script)}; style-src {_source(_style)}; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "connect-src 'self'; img-src data:; base-uri 'self'; form-action 'none'; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+
+
+def page(prefix: str = "") -> bytes:
+    """The page behind this path of a proxy, as its X-Forwarded-Prefix has it.
+
+    The page has relative links, which suffice where its address ends with a slash. A proxy may serve it without one.
+    """
+    prefix = prefix.rstrip("/")
+    if not _PREFIX.fullmatch(prefix):
+        return PAGE
+    return PAGE.replace(b"<head>", f'<head><base href="{prefix}/">'.encode(), 1)
 
 
 def hint(routes: Iterable[tuple[str, str]], models: Iterable[str]) -> bytes:

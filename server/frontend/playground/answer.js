@@ -44,7 +44,7 @@ function showTiming(calls) {
 
 const inShell = (value) => `'${value.replaceAll("'", "'\\''")}'`;
 const inPython = (value) => JSON.stringify(value, null, 4); // requests have no true, false or null
-const baseUrl = () => new URL(".", location.href).href.replace(/\/$/, "");
+const baseUrl = () => new URL(".", document.baseURI).href.replace(/\/$/, "");
 
 function inCurl(calls) {
   return calls.map(({ path, body }) => [

@@ -56,6 +56,16 @@ def test_the_page_is_self_contained(http: httpx.Client) -> None:
     assert "default-src 'none'" in policy
 
 
+@pytest.mark.parametrize(
+    ("prefix", "base"),
+    [("/embert", "/embert/"), ("/a/b/", "/a/b/"), ("", ""), ("/", ""), ("//evil.com", ""), ('/a"><script>', "")],
+)
+def test_links_of_the_page_behind_a_path(http: httpx.Client, prefix: str, base: str) -> None:
+    page = http.get("/", headers={**HTML, "x-forwarded-prefix": prefix})
+    assert re.findall(r'<base href="([^"]*)">', page.text) == [base] * bool(base)
+    assert "x-forwarded-prefix" in page.headers["vary"]
+
+
 # --- what a person does ---
 
 
