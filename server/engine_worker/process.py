@@ -11,6 +11,7 @@ from embert.server.engine_worker.loaded_model import LoadedModel, Loader
 from embert.server.engine_worker.loop import EngineLoop
 from embert.server.engine_worker.nvml import report_gpu
 from embert.server.ipc.control import ControlConnection, ModelFailed, ModelReady, Progress, StartEngine
+from embert.server.ipc.signals import DRAIN_SIGNALS
 from embert.server.observability import gc_tuning
 from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.metric_memory import MetricMemory
@@ -31,8 +32,9 @@ def main() -> None:
         raise SystemExit("embert.server.engine_worker.process is started by `embert serve`")
     name = f"engine-{start.index}"
     configure_logging(name, start.config.log_format, start.config.log_level)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in DRAIN_SIGNALS:
         signal.signal(number, _go_on)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     use_memory(MetricMemory(start.memory_fd), name)
     threading.excepthook = _end_process
     loop = EngineLoop(start)

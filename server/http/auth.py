@@ -107,10 +107,10 @@ class Keys:
             raise Unauthorized(f"the API key {wrong}; send it as `Authorization: Bearer KEY`{hint}")
         return matches[0]
 
-    def refresh(self) -> None:
+    def refresh(self, *, forced: bool = False) -> None:
         """Read --api-key-file again if it has changed. A file that cannot be used leaves the keys as they were."""
         stamp = self._stamp()
-        if stamp == self._seen:
+        if stamp is None or (stamp == self._seen and not forced):
             return
         self._seen = stamp
         try:
@@ -118,7 +118,7 @@ class Keys:
         except ConfigError as error:
             log.error("%s; the keys stay as they were", error)  # noqa: TRY400 - the message is complete
         else:
-            log.info("--api-key-file has changed; keys accepted now: %d", len(self.digests))
+            log.info("--api-key-file has been read again; keys accepted now: %d", len(self.digests))
 
     def follow(self) -> NoReturn:
         """Refresh periodically, for ever. For a thread: a file system that hangs would hold up the event loop."""

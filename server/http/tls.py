@@ -8,28 +8,59 @@ reads, and the write buffer has all that is not in the kernel yet.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from embert.server.config import ConfigError, ServeConfig, tls_context
 from embert.server.http.connections import Connections, ConnectionSlot
 from embert.server.http.protocol import HEAD_TIMEOUT_S, SURPLUS_S
 
-__all__ = ["with_tls"]
+__all__ = ["Certificates", "with_tls"]
+
+log = logging.getLogger(__name__)
 
 _RECORD = 16_384  # bytes of the largest TLS record
 _HIGH_WATER = 65_536  # bytes that wait to be encrypted, above which the app has to wait, too
 
 
+class Certificates:
+    """The files of TLS, which can be read again."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        """Raises ConfigError for files and ciphers that cannot be used."""
+        self._config = config
+        self._context = self._read()
+
+    def current(self) -> ssl.SSLContext:
+        """The context for a connection that begins now."""
+        return self._context
+
+    def refresh(self) -> None:
+        """Read the files again. Files that cannot be used leave the certificates as they were."""
+        try:
+            self._context = self._read()
+        except ConfigError as error:
+            log.error("%s; the certificates stay as they were", error)  # noqa: TRY400 - the message is complete
+        else:
+            log.info("new connections get the certificates that are in the files now")
+
+    def _read(self) -> ssl.SSLContext:
+        context = tls_context(self._config)
+        assert context is not None  # noqa: S101 - there is a --ssl-certfile
+        return context
+
+
 def with_tls(
-    protocol: Callable[..., asyncio.Protocol], context: ssl.SSLContext, connections: Connections
+    protocol: Callable[..., asyncio.Protocol], current: Callable[[], ssl.SSLContext], connections: Connections
 ) -> Callable[..., asyncio.Protocol]:
-    """A protocol of TCP connections, with `protocol` inside of TLS."""
+    """A protocol of TCP connections, with `protocol` inside of TLS. `current` returns the context of a new one."""
 
     def make(**options: Any) -> asyncio.Protocol:
-        return _TlsConnection(partial(protocol, **options), context, connections)
+        return _TlsConnection(partial(protocol, **options), current(), connections)
 
     return make
 

@@ -29,6 +29,7 @@ __all__ = [
     "ModelState",
     "Progress",
     "Ready",
+    "Reload",
     "StartApi",
     "StartEngine",
     "StartModel",
@@ -167,6 +168,10 @@ class Drain(msgspec.Struct, tag=True):
     """Supervisor → child: refuse new requests, finish those in flight, then exit."""
 
 
+class Reload(msgspec.Struct, tag=True):
+    """Supervisor → HTTP process: read keys and certificates again."""
+
+
 Message = (
     EngineState
     | StartApi
@@ -179,6 +184,7 @@ Message = (
     | Failed
     | Drain
     | Drained
+    | Reload
 )
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)

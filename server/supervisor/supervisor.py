@@ -15,9 +15,10 @@ import selectors
 import signal
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FrameType
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from embert.server.config import ServeConfig
@@ -32,9 +33,11 @@ from embert.server.ipc.control import (
     ModelReady,
     Progress,
     Ready,
+    Reload,
     describe_exit,
 )
 from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.ipc.signals import handle_signals
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.supervisor.announcement import announce
 from embert.server.supervisor.child import Child, Kind
@@ -92,6 +95,8 @@ class Supervisor:
     _stopping: bool = field(default=False, init=False)
     _kill_at: float = field(default=float("inf"), init=False)
     _announced: bool = field(default=False, init=False)
+    # What the loop has to do for signals. Their handlers must not send: they may have interrupted a message.
+    _signals: deque[Callable[[], None]] = field(default_factory=deque, init=False)
     _signalled: float = field(default=float("-inf"), init=False)
     _status: int = field(default=0, init=False)
     _drained: dict[int, Drained] = field(default_factory=dict, init=False)  # by HTTP process
@@ -124,8 +129,10 @@ class Supervisor:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         self._selector.register(wake_read, selectors.EVENT_READ)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        handle_signals(
+            lambda number: self._signals.append(partial(self._end, number, time.monotonic())),
+            lambda: self._signals.append(self._reload),
+        )
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the loop
         try:
             for child in self._children:
@@ -137,6 +144,8 @@ class Supervisor:
                             os.read(wake_read, 4096)
                     else:
                         self._receive(key.data)
+                while self._signals:
+                    self._signals.popleft()()
                 self._watch()
                 self._reap()
                 self._start_due()
@@ -463,22 +472,26 @@ class Supervisor:
 
     # --- stopping ---
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        if time.monotonic() - self._signalled < SAME_SIGNAL_S:
+    def _end(self, number: int, arrived: float) -> None:
+        if arrived - self._signalled < SAME_SIGNAL_S:
             return
         if self._stopping:
             log.warning("received %s again; exiting immediately", signal.Signals(number).name)
             self._status = 1
             self._kill_at = time.monotonic()
             return
-        self._signalled = time.monotonic()
+        self._signalled = arrived
         log.info(
             "received %s; draining for up to %g s, a second signal exits immediately",
             signal.Signals(number).name,
             self.config.drain_timeout,
         )
         self._stop()
+
+    def _reload(self) -> None:
+        log.info("received SIGHUP; keys and certificates are read again")
+        for api in self._apis:
+            api.send(Reload())
 
     def _give_up(self, grace_s: float = 0.0) -> None:
         self._status = 1

@@ -47,6 +47,16 @@ def test_a_key_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest
     keys.refresh()
     assert [accepts(keys, key) for key in ("fixed", "first", "second")] == [True, False, True]
 
+    before = file.stat()
+    file.write_text("# the first has gone\nthird.\n")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    keys.refresh()
+    assert not accepts(keys, "third.")
+    keys.refresh(forced=True)
+    assert [accepts(keys, key) for key in ("second", "third.")] == [False, True]
+    file.write_text("# the first has gone\nsecond\n")
+    keys.refresh(forced=True)
+
     for spoil in (lambda: file.write_text("# none\n"), file.unlink):
         spoil()
         keys.refresh()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -13,10 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from embert.server.config import ServeConfig
 from embert.server.http.connections import unread_bytes
 from embert.server.http.protocol import HEAD_TIMEOUT_S
+from embert.server.http.tls import Certificates
 from tests.server.http.echo_server import GET, GET_LARGE, LARGE, Serving, chunked, post, scene, skip, wait_until
-from tests.server.live import STAND_IN, Live, live
+from tests.server.live import STAND_IN, Live, live, until
 
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 
@@ -143,6 +147,46 @@ def test_a_client_needs_a_certificate(secure: Live, certificates: Path) -> None:
         httpx.get(f"http://127.0.0.1:{secure.ports[0]}/livez")
     assert httpx.get(f"{secure.metrics_url}/metrics").status_code == 200  # inside the cluster, plain
     assert "https://127.0.0.1" in secure.log
+
+
+def test_certificates_are_read_again_on_sighup(secure: Live, certificates: Path) -> None:
+    def certificate() -> bytes | None:
+        context = trust(certificates, "client")
+        context.check_hostname = False
+        with (
+            socket.create_connection(("127.0.0.1", secure.ports[0])) as plain,
+            context.wrap_socket(plain) as connection,
+        ):
+            return connection.getpeercert(binary_form=True)
+
+    def replace_with(name: str) -> None:
+        for kind in ("pem", "key"):
+            shutil.copy(certificates / f"{name}.{kind}", certificates / f"new.{kind}")
+            (certificates / f"new.{kind}").replace(certificates / f"server.{kind}")
+        secure.signal(signal.SIGHUP)
+
+    before = certificate()
+    for kind in ("pem", "key"):
+        shutil.copy(certificates / f"server.{kind}", certificates / f"before.{kind}")
+    replace_with("client")
+    until(lambda: certificate() != before, what="the new certificate")
+    replace_with("before")
+    until(lambda: certificate() == before, what="the certificate of before")
+    with secure.client(verify=trust(certificates, "client")) as client:
+        assert client.post("/embed", json={"inputs": "a"}).status_code == 200
+
+
+def test_files_that_cannot_be_used_leave_the_certificates(
+    certificates: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "both.pem"
+    file.write_bytes((certificates / "client.pem").read_bytes() + (certificates / "client.key").read_bytes())
+    files = Certificates(ServeConfig(ssl_certfile=str(file)))
+    before = files.current()
+    file.write_bytes((certificates / "client.pem").read_bytes() + (certificates / "stranger.key").read_bytes())
+    files.refresh()
+    assert files.current() is before
+    assert f"--ssl-certfile {file}" in caplog.text
 
 
 def test_a_client_that_sends_everything_first_reads_an_early_answer(secure: Live, certificates: Path) -> None:

@@ -58,6 +58,21 @@ def test_a_signal_to_all_processes_at_once() -> None:
         assert "ERROR" not in server.log
 
 
+def test_other_signals_end_no_process() -> None:
+    with live(*STAND_IN, env=PATIENT) as server:
+        server.wait_announced()
+        pids = server.pids
+        for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGALRM):
+            for pid in pids:
+                os.kill(pid, number)
+        until(lambda: "received SIGHUP" in server.log, what="the signal that reads files again")
+        assert server.post("/embed", {"inputs": "a"}).status_code == 200
+        assert server.pids == pids
+        server.signal(signal.SIGQUIT)
+        assert server.wait() == 0
+        assert "0 answered, 0 refused, 0 lost" in server.log.splitlines()[-1]
+
+
 def test_drain_timeout_bounds_the_wait() -> None:
     with live(*STAND_IN, "--drain-timeout", "1") as server, server.held():
         answers: list[object] = []
@@ -90,7 +105,7 @@ def test_a_second_signal_ends_at_once() -> None:
         thread.join(PATIENCE_S)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
 def test_a_signal_stops_a_loading_server(number: signal.Signals) -> None:
     with live(*STAND_IN, "--drain-timeout", "300", loading=True) as server:
         until(lambda: server.engine_pids and server.api_pids, what="the children")

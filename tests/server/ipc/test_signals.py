@@ -1,0 +1,77 @@
+"""SIGHUP, of a person and of a terminal that has been closed, and signals that would end a process by default."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.server.live import ROOT
+
+Running = tuple[subprocess.Popen[str], Iterator[str]]
+CODE = """
+import signal
+from embert.server.ipc.signals import handle_signals
+handle_signals(lambda number: print("end", number, flush=True), lambda: print("reload", flush=True))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@contextmanager
+def process(
+    terminal: int | None = None, *, nohup: bool = False
+) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
+    """A process with these handlers in a session of its own, and the lines that it has written."""
+
+    def begin() -> None:
+        if terminal is not None:
+            fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+        if nohup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with subprocess.Popen(
+        [sys.executable, "-c", CODE],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        pass_fds=[] if terminal is None else [terminal],
+        preexec_fn=begin,
+    ) as running:
+        assert running.stdout is not None
+        lines = iter(running.stdout.readline, "")
+        try:
+            assert next(lines) == "ready\n"
+            yield running, lines
+        finally:
+            running.kill()
+
+
+def test_signals_end_or_reload() -> None:
+    with process() as (running, lines):
+        for number in (signal.SIGUSR2, signal.SIGALRM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGINT):
+            running.send_signal(number)
+            if number not in (signal.SIGUSR2, signal.SIGALRM):
+                expected = "reload\n" if number == signal.SIGHUP else f"end {int(number)}\n"
+                assert next(lines) == expected
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_closed_terminal_ends_what_it_has_started(nohup: bool) -> None:
+    terminal, end = pty.openpty()
+    with process(end, nohup=nohup) as (running, lines):
+        os.close(end)
+        running.send_signal(signal.SIGHUP)
+        assert next(lines) == "reload\n"
+        os.close(terminal)
+        assert next(lines) == ("reload\n" if nohup else "end 1\n")
