@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import time
+from typing import NoReturn
 
 from embert import __version__
 from embert.server.cli.models import name_of, plan
 from embert.server.config import ConfigError, ServeConfig, model_configs, read_api_keys, tls_context
+from embert.server.ipc.signals import handle_signals
 from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import use_memory
@@ -22,6 +25,8 @@ __all__ = ["serve"]
 
 log = logging.getLogger(__name__)
 
+LEAST_FILES, FILES_A_PROCESS = 128, 4  # of the supervisor; an HTTP process can then serve 30 connections
+
 
 def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None) -> int:
     """Run the server until it is told to stop; returns the exit status.
@@ -31,10 +36,11 @@ def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None)
     began = time.monotonic()
     configure_logging("supervisor", config.log_format, config.log_level)
     # Process 1 of a container ignores SIGTERM by default, and a model takes minutes to download. The supervisor later
-    # installs its own handler.
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    # installs its own handlers. HTTP processes, which read keys and certificates, do not run yet.
+    handle_signals(_end_start, lambda: None)
     context = tls_context(config)
     read_api_keys(config)
+    _raise_open_files(config.http_processes)
     configs = model_configs(config)
     traces = _traces_url(config)
     sockets = sockets or listen_for_each(config.host, config.port, config.http_processes)
@@ -65,6 +71,18 @@ def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None)
     return Supervisor(config, planned, broken, sockets, metrics_socket, began, memory, metrics, traces).run()
 
 
+def _raise_open_files(http_processes: int) -> None:
+    """Raise the limit of open files to the hard limit, for all processes. Raises ConfigError where that is too low."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    least = LEAST_FILES + FILES_A_PROCESS * http_processes
+    if hard != resource.RLIM_INFINITY and hard < least:
+        raise ConfigError(
+            f"a process may open {hard} files (ulimit -Hn); with {http_processes} HTTP processes embert needs at least "
+            f"{least}, and one more for each connection"
+        )
+
+
 def _traces_url(config: ServeConfig) -> str | None:
     """Where spans go, if anywhere. Raises ConfigError where --otlp-endpoint cannot be used.
 
@@ -82,8 +100,7 @@ def _traces_url(config: ServeConfig) -> str | None:
     return url
 
 
-def _on_sigterm(number: int, frame: object) -> None:
+def _end_start(number: int) -> NoReturn:
     """Exit at once: no process has been started yet."""
-    del frame
     log.info("received %s during startup; exiting", signal.Signals(number).name)
     exit_now(128 + number)  # SystemExit would wait for the threads of a download

@@ -147,6 +147,7 @@ class ServeConfig:
     client_timeout: float = _option(
         30.0, "maximum seconds that a client may pause while it sends its body or reads its answer", low=0.1
     )
+    timeout_keep_alive: float = _option(75.0, "seconds after which a connection without a request is closed", low=1.0)
     drain_timeout: float = _option(30.0, "seconds that requests in flight have to finish after SIGTERM", low=0.0)
     workers: int = _option(
         0, "HTTP processes; 0 means one for every four cores, at least 1, at most 4", low=0, high=256
@@ -161,7 +162,9 @@ class ServeConfig:
         "what needs no key, where keys are set; probes never do, except with none",
         choices=("probes", "page", "metrics", "docs", "none"),
     )
-    cors_allow_origin: tuple[str, ...] = _option((), "origin that may call from a browser; * for all")
+    cors_allow_origin: tuple[str, ...] = _option(
+        (), "origin that may call from a browser, such as https://example.com; * for all"
+    )
     metrics_port: int | None = _option(None, "serve /metrics on this port too, without a key", low=0, high=65535)
     latency_buckets: tuple[float, ...] = _option(
         (),
@@ -192,6 +195,8 @@ class ServeConfig:
         for option in dataclasses.fields(self):
             for value in _each(getattr(self, option.name)):
                 _check(option, value)
+        for origin in self.cors_allow_origin:
+            _check_origin(origin)
         self._check_tls()
         if len(self.keyless) > 1 and "none" in self.keyless:
             raise ConfigError(f"--keyless none cannot be combined with other values; it is {', '.join(self.keyless)}")
@@ -259,6 +264,31 @@ def _check(option: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{name} must be {bounds}; it is {value}")
     if (limits.get("secret") or limits.get("guards")) and not value.strip():
         raise ConfigError(f"{name} must not be blank")
+
+
+# An origin as browsers write it into a header: nothing after the port, no capitals, no usual port. `null` is that of a
+# file and of a sandbox.
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?", re.ASCII)
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
+
+
+def _is_origin(text: str) -> bool:
+    match = _ORIGIN.fullmatch(text)
+    return text in ("*", "null") or (match is not None and _USUAL_PORTS.get(match[1]) != match[3])
+
+
+def _check_origin(origin: str) -> None:
+    """Raise ConfigError for a value that no browser sends, so that it would allow nothing."""
+    if _is_origin(origin):
+        return
+    scheme, slashes, rest = origin.lower().partition("://")
+    host = re.split("[/?#]", rest)[0].removesuffix(_USUAL_PORTS.get(scheme, "none"))
+    meant = scheme + slashes + host
+    hint = f"; did you mean {meant}?" if _is_origin(meant) else ""
+    raise ConfigError(
+        "--cors-allow-origin must be an origin as browsers send it, such as http://localhost:3000, or * for all; "
+        f"it is {origin!r}, which matches none{hint}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,19 @@ import uvloop
 from embert.server.engine_client.background import exit_on_error, keep_running
 from embert.server.http.errors import ErrorFormat, ServerError, send_error
 from embert.server.http.request_head import scrape_form
-from embert.server.ipc.control import ControlConnection, Drain, Drained, EngineState, Failed, Message, Ready, StartApi
+from embert.server.ipc.control import (
+    ControlConnection,
+    Drain,
+    Drained,
+    EngineState,
+    Failed,
+    Message,
+    Ready,
+    Reload,
+    StartApi,
+)
 from embert.server.ipc.shared_counters import SharedCounters
+from embert.server.ipc.signals import DRAIN_SIGNALS
 from embert.server.observability import gc_tuning
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.logs import configure_logging, exit_now
@@ -60,6 +71,7 @@ def main() -> None:
     write_line = configure_logging(name, start.config.log_format, start.config.log_level)
     memory = MetricMemory(start.memory_fd)
     region = use_memory(memory, name)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's message says it
     sys.setswitchinterval(0.001)  # seconds; tokenizing threads must not hold up the event loop for long
     gc_tuning.before_imports()
     try:
@@ -77,13 +89,13 @@ async def _serve(
 ) -> None:
     # Not at the top: they take seconds to import, and the logs come first.
     from embert.engine.errors import EngineError
-    from embert.server.config import ConfigError, tls_context
+    from embert.server.config import ConfigError
     from embert.server.frontend.app import create_app
     from embert.server.frontend.routes import METRIC_ROUTES, METRIC_TASKS, error_formats_by_path, keyless_paths
     from embert.server.http.auth import Keys
     from embert.server.http.connections import Connections, connection_limit, end_slow_readers
     from embert.server.http.protocol import bounded_protocol
-    from embert.server.http.tls import with_tls
+    from embert.server.http.tls import Certificates, with_tls
     from embert.server.registry.model_registry import load_registry
 
     config = start.config
@@ -91,7 +103,7 @@ async def _serve(
     try:
         registry = load_registry(start, control, counters, memory, routes=METRIC_ROUTES, tasks=METRIC_TASKS)
         keys = Keys(config, keyless_paths(config.keyless_groups, registry.by_name))
-        tls = tls_context(config)
+        certificates = Certificates(config) if config.ssl_certfile is not None else None
         access_log = None
         if config.access_log != "off":
             access_log = AccessLog(config.access_log, f"api-{start.http_index}", write_line)
@@ -117,7 +129,7 @@ async def _serve(
             limit.served,
             config.max_connections,
         )
-    connections = Connections(limit)
+    connections = Connections(limit, config.timeout_keep_alive)
     metrics.open_connections, metrics.connections_limit = connections.__len__, limit.served
 
     def count_refused(route: str, status: int, client: tuple[str, int] | None) -> None:
@@ -128,18 +140,24 @@ async def _serve(
     bounds = config.header_limit, connections, registry.held, count_refused, error_formats_by_path()
     protocol = bounded_protocol(*bounds, app.direct)
     served: Callable[..., asyncio.Protocol] = protocol
-    if tls is not None:
-        served = with_tls(protocol, tls, connections)
+    if certificates is not None:
+        served = with_tls(protocol, certificates.current, connections)
     servers = [_Server(_uvicorn_config(app.asgi, served))]
     jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
     if start.metrics_fd is not None:
         servers.append(_Server(_uvicorn_config(_MetricsApp(registry.scrapes), bounded_protocol(*bounds))))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
+
+    def reload() -> None:
+        keys.refresh(forced=True)
+        if certificates is not None:
+            certificates.refresh()
+
     draining = _Draining(router, servers, connections, metrics, control, config)
     running = [
         keep_running(_write_metrics(registry, counters, start.http_index)),
         keep_running(publish(region, metrics.exemplars)),
-        keep_running(_follow(control, router, draining)),
+        keep_running(_follow(control, router, draining, reload)),
         keep_running(registry.bodies.watch()),
         keep_running(connections.watch()),
         keep_running(connections.watch_unread()),
@@ -147,7 +165,7 @@ async def _serve(
     ]
     if config.api_key_file is not None:
         threading.Thread(target=exit_on_error(keys.follow), name="api-key-file", daemon=True).start()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in DRAIN_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, draining.begin)
     gc_tuning.after_startup()
     control.send(Ready())
@@ -184,8 +202,8 @@ def _uvicorn_config(app: ASGIApp, protocol: Callable[..., asyncio.Protocol]) -> 
     )
 
 
-async def _follow(control: ControlConnection, router: Router, draining: _Draining) -> None:
-    """Follow the supervisor's messages; end with it."""
+async def _follow(control: ControlConnection, router: Router, draining: _Draining, reload: Callable[[], None]) -> None:
+    """Follow the supervisor's messages; end with it. `reload` runs in a thread: a file system may hang."""
     loop = asyncio.get_running_loop()
     control.socket.setblocking(False)
     readable = asyncio.Event()
@@ -199,6 +217,8 @@ async def _follow(control: ControlConnection, router: Router, draining: _Drainin
                 router.engine_changed(message)
             elif isinstance(message, Drain):
                 draining.begin()
+            elif isinstance(message, Reload):
+                threading.Thread(target=exit_on_error(reload), name="reload", daemon=True).start()
         await readable.wait()
         readable.clear()
         messages = control.drain()

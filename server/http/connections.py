@@ -28,7 +28,6 @@ __all__ = ["ConnectionLimit", "ConnectionSlot", "Connections", "connection_limit
 
 log = logging.getLogger(__name__)
 
-IDLE_TIMEOUT_S = 75.0  # without a request, even if other bytes come
 SPARE_FILES = 64  # descriptors opened later that are no connections: engines, metrics, files of the docs
 MOST_SURPLUS = 1024  # connections above the limit that are refused at the same time; others are closed unanswered
 UNREAD_CHECK_S = 0.25
@@ -87,8 +86,10 @@ class Connection(Protocol):
 class Connections:
     """All connections of one process, of all its ports."""
 
-    def __init__(self, limit: ConnectionLimit, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit: ConnectionLimit, idle_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """A connection without a request for `idle_s` is closed, even if other bytes come."""
         self.limit = limit
+        self._idle_s = idle_s
         self._served: set[Connection] = set()
         self._surplus: set[Connection] = set()
         self._idle: dict[Connection, float] = {}  # of those served, since when; the longest idle first
@@ -178,8 +179,8 @@ class Connections:
             self.check_files()
 
     def close_idle(self) -> None:
-        """Close what has been idle for IDLE_TIMEOUT_S."""
-        due = self._clock() - IDLE_TIMEOUT_S
+        """Close what has been idle for too long."""
+        due = self._clock() - self._idle_s
         for connection, _ in takewhile(lambda item: item[1] <= due, list(self._idle.items())):
             connection.transport.close()
 

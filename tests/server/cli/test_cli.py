@@ -403,6 +403,7 @@ def test_a_blank_key_opens_no_server(name: str, value: str, tmp_path: Path, monk
             {"ssl_certfile": "c", "ssl_ca_certs": "a"},
             "--ssl-ca-certs and --ssl-cert-reqs 1 or 2 go together; only one of them was given",
         ),
+        ({"timeout_keep_alive": 0.0}, "--timeout-keep-alive must be at least 1.0; it is 0.0"),
         ({"keyless": ("all",)}, "--keyless must be one of probes, page, metrics, docs, none; it is 'all'"),
         ({"keyless": ("none", "docs")}, "--keyless none cannot be combined with other values; it is none, docs"),
     ],
@@ -411,6 +412,48 @@ def test_values_that_cannot_be(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as error:
         ServeConfig(**values)
     assert str(error.value) == said
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "*",
+        "null",
+        "http://localhost:3000",
+        "https://a-b.example.com",
+        "http://[::1]:8000",
+        "chrome-extension://abcdefghijklmnop",
+        "tauri://localhost",
+        "http://example.com:443",
+    ],
+)
+def test_origins_that_browsers_send(origin: str) -> None:
+    assert ServeConfig(cors_allow_origin=(origin,)).cors_allow_origin == (origin,)
+
+
+@pytest.mark.parametrize(
+    ("origin", "meant"),
+    [
+        ("http://localhost:3000/", "http://localhost:3000"),
+        ("https://Example.com/app?x#y", "https://example.com"),
+        ("HTTP://example.com:80", "http://example.com"),
+        ("https://example.com:443", "https://example.com"),
+        ("http://localhost:*", ""),
+        ("https://*.example.com", ""),
+        ("example.com", ""),
+        ("http://user@example.com", ""),
+        ("http://a.com,http://b.com", ""),
+        (" http://a.com", ""),
+        ("http://a.com:", ""),
+        ("http://münchen.de", ""),
+        ("", ""),
+    ],
+)
+def test_origins_that_no_browser_sends_are_refused(origin: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match="--cors-allow-origin") as error:
+        ServeConfig(cors_allow_origin=("https://example.com", origin))
+    assert repr(origin) in str(error.value)
+    assert ("did you mean" in str(error.value), meant in str(error.value)) == (bool(meant), True)
 
 
 def test_a_key_in_the_environment_is_not_repeated_in_an_error() -> None:

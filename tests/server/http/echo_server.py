@@ -28,6 +28,7 @@ from embert.server.http.protocol import bounded_protocol
 from embert.server.http.tls import with_tls
 
 LIMIT = 4096
+IDLE_S = 50.0
 GET = b"GET /livez HTTP/1.1\r\nhost: h\r\n\r\n"
 INNER = b"GET /inner HTTP/1.1\r\nhost: h\r\n\r\n"
 GET_LARGE = b"GET /large HTTP/1.1\r\nhost: h\r\n\r\n"
@@ -218,7 +219,7 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """`tls` has the contexts of server and clients."""
     loop = asyncio.get_running_loop()
-    serving = Serving(Connections(ConnectionLimit(served, surplus), loop.time), HeldBytes(held))
+    serving = Serving(Connections(ConnectionLimit(served, surplus), IDLE_S, loop.time), HeldBytes(held))
     protocol = bounded_protocol(
         LIMIT,
         serving.connections,
@@ -228,7 +229,8 @@ async def serving(
     )
     factory: Callable[..., asyncio.Protocol] = protocol
     if tls is not None:
-        factory, serving.trust = with_tls(protocol, tls[0], serving.connections), tls[1]
+        server_tls, serving.trust = tls
+        factory = with_tls(protocol, lambda: server_tls, serving.connections)
     config = uvicorn.Config(serving.app, http=protocol, ws="none", interface="asgi3", lifespan="off", log_config=None)
     config.load()
     state = ServerState()

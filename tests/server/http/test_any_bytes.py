@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from embert.server.http import protocol
-from embert.server.http.connections import IDLE_TIMEOUT_S
 from embert.server.http.protocol import HEAD_TIMEOUT_S
-from tests.server.http.echo_server import GET, H2C, INNER, Clock, Serving, chunked, cut, post, scene
+from tests.server.http.echo_server import GET, H2C, IDLE_S, INNER, Clock, Serving, chunked, cut, post, scene
 
 TOKENS = (
     b"\r\n", b"\n", b"\r", b"\0", b" ", b":", b"Transfer-Encoding: chunked\r\n", b"Content-Length: 5\r\n", b"0\r\n\r\n",
@@ -105,7 +104,7 @@ async def exchange(server: Serving, pieces: list[bytes]) -> list[Any]:
     """Status and length of each answer, and whether the connection then waits for more."""
     pipe = Pipe(server.make())
     await pipe.feed(pieces)
-    for seconds in (HEAD_TIMEOUT_S, IDLE_TIMEOUT_S, protocol.LINGER_S):
+    for seconds in (HEAD_TIMEOUT_S, IDLE_S, protocol.LINGER_S):
         await rounds()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Clock)

@@ -18,7 +18,6 @@ import pytest
 
 from embert.server.http import protocol
 from embert.server.http.connections import (
-    IDLE_TIMEOUT_S,
     LOG_INTERVAL_S,
     MOST_SURPLUS,
     ConnectionLimit,
@@ -26,7 +25,7 @@ from embert.server.http.connections import (
     ConnectionSlot,
 )
 from embert.server.http.protocol import SURPLUS_S
-from tests.server.http.echo_server import EARLY, GET, INNER, LIMIT, Serving, post, scene, skip, wait_until
+from tests.server.http.echo_server import EARLY, GET, IDLE_S, INNER, LIMIT, Serving, post, scene, skip, wait_until
 from tests.server.live import PATIENT, ROOT, STAND_IN, live, until
 from tests.server.stand_in import HELD
 
@@ -47,7 +46,7 @@ class Fake:
 
 
 def test_the_connection_idle_for_longest_is_closed_for_another() -> None:
-    connections = Connections(ConnectionLimit(3, 1))
+    connections = Connections(ConnectionLimit(3, 1), IDLE_S)
     unsent, first, second = Fake(stays=True), Fake(), Fake()
     for each in (unsent, first, second):
         assert connections.add(each) is ConnectionSlot.SERVED
@@ -69,7 +68,7 @@ def test_the_connection_idle_for_longest_is_closed_for_another() -> None:
 
 def test_idle_ones_are_closed_without_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
-    connections = Connections(ConnectionLimit(3, 1), lambda: now)
+    connections = Connections(ConnectionLimit(3, 1), IDLE_S, lambda: now)
     idle = Fake()
     connections.add(idle)
     connections.mark_idle(idle)
@@ -178,9 +177,9 @@ async def test_empty_lines_do_not_keep_an_idle_connection_open(server: Serving) 
     for _ in range(4):
         for client in (fresh, used):
             await client.send(b"\r\n")
-        await skip(IDLE_TIMEOUT_S / 5)
+        await skip(IDLE_S / 5)
     assert len(server.connections) == 2
-    await skip(IDLE_TIMEOUT_S / 4)
+    await skip(IDLE_S / 4)
     assert not await fresh.rest()
     assert not await used.rest()
     flood = await server.connect()
