@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -55,19 +54,6 @@ def small_tagger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = build_classifier(tmp_path_factory.mktemp("tagger"), "O", "B-PER", "I-PER", tokens=True)
     with live(str(folder), *STAND_IN, "--max-client-batch-size", "16") as running:
         yield running
-
-
-def test_its_page_works_behind_a_path(http: httpx.Client) -> None:
-    """A proxy serves the server below /embert/, and strips that."""
-    page = http.get("/docs").text
-    links = [one or other for one, other in re.findall(r"""(?:src|href)="([^"]+)"|url: ["']([^"']+)["']""", page)]
-    paths = [urljoin("/embert/docs", link) for link in links]
-    assert "/embert/openapi.json" in paths
-    assert len(paths) == 4
-    for path in paths:
-        assert http.get(path.removeprefix("/embert")).status_code == 200
-    (server,) = http.get("/openapi.json").json()["servers"]
-    assert urljoin("/embert/openapi.json", server["url"]) == "/embert/"
 
 
 @pytest.fixture(scope="module")
