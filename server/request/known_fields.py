@@ -17,6 +17,7 @@ from embert.server.http.errors import Invalid, describe
 
 __all__ = ["Api", "Fields", "KnownField", "TranslatedFields", "Verdict", "header_value", "translate_fields"]
 
+_MOST_FIELDS = 1000  # of an object: any API has fewer than 50
 _NAMES_IN_HEADER = 16
 _LETTERS_OF_A_NAME = 40
 
@@ -122,6 +123,8 @@ def _flat(values: Mapping[str, Any], fields: Fields) -> list[tuple[str, Any]]:
             result.extend(value.items())
         else:
             raise Invalid(f"`{name}` must be an object; it is {describe(value)}", name)
+    if len(result) > _MOST_FIELDS:
+        raise Invalid(f"the request has {len(result)} fields; the limit is {_MOST_FIELDS}")
     return result
 
 

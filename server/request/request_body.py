@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 from pydantic_core import from_json
 
 from embert.server.http.errors import BadRequest, Invalid, ServerError, describe
 from embert.server.request.known_fields import Fields, TranslatedFields, translate_fields
-from embert.server.request.large_bodies import LARGE, SplitIds
+from embert.server.request.large_bodies import SplitIds
 
 __all__ = [
     "FAIL_FAST",
@@ -37,6 +37,9 @@ __all__ = [
     "parse",
     "validate",
 ]
+
+
+_WANTED = {"none_required": "null", "model_type": "an object", "dict_type": "an object"}  # where pydantic names Python's
 
 
 class _FailFast(FailFast):
@@ -114,34 +117,37 @@ def parse(schema: type[RequestT], body: bytes, split: SplitIds | None = None, no
     Invalid when it does not match `schema`, or has a field that `schema.known` refuses.
     """
     if split is not None:
-        rest, stand_in, ids = split
-        try:
-            request = schema.model_validate_json(rest)
-        except ValidationError:
-            pass  # the error is about the whole body
-        else:
-            for field in ("input", "inputs", "ids"):
-                if getattr(request, field, None) == [stand_in]:
-                    return _without_others(request.model_copy(update={field: ids}), note)
-    if len(body) > LARGE:
-        # orjson takes half of pydantic's time. It accepts less; what it refuses is explained by pydantic.
-        try:
-            return _without_others(schema.model_validate(orjson.loads(body)), note)
-        except (orjson.JSONDecodeError, ValidationError):
-            pass
+        value = _read_json(split.rest)
+        if isinstance(value, dict) and value.get(split.field) == split.stand_in:
+            ids = split.ids
+            # One id in place of all is enough for validation. `split_ids` has validated the others.
+            value[split.field] = few = [ids[0]] if isinstance(ids[0], int) else [ids[0][:1]]
+            request = validate(schema, value, note)
+            has_ids = getattr(request, split.field, None) == few
+            return request.model_copy(update={split.field: ids}) if has_ids else request
+    return validate(schema, _read_json(body), note)
+
+
+def _read_json(body: bytes) -> Any:
+    """The value in a body. Raises BadRequest where it is not JSON."""
     try:
-        request = schema.model_validate_json(body)
+        return from_json(body, cache_strings="keys")
+    except ValueError as error:
+        reason = str(error)
+    if body.startswith(codecs.BOM_UTF8):
+        reason = "it begins with a byte order mark"
+    if "hex escape" in reason or "surrogate" in reason:
+        reason += "; a lone surrogate such as \\ud800 is not text"
+    raise BadRequest(f"the request body is not valid JSON: {reason}")
+
+
+def validate(schema: type[RequestT], value: Any, note: Note = id) -> RequestT:
+    """The request in a value that was a body or part of one. `note` and errors are those of `parse`."""
+    try:
+        request = schema.model_validate(value)
     except ValidationError as error:
-        return _parse_again(schema, error, lambda: from_json(body), note)
+        return _validate_other_words(schema, error, value, note)
     return _without_others(request, note) if request.__pydantic_extra__ else request
-
-
-def validate(schema: type[RequestT], value: dict[str, Any], note: Note = id) -> RequestT:
-    """The request in an object that was part of a body. `note` and errors are those of `parse`."""
-    try:
-        return _without_others(schema.model_validate(value), note)
-    except ValidationError as error:
-        return _parse_again(schema, error, lambda: value, note)
 
 
 # --- other fields and other words, which most requests do not have ---
@@ -162,14 +168,10 @@ def _without_others(request: RequestT, note: Note) -> RequestT:
     return _validate_translated(schema, translated)
 
 
-def _parse_again(
-    schema: type[RequestT], error: ValidationError, read: Callable[[], dict[str, Any]], note: Note
-) -> RequestT:
-    """The request in a body that the schema does not take, if other words are all that is wrong."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    if first["type"] == "json_invalid" or not first["loc"]:
-        raise _explain(schema, error) from None
-    values = read()
+def _validate_other_words(schema: type[RequestT], error: ValidationError, values: Any, note: Note) -> RequestT:
+    """The request in a value that the schema does not take, if other words are all that is wrong."""
+    if not isinstance(values, dict):
+        raise Invalid(f"the request body must be a JSON object; it is {describe(values)}")
     translated = _translated(schema, values)
     note(translated)
     return _validate_translated(schema, translated, error if translated.values == values else None)
@@ -239,28 +241,21 @@ def as_sent(error: ErrorT, names: Mapping[str, str]) -> ErrorT:
     return error
 
 
-def _explain(schema: type[RequestBody], error: ValidationError) -> BadRequest | Invalid:
+def _explain(schema: type[RequestBody], error: ValidationError) -> Invalid:
     """The most telling of the complaints, in words.
 
     A union complains once for each of its members; the client meant the one whose validation got furthest.
     """
     complaints = error.errors(include_url=False, include_context=True)
-    if complaints[0]["type"] == "json_invalid":
-        reason = complaints[0]["ctx"]["error"]
-        if "hex escape" in reason or "surrogate" in reason:
-            reason += "; a lone surrogate such as \\ud800 is not text"
-        return BadRequest(f"the request body is not valid JSON: {reason}")
     worst = max(complaints, key=lambda complaint: [step for step in complaint["loc"] if isinstance(step, int)])
     path, kind, value = _path(worst["loc"]), worst["type"], worst["input"]
-    if not path:
-        return Invalid(f"the request body must be a JSON object; it is {describe(value)}")
     field, name = str(path[0]), _spell(path)
     if kind == "missing":
         return Invalid(f"`{name}` is required", field)
     form = schema.input_forms.get(field)
     if form is not None and form.words:
         return Invalid(f"`{field}` must be {form.words}; `{name}` is {describe(value)}", field)
-    wanted = "null" if kind == "none_required" else worst["msg"].removeprefix("Input should be ")
+    wanted = _WANTED.get(kind) or worst["msg"].removeprefix("Input should be ")
     if kind == "literal_error" and isinstance(value, str) and value.isidentifier() and len(value) <= 20:
         return Invalid(f"`{name}` must be {wanted}; it is {value!r}", field)
     return Invalid(f"`{name}` must be {wanted}; it is {describe(value)}", field)

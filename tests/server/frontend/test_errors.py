@@ -75,11 +75,12 @@ BODIES: list[tuple[dict[str, Any] | bytes, int, str | None, tuple[str, ...], tup
     (b'["canary-7f3a"]', 422, None, ("object", "a list of 1"), BOTH),
     (b'"canary-7f3a"', 422, None, ("object", "a string of 11"), BOTH),
     (b"null", 422, None, ("object", "null"), BOTH),
+    (b'{"INPUT": ' + b"[" * 100_000, 413, None, ("100001 lists", "12288", "2048"), BOTH),
     *((body, 400, None, ("JSON",), BOTH) for body in (
         b"", b'{"INPUT": "canary-7f3a', b'{"INPUT": "canary-7f3a"} canary-7f3a', b'{"INPUT": "canary-7f3a",}',
         b'\xef\xbb\xbf{"INPUT": "canary-7f3a"}', json.dumps({"INPUT": CANARY}).encode("utf-16"),
         rb'{"INPUT": "canary-7f3a \ud800"}', b'{"INPUT": "canary-7f3a \xed\xa0\x80"}', b'{"INPUT": "canary-7f3a \xff"}',
-        b'{"INPUT": "canary-7f3a\n"}', b'{"INPUT": ' + b"[" * 100_000, b'{"INPUT": ' + b'{"a":' * 10_000,
+        b'{"INPUT": "canary-7f3a\n"}', b'{"INPUT": ' + b"[" * 10_000, b'{"INPUT": ' + b'{"a":' * 10_000,
         b'{"INPUT": [' + b"9" * 5000 + b"]}",
     )),
 ]  # fmt: skip
