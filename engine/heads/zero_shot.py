@@ -6,6 +6,7 @@ says whether the second follows from the first.
 
 from __future__ import annotations
 
+import contextlib
 import string
 from collections.abc import Sequence
 
@@ -15,10 +16,11 @@ import numpy.typing as npt
 from embert.engine.errors import InputError
 from embert.engine.heads.scores import LabelScore, scores
 
-__all__ = ["MOST_LABELS", "TEMPLATE", "check_labels", "hypotheses", "zero_shot_labels"]
+__all__ = ["MOST_LABELS", "TEMPLATE", "check_labels", "hypotheses", "split_labels", "zero_shot_labels"]
 
 TEMPLATE = "This example is {}."
 MOST_LABELS = 1000
+MOST_TEMPLATE_CHARACTERS = 65_536
 _SHOWN_CHARACTERS = 40
 
 
@@ -26,10 +28,21 @@ def check_labels(labels: Sequence[str], param: str) -> None:
     """Raise InputError for no labels, an empty one, or more than MOST_LABELS. `param` is the field that they are in."""
     if not labels:
         raise InputError(f"`{param}` must have at least one label", param=param)
-    if len(labels) > MOST_LABELS:
-        raise InputError(f"`{param}` has {len(labels)} labels; the limit is {MOST_LABELS}", param=param)
+    _check_count(len(labels), param)
     if "" in labels:
         raise InputError(f"`{param}[{[*labels].index('')}]` must not be empty", param=param)
+
+
+def split_labels(text: str, param: str) -> list[str]:
+    """Labels with commas between them, without blank ones. Raises InputError for more than MOST_LABELS commas."""
+    if (commas := text.count(",")) > MOST_LABELS:
+        _check_count(commas + 1, param)
+    return [label for each in text.split(",") if (label := each.strip())]
+
+
+def _check_count(labels: int, param: str) -> None:
+    if labels > MOST_LABELS:
+        raise InputError(f"`{param}` has {labels} labels; the limit is {MOST_LABELS}", param=param)
 
 
 def hypotheses(template: str, labels: Sequence[str], param: str = "hypothesis_template") -> list[str]:
@@ -38,15 +51,20 @@ def hypotheses(template: str, labels: Sequence[str], param: str = "hypothesis_te
     Raises InputError, which names `param`, for a template without {} or with other fields: str.format would let a
     client ask for any width, and for attributes.
     """
-    try:
-        fields = [field[1:] for field in string.Formatter().parse(template) if field[1] is not None]
-    except (TypeError, ValueError):
-        fields = []
-    if fields != [("", "", None)]:
+    if len(template) > MOST_TEMPLATE_CHARACTERS:
+        raise InputError(
+            f"`{param}` has {len(template)} characters; the limit is {MOST_TEMPLATE_CHARACTERS}", param=param
+        )
+    pieces: list[tuple[str, str | None, str | None, str | None]] = []
+    with contextlib.suppress(TypeError, ValueError):
+        pieces = [*string.Formatter().parse(template)]
+    fields = [index for index, piece in enumerate(pieces) if piece[1] is not None]
+    if len(fields) != 1 or pieces[fields[0]][1:] != ("", "", None):
         shown = repr(template)
         shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
         raise InputError(f"`{param}` must have {{}} once, where the label goes; it is {shown}", param=param)
-    return [template.format(label) for label in labels]
+    before, after = ("".join(text for text, *_ in part) for part in (pieces[: fields[0] + 1], pieces[fields[0] + 1 :]))
+    return [f"{before}{label}{after}" for label in labels]
 
 
 def zero_shot_labels(

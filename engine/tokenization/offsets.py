@@ -22,7 +22,7 @@ from embert.engine.tokenization.encoded import (
 )
 from embert.engine.tokenization.split_points import TextParts
 
-__all__ = ["Window", "encode_spans", "tokens_with_offsets"]
+__all__ = ["Window", "encode_spans", "shortened", "tokens_with_offsets"]
 
 CHUNK_CHARACTERS = 8_192
 CHUNK_TOKENS = 131_072  # of sequences that are laid end to end in one chunk
@@ -62,6 +62,22 @@ def tokens_with_offsets(
                 tokens += special.after
             answer.append((part.number, tokens))
         yield answer
+
+
+def shortened(
+    backend: Backend, texts: Sequence[str], tokens: int, *, param: str, most_unbroken: int
+) -> Chunks[list[str]]:
+    """The beginning of each text with so many tokens, in chunks. Raises as `tokens_with_offsets`."""
+    kept = [*texts]
+    counts = [0] * len(texts)
+    for parts in _parts(backend, texts, param=param, most_unbroken=most_unbroken, most=tokens + 1):
+        for part in parts:
+            left = tokens - counts[part.number]
+            if 0 < left < len(part.ids) or (left == len(part.ids) and not part.is_last):
+                kept[part.number] = texts[part.number][: part.offsets[left - 1][1] + part.shift]
+            counts[part.number] += len(part.ids)
+        yield sum(counts)
+    return kept
 
 
 class Window(NamedTuple):

@@ -27,6 +27,7 @@ from embert.engine.tokenization.encoded import (
     groups,
     too_long,
 )
+from embert.engine.tokenization.offsets import shortened
 
 __all__ = ["Pairs"]
 
@@ -34,8 +35,6 @@ CHUNK_TOKENS = 131_072  # of pairs that are laid end to end in one chunk
 # Texts of more tokens count as equally long, so that a request cannot have all of a long body tokenized: at most one
 # token of either is at stake.
 COMPARED_TOKENS = 65_536
-
-MOST_TOKEN_CHARACTERS = 64  # of a text on average: bounds what is tokenized of one that is cut to a number of tokens
 
 Counts = npt.NDArray[np.int64]  # tokens of each text
 
@@ -137,8 +136,8 @@ class Pairs:
         _check_counts(firsts, seconds, options)
         cuts = self._backend.cuts(options)
         if cuts:
-            firsts = [self._shortened(text, options.first_limit) for text in firsts]
-            seconds = [self._shortened(text, options.second_limit) for text in seconds]
+            firsts = yield from self._shortened(firsts, options.first_limit, options.param, chunking)
+            seconds = yield from self._shortened(seconds, options.second_limit, options.second_param, chunking)
         firsts = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
         limit = min(options.limit or self._limit, self._limit) if cuts else self._limit
         end = self._template_end(pair_text)
@@ -177,6 +176,14 @@ class Pairs:
         lengths = np.fromiter(map(len, bodies), np.int32, len(bodies)) // np.int32(ID_BYTES)
         return Encoded(np.frombuffer(b"".join(bodies), np.int32), lengths, truncated)
 
+    def _shortened(
+        self, texts: Sequence[str], limit: int | None, param: str, chunking: Chunking
+    ) -> Chunks[Sequence[str]]:
+        """The texts, each without what is over a number of tokens."""
+        if limit is None or limit >= self._limit:
+            return texts  # the pair as a whole is cut
+        return (yield from shortened(self._backend, texts, limit, param=param, most_unbroken=chunking.most_unbroken))
+
     def _template_end(self, pair_text: PairText) -> bytes:
         """Ids of the tokens that all pairs end in."""
         ends = [self._backend.library_ids([pair_text.joined(filler, filler)])[0] for filler in ("0", "1 2 3 4")]
@@ -185,14 +192,6 @@ class Pairs:
         differ = np.flatnonzero(first[:shorter] != second[:shorter])
         count = int(differ[0]) if len(differ) else 0
         return ends[0][len(ends[0]) - count * ID_BYTES :]
-
-    def _shortened(self, text: str, limit: int | None) -> str:
-        """The text's beginning of so many tokens."""
-        if limit is None or len(text) <= limit:  # a token has a character at least
-            return text
-        text = text[: limit * MOST_TOKEN_CHARACTERS]
-        (encoding,) = self._backend.encodings([text])
-        return text if len(encoding.ids) <= limit else text[: encoding.offsets[limit - 1][1]]
 
     def _checked(
         self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions

@@ -34,7 +34,6 @@ __all__ = ["Admission", "wait_s", "work_within"]
 LOW_PRIORITY_SHARE = 0.75  # of the limit: low-priority requests leave the rest to interactive ones
 LARGE_PART = 8  # of the limit divided by this: what a request counts as at most, and what larger ones leave free
 MIN_BATCHES = 2  # of each engine that the limit always holds; with fewer an engine would wait between two batches
-_RETRY_AFTER_MAX_S = 60
 
 
 class Engine(Protocol):
@@ -279,7 +278,7 @@ class Admission:
         if not rate:
             return 1
         left_s = wait_s(self._counters.admitted(self._model) / rate, self._others_s())
-        return min(_RETRY_AFTER_MAX_S, max(1, math.ceil(left_s)))
+        return max(1, math.ceil(left_s))
 
 
 def wait_s(work_s: float, others_s: Sequence[float]) -> float:

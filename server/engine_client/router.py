@@ -242,6 +242,9 @@ class Router:
                 # The watcher's CancelledError holds its frame, and the frame this request. Without this line the
                 # request would hold the watcher: a cycle that keeps the vectors in memory.
                 pending.watcher = None
+            # The future holds the exception that it raised here, whose traceback holds this frame and its callers',
+            # with the texts: another cycle, if the frame held the future.
+            del pending
 
     def _has_run(self, pending: PendingRequest) -> bool:
         """Whether texts of the request have run or are running."""

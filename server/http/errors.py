@@ -59,6 +59,9 @@ class ErrorFormat(Enum):
 ErrorFormats = Mapping[str, ErrorFormat]  # of every path that there can be
 
 
+_RETRY_AFTER_MAX_S = 60
+
+
 class ServerError(Exception):
     """An answer that is not 200."""
 
@@ -70,9 +73,10 @@ class ServerError(Exception):
     outcome = ""  # for metrics, where the status does not say it
 
     def __init__(self, message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
-        """`param` is the field of the request that the message is about."""
+        """`param` is the field of the request that the message is about. `retry_after_s` counts as a minute at most."""
         super().__init__(message)
-        self.message, self.param, self.retry_after_s = message, param, retry_after_s
+        self.message, self.param = message, param
+        self.retry_after_s = None if retry_after_s is None else min(retry_after_s, _RETRY_AFTER_MAX_S)
 
     def __str__(self) -> str:
         return self.message

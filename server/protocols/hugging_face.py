@@ -12,7 +12,14 @@ from pydantic import BaseModel, BeforeValidator, Field, RootModel
 
 from embert.engine import Task
 from embert.engine.entities import DEFAULT_IGNORED, Aggregation, Entity, EntityOptions, entities_of
-from embert.engine.heads.zero_shot import MOST_LABELS, TEMPLATE, check_labels, hypotheses, zero_shot_labels
+from embert.engine.heads.zero_shot import (
+    MOST_LABELS,
+    TEMPLATE,
+    check_labels,
+    hypotheses,
+    split_labels,
+    zero_shot_labels,
+)
 from embert.engine.tokenization.encoded import Chunks, TokenizeOptions, finish
 from embert.server.http.errors import EmptyInput, PayloadTooLarge
 from embert.server.protocols.fields import FIELDS
@@ -188,7 +195,7 @@ async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
     assert entailment is not None  # noqa: S101 - see above
     labels = request.candidate_labels
     if isinstance(labels, str):
-        labels = [label.strip() for label in labels.split(",") if label.strip()]
+        labels = split_labels(labels, "candidate_labels")
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     _check_texts(texts)
     check_labels(labels, "candidate_labels")

@@ -142,7 +142,7 @@ class RequestContext:
             value = self._body.get(field)
             begins = ((dict, b"{"), (list, b"["), (str, b'"'))
             return next((begin for kind, begin in begins if isinstance(value, kind)), b"")
-        match = re.search(rb'"%b"\s*:\s*(.)' % field.encode(), self._body, re.DOTALL)
+        match = re.search(rb'"%b"\s*+:\s*+(.)' % field.encode(), self._body, re.DOTALL)
         return b"" if match is None else match[1]
 
     def names(self, field: str) -> bool:
@@ -154,7 +154,7 @@ class RequestContext:
             objects = (self._body, *(value for value in self._body.values() if isinstance(value, dict)))
             return any(field in each for each in objects)
         name = b'"%b"' % field.encode()
-        return name in self._body and re.search(rb"%b\s*:" % name, self._body) is not None
+        return name in self._body and re.search(rb"%b\s*+:" % name, self._body) is not None
 
     async def parse(self, schema: type[RequestT]) -> RequestT:
         """The request in the body, once; the body is dropped.
@@ -329,7 +329,7 @@ class RequestContext:
         least = partial(texts.least_tokens, handle.model.max_input_length, options)
         handle.admission.check_capacity(least, texts.most_tokens, request)
         if prompt := handle.served.default_prompt:
-            texts = TextPairs([prompt + first for first in texts.firsts], texts.seconds)
+            texts = texts.with_prompt(prompt)
         encoded = await handle.input_tokenizer.encode_pairs(
             texts,
             self.receive,

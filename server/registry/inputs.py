@@ -104,14 +104,19 @@ class TextPairs:
 
     @property
     def size(self) -> int:
-        """Characters that the request has."""
-        return sum(map(len, self.firsts)) + self._second_characters
+        """Characters of all texts; one that is in several pairs counts once."""
+        return sum({id(text): len(text) for text in (*self.firsts, *self.seconds) if text is not None}.values())
 
     @property
     def characters(self) -> int:
         """Characters of all pairs."""
         shared = len(self.seconds) if len(self.firsts) == 1 else 1
         return shared * sum(map(len, self.firsts)) + self._second_characters
+
+    def with_prompt(self, prompt: str) -> TextPairs:
+        """The same with a prompt before each first text. One that is in several pairs is copied once."""
+        prompted = {text: prompt + text for text in {*self.firsts}}
+        return TextPairs([prompted[text] for text in self.firsts], self.seconds)
 
     @property
     def _second_characters(self) -> int:

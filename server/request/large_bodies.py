@@ -99,9 +99,7 @@ def check_values(
         raise PayloadTooLarge(f"the request body has {strings} strings; {allowed.format(most_strings)}")
     outside = b"".join(body.split(b'"')[::2])  # of strings
     if (containers := _containers(outside)) > most_containers:
-        raise PayloadTooLarge(
-            f"the request body has {containers} lists and objects; {allowed.format(most_containers)}"
-        )
+        raise PayloadTooLarge(f"the request body has {containers} lists and objects; {allowed.format(most_containers)}")
     if (commas := outside.count(b",")) > most_values:
         raise PayloadTooLarge(f"the request body has {commas} values or more; the limit is {most_values}")
 

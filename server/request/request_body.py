@@ -39,7 +39,11 @@ __all__ = [
 ]
 
 
-_WANTED = {"none_required": "null", "model_type": "an object", "dict_type": "an object"}  # where pydantic names Python's
+_WANTED = {
+    "none_required": "null",
+    "model_type": "an object",
+    "dict_type": "an object",
+}  # where pydantic names Python's
 
 
 class _FailFast(FailFast):

@@ -155,7 +155,7 @@ class Inner(BaseModel):
 
 class Outer(RequestBody):
     inputs: Any = None
-    rest: list[Inner] = []
+    rest: list[Inner] | None = None
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ class Outer(RequestBody):
         (Outer(inputs=["é" * 1000, "a" * 500]), 1500),
         (Outer(rest=[Inner(text="a" * 1000)] * 3), 3000),
         (Outer(inputs=[[300, 301, 302]] * 10), 30 * 36),  # sys.getsizeof(300), and a reference
-        (Outer(x=[[[]] * 10] * 10), 100 * 56),  # sys.getsizeof([])
+        (Outer(inputs=[[[]] * 10] * 10), 100 * 56),  # sys.getsizeof([])
         ({"instances": [{"inputs": "a" * 1000}]}, 1000),
     ],
     ids=["ascii", "emoji", "list", "objects", "ids", "lists", "dict"],
