@@ -155,6 +155,9 @@ class TaskEndpoint:
                 context.take_body(body)
             content_type, answer = await self._handler(context)
         except (ServerError, InputError) as mistake:
+            # The traceback holds frames with the texts, and one of the frames this exception: a cycle that would keep
+            # them in memory until a garbage collection, which is rare here.
+            mistake.__traceback__ = None
             error = as_server_error(mistake)
             if error.reject_reason is not None:
                 self._metrics.rejected[error.reject_reason].inc()

@@ -76,11 +76,15 @@ async def _answer(part: RequestContext, handler: Handler, index: int) -> bytes:
     try:
         _, body = await handler(part)
     except (ServerError, InputError) as mistake:
-        error = as_server_error(mistake)
-        part.as_sent(error)
-        error.message = f"instances[{index}]: {error.message}"
-        raise error from None
+        raise _named(mistake, part, index) from None
     return body
+
+
+def _named(mistake: ServerError | InputError, part: RequestContext, index: int) -> ServerError:
+    """The error of an instance. The frame that raises it must not hold it, which would be a cycle with the texts."""
+    error = part.as_sent(as_server_error(mistake))
+    error.message = f"instances[{index}]: {error.message}"
+    return error
 
 
 async def _some_at_once(answers: Iterator[Coroutine[Any, Any, None]]) -> None:

@@ -308,11 +308,12 @@ class TokenizerPool:
         loop = asyncio.get_running_loop()
         left: asyncio.Task[None] | None = None
         self._waiting += size
+        result: list[ResultT] = []
         try:
             while True:
-                tokens, last = await loop.run_in_executor(self._executor, _next_chunk, chunks)
-                if last is not None:
-                    return last.value  # type: ignore[no-any-return]
+                tokens = await loop.run_in_executor(self._executor, _next_chunk, chunks, result)
+                if result:
+                    return result.pop()
                 check(tokens)
                 if left is not None and left.done():
                     raise asyncio.CancelledError
@@ -337,11 +338,16 @@ class TokenizerPool:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _next_chunk(chunks: Chunks[Any]) -> tuple[int, StopIteration | None]:
+def _next_chunk(chunks: Chunks[ResultT], result: list[ResultT]) -> int:
+    """The number of tokens so far; the last chunk puts what it returns into `result`.
+
+    An executor's future is in a cycle with its callbacks, so it must not hold the result.
+    """
     try:
-        return next(chunks), None
+        return next(chunks)
     except StopIteration as last:
-        return 0, last
+        result.append(last.value)
+        return 0
 
 
 async def _until_left(receive: Callable[[], Awaitable[Any]]) -> None:
@@ -351,10 +357,11 @@ async def _until_left(receive: Callable[[], Awaitable[Any]]) -> None:
 
 def _finish_checked(chunks: Chunks[ResultT], check: Callable[[int], None]) -> ResultT:
     """Run all chunks here and return the result; `check` gets the number of tokens after each."""
+    result: list[ResultT] = []
     while True:
-        tokens, last = _next_chunk(chunks)
-        if last is not None:
-            return last.value  # type: ignore[no-any-return]
+        tokens = _next_chunk(chunks, result)
+        if result:
+            return result.pop()
         check(tokens)
 
 
