@@ -4,15 +4,15 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/status.h"
@@ -26,112 +26,70 @@ namespace {
 
 template <typename T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-// Columns in, columns out, activation.
-using LinearLayer = std::tuple<int, int, std::string>;
-// Activation and epsilon of the transform, how often log1p is applied, whether the decoder is the word table.
-using SpladeTuple = std::tuple<std::string, float, int, bool>;
-// Of a layer: window, RoPE columns, RoPE table.
-using AttentionTuple = std::tuple<int, int, int>;
 
-// The place of a name among these; raises Refused if it is none of them.
-template <size_t n>
-int index_of(const char* const (&names)[n], const std::string& name, const char* what) {
-  const auto* const position = std::find(std::begin(names), std::end(names), name);
-  if (position == std::end(names))
-    throw Refused(std::string("the CUDA encoder does not know the ") + what + " " + name);
-  return int(position - names);
+// Enums of Python with the names that engine/ has for their values.
+template <typename Enum>
+void bind_enum(nb::module_& m, const char* name, std::initializer_list<std::pair<const char*, Enum>> values) {
+  nb::enum_<Enum> bound(m, name);
+  for (const auto& [value_name, value] : values) bound.value(value_name, value);
 }
 
-DType dtype_of(const std::string& name) {
-  constexpr const char* kNames[] = {"float32", "float16", "bfloat16", "int8"};  // DType's order
-  return DType(index_of(kNames, name, "dtype"));
+void bind_enums(nb::module_& m) {
+  bind_enum<DType>(m, "DType",
+                   {{"float32", DType::kFloat32},
+                    {"float16", DType::kFloat16},
+                    {"bfloat16", DType::kBFloat16},
+                    {"int8", DType::kInt8}});
+  bind_enum<Activation>(m, "Activation",
+                        {{"gelu", Activation::kGeluErf},
+                         {"gelu_tanh", Activation::kGeluTanh},
+                         {"relu", Activation::kRelu},
+                         {"silu", Activation::kSilu}});
+  bind_enum<HeadActivation>(m, "HeadActivation",
+                            {{"identity", HeadActivation::kIdentity},
+                             {"tanh", HeadActivation::kTanh},
+                             {"relu", HeadActivation::kRelu},
+                             {"sigmoid", HeadActivation::kSigmoid},
+                             {"gelu", HeadActivation::kGelu},
+                             {"gelu_tanh", HeadActivation::kGeluTanh}});
+  bind_enum<Pooling>(
+      m, "Pooling",
+      {{"cls", Pooling::kCls}, {"mean", Pooling::kMean}, {"max", Pooling::kMax}, {"last-token", Pooling::kLast}});
 }
 
-Activation activation_of(const std::string& name) {
-  constexpr const char* kNames[] = {"gelu", "gelu_tanh", "relu", "silu"};  // Activation's order, after kNone
-  return Activation(1 + index_of(kNames, name, "activation"));
+// Descriptions, whose fields Python sets; a field that is not set has its default of C++.
+void bind_descriptions(nb::module_& m) {
+  nb::class_<LayerAttention>(m, "LayerAttention").def(nb::init<int, int, int>(), "window"_a, "rotary_dim"_a, "table"_a);
+  nb::class_<DenseShape>(m, "DenseShape").def(nb::init<int, int, HeadActivation>());
+  nb::class_<SpladeKind>(m, "SpladeKind").def(nb::init<Activation, float, int, bool>());
+  nb::class_<TaskHeads>(m, "TaskHeads")
+      .def(nb::init<>())
+      .def_rw("dense", &TaskHeads::dense)
+      .def_rw("classifier", &TaskHeads::classifier)
+      .def_rw("multi", &TaskHeads::multi)
+      .def_rw("token_weights", &TaskHeads::token_weights)
+      .def_rw("splade", &TaskHeads::splade, nb::arg().none())
+      .def_rw("token_logits", &TaskHeads::token_logits)
+      .def_rw("token_norm", &TaskHeads::token_norm);
+  nb::class_<EncoderConfig> config(m, "EncoderConfig");
+  config.def(nb::init<>());
+#define EMBERT_FIELD(type, name, ...) config.def_rw(#name, &EncoderConfig::name);
+#include "encoder/encoder_config_fields.inc"
+#undef EMBERT_FIELD
+  nb::class_<EncoderOptions>(m, "EncoderOptions")
+      .def(nb::init<>())
+      .def_rw("device", &EncoderOptions::device)
+      .def_rw("max_tokens", &EncoderOptions::max_tokens)
+      .def_rw("gemm", &EncoderOptions::gemm)
+      .def_rw("cublaslt_library", &EncoderOptions::cublaslt_library)
+      .def_rw("fold", &EncoderOptions::fold)
+      .def_rw("graphs", &EncoderOptions::graphs);
 }
 
-Pooling pooling_of(const std::string& name) {
-  constexpr const char* kNames[] = {"cls", "mean", "max", "last-token"};  // Pooling's order
-  return Pooling(index_of(kNames, name, "pooling"));
-}
-
-std::vector<DenseShape> shapes_of(const std::vector<LinearLayer>& layers) {
-  constexpr const char* kNames[] = {"identity", "tanh", "relu", "sigmoid", "gelu", "gelu_tanh"};  // in their order
-  std::vector<DenseShape> shapes;
-  for (const auto& [in, out, activation] : layers)
-    shapes.push_back({in, out, HeadActivation(index_of(kNames, activation, "activation"))});
-  return shapes;
-}
-
-std::unique_ptr<Encoder> make_encoder(
-    int hidden, int layers, int heads, int kv_heads, int head_columns, int padded_head, int inner, int vocabulary,
-    int positions, int types, bool position_table, bool padding, bool relative, int distance_rows, bool distance_keys,
-    bool distance_queries, int embedding, bool projects_first, const std::vector<AttentionTuple>& attention,
-    bool causal, bool qk_norm, float attention_scale, bool gated, bool pre_norm, bool first_norm, bool rms_norm,
-    bool sublayer_norms, bool embedding_norm, float embedding_scale, const std::vector<int>& shared, float epsilon,
-    const std::string& activation, const std::string& pooling, const std::string& classifier_pooling,
-    const std::string& dtype, int device, int max_tokens, const std::string& gemm, const std::string& cublaslt_library,
-    bool fold, int graphs, const std::vector<LinearLayer>& dense, const std::vector<LinearLayer>& classifier,
-    const std::vector<LinearLayer>& multi, bool token_logits, bool token_norm, bool token_weights,
-    const std::optional<SpladeTuple>& splade) {
-  EncoderConfig model;
-  model.hidden = hidden;
-  model.layers = layers;
-  model.heads = heads;
-  model.kv_heads = kv_heads;
-  model.head_columns = head_columns;
-  model.padded_head = padded_head;
-  model.inner = inner;
-  model.vocabulary = vocabulary;
-  model.positions = positions;
-  model.types = types;
-  model.position_table = position_table;
-  model.padding = padding;
-  model.relative = relative;
-  model.distance_rows = distance_rows;
-  model.distance_keys = distance_keys;
-  model.distance_queries = distance_queries;
-  model.embedding = embedding;
-  model.projects_first = projects_first;
-  for (const auto& [window, rotary_dim, table] : attention) model.attention.push_back({window, rotary_dim, table});
-  model.causal = causal;
-  model.qk_norm = qk_norm;
-  model.attention_scale = attention_scale;
-  model.gated = gated;
-  model.pre_norm = pre_norm;
-  model.first_norm = first_norm;
-  model.rms_norm = rms_norm;
-  model.sublayer_norms = sublayer_norms;
-  model.embedding_norm = embedding_norm;
-  model.embedding_scale = embedding_scale;
-  model.shared = shared;
-  model.epsilon = epsilon;
-  model.dtype = dtype_of(dtype);
-  if (model.dtype == DType::kInt8) {
-    model.dtype = DType::kFloat16;
-    model.int8 = true;
-  }
-  model.activation = activation_of(activation);
-  model.pooling = pooling_of(pooling);
-  model.classifier_pooling = pooling_of(classifier_pooling);
-  model.task_heads = {shapes_of(dense), shapes_of(classifier), shapes_of(multi), token_weights,
-                      std::nullopt,     token_logits,          token_norm};
-  if (splade) {
-    const auto& [transform_activation, norm_epsilon, logs, tied] = *splade;
-    model.task_heads.splade = SpladeKind{activation_of(transform_activation), norm_epsilon, logs, tied};
-  }
-  EncoderOptions options;
-  options.device = device;
-  options.max_tokens = max_tokens;
-  options.gemm = gemm;
-  options.cublaslt_library = cublaslt_library;
-  options.fold = fold;
-  options.graphs = Tasks(graphs);
+std::unique_ptr<Encoder> make_encoder(const EncoderConfig& config, const EncoderOptions& options) {
   std::unique_ptr<Encoder> created;
   nb::gil_scoped_release release;
-  raise(Encoder::create(model, options, created));
+  raise(Encoder::create(config, options, created));
   return created;
 }
 
@@ -199,6 +157,8 @@ NB_MODULE(_cuda, m) {
   using namespace embert;
   m.doc() = "The CUDA encoder. Used through embert.engine.encoders.cuda.encoder.";
   bind_exceptions(m);
+  bind_enums(m);
+  bind_descriptions(m);
 
   m.def(
       "device_count",
@@ -227,8 +187,7 @@ NB_MODULE(_cuda, m) {
       .def(
           "load",
           [](Encoder& encoder, const std::string& name, int layer, Vector<uint8_t> bytes,
-             const std::vector<size_t>& shape, const std::string& dtype) {
-            const DType stored = dtype_of(dtype);
+             const std::vector<size_t>& shape, DType stored) {
             size_t expected = bytes_of(stored);
             for (const size_t size : shape) expected *= size;
             if (bytes.shape(0) != expected) throw nb::value_error("data must have as many bytes as its shape says");
@@ -263,20 +222,6 @@ NB_MODULE(_cuda, m) {
             return nb::make_tuple(use.weights, use.activations, use.total);
           },
           "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
-  m.def(
-      "make_encoder", &make_encoder, nb::kw_only(), "hidden"_a, "layers"_a, "heads"_a, "kv_heads"_a, "head_columns"_a,
-      "padded_head"_a, "inner"_a, "vocabulary"_a, "positions"_a, "types"_a, "position_table"_a, "padding"_a,
-      "relative"_a, "distance_rows"_a, "distance_keys"_a, "distance_queries"_a, "embedding"_a, "projects_first"_a,
-      "attention"_a, "causal"_a, "qk_norm"_a, "attention_scale"_a, "gated"_a, "pre_norm"_a, "first_norm"_a,
-      "rms_norm"_a, "sublayer_norms"_a, "embedding_norm"_a, "embedding_scale"_a, "shared"_a, "epsilon"_a,
-      "activation"_a, "pooling"_a, "classifier_pooling"_a, "dtype"_a, "device"_a, "max_tokens"_a, "gemm"_a,
-      "cublaslt_library"_a, "fold"_a, "graphs"_a, "dense"_a, "classifier"_a, "multi"_a, "token_logits"_a,
-      "token_norm"_a, "token_weights"_a, "splade"_a.none() = nb::none(),
-      "As encoder/encoder_config.h. attention: window, RoPE columns and table of angles of each layer, or nothing. "
-      "graphs: bits of the tasks whose small batches are captured, EMBED and CLASSIFY. dense, classifier, multi: "
-      "linear layers (columns in, columns out, activation). splade: activation and epsilon of its transform, how often "
-      "log1p is taken, whether the decoder is the word table. token_logits: multi computes logits of tokens, not "
-      "vectors of "
-      "length 1; token_norm: with a LayerNorm after its first layer. dtype int8: rows, tables and heads are in "
-      "float16.");
+  m.def("make_encoder", &make_encoder, "config"_a, "options"_a,
+        "An encoder without weights. Raises Refused for a config that it does not run.");
 }

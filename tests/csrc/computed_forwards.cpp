@@ -23,31 +23,56 @@ int number() {
   return value;
 }
 
+void read(int& value) {
+  std::cin >> value;
+}
+void read(float& value) {
+  std::cin >> value;
+}
+void read(bool& value) {
+  std::cin >> value;
+}
+void read(DType& value) {
+  value = DType(number());
+}
+void read(Activation& value) {
+  value = Activation(number());
+}
+void read(Pooling& value) {
+  value = Pooling(number());
+}
+void read(TaskHeads&) {}
+void read(LayerAttention& value) {
+  std::cin >> value.window >> value.rotary_dim >> value.table;
+}
+
+template <typename T>
+void read(std::vector<T>& values) {
+  values.resize(number());
+  for (T& value : values) read(value);
+}
+
+// Fields by their names, up to "end".
+EncoderConfig read_config() {
+  EncoderConfig config;
+  std::string field;
+  while (std::cin >> field && field != "end") {
+#define EMBERT_FIELD(type, name, ...) \
+  if (field == #name) read(config.name);
+#include "encoder/encoder_config_fields.inc"
+#undef EMBERT_FIELD
+  }
+  return config;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   if (count != 5) return 2;
-  EncoderConfig model;
-  for (int* const each :
-       {&model.hidden, &model.layers, &model.heads, &model.kv_heads, &model.head_columns, &model.padded_head,
-        &model.inner, &model.vocabulary, &model.positions, &model.types, &model.embedding, &model.distance_rows})
-    *each = number();
-  for (bool* const each : {&model.position_table, &model.padding, &model.relative, &model.gated, &model.pre_norm,
-                           &model.first_norm, &model.causal, &model.qk_norm, &model.rms_norm, &model.sublayer_norms,
-                           &model.embedding_norm, &model.distance_keys, &model.distance_queries, &model.projects_first})
-    *each = number() != 0;
-  std::cin >> model.attention_scale >> model.embedding_scale;
-  std::cin >> model.epsilon;
-  model.activation = Activation(number());
-  model.pooling = Pooling(number());
+  EncoderConfig model = read_config();
   model.dtype = DType(std::atoi(arguments[2]));
   model.int8 = model.dtype == DType::kInt8;
   if (model.int8) model.dtype = DType::kFloat16;
-  for (int left = number(); left > 0; --left) {
-    const int window = number(), rotary_dim = number();
-    model.attention.push_back({window, rotary_dim, number()});
-  }
-  for (int left = number(); left > 0; --left) model.shared.push_back(number());
   EncoderOptions options;
   options.max_tokens = number();  // also of the batches at start
   options.gemm = arguments[1];

@@ -20,7 +20,7 @@ import torch
 from embert import engine
 from embert.engine.batch import PackedBatch, cumulative
 from embert.engine.encoders.cpu.encoder import TorchEncoder
-from embert.engine.encoders.cuda.shapes import encoder_shapes
+from embert.engine.encoders.cuda.shapes import encoder_fields, layer_attention
 from embert.engine.encoders.cuda.weights import layer_tensors
 from embert.engine.model import Model
 from embert.engine.tasks import Task
@@ -36,14 +36,6 @@ pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 LENGTHS = [70, 1, 40, 32, 5]
 MAX_TOKENS = 160
 HOPPER, PORTABLE = "hopper", "cublaslt"
-NUMBERS = (
-    "hidden", "layers", "heads", "kv_heads", "head_columns", "padded_head", "inner", "vocabulary", "positions", "types",
-    "embedding", "distance_rows",
-)  # fmt: skip
-SWITCHES = (
-    "position_table", "padding", "relative", "gated", "pre_norm", "first_norm", "causal", "qk_norm", "rms_norm",
-    "sublayer_norms", "embedding_norm", "distance_keys", "distance_queries", "projects_first",
-)  # fmt: skip
 ACTIVATIONS = {"gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
 POOLINGS = {"cls": 0, "mean": 1, "last-token": 3}
 INT8 = 3
@@ -64,12 +56,16 @@ def computed(
     program: Path, model: Model, gemm: str, dtype: int, batch: PackedBatch, adapter: int = -1, most: int = MAX_TOKENS
 ) -> tuple[Floats, Floats]:
     """The rows of all tokens, and the pooled vectors as they are. All texts have one adapter, or none."""
-    shapes = encoder_shapes(model.config)
-    told: list[object] = [*(shapes[name] for name in NUMBERS), *(int(shapes[name]) for name in SWITCHES)]
-    told += [shapes["attention_scale"], shapes["embedding_scale"]]
-    told += [shapes["epsilon"], ACTIVATIONS[shapes["activation"]], POOLINGS[model.pooling]]
-    told += [len(shapes["attention"]), *(each for layer in shapes["attention"] for each in layer)]
-    told += [len(shapes["shared"]), *shapes["shared"], max(most, batch.tokens)]
+    config, attention = model.config, layer_attention(model.config)
+    told: list[object] = ["activation", ACTIVATIONS[config.activation], "pooling", POOLINGS[model.pooling]]
+    told += ["attention", len(attention), *itertools.chain(*attention)]
+    for name, value in encoder_fields(config).items():
+        told += (
+            [name, len(value), *value]
+            if isinstance(value, tuple)
+            else [name, int(value) if isinstance(value, bool) else value]
+        )
+    told += ["end", max(most, batch.tokens)]
     tensors = list(layer_tensors(model.config, Checkpoint.open(model).with_adapter(adapter), dtype == INT8))
     told.append(len(tensors))
     data, out = model.folder / "tensors", model.folder / "answers"

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,44 @@ NORM_PARTS = {"gamma": "weight", "beta": "bias"}
 Answer = tuple[int, Floats, npt.NDArray[np.int32] | None, npt.NDArray[np.int32] | None]
 
 
+class Names:
+    """An enum of the extension: a value is its own name."""
+
+    def __getitem__(self, name: str) -> str:
+        return name
+
+
+class LayerAttention(NamedTuple):
+    """As the extension has it."""
+
+    window: int
+    rotary_dim: int
+    table: int
+
+
+class DenseShape(NamedTuple):
+    """As the extension has it."""
+
+    inputs: int
+    outputs: int
+    activation: str
+
+
+class SpladeKind(NamedTuple):
+    """As the extension has it."""
+
+    activation: str
+    epsilon: float
+    logs: int
+    tied: bool
+
+
+def task_heads() -> SimpleNamespace:
+    """TaskHeads with the extension's defaults."""
+    empty: dict[str, list[DenseShape]] = {"dense": [], "classifier": [], "multi": []}
+    return SimpleNamespace(**empty, token_weights=False, splade=None, token_logits=False, token_norm=False)
+
+
 class Refused(RuntimeError):
     """As the extension raises it."""
 
@@ -44,6 +83,10 @@ class StandInGpu:
     """The extension. `spoil` changes pooled vectors, as broken kernels would."""
 
     Refused, Lost = Refused, Lost
+    EncoderConfig = EncoderOptions = SimpleNamespace
+    TaskHeads = staticmethod(task_heads)
+    LayerAttention, DenseShape, SpladeKind = LayerAttention, DenseShape, SpladeKind
+    DType = Activation = HeadActivation = Pooling = Names()
 
     def __init__(
         self,
@@ -67,9 +110,9 @@ class StandInGpu:
         assert index == 0
         return "A GPU", self.capability, 1 << 34
 
-    def make_encoder(self, **shape: Any) -> StandInEncoder:
+    def make_encoder(self, config: SimpleNamespace, options: SimpleNamespace) -> StandInEncoder:
         """Make an encoder, and keep it in `encoders`."""
-        self.encoders.append(StandInEncoder(self, shape))
+        self.encoders.append(StandInEncoder(self, config, options))
         return self.encoders[-1]
 
 
@@ -78,8 +121,9 @@ class StandInEncoder:
 
     folds, memory = True, (0, 0, 0)
 
-    def __init__(self, gpu: StandInGpu, shape: dict[str, Any]) -> None:
-        self.gpu, self.shape, self.gemm = gpu, shape, gpu.gemm
+    def __init__(self, gpu: StandInGpu, config: SimpleNamespace, options: SimpleNamespace) -> None:
+        self.gpu, self.config, self.options, self.gemm = gpu, config, options, gpu.gemm
+        self.heads = config.task_heads
         self.loaded: dict[tuple[str, int], npt.NDArray[Any]] = {}  # by name and layer, as stored
         self.batches: list[tuple[Any, ...]] = []
         self.fails: list[Exception] = []  # what the next submissions raise
@@ -124,8 +168,8 @@ class StandInEncoder:
 
         Refused, as by the extension: more tokens than it was made for, and a third batch in flight.
         """
-        if len(ids) > self.shape["max_tokens"]:
-            raise Refused(f"a batch of {len(ids)} tokens, at most {self.shape['max_tokens']}")
+        if len(ids) > self.options.max_tokens:
+            raise Refused(f"a batch of {len(ids)} tokens, at most {self.options.max_tokens}")
         if len(self._answers) == 2:
             raise Refused("two batches are in flight already")
         if self.fails:
@@ -137,7 +181,7 @@ class StandInEncoder:
         wanted = [Task.EMBED] * len(texts) if tasks is None else [Task(int(each)) for each in tasks]
         answers: list[Answer] = []
         for task in (task for task in Task if any(task in each for each in wanted)):
-            if task == Task.SPARSE and self.shape["splade"] is not None:
+            if task == Task.SPARSE and self.heads.splade is not None:
                 answers.append(self._pairs([text for text, each in zip(texts, wanted, strict=True) if task in each]))
                 continue
             rows = [self._rows(task, text) for text, each in zip(texts, wanted, strict=True) if task in each]
@@ -166,7 +210,7 @@ class StandInEncoder:
                 "max": lambda x: x.max(0),
                 "last-token": lambda x: x[-1],
             }
-            return self._linear("dense", pool[self.shape["pooling"]](states)[None])
+            return self._linear("dense", pool[self.config.pooling](states)[None])
         if task == Task.CLASSIFY:
             return self._linear("classifier", states[:1])
         if task == Task.SPARSE:
@@ -174,13 +218,13 @@ class StandInEncoder:
             weights: Floats = np.maximum(states @ weight.T + bias, np.float32(0))
             return weights
         vectors = self._linear("multi", states)
-        if self.shape["token_logits"]:
+        if self.heads.token_logits:
             return vectors
         unit: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return unit
 
     def _pairs(self, texts: list[Floats]) -> Answer:
-        _, epsilon, logs, tied = self.shape["splade"]  # the activation: gelu
+        _, epsilon, logs, tied = self.heads.splade  # the activation: gelu
         weights = {name.removeprefix("splade."): array for (name, _), array in self.loaded.items()}
         decoder = weights["word"] if tied else weights["decoder.weight"]
         transform = DenseLayer(weights["transform.weight"], weights["transform.bias"], "identity")
@@ -201,9 +245,9 @@ class StandInEncoder:
         return int(Task.SPARSE), pairs, np.array(offsets, np.int32), np.concatenate(indices).astype(np.int32)
 
     def _linear(self, head: str, x: Floats) -> Floats:
-        for index, (_, _, activation) in enumerate(self.shape[head]):
+        for index, (_, _, activation) in enumerate(getattr(self.heads, head)):
             x = DenseLayer(self.loaded[f"{head}.weight", index], self.loaded[f"{head}.bias", index], activation)(x)
-            if head == "multi" and index == 0 and self.shape["token_norm"]:
+            if head == "multi" and index == 0 and self.heads.token_norm:
                 gamma, beta = self.loaded["multi.gamma", -1], self.loaded["multi.beta", -1]
-                x = LayerNorm(gamma, beta, self.shape["epsilon"])(x)
+                x = LayerNorm(gamma, beta, self.config.epsilon)(x)
         return x

@@ -155,7 +155,7 @@ def test_weights_that_float16_does_not_hold(
     model = engine.load_model(str(folder))
     gpu = install(model)
     encoder = engine.load_encoder(model)
-    assert (encoder.dtype, gpu.encoders[0].shape["dtype"]) == ("bfloat16", "bfloat16")
+    assert (encoder.dtype, gpu.encoders[0].config.dtype) == ("bfloat16", "bfloat16")
     assert f"bfloat16 because {name} has" in encoder.choice
     with pytest.raises(
         UnsupportedModel, match=f"cannot be run in float16: {name} {reason}; choose bfloat16 or float32"
@@ -218,7 +218,7 @@ def test_where_padding_tokens_stand(tmp_path: Path, install: Install) -> None:
     gpu = install(model)
     encoder = CudaEncoder(model)
     ours = gpu.encoders[0]
-    assert ours.shape["padding"]
+    assert ours.config.padding
     assert ours.loaded["position", -1].shape == (128, 64)
     stored = load_file(folder / "model.safetensors")["embeddings.position_embeddings.weight"].numpy()
     np.testing.assert_array_equal(ours.loaded["padding", -1], stored[5:6])

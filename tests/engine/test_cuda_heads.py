@@ -18,7 +18,7 @@ from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.cuda.heads import without_padding
-from embert.engine.encoders.cuda.shapes import head_shapes
+from embert.engine.encoders.cuda.shapes import check_heads, describe
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Norm, Splade, TokenWeights
 from embert.engine.model import Model
@@ -78,10 +78,10 @@ def batch(tasks: list[Task] | None = None) -> PackedBatch:
 
 
 def test_small_batches_of_a_models_usual_tasks_are_graphs(model: Model, make: Make) -> None:
-    assert make(model)[1].shape["graphs"] == Task.EMBED | Task.CLASSIFY
-    assert make(model, graphs=False)[1].shape["graphs"] == 0
+    assert make(model)[1].options.graphs == Task.EMBED | Task.CLASSIFY
+    assert make(model, graphs=False)[1].options.graphs == 0
     cross_encoder = dataclasses.replace(model, heads=Heads(HEADS.classifier), embeds=False)
-    assert make(cross_encoder)[1].shape["graphs"] == Task.CLASSIFY
+    assert make(cross_encoder)[1].options.graphs == Task.CLASSIFY
 
 
 def test_each_task_is_answered_for_those_who_want_it(model: Model, make: Make) -> None:
@@ -111,7 +111,7 @@ def test_token_classes_are_rows_of_a_padded_matrix(tmp_path: Path, make: Make, c
     model = engine.load_model(str(tmp_path), pooling=pooling)
     encoder, gpu = make(model)
     norm = case != "bert"
-    assert (gpu.shape["token_logits"], gpu.shape["token_norm"], gpu.shape["multi"][-1][1]) == (True, norm, 8)
+    assert (gpu.heads.token_logits, gpu.heads.token_norm, gpu.heads.multi[-1].outputs) == (True, norm, 8)
     others = Task.EMBED if pooling else Task.TOKEN_CLASSES
     mixed = batch([Task.TOKEN_CLASSES, others, Task.TOKEN_CLASSES | others, Task.TOKEN_CLASSES])
     expected = engine.load_encoder(model, device="cpu").encode(mixed.wanting(Task.TOKEN_CLASSES), Task.TOKEN_CLASSES)
@@ -179,8 +179,8 @@ def with_splade(model: Model, head: Splade) -> Model:
 def test_splades_pairs_come_from_the_device(model: Model, make: Make, tied: bool) -> None:
     head = dataclasses.replace(SPLADE, decoder="" if tied else "cls.predictions.decoder.weight", twice=not tied)
     encoder, gpu = make(with_splade(model, head))
-    assert gpu.shape["token_weights"] is False
-    assert gpu.shape["splade"] == ("gelu", 1e-12, 1 if tied else 2, tied)
+    assert gpu.heads.token_weights is False
+    assert gpu.heads.splade == ("gelu", 1e-12, 1 if tied else 2, tied)
     vocabulary = model.config.vocab_size
     assert {name: array.shape for (name, _), array in gpu.loaded.items() if name.startswith("splade.")} == {
         "splade.transform.weight": (HIDDEN, HIDDEN), "splade.transform.bias": (HIDDEN,),
@@ -218,7 +218,7 @@ def test_a_text_that_wants_more_than_classes_keeps_no_padding_in_silence() -> No
 
 def test_the_extension_reads_the_last_row_for_classes(model: Model) -> None:
     causal = dataclasses.replace(model.config, causal=True)
-    shapes = head_shapes(dataclasses.replace(model, config=causal, heads=SCORED))
-    assert (shapes["classifier"], shapes["classifier_pooling"]) == ([(HIDDEN, 2, "identity")], "last-token")
+    config = describe(StandInGpu(model), dataclasses.replace(model, config=causal, heads=SCORED), "float16")
+    assert (config.task_heads.classifier, config.classifier_pooling) == ([(HIDDEN, 2, "identity")], "last-token")
     with pytest.raises(UnsupportedModel, match="both directions"):
-        head_shapes(dataclasses.replace(model, heads=SCORED))
+        check_heads(dataclasses.replace(model, heads=SCORED))

@@ -12,7 +12,7 @@ import pytest
 from embert import engine
 from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
-from embert.engine.encoders.cuda.shapes import layer_shapes, refusal
+from embert.engine.encoders.cuda.shapes import check_layers, layer_attention, refusal
 from embert.engine.encoders.devices import devices
 from embert.engine.encoders.self_test import self_test_ids
 from embert.engine.errors import UnsupportedModel
@@ -56,7 +56,7 @@ def test_window_as_wide_as_the_model_is_none(made: tuple[Model, StandInGpu]) -> 
     model, _ = made
     for window, told in ((126, 126), (127, 0), (500, 0)):
         changed = dataclasses.replace(model.config, attention=(Attention(None, window),) * LAYERS)
-        assert layer_shapes(dataclasses.replace(model, config=changed))["attention"] == [(told, 0, 0)] * LAYERS
+        assert layer_attention(changed) == [(told, 0, 0)] * LAYERS
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,8 @@ def test_stretching_that_no_text_is_long_enough_for_is_none(made: tuple[Model, S
     model, _ = made
     attention = (Attention(Rotary(1e4, 32, DynamicNtk(2.0, 128))),) * LAYERS
     changed = dataclasses.replace(model, config=dataclasses.replace(model.config, attention=attention))
-    assert layer_shapes(changed)["attention"] == [(0, 32, 0)] * LAYERS
+    check_layers(changed)
+    assert layer_attention(changed.config) == [(0, 32, 0)] * LAYERS
 
 
 @pytest.mark.parametrize("made", ["ModernBERT's", "Nomic's", "JinaBERT's", "ELECTRA's", "ALBERT's"], indirect=True)
@@ -128,7 +129,7 @@ def test_rows_that_float16_does_not_hold_are_in_bfloat16(made: tuple[Model, Stan
     model, gpu = made
 
     def spoil(vectors: Any) -> Any:
-        return vectors * np.nan if gpu.encoders[-1].shape["dtype"] == "float16" else vectors
+        return vectors * np.nan if gpu.encoders[-1].config.dtype == "float16" else vectors
 
     gpu.spoil = spoil
     encoder = CudaEncoder(model)

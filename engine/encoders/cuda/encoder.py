@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +34,12 @@ from embert.engine.encoders.cuda.heads import (
     without_padding,
 )
 from embert.engine.encoders.cuda.shapes import (
+    check_heads,
+    check_layers,
     classifies_on_the_host,
+    describe,
     device_pooling,
     embeds_on_the_host,
-    head_shapes,
-    layer_shapes,
     on_the_host,
 )
 from embert.engine.encoders.cuda.weights import chosen_dtype
@@ -132,101 +134,121 @@ class CudaEncoder(Encoder):
         fold: bool = True,
         graphs: bool = True,
     ) -> None:
-        reason = unavailable_reason()
-        if reason is not None:
-            raise UnsupportedModel(f"device {device} cannot be used: {reason}")
-        self._cuda = _extension()
-        index = _device_index(device, self._cuda.device_count())
-        config = model.config
-        self.device = f"cuda:{index}"
-        self.device_name, self.compute_capability, _ = self._cuda.device_info(index)
-        reason = _incapable(self.device_name, self.compute_capability)
-        if reason is not None:
-            raise UnsupportedModel(f"device {device} cannot be used: {reason}")
-        shapes = layer_shapes(model) | head_shapes(model)
-        self.hidden_size = config.hidden_size
+        self._cuda, self._device_index = _open_device(device)
+        self.device = f"cuda:{self._device_index}"
+        self.device_name, self.compute_capability, _ = self._cuda.device_info(self._device_index)
+        check_layers(model)
+        check_heads(model)
+        self.hidden_size = model.config.hidden_size
         self._model = model
         self._has = model.tasks
         self.width = model.width
         self._budget = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
         # A longer text is a batch of its own.
         self.max_batch_tokens = max(self._budget, model.max_input_length) if max_batch_tokens is None else self._budget
-        checkpoint = Checkpoint.open(model)
-        self._config = config
-        self.dtype, dtype_reason = chosen_dtype(dtype, model, checkpoint)
-        self._host_classifier = HostClassifier(model, checkpoint) if classifies_on_the_host(model) else None
-
+        self._checkpoint = Checkpoint.open(model)
+        self._config = model.config
+        self.dtype, dtype_reason = chosen_dtype(dtype, model, self._checkpoint)
+        self._host_classifier = HostClassifier(model, self._checkpoint) if classifies_on_the_host(model) else None
         self._host_embedding = HostEmbedding(model) if embeds_on_the_host(model) else None
         token_classifier = model.heads.token_classifier
         self._token_logits = None if token_classifier is None else TokenLogits(token_classifier)
         classifier = model.heads.classifier
         self._uncounted = None if classifier is None else classifier.padding_id
-
+        self._gemm, self._fold, self._graphs = gemm, fold, int(captured_tasks(model)) if graphs else 0
         self._encoders: list[Any] = []  # the extension's: without an adapter, then with each
-
-        def create(fold: bool, adapter: int) -> tuple[Any, str]:
-            encoder = self._cuda.make_encoder(
-                pooling=device_pooling(model),
-                dtype=self.dtype,
-                device=index,
-                max_tokens=self.max_batch_tokens,
-                gemm=gemm,
-                cublaslt_library=_cublaslt_library(),
-                fold=fold,
-                graphs=int(captured_tasks(model)) if graphs else 0,
-                **shapes,
-            )
-            return encoder, _load(encoder, checkpoint, model, adapter, self.dtype)
-
-        def start() -> str | None:
-            self._encoders, self.fold_refusal = [], ""
-            for adapter in encoders_of(config):
-                encoder, refusal = create(fold, adapter)
-                if refusal and self.dtype == "int8":
-                    raise UnsupportedModel(f"{model.model_id} on {self.device} in int8: {refusal}")
-                if refusal:
-                    self.fold_refusal = self.fold_refusal or refusal
-                    encoder = None  # frees its memory before the next encoder allocates
-                    encoder, _ = create(False, adapter)
-                self._encoders.append(encoder)
-                wrong = self._self_test(encoder, model, checkpoint, adapter)
-                if wrong is not None:
-                    return f"{named(config, adapter)} {wrong}".lstrip()
-            return None
-
+        self.fold_refusal = ""
         try:
-            try:
-                wrong = start()
-                does_not_hold = wrong is not None and config.pre_norm  # rows are sums over all layers
-            except Misfit as misfit:
-                wrong, does_not_hold = str(misfit), True
-            except HeadMisfit as misfit:
-                if dtype != "auto":
-                    raise
-                wrong, does_not_hold = misfit.reason, True
-            if does_not_hold and dtype == "auto" and self.dtype == "float16":
-                self.dtype, dtype_reason = "bfloat16", f"in float16 {wrong}"
-                wrong = start()
-            if wrong is not None:
-                raise UnsupportedModel(
-                    f"{model.model_id} on {self.device} in {self.dtype}: {wrong}; this build's kernels do not fit this "
-                    f"GPU, or {self.dtype} does not hold this model"
-                )
+            dtype_reason = self._build(requested=dtype) or dtype_reason
         except self._cuda.Refused as error:
             raise UnsupportedModel(f"{model.model_id} on {self.device}: {error}") from error
         except self._cuda.Lost as error:
             raise EncoderLost(f"{model.model_id} on {self.device}: {error}") from error
-        self.choice = f"{self.gemm} matrix products, LayerNorm {self.layernorm}"
+        del self._checkpoint  # its files are read
+        self.choice = self._describe(dtype_reason)
+
+    def _build(self, *, requested: str) -> str:
+        """Build encoders that pass the self test, in bfloat16 where "auto" finds that float16 does not hold the model.
+
+        Returns the reason for bfloat16, or an empty string. Raises UnsupportedModel if the self test fails.
+        """
+        dtype_reason = ""
+        try:
+            failure = self._build_encoders()
+            retry = failure is not None and self._config.pre_norm  # rows are sums over all layers
+        except Misfit as misfit:
+            failure, retry = str(misfit), True
+        except HeadMisfit as misfit:
+            if requested != "auto":
+                raise
+            failure, retry = misfit.reason, True
+        if retry and requested == "auto" and self.dtype == "float16":
+            self.dtype, dtype_reason = "bfloat16", f"in float16 {failure}"
+            failure = self._build_encoders()
+        if failure is not None:
+            raise UnsupportedModel(
+                f"{self._model.model_id} on {self.device} in {self.dtype}: {failure}; this build's kernels do not fit "
+                f"this GPU, or {self.dtype} does not hold this model"
+            )
+        return dtype_reason
+
+    def _build_encoders(self) -> str | None:
+        """Build and test one encoder without an adapter and one for each. Returns the failure of the self test."""
+        self._encoders, self.fold_refusal = [], ""
+        for adapter in encoders_of(self._config):
+            encoder, refusal = self._build_encoder(adapter, fold=self._fold)
+            if refusal and self.dtype == "int8":
+                raise UnsupportedModel(f"{self._model.model_id} on {self.device} in int8: {refusal}")
+            if refusal:
+                self.fold_refusal = self.fold_refusal or refusal
+                encoder = None  # frees its memory before the next encoder allocates
+                encoder, _ = self._build_encoder(adapter, fold=False)
+            self._encoders.append(encoder)
+            failure = self._self_test(encoder, adapter)
+            if failure is not None:
+                return f"{named(self._config, adapter)} {failure}".lstrip()
+        return None
+
+    def _build_encoder(self, adapter: int, *, fold: bool) -> tuple[Any, str]:
+        """Build an encoder with its weights. Returns it and the reason if LayerNorms cannot be folded."""
+        options = self._cuda.EncoderOptions()
+        options.device = self._device_index
+        options.max_tokens = self.max_batch_tokens
+        options.gemm = self._gemm
+        options.cublaslt_library = _cublaslt_library()
+        options.fold = fold
+        options.graphs = self._graphs
+        encoder = self._cuda.make_encoder(describe(self._cuda, self._model, self.dtype), options)
+        return encoder, self._load(encoder, adapter)
+
+    def _load(self, encoder: Any, adapter: int) -> str:
+        """Upload all weights as they are stored (the device converts), and start the encoder.
+
+        Weights to which an adapter adds are added up in float32. Returns the reason if LayerNorms cannot be folded.
+        """
+        alive = []  # the arrays that the extension reads until it has started
+        tensors = adapted_tensors(self._config, self._checkpoint, adapter, self.dtype)
+        heads = ((*head, "float32") for head in head_tensors(self._model, self._checkpoint, self.dtype))
+        for name, index, array, stored in itertools.chain(tensors, heads):
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            alive.append(data)
+            encoder.load(name, index, data, list(array.shape), self._cuda.DType[stored])
+        return str(encoder.start())
+
+    def _describe(self, dtype_reason: str) -> str:
+        """Return the kernels in use for the start-up log."""
+        choice = f"{self.gemm} matrix products, LayerNorm {self.layernorm}"
         if self.dtype == "int8":
-            self.choice = f"{self.gemm} matrix products in int8, the rest in float16"
+            choice = f"{self.gemm} matrix products in int8, the rest in float16"
         if self.fold_refusal:
-            self.choice += f" ({self.fold_refusal})"
+            choice += f" ({self.fold_refusal})"
         if self.gemm != "hopper":
-            self.choice += ", a text's last bits may depend on its batch"
+            choice += ", a text's last bits may depend on its batch"
         if dtype_reason:
-            self.choice += f"; {self.dtype} because {dtype_reason}"
+            choice += f"; {self.dtype} because {dtype_reason}"
         if self._host_embedding is not None:
-            self.choice += f"; computed on the host, after the GPU: {on_the_host(model)}"
+            choice += f"; computed on the host, after the GPU: {on_the_host(self._model)}"
+        return choice
 
     @property
     def batch_tokens(self) -> int:
@@ -342,13 +364,14 @@ class CudaEncoder(Encoder):
             raise EncoderError(f"{self.device} ({self.device_name}): the encoder is closed")
         return self._encoders[part.adapter + 1]
 
-    def _self_test(self, encoder: Any, model: Model, checkpoint: Checkpoint, adapter: int) -> str | None:
+    def _self_test(self, encoder: Any, adapter: int) -> str | None:
         """Why the self test fails, in a text by itself or first and last of a full batch; None if it passes.
 
         Both batches are needed, because few rows and many rows take different kernels.
         """
+        model = self._model
         ids = self_test_ids(model.config)[: self.max_batch_tokens]
-        pooled = vector_of(ids, model.config, checkpoint, device_pooling(model), adapter)
+        pooled = vector_of(ids, model.config, self._checkpoint, device_pooling(model), adapter)
         modules = () if embeds_on_the_host(model) else model.after_pooling
         expected = EmbeddingHead(model.folder, modules)(pooled[None], None, np.zeros(1, np.bool_))[0]
         for lengths in _known_batches(len(ids), model.config.max_positions, self.max_batch_tokens):
@@ -372,23 +395,6 @@ class CudaEncoder(Encoder):
         return kind(f"{self.device} ({self.device_name}): {error}")
 
 
-def _load(encoder: Any, checkpoint: Checkpoint, model: Model, adapter: int, dtype: str) -> str:
-    """Upload all weights as they are stored (the device converts), and start. Returns why LayerNorms are not folded.
-
-    Weights to which an adapter adds are added up in float32.
-    """
-    alive = []  # the arrays that the extension reads until it has started
-    for ours, layer, array, stored in adapted_tensors(model.config, checkpoint, adapter, dtype):
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        alive.append(data)
-        encoder.load(ours, layer, data, list(array.shape), stored)
-    for ours, index, values in head_tensors(model, checkpoint, dtype):
-        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        alive.append(data)
-        encoder.load(ours, index, data, list(values.shape), "float32")
-    return str(encoder.start())
-
-
 def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:
     """Lengths of the texts of two batches: one self-test text, and two of them around as many long ones as fit."""
     fillers = (tokens - 2 * length) // longest
@@ -404,6 +410,18 @@ def _padding_positions(batch: PackedBatch, config: EncoderConfig) -> npt.NDArray
 
 def _extension() -> Any:
     return importlib.import_module("embert.engine._cuda")
+
+
+def _open_device(device: str) -> tuple[Any, int]:
+    """Return the extension and the index of a device that can run the encoder, or raise UnsupportedModel."""
+    reason = unavailable_reason()
+    if reason is None:
+        cuda = _extension()
+        index = _device_index(device, cuda.device_count())
+        reason = _incapable(*cuda.device_info(index)[:2])
+        if reason is None:
+            return cuda, index
+    raise UnsupportedModel(f"device {device} cannot be used: {reason}")
 
 
 def _device_index(device: str, count: int) -> int:

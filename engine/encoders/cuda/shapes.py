@@ -1,14 +1,16 @@
-"""The CUDA extension's arguments for a model, and which models the CUDA encoder refuses.
+"""Describes a model to the CUDA extension, and refuses the models that the CUDA encoder does not run.
 
 Needs neither weights nor numpy, because the supervisor imports it too.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from embert.engine.errors import UnsupportedModel
-from embert.engine.heads.description import Splade, TokenWeights
+from embert.engine.heads.description import Layer, Splade, TokenWeights
 from embert.engine.heads.pooling import POOLINGS, Dense, is_plain
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig, Rotary
@@ -16,12 +18,14 @@ from embert.engine.models.tensor_names import TOKEN_TYPE_EMBEDDINGS
 
 __all__ = [
     "adds_types",
+    "check_heads",
+    "check_layers",
     "classifies_on_the_host",
+    "describe",
     "device_pooling",
     "embeds_on_the_host",
-    "encoder_shapes",
-    "head_shapes",
-    "layer_shapes",
+    "encoder_fields",
+    "layer_attention",
     "on_the_host",
     "padded_head",
     "padded_labels",
@@ -44,7 +48,8 @@ _HEAD_STEP = 8  # columns: attention's kernels copy 16 bytes at a time
 def refusal(model: Model, dtype: str = "auto") -> str | None:
     """Why the CUDA encoder does not run this model in `dtype` on any GPU, in a sentence; None if it does."""
     try:
-        layer_shapes(model), head_shapes(model)
+        check_layers(model)
+        check_heads(model)
     except UnsupportedModel as error:
         return str(error)
     if dtype not in ("float32", "int8"):
@@ -76,8 +81,8 @@ def _unfit_for_dtype(config: EncoderConfig, dtype: str) -> str | None:
     return None
 
 
-def layer_shapes(model: Model) -> dict[str, Any]:
-    """The arguments of `make_encoder` for the layers. Raises UnsupportedModel for what the extension cannot compute."""
+def check_layers(model: Model) -> None:
+    """Raise UnsupportedModel for embeddings or layers that the extension cannot compute."""
     config = model.config
     whole_heads = config.head_size % _HEAD_STEP == 0
     for unable, what in (
@@ -103,52 +108,90 @@ def layer_shapes(model: Model) -> dict[str, Any]:
     ):
         if unable:
             raise UnsupportedModel(f"{model.model_id} {what}, which the CUDA encoder does not run")
-    return encoder_shapes(config)
 
 
-def encoder_shapes(config: EncoderConfig) -> dict[str, Any]:
-    """The arguments of `make_encoder` for a model's embeddings and layers."""
-    tables, relative = rotary_tables(config), config.disentangled
-    attention = []
-    for layer in range(config.layers):
-        kind = config.attention_of(layer)
-        window = kind.window if kind.window is not None and kind.window < config.max_positions - 1 else 0
-        rotated_columns, table = (kind.rotary.columns, tables.index(kind.rotary)) if kind.rotary else (0, 0)
-        attention.append((window, rotated_columns, table))
+def describe(cuda: Any, model: Model, dtype: str) -> Any:
+    """Return the EncoderConfig of the extension `cuda` for a model: its embeddings, layers and heads.
+
+    Raises UnsupportedModel for what the extension cannot compute.
+    """
+    check_layers(model)
+    check_heads(model)
+    config = cuda.EncoderConfig()
+    for name, value in encoder_fields(model.config).items():
+        setattr(config, name, value)
+    config.attention = [cuda.LayerAttention(*layer) for layer in layer_attention(model.config)]
+    config.activation = cuda.Activation[model.config.activation]
+    config.pooling = cuda.Pooling[device_pooling(model)]
+    classifier = model.heads.classifier
+    if classifier is not None and not classifies_on_the_host(model):
+        config.classifier_pooling = cuda.Pooling[classifier.pooling]
+    config.task_heads = _task_heads(cuda, model)
+    config.int8 = dtype == "int8"
+    config.dtype = cuda.DType["float16" if config.int8 else dtype]  # of rows, tables and heads
+    return config
+
+
+# Fields of EncoderConfig that the extension has under other names.
+_NAMES = {
+    "hidden_size": "hidden",
+    "intermediate_size": "inner",
+    "vocab_size": "vocabulary",
+    "max_positions": "positions",
+    "key_value_heads": "kv_heads",
+    "layer_norm_eps": "epsilon",
+    "embedding_size": "embedding",
+    "shared_layers": "shared",
+}
+# Fields that are converted below, or that only Python reads.
+_CONVERTED = (
+    "activation",
+    "adapters",
+    "alibi",
+    "attention",
+    "disentangled",
+    "first_position",
+    "model_type",
+    "norm_offset",
+    "relative_buckets",
+    "tensors",
+    "type_vocab_size",
+    "wide_range",
+)
+
+
+def encoder_fields(config: EncoderConfig) -> dict[str, Any]:
+    """Return the plain fields of the extension's EncoderConfig. A field that is None here keeps the default there."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    relative = config.disentangled
     return {
-        "hidden": config.hidden_size,
-        "layers": config.layers,
-        "heads": config.heads,
-        "kv_heads": config.kv_heads,
-        "head_columns": config.head_columns or 0,
+        **{
+            _NAMES.get(name, name): value
+            for name, value in fields.items()
+            if name not in _CONVERTED and value is not None
+        },
         "padded_head": padded_head(config),
-        "inner": config.intermediate_size,
-        "vocabulary": config.vocab_size,
-        "positions": config.max_positions,
         "types": config.type_vocab_size if adds_types(config) else 0,
-        "position_table": config.position_table,
         "padding": config.padding_id is not None,
         "relative": config.relative_buckets > 0 or config.alibi,
         "distance_rows": 0 if relative is None else 2 * relative.span,
         "distance_keys": relative is not None and relative.content_to_position,
         "distance_queries": relative is not None and relative.position_to_content,
-        "embedding": config.embedding_size or 0,
-        "projects_first": config.projects_first,
-        "attention": attention if config.attention else [],
-        "causal": config.causal,
-        "qk_norm": config.qk_norm,
-        "attention_scale": config.attention_scale or 0.0,
-        "gated": config.gated,
-        "pre_norm": config.pre_norm,
-        "first_norm": config.first_norm,
-        "rms_norm": config.rms_norm,
-        "sublayer_norms": config.sublayer_norms,
-        "embedding_norm": config.embedding_norm,
-        "embedding_scale": config.embedding_scale,
-        "shared": list(config.shared_layers),
-        "epsilon": config.layer_norm_eps,
-        "activation": config.activation,
     }
+
+
+def layer_attention(config: EncoderConfig) -> list[tuple[int, int, int]]:
+    """Return each layer's window, rotary columns and index of its table of angles; 0 where it has none.
+
+    The list is empty where all layers have plain attention.
+    """
+    tables = rotary_tables(config)
+    attention = []
+    for kind in config.attention:
+        window = kind.window if kind.window is not None and kind.window < config.max_positions - 1 else 0
+        rotary_columns, table = (kind.rotary.columns, tables.index(kind.rotary)) if kind.rotary else (0, 0)
+        attention.append((window, rotary_columns, table))
+    return attention
 
 
 def adds_types(config: EncoderConfig) -> bool:
@@ -162,8 +205,8 @@ def padded_head(config: EncoderConfig) -> int:
     return config.head_size + _HEAD_STEP - rest if rest else 0
 
 
-def head_shapes(model: Model) -> dict[str, Any]:
-    """The arguments of `make_encoder` for the heads. Raises UnsupportedModel for what the extension cannot compute."""
+def check_heads(model: Model) -> None:
+    """Raise UnsupportedModel for heads that the extension cannot compute."""
     heads = model.heads
     if heads.multi_vector is not None and heads.multi_vector.unattended is not None:
         raise UnsupportedModel(
@@ -203,20 +246,38 @@ def head_shapes(model: Model) -> dict[str, Any]:
             f"{model.model_id} has a sparse head of {heads.sparse.transform.outputs} columns on hidden states of "
             f"{model.config.hidden_size}, which the CUDA encoder does not run"
         )
-    multi = heads.multi_vector.layers if heads.multi_vector else ()
-    if token_classifier is not None:
-        multi = token_classifier.layers
-    dense = () if embeds_on_the_host(model) else model.after_pooling
-    return {
-        "dense": [(linear.inputs, linear.outputs, linear.activation) for linear in dense if isinstance(linear, Dense)],
-        "classifier": [(linear.inputs, linear.outputs, linear.activation) for linear in classifier],
-        "multi": [(linear.inputs, padded_labels(linear.outputs), linear.activation) for linear in multi],
-        "token_logits": token_classifier is not None,
-        "token_norm": any(linear.norm is not None for linear in multi),
-        "classifier_pooling": heads.classifier.pooling if classifier and heads.classifier else "cls",
-        "token_weights": isinstance(heads.sparse, TokenWeights),
-        "splade": _splade_shape(model, heads.sparse) if isinstance(heads.sparse, Splade) else None,
-    }
+
+
+def _task_heads(cuda: Any, model: Model) -> Any:
+    heads = model.heads
+
+    def layers(linears: Sequence[Dense | Layer], *, padded: bool = False) -> list[Any]:
+        return [
+            cuda.DenseShape(
+                linear.inputs,
+                padded_labels(linear.outputs) if padded else linear.outputs,
+                cuda.HeadActivation[linear.activation],
+            )
+            for linear in linears
+        ]
+
+    of_tokens = heads.token_classifier or heads.multi_vector
+    described = cuda.TaskHeads()
+    if not embeds_on_the_host(model):
+        described.dense = layers([module for module in model.after_pooling if isinstance(module, Dense)])
+    if heads.classifier is not None and not classifies_on_the_host(model):
+        described.classifier = layers(heads.classifier.layers)
+    if of_tokens is not None:
+        described.multi = layers(of_tokens.layers, padded=True)
+        described.token_norm = any(linear.norm is not None for linear in of_tokens.layers)
+    described.token_logits = heads.token_classifier is not None
+    described.token_weights = isinstance(heads.sparse, TokenWeights)
+    if isinstance(heads.sparse, Splade):
+        activation, epsilon = cuda.Activation[heads.sparse.transform.activation], heads.sparse.norm.eps
+        # Adapters add to the word table, not to the decoder.
+        tied = not heads.sparse.decoder and model.config.adapters is None and model.lora is None
+        described.splade = cuda.SpladeKind(activation, epsilon, 2 if heads.sparse.twice else 1, tied)
+    return described
 
 
 def padded_labels(labels: int) -> int:
@@ -255,15 +316,6 @@ def device_pooling(model: Model) -> str:
     if head is not None and classifies_on_the_host(model):
         return head.pooling
     return "mean" if pools_on_the_host(model) else model.pooling
-
-
-def _splade_shape(model: Model, head: Splade) -> tuple[str, float, int, bool]:
-    """Activation and epsilon of the transform, how often log1p is taken, whether the decoder is the word table.
-
-    Adapters add to the word table, not to the decoder.
-    """
-    tied = not head.decoder and model.config.adapters is None and model.lora is None
-    return head.transform.activation, head.norm.eps, 2 if head.twice else 1, tied
 
 
 def rotary_tables(config: EncoderConfig) -> list[Rotary]:

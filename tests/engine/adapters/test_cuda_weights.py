@@ -82,7 +82,7 @@ def test_adapter_whose_weights_float16_does_not_hold(tmp_path: Path, make: Make)
     reason = f"inner.weight of layer 0 with the adapter {TASKS[3]} has an element of"
     assert encoder.dtype == "bfloat16"
     assert f"; bfloat16 because in float16 {reason}" in encoder.choice
-    assert [each.shape["dtype"] for each in gpu.encoders] == ["float16"] * 5 + ["bfloat16"] * 6
+    assert [each.config.dtype for each in gpu.encoders] == ["float16"] * 5 + ["bfloat16"] * 6
     assert encoder._encoders == gpu.encoders[5:]
     with pytest.raises(UnsupportedModel, match=f"in float16: {reason} .*, and float16 ends at 65504"):
         make(model, dtype="float16")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from embert import engine
 from embert.engine.batch import pack
 from embert.engine.encoders.cuda import encoder as cuda
-from embert.engine.encoders.cuda.shapes import head_shapes
+from embert.engine.encoders.cuda.shapes import check_heads
 from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
@@ -124,7 +124,7 @@ def test_classification_head_on_the_host_after_a_gpu(
     monkeypatch.setattr(cuda, "_extension", lambda: gpu)
     encoder = engine.load_encoder(model)
     assert encoder.device == "cuda:0"
-    assert (gpu.encoders[0].shape["pooling"], gpu.encoders[0].shape["classifier"]) == (pooling, [])
+    assert (gpu.encoders[0].config.pooling, gpu.encoders[0].heads.classifier) == (pooling, [])
     sequences = [np.arange(2, 2 + length, dtype=np.int32) for length in (5, 1, 17, 9)]
     found = encoder.encode(pack(sequences), Task.CLASSIFY)
     np.testing.assert_allclose(found, hugging_face_logits(folder, sequences), rtol=1e-4, atol=1e-5)
@@ -140,7 +140,7 @@ def test_classification_head_on_the_host_after_a_gpu(
 def test_gpu_refuses_to_pool_for_vectors_and_for_a_host_head(tmp_path: Path) -> None:
     model = engine.load_model(str(build_classifier(tmp_path, "modernbert")), pooling="mean")
     with pytest.raises(UnsupportedModel) as caught:
-        head_shapes(model)
+        check_heads(model)
     assert str(caught.value) == (
         f"{tmp_path} embeds and has a classification head that is computed on the host, from pooled rows; the CUDA "
         "encoder does not run both"
