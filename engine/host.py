@@ -1,4 +1,4 @@
-"""The CPUs and the memory that this process may use, from its affinity, its cgroups (both versions), and their parents.
+"""The CPUs, the memory and the GPUs that this process may use, from its affinity, its cgroups, and their parents.
 
 CPUs are those of the affinity mask, limited by the cgroups' quota. A container limited to 2 CPUs on a host of 64 may be
 scheduled on all 64. With 64 threads it exhausts its quota early in every period and is throttled until the next.
@@ -11,12 +11,16 @@ And what the CPU encoder asks of the C library's heap.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-__all__ = ["blas_threads", "cpu_name", "group_folders", "keep_freed_memory", "lines", "usable_cpus", "usable_memory"]
+__all__ = [
+    "blas_threads", "cpu_name", "group_folders", "keep_freed_memory", "lines", "usable_cpus", "usable_memory",
+    "visible_gpus",
+]  # fmt: skip
 
 
 def group_folders(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
@@ -76,6 +80,18 @@ def usable_cpus(root: Path = Path("/")) -> int:
     """
     quota = min(_quotas(root), default=float("inf"))
     return max(1, int(min(len(os.sched_getaffinity(0)), quota)))
+
+
+def visible_gpus(root: Path = Path("/")) -> int:
+    """NVIDIA GPUs for the CUDA encoder, as far as their device files and CUDA_VISIBLE_DEVICES show.
+
+    A call of CUDA takes a second, and its driver stays in a process.
+    """
+    if importlib.util.find_spec("embert.engine._cuda") is None:
+        return 0
+    found = sum(each.name.removeprefix("nvidia").isdigit() for each in (root / "dev").glob("nvidia*"))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return found if chosen is None else min(found, sum(each.strip() not in ("", "-1") for each in chosen.split(",")))
 
 
 def blas_threads() -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from embert.engine.host import usable_cpus
+from embert.engine.host import usable_cpus, visible_gpus
 from embert.engine.quantization import MIN_ACCURACY
 from embert.engine.tokenization.tokenizer import UNBROKEN_CHARACTERS
 
@@ -32,6 +32,7 @@ __all__ = [
 _PREFIX = "EMBERT_"
 HELD_BYTES, HELD_BODIES = 256_000_000, 8  # default of --max-held-bytes: so many, or so many of --payload-limit
 QUEUE_BATCHES = 256  # default of --max-queue-tokens, in full batches of each engine
+GPU_WORKERS = 12  # HTTP processes that keep one GPU busy with short texts; more change nothing
 
 
 # A comment, so that no key there is can be taken for a name, and so that older versions read the file as well.
@@ -150,7 +151,11 @@ class ServeConfig:
     timeout_keep_alive: float = _option(75.0, "seconds after which a connection without a request is closed", low=1.0)
     drain_timeout: float = _option(30.0, "seconds that requests in flight have to finish after SIGTERM", low=0.0)
     workers: int = _option(
-        0, "HTTP processes; 0 means one for every four cores, at least 1, at most 4", low=0, high=256
+        0,
+        "HTTP processes; 0 means three quarters of the CPUs next to a GPU, at most 12 a GPU, and else a quarter, at "
+        "most 4; at least 1",
+        low=0,
+        high=256,
     )
     tokenization_workers: int = _option(0, "tokenizing threads of each HTTP process; 0 means two", low=0, high=256)
     api_key: tuple[str, ...] = _option(
@@ -229,7 +234,13 @@ class ServeConfig:
     @property
     def http_processes(self) -> int:
         """`workers`, with 0 resolved for this machine."""
-        return self.workers or max(1, min(4, usable_cpus() // 4))
+        return self.workers or max(1, self._most_workers())
+
+    def _most_workers(self) -> int:
+        cpus, numbers = usable_cpus(), self.device.partition(":")[2]
+        on_cpu = self.device == "cpu" or self.encoder.startswith("torch")
+        gpus = 0 if on_cpu else len(numbers.split(",")) if numbers else visible_gpus()
+        return min(GPU_WORKERS * gpus, cpus * 3 // 4) if gpus else min(4, cpus // 4)
 
     def queue_budget(self, max_batch_tokens: int, engines: int) -> int:
         """`max_queue_tokens`, with the default resolved for this number of engines."""
