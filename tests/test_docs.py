@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shlex
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from embert.server.config import ServeConfig, environment_name, option_name
+from embert.server.config import ServeConfig, environment_name
 from tests.server.live import ROOT, Live, environment
 
 PAGES = [
@@ -54,13 +53,6 @@ def flags(words: list[str]) -> dict[str, list[str]]:
         if word.startswith("-"):
             found.setdefault(word, []).append("" if following.startswith("-") else following)
     return found
-
-
-def test_the_map_of_csrc_names_every_kernel() -> None:
-    text = (ROOT / "csrc" / "README.md").read_text()
-    defining = [path for path in (ROOT / "csrc").rglob("*.cu*") if "__global__ void" in path.read_text()]
-    assert len(defining) > 10
-    assert not [path.name for path in defining if f"`{path.name}`" not in text]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -103,25 +95,10 @@ def test_the_diff_that_adds_a_family_is_the_code_that_is_there() -> None:
     assert len(shown) == 5
 
 
-def test_every_limit_is_explained() -> None:
-    """Numbers that may be too small or too large, each with what a client sees and how to choose it."""
-    rows = re.findall(
-        r"^\| (.*--.*?) \| (.+?) \| (.+?) \|$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE
-    )
-    explained = {option for limit, _, _ in rows for option in re.findall(r"--[a-z-]+", limit)}
-    for name, field in ServeConfig.__dataclass_fields__.items():
-        if "low" in field.metadata and name not in ("port", "metrics_port", "ssl_cert_reqs"):
-            assert option_name(name) in explained, name
-
-
-def test_there_are_commands() -> None:
-    assert len(commands()) > 25
-
-
 @pytest.mark.parametrize(("page", "command"), commands())
 def test_commands_are_ours(page: str, command: str) -> None:
     """Not run, since they build images or need a cluster, but everything they name is there."""
-    command = re.sub(r"^(EMBERT_\w+=\S+ )+", "", command)  # which test_options_named_are_options knows
+    command = re.sub(r"^(EMBERT_\w+=\S+ )+", "", command)  # which test_variables_named_are_read_somewhere checks
     first, *words = command.split(" && ")[0].split() if " && " in command else shlex.split(command)
     given = flags(words)
     match first, words[0] if words else "":
@@ -190,10 +167,6 @@ def measurements() -> list[tuple[str, str, str]]:
     return sorted(set(found))
 
 
-def test_there_are_measurements() -> None:
-    assert len(measurements()) > 25
-
-
 @pytest.mark.parametrize(("page", "module", "arguments"), measurements())
 def test_measurements_are_ours(page: str, module: str, arguments: str) -> None:
     """Not run, since most need a GPU or minutes, but the module and its options exist."""
@@ -258,79 +231,7 @@ def test_the_python_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert "`dimensions` must be from 1 to 384, found 1000" in printed
 
 
-def test_clients_are_tested_in_the_versions_named() -> None:
-    """tests/clients, which run in another environment, test what works in them."""
-    named = re.findall(r"^\|[^|]*\| ([a-z][a-z-]+) ([\d.]+) \|", CLIENTS.read_text(), re.MULTILINE)
-    assert len(named) >= 10
-    pins = (ROOT / "constraints-clients.txt").read_text().splitlines()
-    assert [f"{name}=={version}" for name, version in named if f"{name}=={version}" not in pins] == []
-
-
-def quotes(page: Path) -> list[str]:
-    """What the first cells of a page's tables quote of the log or of an error; "…" stands for what varies."""
-    cells = re.findall(r"^\| (.+?) \|", page.read_text(), re.MULTILINE)
-    spans = [span for cell in cells for _, span in re.findall(r"(`+) ?(.+?) ?\1(?!`)", cell)]
-    return [span for span in spans if " " in span]
-
-
-def sentences() -> list[str]:
-    """Every string of the engine, the server and csrc, with "…" for what varies."""
-    found = [
-        literal for path in (ROOT / "csrc").rglob("*.cpp") for literal in re.findall(r'"([^"\n]+)"', path.read_text())
-    ]
-    for path in (*(ROOT / "engine").rglob("*.py"), *(ROOT / "server").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.JoinedStr):
-                parts = (str(each.value) if isinstance(each, ast.Constant) else "…" for each in node.values)
-                found.append("".join(parts))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(re.sub(r"%[.\d]*[sdfg]", "…", node.value))
-    return [sentence for sentence in found if " " in sentence]
-
-
-def test_what_troubleshooting_quotes_is_said_by_the_code() -> None:
-    said = sentences()
-    wanted = [quote for name in ("troubleshooting", "private-models") for quote in quotes(ROOT / "docs" / f"{name}.md")]
-    assert len(wanted) > 60
-
-    def is_said(quote: str) -> bool:
-        pattern = re.compile(".*?".join(map(re.escape, quote.split("…"))))
-        return any(pattern.search(sentence) for sentence in said)
-
-    assert [quote for quote in wanted if not is_said(quote)] == []
-
-
 def test_generated_files_are_current() -> None:
     command = [sys.executable, "-m", "scripts.generate", "--check"]
     ran = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-
-
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the history")
-def test_every_result_is_of_a_build_in_the_history() -> None:
-    listed = subprocess.run(["git", "-C", str(ROOT), "rev-list", "HEAD"], capture_output=True, text=True, check=True)
-    history = listed.stdout.splitlines()
-    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
-        commit = json.loads(path.read_text())["commit"].removesuffix("-dirty")
-        assert len(commit) >= 7, path
-        assert any(each.startswith(commit) for each in history), path
-
-
-def test_every_page_is_reached_from_the_readme() -> None:
-    seen: set[Path] = set()
-    waiting = [ROOT / "README.md"]
-    while waiting:
-        page = waiting.pop()
-        if page in seen or page.suffix != ".md":
-            continue
-        seen.add(page)
-        links = re.findall(r"\]\(([^)\s#]+)", page.read_text())
-        waiting += [(page.parent / link).resolve() for link in links if not link.startswith("http")]
-    assert {page for page in PAGES if page not in seen} == set()
-
-
-def test_option_names_in_the_migration_table_exist() -> None:
-    table = (ROOT / "docs" / "migration.md").read_text()
-    (row,) = (line for line in table.splitlines() if "the same names" in line)
-    ours = {option_name(name) for name in ServeConfig.__dataclass_fields__}
-    assert set(re.findall(r"`(--[\w-]+)`", row)) <= ours

@@ -1,9 +1,8 @@
-"""What ptxas gives the Hopper kernels: spills, barriers, serialized products, which cost time and change no result.
+"""What ptxas gives the Hopper kernels: barriers and serialized products, which cost time and change no result.
 
 Needs nvcc, no GPU; compiles only what the install has not. Each rule stands for something that happened: a barrier's
 number in a register counted as all 16 and kept attention to four blocks a multiprocessor (passages 54 µs a layer
-instead of 46); 8 bytes spilled made FFN in 4 % longer; a product too many in flight for the registers makes the
-compiler wait for each (C7512).
+instead of 46); a product too many in flight for the registers makes the compiler wait for each (C7512).
 """
 
 from __future__ import annotations
@@ -38,28 +37,11 @@ SOURCES = (
 )
 ARCHITECTURE = "sm_90a"
 BARRIERS = 64  # of a multiprocessor
-# Bytes that may be spilled: what these kernels have spilled since they were measured, and no more. The last template
-# argument: whether gamma is in the rows (csrc/EPILOGUES.md).
-SPILLS = {
-    # Of its 255 registers accumulators take 224. None is spilled inside the loop over chunks.
-    r"feed_forward_kernel.*Lb0EEEv": 56,
-    r"feed_forward_kernel.*Lb1EEEv": 132,  # with twice the constants
-    r"small_m_kernelI13__nv_bfloat16.*Lb0EEEv": 40,  # one variant, with a residual, as below
-    r"small_m_kernelI13__nv_bfloat16.*Lb1EEEv": 82,
-    r"small_m_kernelI6__half.*Lb1EEEv": 20,
-    # Registers of a tile's place and of its epilogue, where x comes in blocks; none inside the loop over K.
-    r"cooperative_int8_kernel.*Li(64|128)EEEv": 40,
-    # A register of a tile's epilogue, with four constants for two columns and (cos, sin) for 16 pairs.
-    r"pingpong_rope_kernel.*Lb1ELb1EEEv": 4,
-    # Beside 128 integers the scales of rows and columns; not in the loop over K.
-    r"cooperative_int8_kernel.*CooperativeShapeILi256E": 16,
-}
 
 
 @dataclass(frozen=True)
 class Kernel:
     name: str  # mangled
-    spilled: int  # bytes
     registers: int
     barriers: int
 
@@ -145,52 +127,18 @@ def keep(place: Path, told: dict[str, str]) -> None:
 def parsed(said: str) -> Compiled:
     pattern = re.compile(
         rf"Compiling entry function '(?P<name>\w+)' for '{ARCHITECTURE}'.*?"
-        r"(?P<spilled>\d+) bytes spill stores.*?"
         r"Used (?P<registers>\d+) registers(?:, used (?P<barriers>\d+) barriers)?",
         re.DOTALL,
     )
     kernels = [
-        Kernel(found["name"], int(found["spilled"]), int(found["registers"]), int(found["barriers"] or 0))
-        for found in pattern.finditer(said)
+        Kernel(found["name"], int(found["registers"]), int(found["barriers"] or 0)) for found in pattern.finditer(said)
     ]
     return Compiled(kernels, [line for line in said.splitlines() if re.search(r"\(C75\d\d\)", line)])
 
 
-def test_every_kernel_is_seen(compiled: dict[str, Compiled]) -> None:
-    names = {source: " ".join(kernel.name for kernel in each.kernels) for source, each in compiled.items()}
-    for kernel in ("pingpong_kernel", "cooperative_kernel", "small_m_kernel"):
-        assert kernel in names["sm90_linear"]
-    assert "feed_forward_kernel" in names["sm90_feed_forward"]
-    assert "maxima_kernel" in names["sm90_maxima"]
-    for kernel in ("pingpong_gated_kernel", "small_m_gated_kernel"):
-        assert kernel in names["sm90_fused"]
-    for kernel in (
-        "int8_dequant_kernel",
-        "block_kernel",
-        "cooperative_int8_kernel",
-        "small_m_int8_kernel",
-        "residual_pingpong_kernel",
-    ):
-        assert kernel in names["sm90_int8"]
-    assert "quantize_kernel" in names["quantize"]
-    assert "quantize_blocks_kernel" in names["quantize"]
-    for kernel in ("pingpong_rope_kernel", "small_m_rope_kernel"):
-        assert kernel in names["sm90_fused"]
-    for kernel in ("attention_sm90_kernel", "attention_sm90_blocks_kernel", "attention_sm90_window_kernel"):
-        assert kernel in names["sm90"]
-    assert "attention_sm90_long_kernel" in names["long_texts"]
-    assert "attention_sm80_short_kernel" in names["sm80"]
-
-
-def test_nothing_is_spilled_where_it_counts(compiled: dict[str, Compiled]) -> None:
-    for each in compiled.values():
-        for kernel in each.kernels:
-            allowed = max((spill for name, spill in SPILLS.items() if re.search(name, kernel.name)), default=0)
-            assert kernel.spilled <= allowed, kernel
-
-
 def test_wgmma_is_not_serialized(compiled: dict[str, Compiled]) -> None:
     for source, each in compiled.items():
+        assert each.kernels, source
         assert not each.serialized, source
 
 
@@ -205,14 +153,6 @@ def test_barriers_do_not_limit_blocks(compiled: dict[str, Compiled], source: str
     for each in chosen:
         blocks = min(16, 65_536 // (128 * -(-each.registers // 8) * 8))
         assert each.barriers * blocks <= BARRIERS, each
-
-
-def test_only_variants_in_use_are_compiled(compiled: dict[str, Compiled]) -> None:
-    """RoPE: two shapes of small M and two of ping-pong, by type and by where gamma is. Gated: those by activation."""
-    kernels = [kernel.name for kernel in compiled["sm90_fused"].kernels]
-    assert sum("rope_kernel" in name for name in kernels) == (2 + 2) * 2 * 2
-    assert sum("gated_kernel" in name for name in kernels) == (2 + 2) * 2 * 2 * 4
-    assert len(compiled["long_texts"].kernels) == 2
 
 
 def test_two_blocks_of_long_texts_share_a_multiprocessor(compiled: dict[str, Compiled]) -> None:

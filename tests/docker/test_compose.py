@@ -58,35 +58,8 @@ def test_every_file_that_is_mounted_exists() -> None:
         assert (FOLDER / mount.split(":")[0]).exists(), mount
 
 
-def test_grafana_finds_prometheus_and_the_dashboard() -> None:
-    provisioning = FOLDER / "grafana" / "provisioning"
-    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
-    assert source["url"] == "http://prometheus:9090"
-    (provider,) = yaml.safe_load((provisioning / "dashboards" / "embert.yml").read_text())["providers"]
-    targets = [mount.split(":")[1] for mount in SERVICES["grafana"]["volumes"]]
-    assert f"{provider['options']['path']}/embert.json" in targets
-    assert SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] in targets
-
-
 def test_nothing_is_open_to_other_hosts_unless_asked_for() -> None:
     published = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert len(published) == 5
     for port in published:
         assert port.startswith(("127.0.0.1:", "${BIND_ADDRESS:-127.0.0.1}:")), port
-
-
-def test_traces_go_where_the_shell_says() -> None:
-    """Nowhere by default: without the profile there would be nobody to take them."""
-    assert SERVICES["jaeger"]["profiles"] == ["traces"]
-    for name in OURS:
-        assert SERVICES[name]["environment"]["EMBERT_OTLP_ENDPOINT"] is None
-    assert "EMBERT_OTLP_ENDPOINT=http://jaeger:4318 " in (FOLDER / "compose.yaml").read_text()
-
-
-def test_the_load_is_ours() -> None:
-    load = stages()["load"]
-    assert SERVICES["load"]["build"] == {"context": "..", "target": "load"}
-    (entrypoint,), (command,) = load.all("ENTRYPOINT"), load.all("CMD")
-    assert entrypoint.words == ["python", "-m", "loadtests"]
-    assert (ROOT / "loadtests" / f"{command.words[0]}.py").is_file()
-    assert command.words[command.words.index("--host") + 1] == "http://embert:8080"
