@@ -35,7 +35,6 @@ BATCHES = 12  # different ones
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     parser = argparse.ArgumentParser(prog="benchmarks.mlperf", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--seconds", type=float, default=1.5, help="of load, before and while it is timed; 0: bursts only"

@@ -20,7 +20,6 @@ class Query(OpenLoopUser):
     users = 1
 
     def send(self, due: float) -> None:
-        """See OpenLoopUser."""
         self.embed("query", [random.choice(SHORT)], due=due)
 
 

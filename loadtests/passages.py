@@ -18,6 +18,5 @@ class Indexing(EmbeddingUser):
 
     @task
     def index(self) -> None:
-        """Send 32 passages."""
         first = random.randrange(0, len(TEXTS), 32)
         self.embed("32 passages", TEXTS[first : first + 32])

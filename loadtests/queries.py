@@ -15,5 +15,4 @@ class Query(OpenLoopUser):
     """One text a request."""
 
     def send(self, due: float) -> None:
-        """See OpenLoopUser."""
         self.embed("query", [random.choice(TEXTS)], due=due)

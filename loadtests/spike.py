@@ -20,7 +20,6 @@ class Query(OpenLoopUser):
     users = 1  # one user sends --rate, ten users ten times that
 
     def send(self, due: float) -> None:
-        """See OpenLoopUser."""
         self.embed("query", [random.choice(TEXTS)], due=due)
 
 

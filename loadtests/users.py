@@ -69,7 +69,6 @@ class EmbeddingUser(FastHttpUser):
     wait_time = constant(0)
 
     def on_start(self) -> None:
-        """Build the headers."""
         key = options_of(self.environment).key
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
@@ -125,7 +124,6 @@ class OpenLoopUser(EmbeddingUser, metaclass=_AbstractUserMeta):
     users = 0  # how many users share the rate; 0 means all
 
     def on_start(self) -> None:
-        """Start the arrivals."""
         super().on_start()
         options = options_of(self.environment)
         self._rate = options.rate / (self.users or options.num_users or 1)

@@ -26,7 +26,6 @@ from benchmarks.lib import record
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     options = _parser().parse_args(argv)
     builds = dict(options.builds)
     if len(builds) < len(options.builds):

@@ -43,7 +43,6 @@ DIFFERENT_TEXTS = 200_000  # then they come again: a corpus has more texts than 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     options = _parser().parse_args(argv)
     model = load_model(options.model)
     tokenizer = model.transformer_folder / "tokenizer.json"

@@ -63,7 +63,6 @@ class CudaProcess:
         return self._pipe.recv()
 
     def close(self) -> None:
-        """End the process."""
         self._pipe.send(None)
         self._process.join()
 

@@ -74,7 +74,6 @@ MODEL_TYPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     parser = argparse.ArgumentParser(prog="benchmarks.encoder.exactness", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--models",

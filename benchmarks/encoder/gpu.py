@@ -57,7 +57,6 @@ Runners = dict[str, Callable[[], Any]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     options = _parser().parse_args(argv)
     peak = gemm_peak()
     print(f"8192³ FP16 matrix product (torch): {peak:.0f} TFLOP/s\n", flush=True)

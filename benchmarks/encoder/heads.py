@@ -57,7 +57,6 @@ class Row:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     parser = argparse.ArgumentParser(prog="benchmarks.encoder.heads", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--rounds", type=int, default=7)

@@ -47,7 +47,6 @@ class Kernel:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     options = _parser().parse_args(argv)
     testing = importlib.import_module("embert.engine._cuda_testing")
     gpu, capability, _ = importlib.import_module("embert.engine._cuda").device_info(0)

@@ -41,7 +41,6 @@ class Timer:
         os.read(self.fd, 8)
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self.fd)
 
 

@@ -49,7 +49,6 @@ class StubEncoder(Encoder):
         return TaskOutput(self._tables[task][: offsets[-1]], offsets)
 
     def wait(self, ticket: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
-        """Return the ticket."""
         return ticket
 
     def close(self) -> None:

@@ -145,8 +145,6 @@ def write(folder: Path, made: Sequence[str]) -> None:
 
 
 def embert_embed(folder: Path, arguments: argparse.Namespace) -> Run:
-    """`embert embed`, twice."""
-
     def used(name: str) -> Used:
         output = folder / f"{name}.npy"
         output.unlink(missing_ok=True)

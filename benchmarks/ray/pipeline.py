@@ -41,7 +41,6 @@ class Measured(Embedder):
         self._note = Path(notes, f"{os.getpid()}.cpu")
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """As the Embedder's."""
         table = super().__call__(batch)
         self._note.write_text(str(time.process_time()))
         return table

@@ -43,18 +43,15 @@ class Embert(Rival):
     """embert from texts: Engine.embed."""
 
     def load(self, folder: Path, dtype: str) -> None:
-        """See Rival."""
         from embert import engine
 
         model = dataclasses.replace(engine.load_model(str(folder)), max_input_length=MAX_LENGTH)
         self.engine = engine.Engine.load(model, dtype=dtype, device="cpu")
 
     def prepare(self, texts: Sequence[str]) -> Any:
-        """See Rival."""
         return texts
 
     def run(self, prepared: Any) -> Floats:
-        """See Rival."""
         return self.engine.embed(prepared)
 
 
@@ -62,21 +59,18 @@ class EmbertEncoder(Embert):
     """embert from token ids: one packed batch."""
 
     def load(self, folder: Path, dtype: str) -> None:
-        """See Rival."""
         from embert import engine
 
         model = dataclasses.replace(engine.load_model(str(folder)), max_input_length=MAX_LENGTH)
         self.engine = engine.Engine.load(model, dtype=dtype, device="cpu", max_batch_tokens=1 << 20)
 
     def prepare(self, texts: Sequence[str]) -> Any:
-        """See Rival."""
         from embert import engine
 
         encoded = self.engine.tokenizer.encode(texts)
         return engine.pack(np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1]))
 
     def run(self, prepared: Any) -> Floats:
-        """See Rival."""
         return self.engine.encoder.encode(prepared)
 
 
@@ -84,7 +78,6 @@ class Transformers(Rival):
     """transformers from token ids: batches in the order given, padded to their longest, sdpa, mean pooling."""
 
     def load(self, folder: Path, dtype: str) -> None:
-        """See Rival."""
         import torch
         from transformers import AutoModel, AutoTokenizer
 
@@ -92,7 +85,6 @@ class Transformers(Rival):
         self.model = AutoModel.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
 
     def prepare(self, texts: Sequence[str]) -> Any:
-        """See Rival."""
         return [
             self.tokenizer(
                 texts[i : i + BATCH_TEXTS], padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
@@ -101,7 +93,6 @@ class Transformers(Rival):
         ]
 
     def run(self, prepared: Any) -> Floats:
-        """See Rival."""
         import torch
 
         rows = []
@@ -118,7 +109,6 @@ class SentenceTransformers(Rival):
     """sentence-transformers from texts: `encode`, which sorts by length and pads batches of 32."""
 
     def load(self, folder: Path, dtype: str) -> None:
-        """See Rival."""
         import torch
         from sentence_transformers import SentenceTransformer
 
@@ -128,11 +118,9 @@ class SentenceTransformers(Rival):
         self.model.max_seq_length = MAX_LENGTH
 
     def prepare(self, texts: Sequence[str]) -> Any:
-        """See Rival."""
         return texts
 
     def run(self, prepared: Any) -> Floats:
-        """See Rival."""
         tensor = self.model.encode(
             list(prepared),
             batch_size=BATCH_TEXTS,

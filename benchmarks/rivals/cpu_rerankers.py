@@ -15,17 +15,14 @@ class Embert(Rival):
     """embert from texts: Engine.score."""
 
     def load(self, folder: Path, dtype: str) -> None:
-        """See Rival."""
         from embert import engine
 
         self.engine = engine.Engine.load(str(folder), dtype=dtype, device="cpu")
 
     def prepare(self, texts: Sequence[tuple[str, str]]) -> Any:
-        """See Rival."""
         return texts
 
     def run(self, prepared: Any) -> Floats:
-        """See Rival."""
         return self.engine.score(prepared)
 
 
@@ -33,7 +30,6 @@ class CrossEncoder(Rival):
     """sentence-transformers from texts: `predict`, which sorts by length and pads batches of 32."""
 
     def load(self, folder: Path, dtype: str) -> None:
-        """See Rival."""
         import torch
         from sentence_transformers import CrossEncoder
 
@@ -42,11 +38,9 @@ class CrossEncoder(Rival):
         )
 
     def prepare(self, texts: Sequence[tuple[str, str]]) -> Any:
-        """See Rival."""
         return [list(pair) for pair in texts]
 
     def run(self, prepared: Any) -> Floats:
-        """See Rival."""
         scores: Floats = self.model.predict(prepared, batch_size=BATCH_TEXTS, show_progress_bar=False)
         return scores
 

@@ -123,7 +123,6 @@ class EmbertInt8(EmbertEncoder):
     """embert from token ids, int8: one packed batch."""
 
     def load(self, folder: Path, dtype: str) -> None:  # noqa: ARG002  # each rival has a dtype of its own
-        """See Rival."""
         super().load(folder, "int8")
 
 
@@ -133,7 +132,6 @@ class OnnxRuntime(Rival):
     int8 = False
 
     def load(self, folder: Path, dtype: str) -> None:  # noqa: ARG002  # each rival has a dtype of its own
-        """See Rival."""
         import onnxruntime
 
         from embert import engine
@@ -151,7 +149,6 @@ class OnnxRuntime(Rival):
             self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def prepare(self, texts: Sequence[str]) -> Any:
-        """See Rival."""
         encoded = self.tokenizer.encode(texts, TokenizeOptions(limit=MAX_LENGTH))
         sequences = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
         order = np.argsort([-len(each) for each in sequences], kind="stable")
@@ -167,7 +164,6 @@ class OnnxRuntime(Rival):
         return batches
 
     def run(self, prepared: Any) -> Floats:
-        """See Rival."""
         vectors = []
         for _, batch in prepared:
             (hidden,) = self.session.run(None, batch)

@@ -152,7 +152,6 @@ class PackedBert(Packed):
     """A BertModel."""
 
     def __init__(self, model: Any, pooling: str = "mean") -> None:
-        """See Packed."""
         super().__init__(model, pooling)
         self._layers = []
         for layer in model.encoder.layer:
@@ -204,7 +203,6 @@ class PackedRotary(Packed):
     """A NomicBertModel, GteModel or ModernBertModel."""
 
     def __init__(self, model: Any, pooling: str = "mean") -> None:
-        """See Packed."""
         super().__init__(model, pooling)
         self._pre_norm = model.config.model_type == "modernbert"
         self._heads = model.config.num_attention_heads
@@ -271,7 +269,6 @@ class PackedDecoder(Packed):
     """A Qwen3Model or Gemma3TextModel."""
 
     def __init__(self, model: Any, pooling: str = "last-token") -> None:
-        """See Packed."""
         super().__init__(model, pooling)
         config = model.config
         self._heads, self._shared, self._size = config.num_attention_heads, config.num_key_value_heads, config.head_dim

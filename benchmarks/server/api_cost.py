@@ -43,7 +43,6 @@ class Figure:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     parser = argparse.ArgumentParser(prog="benchmarks.server.api_cost", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="a local folder or a hub id; default: the packaged model")
     parser.add_argument("--rounds", type=int, default=3)

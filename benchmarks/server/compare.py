@@ -128,7 +128,6 @@ class Row:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     options = _parser().parse_args(argv)
     model = locate(options.model, revision=None, progress=True).folder
     workloads = _workloads(model / "tokenizer.json")

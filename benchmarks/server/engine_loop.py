@@ -163,7 +163,6 @@ def perfect_ms(due_s: Sequence[float], tokens: int) -> list[float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     parser = argparse.ArgumentParser(prog="benchmarks.server.engine_loop", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--load", type=float, default=0.8, help="share of the rate of batches of one request")
     parser.add_argument("--texts", type=int, default=32, help="of a request")

@@ -38,7 +38,6 @@ REQUESTS = 16  # different ones
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     parser = argparse.ArgumentParser(prog="benchmarks.server.rerank", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--window", type=float, default=6.0, help="seconds that one round measures")

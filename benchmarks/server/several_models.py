@@ -93,7 +93,6 @@ class Bench:
         return Plan(server.port, self.requests[name], window_s=self.options.window, settle_s=3.0, **flood)
 
     def one_round(self, loads: list[LoadGenerator]) -> dict[str, float]:
-        """Every figure, once."""
         figures: dict[str, float] = {}
         for name in EMBEDDERS:
             with self.serving(name) as server:
@@ -163,7 +162,6 @@ def _p99(answers: Answers) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.server.several_models", description=(__doc__ or "").split("\n")[0]
     )

@@ -61,7 +61,6 @@ LOADS = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     options = _parser().parse_args(argv)
     loads = [load for load in LOADS if load.row in options.rows]
     measured: dict[tuple[str, Load, str], list[Round]] = {}

@@ -57,7 +57,6 @@ def batch_figures(growth: Samples) -> dict[str, float]:
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """Print every load."""
     head = ["load", "server", "req/s", "texts/s", "tokens/s", "p50 ms", "p99 ms", "failed", "cores", "client", "limit"]
     record.print_table(head, [_cells(row) for row in rows])
 
@@ -111,7 +110,6 @@ def _post(path: str, body: object, group: Sequence[Text]) -> Request:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     options = _parser().parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="embert-base-") as scratch, LoadGenerator(options.clients) as load:
         small = load_model(options.model)
@@ -282,7 +280,6 @@ class _Run:
     # --- reporting ---
 
     def print(self) -> None:
-        """Print all rows."""
         print_rows(self.rows)
         stages = ", ".join(f"{name} {ms:.3f}" for name, ms in self.latency_breakdown.items())
         print(f"\nidle request, p50 ms: {stages}")

@@ -49,7 +49,6 @@ PARTS: dict[str, tuple[_Part, float]] = {  # and how many seconds each lasts
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one part."""
     parser = argparse.ArgumentParser(prog="benchmarks.soak", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("part", choices=list(PARTS))
     defaults = ", ".join(f"{part} {seconds:g}" for part, (_, seconds) in PARTS.items())

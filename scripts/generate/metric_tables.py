@@ -69,7 +69,6 @@ _TABLE = """
 
 
 def document() -> str:
-    """The whole page."""
     use_memory(_MEMORY, "document")
     from embert.server.frontend.routes import METRIC_ROUTES
 

@@ -107,7 +107,6 @@ def checked_rows() -> tuple[Row, ...]:
 
 
 def readme() -> Iterable[tuple[str, ...]]:
-    """README's table."""
     yield "model", "for example", "tested on"
     for row in checked_rows():
         yield row.name, row.checkpoints, row.devices

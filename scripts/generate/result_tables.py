@@ -72,7 +72,6 @@ def spaced(value: float, digits: int | None = None) -> str:
 
 
 def readme() -> Iterator[tuple[str, ...]]:
-    """README's figures."""
     yield "load", "embert", "best rival measured", "build", "command"
     run, row = newest("encoder-gpu", model="base", workload="passage")
     yield (
@@ -184,7 +183,6 @@ def encoder_under_load() -> Iterator[tuple[str, ...]]:
 
 
 def decoders() -> Iterator[tuple[str, ...]]:
-    """Decoders in bursts."""
     yield (
         "model", "dtype", "workload", "tokens", "embert ms", "tokens/s", "useful TFLOP/s", "transformers ms",
         "packed graph ms", "ratio to the best", "build",
@@ -302,7 +300,6 @@ def cpu_by_process() -> Iterator[tuple[str, ...]]:
 
 
 def builds() -> Iterator[tuple[str, ...]]:
-    """Every record."""
     yield "result", "build", "date"
     for path in sorted(RESULTS.glob("*.json")):
         record = json.loads(path.read_text())

@@ -45,7 +45,6 @@ class Fleet:
         self._names = {int(port): name for port, name in command.findall(PAGE.read_text())}
 
     def folder(self, name: str) -> Path:
-        """The model's files."""
         if name not in self._folders:
             self._folders[name] = models.BUILD[name](self._folder / name)
         return self._folders[name]

@@ -88,7 +88,6 @@ def drawn(model: Model, lengths_of_texts: Sequence[int] = LENGTHS) -> PackedBatc
 
 
 def relative_errors(got: Floats, of: Floats) -> Floats:
-    """A row each."""
     errors: Floats = np.linalg.norm(got - of, axis=1) / np.linalg.norm(of, axis=1)
     return errors
 

@@ -29,7 +29,6 @@ IDENTITY, TANH, RELU = range(3)
 
 
 def pitch_of(columns: int) -> int:
-    """dense_pitch of heads/tasks.h."""
     return -(-columns // 4) * 4
 
 

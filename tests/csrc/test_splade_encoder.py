@@ -67,7 +67,6 @@ def packed(random: np.random.Generator, lengths: npt.NDArray[np.int64], tasks: T
 
 
 def of(batch: PackedBatch, sequence: int, task: Task) -> PackedBatch:
-    """One sequence alone."""
     ids = batch.ids[batch.cu_seqlens[sequence] : batch.cu_seqlens[sequence + 1]]
     return PackedBatch(ids, np.array([0, len(ids)], np.int32), tasks=np.array([task], np.uint8))
 

@@ -34,8 +34,6 @@ def binary(name: str) -> str:
 
 @dataclass
 class Prometheus:
-    """A running one."""
-
     client: httpx.Client
 
     def get(self, path: str, **parameters: str) -> Any:

@@ -60,7 +60,6 @@ def word_piece(**normalizer: Any) -> Backend:
 
 
 def byte_level(**options: Any) -> Backend:
-    """RoBERTa's kind."""
     vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4}
     for letter in [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġh", "he"]:
         vocabulary[letter] = len(vocabulary)
@@ -73,7 +72,6 @@ def byte_level(**options: Any) -> Backend:
 
 
 def unigram(normalizer: normalizers.Normalizer | None = None, **options: Any) -> Backend:
-    """XLM-RoBERTa's kind."""
     tokenizer = Backend(models.Unigram([(piece, -float(i)) for i, piece in enumerate(SENTENCE_PIECES)], 3))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)

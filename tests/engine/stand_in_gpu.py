@@ -102,7 +102,6 @@ class StandInGpu:
         self.tickets = 0
 
     def device_count(self) -> int:
-        """One GPU."""
         return 1
 
     def device_info(self, index: int) -> tuple[str, int, int]:
@@ -117,8 +116,6 @@ class StandInGpu:
 
 
 class StandInEncoder:
-    """The extension's encoder."""
-
     folds, memory = True, (0, 0, 0)
 
     def __init__(self, gpu: StandInGpu, config: SimpleNamespace, options: SimpleNamespace) -> None:
@@ -133,7 +130,6 @@ class StandInEncoder:
             self._cpu = TorchEncoder(self._layers, max_batch_tokens=1 << 20)
 
     def load(self, name: str, layer: int, data: npt.NDArray[np.uint8], shape: list[int], dtype: str) -> None:
-        """Keep a tensor."""
         assert (name, layer) not in self.loaded
         stored = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.int8}[dtype]
         self.loaded[name, layer] = data.view(stored).reshape(shape).copy()

@@ -97,7 +97,6 @@ def eurobert() -> tuple[Backend, dict[str, Any]]:
 
 
 def gemma() -> tuple[Backend, dict[str, Any]]:
-    """EmbeddingGemma's."""
     tokenizer = Backend(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")

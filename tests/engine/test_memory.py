@@ -48,7 +48,6 @@ def test_machine_that_says_nothing_has_no_limit(tmp_path: Path) -> None:
 
 
 def test_sizes_of_the_default_model() -> None:
-    """Those of docs/sizing.md."""
     model = load_model()
     gpu = estimate_memory(model, device="cuda:0")
     assert round(gpu.weights / MIB) == 43

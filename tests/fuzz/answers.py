@@ -19,8 +19,6 @@ class Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A final answer."""
-
     status: int
     headers: dict[str, str]
     body: bytes

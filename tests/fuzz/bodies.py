@@ -94,13 +94,11 @@ def _bytes(value: Any, random: Random) -> bytes:
 
 
 def _cut(value: Any, random: Random) -> bytes:
-    """Only the beginning."""
     data = encode(value, random)
     return data[: random.randrange(len(data) + 1)]
 
 
 def _documents(value: Any, random: Random) -> bytes:
-    """Other documents."""
     field = _first_name(value)
     depth = random.choice((10, 200, 1000, 20_000))
     return random.choice((

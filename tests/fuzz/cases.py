@@ -30,8 +30,6 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One connection."""
-
     index: int
     kind: str
     pieces: tuple[bytes, ...]

@@ -40,8 +40,6 @@ class Limits:
 
 @dataclass(slots=True)
 class Exchange:
-    """What happened."""
-
     case: Case
     reading: Reading
     answers: list[Answer] = field(default_factory=list)

@@ -25,8 +25,6 @@ class Ask:
 
 
 class Routes:
-    """The document's routes."""
-
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
         self._operations: list[tuple[str, str, dict[str, Any]]] = [

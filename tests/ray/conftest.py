@@ -56,7 +56,6 @@ class LocalCluster:
         return self.nodes.add_node(num_cpus=CPUS, resources=resources, object_store_memory=OBJECT_STORE_BYTES)
 
     def connect(self) -> None:
-        """Connect this process."""
         import ray
 
         if not ray.is_initialized():

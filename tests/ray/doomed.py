@@ -44,5 +44,4 @@ class Doomed(StandIn):
 
 
 def create(model: Model, **options: Any) -> Encoder:
-    """What `encoder` names."""
     return Doomed(model, **options)

@@ -103,8 +103,6 @@ class Samples(dict[str, float]):
 
 @dataclass
 class Live:
-    """A running server."""
-
     process: subprocess.Popen[bytes]
     log_path: Path
     ports: list[int] = field(default_factory=list)  # of HTTP, then of --metrics-port

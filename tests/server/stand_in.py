@@ -48,8 +48,6 @@ WIDTH = 384
 
 
 class StandIn(Encoder):
-    """See `embert.engine.encoders.base.Encoder`."""
-
     name = "stand-in"
     device_name = "nothing"
     dtype = "float32"
@@ -190,5 +188,4 @@ def token_vectors(ids: list[int], columns: int, *, unit: bool = True) -> npt.NDA
 
 
 def create(model: Model, *, device: str, dtype: str, max_batch_tokens: int | None) -> Encoder:
-    """What `--encoder` names."""
     return StandIn(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens)

@@ -37,7 +37,6 @@ class Row:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     options = _parser().parse_args(argv)
     from embert import engine
 

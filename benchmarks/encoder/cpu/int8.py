@@ -27,7 +27,6 @@ SAME = 0.99999  # of two float32 encoders; below it one computes something else
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     parser = argparse.ArgumentParser(prog="benchmarks.encoder.cpu.int8", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="a local folder or a hub id; default: the packaged model")
     named = ["query", "passage", "8x128", "1x16", "1x128", "1x512"]

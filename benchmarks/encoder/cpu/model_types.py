@@ -32,7 +32,6 @@ LONG, SHORT = 8192, 512  # tokens
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.encoder.cpu.model_types", description=(__doc__ or "").split("\n")[0]
     )

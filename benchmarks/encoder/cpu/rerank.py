@@ -33,7 +33,6 @@ DIFFERENCE = {"float32": 1e-5, "bfloat16": 0.05}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
     parser = argparse.ArgumentParser(prog="benchmarks.encoder.cpu.rerank", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--dtype", nargs="+", default=["float32"], choices=list(DIFFERENCE))
     parser.add_argument("--rounds", type=int, default=15)

@@ -52,7 +52,6 @@ def encoder(folder: Path, *, case: str = "bert", markers: bool = False) -> Path:
 
 
 def linear(columns: int = COLUMNS) -> torch.Tensor:
-    """A random projection."""
     return torch.randn(columns, 64, generator=torch.Generator().manual_seed(1)) * 0.2
 
 

@@ -79,7 +79,6 @@ def same(ours: Floats, theirs: Floats) -> None:
 
 
 def sparse(encoder: Encoder, sequences: list[Ids]) -> TaskOutput:
-    """SPARSE's rows."""
     return encoder.wait(encoder.submit(engine.pack(sequences).wanting(Task.SPARSE)))[Task.SPARSE]
 
 

@@ -33,7 +33,6 @@ def hidden_states(folder: Path, sequences: Sequence[Ids], **how: Any) -> list[Do
 
 
 def cosines(ours: npt.NDArray[np.floating], theirs: npt.NDArray[np.floating]) -> Doubles:
-    """Of each row."""
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     found: Doubles = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
     return found

@@ -60,7 +60,6 @@ def tokenizer_json() -> str:
 
 
 def save_tokenizer(folder: Path, **fields: Any) -> None:
-    """DeBERTa v3's files."""
     (folder / "tokenizer.json").write_text(tokenizer_json())
     stated = {"tokenizer_class": "DebertaV2Tokenizer", "vocab_type": "spm", "do_lower_case": False, **fields}
     (folder / "tokenizer_config.json").write_text(json.dumps(stated))

@@ -171,6 +171,5 @@ def sequences_of(model: Model, texts: int) -> list[Ids]:
 
 
 def cosines(ours: Floats, theirs: Floats) -> Floats:
-    """Of each row."""
     found: Floats = (unit(ours) * unit(theirs)).sum(1)
     return found

@@ -19,7 +19,6 @@ def engine(tmp_path: Path) -> Iterator[Harness]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The loop's clock."""
     made = Clock()
     monkeypatch.setattr("embert.server.engine_worker.loop.time", made)
     return made

@@ -148,7 +148,6 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(key_file: Path) -> Iterator[Live]:
-    """Two HTTP processes."""
     options = ["--workers", "2", "--served-model-name", "mini", "--log-level", "debug"]
     options += ["--api-key", "first key", "--api-key", "second", "--api-key-file", str(key_file), "--keyless", "docs"]
     with live(*STAND_IN, *options, ready=False) as running:

@@ -49,7 +49,6 @@ def logits_of(server: Live, texts: Sequence[tuple[str, ...]], *, side: str = "ri
 
 
 def sigmoid(logits: Floats) -> Floats:
-    """Elementwise."""
     values: Floats = 1 / (1 + np.exp(-logits))
     return values
 

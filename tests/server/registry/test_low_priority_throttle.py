@@ -101,8 +101,6 @@ def test_answers_are_throttled_by_their_bytes() -> None:
 
 
 class _Recorder(LowPriorityThrottle):
-    """Remembers who asked."""
-
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[tuple[str, int]] = []

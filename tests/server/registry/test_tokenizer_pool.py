@@ -24,7 +24,6 @@ async def leaves() -> Any:
 
 
 def pool_of(*, payload_limit: int = 10_000_000) -> TokenizerPool:
-    """With one thread."""
     return TokenizerPool(1, payload_limit)
 
 

@@ -29,7 +29,6 @@ def _healing() -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Live]:
-    """With two engines."""
     with live(*STAND_IN, "--device", "x:0,1", env=PATIENT) as server:
         yield server
 

@@ -103,12 +103,10 @@ class OtlpReceiver:
 
     @property
     def url(self) -> str:
-        """For --otlp-endpoint."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def spans(self) -> list[ReceivedSpan]:
-        """All so far."""
         with self._lock:
             return list(self._spans)
 
