@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,9 @@ import psutil
 import pytest
 
 from embert.server.registry.inputs import InputTexts
-from tests.server.live import STAND_IN, Live, live, until
+from tests.server.live import ROOT, STAND_IN, Live, live, until
 from tests.server.models import splade
+from tests.server.stand_in import FAIL, SLEEP
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -55,6 +57,7 @@ def peak_growth_mb(server: Live, work: Callable[[], Any]) -> tuple[float, float]
 
 
 LARGEST = 9_990_000
+NESTED = b",".join([b"[" * 150 + b"]" * 150] * (LARGEST // 301 - 1))
 WORST: list[tuple[str, str, bytes, int, str]] = [
     ("dots", "/embed", b'{"inputs":"' + b"." * LARGEST + b'"}', 200, ""),
     ("ideographs", "/embed", b'{"inputs":"' + "日".encode() * (LARGEST // 3) + b'"}', 200, ""),
@@ -65,7 +68,10 @@ WORST: list[tuple[str, str, bytes, int, str]] = [
     ("most lists of ids", "/embed",
      b'{"inputs":[' + b",".join([b"[" + b"5," * 254 + b"5]"] * 2048) + b"]}", 200, ""),
     ("too many ids", "/embed", b'{"inputs":[' + b"1," * 4_900_000 + b"1]}", 413, "values or more"),
-    ("an unknown field", "/embed", b'{"inputs":"a","x":[' + b"{}," * 3_200_000 + b"1]}", 413, "values or more"),
+    ("an unknown field", "/embed", b'{"inputs":"a","x":[' + b"{}," * 3_200_000 + b"1]}", 413, "lists and objects"),
+    ("lists in lists", "/embed", b'{"inputs":[' + NESTED + b"]}", 413, "lists and objects"),
+    ("lists in an instance", "/vertex", b'{"instances":[{"inputs":[' + NESTED + b"]}]}", 413, "lists and objects"),
+    ("spaces", "/embed", b'{"inputs":[' + b" " * LARGEST + b'"a"]}', 200, ""),
     ("tokens", "/tokenize", b'{"inputs":"' + b"a " * (LARGEST // 2) + b'"}', 413, "131072"),
     ("ids back to text", "/decode", b'{"ids":[' + b"7," * 200_000 + b"7]}", 413, "200001"),
 ]  # fmt: skip
@@ -79,6 +85,40 @@ def test_the_worst_requests_take_little_memory(admitting: Live, path: str, body:
     assert says in answers[0].text
     assert peak < 400
     assert kept < 200
+
+
+def test_requests_that_fail_leave_nothing_behind(tmp_path: Path) -> None:
+    """Without garbage collections, texts in a reference cycle would stay for ever."""
+    (tmp_path / "sitecustomize.py").write_text("import gc\ngc.disable()\n")
+    paths = os.pathsep.join(filter(None, [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH")]))
+    text = b"a " * 2_000_000
+    texts = b'","'.join([text[:40_000]] * 100)
+    failures: list[tuple[str, bytes, dict[str, str], set[int]]] = [
+        ("/embed", b'{"inputs":"%b","truncate":3}' % text, {}, {422}),
+        ("/embed", b'{"inputs":"%b"' % text, {}, {400}),
+        ("/embed", b'{"inputs":[[%b],"%b"]}' % (b"101,%d" % FAIL, text), {}, {424}),
+        (
+            "/embed",
+            b'{"inputs":["%b"]}' % b'","'.join([text[:40_000]] * 100),
+            {"x-request-timeout": "0.001"},
+            {408, 503},
+        ),
+        ("/embed", b'{"inputs":[[%b],"%b"]}' % (b"101,%d" % (SLEEP + 3), text), {"x-request-timeout": "0.2"}, {503}),
+        ("/embed", b'{"inputs":[%b"%b"]}' % (b"[[]]," * 100_000, text), {}, {413}),
+        ("/tokenize", b'{"inputs":"%b"}' % text, {}, {413}),
+        ("/vertex", b'{"instances":[{"inputs":"%b","truncate":3},{"inputs":3}]}' % text, {}, {422}),
+    ]
+    with live(*STAND_IN, env={"PYTHONPATH": paths}) as server, server.client(timeout=120.0) as client:
+
+        def fail(times: int) -> None:
+            for _ in range(times):
+                for path, body, headers, statuses in failures:
+                    answer = client.post(path, content=body, headers=headers)
+                    assert answer.status_code in statuses, (body[:60], answer.text)
+
+        fail(2)
+        _, kept = peak_growth_mb(server, lambda: fail(10))
+        assert kept < 40  # of 320 MB that were sent
 
 
 def test_sparse_vectors_of_an_answer_are_bounded(tmp_path: Path) -> None:
