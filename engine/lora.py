@@ -5,17 +5,21 @@ Imports no numpy: the supervisor reads descriptions, and computes nothing. `merg
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import check_keys, read_object
 from embert.engine.files.key_tables import ADAPTER_CONFIG
 from embert.engine.models.tensor_names import TensorNames, stored_names_of
+
+if TYPE_CHECKING:
+    from pydantic_core import SchemaValidator
 
 __all__ = [
     "ADAPTER_WEIGHTS",
@@ -85,19 +89,37 @@ class Lora:
             return False
         if self.layers is None or isinstance(self.targets, str) or module in self.targets:
             return True
-        starts = [rf"(?:^|.*?\.){pattern}" for pattern in self.layer_patterns] or [r".*?\.[^.]*"]
-        number = next((match for start in starts if (match := re.match(rf"{start}\.(\d+)\.", module))), None)
-        return number is not None and int(number[1]) in self.layers
+        starts = [rf"(?:.*\.)?(?:{pattern})" for pattern in self.layer_patterns] or [r".*\.[^.]*"]
+        parts = module.split(".")
+        numbers = [index for index, part in enumerate(parts[:-1]) if part.isdecimal()]
+        found = (int(parts[index]) for start in starts for index in numbers if _matches(start, ".".join(parts[:index])))
+        return next(found, None) in self.layers
 
 
 def _named(names: str | tuple[str, ...], module: str) -> bool:
     if isinstance(names, str):
-        return re.fullmatch(names, module) is not None
+        return _matches(names, module)
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
 def _pattern(patterns: Mapping[str, object], module: str) -> str:
-    return next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), "")
+    return next((pattern for pattern in patterns if _matches(rf"(?:.*\.)?(?:{pattern})", module)), "")
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """True if a pattern of the file describes the whole name."""
+    return _compiled(pattern).isinstance_python(name)
+
+
+@functools.lru_cache
+def _compiled(pattern: str) -> SchemaValidator:
+    """A regular expression that takes linear time whatever its pattern, unlike Python's own.
+
+    Raises SchemaError for what is none, and for one that looks around.
+    """
+    from pydantic_core import SchemaValidator, core_schema
+
+    return SchemaValidator(core_schema.str_schema(pattern=rf"^(?:{pattern})$", regex_engine="rust-regex"))
 
 
 def read_lora(folder: Path) -> Lora | None:
@@ -146,13 +168,22 @@ def read_lora(folder: Path) -> Lora | None:
 
 
 def _check_patterns(lora: Lora) -> None:
-    """Raise BrokenModel for a pattern that is no regular expression."""
+    """Raise BrokenModel for a pattern that is not a regular expression, UnsupportedModel for one that looks around."""
+    from pydantic_core import SchemaError
+
     named = [value for value in (lora.targets, lora.excluded) if isinstance(value, str)]
     for pattern in (*named, *lora.layer_patterns, *lora.ranks, *lora.alphas):
         try:
             re.compile(pattern)
         except re.error as error:
             raise BrokenModel(f"{lora.path}: {pattern!r} is not a regular expression: {error}") from error
+        try:
+            _compiled(pattern)
+        except SchemaError as error:
+            raise UnsupportedModel(
+                f"{lora.path}: the regular expression {pattern!r} looks around, refers back or is too large, "
+                "which is not supported"
+            ) from error
 
 
 def _names(path: Path, fields: Mapping[str, Any], name: str) -> str | tuple[str, ...]:

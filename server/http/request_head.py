@@ -174,9 +174,9 @@ def _invalid(name: str, wanted: str, value: bytes) -> Invalid:
 
 # --- what they ask for: two forms of an answer, by `Accept` and `Accept-Encoding` (RFC 9110, section 12.5) ---
 
-_QUOTED = rb'"(?:[^"\\]|\\.?)*(?:"|\Z)'  # an unclosed one ends with the header: a failed match would backtrack
-_ELEMENT = re.compile(rb'(?:[^,"]|' + _QUOTED + rb")+")
-_PARAMETER = re.compile(rb'(?:[^;"]|' + _QUOTED + rb")+")
+_QUOTED = rb'"(?:[^"\\]|\\.?)*+(?:"|\Z)'  # an unclosed one ends with the header
+_ELEMENT = re.compile(rb'(?:[^,"]|' + _QUOTED + rb")++")
+_PARAMETER = re.compile(rb'(?:[^;"]|' + _QUOTED + rb")++")
 _WEIGHT = re.compile(rb"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")
 _EXACT, _WITH_VERSION = 2, 3  # how specific a range is
 MAX_BYTES = 2048  # of a client's headers of one name; parsing them takes 0.4 µs a byte on the event loop
