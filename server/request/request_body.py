@@ -138,8 +138,8 @@ def _read_json(body: bytes) -> Any:
         return from_json(body, cache_strings="keys")
     except ValueError as error:
         reason = str(error)
-    if body.startswith(codecs.BOM_UTF8):
-        reason = "it begins with a byte order mark"
+    if body.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        reason = "it begins with a byte order mark; it must be UTF-8 without one"
     if "hex escape" in reason or "surrogate" in reason:
         reason += "; a lone surrogate such as \\ud800 is not text"
     raise BadRequest(f"the request body is not valid JSON: {reason}")

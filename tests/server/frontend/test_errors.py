@@ -76,9 +76,10 @@ BODIES: list[tuple[dict[str, Any] | bytes, int, str | None, tuple[str, ...], tup
     (b'"canary-7f3a"', 422, None, ("object", "a string of 11"), BOTH),
     (b"null", 422, None, ("object", "null"), BOTH),
     (b'{"INPUT": ' + b"[" * 100_000, 413, None, ("100001 lists", "12288", "2048"), BOTH),
+    *((json.dumps({"INPUT": CANARY}).encode(encoding), 400, None, ("JSON", "byte order mark", "UTF-8"), BOTH)
+      for encoding in ("utf-8-sig", "utf-16")),
     *((body, 400, None, ("JSON",), BOTH) for body in (
         b"", b'{"INPUT": "canary-7f3a', b'{"INPUT": "canary-7f3a"} canary-7f3a', b'{"INPUT": "canary-7f3a",}',
-        b'\xef\xbb\xbf{"INPUT": "canary-7f3a"}', json.dumps({"INPUT": CANARY}).encode("utf-16"),
         rb'{"INPUT": "canary-7f3a \ud800"}', b'{"INPUT": "canary-7f3a \xed\xa0\x80"}', b'{"INPUT": "canary-7f3a \xff"}',
         b'{"INPUT": "canary-7f3a\n"}', b'{"INPUT": ' + b"[" * 10_000, b'{"INPUT": ' + b'{"a":' * 10_000,
         b'{"INPUT": [' + b"9" * 5000 + b"]}",
