@@ -71,7 +71,7 @@ def main() -> None:
     write_line = configure_logging(name, start.config.log_format, start.config.log_level)
     memory = MetricMemory(start.memory_fd)
     region = use_memory(memory, name)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's message says it
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor sends Reload instead
     sys.setswitchinterval(0.001)  # seconds; tokenizing threads must not hold up the event loop for long
     gc_tuning.before_imports()
     try:

@@ -1,4 +1,4 @@
-"""Signals to `embert serve`: which of them end it, which one reloads, and that no other one ends it without a drain."""
+"""Handlers for the signals to `embert serve`: some end it, SIGHUP reloads, and the others do nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 __all__ = ["DRAIN_SIGNALS", "handle_signals"]
 
 DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-# They would end the process by default. Children inherit that they do not.
+# Their default ends the process. Children inherit that they are ignored.
 _IGNORED = (signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR)
 
 
@@ -42,7 +42,7 @@ def handle_signals(end: Callable[[int], object], reload: Callable[[], object]) -
 
 @cache
 def _follows_terminal() -> bool:
-    """True if the process was started from a terminal, whose end it is to follow. Looks before the first handler."""
+    """True if the process ends with the terminal that started it. Cached before `handle_signals` changes the handler."""
     return signal.getsignal(signal.SIGHUP) is signal.SIG_DFL and _has_terminal()
 
 

@@ -214,7 +214,7 @@ class ModelSelector:
     def find(self, names: tuple[str | None, ...], capability: Capability | None = None) -> ModelHandle:
         """The model that a request names; `capability`: what the request needs, where the route leaves that open.
 
-        An empty name is no name: clients that must send one leave it blank.
+        An empty name counts as absent: clients that must send one leave it blank.
 
         Raises ModelUnknown for a name that no model has, and for names of two models; Unavailable for a model that
         cannot be served, TaskMissing for one that cannot do what the route needs.

@@ -136,7 +136,7 @@ class _BoundedSession(requests.Session):
         return response
 
     def get_redirect_target(self, resp: requests.Response) -> None:
-        """None: no redirect is followed, and none is read whole for that."""
+        """Returns None: requests reads the whole response before it follows a redirect."""
 
 
 class _CountingExporter(SpanExporter):

@@ -186,7 +186,7 @@ def test_the_deployment_is_the_model(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "field"), [("/v1/embeddings", "input"), ("/pooling", "input"), ("/v2/embed", "texts")]
 )
-def test_an_empty_name_is_no_name(http: httpx.Client, path: str, field: str) -> None:
+def test_an_empty_name_counts_as_absent(http: httpx.Client, path: str, field: str) -> None:
     answer = http.post(path, json={field: ["a"], "model": ""})
     assert answer.status_code == 200
     assert "x-model" not in answer.headers
