@@ -42,7 +42,7 @@ def handle_signals(end: Callable[[int], object], reload: Callable[[], object]) -
 
 @cache
 def _follows_terminal() -> bool:
-    """True if the process ends with the terminal that started it. Cached before `handle_signals` changes the handler."""
+    """True if the process ends with its terminal. The first call precedes the first handler."""
     return signal.getsignal(signal.SIGHUP) is signal.SIG_DFL and _has_terminal()
 
 

@@ -248,19 +248,26 @@ def test_environment_variables_are_named_in_errors() -> None:
     assert "'maybe'" in said
 
 
-def test_no_memory_to_share() -> None:
-    command = [*EMBERT, "serve", "--host", "127.0.0.1", "--port", "0", *STAND_IN]
+@pytest.mark.parametrize(
+    ("limit", "status", "says"),
+    [
+        ("-f 0", 1, ("memory that processes share",)),  # no file may hold a byte
+        ("-n 64", 2, ("64 files", "at least 136")),
+    ],
+)
+def test_limits_of_the_system_that_are_too_low(limit: str, status: int, says: tuple[str, ...]) -> None:
+    command = [*EMBERT, "serve", "--host", "127.0.0.1", "--port", "0", "--workers", "2", *STAND_IN]
     ended = subprocess.run(
-        ["/bin/sh", "-c", 'ulimit -f 0 && exec "$@"', "sh", *command],  # no file may hold a byte
+        ["/bin/sh", "-c", f'ulimit {limit} && exec "$@"', "sh", *command],
         cwd=ROOT,
         env={name: value for name, value in environment().items() if not name.startswith("COVERAGE_")},  # writes files
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ended.returncode == 1
+    assert ended.returncode == status
     assert "Traceback" not in ended.stderr
-    assert "memory that processes share" in ended.stderr.splitlines()[-1]
+    assert all(value in ended.stderr.splitlines()[-1] for value in says)
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
