@@ -9,7 +9,7 @@ huggingface_hub are imported only where they are needed.
 Packages and modules, each of which imports only from those before it: `files` (hub, JSON, safetensors), `models`
 (config.json → EncoderConfig), `heads` (what follows the last layer), `model` (a model directory, described), `weights`
 (tensors and adapters), `quantization` (int8, defined in numpy), `tokenization` (texts → ids), `encoders` (ids → rows),
-`entities` (rows of tokens → entities), `int8_accuracy` (what int8 costs), `engine`.
+`entities` (rows of tokens → entities), `int8_accuracy` (what int8 costs), `loader`, `engine`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from embert.engine.engine import Engine
     from embert.engine.entities import Entity
     from embert.engine.heads.scores import LabelScore, Ranked
-    from embert.engine.int8_accuracy import load_encoder
+    from embert.engine.loader import load_encoder
     from embert.engine.model import Model, load_model
     from embert.engine.tasks import Task
     from embert.engine.tokenization.encoded import Encoded, TokenizeOptions
@@ -65,7 +65,7 @@ _MODULES = {
     "Task": "embert.engine.tasks",
     "TokenizeOptions": "embert.engine.tokenization.encoded",
     "Tokenizer": "embert.engine.tokenization.tokenizer",
-    "load_encoder": "embert.engine.int8_accuracy",
+    "load_encoder": "embert.engine.loader",
     "load_model": "embert.engine.model",
     "pack": "embert.engine.batch",
 }

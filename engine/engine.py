@@ -19,7 +19,7 @@ from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
 from embert.engine.heads.token_rows import multi_vector_mask
 from embert.engine.heads.zero_shot import TEMPLATE, check_labels, hypotheses, zero_shot_labels
-from embert.engine.int8_accuracy import load_encoder
+from embert.engine.loader import load_encoder
 from embert.engine.model import Model, load_model
 from embert.engine.quantization import MIN_ACCURACY
 from embert.engine.tasks import Task, task_names

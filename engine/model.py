@@ -7,17 +7,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from embert.engine.errors import BrokenModel, EngineError, ModelNotFound, UnsupportedModel
 from embert.engine.files.chat_template import PairText, TakesNoPair, read_pair_text, template_of
-from embert.engine.files.hub import locate
+from embert.engine.files.hub import Location, locate
 from embert.engine.files.json_files import check_keys, positive_int, read_object, read_optional
 from embert.engine.files.key_tables import CONFIG_SENTENCE_TRANSFORMERS
 from embert.engine.files.tokenizer_config import NO_LENGTH_LIMIT, TokenizerConfig, define, read_tokenizer_config
 from embert.engine.heads.checkpoints.classifier import logit_classifier, read_classifier, stored_classifier
 from embert.engine.heads.checkpoints.stored import named_groups, stored_in, stored_tensors, unused_tensors
-from embert.engine.heads.checkpoints.vector_heads import CONVERT, read_vector_heads
-from embert.engine.heads.description import NO_HEADS, Classifier, Heads, TokenClassifier
+from embert.engine.heads.checkpoints.vector_heads import CONVERT, VectorHeads, read_vector_heads
+from embert.engine.heads.description import NO_HEADS, Classifier, Heads, MultiVector, TokenClassifier
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS, Module, modes_of, width_after
 from embert.engine.lora import PEFT_PREFIX, Lora, placed, read_lora
@@ -105,207 +106,281 @@ def load_model(
 
     Raises ModelNotFound, UnsupportedModel or BrokenModel, each with one sentence for the user.
     """
+    if pooling is not None and pooling not in (*POOLINGS, SPLADE):
+        named = ", ".join((*POOLINGS, SPLADE))
+        raise UnsupportedModel(f"pooling {pooling!r} is not supported; supported: {named}")
     try:
-        return _load(model, revision, pooling, model_id, progress=progress, on_download=on_download)
+        location = locate(model, revision=revision, progress=progress, on_download=on_download)
+        read = _Checkpoint(location, pooling, progress=progress).read()
     except EngineError:
         raise
     except Exception as error:  # files may hold anything, and a server's other models go on
         raise BrokenModel(f"{model} cannot be read: {type(error).__name__}: {error}") from error
+    return dataclasses.replace(read, model_id=model_id or location.model_id, revision=location.revision or revision)
 
 
-def _load(
-    model: str | None,
-    revision: str | None,
-    pooling: str | None,
-    model_id: str | None,
-    *,
-    progress: bool,
-    on_download: Callable[[int, int], None] | None,
-) -> Model:
-    if pooling is not None and pooling not in (*POOLINGS, SPLADE):
-        named = ", ".join((*POOLINGS, SPLADE))
-        raise UnsupportedModel(f"pooling {pooling!r} is not supported; supported: {named}")
-    location = locate(model, revision=revision, progress=progress, on_download=on_download)
-    folder, notices = location.folder, list(location.notices)
-    modules = read_modules(folder, pooling=pooling) or Modules(pooling=pooling)
-    notices += modules.notices
-    transformer = folder / modules.transformer
-    lora, base = read_lora(transformer), None
-    if not (transformer / "config.json").is_file():
-        if lora is None:
-            raise BrokenModel(f"{transformer} has no config.json, so it is not a model folder")
-        base = _base(lora, progress, local=location.revision is None)
-    weights = base or transformer
-    if lora is not None:
-        notices += lora.notices
-        notices.append(f"the LoRA adapter {lora.weights.name} is merged into the weights of {weights}")
-    # The architecture comes first: for a model that cannot run, the commands that _check_files names are of no use.
-    config = read_config(weights / "config.json")
-    notices += check_config(weights / "config.json")
-    stated_length = modules.transformer_module.max_length
-    endless = not config.position_table and (stated_length or 0) < NO_LENGTH_LIMIT
-    if stated_length is not None and stated_length > config.max_positions and endless:
-        notices.append(
-            f"texts of up to {stated_length} tokens, as sentence-transformers' files state, are longer than "
+class _Prompts(NamedTuple):
+    """Prompts by name, and the name of the one that applies where a request names none."""
+
+    texts: dict[str, str]
+    default_name: str | None
+
+    @property
+    def default(self) -> str:
+        return "" if self.default_name is None else self.texts[self.default_name]
+
+
+class _Checkpoint:
+    """A checkpoint whose JSON files are read; `read` makes a Model of them in named steps.
+
+    Steps add sentences for the start-up log to `notices`.
+    """
+
+    def __init__(self, location: Location, pooling: str | None, *, progress: bool) -> None:
+        self.model_id, self.folder, self.pooling = location.model_id, location.folder, pooling
+        self.notices = [*location.notices]
+        self.modules = read_modules(self.folder, pooling=pooling) or Modules(pooling=pooling)
+        self.module = self.modules.transformer_module
+        self.notices += self.modules.notices
+        self.transformer = self.folder / self.modules.transformer
+        self.lora, self.base = read_lora(self.transformer), None
+        if not (self.transformer / "config.json").is_file():
+            if self.lora is None:
+                raise BrokenModel(f"{self.transformer} has no config.json, so it is not a model folder")
+            self.base = _base(self.lora, progress, local=location.revision is None)
+        self.weights = self.base or self.transformer
+        if self.lora is not None:
+            self.notices += self.lora.notices
+            self.notices.append(
+                f"the LoRA adapter {self.lora.weights.name} is merged into the weights of {self.weights}"
+            )
+        self.config_path = self.weights / "config.json"
+        self.config_fields = read_object(self.config_path)
+        self.library_path = self.folder / "config_sentence_transformers.json"
+        self.library_fields = read_optional(self.library_path)
+
+    def read(self) -> Model:
+        """Raise a ModelError for what cannot be served."""
+        # The architecture comes first: for a model that cannot run, the commands of _check_files are of no use.
+        config = self._read_config()
+        classifier = self._read_classifier(config)
+        tokenizer = self._read_tokenizer()
+        prompts = self._read_prompts(config)
+        pair_text = self._read_pair_text(tokenizer, prompts, classifier)
+        if self.module.messages:  # the template has the default prompt
+            prompts = self._drop_prompts(prompts)
+        vector_heads = self._read_vector_heads(config, prompts)
+        embeds = vector_heads.embeds and (classifier is None or self.pooling is not None)
+        if embeds:
+            self._check_pooling(config, is_classifier=classifier is not None)
+        pooling = "cls" if isinstance(classifier, Classifier) else "mean"
+        if vector_heads.embeds and self.modules.pooling:
+            pooling = self.modules.pooling
+        after_pooling = self.modules.after_pooling if vector_heads.embeds else ()
+        max_input_length, multi_vector = self._limit_lengths(config, tokenizer, vector_heads.multi_vector)
+        config = self._limit_positions(config, max_input_length)
+        heads = Heads(
+            classifier if isinstance(classifier, Classifier) else None,
+            vector_heads.sparse,
+            multi_vector,
+            classifier if isinstance(classifier, TokenClassifier) else None,
+        )
+        self._find_unused(config, heads, pooling if embeds else "")
+        return Model(
+            model_id=self.model_id,
+            folder=self.folder,
+            revision=None,
+            config=config,
+            pooling=pooling,
+            after_pooling=after_pooling,
+            normalize=self.modules.normalize,
+            max_input_length=max_input_length,
+            prompts=prompts.texts,
+            default_prompt_name=prompts.default_name,
+            width=width_after(self.folder, after_pooling, config.hidden_size * len(modes_of(pooling))),
+            tokenizer=tokenizer,
+            lowercase=self.module.lowercase,
+            transformer=self.modules.transformer,
+            notices=tuple(self.notices),
+            heads=heads,
+            lora=self.lora,
+            base=self.base,
+            include_prompt=self.modules.include_prompt,
+            pair_text=pair_text,
+            embeds=embeds,
+        )
+
+    def _read_config(self) -> EncoderConfig:
+        """Read config.json. Texts may be as long as sentence-transformers' files state where there is no table."""
+        config = read_config(self.config_path)
+        self.notices += check_config(self.config_path)
+        length = self.module.max_length
+        endless = not config.position_table and (length or 0) < NO_LENGTH_LIMIT
+        if length is None or length <= config.max_positions or not endless:
+            return config
+        self.notices.append(
+            f"texts of up to {length} tokens, as sentence-transformers' files state, are longer than "
             f"{config.max_positions}, the model's max_position_embeddings"
         )
-        config = dataclasses.replace(config, max_positions=stated_length)
-    head = read_classifier(folder, weights, config) if modules.only_transformer else None
-    classifier = head if isinstance(head, Classifier) else None
-    token_classifier = head if isinstance(head, TokenClassifier) else None
-    splade = pooling == SPLADE or (pooling is None and modules.splade is not None)
-    auto_class = "AutoModelForMaskedLM" if splade else "AutoModel"
-    if head is not None:
-        auto_class += "ForTokenClassification" if classifier is None else "ForSequenceClassification"
-    _check_files(transformer, weights, auto_class)
-    _check_size(weights, config)
-    if classifier is not None:
-        classifier = stored_classifier(classifier, config.tensors, weights)
-    elif token_classifier is not None:
-        token_classifier = stored_classifier(token_classifier, config.tensors, weights)
-    elif modules.logit_score is not None:
-        classifier = logit_classifier(folder, weights, config, modules.logit_score)
-    tokenizer, tokenizer_notices = read_tokenizer_config(
-        transformer, read_object(weights / "config.json"), modules.transformer_module.tokenizer
-    )
-    path = transformer / "tokenizer.json"
-    _, definition_notices = define(path, read_object(path), tokenizer)
-    notices += tokenizer_notices + definition_notices
-    library = folder / "config_sentence_transformers.json"
-    library_fields = read_optional(library)
-    notices += check_keys(library, library_fields, CONFIG_SENTENCE_TRANSFORMERS)
-    prompts, default_prompt_name = read_prompts(folder)
-    prompts = prompts_with_adapters(prompts, config.adapters)
-    usual_prompt = prompts[default_prompt_name] if default_prompt_name is not None else ""
-    pair_text, special = None, {name: token.content for name, token in tokenizer.special.items()}
-    # Without modules CrossEncoder puts the pairs of a reranker into a chat template, where there is one.
-    without_modules = classifier is not None and not (folder / "modules.json").is_file()
-    uses_template = without_modules or modules.transformer_module.messages
-    template = template_of(transformer, modules.transformer_module.tokenizer) if uses_template else None
-    if template is None and modules.transformer_module.messages:
-        raise BrokenModel(f"{transformer} has no chat template, and its modules ask for one")
-    if template is not None and without_modules and classifier is not None and len(classifier.labels) > 1:
-        notices.append(f"{template[0]}: the chat template is for models of one label; pairs are read without it")
-    elif template is not None and without_modules:
+        return dataclasses.replace(config, max_positions=length)
+
+    def _read_classifier(self, config: EncoderConfig) -> Classifier | TokenClassifier | None:
+        """Check that all files are there, and read the head that classifies, if there is one."""
+        head = read_classifier(self.folder, self.weights, config) if self.modules.only_transformer else None
+        if isinstance(head, Classifier):
+            auto_class = "AutoModelForSequenceClassification"
+        elif head is not None:
+            auto_class = "AutoModelForTokenClassification"
+        else:
+            auto_class = "AutoModelForMaskedLM" if self._is_splade else "AutoModel"
+        _check_files(self.transformer, self.weights, auto_class)
+        _check_size(self.weights, config)
+        if isinstance(head, Classifier):
+            return stored_classifier(head, config.tensors, self.weights)
+        if head is not None:
+            return stored_classifier(head, config.tensors, self.weights)
+        if self.modules.logit_score is not None:
+            return logit_classifier(self.folder, self.weights, config, self.modules.logit_score)
+        return None
+
+    @property
+    def _is_splade(self) -> bool:
+        return self.pooling == SPLADE or (self.pooling is None and self.modules.splade is not None)
+
+    def _read_tokenizer(self) -> TokenizerConfig:
+        """Read the files next to tokenizer.json, and check tokenizer.json itself."""
+        tokenizer, notices = read_tokenizer_config(self.transformer, self.config_fields, self.module.tokenizer)
+        path = self.transformer / "tokenizer.json"
+        _, definition_notices = define(path, read_object(path), tokenizer)
+        self.notices += notices + definition_notices
+        return tokenizer
+
+    def _read_prompts(self, config: EncoderConfig) -> _Prompts:
+        self.notices += check_keys(self.library_path, self.library_fields, CONFIG_SENTENCE_TRANSFORMERS)
+        prompts, default_name = read_prompts(self.folder)
+        return _Prompts(prompts_with_adapters(prompts, config.adapters), default_name)
+
+    def _read_pair_text(
+        self, tokenizer: TokenizerConfig, prompts: _Prompts, classifier: Classifier | TokenClassifier | None
+    ) -> PairText | None:
+        """Read the chat template into which a reranker puts its pairs, if it does."""
+        # Without modules CrossEncoder puts the pairs of a reranker into a chat template, where there is one.
+        without_modules = isinstance(classifier, Classifier) and not (self.folder / "modules.json").is_file()
+        if not without_modules and not self.module.messages:
+            return None
+        template = template_of(self.transformer, self.module.tokenizer)
+        if template is None:
+            if self.module.messages:
+                raise BrokenModel(f"{self.transformer} has no chat template, and its modules ask for one")
+            return None
+        special = {name: token.content for name, token in tokenizer.special.items()}
+        if not without_modules:
+            variables = {**special, **self.module.template}
+            structured = self.module.structured
+            return read_pair_text(*template, structured=structured, prompt=prompts.default, variables=variables)
+        if isinstance(classifier, Classifier) and len(classifier.labels) > 1:
+            self.notices.append(
+                f"{template[0]}: the chat template is for models of one label; pairs are read without it"
+            )
+            return None
         try:
-            pair_text = read_pair_text(*template, structured=None, prompt=usual_prompt, variables=special)
+            return read_pair_text(*template, structured=None, prompt=prompts.default, variables=special)
         except TakesNoPair as error:
-            notices.append(f"{error}; pairs are read without it")
-    elif template is not None:
-        pair_text = read_pair_text(
-            *template,
-            structured=modules.transformer_module.structured,
-            prompt=usual_prompt,
-            variables={**special, **modules.transformer_module.template},
-        )
-        others = sorted(name for name in prompts if name != default_prompt_name)
+            self.notices.append(f"{error}; pairs are read without it")
+            return None
+
+    def _drop_prompts(self, prompts: _Prompts) -> _Prompts:
+        others = sorted(name for name in prompts.texts if name != prompts.default_name)
         if others:
-            notices.append(f"prompts of the chat template are not served: {', '.join(others)}; only the default is")
-        prompts, default_prompt_name, usual_prompt = {}, None, ""
-    vector_heads = read_vector_heads(
-        folder,
-        weights,
-        config,
-        modules,
-        prompts,
-        usual_prompt,
-        pooling=pooling,
-        splade=splade,
-        most_weights=positive_int(library, library_fields, "max_active_dims"),
-    )
-    is_classifier = classifier is not None or token_classifier is not None
-    embeds = vector_heads.embeds and (not is_classifier or pooling is not None)
-    if is_classifier:
-        if embeds:
-            notices.append(f"a classification model, which embeds too because pooling {pooling} was asked for")
-    elif modules.pooling is None and embeds and config.tensors.language_model:
-        raise UnsupportedModel(
-            f"{folder} has no pooling configuration and no classifier: {_architectures(weights) or config.model_type} "
-            "generates text, which is not served; to embed with it, ask for --pooling last-token; to rerank with it, "
-            "save it once with sentence_transformers.CrossEncoder(…).save_pretrained(…)"
+            self.notices.append(
+                f"prompts of the chat template are not served: {', '.join(others)}; only the default is"
+            )
+        return _Prompts({}, None)
+
+    def _read_vector_heads(self, config: EncoderConfig, prompts: _Prompts) -> VectorHeads:
+        heads = read_vector_heads(
+            self.folder,
+            self.weights,
+            config,
+            self.modules,
+            prompts.texts,
+            prompts.default,
+            pooling=self.pooling,
+            splade=self._is_splade,
+            most_weights=positive_int(self.library_path, self.library_fields, "max_active_dims"),
         )
-    elif modules.pooling is None and embeds:
-        named = _architectures(weights)
-        architectures = "" if not named or named.endswith("Model") else f"; architectures of config.json: {named}"
-        notices.append(f"no pooling configuration found, using mean{architectures}")
-    if vector_heads.pickled:
-        notices.append(_pickled(folder, vector_heads.pickled))
-    pooling_mode = "mean" if classifier is None else "cls"
-    if vector_heads.embeds and modules.pooling:
-        pooling_mode = modules.pooling
-    after_pooling = modules.after_pooling if vector_heads.embeds else ()
-    # sentence-transformers' own limit is in place of the tokenizer's, also where it is larger.
-    limit = stated_length or tokenizer.max_length or config.max_positions
-    max_input_length = min(limit, config.max_positions)
-    multi_vector = vector_heads.multi_vector
-    if multi_vector is None:
-        modules.transformer_module.check_no_roles()
-    if multi_vector is not None:
+        if heads.multi_vector is None:
+            self.module.check_no_roles()
+        if heads.pickled:
+            self.notices.append(_pickled(self.folder, heads.pickled))
+        return heads
+
+    def _check_pooling(self, config: EncoderConfig, *, is_classifier: bool) -> None:
+        """Refuse a language model that nobody asked to embed. Adds a notice where the files do not name a pooling."""
+        if is_classifier:
+            self.notices.append(
+                f"a classification model, which embeds too because pooling {self.pooling} was asked for"
+            )
+        elif self.modules.pooling is None and config.tensors.language_model:
+            raise UnsupportedModel(
+                f"{self.folder} has no pooling configuration and no classifier: "
+                f"{self._architectures or config.model_type} generates text, which is not served; to embed with it, "
+                "ask for --pooling last-token; to rerank with it, save it once with "
+                "sentence_transformers.CrossEncoder(…).save_pretrained(…)"
+            )
+        elif self.modules.pooling is None:
+            named = self._architectures
+            architectures = "" if not named or named.endswith("Model") else f"; architectures of config.json: {named}"
+            self.notices.append(f"no pooling configuration found, using mean{architectures}")
+
+    @property
+    def _architectures(self) -> str:
+        stated = self.config_fields.get("architectures")
+        return ", ".join(map(str, stated)) if isinstance(stated, list) else ""
+
+    def _limit_lengths(
+        self, config: EncoderConfig, tokenizer: TokenizerConfig, multi_vector: MultiVector | None
+    ) -> tuple[int, MultiVector | None]:
+        """Return the tokens of the longest input, and the head of late interaction within that limit."""
+        # sentence-transformers' own limit replaces the tokenizer's, also where it is larger.
+        limit = min(self.module.max_length or tokenizer.max_length or config.max_positions, config.max_positions)
+        if multi_vector is None:
+            return limit, None
         # Queries and documents with lengths of their own are not bound by the transformer's: PyLate stores there the
         # length of whatever it encoded last.
-        multi_vector = multi_vector.within(max_input_length)
-        max_input_length = min(config.max_positions, multi_vector.longest)
-    if not config.position_table:  # what encoders make for positions is as long as the longest text
-        config = dataclasses.replace(config, max_positions=max_input_length)
-    if position_bytes(config) > MUCH_BYTES:
-        raise BrokenModel(
-            f"{weights / 'config.json'} implies texts of up to {max_input_length} tokens, and tables of "
-            f"{position_bytes(config)} bytes for their positions; the limit is {MUCH_BYTES}; state a lower "
-            f"max_seq_length in {transformer / 'sentence_bert_config.json'}"
-        )
-    heads = Heads(classifier, vector_heads.sparse, multi_vector, token_classifier)
-    notices += _unused(weights, config, heads, lora, pooling_mode if embeds else "")
-    return Model(
-        model_id=model_id or location.model_id,
-        folder=folder,
-        revision=location.revision or revision,
-        config=config,
-        pooling=pooling_mode,
-        after_pooling=after_pooling,
-        normalize=modules.normalize,
-        max_input_length=max_input_length,
-        prompts=prompts,
-        default_prompt_name=default_prompt_name,
-        width=width_after(folder, after_pooling, config.hidden_size * len(modes_of(pooling_mode))),
-        tokenizer=tokenizer,
-        lowercase=modules.transformer_module.lowercase,
-        transformer=modules.transformer,
-        notices=tuple(notices),
-        heads=heads,
-        lora=lora,
-        base=base,
-        include_prompt=modules.include_prompt,
-        pair_text=pair_text,
-        embeds=embeds,
-    )
+        multi_vector = multi_vector.within(limit)
+        return min(config.max_positions, multi_vector.longest), multi_vector
 
+    def _limit_positions(self, config: EncoderConfig, max_input_length: int) -> EncoderConfig:
+        """Limit the tables that encoders make for positions to the longest input. Raises BrokenModel for huge ones."""
+        if not config.position_table:
+            config = dataclasses.replace(config, max_positions=max_input_length)
+        if position_bytes(config) > MUCH_BYTES:
+            raise BrokenModel(
+                f"{self.config_path} implies texts of up to {max_input_length} tokens, and tables of "
+                f"{position_bytes(config)} bytes for their positions; the limit is {MUCH_BYTES}; state a lower "
+                f"max_seq_length in {self.transformer / 'sentence_bert_config.json'}"
+            )
+        return config
 
-def _architectures(folder: Path) -> str:
-    """`architectures` of a folder's config.json."""
-    stated = read_object(folder / "config.json").get("architectures")
-    return ", ".join(map(str, stated)) if isinstance(stated, list) else ""
+    def _find_unused(self, config: EncoderConfig, heads: Heads, pooling: str) -> None:
+        """Add a notice for stored tensors that nothing reads: they belong to a head that is not served.
 
-
-def _unused(weights: Path, config: EncoderConfig, heads: Heads, lora: Lora | None, pooling: str) -> list[str]:
-    """A sentence where nothing reads some of the stored tensors, which belong to a head that is not served.
-
-    `pooling` is how the model embeds, if it does. Raises BrokenModel for files that cannot be read.
-    """
-    stored, notices = stored_tensors(weights), []
-    unused = unused_tensors(stored, config, heads)
-    if unused:
-        named = _architectures(weights) or "none"
-        served = f"; embeddings are pooled by {pooling}" if pooling else ""
-        notices.append(
-            f"{stored.path} has tensors that nothing uses: {named_groups(unused, config)}; architectures of "
-            f"config.json: {named}{served}"
-        )
-    if lora is not None:
-        own = placed(lora, stored_in(lora.weights).shapes, config.tensors, stored.shapes).unused
-        bare = [name.removeprefix(PEFT_PREFIX) for name in own]
-        if bare:
-            notices.append(f"{lora.weights} has tensors that nothing uses: {named_groups(bare, config)}")
-    return notices
+        `pooling` is how the model embeds, if it does. Raises BrokenModel for files that cannot be read.
+        """
+        stored = stored_tensors(self.weights)
+        unused = unused_tensors(stored, config, heads)
+        if unused:
+            served = f"; embeddings are pooled by {pooling}" if pooling else ""
+            self.notices.append(
+                f"{stored.path} has tensors that nothing uses: {named_groups(unused, config)}; architectures of "
+                f"config.json: {self._architectures or 'none'}{served}"
+            )
+        if self.lora is not None:
+            own = placed(self.lora, stored_in(self.lora.weights).shapes, config.tensors, stored.shapes).unused
+            bare = [name.removeprefix(PEFT_PREFIX) for name in own]
+            if bare:
+                self.notices.append(f"{self.lora.weights} has tensors that nothing uses: {named_groups(bare, config)}")
 
 
 def _base(lora: Lora, progress: bool, *, local: bool) -> Path:

@@ -27,7 +27,7 @@ def create_encoder(
     encoder: str = "auto",
     prepared: bool = True,
 ) -> Encoder:
-    """Create the encoder that `int8_accuracy.load_encoder` returns, which documents the arguments and errors.
+    """Create the encoder that `embert.engine.load_encoder` returns, which documents the arguments and errors.
 
     Without `prepared`, CUDA graphs are made when they are first needed: for an encoder of a few batches.
     """
