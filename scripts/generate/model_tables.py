@@ -18,7 +18,7 @@ import transformers
 
 from embert.engine.models import MODEL_TYPES, EncoderConfig, read_config
 from tests.csrc.model_checkpoints import CHECKPOINTS
-from tests.engine.models.test_jina_bert_v2 import CONFIG as JINA_BERT_V2
+from tests.oracles.jina_bert_v2 import CONFIG as JINA_BERT_V2
 from tests.oracles.model_cases import MODEL_CASES
 
 __all__ = ["replaced"]

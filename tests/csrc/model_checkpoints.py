@@ -1,6 +1,6 @@
 """A small random checkpoint of every model_type, and what its own class computes of it, in float64 and in float16.
 
-JinaBERT v2 has no class in transformers: its formulas are in tests/engine/models/test_jina_bert_v2.py.
+JinaBERT v2 has no class in transformers: its formulas are in tests/oracles/jina_bert_v2.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.model import Model
-from tests.engine.jina import flash, peft
-from tests.engine.models.exact import hidden_states
-from tests.engine.models.test_jina_bert_v2 import JinaBert
+from tests.oracles.exact import hidden_states
+from tests.oracles.jina_bert_v2 import JinaBert
+from tests.oracles.jina_v3 import flash, peft
 from tests.oracles.model_cases import MODEL_CASES, build, byte_level
 
 __all__ = ["CHECKPOINTS", "ModelCheckpoint", "check_rounding", "errors", "model_checkpoint"]

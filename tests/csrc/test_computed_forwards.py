@@ -29,7 +29,7 @@ from tests.csrc import int8
 from tests.csrc.encoder.random_models import random_bert
 from tests.csrc.host_program import COMPUTED, build
 from tests.csrc.reference import BFLOAT16, FLOAT16, FLOAT32
-from tests.engine.described import ARCHITECTURES, described
+from tests.oracles.described import ARCHITECTURES, described
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 

@@ -25,7 +25,7 @@ from embert.engine.tasks import Task
 from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, errors, model_checkpoint
 from tests.engine.conftest import random_sequences
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
-from tests.engine.jina import TASKS, VOCABULARY, Jina, peft
+from tests.oracles.jina_v3 import TASKS, VOCABULARY, Jina, peft
 
 pytestmark = pytest.mark.gpu
 

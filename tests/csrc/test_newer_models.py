@@ -17,7 +17,7 @@ from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.tasks import Task
-from tests.engine.described import ARCHITECTURES, described
+from tests.oracles.described import ARCHITECTURES, described
 
 pytestmark = pytest.mark.gpu
 

@@ -18,8 +18,8 @@ from embert.engine.encoders.self_test import self_test_ids
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import Attention, DynamicNtk, Rotary
-from tests.engine.described import LAYERS, described
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
+from tests.oracles.described import LAYERS, described
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from embert.engine.models import read_config
 from embert.engine.tokenization.encoded import TokenizeOptions
 from tests.engine.conftest import random_sequences, small_tokenizer, without_own_kernels
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
-from tests.engine.models.exact import hidden_states, near
+from tests.oracles.exact import hidden_states, near
 from tests.oracles.model_cases import build
 from tests.server.models import edit_json
 

@@ -21,7 +21,7 @@ from embert.engine.errors import BrokenModel
 from embert.engine.models import MODEL_TYPES, read_config
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, HuggingFace, ModelFolder, random_sequences, small_tokenizer, unit
-from tests.engine.models.exact import hidden_states, near
+from tests.oracles.exact import hidden_states, near
 from tests.oracles.model_cases import MODEL_CASES, SHORT_CASES, build, byte_level, unigram
 from tests.server.models import edit_json
 

@@ -9,8 +9,8 @@ from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.model import Model
 from tests.engine.adapters.on_gpu import TOKENS, Make
-from tests.engine.jina import Jina, flash
 from tests.engine.stand_in_gpu import StandInGpu
+from tests.oracles.jina_v3 import Jina, flash
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from tests.engine.conftest import random_sequences
-from tests.engine.jina import VOCABULARY
 from tests.engine.stand_in_gpu import StandInGpu
+from tests.oracles.jina_v3 import VOCABULARY
 
 LENGTHS = [1, 2, 15, 64, 3, 127, 128, 40, 40, 7, 1, 90]
 ADAPTERS = np.array([0, 1, 2, 3, 4, -1, 2, 0, 4, -1, 3, 1], np.int8)

@@ -17,7 +17,7 @@ from embert.engine.encoders.base import Encoder
 from embert.engine.errors import BrokenModel, EncoderError, InputError, ModelError, UnsupportedModel
 from tests.engine.adapters.on_gpu import ADAPTERS, LENGTHS, Make
 from tests.engine.conftest import random_sequences, unit
-from tests.engine.jina import TASKS, VOCABULARY, Jina, flash, peft
+from tests.oracles.jina_v3 import TASKS, VOCABULARY, Jina, flash, peft
 from tests.oracles.model_cases import byte_level
 from tests.server.models import edit_json
 

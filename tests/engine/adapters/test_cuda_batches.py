@@ -14,8 +14,8 @@ from embert.engine.encoders.cuda.adapters import parts_of
 from embert.engine.errors import EncoderError, EncoderLost
 from embert.engine.model import Model
 from tests.engine.adapters.on_gpu import ADAPTERS, LENGTHS, Make, packed
-from tests.engine.jina import TASKS, Jina
 from tests.engine.stand_in_gpu import Lost, Refused, StandInEncoder, StandInGpu
+from tests.oracles.jina_v3 import TASKS, Jina
 
 
 def lengths_run(gpu: StandInGpu) -> list[list[list[int]]]:

@@ -16,8 +16,8 @@ from embert.engine.memory_estimate import estimate_memory
 from embert.engine.model import Model
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.adapters.on_gpu import Make
-from tests.engine.jina import TASKS, flash
 from tests.engine.stand_in_gpu import StandInEncoder
+from tests.oracles.jina_v3 import TASKS, flash
 
 
 def test_each_adapter_has_an_encoder_with_a_self_test(model: Model, make: Make) -> None:

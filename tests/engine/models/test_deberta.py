@@ -26,7 +26,7 @@ from embert.engine.models.encoder_config import Disentangled
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import random_sequences, without_own_kernels
-from tests.engine.models.exact import hidden_states, near
+from tests.oracles.exact import hidden_states, near
 from tests.oracles.model_cases import SHORT_CASES, build
 
 CASES = [case for case in SHORT_CASES if case.startswith("deberta")]

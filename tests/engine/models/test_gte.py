@@ -17,7 +17,7 @@ from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, Ntk, Rotary
 from embert.engine.tasks import Task
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
-from tests.engine.models.exact import Doubles, hidden_states, near
+from tests.oracles.exact import Doubles, hidden_states, near
 from tests.oracles.model_cases import build, byte_level
 
 LENGTHS = [1, 2, 17, 33, 64, 65, 128, 5]

@@ -22,8 +22,8 @@ from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
 from embert.engine.tasks import Task
 from tests.engine.conftest import random_sequences, without_own_kernels
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
-from tests.engine.models.exact import cosines, hidden_states, near
 from tests.engine.stand_in_gpu import StandInGpu
+from tests.oracles.exact import cosines, hidden_states, near
 from tests.oracles.model_cases import build, byte_level
 
 LAYERS = 4

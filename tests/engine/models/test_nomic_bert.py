@@ -19,7 +19,7 @@ from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, DynamicNtk, Rotary
 from embert.engine.tasks import Task
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
-from tests.engine.models.exact import Doubles, cosines, hidden_states, near
+from tests.oracles.exact import Doubles, cosines, hidden_states, near
 from tests.oracles.model_cases import build, write_modules
 from tests.server.models import edit_json
 

@@ -13,8 +13,8 @@ import transformers
 from embert.engine.errors import ModelError
 from embert.engine.models import read_config
 from tests.engine.models.test_gte import CONFIG as GTE
-from tests.engine.models.test_jina_bert_v2 import CONFIG as JINA_BERT
 from tests.engine.models.test_nomic_bert import CONFIG as NOMIC
+from tests.oracles.jina_bert_v2 import CONFIG as JINA_BERT
 from tests.oracles.model_cases import MODEL_CASES
 
 # Configs in the spelling of the models' own code, which transformers does not write.

@@ -16,7 +16,7 @@ from embert.engine import Engine, load_model
 from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.devices import devices
 from embert.engine.errors import UnsupportedModel
-from tests.engine.jina import INSTRUCTIONS, TASKS, VOCABULARY, flash
+from tests.oracles.jina_v3 import INSTRUCTIONS, TASKS, VOCABULARY, flash
 from tests.oracles.model_cases import byte_level
 from tests.server.live import Live, live, until
 

@@ -21,7 +21,7 @@ from embert.server.engine_worker.batches import pack
 from embert.server.engine_worker.lanes import Request
 from embert.server.ipc.channel import EncodeRequest
 from embert.server.registry.model_handle import ModelHandle
-from tests.engine.jina import INSTRUCTIONS, TASKS, VOCABULARY, Jina, flash
+from tests.oracles.jina_v3 import INSTRUCTIONS, TASKS, VOCABULARY, Jina, flash
 from tests.oracles.model_cases import byte_level
 from tests.server.live import Live, live
 

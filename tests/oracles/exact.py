@@ -13,11 +13,11 @@ import transformers
 
 from embert import engine
 from embert.engine.tasks import Task
-from tests.engine.conftest import Ids
 from tests.oracles.model_cases import byte_level
 
-__all__ = ["cosines", "hidden_states", "near"]
+__all__ = ["Doubles", "Ids", "cosines", "hidden_states", "near"]
 
+Ids = npt.NDArray[np.int32]
 Doubles = npt.NDArray[np.float64]
 
 
