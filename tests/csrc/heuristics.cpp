@@ -1,24 +1,15 @@
 // Prints which kernel and tile products get. For every case (out, in, kind, num_sms) of the arguments, where kind is
 // 1 with a residual, 2 for products that turn or gate, 3 and 4 for those of 8 bits without and with a residual: a line
 // of "from kernel rows columns" for each number of rows, 1 to 32 768, from which on the choice is another one, then an
-// empty line. For "narrowing" (tile_rows, across, clusters): lines of "full_rows step".
+// empty line.
 #include "gemm/heuristics.h"
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 
 using namespace embert::sm90;
 
 int main(int count, char** arguments) {
-  if (count > 1 && std::strcmp(arguments[1], "narrowing") == 0) {
-    for (int at = 2; at + 2 < count; at += 3) {
-      const Narrowing found =
-          narrowing_of(std::atoi(arguments[at]), std::atoi(arguments[at + 1]), std::atoi(arguments[at + 2]));
-      std::printf("%d %d\n", found.full_rows, found.step);
-    }
-    return 0;
-  }
   for (int at = 1; at + 3 < count; at += 4) {
     const int out = std::atoi(arguments[at]), in = std::atoi(arguments[at + 1]);
     const int kind = std::atoi(arguments[at + 2]);
