@@ -135,7 +135,7 @@ class Engine:
         if isinstance(texts, (str, bytes)):
             check_sequence(texts, "texts")
         if type(window) is not int or window < 1:
-            raise InputError(f"`window` must be at least 1, found {window!r}", param="window")
+            raise InputError(f"must be at least 1, found {window!r}", param="window")
         source = iter(texts)
         while block := list(islice(source, window)):
             yield self.embed(block, **options)  # type: ignore[arg-type]  # the options are embed's own
@@ -217,7 +217,7 @@ class Engine:
         classifier = self._scorer("texts")
         _check_options(options)
         if top_n is not None and (type(top_n) is not int or top_n < 1):
-            raise InputError(f"`top_n` must be at least 1, found {top_n!r}", param="top_n")
+            raise InputError(f"must be at least 1, found {top_n!r}", param="top_n")
         check_text(query, "query")
         encoded = self.tokenizer.encode_pairs(
             [_prompt(self.model, options.get("prompt_name")) + query],
@@ -271,9 +271,10 @@ class Engine:
         classifier = self._classifier("texts")
         if classifier.entailment is None:
             raise InputError(
-                f"`labels`: {self.model.model_id} has no label of entailment (entail… in label2id of config.json, of "
-                f"several labels); its labels: {', '.join(classifier.labels)}",
+                "has no label of entailment (entail… in label2id of config.json, of several labels); its labels: "
+                f"{', '.join(classifier.labels)}",
                 param="labels",
+                subject=self.model.model_id,
             )
         _check_options(options)
         _check_flags(multi_label=multi_label)
@@ -321,7 +322,7 @@ class Engine:
         _check_flags(truncate=truncate)
         if aggregation_strategy not in STRATEGIES:
             raise InputError(
-                f"`aggregation_strategy` must be one of {', '.join(STRATEGIES)}, found {aggregation_strategy!r}",
+                f"must be one of {', '.join(STRATEGIES)}, found {aggregation_strategy!r}",
                 param="aggregation_strategy",
             )
         check_texts(ignore_labels, "ignore_labels")
@@ -345,7 +346,7 @@ class Engine:
         for number, pair in pairs.items():
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                 description = len(pair) if isinstance(pair, (tuple, list)) else f"one {type(pair).__name__}"
-                raise InputError(f"`{param}`: pair {number} must be two texts, found {description}", param=param)
+                raise InputError(f"must be two texts, found {description}", param=param, subject=f"pair {number}")
             for text in pair:
                 check_text(text, param, f"a text of pair {number}")
             firsts.append(prompt + pair[0])
@@ -400,9 +401,10 @@ class Engine:
         classifier = self._classifier(param)
         if len(classifier.labels) > 1:
             raise InputError(
-                f"`{param}`: scores need a model of one label, and {self.model.model_id} has {len(classifier.labels)}; "
+                f"need a model of one label, and {self.model.model_id} has {len(classifier.labels)}; "
                 "classify gives the score of each",
                 param=param,
+                subject="scores",
             )
         return classifier
 
@@ -426,10 +428,10 @@ def encode_texts(
     """
     adapters, head = model.config.adapters, model.heads.multi_vector
     if task is not None and adapters is None:
-        raise InputError(f"`task` names an adapter, and {model.model_id} has none", param="task")
+        raise InputError(f"names an adapter, and {model.model_id} has none", param="task")
     if task is not None and adapters is not None and task not in adapters.names:
         known = ", ".join(adapters.names)
-        raise InputError(f"`task` {task!r} is not known; this model's adapters: {known}", param="task")
+        raise InputError(f"{task!r} is not known; this model's adapters: {known}", param="task")
     name = prompt_name if prompt_name is not None else task
     if name is None and is_query is not None and head is not None:
         prompt = head.role(is_query).prompt
@@ -455,7 +457,7 @@ def batch_budget(model: Model, encoder: Encoder, batch_tokens: int | None = None
     """
     most = encoder.max_batch_tokens
     if batch_tokens is not None and (type(batch_tokens) is not int or batch_tokens < 1):
-        raise InputError(f"`batch_tokens` must be at least 1, found {batch_tokens!r}", param="batch_tokens")
+        raise InputError(f"must be at least 1, found {batch_tokens!r}", param="batch_tokens")
     return max(min(batch_tokens or most, most), model.max_input_length)
 
 
@@ -463,14 +465,14 @@ def output_width(model: Model, dimensions: int | None) -> int:
     """Columns of a vector cut to `dimensions`; None keeps all. Raises InputError for dimensions outside 1 … width."""
     width = model.width
     if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= width):
-        raise InputError(f"`dimensions` must be from 1 to {width}, found {dimensions!r}", param="dimensions")
+        raise InputError(f"must be from 1 to {width}, found {dimensions!r}", param="dimensions")
     return dimensions or width
 
 
 def _missing(model: Model, task: Task, param: str) -> InputError:
     """The error for a task that the model does not have."""
     (missing,), has = task_names(task), ", ".join(task_names(model.tasks))
-    return InputError(f"`{param}`: {model.model_id} does not have the task {missing}; it has {has}", param=param)
+    return InputError(f"does not have the task {missing}; it has {has}", param=param, subject=model.model_id)
 
 
 def _prompt(model: Model, name: str | None) -> str:
@@ -479,7 +481,7 @@ def _prompt(model: Model, name: str | None) -> str:
         return ""
     if not isinstance(name, str) or name not in model.prompts:
         known = ", ".join(model.prompts) or "none"
-        raise InputError(f"`prompt_name` {name!r} is not known; this model's prompts: {known}", param="prompt_name")
+        raise InputError(f"{name!r} is not known; this model's prompts: {known}", param="prompt_name")
     return model.prompts[name]
 
 
@@ -496,7 +498,7 @@ def _check_flags(**flags: object) -> None:
     """Raise InputError for what is no bool: the string "false" is true."""
     for name, value in flags.items():
         if not isinstance(value, (bool, np.bool_)):
-            raise InputError(f"`{name}` must be True or False, found {value!r}", param=name)
+            raise InputError(f"must be True or False, found {value!r}", param=name)
 
 
 def _activation(classifier: Classifier, options: ScoreOptions) -> str:

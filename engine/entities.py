@@ -50,7 +50,7 @@ class EntityOptions:
         """Raise InputError for a stride without aggregation, which would answer shared tokens twice."""
         if self.stride is not None and self.aggregation == "none":
             raise InputError(
-                "`stride` needs an `aggregation_strategy` of simple, first, average or max; it is none", param="stride"
+                "needs an `aggregation_strategy` of simple, first, average or max; it is none", param="stride"
             )
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from embert.engine.errors import BrokenModel, EngineError, ModelNotFound, UnsupportedModel
-from embert.engine.files.chat_template import PairText, TakesNoPair, read_pair_text, template_of
+from embert.engine.errors import BrokenModel, EngineError, ModelNotFound, TakesNoPair, UnsupportedModel
+from embert.engine.files.chat_template import PairText, read_pair_text, template_of
 from embert.engine.files.hub import Location, locate
 from embert.engine.files.json_files import check_keys, positive_int, read_object, read_optional
 from embert.engine.files.key_tables import CONFIG_SENTENCE_TRANSFORMERS

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embert.engine.errors import UnsupportedModel
+from embert.engine.errors import TakesNoPair, UnsupportedModel
 from embert.engine.files.json_files import read_object
 
-__all__ = ["PairText", "TakesNoPair", "read_pair_text", "template_of"]
+__all__ = ["PairText", "read_pair_text", "template_of"]
 
 RENDER_S = 20.0  # of the clock; render_template.py bounds CPU time and memory
 
@@ -56,10 +56,6 @@ def template_of(folder: Path, arguments: Mapping[str, Any]) -> tuple[Path, str] 
     if template is not None and not isinstance(template, str):
         raise UnsupportedModel(f"{path}: several templates in chat_template are not supported; supported: one")
     return None if template is None else (path, template)
-
-
-class TakesNoPair(UnsupportedModel):
-    """A chat template without a place for a query and a document."""
 
 
 def read_pair_text(

@@ -27,10 +27,10 @@ _SHOWN_CHARACTERS = 40
 def check_labels(labels: Sequence[str], param: str) -> None:
     """Raise InputError for no labels, an empty one, or more than MOST_LABELS. `param` is the field that they are in."""
     if not labels:
-        raise InputError(f"`{param}` must have at least one label", param=param)
+        raise InputError("must have at least one label", param=param)
     _check_count(len(labels), param)
     if "" in labels:
-        raise InputError(f"`{param}[{[*labels].index('')}]` must not be empty", param=param)
+        raise InputError("must not be empty", param=f"{param}[{[*labels].index('')}]")
 
 
 def split_labels(text: str, param: str) -> list[str]:
@@ -42,7 +42,7 @@ def split_labels(text: str, param: str) -> list[str]:
 
 def _check_count(labels: int, param: str) -> None:
     if labels > MOST_LABELS:
-        raise InputError(f"`{param}` has {labels} labels; the limit is {MOST_LABELS}", param=param)
+        raise InputError(f"has {labels} labels; the limit is {MOST_LABELS}", param=param)
 
 
 def hypotheses(template: str, labels: Sequence[str], param: str = "hypothesis_template") -> list[str]:
@@ -52,9 +52,7 @@ def hypotheses(template: str, labels: Sequence[str], param: str = "hypothesis_te
     client ask for any width, and for attributes.
     """
     if len(template) > MOST_TEMPLATE_CHARACTERS:
-        raise InputError(
-            f"`{param}` has {len(template)} characters; the limit is {MOST_TEMPLATE_CHARACTERS}", param=param
-        )
+        raise InputError(f"has {len(template)} characters; the limit is {MOST_TEMPLATE_CHARACTERS}", param=param)
     pieces: list[tuple[str, str | None, str | None, str | None]] = []
     with contextlib.suppress(TypeError, ValueError):
         pieces = [*string.Formatter().parse(template)]
@@ -62,7 +60,7 @@ def hypotheses(template: str, labels: Sequence[str], param: str = "hypothesis_te
     if len(fields) != 1 or pieces[fields[0]][1:] != ("", "", None):
         shown = repr(template)
         shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
-        raise InputError(f"`{param}` must have {{}} once, where the label goes; it is {shown}", param=param)
+        raise InputError(f"must have {{}} once, where the label goes; it is {shown}", param=param)
     before, after = ("".join(text for text, *_ in part) for part in (pieces[: fields[0] + 1], pieces[fields[0] + 1 :]))
     return [f"{before}{label}{after}" for label in labels]
 

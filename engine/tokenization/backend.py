@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
-from embert.engine.errors import BrokenModel, EngineError, InputError
+from embert.engine.errors import BrokenModel, EngineError, InputError, TokenizerFailed
 from embert.engine.files.tokenizer_config import TokenizerConfig
 from embert.engine.tokenization.encoded import (
     Chunking,
@@ -36,17 +36,13 @@ from embert.engine.tokenization.encoded import (
 from embert.engine.tokenization.library import load_library
 from embert.engine.tokenization.split_points import SplitPoints, TextParts, split_points_of
 
-__all__ = ["ID_BYTES", "Backend", "PairTemplate", "SpecialTokens", "TokenizerFailed", "WordCache"]
+__all__ = ["ID_BYTES", "Backend", "PairTemplate", "SpecialTokens", "WordCache"]
 
 ID_BYTES = 4  # int32
 _NOT_THE_LIBRARYS = (TypeError, KeyboardInterrupt, SystemExit)  # the first is about a lone surrogate
 TEXT_CHARACTERS = 32  # overhead of a text, in characters
 _BYTE_SPACE = "Ġ"  # as GPT-2's table of bytes writes it
 PROBED_TOKENS = 1000  # of the vocabulary, where no letter has a token
-
-
-class TokenizerFailed(Exception):
-    """The library cannot tokenize a text; the message does not contain the text."""
 
 
 @dataclass(frozen=True, slots=True)

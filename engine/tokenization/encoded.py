@@ -151,16 +151,15 @@ def check_texts(texts: object, param: str) -> None:
 def check_sequence(values: object, param: str) -> None:
     """Raise InputError if it is no sequence of texts or other inputs; a string or bytes is one input, not many."""
     if isinstance(values, (str, bytes)):
-        raise InputError(f"`{param}` must be a list, found one {type(values).__name__}; use [text]", param=param)
+        raise InputError(f"must be a list, found one {type(values).__name__}; use [text]", param=param)
     if isinstance(values, Mapping) or not (hasattr(values, "__len__") and hasattr(values, "__getitem__")):
-        raise InputError(f"`{param}` must be a list, found {type(values).__name__}", param=param)
+        raise InputError(f"must be a list, found {type(values).__name__}", param=param)
 
 
 def check_text(text: object, param: str, what: str = "") -> None:
     """Raise InputError if it is no string; `what` names the item of `param`."""
     if not isinstance(text, str):
-        named = f"`{param}`: {what}" if what else f"`{param}`"
-        raise InputError(f"{named} must be a string, found {type(text).__name__}", param=param)
+        raise InputError(f"must be a string, found {type(text).__name__}", param=param, subject=what)
 
 
 def too_long(index: int, tokens: int, limit: int, param: str, more: str = "", what: str = "text") -> InputError:
@@ -169,18 +168,18 @@ def too_long(index: int, tokens: int, limit: int, param: str, more: str = "", wh
     `more` is "more than " where only so many are known. `what` has the `index`: "text" or "pair".
     """
     return InputError(
-        f"`{param}`: {what} {index} has {more}{tokens} tokens, the limit is {limit}; "
-        "shorten it or set truncate to true",
+        f"has {more}{tokens} tokens, the limit is {limit}; shorten it or set truncate to true",
         param=param,
+        subject=f"{what} {index}",
     )
 
 
 def unbroken(index: int, characters: int, limit: int, param: str) -> InputTooLarge:
     """A text without split points that is too long to tokenize at once."""
     return InputTooLarge(
-        f"`{param}`: text {index} has {characters} characters and no place to divide it for "
-        f"{limit} of them, which is the limit",
+        f"has {characters} characters and no place to divide it for {limit} of them, which is the limit",
         param=param,
+        subject=f"text {index}",
     )
 
 
@@ -189,14 +188,15 @@ def bad_id(index: int, token_id: object, vocab_size: int, param: str) -> InputEr
     # int() of a JSON number may have any number of digits, and repr refuses more than 4300 of them.
     shown = repr(token_id) if not isinstance(token_id, int) or abs(token_id) < 10**20 else "out of all bounds"
     return InputError(
-        f"`{param}`: sequence {index} has the token id {shown}; ids are integers from 0 to {vocab_size - 1}",
+        f"has the token id {shown}; ids are integers from 0 to {vocab_size - 1}",
         param=param,
+        subject=f"sequence {index}",
     )
 
 
 def untokenizable(index: int, reason: str, param: str) -> InputError:
     """The tokenizer fails on a text."""
-    return InputError(f"`{param}`: text {index} cannot be tokenized: {reason}", param=param, kind="tokenizer")
+    return InputError(f"cannot be tokenized: {reason}", param=param, subject=f"text {index}", kind="tokenizer")
 
 
 def check_unicode(texts: Sequence[str], param: str) -> None:
@@ -206,5 +206,8 @@ def check_unicode(texts: Sequence[str], param: str) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise InputError(
-                f"`{param}`: text {index} is not valid Unicode: it has a lone surrogate", param=param, kind="tokenizer"
+                "is not valid Unicode: it has a lone surrogate",
+                param=param,
+                subject=f"text {index}",
+                kind="tokenizer",
             ) from None

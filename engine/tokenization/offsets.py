@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embert.engine.tokenization.backend import ID_BYTES, Backend, TokenizerFailed
+from embert.engine.errors import TokenizerFailed
+from embert.engine.tokenization.backend import ID_BYTES, Backend
 from embert.engine.tokenization.encoded import (
     Chunks,
     Direction,

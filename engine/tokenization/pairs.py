@@ -143,9 +143,9 @@ class Pairs:
         end = self._template_end(pair_text)
         if limit <= len(end) // ID_BYTES:
             raise InputError(
-                f"`{options.second_param}`: the chat template ends in {len(end) // ID_BYTES} tokens, and {limit} are "
-                "allowed",
+                f"ends in {len(end) // ID_BYTES} tokens, and {limit} are allowed",
                 param=options.second_param,
+                subject="the chat template",
             )
 
         def refuse(index: int, tokens: int) -> InputError:
@@ -202,14 +202,15 @@ class Pairs:
         try:
             template = self.check()
         except BrokenModel as error:
-            raise InputError(f"`{params[1]}`: {error}", param=params[1]) from None
+            raise InputError(f"cannot be encoded: {error}", param=params[1], subject="pairs") from None
         cuts = self._backend.cuts(options)
         most = self._limit if options.limit is None or not cuts else min(options.limit, self._limit)
         capacity = most - template.tokens
         if capacity < 2:
             raise InputError(
-                f"`{params[1]}`: a pair of texts has at least {template.tokens + 2} tokens, and {most} are allowed",
+                f"has at least {template.tokens + 2} tokens, and {most} are allowed",
                 param=params[1],
+                subject="a pair of texts",
             )
         limits = (options.first_limit, options.second_limit) if cuts else (None, None)
         first, second = (capacity if limit is None else min(limit, capacity) for limit in limits)
@@ -278,9 +279,10 @@ class Pairs:
             index = int(over[0])
             tokens, most = int(second[index]) + template.tokens, int(capacities.pair + template.tokens - 1)
             raise InputError(
-                f"`{options.second_param}`: text {index} has at least {tokens} tokens in a pair; the limit is {most}, "
-                f"which leaves one for `{options.param}`; shorten it",
+                f"has at least {tokens} tokens in a pair; the limit is {most}, which leaves one for "
+                f"`{options.param}`; shorten it",
                 param=options.second_param,
+                subject=f"text {index}",
             )
         return np.minimum(first, left)
 
@@ -313,7 +315,7 @@ def _check_counts(firsts: Sequence[str], seconds: Sequence[str], options: Tokeni
     """Raise InputError unless there is one first text, or as many as second ones."""
     if len(firsts) not in (1, len(seconds)):
         raise InputError(
-            f"`{options.param}` has {len(firsts)} texts and `{options.second_param}` has {len(seconds)}; "
+            f"has {len(firsts)} texts and `{options.second_param}` has {len(seconds)}; "
             "the former must have one text, or as many as the latter",
             param=options.param,
         )

@@ -20,6 +20,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Library
 
+from embert.engine.errors import NoSplitPoint
 from embert.engine.files.tokenizer_config import DEBERTA_SPACES
 from embert.engine.tokenization.encoded import Direction, unbroken
 
@@ -44,10 +45,6 @@ _REPLACED = ({"Regex": " {2,}"}, {"Regex": DEBERTA_SPACES})
 _LEAD = "a"
 _WINDOW = 65_536
 _SEEN = 2  # characters after a place that a pattern looks at
-
-
-class NoSplitPoint(Exception):
-    """A text has no split point within the limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,9 +134,7 @@ class Tokenizer:
         self, texts: Sequence[str], options: TokenizeOptions, prompt: str, chunking: Chunking
     ) -> Chunks[Encoded]:
         if self._only_pairs:
-            raise InputError(
-                f"`{options.param}`: this model takes pairs of a query and a document", param=options.param
-            )
+            raise InputError("takes pairs of a query and a document", param=options.param, subject="this model")
         if prompt:
             texts = [prompt + text for text in texts]
         frame, param = self._frames[options.is_query].within(options.limit), options.param
@@ -226,7 +224,7 @@ class Tokenizer:
         for index, item in enumerate(sequences):
             sequence = item
             if not len(sequence):
-                raise InputError(f"`{options.param}`: sequence {index} has no token ids", param=options.param)
+                raise InputError("has no token ids", param=options.param, subject=f"sequence {index}")
             if len(sequence) > limit:
                 if not self._backend.cuts(options):
                     raise too_long(index, len(sequence), limit, options.param)
@@ -285,7 +283,7 @@ class Tokenizer:
         frame = self._frames[None].within(options.limit)
         if stride is not None and not 0 <= stride < frame.capacity:
             raise InputError(
-                f"`stride` must be from 0 to {frame.capacity - 1}, below the {frame.capacity} tokens of a text that "
+                f"must be from 0 to {frame.capacity - 1}, below the {frame.capacity} tokens of a text that "
                 f"this model reads at once; found {stride}",
                 param="stride",
             )
@@ -335,7 +333,9 @@ def _check_sequences(sequences: object, param: str) -> None:
     for index, sequence in enumerate(cast("Sequence[object]", sequences)):
         if isinstance(sequence, (str, bytes)) or not hasattr(sequence, "__len__"):
             raise InputError(
-                f"`{param}`: sequence {index} must be a list of token ids, found {type(sequence).__name__}", param=param
+                f"must be a list of token ids, found {type(sequence).__name__}",
+                param=param,
+                subject=f"sequence {index}",
             )
 
 
@@ -402,7 +402,7 @@ class Frame:
             lengths.append(tokens)
         if not overhead and 0 in lengths:
             index = lengths.index(0)
-            raise InputError(f"`{param}`: text {index} has no tokens", param=param, kind="tokenizer")
+            raise InputError("has no tokens", param=param, subject=f"text {index}", kind="tokenizer")
         # A bytearray, because torch wants a writable array.
         ids = np.frombuffer(bytearray().join(pieces), np.int32)
         return Encoded(ids, np.frombuffer(lengths, np.int32) if lengths else np.zeros(0, np.int32), truncated)

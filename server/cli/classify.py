@@ -125,7 +125,7 @@ def _answers(block: Block, parsed: ParsedRows, label: Callable[[list[str]], Sequ
             try:
                 label([text])
             except InputError as error:
-                raise BulkError(f"{block.location(row)} {str(error).removeprefix('`texts`: text 0 ')}") from None
+                raise BulkError(f"{block.location(row)} {error.reason}") from None
         raise
 
 

@@ -332,7 +332,7 @@ def test_tokenizers_without_pairs(
     model = saved(default_model, tmp_path, with_processor(unigram(300), processor), limit=limit)
     tokenizer = engine.Tokenizer(model)
     assert tokenizer.encode(["a"]).sequences == 1
-    said = f"^`inputs`: {message}$"
+    said = f"^`inputs`: pairs cannot be encoded: {message}$"
     for encode in (tokenizer.encode_pairs, tokenizer.encode_known_pairs):
         with pytest.raises(InputError, match=said):
             encode(["a"], ["b"], TokenizeOptions(second_param="inputs"))

@@ -15,18 +15,15 @@ import numpy.typing as npt
 
 from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.cuda.weights import layer_tensors, misfit
+from embert.engine.errors import Misfit
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.tasks import ALL_TASKS, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-__all__ = ["AdapterSlice", "Misfit", "adapted_tensors", "encoders_of", "joined", "named", "parts_of"]
+__all__ = ["AdapterSlice", "adapted_tensors", "encoders_of", "joined", "named", "parts_of"]
 
 MATRICES = ("word", "position", "type")  # beside those that are called ….weight
-
-
-class Misfit(Exception):  # no error yet: the model may be loaded in another type
-    """A weight that float16 cannot represent once an adapter is merged."""
 
 
 @dataclass(frozen=True, slots=True)

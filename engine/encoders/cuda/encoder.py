@@ -16,7 +16,6 @@ from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.cuda.adapters import (
     AdapterSlice,
-    Misfit,
     adapted_tensors,
     encoders_of,
     joined,
@@ -24,7 +23,6 @@ from embert.engine.encoders.cuda.adapters import (
     parts_of,
 )
 from embert.engine.encoders.cuda.heads import (
-    HeadMisfit,
     HostClassifier,
     HostEmbedding,
     Layout,
@@ -45,7 +43,7 @@ from embert.engine.encoders.cuda.shapes import (
 from embert.engine.encoders.cuda.weights import chosen_dtype
 from embert.engine.encoders.positions import padding_positions
 from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
-from embert.engine.errors import EncoderError, EncoderLost, UnsupportedModel
+from embert.engine.errors import EncoderError, EncoderLost, HeadMisfit, Misfit, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig

@@ -16,7 +16,7 @@ from embert.engine.encoders.cuda.shapes import (
     padded_labels,
     pools_on_the_host,
 )
-from embert.engine.errors import EncoderError, UnsupportedModel
+from embert.engine.errors import EncoderError, HeadMisfit
 from embert.engine.heads.description import Layer, Splade, TokenClassifier, TokenWeights
 from embert.engine.heads.embedding import DenseLayer, EmbeddingHead, LayerNorm, load_modules
 from embert.engine.heads.token_rows import pooled_rows, token_weight_rows
@@ -25,7 +25,6 @@ from embert.engine.tasks import NO_TASK, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
 __all__ = [
-    "HeadMisfit",
     "HostClassifier",
     "HostEmbedding",
     "Layout",
@@ -151,14 +150,6 @@ def _splade_tensors(model: Model, checkpoint: Checkpoint, head: Splade) -> dict[
     elif model.config.adapters is not None or model.lora is not None:
         tensors["decoder.weight"] = checkpoint.tied_decoder().float32()
     return tensors
-
-
-class HeadMisfit(UnsupportedModel):
-    """A head's matrix that float16 does not hold; another type may."""
-
-    def __init__(self, model_id: str, reason: str) -> None:
-        super().__init__(f"{model_id} cannot be run in float16: {reason}; choose bfloat16 or float32")
-        self.reason = reason
 
 
 def _check_float16(model: Model, dtype: str, head: str, weight: Floats) -> None:

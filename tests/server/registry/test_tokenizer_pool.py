@@ -119,7 +119,7 @@ def test_what_waits_for_the_tokenizer_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "named"),
     [
-        (InputError("no", param="inputs"), Invalid, "no"),
+        (InputError("no", param="inputs"), Invalid, "`inputs` no"),
         (InputTooLarge("no", param="inputs"), PayloadTooLarge, "--max-unbroken-characters"),
     ],
 )
