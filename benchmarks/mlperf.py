@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def lengths(samples: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Tokens of so many samples, MEAN on average."""
+    """Tokens of this many samples, MEAN on average."""
     drawn = np.exp(np.random.default_rng(seed).standard_normal(samples) * 0.38)
     scale = float(MEAN)
     for _ in range(20):  # cutting moves the mean

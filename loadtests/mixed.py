@@ -1,4 +1,4 @@
-"""Queries in an open loop beside bulk requests. The queries must stay fast."""
+"""Queries in an open loop next to bulk requests. The queries must stay fast."""
 
 from __future__ import annotations
 

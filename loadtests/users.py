@@ -62,7 +62,7 @@ def _tokenizer() -> Any:
 class EmbeddingUser(FastHttpUser):
     """Asks for embeddings, or for documents by relevance. 200 is an answer; every other status is a failure.
 
-    A 429 with Retry-After is neither. It has a row of its own, and so have failures: times are those of answers.
+    A 429 with Retry-After is neither. It has its own row, and so have failures: times are those of answers.
     """
 
     abstract = True
@@ -91,7 +91,7 @@ class EmbeddingUser(FastHttpUser):
         due: float | None,
         priority: str = "",
     ) -> None:
-        """Send `body`, and check that the answer has so many rows in this field."""
+        """Send `body`, and check that the answer has this many rows in this field."""
         headers = {**self._headers, "x-priority": priority} if priority else self._headers
         with self.client.post(path, json=body, name=name, headers=headers, catch_response=True) as answer:
             meta: dict[str, Any] = answer.request_meta
@@ -110,7 +110,7 @@ class EmbeddingUser(FastHttpUser):
 
 
 class _AbstractUserMeta(ABCMeta, UserMeta):
-    """A class of users with abstract methods: locust has a metaclass of its own."""
+    """A class of users with abstract methods: locust has its own metaclass."""
 
 
 class OpenLoopUser(EmbeddingUser, metaclass=_AbstractUserMeta):
@@ -137,7 +137,7 @@ class OpenLoopUser(EmbeddingUser, metaclass=_AbstractUserMeta):
 
     @task
     def arrive(self) -> None:
-        """Wait for the next arrival, and send it in a greenlet of its own."""
+        """Wait for the next arrival, and send it in its own greenlet."""
         self._due += random.expovariate(self._rate)
         gevent.sleep(max(0.0, self._due - time.perf_counter()))
         late_s.append(time.perf_counter() - self._due)

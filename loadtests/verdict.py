@@ -1,4 +1,4 @@
-"""What a load test measured beside its limits, and what that says: kept, exceeded, or nothing."""
+"""What a load test measured next to its limits, and what that says: kept, exceeded, or nothing."""
 
 from __future__ import annotations
 

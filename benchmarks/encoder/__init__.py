@@ -1,1 +1,1 @@
-"""The encoder without HTTP: its speed beside other encoders, its numerical error, and two builds of it compared."""
+"""The encoder without HTTP: its speed next to other encoders, its numerical error, and two builds of it compared."""

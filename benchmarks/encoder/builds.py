@@ -3,7 +3,7 @@
     python -m benchmarks.encoder.builds before=OLD.so after=NEW.so [--models base minilm=FOLDER] [--workloads passage]
 
 For work on csrc/. Machines differ by more than most changes gain, and so does one machine from minute to minute, so the
-rounds of the builds are interleaved, each in a process of its own. Times are those of benchmarks.encoder.gpu: bursts
+rounds of the builds are interleaved, each in its own process. Times are those of benchmarks.encoder.gpu: bursts
 after a rest, and sustained load for the workloads of --sustained. Figures are medians; ratios are to the first build.
 """
 

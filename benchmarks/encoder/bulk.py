@@ -1,4 +1,4 @@
-"""`embert embed` beside the encoder alone, on the same short texts.
+"""`embert embed` next to the encoder alone, on the same short texts.
 
     python -m benchmarks.encoder.bulk [--texts 1000000] [--outputs npy parquet jsonl] [--rounds 3] [--no-cost]
 
@@ -104,7 +104,7 @@ def _runs(model: Model, lines: list[str], folder: Path, options: argparse.Namesp
 
 
 def _encoder_alone(model: Model, device: str, choice: str, lines: list[str]) -> dict[str, Any]:
-    """In a process of its own, because an encoder keeps its memory."""
+    """In its own process, because an encoder keeps its memory."""
     encoder = load_encoder(model, device=device, encoder=choice)
     tokenizer = Tokenizer(model)
     batches: list[PackedBatch] = []

@@ -1,4 +1,4 @@
-"""The CUDA encoder in a process of its own, timed as a server uses it: numpy in, numpy out, two batches in flight."""
+"""The CUDA encoder in its own process, timed as a server uses it: numpy in, numpy out, two batches in flight."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The CUDA encoder beside its rivals on one GPU, from token ids, FP16 or the dtype that the encoder chooses.
+"""The CUDA encoder next to its rivals on one GPU, from token ids, FP16 or the dtype that the encoder chooses.
 
     python -m benchmarks.encoder.gpu [--models base large mpnet minilm=FOLDER modernbert nomic-v1.5 gte-multilingual
         qwen3-0.6b embeddinggemma] [--compile base:passage] [--gemm cublaslt]
 
 embert is timed as a server uses it: numpy in, numpy out, two batches in flight, by wall clock from answer to answer, in
-a process of its own. The rivals are timed on the device alone, with inputs already there: transformers (sdpa) on one
+its own process. The rivals are timed on the device alone, with inputs already there: transformers (sdpa) on one
 padded batch; transformers on padded batches of 32 sorted by length, as sentence-transformers runs it; packed torch
 (varlen attention, no padding) as a replayed CUDA graph. --compile adds the first and the last through torch.compile,
-the packed one with max-autotune; of models with rotary positions the packed one alone. Beside MPNet stands
+the packed one with max-autotune; of models with rotary positions the packed one alone. Next to MPNet stands
 transformers alone: varlen attention has no relative positions. Workloads of longer texts than a model reads are left
 out for it. Useful FLOPs are those of real tokens, and of the keys that a window shows.
 

@@ -1,4 +1,4 @@
-"""Heads on the CUDA encoder beside the encoder alone and beside sentence-transformers, FP16, on one GPU.
+"""Heads on the CUDA encoder next to the encoder alone and next to sentence-transformers, FP16, on one GPU.
 
     python -m benchmarks.encoder.heads [--rows rerank splade m3 entities] [--rounds 7]
 

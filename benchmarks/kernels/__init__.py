@@ -1,1 +1,1 @@
-"""The CUDA encoder's kernels one by one: each beside the hardware's limit, each GEMM beside cuBLASLt and CUTLASS."""
+"""The CUDA encoder's kernels one by one: each next to the hardware's limit, each GEMM next to cuBLASLt and CUTLASS."""

@@ -1,4 +1,4 @@
-"""The encoder's matrix products (GEMMs) beside those of cuBLASLt and CUTLASS, on the GPU.
+"""The encoder's matrix products (GEMMs) next to those of cuBLASLt and CUTLASS, on the GPU.
 
 y[tokens, out] = epilogue(x[tokens, in] · weight[out, in]ᵀ + bias), FP16. Each result is compared with torch's in FP32
 before anything is timed, with interleaved rounds. cuBLASLt is called as the portable encoder calls it: a product with

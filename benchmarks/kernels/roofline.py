@@ -1,4 +1,4 @@
-"""Each kernel of the CUDA encoder beside the hardware's limit, and each matrix product beside cuBLASLt and CUTLASS.
+"""Each kernel of the CUDA encoder next to the hardware's limit, and each matrix product next to cuBLASLt and CUTLASS.
 
     python -m benchmarks.kernels.roofline [--tokens 4096 16384 65536] [--rest 0.3] [--rounds 5] [--sustained]
 

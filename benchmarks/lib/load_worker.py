@@ -175,7 +175,7 @@ class _Worker:
         return request
 
     async def arrive(self, rate: float) -> None:
-        """Send each request when it is due, by a timer of its own: the loop's timers round to the millisecond."""
+        """Send each request when it is due, by its own timer: the loop's timers round to the millisecond."""
         count = int(rate * (self.closes - self.first) * 1.5) + 100
         gaps = np.random.default_rng(self.plan.seed).exponential(1 / rate, count)
         after = (np.arange(count) + self.plan.phase) / rate if self.plan.even else np.cumsum(gaps)

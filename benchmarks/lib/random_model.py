@@ -116,7 +116,7 @@ def make_reranker(folder: Path, tokenizer: Path) -> Path:
 
 
 def make_shape(folder: Path, tokenizer: Path, shape: str, layers: int) -> Path:
-    """Write a model of one of SHAPES with so many layers and the tokenizer of the folder `tokenizer` into `folder`."""
+    """Write a model of one of SHAPES with these layers and the tokenizer of the folder `tokenizer` into `folder`."""
     model = of_shape(shape, layers)
     model.save_pretrained(folder)
     _copy_tokenizer(tokenizer, folder)
@@ -125,7 +125,7 @@ def make_shape(folder: Path, tokenizer: Path, shape: str, layers: int) -> Path:
 
 
 def of_shape(shape: str, layers: int | None = None) -> Any:
-    """Return a transformers model of one of SHAPES, with so many layers, or as many as it has."""
+    """Return a transformers model of one of SHAPES, with this many layers, or as many as it has."""
     import torch
     import transformers
 
@@ -147,7 +147,7 @@ def _copy_tokenizer(tokenizer: Path, folder: Path) -> None:
 
 
 def _write_modules(folder: Path, width: int) -> None:
-    """Write what engines and sentence-transformers read beside a model: texts of _MAX_TOKENS, the mean of the rows."""
+    """Write what engines and sentence-transformers read next to a model: texts of _MAX_TOKENS, the mean of the rows."""
     _write(folder / "modules.json", [_module(0, "", "Transformer"), _module(1, "1_Pooling", "Pooling")])
     _write(folder / "sentence_bert_config.json", {"max_seq_length": _MAX_TOKENS, "do_lower_case": False})
     (folder / "1_Pooling").mkdir(exist_ok=True)

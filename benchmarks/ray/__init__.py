@@ -1,1 +1,1 @@
-"""Ray Data beside `embert embed`."""
+"""Ray Data next to `embert embed`."""

@@ -63,7 +63,7 @@ class Run:
 
     @classmethod
     def of(cls, one: Used, every: Used, texts: int) -> Run:
-        """From what one text used, and what so many did."""
+        """Combine the times of one text and of `texts` texts."""
         wall_s, cpu_s = every.wall_s - one.wall_s, every.cpu_s - one.cpu_s
         encoder_s = every.encoder_s - one.encoder_s
         per_text = 1000 / (texts - 1)

@@ -23,11 +23,11 @@ from embert.ray import Embedder
 __all__ = ["embed_on", "main"]
 
 BATCH = 4096  # texts, as many as `embert embed` takes at a time
-BESIDE = 2  # CPUs of Ray's count for tasks that read and write, beside those of the actors
+BESIDE = 2  # CPUs of Ray's count for tasks that read and write, next to those of the actors
 
 
 def embed_on(cores: int) -> None:
-    """Keep this process, and what it starts from now on, on the first so many of its cores; 0: on all."""
+    """Keep this process, and what it starts from now on, on its first cores; 0: on all."""
     if cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 

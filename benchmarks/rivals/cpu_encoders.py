@@ -1,4 +1,4 @@
-"""embert and its rivals as encoders on the CPU, each in a process of its own, with its default settings."""
+"""embert and its rivals as encoders on the CPU, each in its own process, with its default settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoders on the CPU in eight bits and in float32: embert and ONNX Runtime, each in a process of its own."""
+"""Encoders on the CPU in eight bits and in float32: embert and ONNX Runtime, each in its own process."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def write_int8(fused: Path, path: Path) -> None:
 class EmbertInt8(EmbertEncoder):
     """embert from token ids, int8: one packed batch."""
 
-    def load(self, folder: Path, dtype: str) -> None:  # noqa: ARG002  # each rival has a dtype of its own
+    def load(self, folder: Path, dtype: str) -> None:  # noqa: ARG002  # each rival has its own dtype
         super().load(folder, "int8")
 
 
@@ -131,7 +131,7 @@ class OnnxRuntime(Rival):
 
     int8 = False
 
-    def load(self, folder: Path, dtype: str) -> None:  # noqa: ARG002  # each rival has a dtype of its own
+    def load(self, folder: Path, dtype: str) -> None:  # noqa: ARG002  # each rival has its own dtype
         import onnxruntime
 
         from embert import engine

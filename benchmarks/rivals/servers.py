@@ -1,6 +1,6 @@
 """Rival servers, each started with the model that embert serves.
 
-Each needs an environment of its own: an environment variable names its command.
+Each needs its own environment: an environment variable names its command.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def plain_fastapi(model: Path) -> Iterator[RunningServer]:
 def infinity(model: Path) -> Iterator[RunningServer]:
     """Start Infinity in the type that it chooses: bfloat16 on a GPU.
 
-    Its dependencies conflict with ours, so it needs an environment of its own: INFINITY=/path/to/bin/infinity_emb.
+    Its dependencies conflict with ours, so it needs its own environment: INFINITY=/path/to/bin/infinity_emb.
     Raises Missing where its command is not installed.
     """
     program = os.environ.get("INFINITY") or shutil.which("infinity_emb")

@@ -1,1 +1,1 @@
-"""The server over HTTP: its throughput and latency beside other servers, and what it costs itself."""
+"""The server over HTTP: its throughput and latency next to other servers, and what it costs itself."""

@@ -1,4 +1,4 @@
-"""The server beside its rivals over HTTP: closed loops for capacity, open loops for latency at a given rate.
+"""The server next to its rivals over HTTP: closed loops for capacity, open loops for latency at a given rate.
 
     python -m benchmarks.server.compare [--quick] [--plot] [--serve-options "--workers 2"]
 
@@ -35,7 +35,7 @@ WIDTH = 0.42  # of a bar; groups are 1 apart
 
 
 def draw(results: Path) -> Path:
-    """Write the chart as a PNG beside the results and return its path."""
+    """Write the chart as a PNG next to the results and return its path."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -164,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--window", type=float, default=4.0, help="seconds that a round measures")
     parser.add_argument("--no-open", action="store_true", help="closed loops only")
-    parser.add_argument("--plot", action="store_true", help="also draw a PNG beside the JSON")
+    parser.add_argument("--plot", action="store_true", help="also draw a PNG next to the JSON")
     parser.add_argument("--quick", dest="rounds", action="store_const", const=1, help="one round")
     return parser
 

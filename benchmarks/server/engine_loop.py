@@ -1,4 +1,4 @@
-"""Latency of the engine process's loop in front of a simulated GPU, beside that of a perfect server.
+"""Latency of the engine process's loop in front of a simulated GPU, next to that of a perfect server.
 
     python -m benchmarks.server.engine_loop [--load 0.8] [--texts 32] [--tokens 104] [--seconds 8]
 

@@ -1,4 +1,4 @@
-"""A reranker over HTTP beside its encoder alone and beside sentence-transformers: XLM-R-large's shape, on a GPU.
+"""A reranker over HTTP next to its encoder alone and next to sentence-transformers: XLM-R-large's shape, on a GPU.
 
     python -m benchmarks.server.rerank [--connections 8] [--window 6] [--passage-tokens 150]
 

@@ -1,4 +1,4 @@
-"""Two embedders and a reranker in one server beside servers of one model each.
+"""Two embedders and a reranker in one server next to servers of one model each.
 
     python -m benchmarks.server.several_models [--layers 12] [--window 20] [--rounds 3]
 
@@ -6,9 +6,9 @@
 cross-encoder of MiniLM-L6's shape; the last two have random weights. Clients send one request after the other, so that
 a queue always waits. In turns, as medians:
 
-* each embedder alone in a server of its own, then beside the other two while these are idle, then both under load at
+* each embedder alone in its own server, then next to the other two while these are idle, then both under load at
   once: their rates as shares of what each does alone, and the device's time that each model got;
-* the reranker, a request now and then, alone and beside `large` under bulk load: the time that 99 % of its requests
+* the reranker, a request now and then, alone and next to `large` under bulk load: the time that 99 % of its requests
   take, and two batches of `large` plus its own time, the bound.
 """
 
@@ -101,10 +101,10 @@ class Bench:
         with self.serving(*self.folders) as server:
             for name in EMBEDDERS:
                 grown = self._run(server, [self.plan(server, name)], loads).grown
-                figures[f"{name} beside idle"] = _tokens_per_s(grown, name)
+                figures[f"{name} next to idle"] = _tokens_per_s(grown, name)
             grown = self._run(server, [self.plan(server, name) for name in EMBEDDERS], loads).grown
             for name in EMBEDDERS:
-                figures[f"{name} beside busy"] = _tokens_per_s(grown, name)
+                figures[f"{name} next to busy"] = _tokens_per_s(grown, name)
                 figures[f"{name} seconds"] = grown.samples.total("embert_engine_busy_seconds_total", model=name)
         with self.serving(*self.folders, low_priority=True) as server:
             rerank = self.plan(server, "rerank", connections=8, rate=self.options.rerank_rate)
@@ -194,18 +194,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             [
                 name,
                 f"{alone:,.0f}",
-                f"{figures[f'{name} beside idle'] / alone:.3f}",
-                f"{figures[f'{name} beside busy'] / alone:.3f}",
+                f"{figures[f'{name} next to idle'] / alone:.3f}",
+                f"{figures[f'{name} next to busy'] / alone:.3f}",
                 f"{figures[f'{name} seconds'] / seconds:.3f}",
             ]
         )
     record.print_table(
         ["model", "tokens/s alone", "beside idle models", "both busy", "share of the device's time"], rows
     )
-    together = sum(figures[f"{name} beside busy"] / figures[f"{name} alone"] for name in EMBEDDERS)
+    together = sum(figures[f"{name} next to busy"] / figures[f"{name} alone"] for name in EMBEDDERS)
     print(f"\ntogether: {together:.3f} of one alone, target ≥ 0.95")
     bound = 2 * figures["batch p99"] + figures["rerank alone p99"]
-    print(f"reranker beside bulk: p99 {figures['rerank p99']:.3f} s; two batches and its own: {bound:.3f} s")
+    print(f"reranker next to bulk: p99 {figures['rerank p99']:.3f} s; two batches and its own: {bound:.3f} s")
     written = {"options": {**vars(options), "output": None}, "medians": figures, "together": together, "rounds": rounds}
     print(f"\nwritten: {record.write('several-models', written, options.output)}")
 

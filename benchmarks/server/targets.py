@@ -1,4 +1,4 @@
-"""The server on one GPU machine beside its encoder and its rivals.
+"""The server on one GPU machine next to its encoder and its rivals.
 
     python -m benchmarks.server.targets --random-base [--model FOLDER] [--seconds 4] [--rounds 3] [--scale 1]
 

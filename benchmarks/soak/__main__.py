@@ -5,7 +5,7 @@
     python -m benchmarks.soak mixed [--seconds 900]
     python -m benchmarks.soak idle [--connections 10000]
 
-Each part starts a server of its own, prints what it measured beside what is promised, and writes it to results/. The
+Each part starts its own server, prints what it measured next to what is promised, and writes it to results/. The
 exit status is 1 when a promise was not kept.
 """
 

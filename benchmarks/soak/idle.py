@@ -1,4 +1,4 @@
-"""Thousands of idle connections beside one client that works."""
+"""Thousands of idle connections next to one client that works."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def idle(options: argparse.Namespace, seconds: float, serve_options: list[str]) 
     counts = ", ".join(f"{status}: {count}" for status, count in statuses.items())
     return [
         Objective("idle connections", f"{options.connections:,}"),
-        Objective("answers beside them", counts, "200 only", kept=set(statuses) == {200}),
+        Objective("answers next to them", counts, "200 only", kept=set(statuses) == {200}),
         Objective("p50 without and with them", f"{p50s[0]:.1f} and {p50s[1]:.1f} ms"),
         Objective("memory they take", f"{held_mb * 1e3 / options.connections:.0f} kB each"),
     ]

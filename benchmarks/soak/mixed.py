@@ -22,7 +22,7 @@ SAMPLE_EVERY_S = 5.0
 async def mixed(server: RunningServer, seconds: float) -> list[Objective]:
     """Measure the growth of memory and descriptors, by process.
 
-    Beside queries, bulk requests, malformed requests, clients that leave, connections that come and go.
+    Next to queries, bulk requests, malformed requests, clients that leave, connections that come and go.
     """
     clients = Clients(server.port)
     await clients.learn()

@@ -22,7 +22,7 @@ OVERLOAD = 10  # times the server's capacity
 
 
 def overload(options: argparse.Namespace, seconds: float, serve_options: list[str]) -> list[Objective]:
-    """Measure statuses, the p99 of admitted requests and the goodput, beside those at capacity."""
+    """Measure statuses, the p99 of admitted requests and the goodput, next to those at capacity."""
     size = options.texts
     requests = embed_requests(size)
     tokens = statistics.mean(request.tokens for request in requests)

@@ -126,7 +126,7 @@ def fast() -> Iterator[Panel]:
     )
     yield heat_map(
         "Latency, all of it",
-        "Answers by how long they took. Two bands mean two kinds of requests, such as queries beside bulk jobs.",
+        "Answers by how long they took. Two bands mean two kinds of requests, such as queries next to bulk jobs.",
         rate(f"{DURATION}_bucket", ANSWERED, "le"),
         "s",
     )
@@ -345,7 +345,7 @@ def runs() -> Iterator[Panel]:
     )
     yield lines(
         "Replicas by version",
-        "Two versions at once: a deploy is under way. Beside them, replicas that start and that drain.",
+        "Two versions at once: a deploy is under way. Next to them, replicas that start and that drain.",
         [
             target(f"count by (version) (embert_build_info{{{SELECT}}})", "{{version}}"),
             target(f"sum(embert_starting{{{SELECT}}})", "starting"),
@@ -448,7 +448,7 @@ def dashboard() -> Panel:
 
 
 def main() -> None:
-    """Write embert.json beside this file, one panel per line."""
+    """Write embert.json next to this file, one panel per line."""
     dump = json.JSONEncoder(ensure_ascii=False).encode
     board = dashboard()
     panels = ",\n".join(map(dump, board.pop("panels")))

@@ -67,7 +67,7 @@ def dcgm() -> Iterator[Panel]:
     )
     yield lines(
         "SM clock (DCGM)",
-        "A clock that falls under load is throttled: see power and temperature beside it.",
+        "A clock that falls under load is throttled: see power and temperature next to it.",
         [target(f"DCGM_FI_DEV_SM_CLOCK{{{DCGM}}} * 1e6", each)],
         "hertz",
         width=6,

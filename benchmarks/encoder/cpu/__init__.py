@@ -1,1 +1,1 @@
-"""The CPU encoder beside its rivals: embeddings (`python -m benchmarks.encoder.cpu`) and reranking (`….cpu.rerank`)."""
+"""The CPU encoder next to its rivals: embeddings (`python -m benchmarks.encoder.cpu`), reranking (`….cpu.rerank`)."""

@@ -1,4 +1,4 @@
-"""The CPU encoder beside its rivals, without HTTP: from token ids and from texts.
+"""The CPU encoder next to its rivals, without HTTP: from token ids and from texts.
 
     python -m benchmarks.encoder.cpu [--dtype float32 bfloat16] [--workloads query passage] [--scale 0.25]
 

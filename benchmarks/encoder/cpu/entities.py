@@ -1,4 +1,4 @@
-"""Entities beside transformers' token classification pipeline: how many texts differ, and by how much scores do.
+"""Entities next to transformers' token classification pipeline: how many texts differ, and by how much scores do.
 
     python -m benchmarks.encoder.cpu.entities [--texts 500]
 

@@ -1,4 +1,4 @@
-"""The CPU encoder in int8 beside its own float32, and ONNX Runtime's fused graph in float32 and in dynamic int8.
+"""The CPU encoder in int8 next to its own float32, and ONNX Runtime's fused graph in float32 and in dynamic int8.
 
     python -m benchmarks.encoder.cpu.int8 [--workloads query passage 1x16] [--scale 0.25] [--rounds 9]
 

@@ -1,6 +1,6 @@
 """Interleaved rounds of rivals, so that a change in the machine's speed affects them alike.
 
-Each has a process of its own for the whole run. A round in which other processes use CPU time is repeated, a few times.
+Each has its own process for the whole run. A round in which other processes use CPU time is repeated, a few times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.rivals.cpu_encoders import Rival, serve
 __all__ = ["ask", "measure", "processes"]
 
 QUIET_CORES = 0.15  # most cores that other processes may use during one measurement
-PATIENCE = 4  # at most so many times the rounds asked for
+PATIENCE = 4  # at most this many times the rounds asked for
 
 
 @contextmanager

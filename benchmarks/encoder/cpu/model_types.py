@@ -1,4 +1,4 @@
-"""Newer models on the CPU beside transformers' own classes, from token ids; and what windows cost in long texts.
+"""Newer models on the CPU next to transformers' own classes, from token ids; and what windows cost in long texts.
 
     python -m benchmarks.encoder.cpu.model_types [--shapes nomic-v1.5 modernbert] [--layers 6] [--rounds 9]
 

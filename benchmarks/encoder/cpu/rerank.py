@@ -1,4 +1,4 @@
-"""Reranking on the CPU beside sentence-transformers' CrossEncoder, from texts, without HTTP.
+"""Reranking on the CPU next to sentence-transformers' CrossEncoder, from texts, without HTTP.
 
     python -m benchmarks.encoder.cpu.rerank [--dtype float32 bfloat16] [--rounds 15]
 
