@@ -16,6 +16,7 @@ from embert.engine.files.json_files import check_keys, positive_int, read_object
 from embert.engine.files.key_tables import CONFIG_SENTENCE_TRANSFORMERS
 from embert.engine.files.tokenizer_config import NO_LENGTH_LIMIT, TokenizerConfig, define, read_tokenizer_config
 from embert.engine.heads.checkpoints.classifier import logit_classifier, read_classifier, stored_classifier
+from embert.engine.heads.checkpoints.late_interaction import is_stanford, marked_prompts
 from embert.engine.heads.checkpoints.stored import named_groups, stored_in, stored_tensors, unused_tensors
 from embert.engine.heads.checkpoints.vector_heads import CONVERT, VectorHeads, read_vector_heads
 from embert.engine.heads.description import NO_HEADS, Classifier, Heads, MultiVector, TokenClassifier
@@ -169,7 +170,8 @@ class _Checkpoint:
         pair_text = self._read_pair_text(tokenizer, prompts, classifier)
         if self.module.messages:  # the template has the default prompt
             prompts = self._drop_prompts(prompts)
-        vector_heads = self._read_vector_heads(config, prompts)
+        tokenizer, prompts = self._add_markers(tokenizer, prompts)
+        vector_heads = self._read_vector_heads(config, prompts, tokenizer)
         embeds = vector_heads.embeds and (classifier is None or self.pooling is not None)
         if embeds:
             self._check_pooling(config, is_classifier=classifier is not None)
@@ -297,7 +299,16 @@ class _Checkpoint:
             )
         return _Prompts({}, None)
 
-    def _read_vector_heads(self, config: EncoderConfig, prompts: _Prompts) -> VectorHeads:
+    def _add_markers(self, tokenizer: TokenizerConfig, prompts: _Prompts) -> tuple[TokenizerConfig, _Prompts]:
+        """Put PyLate's or Stanford's markers before queries and documents of late interaction."""
+        stanford = self.modules.pooling is None and is_stanford(self.config_path)
+        if not self.modules.token_dense and not stanford:
+            return tokenizer, prompts
+        marked = None if self.modules.token_dense else self.weights
+        texts, markers = marked_prompts(self.library_path, prompts.texts, stanford=marked)
+        return dataclasses.replace(tokenizer, markers=markers), prompts._replace(texts=texts)
+
+    def _read_vector_heads(self, config: EncoderConfig, prompts: _Prompts, tokenizer: TokenizerConfig) -> VectorHeads:
         heads = read_vector_heads(
             self.folder,
             self.weights,
@@ -305,6 +316,7 @@ class _Checkpoint:
             self.modules,
             prompts.texts,
             prompts.default,
+            tokenizer.special,
             pooling=self.pooling,
             splade=self._is_splade,
             most_weights=positive_int(self.library_path, self.library_fields, "max_active_dims"),

@@ -104,7 +104,8 @@ CONFIG_SENTENCE_TRANSFORMERS: Table = {
     "query_length": honored("late interaction: tokens of a query"),
     "document_length": honored("late interaction: tokens of a document"),
     "attend_to_expansion_tokens": honored("late interaction: whether a query sees its expansion"),
-    "attend_to_mask_tokens": refused("attend_to_expansion_tokens by its older name", None, False),
+    "attend_to_mask_tokens": honored("attend_to_expansion_tokens by its older name"),
+    "query_expansion": honored("late interaction: how queries are expanded, or null"),
     "do_query_expansion": honored("late interaction: whether queries are expanded"),
     "skiplist_words": honored("late interaction: words without a vector"),
 }

@@ -129,6 +129,7 @@ class TokenizerConfig:
     truncation_side: Literal["right", "left"] | None = None  # None: as tokenizer.json says
     has_token_types: bool = True  # pairs are given token types
     splits_special_tokens: bool = False  # special tokens inside a text are plain text
+    markers: tuple[str, ...] = ()  # texts before queries or documents, which mostly begin with a token
     adds: tuple[bool, bool] | None = None  # the template is bos_token, the text, eos_token; None: nothing states it
 
 

@@ -113,7 +113,6 @@ class Role:
     """What is special about queries, or about documents."""
 
     prompt: str = ""  # put before a text
-    marker: int | None = None  # an id put before the text, after the tokenizer's own first tokens
     length: int | None = None  # tokens at most, special tokens included; None: the model's max_input_length
     expansion: Expansion | None = None
     skipped: tuple[int, ...] = ()  # ids whose tokens have no vector, such as punctuation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def load_library(
     if lowercase and not _lowercases(library.normalizer):
         library.normalizer = normalizers.Sequence([normalizers.Lowercase(), *_steps(library.normalizer)])
     library.encode_special_tokens = config.splits_special_tokens
+    _add_markers(library, config.markers)
     library.no_padding()
     library.no_truncation()
     return library, _described(definition, library)
@@ -59,6 +61,16 @@ def _add_tokens(library: Library, definition: Definition, stored: dict[str, Any]
             next_id += 1
         added.append(AddedToken(**token._asdict()))
     library.add_tokens(added)
+
+
+def _add_markers(library: Library, markers: Iterable[str]) -> None:
+    """Make a special token of a marker, or of its first word, that is in the vocabulary but not found in texts."""
+    for marker in markers:
+        for text in (marker, *marker.split()[:1]) if marker.strip() else ():
+            if library.token_to_id(text) is not None:
+                if library.encode(text, add_special_tokens=False).tokens != [text]:
+                    library.add_special_tokens([AddedToken(text, normalized=False, special=True)])
+                break
 
 
 def _post_processor(library: Library, template: str, config: TokenizerConfig) -> processors.PostProcessor:

@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from embert.engine.errors import BrokenModel, InputError
+from embert.engine.errors import BrokenModel, InputError, UnsupportedModel
 from embert.engine.heads.description import Role
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import ID_BYTES, Backend
@@ -70,10 +70,13 @@ class Tokenizer:
             path, model.tokenizer, vocab_size=self.vocab_size, lowercase=model.lowercase, truncate=truncate
         )
         head = model.heads.multi_vector
-        for role in () if head is None else (head.query, head.document):
-            expansion = None if role.expansion is None else role.expansion.token
-            markers = (("the marker", role.marker), ("the expansion", expansion))
-            self._backend.check_ids((token_id, name) for name, token_id in markers if token_id is not None)
+        if head is not None and head.query.expansion is not None:
+            self._backend.check_ids([(head.query.expansion.token, "the expansion")])
+            if head.unattended is not None and self._backend.special.suffix.endswith(_ids(head.unattended)):
+                raise UnsupportedModel(
+                    f"{path}: queries are expanded with the token that ends them; supported: attend true of "
+                    "query_expansion, or attend_to_expansion_tokens true"
+                )
         try:
             self._frames = {
                 is_query: Frame.of(
@@ -368,11 +371,10 @@ class Frame:
         before, after = backend.special.prefix, backend.special.suffix
         if role is None:
             return cls(before, after, limit)._checked()
-        marker = b"" if role.marker is None else _ids(role.marker)
         limit = limit if role.length is None else min(limit, role.length)
         if role.expansion is None:
-            return cls(before + marker, after, limit)._checked()
-        return cls(before + marker, after, limit, _ids(role.expansion.token), role.expansion.length)._checked()
+            return cls(before, after, limit)._checked()
+        return cls(before, after, limit, _ids(role.expansion.token), role.expansion.length)._checked()
 
     def within(self, limit: int | None) -> Frame:
         """The same, with at most so many tokens where these are fewer. Raises BrokenModel if they leave no space."""

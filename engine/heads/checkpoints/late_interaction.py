@@ -15,15 +15,22 @@ from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import positive_int, read_object, read_optional
+from embert.engine.files.tokenizer_config import SpecialToken
 from embert.engine.heads.checkpoints.stored import Vocabulary, stored_tensors
 from embert.engine.heads.checkpoints.transformer_module import TransformerModule
 from embert.engine.heads.description import Expansion, Layer, MultiVector, Role
 from embert.engine.heads.pooling import Dense
 
-__all__ = ["Mask", "is_stanford", "read_late_interaction", "read_mask", "read_stanford"]
+__all__ = ["Mask", "is_stanford", "marked_prompts", "read_late_interaction", "read_mask", "read_stanford"]
 
 PUNCTUATION = tuple(string.punctuation)
-PYLATE_LENGTHS, STANFORD_LENGTHS = (32, 180), (32, 220)  # of queries and documents where files do not say
+QUERY_LENGTH = 32  # of expanded queries where files do not say
+SETTINGS = ("query_length", "document_length", "query_expansion")
+# Further fields by which sentence-transformers takes a model for PyLate's, whose queries are expanded.
+MARKS_OF_PYLATE = (
+    "do_query_expansion", "attend_to_expansion_tokens", "attend_to_mask_tokens", "query_prefix", "document_prefix",
+    "skiplist_words",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +61,52 @@ def read_late_interaction(
     mask: Mask | None,
     module: TransformerModule,
     prompts: Mapping[str, str],
+    special: Mapping[str, SpecialToken],
 ) -> MultiVector:
     """The head of a model with Dense modules on its tokens. Without a `mask` it is PyLate's.
 
-    Raises BrokenModel or UnsupportedModel.
+    `prompts` are those of `marked_prompts`, `special` the tokenizer's tokens. Raises BrokenModel or UnsupportedModel.
     """
     vocabulary = Vocabulary(transformer)
-    path, fields = folder / "config_sentence_transformers.json", module.fields
-    if mask is not None:
-        path = module.path or transformer
-    else:
-        fields = read_optional(path)
-    # As sentence-transformers: no other prompt goes before a query or a document, not even the default one.
-    query_prompt, document_prompt = prompts.get("query", ""), prompts.get("document", "")
-    if mask is None:
-        mask = Mask(_words(path, fields, PUNCTUATION))
-        query, document = _pylate_roles(path, fields, vocabulary, query_prompt, document_prompt)
-    else:
-        expansion, longest = _expansion(path, fields, vocabulary)
-        query = Role(query_prompt, length=longest, expansion=expansion)
-        document = Role(document_prompt, length=positive_int(path, fields, "document_length"))
+    path = folder / "config_sentence_transformers.json"
+    fields = read_optional(path)
+    mask = mask or Mask(_words(path, fields, PUNCTUATION))
+    # The transformer's own file takes precedence.
+    settings = _settings(fields) | {name: module.fields[name] for name in SETTINGS if name in module.fields}
     layers = tuple(
         Layer("linear", f"{layer.folder}/model.safetensors", layer.inputs, layer.outputs, layer.bias, layer.activation)
         for layer in dense
     )
-    return _with_mask(layers, query, document, mask, vocabulary)
+    roles = _roles(module.path or path, settings, prompts, vocabulary, special, length=module.call_length)
+    return _with_mask(layers, *roles, mask, vocabulary)
+
+
+def marked_prompts(
+    library: Path, prompts: Mapping[str, str], *, stanford: Path | None
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The prompts with PyLate's or Stanford's markers before queries and documents, and these markers.
+
+    PyLate's are in the file `library`. `stanford` is the folder of a model of Stanford's, else None. A marker is text
+    before a text here, as in sentence-transformers, and a token of it is found in texts too. Raises BrokenModel.
+    """
+    markers = dict[str, str]()
+    if stanford is not None:
+        fields = read_optional(path := stanford / "artifact.metadata")
+        for role, name, usual in (("query", "query_token_id", "[unused0]"), ("document", "doc_token_id", "[unused1]")):
+            markers[role] = f"{_text(path, name, fields.get(name)) or usual} "
+        return {**prompts, **markers}, tuple(markers.values())
+    fields = read_optional(library)
+    for role in ("query", "document"):
+        if (name := f"{role}_prefix") in fields:
+            markers[role] = _text(library, name, fields[name])
+    marked = {role: marker + prompts.get(role, "").removeprefix(marker) for role, marker in markers.items()}
+    return {**prompts, **marked}, tuple(markers.values())
+
+
+def _text(path: Path, name: str, value: object) -> str:
+    if value is not None and not isinstance(value, str):
+        raise BrokenModel(f"{path}: {name} must be a text, found {value!r}")
+    return value or ""
 
 
 def is_stanford(config: Path) -> bool:
@@ -87,67 +115,70 @@ def is_stanford(config: Path) -> bool:
     return isinstance(stated, list) and "HF_ColBERT" in stated
 
 
-def read_stanford(folder: Path, hidden_size: int) -> MultiVector:
-    """The head of Stanford's ColBERT. Raises BrokenModel or UnsupportedModel."""
+def read_stanford(
+    folder: Path, hidden_size: int, prompts: Mapping[str, str], special: Mapping[str, SpecialToken]
+) -> MultiVector:
+    """The head of Stanford's ColBERT; arguments as above. Raises BrokenModel or UnsupportedModel."""
     path = folder / "artifact.metadata"
     fields = read_optional(path)
     stored = stored_tensors(folder)
     outputs = stored.shapes.get("linear.weight", (0,))[0]
     stored.check("linear.weight", (outputs, hidden_size))
     vocabulary = Vocabulary(folder)
-    roles = []
-    lengths = ("query_maxlen", "doc_maxlen")
-    markers = (("query_token_id", "[unused0]"), ("doc_token_id", "[unused1]"))
-    for name, usual, (field, token) in zip(lengths, STANFORD_LENGTHS, markers, strict=True):
-        token = fields.get(field) or token
-        marker = vocabulary.id(token) if isinstance(token, str) else None
-        if marker is None:
-            raise BrokenModel(f"{path}: {field} {token!r} is not a token of {vocabulary.path}")
-        roles.append(Role(marker=marker, length=positive_int(path, fields, name) or usual))
-    query, document = roles
-    expansion = Expansion(_mask_token(vocabulary), query.length or 0, bool(fields.get("attend_to_mask_tokens")))
-    query = Role(marker=query.marker, length=query.length, expansion=expansion)
+    settings = {
+        "query_expansion": _fixed(fields.get("query_maxlen"), fields.get("attend_to_mask_tokens")),
+        "document_length": fields.get("doc_maxlen"),
+    }
     mask = Mask(PUNCTUATION if fields.get("mask_punctuation", True) else ())
     layer = Layer("linear", "", hidden_size, outputs, False, "identity")
-    return _with_mask((layer,), query, document, mask, vocabulary)
+    roles = _roles(path, settings, prompts, vocabulary, special)
+    for role in roles:
+        if vocabulary.id(marker := role.prompt.removesuffix(" ")) is None:
+            raise BrokenModel(f"{path}: the marker {marker!r} is not a token of {vocabulary.path}")
+    return _with_mask((layer,), *roles, mask, vocabulary)
 
 
-def _pylate_roles(path: Path, fields: Mapping[str, Any], vocabulary: Vocabulary, *prompts: str) -> tuple[Role, Role]:
-    """Queries and documents, from the fields of PyLate's config_sentence_transformers.json, and their prompts."""
-    lengths = [
-        positive_int(path, fields, name) or usual
-        for name, usual in zip(("query_length", "document_length"), PYLATE_LENGTHS, strict=True)
-    ]
-    expansion = None
-    if fields.get("do_query_expansion") is not False:
-        attended = bool(fields.get("attend_to_expansion_tokens"))
-        expansion = Expansion(_mask_token(vocabulary), lengths[0] or 0, attended)
-    starts = []
-    prefixes = (("query_prefix", "[Q] "), ("document_prefix", "[D] "))
-    for (field, usual), prompt in zip(prefixes, prompts, strict=True):
-        prefix = fields.get(field)
-        prefix = usual if prefix is None else prefix
-        if not isinstance(prefix, str):
-            raise BrokenModel(f"{path}: {field} must be a text, found {prefix!r}")
-        starts.append(_marked(prefix, prompt.removeprefix(prefix), vocabulary))
-    (query_prompt, query_marker), (document_prompt, document_marker) = starts
-    query = Role(query_prompt, query_marker, lengths[0], expansion)
-    return query, Role(document_prompt, document_marker, lengths[1])
+def _settings(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the transformer module in PyLate's config_sentence_transformers.json."""
+    settings = {name: fields[name] for name in SETTINGS if fields.get(name) is not None}
+    if "query_expansion" in fields:
+        settings["query_expansion"] = fields["query_expansion"]  # null: none
+    elif fields.get("do_query_expansion") is not False and fields.keys() & {*SETTINGS, *MARKS_OF_PYLATE}:
+        attended = fields.get("attend_to_expansion_tokens", fields.get("attend_to_mask_tokens"))
+        settings["query_expansion"] = _fixed(settings.pop("query_length", None), attended)
+    return settings
 
 
-def _marked(prefix: str, prompt: str, vocabulary: Vocabulary) -> tuple[str, int | None]:
-    """What goes before a text, and the marker: a prefix that the vocabulary has, or whose first word it has."""
-    if not prefix.strip():
-        return prefix + prompt, None
-    if (marker := vocabulary.id(prefix)) is not None:
-        return prompt, marker
-    first, *rest = prefix.split(None, 1)
-    if (marker := vocabulary.id(first)) is not None:
-        return "".join(rest) + prompt, marker
-    return prefix + prompt, None
+def _fixed(length: object, attended: object) -> dict[str, Any]:
+    """Queries are expanded to a length; `query_expansion` as sentence-transformers has it."""
+    return {"strategy": "fixed", "length": length or QUERY_LENGTH, "attend": bool(attended)}
 
 
-def _expansion(path: Path, fields: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Expansion | None, int | None]:
+def _roles(
+    path: Path,
+    settings: Mapping[str, Any],
+    prompts: Mapping[str, str],
+    vocabulary: Vocabulary,
+    special: Mapping[str, SpecialToken],
+    *,
+    length: int | None = None,
+) -> tuple[Role, Role]:
+    """Queries and documents. No other prompt goes before them, not even the default one.
+
+    A `length` replaces those of the settings, unless queries always have the same length.
+    """
+    expansion, longest = _expansion(path, settings, vocabulary, special)
+    if expansion is None or settings["query_expansion"]["strategy"] != "fixed":
+        longest = length or longest
+    return (
+        Role(prompts.get("query", ""), longest, expansion),
+        Role(prompts.get("document", ""), length or positive_int(path, settings, "document_length")),
+    )
+
+
+def _expansion(
+    path: Path, fields: Mapping[str, Any], vocabulary: Vocabulary, special: Mapping[str, SpecialToken]
+) -> tuple[Expansion | None, int | None]:
     """sentence-transformers' query_expansion, and the tokens of a query at most."""
     longest = positive_int(path, fields, "query_length")
     stated = fields.get("query_expansion")
@@ -155,18 +186,24 @@ def _expansion(path: Path, fields: Mapping[str, Any], vocabulary: Vocabulary) ->
         return None, longest
     if not isinstance(stated, dict) or stated.get("strategy") not in ("fixed", "min"):
         raise UnsupportedModel(f"{path}: query_expansion {stated!r} is not supported; supported: 'fixed', 'min'")
+    if unknown := sorted(stated.keys() - {"strategy", "attend", "token", "length"}):
+        raise UnsupportedModel(f"{path}: query_expansion.{unknown[0]} is not supported")
+    if not isinstance(attended := stated.get("attend", False), bool):
+        raise BrokenModel(f"{path}: query_expansion's attend must be true or false, found {attended!r}")
     length = positive_int(path, stated, "length")
     if length is None:
         raise BrokenModel(f"{path}: query_expansion has no length")
     token = stated.get("token")
-    marker = _mask_token(vocabulary) if token is None else vocabulary.id(str(token))
-    if marker is None:
+    if token is None:  # as PyLate: encoders have a mask token, decoders mostly do not
+        token = next((special[name].content for name in ("mask_token", "eos_token") if name in special), None)
+    token_id = None if token is None else vocabulary.id(str(token))
+    if token_id is None:
         raise BrokenModel(f"{path}: query_expansion's token {token!r} is not a token of {vocabulary.path}")
     if stated["strategy"] == "fixed":
         longest = length
     elif longest is not None:
         longest = max(longest, length)
-    return Expansion(marker, length, bool(stated.get("attend"))), longest
+    return Expansion(token_id, length, attended), longest
 
 
 def _with_mask(
@@ -175,18 +212,9 @@ def _with_mask(
     skipped = vocabulary.ids(mask.words)
 
     def masked(role: Role, skips: bool) -> Role:
-        return Role(role.prompt, role.marker, role.length, role.expansion, skipped if skips else ())
+        return Role(role.prompt, role.length, role.expansion, skipped if skips else ())
 
     return MultiVector(layers, query=masked(query, mask.queries), document=masked(document, mask.documents))
-
-
-def _mask_token(vocabulary: Vocabulary) -> int:
-    token = vocabulary.special("mask_token")
-    mask_id = None if token is None else vocabulary.id(token)
-    mask_id = next(iter(vocabulary.ids(("[MASK]", "<mask>"))), None) if mask_id is None else mask_id
-    if mask_id is None:
-        raise BrokenModel(f"{vocabulary.path} has no mask token, which queries are expanded with")
-    return mask_id
 
 
 def _words(path: Path, fields: Mapping[str, Any], usual: tuple[str, ...]) -> tuple[str, ...]:

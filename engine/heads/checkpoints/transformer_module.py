@@ -44,6 +44,7 @@ class TransformerModule:
     path: Path | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)  # as the file has them
     max_length: int | None = None  # tokens, in place of the tokenizer's own limit
+    call_length: int | None = None  # the same, where processing_kwargs state it
     lowercase: bool = False
     tokenizer: Mapping[str, Any] = field(default_factory=dict)  # in place of fields of tokenizer_config.json
     messages: bool = False  # pairs are put into the chat template
@@ -119,6 +120,7 @@ def _read(path: Path, stored: dict[str, Any]) -> TransformerModule:
         path=path,
         fields=fields,
         max_length=length if processed is None else processed,
+        call_length=processed,
         lowercase=bool(fields.get("do_lower_case", False)),
         tokenizer=tokenizer,
         notices=notices + further,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
+from embert.engine.files.tokenizer_config import SpecialToken
 from embert.engine.heads.checkpoints.late_interaction import is_stanford, read_late_interaction, read_stanford
 from embert.engine.heads.checkpoints.stored import Vocabulary, check_layer, check_norm, stored_in, stored_tensors
 from embert.engine.heads.description import Layer, MultiVector, Norm, Role, Splade, TokenWeights
@@ -118,6 +119,7 @@ def read_vector_heads(
     modules: Modules,
     prompts: Mapping[str, str],
     usual_prompt: str,
+    special: Mapping[str, SpecialToken],
     *,
     pooling: str | None,
     splade: bool,
@@ -125,6 +127,7 @@ def read_vector_heads(
 ) -> VectorHeads:
     """The heads of the model in `folder`, whose config.json and weights are in `weights`.
 
+    `prompts` are those of `marked_prompts`, `special` the tokenizer's tokens by name.
     `pooling` is the user's override, if any. `splade` requests SPLADE's head; `most_weights` bounds the weights of its
     vectors.
 
@@ -139,10 +142,10 @@ def read_vector_heads(
     if modules.token_dense:
         width_after(folder, modules.token_dense, hidden_size)
         multi_vector = read_late_interaction(
-            folder, transformer, modules.token_dense, modules.mask, modules.transformer_module, prompts
+            folder, transformer, modules.token_dense, modules.mask, modules.transformer_module, prompts, special
         )
     elif modules.pooling is None and is_stanford(weights / "config.json"):
-        multi_vector = read_stanford(weights, hidden_size)
+        multi_vector = read_stanford(weights, hidden_size, prompts, special)
     if multi_vector is not None:
         expansion = multi_vector.query.expansion
         if expansion is not None and expansion.length > config.max_positions:

@@ -12,13 +12,24 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, processors
 
 from embert import engine
 from embert.engine.errors import BrokenModel, InputError, ModelError, UnsupportedModel
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import TokenizeOptions
 from tests.engine.conftest import Floats, unit
-from tests.engine.heads.late_interaction import COLUMNS, encoder, linear, pylate, stanford
+from tests.engine.heads.late_interaction import (
+    COLUMNS,
+    LETTERS,
+    SPECIAL,
+    encoder,
+    linear,
+    pylate,
+    save_tokenizer,
+    stanford,
+)
 from tests.server.models import edit_json
 
 QUERIES = ["who is it?", "a", "", "what, then. " * 9]
@@ -63,6 +74,29 @@ def fixed(attend: bool) -> dict[str, Any]:
     return {"strategy": "fixed", "attend": attend, "length": 20, "token": None}
 
 
+def without(folder: Path, *names: str) -> Path:
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key not in names}))
+    return folder
+
+
+def limited(folder: Path) -> Path:
+    edit_json(folder / "sentence_bert_config.json", processing_kwargs={"text": {"max_length": 9}})
+    return folder
+
+
+def byte_level(folder: Path) -> Path:
+    """With a tokenizer whose tokens after a space are others."""
+    tokens = [*SPECIAL, *LETTERS, *"!?.,'Ġ", *(f"Ġ{letter}" for letter in "wait")]
+    merges = [("Ġ", letter) for letter in "wait"]
+    tokenizer = Backend(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    save_tokenizer(folder)
+    return folder
+
+
 # "min" cuts nothing, and expands shorter queries only.
 FOLDERS: dict[str, Callable[[Path], Path]] = {
     "expanded": lambda folder: native(folder, fixed(False)),
@@ -76,8 +110,17 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
     "pylate, modernbert": lambda folder: pylate(folder, case="modernbert"),
     "pylate, attended": lambda folder: pylate(folder, attend_to_expansion_tokens=True),
     "pylate, not expanded": lambda folder: pylate(folder, do_query_expansion=False, skiplist_words=None),
+    "pylate, by the library's name": lambda folder: pylate(
+        folder, query_expansion={"strategy": "min", "attend": True, "length": 8}, query_prefix=None
+    ),
+    "pylate, nothing stated": lambda folder: without(
+        pylate(folder), "query_prefix", "query_length", "document_length", "do_query_expansion", "skiplist_words"
+    ),
+    "pylate, words in the vocabulary": lambda folder: pylate(folder, query_prefix="a", document_prefix="[unused1] b "),
+    "pylate, limits of a call": lambda folder: limited(pylate(folder)),
     "pylate, prompts": lambda folder: pylate(folder, query_prefix="ask: ", prompts={"document": "[D] text: "}),
     "stanford": stanford,
+    "stanford, byte-level": lambda folder: byte_level(stanford(folder)),
     "stanford, attended": lambda folder: stanford(folder, attend_to_mask_tokens=True, mask_punctuation=False),
 }
 
@@ -145,18 +188,18 @@ def test_lengths_of_queries_and_documents(tmp_path: Path) -> None:
     assert model.max_input_length == 40
     tokenizer = engine.Tokenizer(model)
     texts = ["a", "a" * 50]
-    queries = tokenizer.encode(texts, TokenizeOptions(is_query=True))
+    queries = tokenizer.encode(texts, TokenizeOptions(is_query=True), prompt=model.prompts["query"])
     assert (queries.lengths.tolist(), queries.truncated) == ([20, 20], 1)
     assert queries.ids[:4].tolist() == [2, 5, 7, 3]
     assert set(queries.ids[4:20].tolist()) == {4}
-    documents = tokenizer.encode(texts, TokenizeOptions(is_query=False))
+    documents = tokenizer.encode(texts, TokenizeOptions(is_query=False), prompt=model.prompts["document"])
     assert (documents.lengths.tolist(), documents.truncated) == ([4, 40], 1)
     assert documents.ids[-1] == 3
-    known = tokenizer.encode_known(["a"], TokenizeOptions(is_query=True))
+    known = tokenizer.encode_known(["a"], TokenizeOptions(is_query=True), prompt=model.prompts["query"])
     assert known is not None
     assert known.ids.tolist() == queries.ids[:20].tolist()
     for is_query, limit in ((True, 20), (False, 40)):
-        with pytest.raises(InputError, match=rf"text 1 has 53 tokens, the limit is {limit}"):
+        with pytest.raises(InputError, match=rf"text 1 has 52 tokens, the limit is {limit}"):
             tokenizer.encode(texts, TokenizeOptions(truncate=False, is_query=is_query))
 
 
@@ -196,5 +239,5 @@ def test_weights_that_are_missing(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="Dense on tokens without Normalize is not supported"):
         engine.load_model(str(folder))
     other = stanford(tmp_path / "other", query_token_id="[none]")
-    with pytest.raises(BrokenModel, match=r"query_token_id '\[none\]' is not a token of"):
+    with pytest.raises(BrokenModel, match=r"the marker '\[none\]' is not a token of"):
         engine.load_model(str(other))
