@@ -22,8 +22,9 @@ import orjson
 
 from embert.server.config import ServeConfig
 from embert.server.http.auth import Keys
-from embert.server.http.errors import ErrorFormat, ServerError, Unavailable, error_body
+from embert.server.http.errors import ErrorFormat, ServerError, Unavailable
 from embert.server.http.request_head import scrape_form
+from embert.server.http.response import error_body
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping import exposition
 

@@ -1,11 +1,11 @@
-"""The ASGI app of one HTTP process: FastAPI for operations, plain routes for the work, middleware around both."""
+"""The application of one HTTP process: `serve.py` with a task for each path, and FastAPI for operations."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -14,11 +14,8 @@ from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embert import __version__
-from embert.engine.errors import InputError
 from embert.server.frontend.openapi import ERROR_MODELS, complete_document, description
 from embert.server.frontend.operations import Operations
 from embert.server.frontend.playground import hint
@@ -39,46 +36,25 @@ from embert.server.frontend.routes import (
     model_paths,
     tasks_by_path,
 )
-from embert.server.http.auth import AuthMiddleware, Keys
-from embert.server.http.errors import (
-    ErrorFormat,
-    ErrorFormats,
-    Invalid,
-    NotFound,
-    Reply,
-    ServerError,
-    describe_name,
-    error_body,
-    error_reply,
-    send_reply,
-)
-from embert.server.http.middleware import DirectRoutes, RequestMetricsMiddleware, with_cors
+from embert.server.frontend.serve import RequestObserver, RequestServer, TaskEndpoint
+from embert.server.http.auth import Keys
+from embert.server.http.cors import Cors
+from embert.server.http.errors import ErrorFormats, Invalid, NotFound, ServerError, describe_name
+from embert.server.http.response import error_body
 from embert.server.observability.access_log import AccessLog
-from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
-from embert.server.protocols.request_context import Handler, RequestContext
-from embert.server.registry.inputs import as_server_error
 from embert.server.registry.model_handle import ModelHandle
 from embert.server.registry.model_registry import ModelRegistry, ModelSelector
 
 if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTracer
 
-__all__ = ["App", "create_app"]
-
-
-class App(NamedTuple):
-    """What answers HTTP."""
-
-    asgi: ASGIApp
-    direct: DirectRoutes  # serves some routes without the app
-
 
 def create_app(
     registry: ModelRegistry, keys: Keys, access_log: AccessLog | None = None, tracer: RequestTracer | None = None
-) -> App:
-    """Everything that answers HTTP. `tracer`: None without traces.
+) -> RequestServer:
+    """Builds what serves all requests. `tracer` is None without traces.
 
-    Raises ConfigError where two models would answer at one path.
+    Raises ConfigError where two models would have the same path.
     """
     by_model = model_paths(registry)
     routes = {path: entry.path for path, entry in by_model.items()}
@@ -95,79 +71,20 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     first = registry.first
-    work = {
+    tasks = {
         path: _endpoint(registry, route, first if path in FIRST_MODEL_PATHS else None)
         for path, route in tasks_by_path(first.model).items()
     }
-    app.router.routes[:0] = [
-        Route(_any_length(path), endpoint, methods=["POST"], include_in_schema=False) for path, endpoint in work.items()
-    ]
+    tasks |= {path: _endpoint(registry, entry.route, entry.handle, entry.name) for path, entry in by_model.items()}
+    cors = None
+    if origins := registry.config.cors_allow_origin:
+        cors = partial(Cors, origins=origins, error_formats=error_formats)
+    observer = RequestObserver(labels, METRIC_TASKS, error_formats, registry.metrics, registry.held, access_log, tracer)
+    server = RequestServer(tasks, app, observer, keys, keyless_paths(("probes",), registry.by_name), cors)
     _add_operations(app, registry)
-    _add_errors(app, registry, by_model, error_formats)
+    _add_errors(app, registry, by_model, error_formats, server.has_task)
     _complete_openapi(app, registry)
-    hot = {path: endpoint for path, endpoint in work.items() if "{" not in path}
-    hot |= {path: _endpoint(registry, entry.route, entry.handle, entry.name) for path, entry in by_model.items()}
-    probes = keyless_paths(("probes",), registry.by_name)
-    guarded = AuthMiddleware(app, hot, keys, probes, error_formats, registry.metrics, registry.held)
-    observer = RequestMetricsMiddleware(
-        with_cors(guarded, registry.config, error_formats),
-        labels,
-        METRIC_TASKS,
-        error_formats,
-        registry.metrics,
-        registry.held,
-        access_log,
-        tracer,
-    )
-    # Every answer of a server that allows other origins has a header of theirs, so it takes the app's layers.
-    direct = {} if registry.config.cors_allow_origin else hot
-    return App(observer, DirectRoutes(direct, observer, keys, error_formats))
-
-
-class TaskEndpoint:
-    """A task's handler as an endpoint: options and body in, answer or error out. Half the cost of FastAPI's."""
-
-    def __init__(self, selector: ModelSelector, handler: Handler, error_format: ErrorFormat) -> None:
-        """`selector` chooses the model; the handler may need more capabilities than the route."""
-        self._selector, self._handler, self._error_format = selector, handler, error_format
-        self._can = selector.can
-        self._model = "" if selector.by_body else selector.default.served.name  # for metrics, until the body is read
-        self._metrics = selector.registry.metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        await send_reply(send, await self.reply(scope, receive))
-
-    async def reply(self, scope: Scope, receive: Receive | None, body: bytes = b"") -> Reply:
-        """The answer to a request, whose body is still to be read by `receive`, or is `body`."""
-        record: RequestRecord = scope[SCOPE_KEY]
-        record.model = self._model
-        context: RequestContext | None = None
-        try:
-            if not self._can:  # and neither can another model
-                self._selector.check(self._selector.default)
-            context = RequestContext(self._selector, scope, receive)
-            record.parts = context.breakdown
-            record.priority = context.options.priority
-            if receive is not None:
-                await context.read_body()
-            else:
-                context.take_body(body)
-            content_type, answer = await self._handler(context)
-        except (ServerError, InputError) as mistake:
-            # The traceback holds frames with the texts, and one of the frames this exception: a cycle that would keep
-            # them in memory until a garbage collection, which is rare here.
-            mistake.__traceback__ = None
-            error = as_server_error(mistake)
-            if error.reject_reason is not None:
-                self._metrics.rejected[error.reject_reason].inc()
-            if context is not None:
-                context.as_sent(error)
-            return error_reply(error, self._error_format)
-        context.breakdown.encoded()
-        if context.trace is not None and context.breakdown.answered is not None:
-            context.trace.stage("encode", context.breakdown.answered, time.perf_counter())
-        return Reply(200, context.head(content_type, len(answer)), answer)
+    return server
 
 
 def _endpoint(
@@ -175,7 +92,8 @@ def _endpoint(
 ) -> TaskEndpoint:
     has_field = "model" in route.request.model_fields
     selector = ModelSelector(registry, route.capability, default, path_model, has_field=has_field)
-    return TaskEndpoint(selector, route.handler, route.error_format)
+    model = "" if selector.by_body else selector.default.served.name
+    return TaskEndpoint(selector, route.handler, selector.can, model)
 
 
 def _add_operations(app: FastAPI, registry: ModelRegistry) -> None:
@@ -238,9 +156,13 @@ def _complete_openapi(app: FastAPI, registry: ModelRegistry) -> None:
 
 
 def _add_errors(
-    app: FastAPI, registry: ModelRegistry, by_model: Mapping[str, ModelPath], error_formats: ErrorFormats
+    app: FastAPI,
+    registry: ModelRegistry,
+    by_model: Mapping[str, ModelPath],
+    error_formats: ErrorFormats,
+    has_task: Callable[[str], bool],
 ) -> None:
-    """Answer what FastAPI and Starlette raise, and the errors of our own endpoints, in the form of the route's API."""
+    """Renders what FastAPI, Starlette and the operations raise in the form of the route's API."""
 
     def respond(request: Request, error: ServerError, headers: dict[str, str] | None = None) -> Response:
         body = error_body(error, error_formats[request.scope["path"]])
@@ -253,17 +175,17 @@ def _add_errors(
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
         path, headers = request.scope["path"], dict(error.headers or {})
-        if error.status_code == 405 or path in by_model:
-            answer: ServerError = NotFound(f"this route does not take {request.method}")
-            answer.status = 405
+        if error.status_code == 405 or (error.status_code == 404 and has_task(path)):
+            refusal: ServerError = NotFound(f"this route does not take {request.method}")
+            refusal.status = 405
             headers.setdefault("Allow", "POST")
         else:
-            answer = _no_route(path, registry, by_model)
+            refusal = _no_route(path, registry, by_model)
             if error.status_code != 404:
-                answer.status = error.status_code
-        if answer.status == 405 and path == "/":
+                refusal.status = error.status_code
+        if refusal.status == 405 and path == "/":
             headers["Allow"] = "GET, POST"  # two routes, of which Starlette names the first
-        return respond(request, answer, headers)
+        return respond(request, refusal, headers)
 
     async def on_validation_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - its signature
         return respond(request, Invalid("a parameter of this request is not valid"))

@@ -18,8 +18,9 @@ import uvicorn
 import uvloop
 
 from embert.server.engine_client.background import exit_on_error, keep_running
-from embert.server.http.errors import ErrorFormat, ServerError, send_error
+from embert.server.http.errors import ErrorFormat, ServerError
 from embert.server.http.request_head import scrape_form
+from embert.server.http.response import send_error
 from embert.server.ipc.control import (
     ControlConnection,
     Drain,
@@ -138,11 +139,11 @@ async def _serve(
             access_log.note(RequestRecord(route, b"-", status=status), 0.0, client)
 
     bounds = config.header_limit, connections, registry.held, count_refused, error_formats_by_path()
-    protocol = bounded_protocol(*bounds, app.direct)
+    protocol = bounded_protocol(*bounds, app)
     served: Callable[..., asyncio.Protocol] = protocol
     if certificates is not None:
         served = with_tls(protocol, certificates.current, connections)
-    servers = [_Server(_uvicorn_config(app.asgi, served))]
+    servers = [_Server(_uvicorn_config(app, served))]
     jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
     if start.metrics_fd is not None:
         servers.append(_Server(_uvicorn_config(_MetricsApp(registry.scrapes), bounded_protocol(*bounds))))

@@ -1,4 +1,4 @@
-"""API keys, and the middleware that asks for them."""
+"""API keys."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from embert.server.config import ConfigError, ServeConfig, read_api_keys
-from embert.server.http.errors import ErrorFormats, ServerError, Unauthorized, Unavailable, send_error
-from embert.server.http.held_bytes import HeldBytes
-from embert.server.observability.api_metrics import ApiMetrics
-from embert.server.observability.request_record import SCOPE_KEY
-
-__all__ = ["AuthMiddleware", "Keys"]
+from embert.server.http.errors import Unauthorized
 
 log = logging.getLogger(__name__)
 
@@ -29,55 +23,6 @@ _FOR_BROWSERS = (
     ". In a browser, open the page at / and type the key there: its button API lists the routes. A server with "
     "`--keyless docs` shows /docs without a key"
 )
-
-
-class AuthMiddleware:
-    """Checks the key, and hands the request to its route: one layer for both, as each costs every request."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        hot: Mapping[str, ASGIApp],
-        keys: Keys,
-        probes: frozenset[str],
-        error_formats: ErrorFormats,
-        metrics: ApiMetrics,
-        held: HeldBytes,
-    ) -> None:
-        """`hot` are the apps of POST routes that bypass FastAPI's own layers, `probes` the paths that always answer."""
-        self._app, self._hot, self._keys, self._probes = app, hot, keys, probes
-        self._error_formats, self._metrics, self._held = error_formats, metrics, held
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        path: str = scope["path"]
-        try:
-            if self._keys.digests and (name := self._keys.check(scope)):
-                scope[SCOPE_KEY].key = name
-            if scope.get("state"):  # set by the protocol for this connection
-                self._refuse_surplus(scope)
-            app = self._hot.get(path) if scope["method"] == "POST" else None
-            if app is None:  # whose answers are not counted before they are written
-                app = self._app
-                if self._held.is_full and path not in self._probes:
-                    raise self._held.refusal("the answer", 0)
-            await app(scope, receive, send)
-        except ServerError as error:
-            if isinstance(error, Unauthorized):
-                self._metrics.rejected["unauthorized"].inc()
-            await send_error(send, error, self._error_formats[path])
-
-    def _refuse_surplus(self, scope: Scope) -> None:
-        """Raise Unavailable for a request over a connection above the limit, unless it is a probe."""
-        limit = scope["state"].get("too_many_connections")
-        if limit is None or scope["path"] in self._probes:
-            return
-        self._metrics.rejected["connections"].inc()
-        raise Unavailable(
-            f"this server has more than {limit} connections, the limit (--max-connections)",
-            retry_after_s=1,
-            reason="connections",
-        )
 
 
 class Keys:

@@ -1,21 +1,30 @@
-"""Every answer that is not 200, in the form of each API.
-
-TEI routes answer   {"error": message, "error_type": type}
-OpenAI routes       {"error": {"message", "type", "param", "code"}}
-Cohere routes       {"id": id, "message": message}
+"""Errors of requests. `response.py` renders them in the form of the route's API.
 
 Messages name the field, the limit and the value given, never the text itself.
+
+* ServerError                 500
+  * RequestError
+    * BadRequest              400
+    * EmptyInput              400
+    * NotFound                404
+    * ModelUnknown            404
+    * RequestTimeout          408
+    * PayloadTooLarge         413
+    * UnsupportedEncoding     415
+    * Invalid                 422
+    * HeadTooLarge            431
+  * Unauthorized              401
+  * InferenceFailed           424
+  * TaskMissing               424 on TEI's routes, 400 on others
+  * Overloaded                429
+  * Unavailable               503
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, NamedTuple
-
-import orjson
-from starlette.types import Send
+from typing import Any
 
 from embert.server.observability.request_record import CLIENT_ERROR, REFUSED
 
@@ -31,7 +40,6 @@ __all__ = [
     "NotFound",
     "Overloaded",
     "PayloadTooLarge",
-    "Reply",
     "RequestTimeout",
     "ServerError",
     "TaskMissing",
@@ -40,11 +48,6 @@ __all__ = [
     "UnsupportedEncoding",
     "describe",
     "describe_name",
-    "error_body",
-    "error_reply",
-    "send_error",
-    "send_reply",
-    "status_of",
 ]
 
 
@@ -102,6 +105,7 @@ class Unauthorized(ServerError):
     """401: a key is needed, and none or a wrong one was sent."""
 
     status, tei_type, openai_type, openai_code = 401, "Unauthorized", "authentication_error", "invalid_api_key"
+    reject_reason = "unauthorized"
 
 
 class NotFound(RequestError):
@@ -180,60 +184,6 @@ class Unavailable(ServerError):
         self.reason = self.reject_reason = reason
         if reason in ("draining", "connections", "memory"):
             self.outcome = REFUSED
-
-
-def error_body(error: ServerError, error_format: ErrorFormat) -> bytes:
-    """The error in this form, as JSON."""
-    if error_format is ErrorFormat.COHERE:
-        return orjson.dumps({"id": str(uuid.uuid4()), "message": error.message})
-    if error_format is ErrorFormat.OPENAI:
-        facts = {"message": error.message, "type": error.openai_type, "param": error.param, "code": error.openai_code}
-        return orjson.dumps({"error": facts})
-    return orjson.dumps({"error": error.message, "error_type": error.tei_type})
-
-
-def status_of(error: ServerError, error_format: ErrorFormat) -> int:
-    """The status of an error in this form."""
-    return 400 if isinstance(error, TaskMissing) and error_format is not ErrorFormat.TEI else error.status
-
-
-class Reply(NamedTuple):
-    """A whole answer."""
-
-    status: int
-    head: bytes  # lines `name: value` with CRLF, names in lower case, Content-Length among them
-    body: bytes
-    reason: str = ""  # of an error, for traces
-    outcome: str = ""  # of an error, for metrics
-
-
-def error_reply(error: ServerError, error_format: ErrorFormat) -> Reply:
-    """An error, as an answer."""
-    body = error_body(error, error_format)
-    head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
-    if error.retry_after_s is not None:
-        head += b"retry-after: %d\r\n" % error.retry_after_s
-    if error.status == 408:
-        head += b"connection: close\r\n"  # the rest may still come
-    if error.status == 401:
-        head += b"www-authenticate: Bearer\r\n"
-    if error.status == 415:
-        head += b"accept-encoding: identity\r\n"
-    return Reply(status_of(error, error_format), head, body, error.message, error.outcome)
-
-
-async def send_reply(send: Send, reply: Reply) -> None:
-    """Answer by ASGI."""
-    headers = [tuple(line.split(b": ", 1)) for line in reply.head.split(b"\r\n")[:-1]]
-    begin = {"type": "http.response.start", "status": reply.status, "headers": headers}
-    # The last two are for traces and metrics; servers ignore them.
-    await send({**begin, "reason": reply.reason, "outcome": reply.outcome})
-    await send({"type": "http.response.body", "body": reply.body})
-
-
-async def send_error(send: Send, error: ServerError, error_format: ErrorFormat) -> None:
-    """Answer with an error, by ASGI."""
-    await send_reply(send, error_reply(error, error_format))
 
 
 # --- values in messages: never a text ---

@@ -16,11 +16,12 @@ from __future__ import annotations
 import asyncio
 import http
 import urllib.parse
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import httptools
+from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -29,13 +30,12 @@ from embert.server.http.errors import (
     BadRequest,
     ErrorFormats,
     HeadTooLarge,
-    Reply,
     RequestTimeout,
     ServerError,
-    error_body,
 )
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.request_head import PLAIN_KEY, KnownHeads, check_headers, split_target, without_upgrade
+from embert.server.http.response import Response, error_body
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
@@ -82,8 +82,7 @@ class BoundedCycle(RequestResponseCycle):
     broken: ServerError | None = None  # what is wrong with the body, from here on
     closes = False  # the connection ends with this answer
     flow: HoldableFlow
-    direct: asyncio.Task[None] | None = None  # what answers it without the app
-    _tasks: set[asyncio.Task[None]]  # of the server, with `direct` while that runs
+    task: asyncio.Task[None] | None = None  # runs `serve`
 
     async def receive(self) -> ASGIReceiveEvent:
         """ASGI's. Raises what is wrong with the body."""
@@ -94,36 +93,34 @@ class BoundedCycle(RequestResponseCycle):
             raise self.broken
         return message
 
-    def begin_direct(self, task: asyncio.Task[None], tasks: set[asyncio.Task[None]]) -> None:
-        """Note the task that answers, among the server's `tasks`."""
-        self.direct, self._tasks = task, tasks
-        tasks.add(task)
+    async def serve(self, server: DirectServer, tasks: set[asyncio.Task[None]]) -> None:
+        """Serves the request, which is complete, without ASGI. `tasks` are those of the process."""
+        try:
+            body, self.body = bytes(self.body), bytearray()
+            self.write(await server.serve(self.scope, None, body))
+        except asyncio.CancelledError:
+            pass  # the client has left
+        finally:  # here, because a callback of a task costs a step of the event loop
+            tasks.discard(self.task)  # type: ignore[arg-type]
+            self.task = None
 
-    def end_direct(self) -> None:
-        """The task ends; called by itself, because a callback of a task costs a step of the event loop."""
-        if self.direct is not None:
-            self._tasks.discard(self.direct)
-            self.direct = None
-
-    def take_body(self) -> bytes:
-        """The whole body, of a request that is complete."""
-        body, self.body = bytes(self.body), bytearray()
-        return body
-
-    def reply(self, reply: Reply, request_id: bytes) -> None:
-        """Answer in one write, without ASGI. Does nothing where the client has left."""
+    def write(self, response: Response) -> None:
+        """Writes a whole response at once. Does nothing if the client has left."""
         if self.disconnected:
             return
-        close = b"" if self.keep_alive else b"connection: close\r\n"
-        head = b"%b%bx-request-id: %b\r\n%b\r\n" % (STATUS_LINE[reply.status], reply.head, request_id, close)
+        body = response.body
+        lines = [b"%b: %b\r\n" % header for header in response.headers]
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        head = b"%b%b\r\n" % (STATUS_LINE[response.status], b"".join(lines))
         self.response_started = self.response_complete = True
-        self.flow.answer_bytes = len(reply.body)
+        self.flow.answer_bytes = len(body)
         self.closes, self.keep_alive = not self.keep_alive, True
-        if len(reply.body) < _JOINED_BYTES:
-            self.transport.write(head + reply.body)
+        if len(body) < _JOINED_BYTES:
+            self.transport.write(head + body)
         else:
             self.transport.write(head)
-            self.transport.write(reply.body)
+            self.transport.write(body)
         self.message_event.set()
         self.on_response()
 
@@ -178,7 +175,20 @@ class LingeringClose:
 
 
 Count = Callable[[str, int, "tuple[str, int] | None"], None]
-Direct = Callable[[BoundedCycle], "Coroutine[None, None, None] | None"]
+
+
+class DirectServer(Protocol):
+    """Serves complete requests without ASGI."""
+
+    def serves(self, scope: Scope) -> bool:
+        """True if it serves this request."""
+        ...
+
+    async def serve(self, scope: Scope, receive: None, body: bytes) -> Response:
+        """Serves a request with this body. It is cancelled when the client leaves."""
+        ...
+
+
 HEAD_TIMEOUT_S = 20.0  # from a head's first byte to its last
 SURPLUS_S = 3.0  # the longest life of a connection above the limit
 _PIECE = 16_384  # bytes parsed at a time: the most that is parsed of pipelined requests in advance
@@ -190,14 +200,13 @@ def bounded_protocol(
     held: HeldBytes,
     count: Count,
     error_formats: ErrorFormats,
-    direct: Direct = lambda _: None,
+    server: DirectServer | None = None,
 ) -> type[asyncio.Protocol]:
-    """The class that uvicorn instantiates for every connection.
+    """Returns the class that uvicorn instantiates for every connection.
 
-    `count` is told route, status and client of answers that no app gives. `direct` gives what answers a request whose
-    body came with its head, by `BoundedCycle.reply`; None where only the app can.
+    `count` takes route, status and client of responses that neither the application nor `server` gives.
     """
-    bounds = _Bounds(header_limit, connections, held, count, error_formats, direct, KnownHeads())
+    bounds = _Bounds(header_limit, connections, held, count, error_formats, server, KnownHeads())
     return type("Protocol", (_BoundedProtocol,), {"bounds": bounds})
 
 
@@ -208,7 +217,7 @@ class _Bounds:
     held: HeldBytes
     count: Count
     error_formats: ErrorFormats
-    direct: Direct
+    server: DirectServer | None
     known: KnownHeads
 
 
@@ -251,8 +260,8 @@ class _BoundedProtocol(HttpToolsProtocol):
             transport.abort()
             return
         if slot is ConnectionSlot.SURPLUS:
-            # AuthMiddleware refuses its first request. An answer before the request could be lost: closing resets a
-            # connection on which data still arrives.
+            # Its first request is refused in frontend/serve.py. A response before the request could be lost: closing
+            # resets a connection on which data still arrives.
             self._surplus = self._last = True
             self.app_state = {**self.app_state, "too_many_connections": connections.limit.served}
             self._end_timer = self.loop.call_later(SURPLUS_S, transport.abort)
@@ -273,8 +282,8 @@ class _BoundedProtocol(HttpToolsProtocol):
             if cycle is not None:
                 cycle.disconnected = True
                 cycle.message_event.set()
-        if self._answering is not None and (task := self._answering.direct) is not None:
-            task.add_done_callback(self.tasks.discard)  # one that has not begun never gets to `end_direct`
+        if self._answering is not None and (task := self._answering.task) is not None:
+            task.add_done_callback(self.tasks.discard)  # one that has not begun does not run at all
             task.cancel()
         self.pipeline.clear()
         super().connection_lost(exc)
@@ -442,14 +451,15 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _start(self, cycle: BoundedCycle) -> None:
-        """Answer a request: directly if it is complete and needs no layer of the app, else by the app."""
+        """Serves a request: directly if it is complete, else by the ASGI application."""
         self._unstarted = None
-        if not (cycle.more_body or cycle.broken or self._surplus or self.flow.write_paused):
-            work = self.bounds.direct(cycle)
-            if work is not None:
-                cycle.begin_direct(self.loop.create_task(work), self.tasks)
-                return
-        self._start_asgi_task(cycle, self.app)
+        server = self.bounds.server
+        is_complete = not (cycle.more_body or cycle.broken or self.flow.write_paused)
+        if server is not None and is_complete and server.serves(cycle.scope):
+            cycle.task = self.loop.create_task(cycle.serve(server, self.tasks))
+            self.tasks.add(cycle.task)
+        else:
+            self._start_asgi_task(cycle, self.app)
 
     def on_body(self, body: bytes) -> None:
         self._progressed = True

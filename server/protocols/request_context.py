@@ -449,18 +449,18 @@ class RequestContext:
             self.headers.append((b"x-sequence-rows", b",".join(b"%d" % count for count in counts)))
         return OCTETS, raw_rows(vectors)
 
-    def head(self, content_type: bytes, size: int) -> bytes:
-        """The header lines of an answer with so many bytes, and what they say of the work."""
-        head = b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, size)
+    def response_headers(self, content_type: bytes, size: int) -> list[tuple[bytes, bytes]]:
+        """The header fields of a response with a body of `size` bytes."""
+        headers = [(b"content-type", content_type), (b"content-length", b"%d" % size)]
         if self._says_model:
-            head += b"x-model: %b\r\n" % self.handle.served.name.encode("latin-1", "replace")
-        for header in self.headers:
-            head += b"%b: %b\r\n" % header
+            headers.append((b"x-model", self.handle.served.name.encode("latin-1", "replace")))
+        headers += self.headers
         if self.truncated:
-            head += b"x-truncated-texts: %d\r\n" % self.truncated
+            headers.append((b"x-truncated-texts", b"%d" % self.truncated))
         if self._shared.ignored is not None:
-            head += b"x-embert-ignored-fields: %b\r\n" % header_value(self._shared.ignored)
-        return head + self.breakdown.head(self.handle.compute_type)
+            headers.append((b"x-embert-ignored-fields", header_value(self._shared.ignored)))
+        headers += self.breakdown.headers(self.handle.compute_type)
+        return headers
 
 
 Handler = Callable[[RequestContext], Awaitable[tuple[bytes, bytes]]]  # → content type, body
@@ -476,12 +476,6 @@ def _check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
 
 
 # --- where its time went ---
-
-_HEAD = (
-    b"x-compute-type: %b\r\nx-compute-time: %d\r\nx-compute-characters: %d\r\nx-compute-tokens: %d\r\n"
-    b"x-total-time: %d\r\nx-tokenization-time: %d\r\nx-queue-time: %d\r\nx-inference-time: %d\r\n"
-    b"server-timing: tokenize;dur=%d.%03d, queue;dur=%d.%03d, inference;dur=%d.%03d, total;dur=%d.%03d\r\n"
-)
 
 
 @dataclass(slots=True)
@@ -522,27 +516,24 @@ class LatencyBreakdown:
         self.tokens += part.tokens
         self.answered = max(self.answered or 0.0, part.answered or 0.0) or None
 
-    def head(self, compute_type: bytes) -> bytes:
-        """Header lines: TEI's in whole milliseconds, Server-Timing in fractions, of the same microseconds."""
+    def headers(self, compute_type: bytes) -> list[tuple[bytes, bytes]]:
+        """Header fields: TEI's in whole milliseconds, Server-Timing in fractions, of the same microseconds."""
         tokenize_us, queue_us = round(self.tokenize_s * 1e6), round(self.queue_s * 1e6)
         inference_us, total_us = round(self.inference_s * 1e6), round((time.perf_counter() - self.started) * 1e6)
-        tokenize_ms, queue_ms = tokenize_us // 1000, queue_us // 1000
-        inference_ms, total_ms = inference_us // 1000, total_us // 1000
-        return _HEAD % (
-            compute_type,
-            (tokenize_us + inference_us) // 1000,
-            self.characters,
-            self.tokens,
-            total_ms,
-            tokenize_ms,
-            queue_ms,
-            inference_ms,
-            tokenize_ms,
-            tokenize_us - 1000 * tokenize_ms,
-            queue_ms,
-            queue_us - 1000 * queue_ms,
-            inference_ms,
-            inference_us - 1000 * inference_ms,
-            total_ms,
-            total_us - 1000 * total_ms,
+        timing = b"tokenize;dur=%d.%03d, queue;dur=%d.%03d, inference;dur=%d.%03d, total;dur=%d.%03d" % (
+            *divmod(tokenize_us, 1000),
+            *divmod(queue_us, 1000),
+            *divmod(inference_us, 1000),
+            *divmod(total_us, 1000),
         )
+        return [
+            (b"x-compute-type", compute_type),
+            (b"x-compute-time", b"%d" % ((tokenize_us + inference_us) // 1000)),
+            (b"x-compute-characters", b"%d" % self.characters),
+            (b"x-compute-tokens", b"%d" % self.tokens),
+            (b"x-total-time", b"%d" % (total_us // 1000)),
+            (b"x-tokenization-time", b"%d" % (tokenize_us // 1000)),
+            (b"x-queue-time", b"%d" % (queue_us // 1000)),
+            (b"x-inference-time", b"%d" % (inference_us // 1000)),
+            (b"server-timing", timing),
+        ]

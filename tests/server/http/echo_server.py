@@ -22,9 +22,10 @@ from uvicorn.server import ServerState
 
 from embert.server.frontend.routes import error_formats_by_path
 from embert.server.http.connections import ConnectionLimit, Connections
-from embert.server.http.errors import ErrorFormat, ServerError, error_body
+from embert.server.http.errors import ErrorFormat, ServerError
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.protocol import bounded_protocol
+from embert.server.http.response import error_body
 from embert.server.http.tls import with_tls
 
 LIMIT = 4096

@@ -14,9 +14,11 @@ import pytest
 from embert.engine import Encoder, PackedBatch
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
+from embert.server.config import ServeConfig
 from embert.server.frontend.routes import error_formats_by_path, labels_by_path
+from embert.server.frontend.serve import RequestObserver, RequestServer
+from embert.server.http.auth import Keys
 from embert.server.http.held_bytes import HeldBytes
-from embert.server.http.middleware import RequestMetricsMiddleware
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.metrics import LatencyBuckets
 from tests.server.live import Live, live
@@ -123,8 +125,9 @@ def test_an_internal_error_is_logged_without_its_message(caplog: pytest.LogCaptu
         return {"type": "http.request", "body": b""}
 
     metrics = ApiMetrics(("other",), LatencyBuckets())
-    middleware = RequestMetricsMiddleware(app, labels_by_path(), (), error_formats_by_path(), metrics, HeldBytes(1))
-    asyncio.run(middleware({"type": "http", "method": "POST", "path": "/x", "headers": []}, receive, send))
+    observer = RequestObserver(labels_by_path(), (), error_formats_by_path(), metrics, HeldBytes(1))
+    server = RequestServer({}, app, observer, Keys(ServeConfig()), frozenset())
+    asyncio.run(server({"type": "http", "method": "POST", "path": "/x", "headers": []}, receive, send))
     assert sent[0]["status"] == 500
     assert "internal error" in json.loads(sent[1]["body"])["error"]
     assert "ValueError" in caplog.text

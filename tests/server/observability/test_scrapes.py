@@ -17,7 +17,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Exemplar
 
-from embert.server.http.middleware import ids_of
+from embert.server.frontend.serve import read_ids
 from embert.server.http.request_head import scrape_form
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping import OPENMETRICS, ExemplarOf, Form, exposition
@@ -139,7 +139,7 @@ def test_an_id_that_is_too_long_for_a_scrape_is_left_out() -> None:
     ["", f"00-{'0' * 32}-00f067aa0ba902b7-01", f"ff-{TRACE}-00f067aa0ba902b7-01", f"00-{TRACE[1:]}-0-01", TRACE],
 )
 def test_what_is_no_traceparent_is_no_trace(given: str) -> None:
-    assert ids_of([(b"traceparent", given.encode()), (b"x-request-id", b"mine")]) == (b"mine", b"")
+    assert read_ids([(b"traceparent", given.encode()), (b"x-request-id", b"mine")]) == (b"mine", b"")
 
 
 def test_each_process_says_what_it_takes(two: Live) -> None:

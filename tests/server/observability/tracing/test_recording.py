@@ -15,12 +15,15 @@ from types import SimpleNamespace
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from embert.server.config import ServeConfig
 from embert.server.engine_worker.batches import InFlightBatch
 from embert.server.engine_worker.scheduler import Batch
 from embert.server.frontend.routes import error_formats_by_path, labels_by_path
-from embert.server.http.errors import Unavailable, send_error
+from embert.server.frontend.serve import RequestObserver, RequestServer
+from embert.server.http.auth import Keys
+from embert.server.http.errors import Unavailable
 from embert.server.http.held_bytes import HeldBytes
-from embert.server.http.middleware import RequestMetricsMiddleware
+from embert.server.http.response import send_error
 from embert.server.observability import logs
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.metrics import LatencyBuckets
@@ -245,9 +248,10 @@ def ask(app: ASGIApp, recorder: Recorder, *, sampled: bool = True, path: str = "
     """The status of a request through the middleware, in a task of its own."""
     metrics = ApiMetrics(["/embed", "other"], LatencyBuckets(), tasks=["/embed"])
     tracer = RequestTracer(recorder.tracer, "api-7", frozenset())
-    middleware = RequestMetricsMiddleware(
-        app, labels_by_path(), ["/embed"], error_formats_by_path(), metrics, HeldBytes(1), tracer=tracer
+    observer = RequestObserver(
+        labels_by_path(), ["/embed"], error_formats_by_path(), metrics, HeldBytes(1), tracer=tracer
     )
+    server = RequestServer({}, app, observer, Keys(ServeConfig()), frozenset())
     headers = [SAMPLED if sampled else UNSAMPLED]
     scope = {"type": "http", "method": "POST", "scheme": "http", "path": path, "headers": headers}
     statuses: list[int] = []
@@ -259,7 +263,7 @@ def ask(app: ASGIApp, recorder: Recorder, *, sampled: bool = True, path: str = "
     async def receive() -> Message:
         return {"type": "http.disconnect"}
 
-    asyncio.run(middleware(scope, receive, send))
+    asyncio.run(server(scope, receive, send))
     return statuses[0]
 
 

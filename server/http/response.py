@@ -1,0 +1,67 @@
+"""A whole response, and errors in the form of each API.
+
+TEI routes send     {"error": message, "error_type": type}
+OpenAI routes send  {"error": {"message", "type", "param", "code"}}
+Cohere routes send  {"id": id, "message": message}
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import NamedTuple
+
+import orjson
+from starlette.types import Send
+
+from embert.server.http.errors import ErrorFormat, ServerError, TaskMissing
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Response(NamedTuple):
+    """Status, header fields with names in lower case and Content-Length among them, and body."""
+
+    status: int
+    headers: Headers
+    body: bytes
+    reason: str = ""  # message of an error, for traces
+    outcome: str = ""  # outcome of an error, for metrics
+
+
+def error_body(error: ServerError, error_format: ErrorFormat) -> bytes:
+    """Renders an error as JSON."""
+    if error_format is ErrorFormat.COHERE:
+        return orjson.dumps({"id": str(uuid.uuid4()), "message": error.message})
+    if error_format is ErrorFormat.OPENAI:
+        fields = {"message": error.message, "type": error.openai_type, "param": error.param, "code": error.openai_code}
+        return orjson.dumps({"error": fields})
+    return orjson.dumps({"error": error.message, "error_type": error.tei_type})
+
+
+def error_response(error: ServerError, error_format: ErrorFormat) -> Response:
+    """Renders an error as a response in the form of an API."""
+    body = error_body(error, error_format)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    if error.status == 408:
+        headers.append((b"connection", b"close"))  # the rest may still come
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if error.status == 415:
+        headers.append((b"accept-encoding", b"identity"))
+    is_task_missing = isinstance(error, TaskMissing) and error_format is not ErrorFormat.TEI
+    return Response(400 if is_task_missing else error.status, headers, body, error.message, error.outcome)
+
+
+async def send_response(send: Send, response: Response) -> None:
+    """Sends a response over ASGI. `reason` and `outcome` are for traces and metrics; servers ignore them."""
+    status, headers, body, reason, outcome = response
+    start = {"type": "http.response.start", "status": status, "headers": headers}
+    await send({**start, "reason": reason, "outcome": outcome})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: ServerError, error_format: ErrorFormat) -> None:
+    """Sends an error over ASGI."""
+    await send_response(send, error_response(error, error_format))
