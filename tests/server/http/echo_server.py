@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec
 
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from embert.server.frontend.routes import error_formats_by_path
 from embert.server.http.connections import ConnectionLimit, Connections
 from embert.server.http.errors import ErrorFormat, ServerError
 from embert.server.http.held_bytes import HeldBytes
-from embert.server.http.protocol import bounded_protocol
+from embert.server.http.protocol import DirectServer, bounded_protocol
 from embert.server.http.response import error_body
 from embert.server.http.tls import with_tls
 
@@ -216,9 +216,14 @@ class Serving:
 
 @contextlib.asynccontextmanager
 async def serving(
-    served: int = 100, surplus: int = 100, held: int = 1 << 30, tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
+    served: int = 100,
+    surplus: int = 100,
+    held: int = 1 << 30,
+    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+    app: ASGIApp | None = None,
+    server: DirectServer | None = None,
 ) -> AsyncIterator[Serving]:
-    """`tls` has the contexts of server and clients."""
+    """`tls` has the contexts of server and clients. `app` replaces the echo; `server` serves complete requests."""
     loop = asyncio.get_running_loop()
     serving = Serving(Connections(ConnectionLimit(served, surplus), IDLE_S, loop.time), HeldBytes(held))
     protocol = bounded_protocol(
@@ -227,12 +232,15 @@ async def serving(
         serving.held,
         lambda route, status, _: serving.counted.append((route, status)),
         error_formats_by_path(),
+        server,
     )
     factory: Callable[..., asyncio.Protocol] = protocol
     if tls is not None:
         server_tls, serving.trust = tls
         factory = with_tls(protocol, lambda: server_tls, serving.connections)
-    config = uvicorn.Config(serving.app, http=protocol, ws="none", interface="asgi3", lifespan="off", log_config=None)
+    config = uvicorn.Config(
+        app or serving.app, http=protocol, ws="none", interface="asgi3", lifespan="off", log_config=None
+    )
     config.load()
     state = ServerState()
 
