@@ -131,7 +131,7 @@ async def test_too_many_connections(server: Serving) -> None:
     third = await server.connect()
     assert not await (await server.connect()).rest()  # not even an answer
     answer = await third.ask(GET)
-    assert (answer.body, answer.closes) == (b"/livez  surplus", True)  # marked, for AuthMiddleware
+    assert (answer.body, answer.closes) == (b"/livez  surplus", True)  # marked, for `RequestServer`
     assert not await third.rest()
     await server.count(2)
     for sent in (b"", b"\r\n", GET[:9], EARLY, post(b"a", "/slow")):
