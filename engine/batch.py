@@ -19,8 +19,6 @@ import numpy.typing as npt
 from embert.engine.errors import EncoderError
 from embert.engine.tasks import Task
 
-__all__ = ["PackedBatch", "SparseVector", "TaskOutput", "cumulative", "pack"]
-
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:

@@ -13,8 +13,6 @@ from embert.engine.encoders.base import Encoder
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 
-__all__ = ["by_length", "encode_batches", "gathered", "packed", "spans"]
-
 Numbers = npt.NDArray[np.intp]  # of texts, as they were given
 
 

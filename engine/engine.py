@@ -26,8 +26,6 @@ from embert.engine.tasks import Task, task_names
 from embert.engine.tokenization.encoded import Encoded, TokenizeOptions, check_sequence, check_text, check_texts
 from embert.engine.tokenization.tokenizer import Tokenizer
 
-__all__ = ["Engine", "ScoreOptions", "batch_budget", "encode_texts", "output_width", "require_task"]
-
 Vectors = npt.NDArray[np.float32]
 Pair = tuple[str, str]
 

@@ -18,8 +18,6 @@ from embert.engine.heads.scores import scores
 from embert.engine.tokenization.encoded import EncodedSpans
 from embert.engine.tokenization.tokenizer import Tokenizer
 
-__all__ = ["DEFAULT_IGNORED", "STRATEGIES", "Aggregation", "Entity", "EntityOptions", "entities_of"]
-
 Floats = npt.NDArray[np.float32]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 STRATEGIES: tuple[Aggregation, ...] = get_args(Aggregation)

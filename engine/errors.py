@@ -18,23 +18,6 @@ Never seen by callers of the package:
   TokenizerFailed       the tokenizers library failed on a text
 """
 
-__all__ = [
-    "BrokenModel",
-    "EncoderError",
-    "EncoderLost",
-    "EngineError",
-    "HeadMisfit",
-    "InputError",
-    "InputTooLarge",
-    "Misfit",
-    "ModelError",
-    "ModelNotFound",
-    "NoSplitPoint",
-    "TakesNoPair",
-    "TokenizerFailed",
-    "UnsupportedModel",
-]
-
 
 class EngineError(Exception):
     """Base of all errors that `embert.engine` raises on purpose."""

@@ -17,11 +17,6 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-__all__ = [
-    "blas_threads", "cpu_name", "group_folders", "keep_freed_memory", "lines", "usable_cpus", "usable_memory",
-    "visible_gpus",
-]  # fmt: skip
-
 
 def group_folders(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
     """Version and folder of every group that may limit this process by `controller`, such as "cpu" or "memory".

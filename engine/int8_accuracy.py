@@ -23,8 +23,6 @@ from embert.engine.tasks import ALL_TASKS, Task
 from embert.engine.tokenization.encoded import Encoded, TokenizeOptions
 from embert.engine.tokenization.tokenizer import Tokenizer
 
-__all__ = ["check_accuracy", "compare", "encode_sentences", "sentences"]
-
 
 def check_accuracy(accuracy: Int8Accuracy, model: Model, least: float) -> None:
     """Raise UnsupportedModel if the worst text's accuracy is below `least`."""

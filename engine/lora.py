@@ -21,20 +21,6 @@ from embert.engine.models.tensor_names import TensorNames, stored_names_of
 if TYPE_CHECKING:
     from pydantic_core import SchemaValidator
 
-__all__ = [
-    "ADAPTER_WEIGHTS",
-    "BIAS",
-    "LINEAR_A",
-    "LINEAR_B",
-    "PEFT_PREFIX",
-    "TABLE_A",
-    "TABLE_B",
-    "Lora",
-    "Placed",
-    "placed",
-    "read_lora",
-]
-
 NAME = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import position_bytes, tensor_shapes
 
-__all__ = ["MemoryEstimate", "estimate_memory", "process_bytes"]
-
 MIB = 1 << 20
 _CUDA_PROCESS = 512 * MIB  # of GPU memory: context, kernels, graphs
 _CPU_PROCESS = 450 * MIB  # Python, torch and its threads' heaps

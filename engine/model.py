@@ -23,11 +23,9 @@ from embert.engine.heads.description import NO_HEADS, Classifier, Heads, MultiVe
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS, Module, modes_of, width_after
 from embert.engine.lora import PEFT_PREFIX, Lora, placed, read_lora
-from embert.engine.models import EncoderConfig, check_config, read_config
-from embert.engine.models.encoder_config import Adapters, position_bytes, tensor_shapes
+from embert.engine.models import check_config, read_config
+from embert.engine.models.encoder_config import Adapters, EncoderConfig, position_bytes, tensor_shapes
 from embert.engine.tasks import NO_TASK, Task, task_names
-
-__all__ = ["Model", "load_model", "prompts_with_adapters", "read_prompts"]
 
 MUCH_BYTES = 1 << 30
 LEAST_ITEM_BYTES = 2  # of a weight, in float16 and bfloat16

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["ALL_TASKS", "NO_TASK", "Task", "task_names"]
-
 
 class Task(enum.IntFlag):
     """One task, or several of the same text: their rows come from one forward."""

@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from embert.engine import LabelScore, SparseVector
 
-__all__ = ["ColumnError", "class_scores", "multi_vectors", "sparse_vectors", "texts", "vectors"]
-
 Floats = npt.NDArray[np.float32]
 
 

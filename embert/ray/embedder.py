@@ -15,8 +15,6 @@ from embert.engine.errors import EncoderLost, EngineError
 from embert.ray.columns import ColumnError, class_scores, multi_vectors, sparse_vectors, texts, vectors
 from embert.ray.gpus import assigned_device, assigned_gpus
 
-__all__ = ["Embedder", "EmbedderError", "Options", "TaskName"]
-
 log = logging.getLogger(__name__)
 
 TaskName = Literal["embed", "sparse", "multi", "score", "classify"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ray
 
-__all__ = ["assigned_device", "assigned_gpus"]
-
 
 def assigned_gpus() -> int | None:
     """How many GPUs Ray has given this actor; None where this is no actor."""

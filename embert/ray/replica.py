@@ -28,8 +28,6 @@ from embert.server.config import ServeConfig, read_api_keys
 from embert.server.frontend.routes import error_formats_by_path
 from embert.server.http.errors import Unavailable, error_body
 
-__all__ = ["Replica", "ReplicaError"]
-
 LOG_LINES = 20  # of the server's log, in the error of a start that fails
 POLL_S = 0.05  # between two questions whether the server is ready
 PROBE_TIMEOUT_S = 10.0

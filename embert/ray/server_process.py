@@ -18,8 +18,6 @@ from embert.server.cli.serve import serve
 from embert.server.config import ConfigError, ServeConfig
 from embert.server.supervisor.sockets import listen_for_each
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the server. Raises SystemExit with the status of `embert serve`."""

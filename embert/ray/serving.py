@@ -11,8 +11,6 @@ from ray import serve
 from embert.ray.replica import Replica
 from embert.server.config import ConfigError, ServeConfig
 
-__all__ = ["application", "deployment"]
-
 # A replica answers many requests at a time, because a batch is made of what waits.
 TARGET_ONGOING_REQUESTS = 32
 MAX_ONGOING_REQUESTS = 256

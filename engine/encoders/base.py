@@ -13,8 +13,6 @@ from embert.engine.errors import EncoderError
 from embert.engine.quantization.accuracy import Int8Accuracy
 from embert.engine.tasks import Task
 
-__all__ = ["Encoder", "check_finite"]
-
 
 def check_finite(
     rows: TaskOutput, numbers: Sequence[int] | npt.NDArray[np.intp] | None = None, what: str = "text"

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from embert.engine.encoders.cuda.shapes import refusal
 from embert.engine.model import Model
 
-__all__ = ["devices", "devices_of", "gpu_memory"]
-
 # CUDA's devices and their memory, a line each; 0 bytes where the driver does not say.
 _ASK = """
 import ctypes

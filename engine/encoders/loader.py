@@ -11,8 +11,6 @@ from embert.engine.encoders.base import Encoder
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 
-__all__ = ["create_encoder"]
-
 DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
 ENCODERS = ("auto", "torch", "torch-portable", "cuda", "cuda-portable")
 ON_CPU = ("torch", "torch-portable")

@@ -29,17 +29,6 @@ import numpy.typing as npt
 
 from embert.engine.models.encoder_config import Disentangled, DynamicNtk, Linear, Llama3, Ntk, Rotary, Yarn
 
-__all__ = [
-    "alibi_by_distance",
-    "bias_by_distance",
-    "buckets",
-    "inverse_frequencies",
-    "log_buckets",
-    "padding_positions",
-    "relative_rows",
-    "rotations",
-]
-
 Floats = npt.NDArray[np.float32]
 
 ROTATIONS = 4096  # rows that are computed together

@@ -40,8 +40,6 @@ from embert.engine.quantization.rows import product, quantized_rows, quantized_w
 from embert.engine.tasks import NO_TASK, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-__all__ = ["hidden_state", "mismatch", "normed_magnitudes", "self_test_ids", "tasks_never_finite", "vector_of"]
-
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 

@@ -16,8 +16,6 @@ from typing import Any
 from embert.engine.errors import TakesNoPair, UnsupportedModel
 from embert.engine.files.json_files import read_object
 
-__all__ = ["PairText", "read_pair_text", "template_of"]
-
 RENDER_S = 20.0  # of the clock; render_template.py bounds CPU time and memory
 
 # Texts that no template treats in a way of their own, and others, with white space that templates may remove.

@@ -13,8 +13,6 @@ from typing import Any
 
 from embert.engine.errors import ModelNotFound
 
-__all__ = ["DEFAULT_MODEL_ID", "Location", "locate"]
-
 log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_ID = "sentence-transformers/all-MiniLM-L6-v2"

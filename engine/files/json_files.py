@@ -15,11 +15,6 @@ from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 
-__all__ = [
-    "Key", "Table", "Verdict", "check_keys", "honored", "inside", "irrelevant", "positive_int", "read_json",
-    "read_object", "read_optional", "refused",
-]  # fmt: skip
-
 # tokenizer.json holds a vocabulary: the largest ones have 35 MB.
 MOST_BYTES, MOST_TOKENIZER_BYTES = 10_000_000, 250_000_000
 

@@ -8,23 +8,6 @@ from __future__ import annotations
 
 from embert.engine.files.json_files import Key, Table, honored, irrelevant, refused
 
-__all__ = [
-    "ADAPTER_CONFIG",
-    "BOTH_WAYS_WITH_CODE",
-    "CONFIG",
-    "CONFIG_OF_MODEL_TYPE",
-    "CONFIG_SENTENCE_TRANSFORMERS",
-    "MODULES",
-    "MODULE_CONFIGS",
-    "PROCESSING_KWARGS",
-    "PROCESSOR_KWARGS",
-    "REFUSED_MODULES",
-    "SENTENCE_BERT_CONFIG",
-    "TABLES",
-    "TOKENIZER",
-    "TOKENIZER_CONFIG",
-]
-
 METADATA = irrelevant("a description for people and tools")
 TRAINING = irrelevant("training only")
 GENERATION = irrelevant("text generation only")

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from embert.engine.errors import BrokenModel
 from embert.engine.files.safetensors_header import broken, parse_header
 
-__all__ = ["SafetensorsFile", "Tensor"]
-
 # numpy has no bfloat16: its bits come as uint16, and the dtype tag tells them apart from integers.
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),

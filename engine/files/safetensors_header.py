@@ -12,8 +12,6 @@ from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 
-__all__ = ["Header", "broken", "parse_header", "read_header"]
-
 # The format's tags → bytes of a number.
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 MAX_HEADER_BYTES = 10_000_000  # the format allows ten times as many; 100,000 tensors have less

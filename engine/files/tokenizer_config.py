@@ -19,20 +19,6 @@ from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import Table, check_keys, read_object, read_optional
 from embert.engine.files.key_tables import TOKENIZER, TOKENIZER_CONFIG
 
-__all__ = [
-    "CLASSES",
-    "DEBERTA_SPACES",
-    "GENERIC_CLASSES",
-    "NO_LENGTH_LIMIT",
-    "REFUSED_CLASSES",
-    "Definition",
-    "SpecialToken",
-    "TokenizerConfig",
-    "check_tokenizer_keys",
-    "define",
-    "read_tokenizer_config",
-]
-
 Fields = Mapping[str, Any]
 Part = dict[str, Any]  # a component of tokenizer.json
 

@@ -10,20 +10,6 @@ from dataclasses import dataclass
 
 from embert.engine.tasks import NO_TASK, Task
 
-__all__ = [
-    "NO_HEADS",
-    "Classifier",
-    "Expansion",
-    "Heads",
-    "Layer",
-    "MultiVector",
-    "Norm",
-    "Role",
-    "Splade",
-    "TokenClassifier",
-    "TokenWeights",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Norm:

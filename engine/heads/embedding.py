@@ -18,8 +18,6 @@ from embert.engine.files.safetensors_file import SafetensorsFile
 from embert.engine.heads import pooling
 from embert.engine.heads.pooling import Module
 
-__all__ = ["DenseLayer", "EmbeddingHead", "LayerNorm", "load_modules", "normalized"]
-
 Floats = npt.NDArray[np.float32]
 
 TORCH_EPSILON = 1e-5  # of its LayerNorm

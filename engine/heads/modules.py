@@ -25,8 +25,6 @@ from embert.engine.heads.pooling import (
     read_pooling,
 )
 
-__all__ = ["Modules", "read_modules"]
-
 # A module → those that it may follow; "" is the beginning. "token Dense" and "token Normalize" take every token's row.
 AFTER_POOLING = ("Dense", "LayerNorm", "Normalize", "Dropout")
 FOLLOWS = {

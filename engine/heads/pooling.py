@@ -14,22 +14,6 @@ from typing import Any, NamedTuple
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import positive_int, read_object
 
-__all__ = [
-    "POOLINGS",
-    "Dense",
-    "LayerNorm",
-    "Module",
-    "Normalize",
-    "PoolingModule",
-    "check_normalize",
-    "is_plain",
-    "modes_of",
-    "read_dense",
-    "read_layer_norm",
-    "read_pooling",
-    "width_after",
-]
-
 # What a user may ask for, and what encoders compute by themselves: the first token's row, the mean, the maximum of each
 # column, the last token's row.
 POOLINGS = ("cls", "mean", "max", "last-token")

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LabelScore", "Ranked", "best_labels", "ranked", "scores"]
-
 Floats = npt.NDArray[np.float32]
 
 LARGEST_EXPONENT = 700.0  # float64 holds exp of up to 709; 1 / exp(700) is 0 in float32

@@ -14,8 +14,6 @@ from embert.engine.batch import TaskOutput
 from embert.engine.heads.description import MultiVector
 from embert.engine.heads.pooling import modes_of
 
-__all__ = ["multi_vector_mask", "pooled_rows", "token_weight_rows"]
-
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.integer]
 

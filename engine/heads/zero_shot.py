@@ -16,8 +16,6 @@ import numpy.typing as npt
 from embert.engine.errors import InputError
 from embert.engine.heads.scores import LabelScore, scores
 
-__all__ = ["MOST_LABELS", "TEMPLATE", "check_labels", "hypotheses", "split_labels", "zero_shot_labels"]
-
 TEMPLATE = "This example is {}."
 MOST_LABELS = 1000
 MOST_TEMPLATE_CHARACTERS = 65_536

@@ -30,8 +30,6 @@ from embert.engine.models import (
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
 
-__all__ = ["MODEL_TYPES", "EncoderConfig", "check_config", "read_config"]
-
 # `model_type` in config.json → what reads the rest of the file.
 MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
     "bert": jina_bert_v2.read_bert,

@@ -10,8 +10,6 @@ from embert.engine.models.config_file import MOST_LAYERS, ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import EMBEDDING_PROJECTION, Classification, MaskedLM, TensorNames, WeightMapping
 
-__all__ = ["read"]
-
 # What transformers takes where config.json does not say.
 OWN_DEFAULTS = {
     **DEFAULTS,

@@ -9,18 +9,6 @@ from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import Classification, FusedWeight, MaskedLM, TensorNames, WeightMapping
 
-__all__ = [
-    "ACTIVATIONS",
-    "CLASSIFICATION",
-    "DEFAULTS",
-    "GATED_PARTS",
-    "GATES",
-    "MASKED_LM",
-    "fused_qkv",
-    "read",
-    "read_bert_like",
-]
-
 # HuggingFace's names → the function that is computed. `gelu` is the exact (erf) form; the other two are the tanh form.
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 # Those of model types with gates.

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 
-__all__ = ["MOST_LAYERS", "ConfigFile"]
-
 MOST = 2**31 - 1  # ids, positions and lengths are int32
 MOST_LAYERS = 1000
 

@@ -25,8 +25,6 @@ from embert.engine.models.tensor_names import (
     WeightMapping,
 )
 
-__all__ = ["read"]
-
 # What transformers takes where config.json does not say.
 OWN_DEFAULTS: dict[str, Any] = {
     **DEFAULTS,

@@ -28,20 +28,6 @@ from embert.engine.models.tensor_names import (
     WeightMapping,
 )
 
-__all__ = [
-    "ATTENTION",
-    "FEED_FORWARD",
-    "FULL",
-    "PARTS",
-    "SLIDING",
-    "decoder_config",
-    "read_eurobert",
-    "read_llama",
-    "read_mistral",
-    "read_qwen2",
-    "read_qwen3",
-]
-
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 ATTENTION = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")

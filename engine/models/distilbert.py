@@ -13,8 +13,6 @@ from embert.engine.models.tensor_names import (
     WeightMapping,
 )
 
-__all__ = ["read"]
-
 FIELDS = {
     "hidden_size": "dim",
     "num_hidden_layers": "n_layers",

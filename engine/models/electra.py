@@ -9,8 +9,6 @@ from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import Classification, MaskedLM, TensorNames, WeightMapping
 
-__all__ = ["read"]
-
 # What transformers takes where config.json does not say.
 OWN_DEFAULTS = {
     **DEFAULTS,

@@ -22,21 +22,6 @@ from embert.engine.models.tensor_names import (
     TensorNames,
 )
 
-__all__ = [
-    "Adapters",
-    "Attention",
-    "Disentangled",
-    "DynamicNtk",
-    "EncoderConfig",
-    "Linear",
-    "Llama3",
-    "Ntk",
-    "Rotary",
-    "Yarn",
-    "position_bytes",
-    "tensor_shapes",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Ntk:

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from embert.engine.models.encoder_config import EncoderConfig
 
-__all__ = ["PLAIN_TOKENS", "TokenCounts", "attention_flops", "product_flops"]
-
 # Texts of up to so many tokens count as what they have: attention takes little of their time, and most texts are here.
 PLAIN_TOKENS = 512
 

@@ -17,8 +17,6 @@ from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
 from embert.engine.models.rotary import read_rotary
 from embert.engine.models.tensor_names import ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM, WeightMapping
 
-__all__ = ["read"]
-
 # What transformers takes where config.json does not say.
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_208,

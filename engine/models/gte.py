@@ -25,8 +25,6 @@ from embert.engine.models.tensor_names import (
     WeightMapping,
 )
 
-__all__ = ["read"]
-
 # What transformers takes where config.json does not say.
 THETA = 160_000.0
 OWN_DEFAULTS = {**DEFAULTS, "vocab_size": 250_048, "max_position_embeddings": 8192, "type_vocab_size": 1}

@@ -13,8 +13,6 @@ from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import FusedWeight, TensorNames, WeightMapping
 
-__all__ = ["read", "read_bert"]
-
 # `feed_forward_type` → the gate's activation. "original" is BERT's plain network.
 GATES = {"geglu": "gelu", "reglu": "relu"}
 GATED_PARTS: dict[str, str | FusedWeight] = {

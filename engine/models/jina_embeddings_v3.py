@@ -20,8 +20,6 @@ from embert.engine.models.encoder_config import Adapters, EncoderConfig
 from embert.engine.models.rotary import rotary_of, with_rope_parameters, with_rotary
 from embert.engine.models.tensor_names import FusedWeight, TensorNames, WeightMapping
 
-__all__ = ["read", "read_xlm_roberta"]
-
 LINEAR: dict[str, str | FusedWeight] = {
     **fused_qkv("mixer.Wqkv"),
     "attention.output.dense": "mixer.out_proj",

@@ -22,8 +22,6 @@ from embert.engine.models.tensor_names import (
     WeightMapping,
 )
 
-__all__ = ["read"]
-
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 # A layer's type → transformers 4's field for its θ.
 THETAS = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}

@@ -8,8 +8,6 @@ from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.roberta import CLASSIFICATION, MASKED_LM
 from embert.engine.models.tensor_names import TOKEN_TYPE_EMBEDDINGS, TensorNames, WeightMapping
 
-__all__ = ["read"]
-
 FIRST_POSITION = 2  # HuggingFace's code fixes the padding token's id at 1, whatever config.json says
 BUCKETS = 32  # HuggingFace's code computes with this number, whatever config.json says
 TENSORS = TensorNames(

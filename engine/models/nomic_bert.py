@@ -26,8 +26,6 @@ from embert.engine.models.tensor_names import (
     WeightMapping,
 )
 
-__all__ = ["read"]
-
 # What transformers takes where config.json does not say.
 THETA = 1000.0
 OWN_DEFAULTS = {**DEFAULTS, "vocab_size": 30_528, "max_position_embeddings": 2048, "hidden_act": "silu"}

@@ -8,8 +8,6 @@ from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import Classification, MaskedLM, TensorNames, WeightMapping
 
-__all__ = ["CLASSIFICATION", "MASKED_LM", "read"]
-
 # HuggingFace's code fixes the head's activation, whatever hidden_act says.
 MASKED_LM = MaskedLM(
     transform="lm_head.dense",

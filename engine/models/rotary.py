@@ -9,8 +9,6 @@ from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import Attention, DynamicNtk, EncoderConfig, Linear, Llama3, Ntk, Rotary, Yarn
 
-__all__ = ["read_rotary", "rotary_of", "with_rope_parameters", "with_rotary"]
-
 ROPE = "rope_parameters"
 DEFAULT, LINEAR, DYNAMIC, LLAMA3, YARN = "default", "linear", "dynamic", "llama3", "yarn"
 FIELDS = ("rope_theta", "rope_type", "type", "factor", "partial_rotary_factor")

@@ -7,32 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = [
-    "ATTENTION_SUBLAYER_NORM",
-    "EMBEDDING_PROJECTION",
-    "FINAL_NORM",
-    "KEY_NORM",
-    "POSITION_EMBEDDINGS",
-    "POSITION_KEY",
-    "POSITION_QUERY",
-    "QUERY_NORM",
-    "RELATIVE_ATTENTION_BIAS",
-    "RELATIVE_EMBEDDINGS",
-    "RELATIVE_NORM",
-    "SUBLAYER_NORM",
-    "TABLES",
-    "TOKEN_CLASSIFICATION",
-    "TOKEN_TYPE_EMBEDDINGS",
-    "WORD_EMBEDDINGS",
-    "Classification",
-    "FusedWeight",
-    "MaskedLM",
-    "StoredName",
-    "TensorNames",
-    "WeightMapping",
-    "stored_names_of",
-]
-
 WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
 POSITION_EMBEDDINGS = "embeddings.position_embeddings.weight"
 TOKEN_TYPE_EMBEDDINGS = "embeddings.token_type_embeddings.weight"  # noqa: S105  # a tensor, not a secret

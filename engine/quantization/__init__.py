@@ -11,6 +11,4 @@ Sums are exact in INT32; scales, bias, attention, residuals and norms are those 
 Only the products of layers are int8. The tables, a projection of embeddings and the heads are not.
 """
 
-__all__ = ["MIN_ACCURACY"]
-
 MIN_ACCURACY = 0.995  # the least worst cosine to the default dtype that an int8 encoder may have, by default

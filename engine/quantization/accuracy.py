@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NEIGHBORS", "Int8Accuracy", "accuracy_of_labels", "accuracy_of_rows", "neighbor_recall"]
-
 Floats = npt.NDArray[np.float32]
 
 NEIGHBORS = 10

@@ -31,21 +31,6 @@ from embert.engine.quantization.rows import (
     rounded_weight,
 )
 
-__all__ = [
-    "HEAD",
-    "MOST",
-    "Blocks",
-    "aligned_rows",
-    "balance",
-    "block_rows",
-    "block_weight",
-    "by_quarters",
-    "quarter_rows",
-    "quarter_weight",
-    "rounded_blocks",
-    "stored_order",
-]
-
 Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.float16]
 

@@ -14,22 +14,6 @@ import numpy.typing as npt
 
 from embert.engine.errors import UnsupportedModel
 
-__all__ = [
-    "BLOCK",
-    "LEVELS",
-    "QuantizedRows",
-    "QuantizedWeight",
-    "check_width",
-    "hadamard",
-    "product",
-    "quantized",
-    "quantized_rows",
-    "quantized_weight",
-    "rotated",
-    "rounded_weight",
-    "sums",
-]
-
 Floats = npt.NDArray[np.float32]
 
 BLOCK: Final = 128  # columns that are rotated together

@@ -36,8 +36,6 @@ from embert.engine.tokenization.encoded import (
 from embert.engine.tokenization.library import load_library
 from embert.engine.tokenization.split_points import SplitPoints, TextParts, split_points_of
 
-__all__ = ["ID_BYTES", "Backend", "PairTemplate", "SpecialTokens", "WordCache"]
-
 ID_BYTES = 4  # int32
 _NOT_THE_LIBRARYS = (TypeError, KeyboardInterrupt, SystemExit)  # the first is about a lone surrogate
 TEXT_CHARACTERS = 32  # overhead of a text, in characters

@@ -14,29 +14,6 @@ import numpy.typing as npt
 
 from embert.engine.errors import InputError, InputTooLarge
 
-__all__ = [
-    "DEFAULT_OPTIONS",
-    "DEFAULT_PAIR_OPTIONS",
-    "NO_LIMIT",
-    "Chunking",
-    "Chunks",
-    "Direction",
-    "Encoded",
-    "EncodedSpans",
-    "TokenInfo",
-    "TokenizeOptions",
-    "bad_id",
-    "check_sequence",
-    "check_text",
-    "check_texts",
-    "check_unicode",
-    "finish",
-    "groups",
-    "too_long",
-    "unbroken",
-    "untokenizable",
-]
-
 Direction = Literal["right", "left"]  # the end that is cut off
 
 

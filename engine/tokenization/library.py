@@ -13,8 +13,6 @@ from tokenizers import Tokenizer as Library
 from embert.engine.files.json_files import read_object
 from embert.engine.files.tokenizer_config import Definition, SpecialToken, TokenizerConfig, define
 
-__all__ = ["load_library"]
-
 
 def load_library(
     path: Path, config: TokenizerConfig, *, vocab_size: int, lowercase: bool

@@ -23,8 +23,6 @@ from embert.engine.tokenization.encoded import (
 )
 from embert.engine.tokenization.split_points import TextParts
 
-__all__ = ["Window", "encode_spans", "shortened", "tokens_with_offsets"]
-
 CHUNK_CHARACTERS = 8_192
 CHUNK_TOKENS = 131_072  # of sequences that are laid end to end in one chunk
 

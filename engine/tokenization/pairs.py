@@ -29,8 +29,6 @@ from embert.engine.tokenization.encoded import (
 )
 from embert.engine.tokenization.offsets import shortened
 
-__all__ = ["Pairs"]
-
 CHUNK_TOKENS = 131_072  # of pairs that are laid end to end in one chunk
 # Texts of more tokens count as equally long, so that a request cannot have all of a long body tokenized: at most one
 # token of either is at stake.

@@ -24,8 +24,6 @@ from embert.engine.errors import NoSplitPoint
 from embert.engine.files.tokenizer_config import DEBERTA_SPACES
 from embert.engine.tokenization.encoded import Direction, unbroken
 
-__all__ = ["SplitPoints", "TextParts", "split_points_of"]
-
 # Letters and digits that no normalizer named below joins with a space, reorders, or chunks into a space: no combining
 # marks, nothing that extends or precedes a grapheme, no compatibility character that contains a space.
 _PLAIN = "0-9A-Za-zÀ-ÖØ-öø-ɏΑ-ΡΣ-ΩάέήίαβγδεζηθικλμνξοπρςστυφχψωА-яЁёא-תء-يअ-हก-ฮぁ-ゖァ-ヺ一-鿿가-힣"

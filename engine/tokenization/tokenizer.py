@@ -40,8 +40,6 @@ from embert.engine.tokenization.encoded import (
 from embert.engine.tokenization.offsets import Window, encode_spans, tokens_with_offsets
 from embert.engine.tokenization.pairs import Pairs
 
-__all__ = ["Tokenizer"]
-
 # A chunk is a few milliseconds of one thread.
 CHUNK_CHARACTERS = 16_384
 UNDIVIDED_CHARACTERS = 1 << 24  # where no other work waits between chunks: enough for all cores at once

@@ -19,8 +19,6 @@ from embert.engine.lora import ADAPTER_WEIGHTS, PEFT_PREFIX
 from embert.engine.models.encoder_config import Adapters
 from embert.engine.models.tensor_names import TABLES, StoredName, TensorNames
 
-__all__ = ["LowRank", "PeftFiles", "beside_weight"]
-
 Floats = npt.NDArray[np.float32]
 
 ORIGINAL = ".original"  # torch's suffix for a weight with a parametrization

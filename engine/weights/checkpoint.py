@@ -27,8 +27,6 @@ from embert.engine.models.tensor_names import (
 )
 from embert.engine.weights.adapters import LowRank, PeftFiles, beside_weight
 
-__all__ = ["PADDING_POSITION", "Checkpoint", "MergedWeights", "on_bytes_read"]
-
 # Gets the bytes of the encoder's weights that have been read, and how many there are, while an encoder of this context
 # loads. A variable of the context, because a third-party encoder's factory takes no such argument.
 on_bytes_read: ContextVar[Callable[[int, int], None] | None] = ContextVar("on_bytes_read", default=None)

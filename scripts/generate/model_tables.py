@@ -16,7 +16,8 @@ from typing import Any
 
 import transformers
 
-from embert.engine.models import MODEL_TYPES, EncoderConfig, read_config
+from embert.engine.models import MODEL_TYPES, read_config
+from embert.engine.models.encoder_config import EncoderConfig
 from tests.csrc.model_checkpoints import CHECKPOINTS
 from tests.oracles.jina_bert_v2 import CONFIG as JINA_BERT_V2
 from tests.oracles.model_cases import MODEL_CASES

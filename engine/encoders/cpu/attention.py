@@ -15,17 +15,6 @@ from embert.engine.encoders.cpu.positions import PLAIN, DistanceBias, Positions,
 from embert.engine.encoders.cpu.runs import Group, threads_for_elements
 from embert.engine.models.encoder_config import EncoderConfig
 
-__all__ = [
-    "LENGTH_STEP",
-    "LONG_LENGTH",
-    "SHORT_LENGTH",
-    "DecoderAttention",
-    "attention",
-    "is_banded",
-    "outside",
-    "windowed",
-]
-
 # Attention scores held at once. More are computed one after another, so that they stay in the cores' own caches.
 MAX_SCORE_BYTES = 2 << 20
 

@@ -19,8 +19,6 @@ from embert.engine.encoders.cpu.runs import Group, threads_for_elements
 from embert.engine.encoders.positions import relative_rows
 from embert.engine.models.encoder_config import EncoderConfig
 
-__all__ = ["DisentangledAttention", "PositionRows"]
-
 # Of one layer: what queries are multiplied by, and what keys are, for each row of the table; None: the part is absent.
 PositionRows = tuple[torch.Tensor | None, torch.Tensor | None]
 

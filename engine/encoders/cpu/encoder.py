@@ -38,8 +38,6 @@ from embert.engine.model import Model
 from embert.engine.tasks import ALL_TASKS, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-__all__ = ["TorchEncoder"]
-
 # Of what lies between products. Those of int8 take float32 and give float32.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
 

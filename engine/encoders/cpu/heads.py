@@ -26,8 +26,6 @@ from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-__all__ = ["ONE_ROW", "Head", "Hidden", "load_heads", "one_row_each", "pooled"]
-
 # Poolings that take one row of each sequence: the last layer then computes only these rows after its attention.
 ONE_ROW = ("cls", "last-token")
 

@@ -23,22 +23,6 @@ from embert.engine.encoders.cpu.runs import Group, allowed_threads
 from embert.engine.errors import UnsupportedModel
 from embert.engine.quantization.rows import QuantizedWeight
 
-__all__ = [
-    "Activation",
-    "DistanceRows",
-    "EmbeddingsAvx512",
-    "LayerAvx512",
-    "LinearAvx512",
-    "NormOf",
-    "attend",
-    "attend_by_distance",
-    "can_attend",
-    "has_avx512",
-    "has_vnni",
-    "means",
-    "normalized",
-]
-
 Activation = Literal["none", "gelu", "gelu_tanh", "relu", "silu"]
 
 log = logging.getLogger(__name__)

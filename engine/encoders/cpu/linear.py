@@ -31,20 +31,6 @@ from embert.engine.quantization.rows import BLOCK, LEVELS, QuantizedWeight, hada
 from embert.engine.weights.adapters import LowRank
 from embert.engine.weights.checkpoint import Checkpoint
 
-__all__ = [
-    "AdaptedLinear",
-    "Additions",
-    "Int8Linear",
-    "Linear",
-    "TorchLinear",
-    "activated",
-    "check_exact",
-    "chosen_adapters",
-    "exact_sums",
-    "make_linear",
-    "quantized",
-]
-
 
 class Linear(Protocol):
     """activation(x · weightᵀ + bias). Without an activation, a residual may be added, or a gate multiplied."""

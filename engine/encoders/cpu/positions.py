@@ -16,8 +16,6 @@ import torch
 from embert.engine.encoders.positions import rotations
 from embert.engine.models.encoder_config import DynamicNtk, Rotary
 
-__all__ = ["PLAIN", "DistanceBias", "Positions", "Rotation", "rotate"]
-
 
 @dataclass(frozen=True, slots=True)
 class Positions:

@@ -24,21 +24,6 @@ import torch
 from embert.engine.batch import PackedBatch
 from embert.engine.tasks import Task
 
-__all__ = [
-    "MAX_RUN_TOKENS",
-    "MIN_RUN_TOKENS",
-    "Group",
-    "Run",
-    "all_threads",
-    "allow_threads",
-    "allowed_threads",
-    "attended_tokens",
-    "cut_into_runs",
-    "run_count",
-    "threads_for_elements",
-    "threads_for_products",
-]
-
 
 class Group(NamedTuple):
     """Adjacent sequences of equal length."""

@@ -60,8 +60,6 @@ from embert.engine.models.tensor_names import (
 from embert.engine.quantization.rows import QuantizedWeight, quantized_weight
 from embert.engine.weights.checkpoint import PADDING_POSITION, Checkpoint
 
-__all__ = ["Layer", "Norm", "Transformer", "as_torch", "stored"]
-
 QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
 
 

@@ -21,8 +21,6 @@ from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.tasks import ALL_TASKS, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-__all__ = ["AdapterSlice", "adapted_tensors", "encoders_of", "joined", "named", "parts_of"]
-
 MATRICES = ("word", "position", "type")  # beside those that are called ….weight
 
 

@@ -50,8 +50,6 @@ from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-__all__ = ["CudaEncoder", "unavailable_reason"]
-
 DEFAULT_MAX_BATCH_TOKENS = 16384
 
 LEAST_CAPABILITY = 80  # 8.0, Ampere

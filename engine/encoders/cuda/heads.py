@@ -24,16 +24,6 @@ from embert.engine.model import Model
 from embert.engine.tasks import NO_TASK, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-__all__ = [
-    "HostClassifier",
-    "HostEmbedding",
-    "Layout",
-    "TokenLogits",
-    "captured_tasks",
-    "head_tensors",
-    "without_padding",
-]
-
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 

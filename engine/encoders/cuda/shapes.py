@@ -16,24 +16,6 @@ from embert.engine.model import Model
 from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig, Rotary
 from embert.engine.models.tensor_names import TOKEN_TYPE_EMBEDDINGS
 
-__all__ = [
-    "adds_types",
-    "check_heads",
-    "check_layers",
-    "classifies_on_the_host",
-    "describe",
-    "device_pooling",
-    "embeds_on_the_host",
-    "encoder_fields",
-    "layer_attention",
-    "on_the_host",
-    "padded_head",
-    "padded_labels",
-    "pools_on_the_host",
-    "refusal",
-    "rotary_tables",
-]
-
 MOST_TOKEN_LABELS = 8192
 MOST_DISENTANGLED_COLUMNS = 128
 MOST_DISTANCE_ROWS = 32_767

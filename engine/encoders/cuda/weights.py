@@ -43,8 +43,6 @@ from embert.engine.quantization.blocks import HEAD, balance, block_weight, quart
 from embert.engine.quantization.rows import QuantizedWeight
 from embert.engine.weights.checkpoint import PADDING_POSITION, Checkpoint
 
-__all__ = ["chosen_dtype", "column_factors", "layer_tensors", "misfit"]
-
 LARGEST = 65504.0
 # The smallest step of float16 is 2⁻²⁴, so rounding errors there are 2⁻²⁴/√12 on average. Below this root mean square
 # that is over three times the relative error that float16 makes in a usual matrix, 2.1e-4.

@@ -18,8 +18,6 @@ from embert.engine.heads.modules import LogitScore
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import Classification, TensorNames
 
-__all__ = ["logit_classifier", "read_classifier", "stored_classifier"]
-
 SUFFIX = "ForSequenceClassification"
 TOKEN_SUFFIX = "ForTokenClassification"  # noqa: S105  # of a class, not a secret
 

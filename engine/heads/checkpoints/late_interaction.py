@@ -21,8 +21,6 @@ from embert.engine.heads.checkpoints.transformer_module import TransformerModule
 from embert.engine.heads.description import Expansion, Layer, MultiVector, Role
 from embert.engine.heads.pooling import Dense
 
-__all__ = ["Mask", "is_stanford", "marked_prompts", "read_late_interaction", "read_mask", "read_stanford"]
-
 PUNCTUATION = tuple(string.punctuation)
 QUERY_LENGTH = 32  # of expanded queries where files do not say
 SETTINGS = ("query_length", "document_length", "query_expansion")

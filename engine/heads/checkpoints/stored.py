@@ -18,17 +18,6 @@ from embert.engine.heads.description import Heads, Layer, Norm, Splade
 from embert.engine.models.encoder_config import EncoderConfig, tensor_shapes
 from embert.engine.models.tensor_names import stored_names_of
 
-__all__ = [
-    "Stored",
-    "Vocabulary",
-    "check_layer",
-    "check_norm",
-    "named_groups",
-    "stored_in",
-    "stored_tensors",
-    "unused_tensors",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Stored:

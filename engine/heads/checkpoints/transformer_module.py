@@ -12,8 +12,6 @@ from embert.engine.files.json_files import check_keys, positive_int, read_object
 from embert.engine.files.key_tables import PROCESSING_KWARGS, PROCESSOR_KWARGS, SENTENCE_BERT_CONFIG
 from embert.engine.files.tokenizer_config import check_tokenizer_keys
 
-__all__ = ["TransformerModule", "read_transformer_module"]
-
 # The names that sentence-transformers tries, in its order.
 NAMES = tuple(
     f"sentence_{name}_config.json"

@@ -16,8 +16,6 @@ from embert.engine.heads.modules import Modules
 from embert.engine.heads.pooling import width_after
 from embert.engine.models.encoder_config import EncoderConfig
 
-__all__ = ["CONVERT", "VectorHeads", "read_vector_heads"]
-
 # Architectures with SPLADE's head, that of a masked language model. Those for pre-training have more than it.
 SUFFIXES = ("ForMaskedLM", "ForPreTraining")
 
