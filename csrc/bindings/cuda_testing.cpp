@@ -160,13 +160,14 @@ NB_MODULE(_cuda_testing, m) {
            })
       .def("add_rmsnorm",
            [](Bench& bench, int type, Address x, Address gamma, int rows, int hidden, float epsilon, Address y,
-              Address sums) {
-             bench.check(add_rmsnorm(DType(type), x, gamma, rows, hidden, epsilon, y, sums, bench.stream()));
+              Address before, Address after, Address sums) {
+             bench.check(
+                 add_rmsnorm(DType(type), x, gamma, rows, hidden, epsilon, y, before, after, sums, bench.stream()));
            })
       .def("embed_words",
            [](Bench& bench, int type, Address word, Address ids, int rows, int hidden, float scale, Address y,
-              Address sums) {
-             bench.check(embed_words(DType(type), word, ids, rows, hidden, scale, y, sums, bench.stream()));
+              Address after, Address sums) {
+             bench.check(embed_words(DType(type), word, ids, rows, hidden, scale, y, after, sums, bench.stream()));
            })
       .def("qk_norm",
            [](Bench& bench, int type, Address x, int rows, int pitch, Address query, Address key, int heads,

@@ -139,6 +139,8 @@ class Encoder {
   Status embed_batch(const Op& op, Replay& replay);
   Status attend(const Op& op, Replay& replay);
   uint8_t* memory_of(Buffer place) const;
+  // What rows before a norm are multiplied by; null: nothing.
+  const float* factors_of(const NormRef& norm) const;
   float2* stats_of(Buffer place) const { return place == Buffer::kX ? buffers_.x_stats : buffers_.sum_stats; }
   RopeColumns rope_columns(int layer) const;
   // Whether all requested tasks read the same single row of a sequence, and which: as a pooling mode.

@@ -40,6 +40,10 @@ uint8_t* Encoder::memory_of(Buffer place) const {
   }
 }
 
+const float* Encoder::factors_of(const NormRef& norm) const {
+  return prescaled_rows_ ? weights_.norm(norm).gamma : nullptr;
+}
+
 RopeColumns Encoder::rope_columns(int layer) const {
   const LayerAttention layer_attention = model_.attention_of(layer);
   return {model_.head_size(), layer_attention.rotary_dim, model_.attention_columns() + model_.key_columns(),
@@ -107,7 +111,7 @@ Status Encoder::run_op(const Op& op, Replay& replay) {
     }
     case OpKind::kAddNormalized:
       EMBERT_TRY(add_rmsnorm(dtype, x.data, weights_.norm(op.norm).gamma, count, model_.hidden, model_.epsilon, to,
-                             sums, stream));
+                             factors_of(op.before), factors_of(op.next), sums, stream));
       break;
   }
   replay.rows[int(op.y)] = y;
@@ -139,7 +143,7 @@ Status Encoder::embed_batch(const Op& op, Replay& replay) {
   }
   if (!model_.embedding_norm || model_.projects_first)
     return embed_words(model_.dtype, tables.word, offsets.ids, plan.rows, columns, model_.embedding_scale, to,
-                       op.writes_stats ? stats_of(op.y) : nullptr, stream);
+                       factors_of(op.next), op.writes_stats ? stats_of(op.y) : nullptr, stream);
   // Without a position table every row uses the same one, of zeros.
   const int* const positions = model_.position_table ? offsets.positions : buffers_.zeros;
   return embed(model_.dtype, tables, offsets.ids, offsets.types, positions, plan.rows, columns, model_.epsilon, to,

@@ -34,7 +34,8 @@ Status Weights::exact_place(const std::string& name, int layer, DType stored, fl
   const auto* const position =
       std::find_if(std::begin(places), std::end(places), [&](const auto& each) { return name == each.first; });
   const bool is_matrix = position != std::end(places);
-  const bool is_gamma = name == "gamma" || name == "attention.gamma" || name == "out.gamma";
+  // With norms after both parts, no GEMM multiplies rows by a gamma in 16 bits.
+  const bool is_gamma = !model_.sublayer_norms && (name == "gamma" || name == "attention.gamma" || name == "out.gamma");
   if (!keeps_exact_ || !(is_matrix || is_gamma)) return {};
   // BF16 counts as exact in FP16: values below 2⁻¹⁷ lose at most 2⁻²⁵, and a tensor to which that matters, or with an
   // element above 65 504, is not loaded as FP16 (engine/encoders/cuda/weights.py).

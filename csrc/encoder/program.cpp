@@ -39,6 +39,7 @@ class Compiler {
     Op step{OpKind::kEmbed};
     step.y = projects ? Buffer::kEmbedded : Buffer::kX;
     step.writes_stats = norms_later || x_has_sums_;
+    step.next = outer_norm(0);
     program_.steps.push_back(step);
     if (norms_later) pending_norm_ = {NormKind::kEmbedding};
     if (projects) product({Matrix::kProjection}, Buffer::kEmbedded, Buffer::kX);
@@ -71,11 +72,12 @@ class Compiler {
     GemmPlan out{Matrix::kAttentionOut, i};
     if (model_.sublayer_norms) {
       product(out, Buffer::kContext, Buffer::kSum);
-      add_normalized({NormKind::kAttentionSublayer, i});
+      add_normalized({NormKind::kAttentionSublayer, i}, outer_norm(i), inner_norm(i));
       return;
     }
     out.residual = pending_norm_;
     out.next = inner_norm(i);
+    out.before = outer_norm(i);
     if (caps_.folds || !model_.pre_norm) {
       product(out, Buffer::kContext, Buffer::kSum, Buffer::kX, caps_.folds);
       if (!caps_.folds) normalize(Buffer::kSum, Buffer::kX, inner_norm(i));
@@ -94,6 +96,10 @@ class Compiler {
     if (caps_.folds && !model_.pre_norm) {
       out.residual = inner_norm(i);
       out.next = i + 1 < model_.layers ? NormRef{NormKind::kOut, i} : NormRef{};  // no GEMM reads the last rows
+    }
+    if (model_.pre_norm && !model_.sublayer_norms) {
+      out.before = inner_norm(i);
+      out.next = outer_norm(i + 1);
     }
     if (!caps_.folds && model_.pre_norm) {
       x = Buffer::kSum;
@@ -114,7 +120,7 @@ class Compiler {
       if (unfused_gates) program_.steps.push_back({OpKind::kGate, Buffer::kGates, Buffer::kInner});
       if (model_.sublayer_norms) {
         product(out, Buffer::kInner, Buffer::kSum);
-        add_normalized({NormKind::kOutSublayer, i});
+        add_normalized({NormKind::kOutSublayer, i}, inner_norm(i), outer_norm(i + 1));
       } else {
         product(out, Buffer::kInner, y, rows, caps_.folds);
       }
@@ -128,6 +134,12 @@ class Compiler {
   // The LayerNorm between attention and the feed-forward layer.
   NormRef inner_norm(int i) const { return {model_.pre_norm ? NormKind::kOut : NormKind::kAttention, i}; }
 
+  // The norm before attention in pre-norm models; none where a layer has none or there is no such layer.
+  NormRef outer_norm(int i) const {
+    const bool exists = model_.pre_norm && i < model_.layers && model_.has_attention_norm(i);
+    return exists ? NormRef{NormKind::kAttention, i} : NormRef{};
+  }
+
   void product(const GemmPlan& plan, Buffer x, Buffer y, Buffer residual = Buffer::kNothing,
                bool writes_stats = false) {
     Op step{OpKind::kGemm, x, y, residual, writes_stats};
@@ -137,10 +149,12 @@ class Compiler {
   }
 
   // kX += norm(kSum)
-  void add_normalized(const NormRef& norm) {
+  void add_normalized(const NormRef& norm, const NormRef& before, const NormRef& next) {
     Op step{OpKind::kAddNormalized, Buffer::kSum, Buffer::kX};
     step.writes_stats = caps_.folds;
     step.norm = norm;
+    step.before = before;
+    step.next = next;
     program_.steps.push_back(step);
   }
 

@@ -31,6 +31,7 @@ struct GemmPlan {
   int layer = 0;
   NormRef input = {}, residual = {};  // of its rows, and of the residual's
   NormRef next = {};                  // applied by the readers of its rows; these may be prescaled with its gamma
+  NormRef before = {};                // pre-norm: with its gamma the rows of the residual may be prescaled
   bool rope = false, gates = false;
   bool fuses_next = false;  // it is fused with the GEMM after it into one feed-forward layer
 };
@@ -65,6 +66,7 @@ struct Op {
   int gemm = 0;                        // kGemm; kAttend: of the context; kFeedForward: the first of two
   int layer = 0;                       // kRope (with norms of queries and keys where the model has them), kAttend
   NormRef norm = {};                   // kNormalize; kAddNormalized: of x, which is added to y
+  NormRef before = {}, next = {};      // kAddNormalized, kEmbed: of y, as of a GEMM's residual and rows
 };
 
 struct Program {

@@ -31,9 +31,10 @@ Status Encoder::start(std::string& fold_refusal) {
 }
 
 Status Encoder::prepare_gemms() {
-  // Not in pre-norm models: their rows are the residual, too. Nor with int8: quantizing the rows applies their
-  // LayerNorms.
-  prescaled_rows_ = folds_ && !model_.pre_norm && !model_.int8 && weights_.is_exact();
+  // Rows of pre-norm models are the residual, too. They are divided by the gamma again, which needs no μ: RMSNorms
+  // only. Not with int8: quantizing the rows applies their LayerNorms.
+  prescaled_rows_ = folds_ && (!model_.pre_norm || model_.rms_norm) && !model_.int8 && weights_.is_exact();
+  if (prescaled_rows_ && model_.pre_norm) EMBERT_TRY(weights_.split_gammas(stream_));
   gemms_.resize(program_.gemms.size());
   for (size_t i = 0; i < gemms_.size(); ++i) {
     std::unique_ptr<Linear> linear;
@@ -72,6 +73,7 @@ Status Encoder::prepare_gemm(size_t i, std::unique_ptr<Linear>& linear) {
   weights.prescaled_rows = prescaled_rows_;
   if (prescaled_rows_) {
     weights.next_gamma = weights_.norm(plan.next).gamma;
+    if (model_.pre_norm) weights.residual_norm.gamma = weights_.norm(plan.before).gamma;
   } else if (plan.input.exists()) {
     weights.exact = source.exact;
   }

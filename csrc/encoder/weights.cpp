@@ -1,6 +1,7 @@
 #include "encoder/weights.h"
 
 #include <algorithm>
+#include <tuple>
 #include <type_traits>
 
 namespace embert {
@@ -213,6 +214,16 @@ MatrixWeights Weights::matrix(Matrix kind, int layer_index) const {
     default:
       return {w.out_weight, w.out_bias, hidden, model_.inner, nullptr, w.out_scale};
   }
+}
+
+Status Weights::split_gammas(const Stream& stream) {
+  for (LayerWeights& w : layers_) {
+    for (const auto& [weight, norm, rows] : {std::tuple(w.qkv_weight, w.attention_norm, model_.qkv_columns()),
+                                             std::tuple(w.inner_weight, w.out_norm, inner_rows())}) {
+      EMBERT_TRY(split_gamma(model_.dtype, weight, const_cast<float*>(norm.gamma), rows, model_.hidden, stream));
+    }
+  }
+  return {};
 }
 
 void HeadWeights::lay_out(Arena& arena, const TaskHeads& heads, int hidden, DType dtype) {

@@ -144,6 +144,8 @@ class Weights {
   // kept in FP32 too, until `forget_exact`. Folding starts from FP32, so they are rounded once.
   void keep_exact() { keeps_exact_ = true; }
   void forget_exact() { exact_.release(); }
+  // Divides the gammas of pre-norm layers between rows and matrices (ops/norm.h).
+  Status split_gammas(const Stream& stream);
   // Whether these matrices and all gammas are stored exactly as in the checkpoint.
   bool is_exact() const { return rounded_ == 0; }
 

@@ -64,9 +64,10 @@ struct LinearWeights {
   Activation activation = Activation::kNone;
   Norm input_norm, residual_norm;  // only where the provider folds
   float epsilon = 0.0f;            // of both
-  bool rms = false;                // input_norm is an RMSNorm, with a beta of zeros; never prescaled_rows
+  bool rms = false;                // input_norm is an RMSNorm, with a beta of zeros
   // Where a LayerNorm's gamma is folded (EPILOGUES.md). False: into the weights of the next GEMM, which are then
-  // rounded from `exact`. True: into its rows, which are stored multiplied by it; no weight changes.
+  // rounded from `exact`. True: into its rows, which are stored multiplied by it; no weight changes. With `rms` the
+  // rows are the residual, too: it is divided by residual_norm's gamma, which is then no norm.
   bool prescaled_rows = false;
   const float* exact = nullptr;       // [out, in]: `weight` in FP32; only during preparation
   const float* next_gamma = nullptr;  // [out]: factor of y with prescaled_rows and a residual; null: 1
@@ -124,7 +125,7 @@ class Linear {
   // (check_operands).
   //
   // A residual without row statistics is added unchanged; residual_norm is then absent, and y's statistics are still
-  // written. Pre-norm models use this, and never set prescaled_rows, because their rows are the residual.
+  // written. Pre-norm models use this.
   virtual Status run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int& y_splits,
                      const Stream& stream) = 0;
   // Whether x may come in blocks (RowView::maxima) for this number of rows.

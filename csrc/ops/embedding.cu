@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 template <typename T>
 __global__ void __launch_bounds__(kWarps * 32)
-    embed_words_kernel(const T* word, const int* ids, int rows, int hidden, float scale, T* y, float2* y_stats) {
+    embed_words_kernel(const T* word, const int* ids, int rows, int hidden, float scale, T* y, const float* after,
+                       float2* y_stats) {
   constexpr int kWidth = Pack<T>::kSize;
   const int lane = threadIdx.x % 32, row = blockIdx.x * kWarps + threadIdx.x / 32;
   griddepcontrol_wait();
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       const float value = factor * to_float(pack.values[i]);
       sums.x += value;
       sums.y = fmaf(value, value, sums.y);
-      pack.values[i] = from_float<T>(value);
+      pack.values[i] = from_float<T>(after == nullptr ? value : value * __ldg(after + column + i));
     }
     store_pack(y + size_t(row) * hidden + column, pack);
   }
@@ -233,13 +234,13 @@ Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const i
 }
 
 Status embed_words(DType dtype, const void* word, const int* ids, int rows, int hidden, float scale, void* y,
-                   float2* y_stats, const Stream& stream) {
+                   const float* after, float2* y_stats, const Stream& stream) {
   if (hidden % (16 / bytes_of(dtype)) != 0)
     return Status::refused("embedding: ", hidden, " columns do not fill 16-byte packs");
   return with_dtype(dtype, [&](auto type) {
     using T = decltype(type);
     return launch("embedding", embed_words_kernel<T>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
-                  static_cast<const T*>(word), ids, rows, hidden, scale, static_cast<T*>(y), y_stats);
+                  static_cast<const T*>(word), ids, rows, hidden, scale, static_cast<T*>(y), after, y_stats);
   });
 }
 

@@ -48,9 +48,10 @@ Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const i
              int rows, int hidden, float epsilon, void* y, float2* sums, const Stream& stream);
 
 // --- embedding.cu: y[T, H] = scale · word[ids], where no norm follows; scale is rounded to dtype ---------------------
-// y_stats: null, or the destination of y's row statistics before rounding, one part a group.
+// Rows of y are stored multiplied by `after`, unless that is null. y_stats: null, or the destination of y's row
+// statistics before rounding and factors, one part a group.
 Status embed_words(DType dtype, const void* word, const int* ids, int rows, int hidden, float scale, void* y,
-                   float2* y_stats, const Stream& stream);
+                   const float* after, float2* y_stats, const Stream& stream);
 
 // --- embedding.cu: both in one launch (sm_90), for a small batch in the host's memory -------------------------------
 // All of `in`, types included, lies in the `bytes` from in.header on. Of `out`, ids, types and positions are not

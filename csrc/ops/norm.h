@@ -54,9 +54,14 @@ constexpr int max_rms_columns(DType dtype) {
 Status rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
                const Stream& stream);
 // y[T, H] += RMSNorm(x). y_stats: null, or the destination of y's row statistics before rounding, one part a group.
+// Rows of y are stored multiplied by factors: `before` the call and `after` it.
 Status add_rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
-                   float2* y_stats, const Stream& stream);
+                   const float* before, const float* after, float2* y_stats, const Stream& stream);
 bool rmsnorm_supports(DType dtype, int hidden);
+
+// Divides a gamma between W[rows, columns] and its input rows: W's columns are multiplied by powers of two, or 0, which
+// rounds nothing, and gamma becomes the factor of the rows: the rest, whose magnitude is in [1, 2).
+Status split_gamma(DType dtype, void* weight, float* gamma, int rows, int columns, const Stream& stream);
 
 // Raises `largest` (device memory, ≥ 0) to the largest |μ|/σ of `count` rows with row statistics.
 Status row_offsets(const RowView& rows, int count, int width, float epsilon, float* largest, const Stream& stream);

@@ -28,7 +28,8 @@ __device__ __forceinline__ float2 block_sums(float2 sums) {
 // A thread has packs t, t + kThreads, … of its row.
 template <typename T, int kPacks, bool kAdds>
 __global__ void __launch_bounds__(kThreads)
-    rmsnorm_kernel(const T* x, const float* gamma, int hidden, float epsilon, T* y, float2* y_stats) {
+    rmsnorm_kernel(const T* x, const float* gamma, int hidden, float epsilon, T* y, const float* before,
+                   const float* after, float2* y_stats) {
   constexpr int kWidth = Pack<T>::kSize;
   const size_t start = size_t(blockIdx.x) * hidden;
   const auto column_of = [](int pack) { return (pack * kThreads + int(threadIdx.x)) * kWidth; };
@@ -60,12 +61,19 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kWidth; i += 4) {
       const Pack<float> four = load_pack(gamma + column_of(p) + i);
+      Pack<float> divisors, factors;
+      if constexpr (kAdds) {
+        if (before != nullptr) divisors = load_pack(before + column_of(p) + i);
+        if (after != nullptr) factors = load_pack(after + column_of(p) + i);
+      }
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         float value = to_float(values[p].values[i + k]) * scale * four.values[k];
         if constexpr (kAdds) {
-          value += to_float(residuals[p].values[i + k]);
+          const float residual = to_float(residuals[p].values[i + k]);
+          value += before == nullptr ? residual : __fdividef(residual, divisors.values[k]);
           sums = {sums.x + value, fmaf(value, value, sums.y)};
+          if (after != nullptr) value *= factors.values[k];
         }
         out.values[i + k] = from_float<T>(value);
       }
@@ -81,15 +89,34 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The sign and the mantissa of a gamma; 1 where there is no mantissa.
+__device__ __forceinline__ float factor_of_rows(float gamma) {
+  const unsigned bits = __float_as_uint(gamma);
+  return (bits & 0x7F800000u) == 0 ? 1.0f : __uint_as_float((bits & 0x807FFFFFu) | 0x3F800000u);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) scale_columns_kernel(T* weight, const float* gamma, int columns) {
+  griddepcontrol_wait();
+  T* const row = weight + size_t(blockIdx.x) * columns;
+  for (int k = threadIdx.x; k < columns; k += kThreads)
+    row[k] = from_float<T>(to_float(row[k]) * (gamma[k] / factor_of_rows(gamma[k])));
+}
+
+__global__ void __launch_bounds__(kThreads) factors_of_rows_kernel(float* gamma, int columns) {
+  griddepcontrol_wait();
+  for (int k = threadIdx.x; k < columns; k += kThreads) gamma[k] = factor_of_rows(gamma[k]);
+}
+
 template <bool kAdds>
 Status run_rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
-                   float2* y_stats, const Stream& stream) {
+                   const float* before, const float* after, float2* y_stats, const Stream& stream) {
   if (!rmsnorm_supports(dtype, hidden)) return Status::refused("rmsnorm: hidden size ", hidden, " is not supported");
   return with_dtype(dtype, [&](auto type) {
     using T = decltype(type);
     const auto run = [&](auto packs) {
       return launch("rmsnorm", rmsnorm_kernel<T, packs, kAdds>, rows, kThreads, 0, stream, static_cast<const T*>(x),
-                    gamma, hidden, epsilon, static_cast<T*>(y), y_stats);
+                    gamma, hidden, epsilon, static_cast<T*>(y), before, after, y_stats);
     };
     const int packs = (hidden + kThreads * Pack<T>::kSize - 1) / (kThreads * Pack<T>::kSize);
     return with_constant<1, 2, kMaxPacks>(packs, run);
@@ -104,12 +131,21 @@ bool rmsnorm_supports(DType dtype, int hidden) {
 
 Status rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
                const Stream& stream) {
-  return run_rmsnorm<false>(dtype, x, gamma, rows, hidden, epsilon, y, nullptr, stream);
+  return run_rmsnorm<false>(dtype, x, gamma, rows, hidden, epsilon, y, nullptr, nullptr, nullptr, stream);
 }
 
 Status add_rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
-                   float2* y_stats, const Stream& stream) {
-  return run_rmsnorm<true>(dtype, x, gamma, rows, hidden, epsilon, y, y_stats, stream);
+                   const float* before, const float* after, float2* y_stats, const Stream& stream) {
+  return run_rmsnorm<true>(dtype, x, gamma, rows, hidden, epsilon, y, before, after, y_stats, stream);
+}
+
+Status split_gamma(DType dtype, void* weight, float* gamma, int rows, int columns, const Stream& stream) {
+  EMBERT_TRY(with_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    return launch("scale_columns", scale_columns_kernel<T>, rows, kThreads, 0, stream, static_cast<T*>(weight), gamma,
+                  columns);
+  }));
+  return launch("factors_of_rows", factors_of_rows_kernel, 1, kThreads, 0, stream, gamma, columns);
 }
 
 }  // namespace embert

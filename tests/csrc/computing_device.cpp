@@ -162,7 +162,7 @@ class ComputingLinear final : public Linear {
              const Stream&) override {
     EMBERT_TRY(check_operands(x, residual, y, y_stats));
     const LinearWeights& w = weights_;
-    const bool norms_x = w.input_norm.gamma != nullptr, norms_residual = w.residual_norm.gamma != nullptr;
+    const bool norms_x = w.input_norm.gamma != nullptr, norms_residual = w.residual_norm.gamma != nullptr && !w.rms;
     if (norms_x != (x.stats != nullptr) || norms_residual != (residual.stats != nullptr))
       return Status::refused("a product is given sums where it has a LayerNorm, and nowhere else");
     const int sums = groups_of(w.k), residual_sums = groups_of(w.n);
@@ -179,9 +179,10 @@ class ComputingLinear final : public Linear {
       if (rope_.table != nullptr) turn_row(out, rope_, rope_.positions[row]);
       if (residual.data != nullptr) {
         Row rest = row_of(dtype_, residual.data, row, w.n);
-        normalize(rest, w.residual_norm, w.epsilon,
-                  norms_residual ? residual.stats + size_t(row) * residual_sums : nullptr, w.prescaled_rows);
-        for (int n = 0; n < w.n; ++n) out[n] += rest[n];
+        if (norms_residual)
+          normalize(rest, w.residual_norm, w.epsilon, residual.stats + size_t(row) * residual_sums, w.prescaled_rows);
+        const float* const divisors = norms_residual ? nullptr : w.residual_norm.gamma;
+        for (int n = 0; n < w.n; ++n) out[n] += divisors == nullptr ? rest[n] : rest[n] / divisors[n];
       }
       if (y_stats != nullptr) put_sums(y_stats, row, out);
       for (int n = 0; n < w.n && w.next_gamma != nullptr; ++n) out[n] *= w.next_gamma[n];
@@ -290,20 +291,33 @@ Status rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hid
   }
   return {};
 }
+Status split_gamma(DType dtype, void* weight, float* gamma, int rows, int columns, const Stream&) {
+  for (int k = 0; k < columns; ++k) {
+    int exponent = 0;
+    const float factor = gamma[k] == 0 ? 1.0f : 2 * std::frexp(gamma[k], &exponent);
+    for (int row = 0; row < rows; ++row) {
+      const size_t i = size_t(row) * columns + k;
+      put(dtype, weight, i, get(dtype, weight, i) * (gamma[k] / factor));
+    }
+    gamma[k] = factor;
+  }
+  return {};
+}
 Status add_rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
-                   float2* y_stats, const Stream&) {
+                   const float* before, const float* after, float2* y_stats, const Stream&) {
   for (int row = 0; row < rows; ++row) {
     Row values = row_of(dtype, x, row, hidden);
     const Row residual = row_of(dtype, y, row, hidden);
     normalize(values, {gamma, nullptr}, epsilon, nullptr, false, true);
-    for (int i = 0; i < hidden; ++i) values[i] += residual[i];
+    for (int i = 0; i < hidden; ++i) values[i] += before == nullptr ? residual[i] : residual[i] / before[i];
     if (y_stats != nullptr) put_sums(y_stats, row, values);
+    for (int i = 0; i < hidden && after != nullptr; ++i) values[i] *= after[i];
     put_row(dtype, y, row, values);
   }
   return {};
 }
 Status embed_words(DType dtype, const void* word, const int* ids, int rows, int hidden, float scale, void* y,
-                   float2* y_stats, const Stream&) {
+                   const float* after, float2* y_stats, const Stream&) {
   float rounded = scale;
   put(dtype, &rounded, 0, scale);
   const double factor = get(dtype, &rounded, 0);
@@ -311,6 +325,7 @@ Status embed_words(DType dtype, const void* word, const int* ids, int rows, int 
     Row values = row_of(dtype, word, ids[row], hidden);
     for (double& each : values) each *= factor;
     if (y_stats != nullptr) put_sums(y_stats, row, values);
+    for (int i = 0; i < hidden && after != nullptr; ++i) values[i] *= after[i];
     put_row(dtype, y, row, values);
   }
   return {};

@@ -32,8 +32,8 @@ def row_sums(found: npt.NDArray[np.float32]) -> ref.Doubles:
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize("hidden", [8, 768, 1024, 2560, 4096])
-@pytest.mark.parametrize("adds", [False, True])
-def test_rmsnorm(device: Device, random: np.random.Generator, dtype: int, hidden: int, adds: bool) -> None:
+@pytest.mark.parametrize("adds", ["", "adds", "adds to rows with factors"])
+def test_rmsnorm(device: Device, random: np.random.Generator, dtype: int, hidden: int, adds: str) -> None:
     if dtype == ref.FLOAT32:
         hidden = min(hidden, 2048)
     rows = 777
@@ -43,11 +43,16 @@ def test_rmsnorm(device: Device, random: np.random.Generator, dtype: int, hidden
     groups = -(-hidden // 128)
     to, sums = device.put(y), device.new(rows * groups * 8)
     if adds:
-        wanted = wanted + ref.exact(y)
-        device.launch.add_rmsnorm(dtype, device.put(x), device.put(gamma), rows, hidden, EPSILON, to, sums)
+        before, after = (random.uniform(1, 2, hidden).astype(np.float32) for _ in range(2))
+        if adds == "adds":
+            before = after = np.ones(hidden, np.float32)
+        wanted = wanted + ref.exact(y) / before
+        factors = (0, 0) if adds == "adds" else (device.put(before), device.put(after))
+        device.launch.add_rmsnorm(dtype, device.put(x), device.put(gamma), rows, hidden, EPSILON, to, *factors, sums)
         found = row_sums(device.get(sums, (rows, groups, 2), np.float32))
         np.testing.assert_allclose(found[:, 1], np.square(wanted).sum(axis=1), rtol=1e-5)
         np.testing.assert_allclose(found[:, 0], wanted.sum(axis=1), atol=1e-5 * np.abs(wanted).sum(axis=1).max())
+        wanted = wanted * after
     else:
         device.launch.rmsnorm(dtype, device.put(x), device.put(gamma), rows, hidden, EPSILON, to)
     assert ref.error(device.get(to, x.shape, numpy_type(dtype)), wanted) <= ref.allowed(wanted, dtype)
@@ -55,7 +60,10 @@ def test_rmsnorm(device: Device, random: np.random.Generator, dtype: int, hidden
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize(("hidden", "scale"), [(768, 27.712812), (1024, 1.0), (4096, 1.0)])
-def test_embedded_words(device: Device, random: np.random.Generator, dtype: int, hidden: int, scale: float) -> None:
+@pytest.mark.parametrize("factors", [False, True])
+def test_embedded_words(
+    device: Device, random: np.random.Generator, dtype: int, hidden: int, scale: float, factors: bool
+) -> None:
     rows = 333
     word = ref.drawn(random, (500, hidden), dtype, 0.05)
     ids = random.integers(0, 500, rows).astype(np.int32)
@@ -63,11 +71,14 @@ def test_embedded_words(device: Device, random: np.random.Generator, dtype: int,
     wanted = ref.exact(word)[ids] * rounded
     groups = hidden // 128
     y, sums = device.new(rows * word[0].nbytes), device.new(rows * groups * 8)
-    device.launch.embed_words(dtype, device.put(word), device.put(ids), rows, hidden, scale, y, sums)
+    after = random.uniform(1, 2, hidden).astype(np.float32) if factors else np.ones(hidden, np.float32)
+    device.launch.embed_words(
+        dtype, device.put(word), device.put(ids), rows, hidden, scale, y, device.put(after) if factors else 0, sums
+    )
     got = device.get(y, wanted.shape, numpy_type(dtype))
-    if scale == 1:
+    if scale == 1 and not factors:
         assert got.tobytes() == word[ids].tobytes()
-    assert ref.error(got, wanted) <= ref.allowed(wanted, dtype)
+    assert ref.error(got, wanted * after) <= ref.allowed(wanted * after, dtype)
     found = row_sums(device.get(sums, (rows, groups, 2), np.float32))
     np.testing.assert_allclose(found[:, 1], np.square(wanted).sum(axis=1), rtol=1e-5)
 
@@ -141,3 +152,33 @@ def test_an_rmsnorm_folded_into_a_product(
         together = got if together is None else together
         assert got.tobytes() == together[:rows].tobytes(), rows
         assert ref.error(got, wanted[:rows]) <= 1.6 * allowed, rows
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("width", "out"), [(2048, 1024), (768, 768)])
+def test_a_residual_whose_rows_have_factors(
+    device: Device, random: np.random.Generator, dtype: int, width: int, out: int
+) -> None:
+    """Divided by those of the norm before it, and stored with those of the norm after it; statistics have neither."""
+    weight = ref.stored(random.standard_normal((out, width)) / np.sqrt(width), dtype)
+    bias = random.standard_normal(out).astype(np.float32)
+    before = random.uniform(1, 2, out).astype(np.float32)
+    after = ref.exact(ref.stored(random.uniform(1, 2, out), dtype)).astype(np.float32)
+    product = device.launch.product(
+        "hopper", "", dtype, device.put(weight), device.put(bias), out, width, ref.NONE, gamma=device.put(before),
+        beta=0, of_residual=True, prescaled_rows=True, next_gamma=device.put(after), rms=True,
+    )  # fmt: skip
+    x, residual = (ref.drawn(random, (3001, columns), dtype) for columns in (width, out))
+    wanted = ref.exact(x) @ ref.exact(weight).T + bias + ref.exact(residual) / before
+    together: npt.NDArray[np.generic] | None = None
+    for rows in sorted(ROWS, reverse=True):
+        y, groups = device.new(rows * out * x.itemsize), out // 128
+        sums = device.new(rows * groups * 8 * 4)
+        product.run(device.launch, device.put(x[:rows]), device.put(residual[:rows]), rows, y, 0, 1, sums)
+        got = device.get(y, (rows, out), numpy_type(dtype))
+        together = got if together is None else together
+        assert got.tobytes() == together[:rows].tobytes(), rows
+        assert ref.error(got, wanted[:rows] * after) <= ref.allowed(wanted[:rows] * after, dtype), rows
+        parts = groups * product.splits
+        found = device.get(sums, (rows * groups * 4, 2), np.float32)[: rows * parts].reshape(rows, parts, 2)
+        np.testing.assert_allclose(found[..., 1].sum(axis=1), np.square(wanted[:rows]).sum(axis=1), rtol=1e-4)

@@ -69,6 +69,23 @@ def worst(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> floa
     return float(np.nan_to_num(errors, nan=np.inf).max())
 
 
+@pytest.mark.parametrize(("dtype", "stored"), [("float16", torch.float16), ("bfloat16", torch.bfloat16)])
+@pytest.mark.parametrize("kind", ["Qwen3's", "LLaMA's", "Gemma's"])
+def test_gammas_of_decoders_in_16_bits_are_in_the_rows(
+    tmp_path: Path, kind: str, dtype: str, stored: torch.dtype
+) -> None:
+    """No weight is rounded, and rows with factors are divided by them where they are the residual."""
+    model = described(tmp_path, kind, max_positions=LONGEST, stored=stored)
+    lengths = np.array(LENGTHS, np.int32)
+    ids = np.random.default_rng(7).integers(0, model.config.vocab_size, lengths.sum()).astype(np.int32)
+    batch = PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
+    wanted = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 14).encode(batch, Task.TOKENS)
+    encoder = made(model, dtype=dtype)
+    got = encoder.encode(batch, Task.TOKENS)
+    encoder.close()
+    assert worst(got, wanted) <= ALLOWED[dtype]
+
+
 @pytest.mark.parametrize(
     ("dtype", "gemm", "fold"),
     [

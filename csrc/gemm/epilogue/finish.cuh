@@ -21,6 +21,13 @@ __device__ __forceinline__ float2 normed(float low, float high, ColumnPair<false
   }
 }
 
+// The scale and shift of rows without a LayerNorm. A prescaled residual without one is multiplied by its columns'
+// constants: 0 stands for that, which 1/σ never is.
+template <bool kResidual, bool kPrescaledRows>
+__device__ __forceinline__ float2 unnormed(float factor) {
+  return {kResidual && kPrescaledRows ? 0.0f : factor, 0.0f};
+}
+
 // Two adjacent elements of y. `constants`: their columns' constants; `scale`: the row's scale and shift; `next`: the
 // next LayerNorm's gammas, with prescaled rows and a residual; `sum`: over the row's group of 16 columns, started by
 // the `first` of a lane's two pairs.
@@ -30,8 +37,9 @@ __device__ __forceinline__ uint32_t finish(float low, float high, ColumnPair<kRe
   if constexpr (kResidual) {
     const float2 residual_pair = unpack_two<T>(residual);
     if constexpr (kPrescaledRows) {
-      low = fmaf(residual_pair.x, scale.x, fmaf(constants.x, scale.y, low + constants.y));
-      high = fmaf(residual_pair.y, scale.x, fmaf(constants.z, scale.y, high + constants.w));
+      const bool is_normed = scale.x != 0.0f;  // unnormed()
+      low = fmaf(residual_pair.x, is_normed ? scale.x : constants.x, fmaf(constants.x, scale.y, low + constants.y));
+      high = fmaf(residual_pair.y, is_normed ? scale.x : constants.z, fmaf(constants.z, scale.y, high + constants.w));
     } else {
       low = fmaf(fmaf(residual_pair.x, scale.x, scale.y), constants.x, low + constants.y);
       high = fmaf(fmaf(residual_pair.y, scale.x, scale.y), constants.z, high + constants.w);

@@ -139,17 +139,19 @@ __global__ void __launch_bounds__(kFoldThreads) sum_input_kernel(const T* weight
   }
 }
 
-// columns: {γ, bias + β} of the residual's LayerNorm, or {1, bias} without one. next: the gamma that multiplies y
-// with prescaled rows, or 1.
+// columns: {γ, bias + β} of the residual's LayerNorm, {1/γ, bias} of an RMSNorm's prescaled rows, or {1, bias} without
+// one. next: the gamma that multiplies y with prescaled rows, or 1.
 template <typename T>
 __global__ void __launch_bounds__(kFoldThreads)
-    fold_residual_kernel(const float* bias, const Norm norm, const float* next_gamma, int out, float2* columns,
-                         T* next) {
+    fold_residual_kernel(const float* bias, const Norm norm, bool rms, const float* next_gamma, int out,
+                         float2* columns, T* next) {
   griddepcontrol_wait();
   const int n = blockIdx.x * kFoldThreads + threadIdx.x;
   if (n >= out) return;
   next[n] = from_float<T>(next_gamma == nullptr ? 1.0f : next_gamma[n]);
-  columns[n] = norm.gamma == nullptr ? float2{1.0f, bias[n]} : float2{norm.gamma[n], bias[n] + norm.beta[n]};
+  columns[n] = norm.gamma == nullptr ? float2{1.0f, bias[n]}
+               : rms                 ? float2{1.0f / norm.gamma[n], bias[n]}
+                                     : float2{norm.gamma[n], bias[n] + norm.beta[n]};
 }
 
 }  // namespace embert::sm90

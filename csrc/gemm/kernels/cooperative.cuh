@@ -211,7 +211,8 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
       pipeline.has_read(last_stage, lane);
 
       // The epilogue, 64 rows and 16 columns at a time.
-      float2 scale[2] = {{activation_factor(kActivation), 0.0f}, {activation_factor(kActivation), 0.0f}};
+      float2 scale[2];
+      scale[0] = scale[1] = unnormed<kResidual, kPrescaledRows>(activation_factor(kActivation));
       if (args.row_stats != nullptr) row_stats.scales(args, activation_factor(kActivation), lane, scale);
       constexpr int kChunks = kStatColumns / 16;
 #pragma unroll

@@ -22,7 +22,8 @@ GemmArguments LinearSm90::arguments_of(const Call& call, int tile_columns) const
   const bool has_residual = call.residual.data != nullptr;
   const uint32_t tiles_across = tile_columns == 0 ? 1 : tiles_of(w_rows_, tile_columns);
   // Rows without a LayerNorm are used unchanged: those of pre-norm models have row statistics, but for another GEMM.
-  const bool is_normed = (has_residual ? weights_.residual_norm : weights_.input_norm).gamma != nullptr;
+  const bool is_normed =
+      has_residual ? weights_.residual_norm.gamma != nullptr && !weights_.rms : weights_.input_norm.gamma != nullptr;
   const RowView normed = is_normed ? (has_residual ? call.residual : call.x) : RowView{};
   const int width = has_residual ? weights_.n : weights_.k;
   return {
@@ -122,8 +123,9 @@ Status LinearSm90::run(const RowView& x, const RowView& residual, int rows, void
     return Status::refused("hopper gemm: a residual and an activation");
   if (has_residual && rope_.table != nullptr) return Status::refused("hopper gemm: RoPE columns and a residual");
   if (!has_residual && y_stats != nullptr) return Status::refused("hopper gemm: sums come with a residual only");
-  // A GEMM without any norm uses its rows unchanged.
-  const bool in_rows = weights_.prescaled_rows && (has_residual || weights_.input_norm.gamma != nullptr);
+  // A GEMM without any norm uses its rows unchanged, and without μ prescaled rows need no term of their own.
+  const bool in_rows =
+      weights_.prescaled_rows && (has_residual || (weights_.input_norm.gamma != nullptr && !weights_.rms));
   const Call call{x, residual, rows, y, y_stats, y_splits, stream};
   return with_half_dtype(owner_.dtype(), [&](auto type) {
     using T = decltype(type);

@@ -53,8 +53,8 @@ Status GemmSm90::prepare(const LinearWeights& weights, const Stream& stream, std
     return Status::refused("hopper gemm: weights are folded from FP32 ones, which are not there");
   if (weights.input_norm.gamma != nullptr && weights.k > kMaxStatColumns)
     return Status::refused("hopper gemm: a LayerNorm of more than ", kMaxStatColumns, " columns");
-  if (weights.rms && (weights.prescaled_rows || weights.residual_norm.gamma != nullptr))
-    return Status::refused("hopper gemm: an RMSNorm in the rows, or of the residual");
+  if (weights.rms && weights.residual_norm.gamma != nullptr && !weights.prescaled_rows)
+    return Status::refused("hopper gemm: an RMSNorm of the residual");
   // The multiplication with which TileScheduler computes a tile's row is exact up to 362 tiles across: of at most
   // 4 194 240 rows there are 16 384 tiles of a cluster.
   const int w_rows = weights.gated ? 2 * weights.n : weights.n;
@@ -70,7 +70,8 @@ Status GemmSm90::prepare(const LinearWeights& weights, const Stream& stream, std
 template <typename T>
 Status LinearSm90::fold(const Stream& stream) {
   T* const weight = static_cast<T*>(weights_.weight);
-  const bool is_pair = weights_.prescaled_rows && weights_.input_norm.gamma != nullptr;
+  const bool is_pair = weights_.prescaled_rows && weights_.input_norm.gamma != nullptr && !weights_.rms;
+  const Norm folded = weights_.prescaled_rows ? Norm{} : weights_.input_norm;
   const float factor = weights_.gated ? kGateFactor : activation_factor(weights_.activation);
   if (is_pair) {
     EMBERT_TRY(launch("sum_input", sum_input_kernel<T>, w_rows_, kFoldThreads, 0, stream, weight, weights_.bias,
@@ -78,15 +79,15 @@ Status LinearSm90::fold(const Stream& stream) {
                       owner_.fold_error()));
   } else {
     EMBERT_TRY(launch("fold_input", fold_input_kernel<T>, w_rows_, kFoldThreads, 0, stream, weight, weights_.exact,
-                      weights_.bias, weights_.input_norm, weights_.rms, weights_.k, factor,
-                      static_cast<float*>(plain_columns()), owner_.fold_error()));
+                      weights_.bias, folded, weights_.rms, weights_.k, factor, static_cast<float*>(plain_columns()),
+                      owner_.fold_error()));
   }
   const int blocks = (weights_.n + kFoldThreads - 1) / kFoldThreads;
   if (weights_.gated)
     return launch("free_values", free_values_kernel, blocks, kFoldThreads, 0, stream,
                   static_cast<float*>(plain_columns()), weights_.n, is_pair ? 2 : 1);
   return launch("fold_residual", fold_residual_kernel<T>, blocks, kFoldThreads, 0, stream, weights_.bias,
-                weights_.residual_norm, weights_.next_gamma, weights_.n, residual_columns(),
+                weights_.residual_norm, weights_.rms, weights_.next_gamma, weights_.n, residual_columns(),
                 static_cast<T*>(next_gamma()));
 }
 

@@ -218,7 +218,8 @@ __device__ __forceinline__ void small_m_tile(const CUtensorMap& x_map, const CUt
   }
   wgmma_wait_all(c);
 
-  float2 scale[2] = {{Epilogue::kFactor, 0.0f}, {Epilogue::kFactor, 0.0f}};
+  float2 scale[2];
+  scale[0] = scale[1] = unnormed<kResidual, kPrescaledRows>(Epilogue::kFactor);
   if (args.row_stats != nullptr) {
     named_barrier_sync(kScalesBarrier, kSmallMScaleThreads + kSmallMMathThreads);
 #pragma unroll
