@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=4.0, help="that a row measures")
-    parser.add_argument("--workers", type=int, default=min(8, max(1, cores // 2)), help="HTTP processes")
+    parser.add_argument("--workers", type=int, default=0, help="HTTP processes; 0: the default of the server")
     parser.add_argument("--clients", type=int, default=max(1, min(4, cores // 4)), help="processes of the load")
     parser.add_argument("--stub", action="store_true", help="an encoder that answers at once, instead of the GPU's")
     parser.add_argument("--output", type=Path, default=record.RESULTS, help="folder of the JSON")
