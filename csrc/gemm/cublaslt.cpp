@@ -132,6 +132,8 @@ class CublasLt final : public GemmProvider {
 // Up to this many rows split K is allowed: without it the library's only algorithms for 3 072 columns to 768 and 64
 // rows take 17 to 29 µs on an H100, and 7.2 with it. More rows have enough tiles, and their sums keep one order.
 constexpr int kSplitRows = 64;
+// Nor do more columns need it, such as those of a vocabulary.
+constexpr int kSplitColumns = 8192;
 // The parts are added in FP32. The other schemes add them in the results' type: two more roundings.
 constexpr uint32_t kSplitReductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, kNoSplit = CUBLASLT_REDUCTION_SCHEME_NONE;
 
@@ -242,7 +244,7 @@ class Matmul {
                              "cublasLtMatmulPreferenceSetAttribute");
     };
     EMBERT_TRY(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace));
-    const uint32_t reductions = rows <= kSplitRows ? kSplitReductions : kNoSplit;
+    const uint32_t reductions = rows <= kSplitRows && shape_.out <= kSplitColumns ? kSplitReductions : kNoSplit;
     EMBERT_TRY(prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions));
     cublasLtMatmulHeuristicResult_t result{};
     int cached = 0;
