@@ -47,7 +47,7 @@ def estimate_memory(
     item = 4 if dtype == "float32" or (dtype in ("auto", "int8") and not on_gpu) else 2
     config = model.config
     shapes = tensor_shapes(config)
-    parameters, added, encoders = sum(map(math.prod, shapes.values())), position_bytes(config), 1
+    parameters, added, encoders = sum(map(math.prod, shapes.values())), 0, 1
     weights = item * parameters
     if dtype == "int8":  # a byte for each weight of a layer
         weights -= (item - 1) * sum(
@@ -59,7 +59,7 @@ def estimate_memory(
         if on_gpu:
             weights += item * values
         else:
-            added += 4 * values
+            added = 4 * values
     if config.adapters is not None:
         count = len(config.adapters.names)
         if on_gpu:  # an encoder for each, and one without (encoders/cuda/adapters.py)
@@ -83,4 +83,4 @@ def estimate_memory(
         loading += 4 * parameters
     if dtype == "int8":  # compared with the usual dtype
         loading += item * parameters
-    return MemoryEstimate(encoders * weights + added, encoders * activations, loading)
+    return MemoryEstimate(encoders * (weights + position_bytes(config)) + added, encoders * activations, loading)
