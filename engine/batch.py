@@ -1,4 +1,4 @@
-"""What encoders take and return: packed batches, and the rows of each task.
+"""Input and output of encoders: packed batches, and the rows of each task.
 
 Sequences lie end to end, so there is no padding to describe:
 
@@ -206,7 +206,7 @@ class TaskOutput:
         return int(np.searchsorted(self.offsets, rows[0], side="right")) - 1
 
     def largest(self, most: int) -> TaskOutput:
-        """Of SPARSE: the pairs of each sequence with its `most` largest values; the first ones of equals."""
+        """Keep the `most` largest values of each sequence of SPARSE; the first ones of equals."""
         owners = np.repeat(np.arange(self.sequences), self.counts)
         # A value that is not a number is kept, to be seen.
         values = np.nan_to_num(self.values[:, 0], nan=np.inf)
@@ -216,7 +216,7 @@ class TaskOutput:
         return self.where(mask)
 
     def sparse_vectors(self) -> list[SparseVector]:
-        """Of SPARSE: the pairs of each sequence. Raises ValueError for the rows of another task."""
+        """Return the pairs of each sequence of SPARSE. Raises ValueError for the rows of another task."""
         if self.indices is None:
             raise ValueError("only the rows of SPARSE are sparse vectors")
         places = itertools.pairwise(self.offsets.tolist())

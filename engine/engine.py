@@ -129,7 +129,7 @@ class Engine:
         return vectors
 
     def embed_iter(self, texts: Iterable[str], *, window: int = WINDOW_TEXTS, **options: object) -> Iterator[Vectors]:
-        """As `embed` for any number of texts: yield blocks of at most `window` rows, in order, one at a time."""
+        """Embed any number of texts: yield blocks of at most `window` rows, in order, one at a time."""
         if isinstance(texts, (str, bytes)):
             check_sequence(texts, "texts")
         if type(window) is not int or window < 1:
@@ -375,7 +375,7 @@ class Engine:
         dimensions: int = 0,
         normalize: bool = True,
     ) -> Iterator[tuple[npt.NDArray[np.intp], TaskOutput]]:
-        """As `encode_batches`, for one task. Raises EncoderError, too, for rows that are not finite."""
+        """Encode batches for one task. Raises EncoderError, too, for rows that are not finite."""
         for numbers, rows in encode_batches(
             self.encoder,
             encoded,

@@ -38,7 +38,7 @@ class Entity:
 
 @dataclass(frozen=True, slots=True)
 class EntityOptions:
-    """How tokens become entities, by the pipeline's names."""
+    """Options that turn tokens into entities, by the pipeline's names."""
 
     aggregation: Aggregation = "none"
     ignored: Collection[str] = DEFAULT_IGNORED  # labels without an entity
@@ -127,7 +127,7 @@ def _of_sequence(
 
 
 def _continues(text: str, tokens: Sequence[_Span], ids: Sequence[int], tokenizer: Tokenizer) -> Iterator[bool]:
-    """Whether each token belongs to the word before it."""
+    """Mask of the tokens that belong to the word before them."""
     for token, token_id in zip(tokens, ids, strict=True):
         if token_id == tokenizer.unknown_id:
             yield False
@@ -182,7 +182,7 @@ def _entities(
 
 
 def _without_overlaps(entities: list[Entity]) -> list[Entity]:
-    """Of neighbors that overlap the longer one, of equally long ones that of the larger score."""
+    """Keep the longer one of neighbors that overlap, or the one with the larger score."""
     if not entities:
         return []
     kept: list[Entity] = []

@@ -54,7 +54,7 @@ def _groups(root: Path, controller: str) -> dict[int, str]:
 
 
 def _mounts(root: Path, controller: str) -> Iterator[tuple[int, str, str]]:
-    """Where cgroups of the controller are mounted: the version, which cgroup, and the folder."""
+    """Mounts of the controller's cgroups: the version, which cgroup, and the folder."""
     for line in lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         if not after.startswith("cgroup"):
@@ -154,7 +154,7 @@ def keep_freed_memory() -> None:
 
 
 def cpu_name() -> str:
-    """What people call this CPU: "AMD EPYC"."""
+    """Name of this CPU: "AMD EPYC"."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -61,12 +61,12 @@ class Lora:
         return self.ranks.get(_pattern(self.ranks, module), self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What B·A is multiplied by for a module."""
+        """Factor of B·A for a module."""
         rank, alpha = self.rank_of(module), self.alphas.get(_pattern(self.alphas, module), self.alpha)
         return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
 
     def adapts(self, module: str) -> bool:
-        """Whether PEFT gives a module an adapter: its `check_target_module_exists`."""
+        """True if PEFT gives a module an adapter: its `check_target_module_exists`."""
         if _named(self.excluded, module):
             return False
         if self.targets == "all-linear":
@@ -203,7 +203,7 @@ def _numbers(path: Path, fields: Mapping[str, Any], name: str, *, whole: bool = 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What the tensors of an adapter's file change, by the names under which the base stores its own."""
+    """Changes of an adapter's file to tensors, by the names under which the base stores its own."""
 
     # The base's tensor → the module in the file whose A and B, or B's bias, add to it.
     linear: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Which devices a `--device` option means."""
+"""Resolves `--device` to devices."""
 
 from __future__ import annotations
 

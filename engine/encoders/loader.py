@@ -89,7 +89,7 @@ def _choose(device: str, encoder: str) -> tuple[str, str]:
 
 
 def _cuda_unavailable() -> str | None:
-    """Why the CUDA encoder cannot run here; None if it can."""
+    """Reason if the CUDA encoder cannot run here; None if it can."""
     try:
         cuda = importlib.import_module("embert.engine.encoders.cuda.encoder")
     except ModuleNotFoundError as error:

@@ -76,7 +76,7 @@ def _yarn(powers: Floats, rotary: Rotary, scaling: Yarn) -> Floats:
     columns = rotary.columns
 
     def pair(rotations: float) -> float:
-        """Which pair turns so many times within the trained length."""
+        """Index of the pair that turns this number of times within the trained length."""
         return columns * math.log(scaling.trained / (rotations * 2 * math.pi)) / (2 * math.log(rotary.theta))
 
     first, last = pair(scaling.beta_fast), pair(scaling.beta_slow)
@@ -119,7 +119,7 @@ def bias_by_distance(weight: npt.NDArray[np.float32], longest: int) -> npt.NDArr
 
 
 def alibi_by_distance(heads: int, longest: int) -> npt.NDArray[np.float32]:
-    """As `bias_by_distance`: [heads, 2 · longest - 1]. A distance counts alike before and after the query."""
+    """Biases of ALiBi like `bias_by_distance`: [heads, 2 · longest - 1]. Both directions count alike."""
     distances = np.abs(np.arange(1 - longest, longest, dtype=np.float64))
     return (-_slopes(heads)[:, None] * distances).astype(np.float32)
 

@@ -148,7 +148,7 @@ class _Reference:
             table = self._norm(table, RELATIVE_NORM)
 
         def products(x: Floats, own: str, shared: str) -> Floats:
-            """Of queries or keys with each row: [heads, L, 2 · span]. int8 does not quantize these."""
+            """Products of queries or keys with each row: [heads, L, 2 · span]. int8 does not quantize these."""
             name = f"{prefix}attention.self.{shared}" if relative.shared else prefix + own
             weight, bias = (self._checkpoint.float32(f"{name}.{kind}") for kind in ("weight", "bias"))
             by_head = (table @ weight.T + bias).reshape(len(table), *x.shape[::2]).transpose(1, 2, 0)
@@ -162,7 +162,7 @@ class _Reference:
         return scores
 
     def _bias(self, length: int) -> Floats | None:
-        """What is added to attention's scores: [heads, queries, keys]."""
+        """Biases of attention's scores: [heads, queries, keys]."""
         if self._is.relative_buckets:
             by_distance = bias_by_distance(self._checkpoint.float32(RELATIVE_ATTENTION_BIAS), length)
         elif self._is.alibi:
@@ -275,7 +275,7 @@ def self_test_ids(config: EncoderConfig) -> Ints:
 
 
 def spread_ids(config: EncoderConfig, length: int) -> Ints:
-    """So many tokens, or as many as the model reads, spread over the vocabulary, none of them padding: int32 [L]."""
+    """Tokens, at most as many as the model reads, spread over the vocabulary, none of them padding: int32 [L]."""
     length = min(length, config.max_positions)
     ids = (np.arange(length) * 2 + 1) * config.vocab_size // (2 * length)
     if config.padding_id is not None:
@@ -296,7 +296,7 @@ def vector_of(ids: Ints, config: EncoderConfig, checkpoint: Checkpoint, pooling:
 
 
 def mismatch(got: Floats, expected: Floats, dtype: str) -> str | None:
-    """Why `got` [hidden] cannot be the `expected` vector, in half a sentence; None if it can."""
+    """Reason if `got` [hidden] cannot be the `expected` vector, in half a sentence; None if it can."""
     if not np.isfinite(got).all():
         return "its vector is not finite"
     if not got.any():

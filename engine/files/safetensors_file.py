@@ -43,7 +43,6 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's shape."""
         return self.array.shape
 
     def check(self, path: Path, name: str, shape: tuple[int, ...]) -> None:

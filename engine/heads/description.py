@@ -1,4 +1,4 @@
-"""What a model's heads compute: frozen descriptions, read from its files. Encoders load their tensors and run them.
+"""Frozen descriptions of a model's heads, read from its files. Encoders load their tensors and run them.
 
 Imports no numpy: the supervisor reads descriptions, and computes nothing.
 """
@@ -96,7 +96,7 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What is special about queries, or about documents."""
+    """Settings of queries, or of documents."""
 
     prompt: str = ""  # put before a text
     length: int | None = None  # tokens at most, special tokens included; None: the model's max_input_length
@@ -114,7 +114,7 @@ class MultiVector:
     document: Role = Role()
 
     def role(self, is_query: bool) -> Role:
-        """Of queries or of documents."""
+        """Return the role of queries or of documents."""
         return self.query if is_query else self.document
 
     def within(self, usual: int) -> MultiVector:

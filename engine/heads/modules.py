@@ -195,7 +195,7 @@ def _logit_score(path: Path) -> LogitScore:
 
 
 def _splade_pooling(path: Path) -> bool:
-    """Whether the logarithm is taken twice, from the `config.json` of a SpladePooling module.
+    """True if the logarithm is taken twice, from the `config.json` of a SpladePooling module.
 
     Raises BrokenModel or UnsupportedModel.
     """
@@ -211,7 +211,7 @@ def _splade_pooling(path: Path) -> bool:
 
 
 def _is_pylate(folder: Path, listed: list[dict[str, Any]]) -> bool:
-    """Whether masking and normalizing are left to PyLate's code."""
+    """True if masking and normalizing are left to PyLate's code."""
     stated = read_optional(folder / "config_sentence_transformers.json").get("model_type") == "ColBERT"
     return stated or any(module["type"] == PYLATE_DENSE for module in listed)
 

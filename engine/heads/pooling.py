@@ -116,7 +116,7 @@ Module = Dense | LayerNorm | Normalize
 
 
 def is_plain(module: Module) -> bool:
-    """Whether every encoder has a kernel for it."""
+    """True if every encoder has a kernel for it."""
     return isinstance(module, Dense) and module.activation in PLAIN and not module.residual
 
 

@@ -1,4 +1,4 @@
-"""What heads make of the rows of a sequence's tokens, in numpy: pooled rows, sparse vectors, multi-vectors.
+"""Heads on the rows of a sequence's tokens, in numpy: pooled rows, sparse vectors, multi-vectors.
 
 Encoders compute the pooling modes of POOLINGS themselves; `pooled_rows` computes the others.
 """
@@ -99,7 +99,7 @@ def token_weight_rows(
 
 
 def multi_vector_mask(ids: Ints, cu_seqlens: Ints, head: MultiVector, *, is_query: bool) -> npt.NDArray[np.bool_]:
-    """Whether each token's row is a vector of its query or document: bool [T].
+    """Mask of the tokens whose row is a vector of their query or document: bool [T].
 
     `ids` are int32 [T], the tokens of sequences whose lengths have the prefix sums `cu_seqlens`, int32 [B + 1].
     """

@@ -69,7 +69,7 @@ class ConfigFile:
         return self.with_fields(**{f"{field}.{name}": value for name, value in inner.items()})
 
     def name(self, field: str) -> str:
-        """What this file calls a field of BERT's."""
+        """Name in this file of a field of BERT's."""
         return self.names.get(field, field)
 
     def one_of(self, field: str, supported: tuple[ValueT, ...], default: ValueT | None = None) -> ValueT:

@@ -140,7 +140,7 @@ def _parts(config: ConfigFile) -> set[str]:
 
 
 def _has_norm(config: ConfigFile) -> bool:
-    """Whether the table's rows have a norm: "layer_norm" or "none", or both with | between them."""
+    """True if the table's rows have a norm: "layer_norm" or "none", or both with | between them."""
     stated = config.fields.get("norm_rel_ebd", "none")
     names = {name.strip() for name in stated.lower().split("|")} if isinstance(stated, str) else {stated}
     if not names <= {"none", "layer_norm"}:

@@ -1,4 +1,4 @@
-"""What an encoder computes: one frozen description that every model type's `config.json` becomes, and its tensors."""
+"""Description of an encoder's computation, frozen, that every model type's `config.json` becomes, and its tensors."""
 
 from __future__ import annotations
 
@@ -188,12 +188,12 @@ class EncoderConfig:
 
     @property
     def score_scale(self) -> float:
-        """What attention's scores q·k are multiplied by."""
+        """Factor of attention's scores q·k."""
         return self.head_size**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
     def is_decoder(self) -> bool:
-        """Whether attention is what only decoders have: causal, with grouped heads, or with norms of its own."""
+        """True if attention is of a decoder's kind: causal, with grouped heads, or with norms of its own."""
         plain = self.kv_heads == self.heads and self.head_size * self.heads == self.hidden_size
         return self.causal or self.qk_norm or not plain
 
@@ -211,7 +211,7 @@ class EncoderConfig:
         return self.shared_layers[layer] if self.shared_layers else layer
 
     def has_attention_norm(self, layer: int) -> bool:
-        """Whether a layer has a norm with its attention."""
+        """True if a layer has a norm with its attention."""
         return layer > 0 or self.first_norm
 
 

@@ -41,7 +41,7 @@ def attention_flops(config: EncoderConfig, lengths: npt.NDArray[np.int64]) -> np
 
 
 class TokenCounts:
-    """What texts count as in token budgets: their tokens, and for long ones attention's part in the same unit.
+    """Cost of texts in token budgets: their tokens, and for long ones attention's part in the same unit.
 
     A text of n tokens counts as n + (A(n) - n · A(m) / m) / P, for A its attention, m PLAIN_TOKENS and P the products
     of a token, all in FLOPs. Without windows that is n · (1 + (n - m) / n0), where n0 tokens have as much of both.
@@ -52,7 +52,7 @@ class TokenCounts:
         self._usual = int(attention_flops(config, np.array([PLAIN_TOKENS]))[0])
 
     def of(self, lengths: Sequence[int]) -> list[int]:
-        """What texts of these lengths count as, each at least its length."""
+        """Cost of texts of these lengths, each at least its length."""
         tokens = np.array(lengths, np.int64)
         surplus = attention_flops(self._config, tokens) - tokens * self._usual // PLAIN_TOKENS
         counts = tokens + np.maximum(surplus, 0) // self._products

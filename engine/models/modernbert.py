@@ -119,7 +119,7 @@ def _tensors(config: ConfigFile) -> TensorNames:
 
 
 def _layer_types(config: ConfigFile, layers: int) -> list[str]:
-    """Whether each layer sees all tokens or those in a window."""
+    """Read for each layer if it sees all tokens or those in a window."""
     if config.fields.get("layer_types") is None:
         every = config.integer("global_attn_every_n_layers")
         return [LOCAL if layer % every else GLOBAL for layer in range(layers)]

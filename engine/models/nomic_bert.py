@@ -147,7 +147,7 @@ def _without_biases(config: ConfigFile) -> tuple[str, ...]:
 
 
 def _is_positive(config: ConfigFile, field: str) -> bool:
-    """Whether a number is over 0. Raises BrokenModel for anything else but 0."""
+    """True if a number is over 0. Raises BrokenModel for anything else but 0."""
     value = config.fields.get(field)
     if value == 0 and not isinstance(value, bool):
         return False

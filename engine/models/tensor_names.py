@@ -135,11 +135,11 @@ class TensorNames:
         return (name,) if other == name else (name, other)
 
     def is_absent(self, name: str) -> bool:
-        """Whether the model type lacks a tensor. Names in `absent` have no "encoder.layer." and no layer number."""
+        """True if the model type lacks a tensor. Names in `absent` have no "encoder.layer." and no layer number."""
         return name in self.absent or LAYER_NUMBER.sub("", name) in self.absent
 
     def layer_of(self, stored: str) -> str | None:
-        """What a stored name says after a layer's number: "attention.self.query.weight"; None if it is no layer's."""
+        """Part of a stored name after a layer's number: "attention.self.query.weight"; None if it is not a layer's."""
         for mapping in self.mappings:
             for prefix in ("", *mapping.prefixes):
                 start = prefix + mapping.layers

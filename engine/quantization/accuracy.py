@@ -14,7 +14,7 @@ NEIGHBORS = 10
 
 @dataclass(frozen=True, slots=True)
 class Int8Accuracy:
-    """Of two encoders of one model on the same texts. The best is 1."""
+    """Agreement of two encoders of one model on the same texts. The best is 1."""
 
     dtype: str  # that of the encoder compared with
     texts: int
@@ -37,7 +37,7 @@ class Int8Accuracy:
 def accuracy_of_rows(
     rows: Floats, reference: Floats, texts: tuple[Floats, Floats] | None = None, *, dtype: str
 ) -> Int8Accuracy:
-    """Of rows [n, columns]. `texts` are vectors of the texts, where a text has several rows: [m, columns] each."""
+    """Compare rows [n, columns]. `texts` are vectors of texts that have several rows: [m, columns] each."""
     cosines = (_unit(rows) * _unit(reference)).sum(1)
     own_texts, reference_texts = texts or (rows, reference)
     neighbors = neighbor_recall(own_texts, reference_texts)
@@ -45,7 +45,7 @@ def accuracy_of_rows(
 
 
 def accuracy_of_labels(rows: Floats, reference: Floats, scores: tuple[Floats, Floats], *, dtype: str) -> Int8Accuracy:
-    """Of logits [n, labels] and their scores: each label's correlation over the texts, at worst and in the median."""
+    """Compare logits [n, labels] and their scores: the correlation of each label over the texts, worst and median."""
     own_columns, reference_columns = (_unit((matrix - matrix.mean(0)).T) for matrix in (rows, reference))
     correlations = (own_columns * reference_columns).sum(1)
     largest = float(np.abs(scores[0] - scores[1]).max())

@@ -58,7 +58,6 @@ class Pairs:
     def encode_chunks(
         self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions, chunking: Chunking
     ) -> Chunks[Encoded]:
-        """See `Tokenizer.encode_pairs_chunks`."""
         if self._model.pair_text is not None:
             return (yield from self._in_template(self._model.pair_text, firsts, seconds, options, chunking))
         backend, truncate, params = self._backend, self._backend.cuts(options), (options.param, options.second_param)
@@ -102,7 +101,6 @@ class Pairs:
         return (yield from self._joined(template, capacities, first, second, options))
 
     def encode_known(self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions) -> Encoded | None:
-        """See `Tokenizer.encode_known_pairs`."""
         if self._model.pair_text is not None:
             return None
         truncate, direction = self._backend.cuts(options), options.direction or self._backend.direction

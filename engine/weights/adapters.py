@@ -27,7 +27,7 @@ MERGED_ELEMENTS = 1 << 16
 
 
 class LowRank(NamedTuple):
-    """What n adapters add to one weight, before the scale."""
+    """Additions of n adapters to one weight, before the scale."""
 
     left: Floats  # [n, rows, rank]
     right: Floats  # [n, rank, columns]
@@ -55,7 +55,7 @@ def beside_weight(
     stored_name: StoredName,
     adapters: Adapters,
 ) -> tuple[LowRank | None, set[str]]:
-    """What all adapters add to a weight, from two tensors beside it, and the names of these.
+    """Additions of all adapters to a weight, from two tensors beside it, and the names of these.
 
     `name` and `shape` are the weight's; `stored_name` is its place in one of `files`. Raises BrokenModel.
     """
@@ -84,7 +84,7 @@ class PeftFiles:
         self._unused = [{*file.names} for file in self._files]
 
     def low_rank(self, name: str, shape: tuple[int, ...]) -> LowRank | None:
-        """What the adapters add to a weight; None where none adds to it. Raises BrokenModel."""
+        """Additions of the adapters to a weight; None where there are none. Raises BrokenModel."""
         low_ranks = [self._of_one(number, name, shape) for number in range(len(self._files))]
         if not any(low_ranks):
             return None

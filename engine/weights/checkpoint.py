@@ -45,7 +45,7 @@ class MergedWeights:
         self._placed = placed(lora, self._file.names, tensors, stored)
 
     def changes(self, name: str) -> bool:
-        """Whether the adapter changes a tensor of the base."""
+        """True if the adapter changes a tensor of the base."""
         own = self._placed
         return any(name in names for names in (own.linear, own.tables, own.biases, own.replaced))
 
@@ -99,7 +99,7 @@ PADDING_POSITION = "the padding token's row of " + POSITION_EMBEDDINGS
 
 
 class _Reading:
-    """What has been read of the encoder's tensors: reported to `on_bytes_read`, and unmapped after HELD_BYTES."""
+    """Progress of reading the encoder's tensors: reported to `on_bytes_read`, and unmapped after HELD_BYTES."""
 
     HELD_BYTES = 1 << 28
 
@@ -198,7 +198,7 @@ class Checkpoint:
         return tensor
 
     def _tied(self, config: EncoderConfig) -> StoredName | None:
-        """Where the word table is stored as a masked language model's decoder only, to which it is tied."""
+        """Name of the word table if it is stored only as a masked language model's decoder, to which it is tied."""
         head = config.tensors.masked_lm
         if head is None or f"{head.decoder}.weight" not in self._files:
             return None
@@ -256,7 +256,7 @@ class Checkpoint:
         return self._tensors[WORD_EMBEDDINGS] if self._tied_decoder is None else self._tied_decoder
 
     def low_rank(self, name: str) -> LowRank | None:
-        """What the adapters add to a weight of the encoder; None: nothing."""
+        """Additions of the adapters to a weight of the encoder; None if there are none."""
         return self._low_rank.get(name)
 
     def layer(self, layer: Layer) -> tuple[Tensor, Tensor | None]:

@@ -169,12 +169,12 @@ BLOCK = 64  # queries that share their keys
 
 
 def is_banded(window: int | None, length: int) -> bool:
-    """Whether blocks read fewer keys than all queries together would."""
+    """True if blocks read fewer keys than all queries together."""
     return window is not None and length > 2 * (BLOCK + window)
 
 
 def outside(length: int, window: int) -> torch.Tensor:
-    """Which keys each query does not see: bool [length, length]."""
+    """Mask of the keys that each query does not see: bool [length, length]."""
     positions = torch.arange(length)
     return (positions - positions[:, None]).abs() > window
 

@@ -73,7 +73,7 @@ class _Ticket:
     prompt_tokens: Ints | None  # [B] shortest first: first ones of each sequence, that are not pooled
 
     def wanting(self, task: Task) -> npt.NDArray[np.bool_]:
-        """Whether each sequence wants a task: [B], shortest first."""
+        """Mask of the sequences that want a task: [B], shortest first."""
         wants: npt.NDArray[np.bool_] = (self.tasks & np.uint8(task)) != 0
         return wants
 
@@ -143,7 +143,6 @@ class TorchEncoder(Encoder):
 
     @property
     def batch_tokens(self) -> int:
-        """See Encoder.batch_tokens."""
         return min(self.max_batch_tokens, self._budget)
 
     def _one_row(self, tasks: Task) -> str | None:

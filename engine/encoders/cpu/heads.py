@@ -86,7 +86,7 @@ class Hidden:
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Of each sequence: int32 [n]."""
+        """Tokens of each sequence: int32 [n]."""
         counts = [group.sequences for group in self.groups]
         return np.repeat(np.array([group.length for group in self.groups], np.int32), counts)
 

@@ -75,7 +75,6 @@ class LinearAvx512:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See Linear."""
         x = x.contiguous()
         rows = x.shape[0]
         y = x.new_empty(rows, self._outputs)
@@ -185,7 +184,7 @@ def means(hidden: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
 
 
 def can_attend(size: int) -> bool:
-    """Whether `attend` computes heads of so many columns: whole registers."""
+    """True if `attend` computes heads of `size` columns: whole registers."""
     return size % LANES == 0
 
 
@@ -233,7 +232,7 @@ def attend_by_distance(qkv: torch.Tensor, group: Group, heads: int, rows: Distan
 
 
 class DistanceRows:
-    """What queries and keys are multiplied by for each row of a table of distances, for `attend_by_distance`."""
+    """Factors of queries and keys for each row of a table of distances, for `attend_by_distance`."""
 
     def __init__(
         self, of_queries: torch.Tensor | None, of_keys: torch.Tensor | None, row_of: npt.NDArray[np.int64]

@@ -53,7 +53,6 @@ class TorchLinear:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See Linear."""
         threads_for_products(x, len(self._bias))
         return _finished(F.linear(x, self._weight, self._bias), residual, gate, self._activation)
 
@@ -61,7 +60,7 @@ class TorchLinear:
 def _finished(
     y: torch.Tensor, residual: torch.Tensor | None, gate: torch.Tensor | None, activation: Activation
 ) -> torch.Tensor:
-    """What follows a product, in place."""
+    """Applies what follows a product, in place."""
     if residual is not None:
         return y.add_(residual)
     return activated(y, activation) if gate is None else y.mul_(gate)
@@ -109,7 +108,7 @@ class Quantized:
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """As quantization.rows.rotated, except for rounding: terms are added in another order."""
+    """Rotates rows like quantization.rows.rotated, but adds terms in another order."""
     y = torch.mm(x.reshape(-1, FIRST), _FIRST_OF)
     stride = FIRST
     while stride < BLOCK:
@@ -121,7 +120,7 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantized(x: torch.Tensor) -> Quantized:
-    """As quantization.rows.quantized_rows: float32 [n, columns]."""
+    """Quantizes rows like quantization.rows.quantized_rows: float32 [n, columns]."""
     y = rotated(x)
     largest = y.abs().amax(1, keepdim=True)
     torch.addcmul(_integers_from(y.shape[1]), y, torch.div(_LEVELS, largest.clamp_min(_SMALLEST)), out=y)
@@ -159,7 +158,6 @@ class Int8Linear:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See Linear."""
         threads_for_elements(x.numel())
         rows = quantized(x)
         threads_for_products(rows.shifted, len(self._bias))
@@ -210,7 +208,7 @@ class Additions:
     def of(
         cls, config: EncoderConfig, checkpoint: Checkpoint, names: Sequence[str], scales: Sequence[float] = (1.0,)
     ) -> Additions | None:
-        """Those of weights that are multiplied as one, the second below the first; None where no adapter adds any.
+        """Reads the additions to weights that are multiplied as one; None where no adapter adds any.
 
         `scales` are those of the weights, besides the adapters' own.
         """
@@ -258,7 +256,7 @@ class AdaptedLinear:
         residual: torch.Tensor | None = None,
         gate: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As of Linear; `chosen` is that of `chosen_adapters`."""
+        """See Linear; `chosen` is that of `chosen_adapters`."""
         if self._additions is None:
             return self._linear(x, residual, gate)
         y = self._linear(x, residual)
@@ -274,7 +272,7 @@ def _selected(every: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 
 def _joined(parts: Sequence[LowRank]) -> LowRank:
-    """As one, the second below the first."""
+    """Joins low-rank matrices, the second below the first."""
     if all(np.array_equal(part.right, parts[0].right) for part in parts):  # as jina's query, key and value have it
         return LowRank(np.concatenate([part.left for part in parts], 1), parts[0].right)
     n, rows, rank = parts[0].left.shape[0], [part.left.shape[1] for part in parts], parts[0].left.shape[2]

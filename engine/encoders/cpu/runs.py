@@ -1,4 +1,4 @@
-"""How a batch is divided among threads.
+"""Division of a batch among threads.
 
 A run is a part of a batch, cut between sequences, that one thread takes through all layers independently. It consists
 of groups: adjacent sequences of equal length.
@@ -52,7 +52,7 @@ class Run:
 
 
 def run_count(tokens: int, threads: int) -> int:
-    """How many runs to cut a batch into: a multiple of `threads`, unless runs would be too short."""
+    """Number of runs to cut a batch into: a multiple of `threads`, unless runs would be too short."""
     return max(1, min(threads * -(-tokens // (threads * MAX_RUN_TOKENS)), tokens // MIN_RUN_TOKENS))
 
 
@@ -115,7 +115,7 @@ def allow_threads(count: int) -> None:
 
 
 def allowed_threads() -> int:
-    """How many threads this thread's operators may have."""
+    """Threads that the operators of this thread may use."""
     return _run.allowed
 
 

@@ -77,7 +77,7 @@ class Norm:
 
     @property
     def parts(self) -> NormOf | None:
-        """Of LayerNorm: gamma, beta and epsilon."""
+        """Gamma, beta and epsilon of LayerNorm; None for RMSNorm."""
         return None if self._beta is None else (self._gamma, self._beta, self._epsilon)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -229,7 +229,7 @@ def _quantized(checkpoint: Checkpoint, name: str, scale: float) -> QuantizedWeig
 
 
 def _position_rows(config: EncoderConfig, checkpoint: Checkpoint, prefix: str) -> PositionRows:
-    """What a layer's queries and keys are multiplied by, for each row of the table of distances."""
+    """Factors of a layer's queries and keys for each row of the table of distances."""
     relative = config.disentangled
     if relative is None:
         return None, None
@@ -252,7 +252,7 @@ def _position_rows(config: EncoderConfig, checkpoint: Checkpoint, prefix: str) -
 
 
 def gamma(config: EncoderConfig, checkpoint: Checkpoint, name: str) -> torch.Tensor:
-    """What a norm multiplies by: float32 [columns]."""
+    """Factors of a norm: float32 [columns]."""
     return stored(checkpoint, f"{name}.weight").float() + config.norm_offset
 
 

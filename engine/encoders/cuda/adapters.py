@@ -83,7 +83,7 @@ def joined(parts: Sequence[AdapterSlice], answers: Sequence[dict[Task, TaskOutpu
 def adapted_tensors(
     config: EncoderConfig, checkpoint: Checkpoint, adapter: int, dtype: str
 ) -> Iterator[tuple[str, int, Any, str]]:
-    """As `layer_tensors`, with what an adapter adds to them.
+    """Yields `layer_tensors` with the additions of an adapter.
 
     Raises Misfit for a matrix that float16 does not hold then, BrokenModel for one that is not finite.
     """

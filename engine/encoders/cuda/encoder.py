@@ -56,7 +56,7 @@ LEAST_CAPABILITY = 80  # 8.0, Ampere
 
 
 def unavailable_reason() -> str | None:
-    """Why no CUDA encoder can run here, in half a sentence; None if one can."""
+    """Reason if no CUDA encoder can run here, in half a sentence; None if one can."""
     try:
         cuda = _extension()
     except ImportError as error:
@@ -74,7 +74,7 @@ def unavailable_reason() -> str | None:
 
 
 def _incapable(name: str, capability: int) -> str | None:
-    """Why this GPU cannot run the CUDA encoder; None if it can."""
+    """Reason if this GPU cannot run the CUDA encoder; None if it can."""
     if capability >= LEAST_CAPABILITY:
         return None
     has, needs = (f"{version // 10}.{version % 10}" for version in (capability, LEAST_CAPABILITY))
@@ -248,17 +248,16 @@ class CudaEncoder(Encoder):
 
     @property
     def batch_tokens(self) -> int:
-        """See Encoder.batch_tokens."""
         return self._budget
 
     @property
     def gemm(self) -> str:
-        """What runs the matrix products: "hopper" or "cublaslt"."""
+        """Kernels of the matrix products: "hopper" or "cublaslt"."""
         return str(self._encoders[0].gemm)
 
     @property
     def layernorm(self) -> str:
-        """Where LayerNorm is computed: "folded" into the matrix products, or "separate" (see `fold_refusal`).
+        """Place of LayerNorm: "folded" into the matrix products, or "separate" (see `fold_refusal`).
 
         "partly folded" where the weights with some adapter do not allow it.
         """
@@ -361,7 +360,7 @@ class CudaEncoder(Encoder):
         return self._encoders[part.adapter + 1]
 
     def _self_test(self, encoder: Any, adapter: int) -> str | None:
-        """Why the self test fails, in a text by itself or first and last of a full batch; None if it passes.
+        """Run the self test: a text by itself, and first and last of a full batch. Returns the failure, or None.
 
         Both batches are needed, because few rows and many rows take different kernels.
         """

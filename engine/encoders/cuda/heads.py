@@ -237,7 +237,7 @@ class HostEmbedding:
 
     @staticmethod
     def host_batch(batch: PackedBatch) -> PackedBatch:
-        """What `finish` needs of a batch: a copy, because its arrays may be reused once it is submitted."""
+        """Part of a batch that `finish` needs: a copy, because its arrays may be reused once it is submitted."""
         arrays = {name: getattr(batch, name) for name in ("tasks", "dimensions", "normalize", "prompt_tokens")}
         copies = {name: None if array is None else array.copy() for name, array in arrays.items()}
         return PackedBatch(np.empty(0, np.int32), batch.cu_seqlens.copy(), **copies)
@@ -265,7 +265,7 @@ class HostEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which output rows belong to which sequence, and the data of the batch that reading them needs."""
+    """Assignment of output rows to sequences, and the data of the batch that reading them needs."""
 
     offsets: dict[Task, Ints]  # of tasks with a row a token: [n + 1]
     ids: Ints | None  # of the tokens whose weights are wanted
@@ -289,7 +289,7 @@ class Layout:
         return cls({task: cumulative(lengths[rows]) for task, rows in wanting.items()}, ids, left_out, most)
 
     def rows(self, task: Task, values: Floats, offsets: Ints | None, indices: Ints | None) -> TaskOutput:
-        """What the extension answers for a task."""
+        """Rows of a task from the extension's result."""
         if offsets is not None:
             rows = TaskOutput(values, offsets, indices)
             return rows if self.most is None or task != Task.SPARSE else rows.largest(self.most)

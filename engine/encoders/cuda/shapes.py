@@ -28,7 +28,7 @@ _HEAD_STEP = 8  # columns: attention's kernels copy 16 bytes at a time
 
 
 def refusal(model: Model, dtype: str = "auto") -> str | None:
-    """Why the CUDA encoder does not run this model in `dtype` on any GPU, in a sentence; None if it does."""
+    """Reason if the CUDA encoder runs this model in `dtype` on no GPU, in a sentence; None if it runs it."""
     try:
         check_layers(model)
         check_heads(model)
@@ -41,7 +41,7 @@ def refusal(model: Model, dtype: str = "auto") -> str | None:
 
 
 def _unfit_for_dtype(config: EncoderConfig, dtype: str) -> str | None:
-    """What the extension refuses in float32 or int8 and takes in 16 bits; None: nothing."""
+    """Property that the extension refuses in float32 or int8 and takes in 16 bits; None if there is none."""
     if config.disentangled is not None:
         return "disentangled attention"
     if dtype == "float32":
@@ -177,7 +177,7 @@ def layer_attention(config: EncoderConfig) -> list[tuple[int, int, int]]:
 
 
 def adds_types(config: EncoderConfig) -> bool:
-    """Whether the extension adds rows of the token-type table, which is zeros where the model has none."""
+    """True if the extension adds rows of the token-type table, which is zeros where the model has none."""
     return config.embedding_norm and not config.projects_first
 
 
@@ -268,23 +268,23 @@ def padded_labels(labels: int) -> int:
 
 
 def classifies_on_the_host(model: Model) -> bool:
-    """Whether the extension only pools for the classification head: one that has a norm, or takes a mean of rows."""
+    """True if the extension only pools for the classification head: one that has a norm, or takes a mean of rows."""
     head = model.heads.classifier
     return head is not None and (head.pooling == "mean" or any(layer.norm is not None for layer in head.layers))
 
 
 def pools_on_the_host(model: Model) -> bool:
-    """Whether the extension has no kernel for the model's pooling: the host pools the rows of tokens."""
+    """True if the extension has no kernel for the model's pooling: the host pools the rows of tokens."""
     return model.embeds and not (model.pooling in POOLINGS and model.include_prompt)
 
 
 def embeds_on_the_host(model: Model) -> bool:
-    """Whether the host computes what follows the extension's pooling, or follows the last layer."""
+    """True if the host computes what follows the extension's pooling, or follows the last layer."""
     return model.embeds and not (not pools_on_the_host(model) and all(map(is_plain, model.after_pooling)))
 
 
 def on_the_host(model: Model) -> str:
-    """What the host computes of an embedding, for the start-up log; empty: nothing."""
+    """Modules of an embedding that the host computes, for the start-up log; empty if there are none."""
     pooling = f"pooling {model.pooling}{'' if model.include_prompt else ' without prompts'}"
     parts = [pooling] if pools_on_the_host(model) else []
     if embeds_on_the_host(model):
@@ -293,7 +293,7 @@ def on_the_host(model: Model) -> str:
 
 
 def device_pooling(model: Model) -> str:
-    """How the extension pools: for vectors, or for a classification head on the host."""
+    """Pooling of the extension: for vectors, or for a classification head on the host."""
     head = model.heads.classifier
     if head is not None and classifies_on_the_host(model):
         return head.pooling
@@ -307,11 +307,11 @@ def rotary_tables(config: EncoderConfig) -> list[Rotary]:
 
 
 def _sees_only_itself(config: EncoderConfig) -> bool:
-    """Whether some layer has a window of no other token: the extension's windows of 0 are whole texts."""
+    """True if some layer has a window of no other token: the extension's windows of 0 are whole texts."""
     return any(config.attention_of(layer).window == 0 for layer in range(config.layers))
 
 
 def _stretches(config: EncoderConfig) -> bool:
-    """Whether the angles of some layer depend on a text's length."""
+    """True if the angles of some layer depend on a text's length."""
     scalings = (rotary.scaling for rotary in rotary_tables(config))
     return any(isinstance(scaling, DynamicNtk) and config.max_positions > scaling.trained for scaling in scalings)

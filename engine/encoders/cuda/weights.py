@@ -68,7 +68,7 @@ def chosen_dtype(dtype: str, model: Model, checkpoint: Checkpoint) -> tuple[str,
 
 
 def _unfit_for_float16(config: EncoderConfig, checkpoint: Checkpoint, *, tables_only: bool) -> str | None:
-    """Why float16 does not hold a model, in half a sentence; None if it does.
+    """Reason if float16 does not hold a model, in half a sentence; None if it does.
 
     Matrices are checked for elements that are not finite before anything else.
     """
@@ -83,7 +83,7 @@ def _unfit_for_float16(config: EncoderConfig, checkpoint: Checkpoint, *, tables_
 
 
 def misfit(tensor: Tensor, called: str) -> str | None:
-    """Why a matrix does not fit float16, as the rest of a sentence about it; None if it fits.
+    """Reason if a matrix does not fit float16, as the rest of a sentence; None if it fits.
 
     Raises BrokenModel by what the matrix is `called`, if it has a NaN or an infinity.
     """
@@ -252,7 +252,7 @@ def layer_tensors(
 def _distance_tables(
     config: EncoderConfig, relative: Disentangled, checkpoint: Checkpoint
 ) -> Iterator[tuple[str, int, Any, str]]:
-    """What a layer's queries and keys are multiplied by, for each row of the table of distances: [2 · span, hidden]."""
+    """Factors of a layer's queries and keys for each row of the table of distances: [2 · span, hidden]."""
     table = checkpoint.float32(RELATIVE_EMBEDDINGS)
     if relative.norm:
         centered = table - table.mean(1, keepdims=True)
