@@ -11,7 +11,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
 
-from tests.fuzz.campaign import Campaign, fetch_routes, grown, memory
+from tests.fuzz.campaign import Campaign, fetch_routes, grown, memory, peaks
 from tests.fuzz.cases import Maker
 from tests.fuzz.client import Limits
 from tests.server.live import STAND_IN, Live, live
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--slack", type=float, default=1.0, help="seconds that an answer may come after its deadline")
     parser.add_argument("--timeout", type=float, default=60.0, help="--request-timeout of the server at --url")
     parser.add_argument("--memory", type=float, default=50.0, help="MB that a process may hold more afterwards")
+    parser.add_argument("--peak", type=float, default=400.0, help="MB that a process may hold more at any time")
     parser.add_argument("--settle", type=float, default=30.0, help="seconds in which it may let go of the rest")
     parser.add_argument("--findings", type=int, default=50, help="stop after so many")
     parser.add_argument("--serve-options", default="", help="options for `embert serve`, as one string")
@@ -83,6 +84,9 @@ def _run(options: argparse.Namespace, server: Live | None) -> int:
         pid, limit, patience = server.process.pid, int(options.memory * MEGABYTE), time.monotonic() + options.settle
         while (faults := grown(before, memory(pid), limit)) and time.monotonic() < patience:
             time.sleep(0.2)
+        highest = peaks(before)
+        faults += [f"at its peak, {fault}" for fault in grown(before, highest, int(options.peak * MEGABYTE))]
+        print("peaks", {pid: f"{size / 1e6:.0f} MB, from {before[pid] / 1e6:.0f}" for pid, size in highest.items()})
     print(
         f"{campaign.requests} requests on {sum(campaign.kinds.values())} connections in {took_s:.0f} s, {len(routes)} "
         f"routes, {campaign.canaries} known good ones between them\nkinds {dict(campaign.kinds)}\n"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-__all__ = ["encode", "mutated"]
+__all__ = ["encode", "multiplied", "mutated"]
 
 Path = tuple[int | str, ...]
 
@@ -34,6 +34,20 @@ SCRAPS = (
 )  # fmt: skip
 
 
+# What a body repeats: the text before, what is repeated with its separator, and the text after.
+REPEATED = (
+    (b"", b"[", b"", b""), (b"[", b"[]", b",", b"]"), (b"[", b"[" * 150 + b"]" * 150, b",", b"]"),
+    (b"[", b"{}", b",", b"]"), (b"[", b'{"a":' * 9 + b"1" + b"}" * 9, b",", b"]"), (b"[", b'["a"]', b",", b"]"),
+    (b"[", b'["a","b"]', b",", b"]"), (b"[", b"[1]", b",", b"]"), (b"[", b"1", b",", b"]"), (b"[", b"1e9", b",", b"]"),
+    (b"[", b'"a"', b",", b"]"), (b"[", b'""', b",", b"]"), (b"[", b'"\\\\"', b",", b"]"),
+    (b"[", b'{"text":"a"}', b",", b"]"), (b"[", b'{"inputs":"a"}', b",", b"]"), (b"{", b'"a":1', b",", b"}"),
+    (b"", b" ", b"", b'"a"'), (b"[", b" ", b"", b'"a"]'), (b"[ [", b" \n", b"", b"1]]"), (b'"', b" ", b"", b'"'),
+    (b'"', b"a", b"", b'"'), (b'"', b"some words ", b"", b'"'), (b'"', "é".encode(), b"", b'"'),
+    (b'"', b"\\u00e9", b"", b'"'), (b'"', b'\\"', b"", b'"'), (b'"', b"{}", b"", b'"'), (b'"', b"{{", b"", b'{}"'),
+    (b'"', b"ab,", b"", b'"'), (b'"', b" ,", b"", b'"'), (b'"', b"{} word ", b"", b'"'), (b"", b"9", b"", b""),
+)  # fmt: skip
+
+
 def encode(value: Any, random: Random) -> bytes:
     """JSON, with characters beyond ASCII escaped or not; lone surrogates become the bytes they would be."""
     return json.dumps(value, ensure_ascii=random.random() < 0.5).encode("utf-8", "surrogatepass")
@@ -44,6 +58,19 @@ def mutated(value: Any, random: Random) -> bytes:
     return random.choices((_values, _names, _duplicates, _bytes, _cut, _documents), (40, 10, 7, 25, 8, 10))[0](
         value, random
     )
+
+
+def multiplied(value: Any, random: Random) -> bytes:
+    """A body with a field or two that hold much of the same: deep, wide, long, or of nothing but spaces."""
+    fields = value if isinstance(value, dict) else {"inputs": value}
+    encoded = {name: encode(each, random) for name, each in fields.items()}
+    for _ in range(random.choice((1, 1, 2))):
+        before, repeated, separator, after = random.choice(REPEATED)
+        size = random.choices((100, 5_000, 60_000, 1_000_000), (25, 40, 30, 5))[0]
+        count = max(1, size // len(repeated + separator))
+        name = random.choice([*fields, *fields, *NAMES, "candidate_labels", "hypothesis_template", "instances"])
+        encoded[name] = before + separator.join([repeated] * count) + after
+    return b"{" + b",".join(encode(name, random) + b":" + each for name, each in encoded.items()) + b"}"
 
 
 def _values(value: Any, random: Random) -> bytes:

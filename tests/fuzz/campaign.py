@@ -7,8 +7,9 @@ import collections
 import contextlib
 import json
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,7 +19,7 @@ from tests.fuzz.client import Exchange, Limits, exchange
 from tests.fuzz.judge import judge
 from tests.fuzz.routes import Ask, Routes
 
-__all__ = ["Campaign", "Finding", "fetch_routes", "grown", "memory"]
+__all__ = ["Campaign", "Finding", "fetch_routes", "grown", "memory", "peaks"]
 
 CANARY_TEXTS = ["Hello, world", "The quick brown fox jumps over the lazy dog."]
 # Of which the first that the model can answer is asked.
@@ -182,6 +183,16 @@ def memory(pid: int) -> dict[int, int]:
     for process in (root, *root.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
             sizes[process.pid] = process.memory_info().rss
+    return sizes
+
+
+def peaks(pids: Iterable[int]) -> dict[int, int]:
+    """The most RSS in bytes that each process has had, by pid."""
+    sizes = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            sizes[pid] = 1024 * int(status.split("VmHWM:")[1].split()[0])
     return sizes
 
 

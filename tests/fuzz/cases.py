@@ -104,6 +104,7 @@ class Maker:
         self.routes, self._seed = routes, seed
         self._kinds: dict[str, tuple[float, Callable[[_Draft], None]]] = {
             "json": (32.0, self._json),
+            "multiplied": (6.0, self._multiplied),
             "head": (20.0, self._head),
             "chunked": (12.0, self._chunked),
             "upgrade": (8.0, self._upgrade),
@@ -127,6 +128,10 @@ class Maker:
             draft.add(draft.head(ask), chunked=heads.chunked(body, draft.random))
         else:
             draft.add(draft.head(ask), body)
+
+    def _multiplied(self, draft: _Draft) -> None:
+        ask = self.routes.post(draft.random)
+        draft.add(draft.head(ask), bodies.multiplied(ask.body, draft.random))
 
     def _head(self, draft: _Draft) -> None:
         ask = self.routes.some(draft.random)
