@@ -34,6 +34,8 @@ CHUNK_TOKENS = 131_072  # of pairs that are laid end to end in one chunk
 # token of either is at stake.
 COMPARED_TOKENS = 65_536
 
+MOST_TOKEN_CHARACTERS = 64  # of a text on average: bounds what is read of one that is cut to a number of tokens
+
 Counts = npt.NDArray[np.int64]  # tokens of each text
 
 
@@ -178,7 +180,10 @@ class Pairs:
         """The texts, each without what is over a number of tokens."""
         if limit is None or limit >= self._limit:
             return texts  # the pair as a whole is cut
-        return (yield from shortened(self._backend, texts, limit, param=param, most_unbroken=chunking.most_unbroken))
+        # A token has a character at least.
+        long = [text[: limit * MOST_TOKEN_CHARACTERS] if len(text) > limit else "" for text in texts]
+        cut = yield from shortened(self._backend, long, limit, param=param, most_unbroken=chunking.most_unbroken)
+        return [short or text for short, text in zip(cut, texts, strict=True)]
 
     def _template_end(self, pair_text: PairText) -> bytes:
         """Ids of the tokens that all pairs end in."""

@@ -18,11 +18,11 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Backend
 
 from embert import engine
-from embert.engine.errors import BrokenModel, EncoderError, InputError, UnsupportedModel
+from embert.engine.errors import BrokenModel, EncoderError, InputError, InputTooLarge, UnsupportedModel
 from embert.engine.files.chat_template import read_pair_text
 from embert.engine.files.tokenizer_config import QWEN_PATTERN
 from embert.engine.models import read_config
-from embert.engine.tokenization.encoded import TokenizeOptions
+from embert.engine.tokenization.encoded import TokenizeOptions, finish
 from tests.engine.conftest import random_sequences, small_tokenizer, without_own_kernels
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.oracles.exact import hidden_states, near
@@ -336,6 +336,22 @@ def test_scores_of_a_language_model_are_those_of_cross_encoder(
         assert loaded.rerank("what is it", ["a document", "b"])
         with pytest.raises(InputError, match="query"):
             loaded.classify(["a single text"])
+
+
+def test_texts_of_a_template_are_cut_in_chunks(tmp_path: Path) -> None:
+    reranker(tmp_path, "qwen3", false_token=True, prompt=None)
+    tokenizer = engine.Tokenizer(engine.load_model(str(tmp_path / "saved")), most_unbroken=2000)
+    words = "a few words of a document, and 17 more " * 200
+    (tokens,) = tokenizer.tokenize([words], add_special_tokens=False)
+    for limit in (1, 7, 30):
+        cut = words[: tokens[limit - 1].stop]
+        expected = tokenizer.encode_pairs(["what is it"], [cut, "short"])
+        found = finish(
+            tokenizer.encode_pairs_chunks(["what is it"], [words, "short"], TokenizeOptions(second_limit=limit))
+        )
+        np.testing.assert_array_equal(found.ids, expected.ids)
+    with pytest.raises(InputTooLarge, match="2000 of them"):
+        finish(tokenizer.encode_pairs_chunks(["a"], ["xq" * 50_000], TokenizeOptions(second_limit=25_000)))
 
 
 @pytest.mark.parametrize(

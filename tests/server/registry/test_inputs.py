@@ -60,6 +60,15 @@ def test_the_query_counts_in_every_pair() -> None:
     assert (pairs.characters, pairs.size) == (15 + 8, 5 + 8)
 
 
+def test_a_text_of_several_pairs_is_counted_and_copied_once() -> None:
+    first, second = "a" * 1000, "b" * 10
+    pairs = TextPairs([first] * 500, [second] * 500)
+    assert (pairs.characters, pairs.size) == (505_000, 1010)
+    prompted = pairs.with_prompt("query: ")
+    assert prompted.firsts == ["query: " + first] * 500
+    assert len({*map(id, prompted.firsts)}) == 1
+
+
 def test_texts_and_pairs_come_back_in_their_places(tokenizer: engine.Tokenizer) -> None:
     pairs = TextPairs(["a", "b", "c", "d"], ["x", None, "y", None])
     singles, others = (pairs.of_kind(single=single, filler="z") for single in (True, False))
