@@ -55,6 +55,10 @@ MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
 }
 
 
+# Their directions of attention are what code of their own changes.
+DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+
+
 def read_config(path: Path) -> EncoderConfig:
     """Read a `config.json`.
 
@@ -80,5 +84,14 @@ def check_config(path: Path) -> tuple[str, ...]:
         notices += (
             f"{path}: use_bidirectional_attention is not read for {fields['model_type']} without auto_map, as in "
             "transformers: is_causal decides",
+        )
+    code = fields.get("auto_map")
+    directs = fields.get("use_bidirectional_attention") is not None or fields.get("is_causal") is not None
+    named = [str(code[name]) for name in code if name.startswith("AutoModel")] if isinstance(code, dict) else []
+    if named and not directs and fields["model_type"] in DECODERS:
+        notices += (
+            f"{path}: auto_map names code of the model's own ({named[0]}), which is not run: the model is computed as "
+            f"transformers' {fields['model_type']}, with causal attention; if that code attends in both directions, "
+            "state is_causal false",
         )
     return notices

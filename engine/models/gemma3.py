@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from embert.engine.models.config_file import ConfigFile
-from embert.engine.models.decoder import ATTENTION, FEED_FORWARD, FULL, PARTS, SLIDING, decoder_config
+from embert.engine.models.decoder import ATTENTION, CLASSIFICATION, FEED_FORWARD, FULL, PARTS, SLIDING, decoder_config
 from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
 from embert.engine.models.rotary import read_rotary
 from embert.engine.models.tensor_names import ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM, WeightMapping
@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "sliding_window_pattern": 6,
 }
+PADDING_ID = 0  # where config.json does not state it; other decoders have none then
 THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 
 MAPPING = {
@@ -72,6 +73,7 @@ def read(config: ConfigFile) -> EncoderConfig:
         described.tensors,
         mappings=(WeightMapping(MAPPING, prefixes=("model.",), layers="layers."),),
         absent=absent,
+        classification=dataclasses.replace(CLASSIFICATION, padding_id=PADDING_ID),
         token_classification=None,
         tied=True,
     )

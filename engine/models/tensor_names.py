@@ -90,6 +90,7 @@ class Classification:
         "cls"  # the row that they take: the first token's, the "mean" of all, or the "last-token"'s; or "late"
     )
     out_bias: bool = True
+    padding_id: int | None = None  # with "last-token": what transformers takes where config.json states none
 
 
 # Of nearly all model types, whatever their `…ForSequenceClassification` has.

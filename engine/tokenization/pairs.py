@@ -172,6 +172,7 @@ class Pairs:
             if len(bodies) < len(seconds):
                 yield known
         lengths = np.fromiter(map(len, bodies), np.int32, len(bodies)) // np.int32(ID_BYTES)
+        _check_tokens(lengths, options)
         return Encoded(np.frombuffer(b"".join(bodies), np.int32), lengths, truncated)
 
     def _shortened(
@@ -250,6 +251,7 @@ class Pairs:
             firsts[index] = _cut(firsts[index], int(first[index]), direction)
             seconds[index] = _cut(seconds[index], int(second[index]), direction)
         lengths = (first + second + template.tokens).astype(np.int32)
+        _check_tokens(lengths, options)
         total = int(first.sum() + second.sum()) + len(lengths) * template.tokens
         # A first text of many pairs makes many tokens of few characters: the caller sees their number before their ids.
         if total > CHUNK_TOKENS:
@@ -310,6 +312,13 @@ def _read_distinct(
     bodies = yield from backend.read([*places], options, chunking, capacity=capacity, param=param, refuse=refuse_pair)
     by_text = dict(zip(places, bodies, strict=True))
     return [by_text[text] for text in texts]
+
+
+def _check_tokens(lengths: npt.NDArray[np.int32], options: TokenizeOptions) -> None:
+    """Raise InputError for a pair of two empty texts, where nothing is put around them."""
+    if not lengths.all():
+        index = int(lengths.argmin())
+        raise InputError("has no tokens", param=options.second_param, subject=f"pair {index}", kind="tokenizer")
 
 
 def _check_counts(firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions) -> None:

@@ -21,6 +21,8 @@ from embert import engine
 from embert.engine.errors import BrokenModel, EncoderError, InputError, InputTooLarge, UnsupportedModel
 from embert.engine.files.chat_template import read_pair_text
 from embert.engine.files.tokenizer_config import QWEN_PATTERN
+from embert.engine.heads.checkpoints.classifier import read_classifier
+from embert.engine.heads.description import Classifier
 from embert.engine.models import read_config
 from embert.engine.tokenization.encoded import TokenizeOptions, finish
 from tests.engine.conftest import random_sequences, small_tokenizer, without_own_kernels
@@ -217,6 +219,26 @@ def test_scores_of_pairs_are_those_of_cross_encoder(tmp_path: Path) -> None:
     expected = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity()).predict(pairs, batch_size=1)
     with engine.Engine.load(str(tmp_path), device="cpu") as loaded:
         np.testing.assert_allclose(loaded.score(pairs, raw=True), expected, atol=1e-4)
+        with pytest.raises(InputError, match="pair 1 has no tokens"):
+            loaded.score([("a", "b"), ("", "")])
+    named = {"AutoModel": "modeling_own.BothWays"}
+    edit_json(tmp_path / "config.json", auto_map=named)
+    assert any("auto_map" in notice for notice in engine.load_model(str(tmp_path)).notices)
+    edit_json(tmp_path / "config.json", is_causal=False)
+    assert not any("auto_map" in notice for notice in engine.load_model(str(tmp_path)).notices)
+
+
+def test_padding_of_a_gemma_classifier_by_default(tmp_path: Path) -> None:
+    """transformers' default is 0 for this model_type only."""
+    for case, expected in (("gemma3_text", 0), ("qwen3", None)):
+        folder = build(tmp_path / case, case, vocab_size=VOCABULARY, head="ForSequenceClassification", modules=False,
+                       num_labels=1)  # fmt: skip
+        fields = json.loads((folder / "config.json").read_text())
+        fields.pop("pad_token_id", None)
+        (folder / "config.json").write_text(json.dumps(fields))
+        classifier = read_classifier(folder, folder, read_config(folder / "config.json"))
+        assert isinstance(classifier, Classifier)
+        assert classifier.padding_id == expected
 
 
 @pytest.mark.parametrize("pooling", ["late", "mean", "bos"])

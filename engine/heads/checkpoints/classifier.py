@@ -66,7 +66,7 @@ def read_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig) 
         labels=labels,
         activation=_activation(path, config, library, library_fields, len(labels)),
         pooling=head.pooling,
-        padding_id=_padding_id(path, config) if head.pooling == "last-token" else None,
+        padding_id=_padding_id(path, config, head.padding_id) if head.pooling == "last-token" else None,
         entailment=_entailment(config.get("label2id"), labels),
     )
 
@@ -132,9 +132,9 @@ def stored_classifier(classifier: ClassifierT, tensors: TensorNames, folder: Pat
     return dataclasses.replace(classifier, layers=layers)
 
 
-def _padding_id(path: Path, config: dict[str, Any]) -> int | None:
+def _padding_id(path: Path, config: dict[str, Any], usual: int | None) -> int | None:
     """HuggingFace takes the row of the last token that is not padding, also where a text itself ends in that token."""
-    padding_id = config.get("pad_token_id")
+    padding_id = config.get("pad_token_id", usual)
     if padding_id is not None and (isinstance(padding_id, bool) or not isinstance(padding_id, int)):
         raise BrokenModel(f"{path}: pad_token_id must be an int, found {padding_id!r}")
     return padding_id
