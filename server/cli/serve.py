@@ -103,4 +103,4 @@ def _traces_url(config: ServeConfig) -> str | None:
 def _end_start(number: int) -> NoReturn:
     """Exit at once: no process has been started yet."""
     log.info("received %s during startup; exiting", signal.Signals(number).name)
-    exit_now(128 + number)  # SystemExit would wait for the threads of a download
+    exit_now(0)  # SystemExit would wait for the threads of a download

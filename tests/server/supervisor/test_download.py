@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -112,5 +111,5 @@ def test_what_is_answered_during_a_download(tmp_path: Path) -> None:
 
 
 def test_a_download_can_be_ended(tmp_path: Path) -> None:
-    with downloading(tmp_path, status=128 + signal.SIGTERM) as (server, _):
+    with downloading(tmp_path) as (server, _):
         until(lambda: answer(server, "/livez"), what="an answer")
