@@ -29,6 +29,7 @@ FILES: dict[str, Callable[[str], str]] = {
     "docs/api.md": fields.replaced,
     "docs/benchmarks.md": lambda page: result_tables.replaced(page, *result_tables.BENCHMARKS),
     "docs/checkpoints.md": key_tables.replaced,
+    "docs/encoder.md": lambda page: result_tables.replaced(page, result_tables.exactness),
     "docs/images/figures-dark.svg": lambda _: figures.svg("dark"),
     "docs/images/figures-light.svg": lambda _: figures.svg("light"),
     "docs/metrics.md": lambda _: metric_tables.document(),

@@ -1,4 +1,4 @@
-"""The tables of figures with their builds in README.md and docs/benchmarks.md, from benchmarks/results.
+"""Tables of figures with their builds in README.md, docs/benchmarks.md and docs/encoder.md, from benchmarks/results.
 
 A row is of the newest run on that machine that has it, and names the build of that run. So a run of a few rows replaces
 these rows only, if the file of the run before has its build in its name: short-texts-94e054b-nvidia-….json.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BENCHMARKS", "newest", "readme", "replaced", "spaced"]
+__all__ = ["BENCHMARKS", "exactness", "newest", "readme", "replaced", "spaced"]
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -105,6 +105,14 @@ def readme() -> Iterator[tuple[str, ...]]:
         "TEI 1.9.3 in the same call: 29 000 and 31 500 †",
         "[0c3e841](docs/comparison.md#tei)",
         "`python -m benchmarks.server.short_texts --rivals tei`",
+    )
+    run, row = newest("short-texts-defaults", shape="minilm")
+    yield (
+        "the same with the server's defaults",
+        f"{spaced(row['median']['requests_per_s'], 3)} requests/s",
+        "TEI 1.9.3 on another machine: 29 000 and 31 500 †",
+        run.link,
+        "`python -m benchmarks.server.short_texts`",
     )
     cpu: dict[str, object] = {"workload": "query", "connections": 64, "rate": None}
     run, row = newest("server", "amd-epyc-2-cores", server="embert", **cpu)
@@ -269,6 +277,23 @@ def pairs(shape: str, *kinds: str) -> Iterator[tuple[Run, dict[str, Any], dict[s
     yield from sorted(matches, key=place)
 
 
+def short_texts_by_default() -> Iterator[tuple[str, ...]]:
+    """Return the rows of one build with the server's defaults."""
+    yield "load", "connections", "embert", "p50, p99 ms", "CPU µs a request of all processes", "build"
+    run = runs("short-texts-defaults")[0]
+    for row in run.figures:
+        load, median = row["load"], row["median"]
+        unit = "texts/s" if load["texts"] > 1 else "requests/s"
+        yield (
+            f"{SHAPES[row['shape']]}, {load['name']}",
+            spaced(load["connections"]),
+            f"{spaced(median[unit.replace('/', '_per_')], 3)} {unit}",
+            f"{median['p50_ms']['text']:.2f}, {median['p99_ms']['text']:.2f}",
+            spaced(sum(median["cpu_us"].values())),
+            run.build,
+        )
+
+
 def short_texts() -> Iterator[tuple[str, ...]]:
     """Two builds in turns."""
     yield "load", "connections", OLD, "later build", "build", "ratio", "CPU µs a request of all processes"
@@ -307,13 +332,35 @@ def builds() -> Iterator[tuple[str, ...]]:
         yield link, record["commit"], record["date"][:10]
 
 
-BENCHMARKS = (encoder, encoder_under_load, decoders, targets, short_texts, cpu_by_process, builds)
+BENCHMARKS = (
+    *(encoder, encoder_under_load, decoders),
+    *(targets, short_texts_by_default, short_texts, cpu_by_process),
+    builds,
+)
+
+
+# --- docs/encoder.md ---
+
+
+def exactness() -> Iterator[tuple[str, ...]]:
+    """Errors over those of transformers by length, of means and of last tokens."""
+    records = sorted(runs("exactness-lengths"), key=lambda run: ("encoders" not in run.path.name, run.path.name))
+    yield "model", "stored in", "computed in", *map(spaced, records[0].figures["lengths"]), "build"
+    types = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
+    for run in records:
+        for row in run.figures["rows"]:
+            ratios = (
+                [ours / theirs for ours, theirs in zip(row[each]["embert"], row[each]["transformers"], strict=True)]
+                for each in ("mean", "last-token")
+            )
+            cells = (f"{mean:.2f}, {last:.2f}" for mean, last in zip(*ratios, strict=True))
+            yield row["model"], types[row["stored"]], types[row["dtype"]], *cells, run.build
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Return a table's lines; text is aligned to the left, figures to the right."""
     header, *body = rows
-    text = {"load", "model", "dtype", "workload", "build", "command", "result", "date"}
+    text = {"load", "model", "dtype", "stored in", "computed in", "workload", "build", "command", "result", "date"}
     rule = "|" + "|".join("---" if cell in text else "--:" for cell in header) + "|"
     lines = ("| " + " | ".join(cells) + " |" for cells in (header, *body))
     first, *rest = (re.sub(r"(?<=\|)  (?=\|)", " ", line) for line in lines)
