@@ -26,7 +26,8 @@ from yarl import URL
 from embert.ray.gpus import assigned_device
 from embert.server.config import ServeConfig, read_api_keys
 from embert.server.frontend.routes import error_formats_by_path
-from embert.server.http.errors import Unavailable, error_body
+from embert.server.http.errors import Unavailable
+from embert.server.http.response import error_body
 
 LOG_LINES = 20  # of the server's log, in the error of a start that fails
 POLL_S = 0.05  # between two questions whether the server is ready

@@ -69,7 +69,11 @@ class RequestServer:
         application where browsers of other origins are allowed.
         """
         self._tasks = tasks
-        self._patterns = [(*path.split("{name}"), task) for path, task in tasks.items() if "{name}" in path]
+        self._patterns: list[_Pattern] = []
+        for path, task in tasks.items():
+            begin, found, end = path.partition("{name}")
+            if found:
+                self._patterns.append(_Pattern(begin, end, task))
         self._operations, self._observer, self._keys, self._probes = operations, observer, keys, probes
         self._has_cors = cors is not None
         self._task_app = self._send_task if cors is None else cors(self._send_task)
@@ -135,7 +139,7 @@ class RequestServer:
 
     def has_task(self, path: str) -> bool:
         """True if there is a task at this path."""
-        return path in self._tasks or any(_matches(pattern, path) for pattern in self._patterns)
+        return path in self._tasks or any(pattern.matches(path) for pattern in self._patterns)
 
     async def _send_task(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -203,14 +207,23 @@ class RequestServer:
         path: str = scope["path"]
         task = self._tasks.get(path)
         if task is None:
-            begin, end, task = next(pattern for pattern in self._patterns if _matches(pattern, path))
-            scope["path_params"] = {"name": path[len(begin) : len(path) - len(end)]}
+            pattern = next(pattern for pattern in self._patterns if pattern.matches(path))
+            scope["path_params"] = {"name": path[len(pattern.begin) : len(path) - len(pattern.end)]}
+            return pattern.task
         return task
 
 
-def _matches(pattern: tuple[str, str, TaskEndpoint], path: str) -> bool:
-    begin, end, _ = pattern
-    return path.startswith(begin) and path.endswith(end) and len(path) >= len(begin) + len(end)
+class _Pattern(NamedTuple):
+    """A path with the name of a model between `begin` and `end`."""
+
+    begin: str
+    end: str
+    task: TaskEndpoint
+
+    def matches(self, path: str) -> bool:
+        """True if the path has this form. The name may be empty."""
+        begin, end, _ = self
+        return path.startswith(begin) and path.endswith(end) and len(path) >= len(begin) + len(end)
 
 
 class ObservedRequest(NamedTuple):

@@ -97,12 +97,14 @@ class BoundedCycle(RequestResponseCycle):
         """Serves the request, which is complete, without ASGI. `tasks` are those of the process."""
         try:
             body, self.body = bytes(self.body), bytearray()
-            self.write(await server.serve(self.scope, None, body))
+            scope: Scope = self.scope  # type: ignore[assignment]
+            self.write(await server.serve(scope, None, body))
         except asyncio.CancelledError:
             pass  # the client has left
         finally:  # here, because a callback of a task costs a step of the event loop
-            tasks.discard(self.task)  # type: ignore[arg-type]
-            self.task = None
+            if self.task is not None:
+                tasks.discard(self.task)
+                self.task = None
 
     def write(self, response: Response) -> None:
         """Writes a whole response at once. Does nothing if the client has left."""
@@ -454,8 +456,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         """Serves a request: directly if it is complete, else by the ASGI application."""
         self._unstarted = None
         server = self.bounds.server
+        scope: Scope = cycle.scope  # type: ignore[assignment]
         is_complete = not (cycle.more_body or cycle.broken or self.flow.write_paused)
-        if server is not None and is_complete and server.serves(cycle.scope):
+        if server is not None and is_complete and server.serves(scope):
             cycle.task = self.loop.create_task(cycle.serve(server, self.tasks))
             self.tasks.add(cycle.task)
         else:
