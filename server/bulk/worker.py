@@ -128,8 +128,8 @@ class WorkerProcess:
             self._connection.send(message)
 
     def _receive(self) -> Any:
+        self._wait_for_message()
         try:
-            self._wait_for_message()
             message = self._connection.recv()
         except (EOFError, OSError):
             raise BulkError(f"{self._name} {self._exit_reason()}{self._current_rows()}") from None

@@ -91,7 +91,7 @@ def test_a_process_that_is_stopped_is_killed_and_named(monkeypatch: pytest.Monke
         monkeypatch.setattr("embert.server.bulk.worker._SILENCE_S", 1)
         psutil.Process(worker.pid).suspend()
         block = Block(0, 7, (RowRange("a.txt", 1, 7, "line"),), buffer=0)
-        with pytest.raises(BulkError, match=r"tokenization process 0 .*a\.txt line 1 to a\.txt line 7"):
+        with pytest.raises(BulkError, match=r"^tokenization process 0 was ended.*a\.txt line 1 to a\.txt line 7"):
             worker.run("tokenize", block)
         worker.join()
         assert not psutil.pid_exists(worker.pid)
