@@ -37,7 +37,7 @@ class Int8LinearSm90 final : public Linear {
     EMBERT_CUDA(cudaMemcpyAsync(scales(), weights_.scales, weights_.n * sizeof(float), cudaMemcpyDeviceToDevice,
                                 stream.handle));
     return launch("fold_residual", fold_residual_kernel<half_t>, blocks, kFoldThreads, 0, stream, weights_.bias,
-                  weights_.residual_norm, static_cast<const float*>(nullptr), weights_.n, columns_.as<float2>(),
+                  weights_.residual_norm, false, static_cast<const float*>(nullptr), weights_.n, columns_.as<float2>(),
                   reinterpret_cast<half_t*>(scales() + padded_));
   }
 
