@@ -74,7 +74,7 @@ def test_variables_named_are_read_somewhere() -> None:
     folders = ("scripts", "engine", "server", "csrc", "tests")
     sources = [ROOT / "CMakeLists.txt", *(path for each in folders for path in (ROOT / each).rglob("*"))]
     known = {environment_name(option) for option in ServeConfig.__dataclass_fields__} | {"EMBERT_OPTION"}
-    known |= {each for path in sources if path.suffix in ("", ".py", ".txt") for each in read_names(name, path)}
+    known |= {each for path in sources if path.suffix in ("", ".py", ".txt", ".inc") for each in read_names(name, path)}
     assert {each for page in PAGES for each in name.findall(page.read_text())} <= known
 
 
