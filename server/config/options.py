@@ -15,7 +15,6 @@ from typing import Any
 
 from embert.engine.host import usable_cpus, visible_gpus
 from embert.engine.quantization import MIN_ACCURACY
-from embert.engine.tokenization.tokenizer import UNBROKEN_CHARACTERS
 
 __all__ = [
     "ApiKey",
@@ -115,7 +114,9 @@ class ServeConfig:
     header_limit: int = _option(65_536, "maximum bytes of request line and headers, then 431", low=256)
     max_connections: int = _option(16_384, "maximum connections of each HTTP process, then 503", low=1)
     max_unbroken_characters: int = _option(
-        UNBROKEN_CHARACTERS, "maximum characters of a text without a place to divide it for tokenizing, then 413", low=1
+        131_072,  # UNBROKEN_CHARACTERS of the tokenizer, which imports numpy
+        "maximum characters of a text without a place to divide it for tokenizing, then 413",
+        low=1,
     )
     max_answer_tokens: int = _option(131_072, "maximum tokens of one answer of /tokenize or /decode, then 413", low=1)
     max_answer_weights: int = _option(
@@ -285,7 +286,7 @@ _USUAL_PORTS = {"http": ":80", "https": ":443"}
 
 def _is_origin(text: str) -> bool:
     match = _ORIGIN.fullmatch(text)
-    return text in ("*", "null") or (match is not None and _USUAL_PORTS.get(match[1]) != match[3])
+    return text in ("*", "null") or (match is not None and (match[3] is None or _USUAL_PORTS.get(match[1]) != match[3]))
 
 
 def _check_origin(origin: str) -> None:

@@ -205,7 +205,7 @@ def test_offsets_of_sequences_that_begin_with_spaces(tmp_path: Path, truncation_
     [
         ([], {}, "labels", "at least one"),
         (["a"] * 1001, {}, "labels", "1001 labels; the limit is 1000"),
-        (["a", ""], {}, "labels", r"labels\[1\]"),
+        (["a", ""], {}, "labels[1]", r"labels\[1\]"),
         ("a", {}, "labels", "one str"),
         (["a"], {"hypothesis_template": "no place"}, "hypothesis_template", "'no place'"),
         (["a"], {"hypothesis_template": "{} {}"}, "hypothesis_template", "once"),

@@ -22,7 +22,7 @@ from embert.engine.encoders.cuda.shapes import refusal
 from embert.engine.encoders.positions import relative_rows
 from embert.engine.encoders.self_test import hidden_state
 from embert.engine.memory_estimate import estimate_memory
-from embert.engine.models.encoder_config import Disentangled
+from embert.engine.models.encoder_config import Disentangled, position_bytes
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import random_sequences, without_own_kernels
@@ -163,9 +163,10 @@ def test_memory_counts_the_rows_of_distances(tmp_path: Path) -> None:
     plain = dataclasses.replace(model, config=dataclasses.replace(model.config, disentangled=None))
     whole, others = (estimate_memory(each, device="cpu").weights for each in (model, plain))
     table = 4 * (2 * 16 * 64 + 2 * 64)  # with its norm, in the checkpoint
-    assert whole - others == 4 * 2 * 2 * 2 * 16 * 64 + table
+    positions = position_bytes(model.config) - position_bytes(plain.config)
+    assert whole - others == 4 * 2 * 2 * 2 * 16 * 64 + table + positions
     whole, others = (estimate_memory(each, device="cuda").weights for each in (model, plain))
-    assert whole - others == (4 * 2 * 2 * 2 * 16 * 64 + table) // 2
+    assert whole - others == (4 * 2 * 2 * 2 * 16 * 64 + table) // 2 + positions
 
 
 @pytest.mark.cpu("int8")

@@ -36,8 +36,7 @@ def process(
     def begin() -> None:
         if terminal is not None:
             fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
-        if nohup:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
 
     with subprocess.Popen(
         [sys.executable, "-c", CODE],
