@@ -50,6 +50,7 @@ __all__ = [
     "bounded_protocol",
 ]
 
+_HEADER_LINE = b"%b: %b\r\n".__mod__
 _JOINED_BYTES = 1 << 18  # a longer body is written beside its head, which saves a copy
 
 
@@ -111,10 +112,9 @@ class BoundedCycle(RequestResponseCycle):
         if self.disconnected:
             return
         body = response.body
-        lines = [b"%b: %b\r\n" % header for header in response.headers]
-        if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        head = b"%b%b\r\n" % (STATUS_LINE[response.status], b"".join(lines))
+        close = b"" if self.keep_alive else b"connection: close\r\n"
+        lines = b"".join(map(_HEADER_LINE, response.headers))
+        head = b"%b%b%b\r\n" % (STATUS_LINE[response.status], lines, close)
         self.response_started = self.response_complete = True
         self.flow.answer_bytes = len(body)
         self.closes, self.keep_alive = not self.keep_alive, True

@@ -50,7 +50,7 @@ def error_response(error: ServerError, error_format: ErrorFormat) -> Response:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.status == 415:
         headers.append((b"accept-encoding", b"identity"))
-    is_task_missing = isinstance(error, TaskMissing) and error_format is not ErrorFormat.TEI
+    is_task_missing = error.status == 424 and error_format is not ErrorFormat.TEI and isinstance(error, TaskMissing)
     return Response(400 if is_task_missing else error.status, headers, body, error.message, error.outcome)
 
 

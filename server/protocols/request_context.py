@@ -521,10 +521,14 @@ class LatencyBreakdown:
         tokenize_us, queue_us = round(self.tokenize_s * 1e6), round(self.queue_s * 1e6)
         inference_us, total_us = round(self.inference_s * 1e6), round((time.perf_counter() - self.started) * 1e6)
         timing = b"tokenize;dur=%d.%03d, queue;dur=%d.%03d, inference;dur=%d.%03d, total;dur=%d.%03d" % (
-            *divmod(tokenize_us, 1000),
-            *divmod(queue_us, 1000),
-            *divmod(inference_us, 1000),
-            *divmod(total_us, 1000),
+            tokenize_us // 1000,
+            tokenize_us % 1000,
+            queue_us // 1000,
+            queue_us % 1000,
+            inference_us // 1000,
+            inference_us % 1000,
+            total_us // 1000,
+            total_us % 1000,
         )
         return [
             (b"x-compute-type", compute_type),
