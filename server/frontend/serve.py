@@ -93,7 +93,7 @@ class RequestServer:
         request = observer.begin(scope)
         record, context = request.record, None
         try:
-            if self._keys.digests or ("state" in scope and scope["state"]):
+            if self._keys.digests or ("state" in scope and scope["state"]):  # noqa: RUF019 - `get` would be a call
                 self._check(scope, record)
             path: str = scope["path"]
             task = self._tasks[path] if path in self._tasks else self._find(scope)
