@@ -211,7 +211,7 @@ class _Checkpoint:
         )
 
     def _read_config(self) -> EncoderConfig:
-        """Read config.json. Texts may be as long as sentence-transformers' files state where there is no table."""
+        """Read config.json. Without a position table, sentence-transformers' files set the length of texts."""
         config = read_config(self.config_path)
         self.notices += check_config(self.config_path)
         length = self.module.max_length

@@ -23,7 +23,7 @@ from embert.ray import Embedder
 __all__ = ["embed_on", "main"]
 
 BATCH = 4096  # texts, as many as `embert embed` takes at a time
-BESIDE = 2  # CPUs of Ray's count for tasks that read and write, next to those of the actors
+IO_CPUS = 2  # CPUs of Ray's count for tasks that read and write, next to those of the actors
 
 
 def embed_on(cores: int) -> None:
@@ -67,7 +67,7 @@ def main() -> None:
     cores = limit or len(os.sched_getaffinity(0))
     gpu = device == "cuda"
     ray.init(
-        num_cpus=cores + BESIDE,
+        num_cpus=cores + IO_CPUS,
         num_gpus=1 if gpu else 0,
         include_dashboard=False,
         log_to_driver=False,

@@ -134,7 +134,7 @@ class Compiler {
   // The LayerNorm between attention and the feed-forward layer.
   NormRef inner_norm(int i) const { return {model_.pre_norm ? NormKind::kOut : NormKind::kAttention, i}; }
 
-  // The norm before attention in pre-norm models; none where a layer has none or there is no such layer.
+  // The norm before attention in pre-norm models; absent if the layer has none or does not exist.
   NormRef outer_norm(int i) const {
     const bool exists = model_.pre_norm && i < model_.layers && model_.has_attention_norm(i);
     return exists ? NormRef{NormKind::kAttention, i} : NormRef{};

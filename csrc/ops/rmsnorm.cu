@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The sign and the mantissa of a gamma; 1 where there is no mantissa.
+// The sign and the mantissa of a gamma; 1 for a gamma of 0, and for a subnormal one.
 __device__ __forceinline__ float factor_of_rows(float gamma) {
   const unsigned bits = __float_as_uint(gamma);
   return (bits & 0x7F800000u) == 0 ? 1.0f : __uint_as_float((bits & 0x807FFFFFu) | 0x3F800000u);

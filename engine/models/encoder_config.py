@@ -193,7 +193,7 @@ class EncoderConfig:
 
     @property
     def is_decoder(self) -> bool:
-        """True if attention is of a decoder's kind: causal, with grouped heads, or with norms of its own."""
+        """True if attention is causal, has grouped heads, or normalizes queries and keys."""
         plain = self.kv_heads == self.heads and self.head_size * self.heads == self.hidden_size
         return self.causal or self.qk_norm or not plain
 

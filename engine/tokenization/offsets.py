@@ -66,7 +66,7 @@ def tokens_with_offsets(
 def shortened(
     backend: Backend, texts: Sequence[str], tokens: int, *, param: str, most_unbroken: int
 ) -> Chunks[list[str]]:
-    """The beginning of each text with so many tokens, in chunks. Raises as `tokens_with_offsets`."""
+    """The beginning of each text up to a number of tokens, in chunks. Raises as `tokens_with_offsets`."""
     kept = [*texts]
     counts = [0] * len(texts)
     for parts in _parts(backend, texts, param=param, most_unbroken=most_unbroken, most=tokens + 1):
