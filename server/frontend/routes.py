@@ -149,7 +149,7 @@ async def _vertex(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /vertex`: every instance as a request of `POST /`."""
     route = tasks_by_path(context.handle.model)["/"]
     context.handle.served.check_tasks(route.needs, reranks=route.reranks)
-    return await vertex.answer_instances(context, route.handler)
+    return await vertex.predict(context, route.handler)
 
 
 _TEXT = {"schema": {"type": "string"}}

@@ -18,7 +18,7 @@ from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import check_number_type, read_input_type
 from embert.server.protocols.ranking import joined, rank
 from embert.server.protocols.request_context import JSON, RequestContext
-from embert.server.protocols.rerank import ApiVersion, RerankMeta, RerankResult, result_rows, search_units
+from embert.server.protocols.rerank import CohereMeta, RerankResult, cohere_meta, result_rows
 from embert.server.protocols.serialization import answer_id, quantize, rows_json
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody, TextList
 
@@ -70,7 +70,7 @@ class CohereRanking(BaseModel):
 
     id: str
     results: list[RerankResult]
-    meta: RerankMeta
+    meta: CohereMeta
 
 
 async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
@@ -90,10 +90,8 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
         ),
     )
     rows = await joined(result_rows(ranking, request.documents if request.return_documents else None))
-    return JSON, (
-        b'{"id":"%b","results":[%b],"meta":{"api_version":{"version":"2"},"billed_units":{"search_units":%d},'
-        b'"tokens":{"input_tokens":%d,"output_tokens":0}}}'
-    ) % (str(uuid.uuid4()).encode(), rows, search_units(len(request.documents)), ranking.tokens)
+    meta = cohere_meta(b"2", ranking.tokens)
+    return JSON, b'{"id":"%b","results":[%b],"meta":%b}' % (str(uuid.uuid4()).encode(), rows, meta)
 
 
 # --- embeddings ---
@@ -163,26 +161,13 @@ class CohereVectors(BaseModel):
     base64: list[str] | None = None
 
 
-class EmbeddedTokens(BaseModel):
-    """Tokens read."""
-
-    input_tokens: int
-
-
-class CohereEmbedMeta(BaseModel):
-    """Facts about an answer."""
-
-    api_version: ApiVersion
-    billed_units: EmbeddedTokens
-
-
 class CohereEmbeddings(BaseModel):
     """Answer of `/v2/embed`, and of `/v1/embed`, which has a list of vectors where no types were asked for."""
 
     id: str
     embeddings: CohereVectors | list[list[float]]
     texts: list[str]
-    meta: CohereEmbedMeta
+    meta: CohereMeta
     response_type: Literal["embeddings_by_type", "embeddings_floats"]
 
 
@@ -228,10 +213,14 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     else:
         rows = [b'"%b":%b' % (kind.encode(), await _typed(vectors, kind)) for kind in types]
         written, form = b"{%b}" % b",".join(rows), b"by_type"
-    return JSON, (
-        b'{"id":"%b","embeddings":%b,"texts":%b,"meta":{"api_version":{"version":"%b"},'
-        b'"billed_units":{"input_tokens":%d}},"response_type":"embeddings_%b"}'
-    ) % (answer_id(), written, orjson.dumps(texts), version, encoded.tokens, form)
+    meta = cohere_meta(version, encoded.tokens)
+    return JSON, b'{"id":"%b","embeddings":%b,"texts":%b,"meta":%b,"response_type":"embeddings_%b"}' % (
+        answer_id(),
+        written,
+        orjson.dumps(texts),
+        meta,
+        form,
+    )
 
 
 async def _typed(vectors: npt.NDArray[np.float32], kind: EmbeddingType) -> bytes:

@@ -135,15 +135,11 @@ _honored(
 )
 _refused("embed_dtype", "embeddings", "VLLM", "numbers are float32 here, others in /pooling", unless=("float32",))
 _refused(
-    "endianness",
-    "embeddings",
-    "VLLM",
-    "numbers are little-endian here, others in /pooling",
-    unless=("native", "little"),
+    "endianness", f"embeddings pooling {TEI_VECTORS}", "VLLM", "numbers are little-endian", unless=("native", "little")
 )
 _honored("use_activation", f"pooling {SCORES}", "VLLM")
 _honored("input_type", "pooling embed_all", "EMBERT")
-_honored("input encoding_format dimensions task embed_dtype endianness", "pooling", "VLLM")
+_honored("input encoding_format dimensions task embed_dtype", "pooling", "VLLM")
 _refused("normalize activation softmax", "pooling", "VLLM", "they are older names of `use_activation`")
 _refused("data", "pooling", "VLLM", "no plug-in reads it; texts go into `input`")
 _honored("truncate", TEI_TEXTS, "TEI", translation=_cuts("truncation_direction"))
@@ -163,7 +159,6 @@ _refused(
 _refused("output_dtype embedding_type", TEI_VECTORS, "VOYAGE MISTRAL JINA", "/v1/embeddings has it", unless=("float",))
 _refused("embedding_types", TEI_VECTORS, "COHERE EMBERT", "/v1/embeddings and /v2/embed have it")
 _refused("embed_dtype", TEI_VECTORS, "VLLM", "/pooling has it", unless=("float32",))
-_refused("endianness", TEI_VECTORS, "VLLM", "/pooling has it", unless=("native", "little"))
 _refused("input_type", "embed embed_sparse", "VOYAGE NVIDIA COHERE", "`prompt_name` chooses one of the model's prompts")
 _refused(
     "dimensions output_dimension",

@@ -20,24 +20,22 @@ from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody
 
 __all__ = [
-    "ApiVersion",
+    "CohereMeta",
     "PairFields",
     "RerankDocumentsRequest",
     "RerankFields",
-    "RerankMeta",
     "RerankResult",
     "Reranked",
+    "cohere_meta",
     "ranked",
     "rerank",
     "rerank_documents",
     "result_rows",
-    "search_units",
 ]
 
 _VOYAGE = frozenset(("top_k", "truncation"))  # fields of Voyage's clients
 # Fields of Infinity's client, which reads no other `object` than "rerank"; Voyage's and Jina's is "list".
 _INFINITY = frozenset(("top_n", "raw_scores"))
-_DOCUMENTS_PER_UNIT = 100  # of Cohere's search units
 
 
 class PairFields(RequestBody):
@@ -132,30 +130,23 @@ class RerankUsage(BaseModel):
 
 
 class ApiVersion(BaseModel):
-    """Of Cohere's API."""
+    """Cohere API version that the response has."""
 
     version: str
 
 
-class BilledUnits(BaseModel):
-    """What Cohere would bill: one for each hundred documents begun."""
-
-    search_units: int
-
-
-class RerankTokens(BaseModel):
-    """Tokens read and written."""
+class TokenCounts(BaseModel):
+    """Numbers of tokens read and written."""
 
     input_tokens: int
     output_tokens: int
 
 
-class RerankMeta(BaseModel):
-    """Cohere's facts about an answer."""
+class CohereMeta(BaseModel):
+    """Metadata of Cohere's responses."""
 
     api_version: ApiVersion
-    billed_units: BilledUnits
-    tokens: RerankTokens
+    tokens: TokenCounts
 
 
 class Reranked(BaseModel):
@@ -167,7 +158,7 @@ class Reranked(BaseModel):
     results: list[RerankResult]
     data: list[VoyageResult]
     usage: RerankUsage
-    meta: RerankMeta
+    meta: CohereMeta
 
 
 async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
@@ -193,8 +184,7 @@ async def rerank_documents(
     return JSON, (
         b'{"id":"%b","object":"%b","model":%b,"results":[%b],"data":[%b],'
         b'"usage":{"prompt_tokens":%d,"total_tokens":%d},'
-        b'"meta":{"api_version":{"version":"1"},"billed_units":{"search_units":%d},'
-        b'"tokens":{"input_tokens":%d,"output_tokens":0}}}'
+        b'"meta":%b}'
     ) % (
         str(uuid.uuid4()).encode(),
         b"list" if is_voyage else b"rerank",
@@ -203,8 +193,7 @@ async def rerank_documents(
         data,
         tokens,
         tokens,
-        search_units(len(texts)),
-        tokens,
+        cohere_meta(b"1", tokens),
     )
 
 
@@ -242,6 +231,6 @@ def _voyage_rows(ranking: Ranking, texts: list[str]) -> Iterator[bytes]:
         yield b'{"relevance_score":%b,"index":%d,"document":%b}' % (score, index, orjson.dumps(texts[index]))
 
 
-def search_units(documents: int) -> int:
-    """Cohere's unit of account: a search over up to a hundred documents."""
-    return -(-documents // _DOCUMENTS_PER_UNIT)
+def cohere_meta(version: bytes, tokens: int) -> bytes:
+    """The JSON of CohereMeta."""
+    return b'{"api_version":{"version":"%b"},"tokens":{"input_tokens":%d,"output_tokens":0}}' % (version, tokens)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import time
 import uuid
 from collections.abc import Iterator
@@ -22,10 +20,9 @@ from embert.server.http.errors import Invalid, TaskMissing
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import Usage, check_foreign_ids, read_input_type
 from embert.server.protocols.ranking import activation, joined, json_numbers, score_pairs
-from embert.server.protocols.request_context import JSON, OCTETS, RequestContext
+from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.rerank import PairFields
 from embert.server.protocols.serialization import Pauses, flat_json, floats_json
-from embert.server.registry.inputs import InputTexts
 from embert.server.registry.model_handle import Capability, ModelHandle
 from embert.server.request.request_body import (
     TEXT_OR_IDS,
@@ -63,8 +60,7 @@ _CAPABILITIES = {
     "token_classify": Capability(Task.TOKEN_CLASSES),
 }
 _ANY = Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI | Task.TOKEN_CLASSES
-_DTYPES = {"float32": "f4", "float16": "f2"}
-MOST_DESCRIBED = 512  # texts whose places in the bytes fit into a header that clients take: 64 KB
+_DTYPES = {"float32": "<f4", "float16": "<f2"}
 
 
 class ScoreRequest(PairFields):
@@ -221,11 +217,11 @@ def _class_rows(
 
 def _list(kind: str, model: str, rows: bytes, tokens: int) -> bytes:
     usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
-    return b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(_facts(kind, model))[:-1], rows, orjson.dumps(usage))
+    return b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(_metadata(kind, model))[:-1], rows, orjson.dumps(usage))
 
 
-def _facts(kind: str, model: str) -> dict[str, object]:
-    """How answers begin."""
+def _metadata(kind: str, model: str) -> dict[str, object]:
+    """The first fields of a response."""
     return {"id": f"{kind}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
 
 
@@ -243,12 +239,8 @@ class PoolingRequest(RequestBody):
     task: Literal["embed", "token_embed", "classify", "token_classify"] | None = Field(
         None, description="Default: the first of embed, classify, token_embed and token_classify that the model has."
     )
-    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = Field(
-        "float",
-        description="bytes: all numbers end to end, and in the header `metadata` whose is what; bytes_only: no header.",
-    )
-    embed_dtype: Literal["float32", "float16"] = Field("float32", description="Of the numbers, unless they are JSON.")
-    endianness: Literal["native", "little", "big"] = Field("native", description="Likewise; native is little.")
+    encoding_format: Literal["float", "base64"] = Field("float", description="base64 is little-endian.")
+    embed_dtype: Literal["float32", "float16"] = Field("float32", description="Type of the numbers in base64.")
     dimensions: int | None = Field(None, description="Cut the vectors of `embed` to this many numbers.")
     use_activation: bool | None = Field(
         None, description="Vectors of length 1 instead of raw ones, classes' scores instead of logits. Default: true."
@@ -339,18 +331,11 @@ def _task(handle: ModelHandle, request: PoolingRequest) -> Task:
 
 
 def _check_fields(request: PoolingRequest, task: Task) -> None:
-    """Raise Invalid for unsupported options, and for formats that cannot be written."""
+    """Raises Invalid for options that the task does not have."""
     if request.dimensions is not None and task != Task.EMBED:
         raise Invalid("`dimensions` is for the task embed", "dimensions")
     if request.use_activation is False and task == Task.MULTI:
         raise Invalid("`use_activation` must be true for multi-vectors, which have length 1", "use_activation")
-    texts = len(InputTexts.of(request.input, "input").items)
-    if request.encoding_format == "bytes" and texts > MOST_DESCRIBED:
-        raise Invalid(
-            f"`encoding_format` bytes is for at most {MOST_DESCRIBED} texts, which a header describes; "
-            f"`input` has {texts}; send fewer, or set it to bytes_only",
-            "encoding_format",
-        )
 
 
 def _of_texts(handle: ModelHandle, task: Task, rows: TaskOutput, *, activates: bool) -> list[Floats]:
@@ -374,36 +359,16 @@ async def _written(
     context: RequestContext, request: PoolingRequest, texts: list[Floats], tokens: int
 ) -> tuple[bytes, bytes]:
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    facts = _facts("pool", context.handle.served.name)
-    if request.encoding_format.startswith("bytes"):
-        pieces = [_bytes(rows, request) for rows in texts]
-        if request.encoding_format == "bytes":
-            metadata = {**facts, "data": _places(texts, pieces, request), "usage": usage}
-            context.headers.append((b"metadata", json.dumps(metadata, separators=(",", ":")).encode()))
-        return OCTETS, b"".join(pieces)
+    metadata = _metadata("pool", context.handle.served.name)
     items = []
     pauses = Pauses()
     for index, rows in enumerate(texts):
         if request.encoding_format == "base64":
-            data = b'"%b"' % pybase64.b64encode(_bytes(rows, request))
+            with np.errstate(over="ignore"):  # what float16 cannot hold is infinite, as in vLLM
+                numbers = np.ascontiguousarray(rows, _DTYPES[request.embed_dtype])
+            data = b'"%b"' % pybase64.b64encode(numbers.data)
         else:
             data = await (floats_json(rows) if rows.ndim == 2 else flat_json(rows))
         items.append(b'{"index":%d,"object":"pooling","data":%b}' % (index, data))
         await pauses.after(rows.size)
-    return JSON, b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(facts)[:-1], b",".join(items), orjson.dumps(usage))
-
-
-def _bytes(numbers: Floats, request: PoolingRequest) -> bytes:
-    order = ">" if request.endianness == "big" else "<"
-    with np.errstate(over="ignore"):  # what float16 cannot hold is infinite there, as in vLLM
-        return np.ascontiguousarray(numbers, order + _DTYPES[request.embed_dtype]).tobytes()
-
-
-def _places(texts: list[Floats], pieces: list[bytes], request: PoolingRequest) -> list[dict[str, object]]:
-    """Where each text's numbers are in the body."""
-    kind = {"embed_dtype": request.embed_dtype, "endianness": request.endianness}
-    ends = [*itertools.accumulate(map(len, pieces), initial=0)]
-    return [
-        {"index": index, **kind, "start": ends[index], "end": ends[index + 1], "shape": rows.shape}
-        for index, rows in enumerate(texts)
-    ]
+    return JSON, b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(metadata)[:-1], b",".join(items), orjson.dumps(usage))

@@ -199,7 +199,7 @@ def test_examples(request: pytest.FixtureRequest, command: str, expected: str) -
 
 def test_headers_are_documented(http: httpx.Client) -> None:
     raw = {"accept": "application/octet-stream"}
-    several = {"input": "a", "model": "text-embeddings-inference", "encoding_format": "bytes", "color": 1}
+    several = {"input": "a", "model": "text-embeddings-inference", "color": 1}
     answers = [
         http.post("/embed", json={"inputs": "a"}, headers=raw),
         http.post("/embed_all", json={"inputs": "a " * 300}, headers=raw),

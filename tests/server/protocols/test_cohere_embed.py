@@ -27,7 +27,7 @@ def test_every_type(http: httpx.Client) -> None:
     found = embed(http, input_type="search_document", embedding_types=TYPES, model="text-embeddings-inference")
     assert list(found) == ["id", "embeddings", "texts", "meta", "response_type"]
     assert found["texts"] == TEXTS
-    assert found["meta"] == {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 8}}
+    assert found["meta"] == {"api_version": {"version": "2"}, "tokens": {"input_tokens": 8, "output_tokens": 0}}
     assert found["response_type"] == "embeddings_by_type"
     vectors = found["embeddings"]
     assert list(vectors) == TYPES
