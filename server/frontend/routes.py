@@ -168,7 +168,7 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
     TaskRoute(
         "/pooling", OPENAI, "Vectors or classes, vLLM's way",
         vllm.pooling, vllm.PoolingRequest, vllm.PoolingList, {"input": "Hello, world"},
-        needs_one=Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI | Task.TOKEN_CLASSES, raw=True,
+        needs_one=Task.EMBED | Task.TOKENS | Task.CLASSIFY | Task.MULTI | Task.TOKEN_CLASSES,
     ),
     TaskRoute(
         "/v2/embed", COHERE, "Embeddings, Cohere's way",

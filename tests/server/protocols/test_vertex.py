@@ -11,7 +11,8 @@ import pytest
 from embert.server.config import ModelConfig
 from embert.server.http.errors import Invalid, ServerError
 from embert.server.protocols.request_context import LatencyBreakdown, RequestContext
-from embert.server.protocols.vertex import AT_ONCE, Instance, VertexRequest, answer_instances
+from embert.server.protocols.vertex import AT_ONCE, VertexRequest, predict
+from embert.server.registry.model_handle import RequestLimits
 
 COUNT = 2048
 
@@ -22,8 +23,8 @@ class Context:
     def __init__(self) -> None:
         self.breakdown, self.truncated = LatencyBreakdown(), 0
         self.handle = self
-        self.config = ModelConfig()
-        self.instance: Instance = {}
+        self.limits = RequestLimits(ModelConfig())
+        self.instance: dict[str, Any] = {}
 
     def as_sent(self, error: ServerError) -> ServerError:
         return error
@@ -31,7 +32,7 @@ class Context:
     async def parse(self, _: type[VertexRequest]) -> VertexRequest:
         return VertexRequest(instances=[{"inputs": str(index)} for index in range(COUNT)])
 
-    def part(self, instance: Instance, parts: int) -> Context:
+    def part(self, instance: dict[str, Any], parts: int) -> Context:
         assert parts == COUNT
         part = Context()
         part.instance = instance
@@ -39,11 +40,11 @@ class Context:
         return part
 
 
-def answered(handler: Callable[[Instance], Coroutine[Any, Any, tuple[bytes, bytes]]]) -> tuple[bytes, int]:
+def answered(handler: Callable[[dict[str, Any]], Coroutine[Any, Any, tuple[bytes, bytes]]]) -> tuple[bytes, int]:
     async def run() -> tuple[bytes, int]:
         context = Context()
         answer: Any = lambda part: handler(part.instance)  # noqa: E731 - of a Context
-        _, body = await answer_instances(cast("RequestContext", context), answer)
+        _, body = await predict(cast("RequestContext", context), answer)
         assert len(asyncio.all_tasks()) == 1
         return body, context.truncated
 
@@ -58,7 +59,7 @@ def test_other_requests_run_between_the_starts_of_instances() -> None:
         starts.append(0)
         asyncio.get_running_loop().call_soon(each_round)
 
-    async def handler(instance: Instance) -> tuple[bytes, bytes]:
+    async def handler(instance: dict[str, Any]) -> tuple[bytes, bytes]:
         nonlocal running, most, rounds
         if rounds < 0:
             rounds = 0
@@ -81,7 +82,7 @@ def test_other_requests_run_between_the_starts_of_instances() -> None:
 def test_the_first_error_ends_the_others() -> None:
     begun = []
 
-    async def handler(instance: Instance) -> tuple[bytes, bytes]:
+    async def handler(instance: dict[str, Any]) -> tuple[bytes, bytes]:
         begun.append(instance["inputs"])
         if instance["inputs"] == "100":
             raise Invalid("no", "inputs")
