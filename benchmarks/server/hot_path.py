@@ -7,7 +7,8 @@ each of RUNS runs fails; runs without such a figure are the last.
 
 Calls are counted (benchmarks.lib.call_counter) over requests that are sent one after the other: how often our code
 calls a function of Python's or of C's for one request. The least of many windows depends neither on the machine nor on
-its load, so CALLS_TOLERANCE is small.
+its load, so CALLS_TOLERANCE is small. For the engine process it is their median: a window may end before the engine has
+finished with the last request.
 
 CPU is measured: windows of the server alternate with windows of a plain uvicorn and Starlette application
 (benchmarks.rivals.echo) under the same load, and the least CPU of the one is divided by the least of the other. What
@@ -40,7 +41,7 @@ from benchmarks.server.short_texts import STUBS
 __all__ = ["BASELINE", "RUNS"]
 
 BASELINE = Path(__file__).with_suffix(".json")
-TOLERANCE, CALLS_TOLERANCE = 0.2, 0.02
+TOLERANCE, CALLS_TOLERANCE = 0.5, 0.02
 RUNS, TURNS, WINDOW_S, SETTLE_S = 3, 5, 0.5, 0.1
 CALLS_WINDOWS, CALLS_REQUESTS = 100, 10
 COUNTER = ROOT / "benchmarks" / "lib" / "call_counter"
@@ -97,7 +98,7 @@ def _stub(checkout: Path) -> list[str]:
 
 
 def _calls(checkout: Path) -> dict[str, float]:
-    """Return the calls a request that each process makes, the least of the windows."""
+    """Return the calls a request that each process makes."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {"CALL_COUNTER": folder, "PYTHONPATH": os.pathsep.join(map(str, (COUNTER, checkout)))}
         with embert(*_stub(checkout), checkout=checkout, environment=environment) as server:
@@ -133,7 +134,7 @@ def _calls(checkout: Path) -> dict[str, float]:
                         windows.setdefault(kind + name, []).append((count - before[kind]) / CALLS_REQUESTS)
     return {
         "HTTP process": min(windows["api"]),
-        "engine process": min(windows["engine"]),
+        "engine process": statistics.median(windows["engine"]),
         "HTTP process, unknown model (404)": min(windows["api 404"]),
     }
 
