@@ -30,13 +30,13 @@ def run(monkeypatch: pytest.MonkeyPatch, baseline: Path, *runs: tuple[float, flo
 
 def test_stage_above_its_baseline_in_every_run_fails(monkeypatch: pytest.MonkeyPatch, baseline: Path) -> None:
     with pytest.raises(SystemExit, match="http"):
-        run(monkeypatch, baseline, (2.5, 1.0), (2.6, 1.3), (2.41, 1.0))
+        run(monkeypatch, baseline, (3.5, 1.0), (3.6, 1.6), (3.1, 1.0))
 
 
 def test_one_good_run_is_enough_for_a_stage(monkeypatch: pytest.MonkeyPatch, baseline: Path) -> None:
     assert run(monkeypatch, baseline, (2.3, 1.1)) == 1
-    assert run(monkeypatch, baseline, (2.5, 1.0), (2.4, 1.3)) == 2
-    assert run(monkeypatch, baseline, (2.5, 1.3), (2.4, 1.3), (2.5, 1.2)) == RUNS
+    assert run(monkeypatch, baseline, (3.5, 1.0), (3.0, 1.6)) == 2
+    assert run(monkeypatch, baseline, (3.5, 1.6), (3.0, 1.6), (3.5, 1.5)) == RUNS
 
 
 def test_calls_have_a_smaller_tolerance(monkeypatch: pytest.MonkeyPatch, baseline: Path) -> None:
