@@ -127,13 +127,13 @@ class Admission:
     def check_ready(self) -> None:
         """Raise Unavailable when no request can be taken now."""
         if self.draining:
-            raise Unavailable(self.unready_reason(), retry_after_s=1, reason="draining")
+            raise Unavailable(self.unready_reason(), retry_after_s=1, reject_reason="draining")
         if not self.ready:
             raise self.unready()
 
     def unready(self) -> Unavailable:
         """The error while the model is not ready. A failed model has no early retry."""
-        return Unavailable(self.unready_reason(), retry_after_s=None if self.failed else 2, reason="loading")
+        return Unavailable(self.unready_reason(), retry_after_s=None if self.failed else 2)
 
     # --- limits ---
 
@@ -251,7 +251,7 @@ class Admission:
         """The error for a request past its deadline; `why`: the reason if the deadline cannot be met."""
         could = f"cannot be answered in time, {why}: it has" if why else "was not answered within"
         message = f"the request {could} {options.timeout_s:g} s ({options.set_by})"
-        error = Unavailable(message, retry_after_s=self._retry_after_s(), reason="deadline")
+        error = Unavailable(message, retry_after_s=self._retry_after_s(), reject_reason="deadline")
         if options.set_by == TIMEOUT_HEADER:
             error.outcome = EXPIRED
         return error

@@ -258,7 +258,7 @@ class Router:
         for pending in list(self._pending.values()):
             admission = self.admissions[pending.message.model]
             if not unready or not admission.ready:
-                self._fail(pending, Unavailable(admission.unready_reason(), retry_after_s=1, reason="draining"))
+                self._fail(pending, Unavailable(admission.unready_reason(), retry_after_s=1, reject_reason="draining"))
 
     # --- engines come and go ---
 

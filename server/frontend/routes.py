@@ -330,7 +330,7 @@ def _by_body(route: TaskRoute) -> Handler:
     has_labels = route.path == "/predict"
 
     async def answer(context: RequestContext) -> tuple[bytes, bytes]:
-        if has_labels and context.names("candidate_labels"):
+        if has_labels and context.has_field("candidate_labels"):
             return await hugging_face.zero_shot(context)
         begin = context.begin_of("inputs")
         if begin == b"{":

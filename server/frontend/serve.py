@@ -116,8 +116,8 @@ class RequestServer:
             # them in memory until a garbage collection, which is rare here.
             mistake.__traceback__ = None
             error = as_server_error(mistake)
-            if context is not None:
-                context.as_sent(error)
+            if context is not None and context.names:
+                error.rename(context.names)
             response = observer.refuse(request, error)
         except asyncio.CancelledError:
             record.status = CLIENT_LEFT
@@ -202,9 +202,11 @@ class RequestServer:
             limit = scope["state"].get("too_many_connections")
             if limit is not None and scope["path"] not in self._probes:
                 raise Unavailable(
-                    f"this server has more than {limit} connections, the limit (--max-connections)",
+                    "this server has too many connections",
+                    limit=limit,
+                    option="--max-connections",
                     retry_after_s=1,
-                    reason="connections",
+                    reject_reason="connections",
                 )
 
     def _find(self, scope: Scope) -> TaskEndpoint:

@@ -37,9 +37,6 @@ class Cors(CORSMiddleware):
         response = self.preflight_response(request_headers=headers)
         if response.status_code != 400:
             return response
-        what = bytes(response.body).decode().removeprefix("Disallowed CORS ")
-        why = f"the origin's preflight asks for what is not allowed (--cors-allow-origin): {what}"
+        error = BadRequest(f"{bytes(response.body).decode()} (--cors-allow-origin)")
         kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
-        return Response(
-            error_body(BadRequest(why), self._error_formats[path]), 400, kept, media_type="application/json"
-        )
+        return Response(error_body(error, self._error_formats[path]), 400, kept, media_type="application/json")

@@ -1,6 +1,6 @@
-"""Errors of requests. `response.py` renders them in the form of the route's API.
+"""Errors of requests: data, which `message` renders and `response.py` writes in the form of the route's API.
 
-Messages name the field, the limit and the value given, never the text itself.
+They have the field, the value and the limit, never the text itself.
 
 * ServerError                 500
   * RequestError
@@ -52,21 +52,27 @@ __all__ = [
 
 
 class ErrorFormat(Enum):
-    """Whose API a route speaks: the form of its errors."""
+    """API whose form the errors of a route have."""
 
     OPENAI = "OpenAI"
     TEI = "TEI"
     COHERE = "Cohere"
 
 
-ErrorFormats = Mapping[str, ErrorFormat]  # of every path that there can be
+ErrorFormats = Mapping[str, ErrorFormat]  # by path; has every path
 
 
 _RETRY_AFTER_MAX_S = 60
 
 
 class ServerError(Exception):
-    """An answer that is not 200."""
+    """A response other than 200.
+
+    `param` is the field of the request, under the name that the client gave it, and `path` the element, such as
+    "[3].text". `subject` is what is wrong in it, such as "text 3", and `reason` the rest of the sentence. Without a
+    field, `reason` is the whole sentence. `value`, which `describe` shows, stands at `value_path` in the field; `limit`
+    is what `option` sets.
+    """
 
     status = 500
     tei_type = "Backend"
@@ -75,11 +81,46 @@ class ServerError(Exception):
     reject_reason: str | None = None
     outcome = ""  # for metrics, where the status does not say it
 
-    def __init__(self, message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
-        """`param` is the field of the request that the message is about. `retry_after_s` counts as a minute at most."""
-        super().__init__(message)
-        self.message, self.param = message, param
+    def __init__(
+        self,
+        reason: str,
+        param: str | None = None,
+        *,
+        path: str = "",
+        subject: str = "",
+        value: str = "",
+        value_path: str = "",
+        limit: int | None = None,
+        option: str = "",
+        retry_after_s: int | None = None,
+    ) -> None:
+        """`retry_after_s` counts as a minute at most."""
+        super().__init__(reason)
+        self.reason, self.param, self.path, self.subject = reason, param, path, subject
+        self.value, self.value_path, self.limit, self.option = value, value_path, limit, option
+        self.instance: int | None = None  # index of the request, where one body has several
         self.retry_after_s = None if retry_after_s is None else min(retry_after_s, _RETRY_AFTER_MAX_S)
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Gives the field the name that the client used. `names` has it for fields of the schema."""
+        if self.param is not None:
+            self.param = names.get(self.param, self.param)
+
+    def nest(self, param: str) -> None:
+        """Moves the field into the object `param`."""
+        self.param, self.path = param, f".{self.param}{self.path}"
+
+    @property
+    def message(self) -> str:
+        """The whole sentence."""
+        message = f"{self.subject} {self.reason}" if self.subject else self.reason
+        if self.param:
+            message = f"`{self.param}{self.path}`{':' if self.subject else ''} {message}"
+        if self.value:
+            message += f"; {f'`{self.param}{self.value_path}`' if self.value_path else 'it'} is {self.value}"
+        if self.limit is not None:
+            message += f"; the limit is {self.limit}{f' ({self.option})' if self.option else ''}"
+        return message if self.instance is None else f"instances[{self.instance}]: {message}"
 
     def __str__(self) -> str:
         return self.message
@@ -149,9 +190,9 @@ class Invalid(RequestError):
 
     status = 422
 
-    def __init__(self, message: str, param: str | None = None, *, kind: str = "Validation") -> None:
+    def __init__(self, reason: str, param: str | None = None, *, kind: str = "Validation", **more: Any) -> None:
         """`kind`: TEI's type of the error, or "Tokenizer"."""
-        super().__init__(message, param)
+        super().__init__(reason, param, **more)
         self.tei_type = kind
 
 
@@ -178,11 +219,11 @@ class Unavailable(ServerError):
 
     status, tei_type = 503, "Unhealthy"
 
-    def __init__(self, message: str, retry_after_s: int | None = None, reason: str = "loading") -> None:
-        """`reason`: "loading", "draining", "deadline", "connections" or "memory"."""
-        super().__init__(message, None, retry_after_s)
-        self.reason = self.reject_reason = reason
-        if reason in ("draining", "connections", "memory"):
+    def __init__(self, reason: str, *, reject_reason: str = "loading", **more: Any) -> None:
+        """`reject_reason`: "loading", "draining", "deadline", "connections" or "memory"."""
+        super().__init__(reason, **more)
+        self.reject_reason = reject_reason
+        if reject_reason in ("draining", "connections", "memory"):
             self.outcome = REFUSED
 
 
@@ -202,7 +243,7 @@ def describe(value: Any) -> str:
         case bool():
             return "true" if value else "false"
         case int() | float():
-            return str(value) if abs(value) < 1e18 else "not a number of any use"
+            return str(value) if abs(value) < 1e18 else "a number out of range"
         case str():
             return f"a string of {len(value)} characters"
         case list():

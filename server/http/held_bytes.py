@@ -56,9 +56,8 @@ class HeldBytes:
         `counted` of them are held already. `what` they are begins the message, and `param` is the field.
         """
         if size > self.limit:
-            raise PayloadTooLarge(
-                f"{what} would have about {size} bytes; the limit is {self.limit} (--max-held-bytes)", param
-            )
+            reason = f"would have about {size} bytes"
+            raise PayloadTooLarge(reason, param, subject=what, limit=self.limit, option="--max-held-bytes")
         limit = self.limit if size > SMALL_BYTES else self._small_limit
         if self.requests + self.unread + size - counted > limit:
             raise self.refusal(what, size)
@@ -66,10 +65,11 @@ class HeldBytes:
     def refusal(self, what: str, size: int) -> Unavailable:
         """The error for a request that would exceed the limit."""
         return Unavailable(
-            f"{what} would have {size} bytes, and this HTTP process holds {self.total} for its clients already; "
-            f"the limit is {self.limit} (--max-held-bytes)",
+            f"{what} would have {size} bytes, and this HTTP process holds {self.total} for its clients already",
+            limit=self.limit,
+            option="--max-held-bytes",
             retry_after_s=1,
-            reason="memory",
+            reject_reason="memory",
         )
 
 
@@ -135,9 +135,8 @@ class BodyReader:
     def check(self, size: int, counted: int = 0) -> None:
         """Raise where a body may not grow to `size` bytes; `counted` of them are held already."""
         if size > self._limit:
-            raise PayloadTooLarge(
-                f"the request body has {size} bytes or more; the limit is {self._limit} (--payload-limit)"
-            )
+            reason = f"the request body has {size} bytes or more"
+            raise PayloadTooLarge(reason, limit=self._limit, option="--payload-limit")
         self._held.check(size, "the request body", counted=counted)
 
     async def watch(self) -> NoReturn:

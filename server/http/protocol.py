@@ -506,8 +506,8 @@ class _BoundedProtocol(HttpToolsProtocol):
     def _too_large(self) -> ServerError:
         limit = self.bounds.header_limit
         if self._in_body:
-            return BadRequest(f"around the body's chunks are more than {limit} bytes, the limit (--header-limit)")
-        return HeadTooLarge(f"the request's line and headers have more than {limit} bytes, the limit (--header-limit)")
+            return BadRequest("there are too many bytes around the body's chunks", limit=limit, option="--header-limit")
+        return HeadTooLarge("the request's line and headers are too large", limit=limit, option="--header-limit")
 
     def _head_too_slow(self) -> None:
         self._head_timer = None

@@ -169,7 +169,7 @@ def read_request_options(headers: Iterable[tuple[bytes, bytes]], arrived: float,
 
 
 def _invalid(name: str, wanted: str, value: bytes) -> Invalid:
-    return Invalid(f"`{name}` must be {wanted}; it is {describe_name(value.decode('latin-1'))}", name)
+    return Invalid(f"must be {wanted}", name, value=describe_name(value.decode("latin-1")))
 
 
 # --- what they ask for: two forms of an answer, by `Accept` and `Accept-Encoding` (RFC 9110, section 12.5) ---
@@ -231,7 +231,7 @@ class _Range(NamedTuple):
 def _ranges(values: list[bytes], header: str) -> list[_Range]:
     """Raises HeadTooLarge for headers of more than MAX_BYTES."""
     if (size := sum(map(len, values)) + len(values)) > MAX_BYTES:
-        raise HeadTooLarge(f"`{header}` has {size} bytes; the limit is {MAX_BYTES}")
+        raise HeadTooLarge(f"`{header}` has {size} bytes", limit=MAX_BYTES)
     return [_range(element) for value in values for element in _ELEMENT.findall(value)]
 
 

@@ -179,13 +179,13 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     default: list[EmbeddingType] = ["float"]
     types = list(dict.fromkeys(default if request.embedding_types is None else request.embedding_types))
     if not types:
-        raise Invalid("`embedding_types` must name one type or more; it is empty", "embedding_types")
+        raise Invalid("must name one type or more", "embedding_types", value="empty")
     dimensions = handle.served.check_dimensions(request.output_dimension, "output_dimension")
     for kind in types:
         if kind == "binary" or kind == "ubinary":
             check_number_type(kind, dimensions or handle.model.width, "embedding_types")
     if request.input_type == "image":
-        raise Invalid("`input_type` must be of texts: models read nothing else; it is 'image'", "input_type")
+        raise Invalid("must be of texts: models read nothing else", "input_type", value="'image'")
     prompt_name, is_query = None, None
     if request.input_type is not None:
         prompt_name, is_query = read_input_type(handle, request.input_type, texts)
@@ -205,7 +205,7 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
         prompt_name=prompt_name,
     )
     more = (len(types) - 1) * handle.answer_bytes(encoded, Task.EMBED, dimensions)  # than `run` counts
-    context.hold(more + _BYTES_A_CHARACTER * sum(map(len, texts)), "the answer")
+    context.hold(more + _BYTES_A_CHARACTER * sum(map(len, texts)), "the response")
     vectors = (await context.run(encoded, dimensions=dimensions)).vectors
     version = b"1" if context.scope["path"].endswith("/v1/embed") else b"2"
     if version == b"1" and request.embedding_types is None:
@@ -237,11 +237,11 @@ def _texts(request: CohereEmbedRequest) -> tuple[list[str], str]:
     """The texts, and the field that they are in. Raises Invalid."""
     if (request.texts is None) == (request.inputs is None):
         has = "neither" if request.texts is None else "both"
-        raise Invalid(f"`texts` is required, or `inputs` in its place; the request has {has}", "texts")
+        raise Invalid(f"is required, or `inputs` in its place; the request has {has}", "texts")
     if request.inputs is None:
         assert request.texts is not None  # noqa: S101 - one of both is there
         return request.texts, "texts"
     for index, item in enumerate(request.inputs):
         if len(item.content) != 1:
-            raise Invalid(f"`inputs[{index}].content` must have one part; it has {len(item.content)}", "inputs")
+            raise Invalid(f"must have one part; it has {len(item.content)}", "inputs", path=f"[{index}].content")
     return [item.content[0].text for item in request.inputs], "inputs"

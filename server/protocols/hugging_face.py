@@ -21,11 +21,11 @@ from embert.engine.heads.zero_shot import (
     zero_shot_labels,
 )
 from embert.engine.tokenization.encoded import Chunks, TokenizeOptions, finish
-from embert.server.http.errors import EmptyInput, PayloadTooLarge
+from embert.server.http.errors import PayloadTooLarge
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import joined
 from embert.server.protocols.request_context import JSON, RequestContext
-from embert.server.registry.inputs import TextPairs
+from embert.server.registry.inputs import TextPairs, check_texts
 from embert.server.request.request_body import MODELS_DIRECTION, Direction, InputForm, InputForms, RequestBody, TextList
 
 __all__ = [
@@ -105,7 +105,7 @@ async def token_classify(context: RequestContext) -> tuple[bytes, bytes]:
     )
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     # A token that the vocabulary lacks has all characters of its word, in each sequence that it is in.
-    context.hold(_BYTES_A_CHARACTER * int((spans.stops - spans.starts).sum()), "the answer")
+    context.hold(_BYTES_A_CHARACTER * int((spans.stops - spans.starts).sum()), "the response")
     rows = await context.logits_of_tokens(spans.encoded)
     logits = np.split(rows.values, rows.offsets[1:-1])
     entities = entities_of(texts, spans, logits, classifier.labels, handle.tokenizer, options)
@@ -197,13 +197,13 @@ async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
     if isinstance(labels, str):
         labels = split_labels(labels, "candidate_labels")
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
-    _check_texts(texts)
+    check_texts(texts, "inputs")
     check_labels(labels, "candidate_labels")
     handle.limits.check_label_pairs(len(texts), len(labels), "candidate_labels")
     _check_hypotheses(request.hypothesis_template, labels, handle.config.payload_limit)
     seconds = hypotheses(request.hypothesis_template, labels)
     each = len(orjson.dumps(labels)) + _BYTES_A_SCORE * len(labels)
-    context.hold(sum(map(len, texts)) + len(texts) * each, "the answer")
+    context.hold(sum(map(len, texts)) + len(texts) * each, "the response")
     firsts = texts if len(texts) == 1 else [text for text in texts for _ in labels]
     encoded = await context.tokenize_pairs(
         TextPairs(firsts, seconds * len(texts)),
@@ -234,21 +234,10 @@ async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
     return JSON, written if isinstance(request.inputs, str) else b"[%b]" % written
 
 
-def _check_texts(texts: Sequence[str]) -> None:
-    if not texts:
-        raise EmptyInput("`inputs` must not be an empty list", "inputs")
-    for index, text in enumerate(texts):
-        if not text:
-            name = f"inputs[{index}]" if len(texts) > 1 else "inputs"
-            raise EmptyInput(f"`{name}` must not be empty", "inputs")
-
-
 def _check_hypotheses(template: str, labels: Sequence[str], limit: int) -> None:
     """Raise PayloadTooLarge for hypotheses that together are longer than a body may be."""
     characters = len(template) * len(labels) + sum(map(len, labels))
     if characters > limit:
         raise PayloadTooLarge(
-            f"`hypothesis_template` makes hypotheses of {characters} characters; the limit is {limit} "
-            "(--payload-limit)",
-            "hypothesis_template",
+            f"makes hypotheses of {characters} characters", "hypothesis_template", limit=limit, option="--payload-limit"
         )

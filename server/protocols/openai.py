@@ -199,9 +199,9 @@ def _tasks(request: EmbeddingsRequest) -> tuple[Task, bool | None]:
         return Task.EMBED, None
     tasks = _kinds(request.embedding_types)
     if not tasks:
-        raise Invalid("`embedding_types` must name one of dense, sparse and colbert; it is empty", "embedding_types")
+        raise Invalid("must name one of dense, sparse and colbert", "embedding_types", value="empty")
     if request.dimensions is not None and Task.EMBED not in tasks:
-        raise Invalid("`dimensions` is for dense vectors, and `embedding_types` does not name them", "dimensions")
+        raise Invalid("is for dense vectors, and `embedding_types` does not name them", "dimensions")
     if Task.MULTI not in tasks:
         return tasks, None
     return tasks, request.input_type is not None and _role(request.input_type)
@@ -213,7 +213,7 @@ def _number_type(request: EmbeddingsRequest, tasks: Task, columns: int) -> Numbe
     if kind is None or kind == "float":
         return None
     if tasks != Task.EMBED:
-        raise Invalid(f"`output_dtype` {kind} is for dense vectors only", "output_dtype")
+        raise Invalid(f"{kind} is for dense vectors only", "output_dtype")
     check_number_type(kind, columns, "output_dtype")
     return kind
 
@@ -221,7 +221,7 @@ def _number_type(request: EmbeddingsRequest, tasks: Task, columns: int) -> Numbe
 def check_number_type(kind: NumberType, columns: int, param: str) -> None:
     """Raise Invalid for bits of vectors that do not fill bytes; `param` is the field with the type."""
     if kind in ("binary", "ubinary") and columns % 8:
-        raise Invalid(f"`{param}` {kind} is for vectors of a multiple of 8 numbers; these have {columns}", param)
+        raise Invalid(f"{kind} is for vectors of a multiple of 8 numbers; these have {columns}", param)
 
 
 def read_input_type(
@@ -236,7 +236,7 @@ def read_input_type(
 def _prompt_of(handle: ModelHandle, input_type: Any, texts: TextOrIds) -> str | None:
     """The name of the model's prompt for texts of this type, if there is one; ids are taken as they are."""
     if not isinstance(input_type, str):
-        raise Invalid("`input_type` must be a string", "input_type")
+        raise Invalid("must be a string", "input_type")
     if not isinstance(texts, str) and (not texts or not isinstance(texts[0], str)):
         return None
     prompts = handle.model.prompts
@@ -244,9 +244,9 @@ def _prompt_of(handle: ModelHandle, input_type: Any, texts: TextOrIds) -> str | 
     prompt_name = next((name for name in names if name in prompts), None)
     if prompt_name is None and prompts and input_type not in _QUERY | _DOCUMENT | _OTHER_TYPES:
         raise Invalid(
-            f"`input_type` must be query, document or one of the model's prompts ({', '.join(sorted(prompts))}); "
-            f"it is {describe_name(input_type)}",
+            f"must be query, document or one of the model's prompts ({', '.join(sorted(prompts))})",
             "input_type",
+            value=describe_name(input_type),
         )
     return prompt_name
 
@@ -255,7 +255,7 @@ def _role(input_type: Any) -> bool:
     """Whether the texts are queries, in the words of several APIs. Raises Invalid."""
     if isinstance(input_type, str) and input_type in _QUERY | _DOCUMENT:
         return input_type in _QUERY
-    raise Invalid("`input_type` must be query or document", "input_type")
+    raise Invalid("must be query or document", "input_type")
 
 
 def check_foreign_ids(context: RequestContext, texts: TextOrIds, model: str | None) -> None:
@@ -274,7 +274,7 @@ def check_foreign_ids(context: RequestContext, texts: TextOrIds, model: str | No
         else "or start the server with --accept-token-ids and name the served model in `model`"
     )
     raise Invalid(
-        "`input` holds token ids, which are those of another model's tokenizer in most clients; send text "
+        "holds token ids, which are those of another model's tokenizer in most clients; send text "
         f"(in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)), {needed}",
         "input",
     )

@@ -88,7 +88,7 @@ async def score_pairs(
     handle = context.handle
     for texts, param in zip((firsts, seconds), (options.param, options.second_param), strict=True):
         if not texts:
-            raise EmptyInput(f"`{param}` must not be an empty list", param)
+            raise EmptyInput("must not be an empty list", param)
         handle.limits.check_documents(len(texts), param)
     encoded = await context.tokenize_pairs(TextPairs(firsts, seconds), options)
     answer = await context.run(encoded, Task.CLASSIFY)

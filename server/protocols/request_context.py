@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +20,7 @@ from embert.engine.heads.token_rows import multi_vector_mask
 from embert.engine.tokenization.encoded import EncodedSpans, TokenizeOptions
 from embert.server.config import option_name
 from embert.server.engine_client.router import Answer, TooManyWeights
-from embert.server.http.errors import Invalid, PayloadTooLarge, ServerError, UnsupportedEncoding, describe_name
+from embert.server.http.errors import Invalid, PayloadTooLarge, UnsupportedEncoding, describe_name
 from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options
 from embert.server.observability.request_record import LOW_PRIORITY, SCOPE_KEY, TRACE_KEY, RequestRecord
@@ -30,7 +30,7 @@ from embert.server.registry.model_handle import BYTES_A_WEIGHT, Capability, Mode
 from embert.server.registry.model_registry import ModelSelector
 from embert.server.request.known_fields import TranslatedFields, header_value
 from embert.server.request.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
-from embert.server.request.request_body import RequestBody, TextsAndIds, as_sent, parse, validate
+from embert.server.request.request_body import RequestBody, TextsAndIds, parse, validate
 
 if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTrace
@@ -63,7 +63,6 @@ class RequestContext:
     __slots__ = (
         "_body",
         "_is_query",
-        "_names",
         "_param",
         "_says_model",
         "_selector",
@@ -72,6 +71,7 @@ class RequestContext:
         "breakdown",
         "handle",
         "headers",
+        "names",
         "options",
         "receive",
         "scope",
@@ -96,7 +96,7 @@ class RequestContext:
         self._param = ""  # the field with the texts
         self._is_query = False  # whether the texts are queries, to a model of late interaction
         self._shared = _Shared()
-        self._names: Mapping[str, str] = _AS_WRITTEN
+        self.names: Mapping[str, str] = _AS_WRITTEN  # of fields of the schema → as the client wrote them
         self.headers: list[tuple[bytes, bytes]] = []  # of the answer
         self.truncated = 0  # texts that were cut
 
@@ -145,8 +145,8 @@ class RequestContext:
         match = re.search(rb'"%b"\s*+:\s*+(.)' % field.encode(), self._body, re.DOTALL)
         return b"" if match is None else match[1]
 
-    def names(self, field: str) -> bool:
-        """Whether the body has the field, in it or in an object in it; before `parse`.
+    def has_field(self, field: str) -> bool:
+        """True if the body or an object in it has the field; before `parse`.
 
         Inside of a text a name has backslashes before its quotes, and no colon follows a text that is the name.
         """
@@ -192,19 +192,10 @@ class RequestContext:
         return request[0]
 
     def _note_translated(self, translated: TranslatedFields) -> None:
-        self._names = translated.names
+        self.names = translated.names
         if translated.ignored:
             self._shared.ignored = (self._shared.ignored or {}) | dict.fromkeys(translated.ignored)
             self._selector.registry.metrics.ignored_fields.inc(len(translated.ignored))
-
-    @property
-    def other_names(self) -> Collection[str]:
-        """Names of other APIs under which the client wrote fields of the schema."""
-        return self._names.values()
-
-    def as_sent(self, error: ServerError) -> ServerError:
-        """An error of the handler, about fields as the client named them."""
-        return as_sent(error, self._names)
 
     def choose(self, *names: str | None, capability: Capability | None = None) -> ModelHandle:
         """Give the request to the model of these names, which are all of one model; see ModelSelector.find.
@@ -265,7 +256,7 @@ class RequestContext:
         texts = InputTexts.of(inputs, param)
         handle.limits.check_count(len(texts.items), param)
         if texts.kind is not str and prompt_name is not None:
-            raise Invalid("`prompt_name` cannot be used with token ids, which are taken as they are", "prompt_name")
+            raise Invalid("cannot be used with token ids, which are taken as they are", "prompt_name")
         name, adapter = handle.served.chosen(task, prompt_name, is_query=is_query)
         prompt = handle.served.prompt(name, is_query=is_query)
         began = time.perf_counter()
@@ -370,7 +361,7 @@ class RequestContext:
         size = handle.answer_bytes(encoded, tasks, dimensions)
         if size > SMALL_BYTES and self.wants_raw:
             size //= 2
-        self.hold(size, "the answer")
+        self.hold(size, "the response")
         if tasks == Task.CLASSIFY and handle.labels > 1:
             self._count_weights(encoded.sequences * handle.labels)
         if not only_one_each:
@@ -399,7 +390,7 @@ class RequestContext:
         if Task.SPARSE in tasks:
             weights = len(answer.rows[Task.SPARSE].values)
             self._count_weights(weights)
-            self.hold(weights * BYTES_A_WEIGHT, "the answer")
+            self.hold(weights * BYTES_A_WEIGHT, "the response")
         head = handle.model.heads.multi_vector
         if Task.MULTI in tasks and head is not None:
             row_mask = multi_vector_mask(encoded.ids, cumulative(encoded.lengths), head, is_query=self._is_query)
@@ -418,9 +409,7 @@ class RequestContext:
         limit = handle.token_vector_limit
         self._shared.token_vectors += encoded.tokens
         if (tokens := self._shared.token_vectors) > limit:
-            raise PayloadTooLarge(
-                f"`{self._param}` has {tokens} tokens; the limit for token vectors is {limit}", self._param
-            )
+            raise PayloadTooLarge(f"has {tokens} tokens, with a vector each", self._param, limit=limit)
 
     async def logits_of_tokens(self, encoded: Encoded) -> TaskOutput:
         """Rows of TOKEN_CLASSES. Whitespace may be no token at all: then there is nothing to ask an engine for."""
@@ -470,9 +459,7 @@ def _check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
     for name, value in headers:
         if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
             encoding = describe_name(value.decode("latin-1"))
-            raise UnsupportedEncoding(
-                f"`Content-Encoding` must be `identity`, that is not compressed; it is {encoding}"
-            )
+            raise UnsupportedEncoding("`Content-Encoding` must be `identity`, that is not compressed", value=encoding)
 
 
 # --- where its time went ---

@@ -180,7 +180,7 @@ async def rerank_documents(
     if request.return_documents:
         data = await joined(_voyage_rows(ranking, texts))
     tokens = ranking.tokens
-    is_voyage = _VOYAGE.intersection(context.other_names) or _INFINITY.isdisjoint(request.model_fields_set)
+    is_voyage = _VOYAGE.intersection(context.names.values()) or _INFINITY.isdisjoint(request.model_fields_set)
     return JSON, (
         b'{"id":"%b","object":"%b","model":%b,"results":[%b],"data":[%b],'
         b'"usage":{"prompt_tokens":%d,"total_tokens":%d},'

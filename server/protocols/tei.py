@@ -9,10 +9,10 @@ from pydantic import BaseModel, Field, RootModel
 
 from embert.engine import Encoded, Task
 from embert.engine.tokenization.encoded import TokenizeOptions
-from embert.server.http.errors import EmptyInput
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.serialization import floats_json, nested_floats_json, sparse_json
+from embert.server.registry.inputs import check_texts
 from embert.server.request.request_body import (
     MODELS_DIRECTION,
     TASK,
@@ -190,13 +190,8 @@ class Similarities(RootModel[list[float]]):
 async def similarity(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /similarity`."""
     request = await context.parse(SimilarityRequest)
-    if not request.inputs.source_sentence:
-        raise EmptyInput("`inputs.source_sentence` must not be empty", "inputs")
-    if not request.inputs.sentences:
-        raise EmptyInput("`inputs.sentences` must not be an empty list", "inputs")
-    for index, sentence in enumerate(request.inputs.sentences):
-        if not sentence:
-            raise EmptyInput(f"`inputs.sentences[{index}]` must not be empty", "inputs")
+    check_texts([request.inputs.source_sentence], "inputs", ".source_sentence")
+    check_texts(request.inputs.sentences, "inputs", ".sentences")
     parameters = request.parameters or SimilarityParameters()
     encoded = await context.tokenize(
         [request.inputs.source_sentence, *request.inputs.sentences],

@@ -75,7 +75,7 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
     texts, documents = request.texts, request.documents
     if texts is None:
         if documents is None:
-            raise Invalid("`texts` is required, or `documents` in its place; the request has neither", "texts")
+            raise Invalid("is required, or `documents` in its place; the request has neither", "texts")
         return await rerank_documents(context, request, documents, direction)
     context.choose(None)  # TEI's routes do not read `model`
     ranking = await ranked(context, request, texts, "texts", direction)
@@ -167,20 +167,16 @@ def _pairs(inputs: str | list[str] | list[list[str]]) -> TextPairs:
     if isinstance(inputs, str):
         inputs = [inputs]
     if not inputs:
-        raise EmptyInput("`inputs` must not be an empty list", "inputs")
+        raise EmptyInput("must not be an empty list", "inputs")
     is_batch = not isinstance(inputs[0], str)
     together = cast("list[list[str]]", inputs if is_batch else [inputs])
     for index, texts in enumerate(together):
-        name = f"inputs[{index}]" if is_batch else "inputs"
-        if not texts:
-            raise EmptyInput(f"`{name}` must not be an empty list", "inputs")
+        path = f"[{index}]" if is_batch else ""
+        if texts in ([], [""]):  # a pair may have empty texts, as in TEI
+            raise EmptyInput("must not be empty", "inputs", path=path + "[0]" * (is_batch and bool(texts)))
         if len(texts) > 2:
-            raise Invalid(
-                f"`{name}` is a list of {len(texts)} texts; a pair has 2, and several texts are a list of lists",
-                "inputs",
-            )
-        if len(texts) == 1 and not texts[0]:  # a pair may have empty texts, as in TEI
-            raise EmptyInput(f"`{name}[0]` must not be empty" if is_batch else f"`{name}` must not be empty", "inputs")
+            reason = f"is a list of {len(texts)} texts; a pair has 2, and several texts are a list of lists"
+            raise Invalid(reason, "inputs", path=path)
     return TextPairs([texts[0] for texts in together], [texts[1] if len(texts) > 1 else None for texts in together])
 
 

@@ -79,12 +79,12 @@ async def tokenize(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(TokenizeRequest)
     if request.inputs is None:
         if request.prompt is None:
-            raise Invalid("`inputs` is required, or `prompt` in its place; the request has neither", "inputs")
+            raise Invalid("is required, or `prompt` in its place; the request has neither", "inputs")
         return await _tokenize_prompt(context, request, request.prompt)
     handle = context.choose(None)  # TEI's routes do not read `model`
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     if not texts:
-        raise EmptyInput("`inputs` must not be an empty list", "inputs")
+        raise EmptyInput("must not be an empty list", "inputs")
     handle.limits.check_count(len(texts), "inputs")
     handle.check_open()
     return JSON, await _run(context, request, texts, "inputs", _written)
@@ -121,7 +121,7 @@ async def _run(
     )
     characters = context.breakdown.characters = sum(map(len, texts))
     most = min(characters + (len(prompt) + 2) * len(texts), handle.config.max_answer_tokens)
-    context.hold(most * _TOKEN_BYTES, "the answer")
+    context.hold(most * _TOKEN_BYTES, "the response")
     began = time.perf_counter()
     check = partial(handle.check_progress, context.options, partial(handle.limits.check_answer, param=param, more=True))
     context.breakdown.tokens, result = await handle.tokenizer_pool.run(
@@ -197,7 +197,7 @@ async def detokenize(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(DetokenizeRequest)
     context.choose(request.model)
     if not request.tokens:
-        raise EmptyInput("`tokens` must not be an empty list", "tokens")
+        raise EmptyInput("must not be an empty list", "tokens")
     (text,) = await _decoded(context, [request.tokens], "tokens", skips=False)
     return JSON, orjson.dumps({"prompt": text})
 
@@ -209,7 +209,7 @@ async def _decoded(context: RequestContext, sequences: Sequence[list[int]], para
     handle.check_open()
     tokens = sum(map(len, sequences))
     handle.limits.check_answer(tokens, param)
-    context.hold(tokens * _WORD_BYTES, "the answer")
+    context.hold(tokens * _WORD_BYTES, "the response")
     chunks = handle.tokenizer.decode_chunks(sequences, skip_special_tokens=skips)
     began = time.perf_counter()
     check = partial(handle.check_progress, context.options, lambda _: None)

@@ -38,7 +38,7 @@ async def predict(context: RequestContext, handler: Handler) -> tuple[bytes, byt
     """`POST /vertex`. `handler` serves one instance. The first error cancels the other instances."""
     instances = (await context.parse(VertexRequest)).instances
     if not instances:
-        raise EmptyInput("`instances` must not be an empty list", "instances")
+        raise EmptyInput("must not be an empty list", "instances")
     context.handle.limits.check_count(sum(map(_texts, instances)), "instances")
     bodies = [b""] * len(instances)
     waiting, turn = iter(enumerate(instances)), asyncio.Lock()
@@ -51,7 +51,7 @@ async def predict(context: RequestContext, handler: Handler) -> tuple[bytes, byt
             try:
                 _, bodies[index] = await handler(part)
             except (ServerError, InputError) as mistake:
-                raise _with_index(part.as_sent(as_server_error(mistake)), index) from None
+                raise _instance_error(part, mistake, index) from None
             context.breakdown.add(part.breakdown)
             context.truncated += part.truncated
 
@@ -65,8 +65,11 @@ async def predict(context: RequestContext, handler: Handler) -> tuple[bytes, byt
     return JSON, b'{"predictions":[%b]}' % b",".join(bodies)
 
 
-def _with_index(error: ServerError, index: int) -> ServerError:
-    error.message = f"instances[{index}]: {error.message}"
+def _instance_error(part: RequestContext, mistake: ServerError | InputError, index: int) -> ServerError:
+    """A function of its own: a frame with the error and the texts would be a cycle."""
+    error = as_server_error(mistake)
+    error.rename(part.names)
+    error.instance = index
     return error
 
 

@@ -170,12 +170,12 @@ def _texts(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]
     if params is None:
         choices = ", ".join(f"`{first}` and `{second}`" for first, second in _FIELDS)
         has = ", ".join(f"`{name}`" for name in sorted(names)) or "none of them"
-        raise Invalid(f"`queries` is required with `documents`: one of {choices}; the request has {has}", "queries")
+        raise Invalid(f"is required with `documents`: one of {choices}; the request has {has}", "queries")
     values = (getattr(request, name) for name in params)
     firsts, seconds = ([value] if isinstance(value, str) else value for value in values)
     if len(firsts) > 1 and len(firsts) != len(seconds):
         raise Invalid(
-            f"`{params[0]}` has {len(firsts)} texts and `{params[1]}` has {len(seconds)}; "
+            f"has {len(firsts)} texts and `{params[1]}` has {len(seconds)}; "
             "the former must have one text, or as many as the latter",
             params[0],
         )
@@ -333,9 +333,9 @@ def _task(handle: ModelHandle, request: PoolingRequest) -> Task:
 def _check_fields(request: PoolingRequest, task: Task) -> None:
     """Raises Invalid for options that the task does not have."""
     if request.dimensions is not None and task != Task.EMBED:
-        raise Invalid("`dimensions` is for the task embed", "dimensions")
+        raise Invalid("is for the task embed", "dimensions")
     if request.use_activation is False and task == Task.MULTI:
-        raise Invalid("`use_activation` must be true for multi-vectors, which have length 1", "use_activation")
+        raise Invalid("must be true for multi-vectors, which have length 1", "use_activation")
 
 
 def _of_texts(handle: ModelHandle, task: Task, rows: TaskOutput, *, activates: bool) -> list[Floats]:

@@ -28,6 +28,7 @@ __all__ = [
     "TextPairs",
     "TokenizerPool",
     "as_server_error",
+    "check_texts",
     "interleaved",
 ]
 
@@ -46,6 +47,15 @@ _NO_IDS = [0]
 ResultT = TypeVar("ResultT")
 
 
+def check_texts(texts: Sequence[object], param: str, path: str = "") -> None:
+    """Raises EmptyInput for an empty list, and for a list with an empty text or empty ids."""
+    if not texts:
+        raise EmptyInput("must not be an empty list", param, path=path)
+    if not all(texts):
+        index = f"[{[*map(bool, texts)].index(False)}]" if len(texts) > 1 else ""
+        raise EmptyInput("must not be empty", param, path=path + index)
+
+
 @dataclass(frozen=True, slots=True)
 class InputTexts:
     """A list of texts, of lists of ids, or of both."""
@@ -58,21 +68,16 @@ class InputTexts:
     @classmethod
     def of(cls, inputs: TextsAndIds, param: str) -> InputTexts:
         """From a request's field. Raises EmptyInput when there is nothing to encode."""
-        if isinstance(inputs, str):
-            inputs = [inputs]
-        if not inputs:
-            raise EmptyInput(f"`{param}` must not be an empty list", param)
-        if isinstance(inputs[0], int):
-            return cls([inputs], list, 0, len(inputs))
-        for index, item in enumerate(inputs):
-            if not item:
-                name = f"{param}[{index}]" if len(inputs) > 1 else param
-                raise EmptyInput(f"`{name}` must not be empty", param)
-        kinds = {*map(type, inputs)}
+        items: Sequence[Any] = [inputs] if isinstance(inputs, str) else inputs
+        if items and isinstance(items[0], int):
+            return cls([items], list, 0, len(items))
+        if not items or not all(items):
+            check_texts(items, param)
+        kinds = {*map(type, items)}
         kind = kinds.pop() if len(kinds) == 1 else None
-        size = sum(map(len, inputs))
-        ids = 0 if kind is str else sum(len(item) for item in inputs if isinstance(item, list))
-        return cls(inputs, kind, size - ids, ids)
+        size = sum(map(len, items))
+        ids = 0 if kind is str else sum(len(item) for item in items if isinstance(item, list))
+        return cls(items, kind, size - ids, ids)
 
     @property
     def most_tokens(self) -> int:
@@ -328,8 +333,9 @@ class TokenizerPool:
         limit = MAX_WAITING_BODIES * self._payload_limit
         if self._waiting and self._waiting + size > limit:
             raise Overloaded(
-                f"the tokenizer has {self._waiting} characters to do and this request has {size}; the limit is {limit} "
-                f"({MAX_WAITING_BODIES} times --payload-limit)",
+                f"the tokenizer has {self._waiting} characters to do and this request has {size}",
+                limit=limit,
+                option=f"{MAX_WAITING_BODIES} times --payload-limit",
                 retry_after_s=math.ceil(self._waiting / (_CHARACTERS_PER_S * self._threads)),
             )
 
@@ -368,7 +374,8 @@ def _finish_checked(chunks: Chunks[ResultT], check: Callable[[int], None]) -> Re
 def as_server_error(error: ServerError | InputError) -> ServerError:
     """The answer to a request whose input the tokenizer refuses."""
     if isinstance(error, InputTooLarge):
-        return PayloadTooLarge(f"{error} (--max-unbroken-characters)", error.param)
+        reason = f"{error.reason} (--max-unbroken-characters)"
+        return PayloadTooLarge(reason, error.param, subject=error.subject)
     if isinstance(error, InputError):
-        return Invalid(str(error), error.param, kind=error.kind.capitalize())
+        return Invalid(error.reason, error.param, subject=error.subject, kind=error.kind.capitalize())
     return error

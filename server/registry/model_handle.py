@@ -10,7 +10,7 @@ from embert.engine import Encoded, Model, Task, Tokenizer
 from embert.engine.heads.description import Classifier, TokenClassifier
 from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
 from embert.engine.tasks import NO_TASK, task_names
-from embert.server.config import ModelConfig, ServeConfig
+from embert.server.config import ModelConfig, ServeConfig, option_name
 from embert.server.engine_client.router import Router
 from embert.server.http.errors import Invalid, PayloadTooLarge, TaskMissing, describe_name
 from embert.server.http.request_head import RequestOptions
@@ -138,7 +138,7 @@ class ModelHandle:
         least = self.tokenizer.least_limit(is_query)
         if limit < least:
             either = "-1 or " if param == "truncate_prompt_tokens" else ""
-            raise Invalid(f"`{param}` must be {either}at least {least}; it is {limit}", param)
+            raise Invalid(f"must be {either}at least {least}", param, value=str(limit))
         return limit
 
     def check_progress(self, request: RequestOptions, check: Callable[[int], None], tokens: int) -> None:
@@ -258,7 +258,7 @@ class ServedModel:
             return 0
         width = self._model.width
         if not 1 <= dimensions <= width:
-            raise Invalid(f"`{param}` must be 1 to {width}; it is {dimensions}", param)
+            raise Invalid(f"must be 1 to {width}", param, value=str(dimensions))
         return 0 if dimensions == width else dimensions
 
     # --- prompts and adapters ---
@@ -277,10 +277,7 @@ class ServedModel:
             return head.role(is_query).prompt
         if name not in prompts:
             known = ", ".join(sorted(prompts)) or "none"
-            raise Invalid(
-                f"`prompt_name` must be one of the model's prompts ({known}); it is {describe_name(name)}",
-                "prompt_name",
-            )
+            raise Invalid(f"must be one of the model's prompts ({known})", "prompt_name", value=describe_name(name))
         return prompts[name]
 
     def chosen(
@@ -294,11 +291,11 @@ class ServedModel:
         adapters = self._model.config.adapters
         if adapters is None:
             if task is not None:
-                raise Invalid(f"`task` is for models with adapters, and {self.name} has none", "task")
+                raise Invalid(f"is for models with adapters, and {self.name} has none", "task")
             return prompt_name, -1
         if task is not None and task not in adapters.names:
             known = ", ".join(adapters.names)
-            raise Invalid(f"`task` must be one of the model's adapters ({known}); it is {describe_name(task)}", "task")
+            raise Invalid(f"must be one of the model's adapters ({known})", "task", value=describe_name(task))
         role = None if is_query is None else ROLES[is_query]
         if task is None and prompt_name not in adapters.names and role in adapters.names:
             task = role
@@ -326,56 +323,46 @@ class RequestLimits:
 
     def check_count(self, count: int, param: str) -> None:
         """The texts of a request."""
-        if count > (limit := self._config.max_client_batch_size):
-            raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-batch-size)", param)
+        if count > self._config.max_client_batch_size:
+            raise self._exceeded("max_client_batch_size", f"has {count} texts", param)
 
     def check_documents(self, count: int, param: str) -> None:
         """The documents or pairs of a request."""
-        if count > (limit := self._config.max_client_documents):
-            raise PayloadTooLarge(f"`{param}` has {count} texts; the limit is {limit} (--max-client-documents)", param)
+        if count > self._config.max_client_documents:
+            raise self._exceeded("max_client_documents", f"has {count} texts", param)
 
     def check_label_pairs(self, texts: int, labels: int, param: str) -> None:
         """The pairs of each text with each label."""
-        if texts * labels > (limit := self._config.max_client_documents):
-            raise PayloadTooLarge(
-                f"`{param}` makes {texts * labels} pairs, of {labels} labels and {texts} texts; the limit is {limit} "
-                "(--max-client-documents)",
-                param,
-            )
+        if texts * labels > self._config.max_client_documents:
+            reason = f"makes {texts * labels} pairs, of {labels} labels and {texts} texts"
+            raise self._exceeded("max_client_documents", reason, param)
 
     def check_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens of a request."""
         limit = self._config.max_client_batch_tokens
         if limit is not None and tokens > limit:
-            has = _number(tokens, more=more)
-            raise PayloadTooLarge(
-                f"`{param}` has {has} tokens; the limit is {limit} (--max-client-batch-tokens)", param
-            )
+            raise self._exceeded("max_client_batch_tokens", f"has {_number(tokens, more=more)} tokens", param)
 
     def check_pair_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens of pairs, whose texts may be in several: no more than a body may have bytes."""
         self.check_tokens(tokens, param, more=more)
-        if tokens > (limit := self._config.payload_limit):
-            has = _number(tokens, more=more)
-            raise PayloadTooLarge(
-                f"`{param}` makes pairs of {has} tokens; the limit is {limit} (--payload-limit)", param
-            )
+        if tokens > self._config.payload_limit:
+            raise self._exceeded("payload_limit", f"makes pairs of {_number(tokens, more=more)} tokens", param)
 
     def check_answer(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens that an answer of /tokenize or /decode is about."""
         self.check_tokens(tokens, param, more=more)
-        if tokens > (limit := self._config.max_answer_tokens):
-            has = _number(tokens, more=more)
-            raise PayloadTooLarge(f"`{param}` has {has} tokens; the limit is {limit} (--max-answer-tokens)", param)
+        if tokens > self._config.max_answer_tokens:
+            raise self._exceeded("max_answer_tokens", f"has {_number(tokens, more=more)} tokens", param)
 
     def check_weights(self, weights: int, param: str) -> None:
         """The weights of an answer's sparse vectors, counted while they come, and its scores of labels."""
-        if weights > (limit := self._config.max_answer_weights):
-            raise PayloadTooLarge(
-                f"the answer to `{param}` has at least {weights} weights or scores; the limit is {limit} "
-                "(--max-answer-weights)",
-                param,
-            )
+        if weights > self._config.max_answer_weights:
+            reason = f"has a response of at least {weights} weights or scores"
+            raise self._exceeded("max_answer_weights", reason, param)
+
+    def _exceeded(self, option: str, reason: str, param: str) -> PayloadTooLarge:
+        return PayloadTooLarge(reason, param, limit=getattr(self._config, option), option=option_name(option))
 
 
 def _number(number: int, *, more: bool) -> str:

@@ -79,17 +79,18 @@ class ModelRegistry:
     def check_broken(self, name: str) -> None:
         """Raise Unavailable for the name of a model that cannot be served."""
         if name in self.broken:
-            raise Unavailable(f"{name} has failed ({self.broken[name]})", reason="loading")
+            raise Unavailable(f"{name} has failed ({self.broken[name]})")
 
     def is_any(self, name: str) -> bool:
         """Whether this name means any model, unless a model has it as its own."""
         return name in ANY_NAMES or self.config.any_model_name
 
-    def unknown(self, name: str, param: str | None = "model", what: str = "`model`") -> ModelUnknown:
+    def unknown(self, name: str, param: str | None = "model", what: str = "") -> ModelUnknown:
         """The answer to a request that names a model which is not here, in the field `param`."""
         names = self.names
         known = f"one of {', '.join(names)}" if self.several else names[0]
-        return ModelUnknown(f"{what} must be {known}; it is {describe_name(name)}", param)
+        reason = f"must be {known}" if param else f"{what} must be {known}"
+        return ModelUnknown(reason, param, value=describe_name(name))
 
     def in_path(self, name: str) -> ModelHandle:
         """The model of this name or id. Raises ModelUnknown, and Unavailable for one that cannot be served."""
@@ -244,8 +245,8 @@ class ModelSelector:
         return selected
 
     def _other(self, selected: ModelHandle, name: str) -> ModelUnknown:
-        message = f"`model` must be {selected.served.name}, which the path names; it is {describe_name(name)}"
-        return ModelUnknown(message, "model")
+        reason = f"must be {selected.served.name}, which the path names"
+        return ModelUnknown(reason, "model", value=describe_name(name))
 
     def _able(self, capability: Capability) -> ModelHandle:
         """The first model that can do this, else the route's default."""

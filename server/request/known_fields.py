@@ -99,17 +99,17 @@ def translate_fields(values: Mapping[str, Any], own: Collection[str], fields: Fi
                 continue
             if field is None or field.translation is None:
                 if result.get(name) not in (None, value):
-                    raise Invalid(f"the request has `{name}` twice, with values that differ", name)
+                    raise Invalid("is in the request twice, with values that differ", name)
                 result[name] = value
             elif value is not None:
                 for target, translated in field.translation(value).items():
                     other, its_value = others.get(target, (name, translated))
                     if its_value != translated:
-                        raise Invalid(f"`{name}` and `{other}` both say what `{target}` is, and they differ", name)
+                        raise Invalid(f"and `{other}` both mean `{target}`, and they differ", name)
                     others[target] = other, translated
     for target, (name, value) in others.items():
         if target != name and result.get(target) not in (None, value):
-            raise Invalid(f"`{name}` is another name of `{target}`; the request has both, and they differ", name)
+            raise Invalid(f"is another name of `{target}`; the request has both, and they differ", name)
         result[target] = value
     return TranslatedFields(result, ignored, {target: name for target, (name, _) in others.items() if target != name})
 
@@ -122,17 +122,17 @@ def _flat(values: Mapping[str, Any], fields: Fields) -> list[tuple[str, Any]]:
         elif isinstance(value, Mapping):
             result.extend(value.items())
         else:
-            raise Invalid(f"`{name}` must be an object; it is {describe(value)}", name)
+            raise Invalid("must be an object", name, value=describe(value))
     if len(result) > _MOST_FIELDS:
-        raise Invalid(f"the request has {len(result)} fields; the limit is {_MOST_FIELDS}")
+        raise Invalid(f"the request has {len(result)} fields", limit=_MOST_FIELDS)
     return result
 
 
 def _refused(name: str, field: KnownField, value: Any) -> Invalid:
     if not field.unless:
-        return Invalid(f"`{name}` is not supported and must be null or absent: {field.reason}", name)
+        return Invalid(f"is not supported and must be null or absent: {field.reason}", name)
     wanted = ", ".join(map(json.dumps, field.unless))
-    return Invalid(f"`{name}` must be {wanted} or absent: {field.reason}; it is {describe(value)}", name)
+    return Invalid(f"must be {wanted} or absent: {field.reason}", name, value=describe(value))
 
 
 def header_value(names: Collection[str]) -> bytes:

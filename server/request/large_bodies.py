@@ -94,14 +94,15 @@ def check_values(
         return
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    allowed = f"the limit is {{}}, for {most_texts} texts ({option})"
+    option = f"{option} {most_texts}"
     if (strings := body.count(b'"') // 2) > most_strings:
-        raise PayloadTooLarge(f"the request body has {strings} strings; {allowed.format(most_strings)}")
+        raise PayloadTooLarge(f"the request body has {strings} strings", limit=most_strings, option=option)
     outside = b"".join(body.split(b'"')[::2])  # of strings
     if (containers := _containers(outside)) > most_containers:
-        raise PayloadTooLarge(f"the request body has {containers} lists and objects; {allowed.format(most_containers)}")
+        reason = f"the request body has {containers} lists and objects"
+        raise PayloadTooLarge(reason, limit=most_containers, option=option)
     if (commas := outside.count(b",")) > most_values:
-        raise PayloadTooLarge(f"the request body has {commas} values or more; the limit is {most_values}")
+        raise PayloadTooLarge(f"the request body has {commas} values or more", limit=most_values)
 
 
 def _containers(body: bytes) -> int:

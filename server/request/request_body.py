@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 from pydantic_core import from_json
 
-from embert.server.http.errors import BadRequest, Invalid, ServerError, describe
+from embert.server.http.errors import BadRequest, Invalid, describe
 from embert.server.request.known_fields import Fields, TranslatedFields, translate_fields
 from embert.server.request.large_bodies import SplitIds
 
@@ -33,17 +33,24 @@ __all__ = [
     "TextLists",
     "TextOrIds",
     "TextsAndIds",
-    "as_sent",
     "parse",
     "validate",
 ]
 
 
+# Values that the fields take, by pydantic's types of errors; the fields in braces are those of its contexts.
 _WANTED = {
-    "none_required": "null",
-    "model_type": "an object",
+    "bool_type": "a boolean",
     "dict_type": "an object",
-}  # where pydantic names Python's
+    "greater_than_equal": "at least {ge}",
+    "int_type": "an integer",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_type": "an object",
+    "none_required": "null",
+    "string_type": "a string",
+}
 
 
 class _FailFast(FailFast):
@@ -110,7 +117,6 @@ class RequestObject(RequestBody):
 
 
 RequestT = TypeVar("RequestT", bound=RequestBody)
-ErrorT = TypeVar("ErrorT", bound=ServerError)
 Note = Callable[[TranslatedFields], object]
 
 
@@ -175,7 +181,7 @@ def _without_others(request: RequestT, note: Note) -> RequestT:
 def _validate_other_words(schema: type[RequestT], error: ValidationError, values: Any, note: Note) -> RequestT:
     """The request in a value that the schema does not take, if other words are all that is wrong."""
     if not isinstance(values, dict):
-        raise Invalid(f"the request body must be a JSON object; it is {describe(values)}")
+        raise Invalid("the request body must be a JSON object", value=describe(values))
     translated = _translated(schema, values)
     note(translated)
     return _validate_translated(schema, translated, error if translated.values == values else None)
@@ -196,7 +202,7 @@ def _translated(schema: type[RequestBody], values: Mapping[str, Any]) -> Transla
             try:
                 inner = _translated(kind, value)
             except Invalid as error:
-                error.message, error.param = error.message.replace("`", f"`{name}.", 1), name
+                error.nest(name)
                 raise
             translated.values[name] = inner.values
             translated.ignored.extend(f"{name}.{ignored}" for ignored in inner.ignored)
@@ -218,7 +224,9 @@ def _validate_translated(
             return schema.model_validate(values)
         except ValidationError as second:
             error = second
-    raise as_sent(_explain(schema, error), translated.names) from None
+    explained = _explain(schema, error)
+    explained.rename(translated.names)
+    raise explained from None
 
 
 def _read_booleans(values: dict[str, Any], error: ValidationError) -> bool:
@@ -237,14 +245,6 @@ def _read_booleans(values: dict[str, Any], error: ValidationError) -> bool:
     return replaced
 
 
-def as_sent(error: ErrorT, names: Mapping[str, str]) -> ErrorT:
-    """An error about a field of the schema, with the client's name of it; `names` are those of TranslatedFields."""
-    if error.param is not None and error.param in names:
-        name = names[error.param]
-        error.message, error.param = error.message.replace(f"`{error.param}`", f"`{name}`"), name
-    return error
-
-
 def _explain(schema: type[RequestBody], error: ValidationError) -> Invalid:
     """The most telling of the complaints, in words.
 
@@ -252,28 +252,25 @@ def _explain(schema: type[RequestBody], error: ValidationError) -> Invalid:
     """
     complaints = error.errors(include_url=False, include_context=True)
     worst = max(complaints, key=lambda complaint: [step for step in complaint["loc"] if isinstance(step, int)])
-    path, kind, value = _path(worst["loc"]), worst["type"], worst["input"]
-    field, name = str(path[0]), _spell(path)
+    kind, value = worst["type"], worst["input"]
+    field, path = _field_and_path(worst["loc"])
     if kind == "missing":
-        return Invalid(f"`{name}` is required", field)
+        return Invalid("is required", field, path=path)
+    shown = describe(value)
     form = schema.input_forms.get(field)
     if form is not None and form.words:
-        return Invalid(f"`{field}` must be {form.words}; `{name}` is {describe(value)}", field)
-    wanted = _WANTED.get(kind) or worst["msg"].removeprefix("Input should be ")
+        return Invalid(f"must be {form.words}", field, value=shown, value_path=path)
     if kind == "literal_error" and isinstance(value, str) and value.isidentifier() and len(value) <= 20:
-        return Invalid(f"`{name}` must be {wanted}; it is {value!r}", field)
-    return Invalid(f"`{name}` must be {wanted}; it is {describe(value)}", field)
+        shown = repr(value)
+    if kind not in _WANTED:
+        return Invalid(f"is not valid: {worst['msg']}", field, path=path, value=shown)
+    return Invalid(f"must be {_WANTED[kind].format(**worst.get('ctx', {}))}", field, path=path, value=shown)
 
 
-def _path(location: tuple[int | str, ...]) -> list[int | str]:
-    """Without the names of union members that pydantic puts in between: `list[str]`, `str`, `int`."""
-    first, *rest = location or ("",)
-    if not location:
-        return []
+def _field_and_path(location: tuple[int | str, ...]) -> tuple[str, str]:
+    """A field and the rest of the path, without the union members that pydantic puts in between: `list[str]`, `int`."""
+    field, *rest = location
     kinds = ("str", "int", "bool", "none", "Document", "union[str,list[int]]", "list[str]", "list[int]")
     members = {*kinds, *(f"list[{kind}]" for kind in kinds)}
-    return [first, *(step for step in rest if step not in members)]
-
-
-def _spell(path: list[int | str]) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+    steps = (step for step in rest if step not in members)
+    return str(field), "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)

@@ -209,16 +209,16 @@ def test_a_server_that_takes_nothing_answers_503() -> None:
     admission = admission_of([])
     with pytest.raises(Unavailable, match="starting") as refused:
         admission.check(1, asks())
-    assert (refused.value.retry_after_s, refused.value.reason) == (2, "loading")
+    assert (refused.value.retry_after_s, refused.value.reject_reason) == (2, "loading")
     admission = admission_of([1000.0])
     assert "connecting" in admission.unready_reason()
     with pytest.raises(Unavailable, match=r"60 s .*--request-timeout") as refused:
         admission.check(1, asks(deadline=0.0))
-    assert refused.value.reason == "deadline"
+    assert refused.value.reject_reason == "deadline"
     admission.draining = True
     with pytest.raises(Unavailable, match="shutting down") as refused:
         admission.check(1, asks())
-    assert (refused.value.retry_after_s, refused.value.reason) == (1, "draining")
+    assert (refused.value.retry_after_s, refused.value.reject_reason) == (1, "draining")
     admission.check_capacity(lambda: 1, 1, asks())  # which leaves it to `check`
 
 

@@ -27,17 +27,17 @@ PATHS = ("/embed", "/v1/embeddings", "/v2/embed")  # one for each form of errors
 # The error that a handler raises, status (on OpenAI's and Cohere's routes), and the reason that counts it.
 RAISED: list[tuple[Exception, int, str | None]] = [
     (errors.BadRequest("the request body is not valid JSON"), 400, None),
-    (errors.EmptyInput("`inputs` is empty", "inputs"), 400, None),
-    (errors.ModelUnknown("`model` must be a; it is 'b'", "model"), 404, None),
-    (errors.PayloadTooLarge("`inputs` has 3 texts; the limit is 2", "inputs"), 413, "too_large"),
+    (errors.EmptyInput("is empty", "inputs"), 400, None),
+    (errors.ModelUnknown("must be a", "model", value="'b'"), 404, None),
+    (errors.PayloadTooLarge("has 3 texts", "inputs", limit=2), 413, "too_large"),
     (errors.UnsupportedEncoding("`Content-Encoding` must be `identity`"), 415, None),
-    (errors.Invalid("`inputs` is 5", "inputs"), 422, None),
+    (errors.Invalid("must be a string", "inputs", value="5"), 422, None),
     (InputError("text 0 has 300 tokens; the limit is 256", param="inputs"), 422, None),
     (errors.InferenceFailed("not finite"), 424, None),
     (errors.TaskMissing("a does not have the task rerank"), 400, None),
     (errors.Overloaded("the queue is full", retry_after_s=2), 429, "queue_full"),
     *(
-        (errors.Unavailable(reason, retry_after_s=1, reason=reason), 503, reason)
+        (errors.Unavailable(reason, retry_after_s=1, reject_reason=reason), 503, reason)
         for reason in ("loading", "draining", "deadline", "memory")
     ),
     (RuntimeError("a bug"), 500, None),

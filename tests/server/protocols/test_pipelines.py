@@ -134,14 +134,14 @@ def test_huggingface_hub_reads_a_list_of_labels(nli: Live) -> None:
 def test_long_labels_of_many_texts_are_no_answer_without_bounds(nli: Live) -> None:
     """A body of 1 MB would have an answer of 500 MB: a label of spaces has one token."""
     answer = nli.post("/zero_shot", {"inputs": ["a"] * 500, "candidate_labels": ["a" + " " * 500_000] * 2})
-    assert (answer.status_code, "the answer would have" in answer.json()["error"]) == (413, True), answer.text[:200]
+    assert (answer.status_code, "would have about" in answer.json()["error"]) == (413, True), answer.text[:200]
 
 
 def test_long_words_of_many_sequences_are_no_answer_without_bounds(tagger: Live) -> None:
     text = " ".join(["q" * 30_000] * 110)  # each is one token that the vocabulary lacks
     body = {"inputs": text, "aggregation_strategy": "simple", "stride": 45}
     answer = tagger.post("/token_classify", body)
-    assert (answer.status_code, "the answer would have" in answer.json()["error"]) == (413, True), answer.text[:200]
+    assert (answer.status_code, "would have about" in answer.json()["error"]) == (413, True), answer.text[:200]
 
 
 def test_body_without_labels_is_of_predict(nli: Live) -> None:

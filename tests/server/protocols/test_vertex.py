@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from embert.server.config import ModelConfig
-from embert.server.http.errors import Invalid, ServerError
+from embert.server.http.errors import Invalid
 from embert.server.protocols.request_context import LatencyBreakdown, RequestContext
 from embert.server.protocols.vertex import AT_ONCE, VertexRequest, predict
 from embert.server.registry.model_handle import RequestLimits
@@ -24,10 +24,8 @@ class Context:
         self.breakdown, self.truncated = LatencyBreakdown(), 0
         self.handle = self
         self.limits = RequestLimits(ModelConfig())
+        self.names: dict[str, str] = {}
         self.instance: dict[str, Any] = {}
-
-    def as_sent(self, error: ServerError) -> ServerError:
-        return error
 
     async def parse(self, _: type[VertexRequest]) -> VertexRequest:
         return VertexRequest(instances=[{"inputs": str(index)} for index in range(COUNT)])

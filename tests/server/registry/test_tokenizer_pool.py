@@ -77,7 +77,7 @@ def test_work_stops_when_its_client_leaves() -> None:
     pool.close()
 
 
-@pytest.mark.parametrize("error", [PayloadTooLarge("too many"), Unavailable("too late", reason="deadline")])
+@pytest.mark.parametrize("error", [PayloadTooLarge("too many"), Unavailable("too late", reject_reason="deadline")])
 def test_work_stops_when_it_is_too_much_or_too_late(error: ServerError) -> None:
     pool = pool_of()
     done: list[str] = []
