@@ -1,13 +1,77 @@
-// An encoder's lifetime: the device memory and handles that it allocates at the start and frees at the end.
-
 #include "encoder/encoder.h"
 
 #include <algorithm>
-#include <iterator>
+#include <atomic>
+#include <cmath>
 
-#include "encoder/batch.h"
+#include "encoder/forward.h"
 
 namespace embert {
+namespace {
+
+std::atomic<int64_t> last_ticket{0};
+
+// A batch that owns its memory.
+struct OwnedBatch {
+  std::vector<int32_t> ids, types, positions, cu_seqlens{0};
+  std::vector<Tasks> tasks;
+
+  BatchView view() const {
+    BatchView batch;
+    batch.tokens = int(ids.size());
+    batch.sequences = int(tasks.size());
+    batch.ids = ids.data();
+    batch.cu_seqlens = cu_seqlens.data();
+    batch.types = types.empty() ? nullptr : types.data();
+    batch.positions = positions.empty() ? nullptr : positions.data();
+    batch.tasks = tasks.data();
+    return batch;
+  }
+};
+
+// As many texts of full length as fit, with tokens from the whole vocabulary: the first batch's rows decide whether
+// LayerNorms can be folded.
+OwnedBatch full_batch(const EncoderConfig& model, int max_tokens, Tasks tasks) {
+  OwnedBatch batch;
+  const int length = std::min(model.max_length(), max_tokens), sequences = std::max(1, max_tokens / length);
+  batch.ids.resize(size_t(sequences) * length);
+  for (size_t i = 0; i < batch.ids.size(); ++i) batch.ids[i] = int32_t(i * model.vocabulary / batch.ids.size());
+  for (int i = 1; i <= sequences; ++i) batch.cu_seqlens.push_back(i * length);
+  batch.tasks.assign(sequences, tasks);
+  return batch;
+}
+
+// The batch of a slot without a graph, read back from its memory.
+OwnedBatch read_batch(const Slot& slot) {
+  OwnedBatch batch;
+  const BatchPlan& plan = slot.plan;
+  const InputLayout layout(plan.rows, plan.sequences);
+  const auto numbers = [&](size_t offset) { return reinterpret_cast<const int32_t*>(slot.input() + offset); };
+  const auto assign = [&](std::vector<int32_t>& to, const int32_t* from) { to.assign(from, from + plan.rows); };
+  assign(batch.ids, numbers(layout.ids));
+  assign(batch.types, numbers(layout.types));
+  if (plan.positions != nullptr) assign(batch.positions, plan.positions);
+  const int32_t* const lengths = numbers(layout.lengths);
+  for (int i = 0; i < plan.sequences; ++i) batch.cu_seqlens.push_back(batch.cu_seqlens.back() + lengths[i]);
+  return batch;
+}
+
+// Some sequences of a batch, which request only SPARSE.
+OwnedBatch select_sequences(const OwnedBatch& batch, const int* sequences, int count) {
+  OwnedBatch selected;
+  for (int i = 0; i < count; ++i) {
+    const int first = batch.cu_seqlens[sequences[i]], end = batch.cu_seqlens[sequences[i] + 1];
+    for (const auto field : {&OwnedBatch::ids, &OwnedBatch::types, &OwnedBatch::positions}) {
+      const std::vector<int32_t>& from = batch.*field;
+      if (!from.empty()) (selected.*field).insert((selected.*field).end(), from.begin() + first, from.begin() + end);
+    }
+    selected.cu_seqlens.push_back(int32_t(selected.ids.size()));
+  }
+  selected.tasks.assign(count, bit(Task::kSparse));
+  return selected;
+}
+
+}  // namespace
 
 Status Encoder::create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& created) {
   EMBERT_TRY(model.check());
@@ -23,132 +87,34 @@ Status Encoder::create(const EncoderConfig& model, const EncoderOptions& options
 Status Encoder::init() {
   cudaDeviceProp properties{};
   EMBERT_CUDA(cudaGetDeviceProperties(&properties, options_.device));
-  EMBERT_TRY(check_capability(properties.name, properties.major, properties.minor));
+  const int major = properties.major, minor = properties.minor;
+  EMBERT_TRY(check_capability(properties.name, major, minor));
   EMBERT_CUDA(cudaSetDevice(options_.device));
   EMBERT_CUDA(cudaFree(nullptr));  // creates the context, before memory is measured
   size_t total = 0;
   EMBERT_CUDA(cudaMemGetInfo(&free_before_, &total));
-  EMBERT_CUDA(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking));
-  EMBERT_CUDA(cudaStreamCreateWithFlags(&uploads_, cudaStreamNonBlocking));
-  EMBERT_CUDA(cudaStreamCreateWithFlags(&downloads_, cudaStreamNonBlocking));
+  Stream& compute = streams_.compute;
+  for (cudaStream_t* const stream : {&compute.handle, &streams_.uploads, &streams_.downloads})
+    EMBERT_CUDA(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
   Build build;
-  EMBERT_TRY(check_build(properties.major, properties.minor, read_build(build, stream_), build));
-  EMBERT_TRY(weights_.allocate());
-  if (model_.task_heads.splade) {
-    splade_ = std::make_unique<SpladeHead>(
-        SpladeShape{*model_.task_heads.splade, model_.hidden, model_.vocabulary, model_.dtype});
-    EMBERT_TRY(splade_->allocate());
-  }
-  EMBERT_TRY(choose_kernels(properties.major == 9 && properties.minor == 0, build));
-  EMBERT_TRY(allocate_activations());
-  return allocate_slots();
-}
-
-Status Encoder::choose_kernels(bool is_hopper, const Build& build) {
-  EMBERT_TRY(make_gemm(is_hopper, build));
-  stream_.dependent_launch = gemm_->dependent_launch();
-  if (is_hopper && model_.dtype != DType::kFloat32 && options_.gemm != "cublaslt") {
-    maps_ = std::make_unique<TensorMaps>(model_.dtype);
-    EMBERT_TRY(maps_->open());
-  }
-  // Layers that share weights cannot fold different LayerNorms into them.
-  const bool can_fold = model_.int8 ? gemm_->has_int8() : gemm_->folds();  // int8 GEMMs always fold
-  folds_ = options_.fold && can_fold && model_.hidden <= kMaxStatColumns && model_.shared.empty();
-  if (model_.int8 && !folds_)
-    return Status::refused("matrices in int8 need LayerNorms in their products, and ", gemm_->name(),
-                           (can_fold ? " was asked for without" : " has no products in int8"));
-  program_ = compile(model_, {folds_, gemm_->fuses_rope(), gemm_->fuses_gate()});
-  if (folds_ && !model_.int8) weights_.keep_exact();
+  EMBERT_TRY(check_build(major, minor, read_build(build, compute), build));
+  EMBERT_TRY(model_.create(options_, major == 9 && minor == 0, build, compute));
+  const Activations& activations = model_.activations;
+  for (Slot& slot : slots_)
+    EMBERT_TRY(slot.allocate(model_.config, activations.row_capacity(), activations.sequence_capacity(), compute));
   return {};
 }
 
-Status Encoder::make_gemm(bool is_hopper, const Build& build) {
-  const std::string& requested = options_.gemm;
-  const bool own = is_hopper && model_.dtype != DType::kFloat32;
-  if (requested == "hopper" && !own)
-    return Status::refused("the hopper GEMM needs compute capability 9.0 and a 16-bit type");
-  if (own && requested != "cublaslt" && !build.hopper) return missing_sm90a(build);
-  if (model_.int8 && (!own || requested == "cublaslt"))
-    return Status::refused(
-        "int8 needs a GPU of compute capability 9.0 and the encoder's own matrix products, which cuda-portable does "
-        "not use: choose the dtype float16");
-  if (requested == "hopper" || (requested == "auto" && own)) return make_sm90(model_.dtype, gemm_);
-  if (requested == "cublaslt" || requested == "auto")
-    return make_cublaslt(model_.dtype, options_.cublaslt_library, gemm_);
-  return Status::refused("no GEMM is called ", requested);
-}
-
-Status Encoder::allocate_activations() {
-  row_capacity_ = (options_.max_tokens + 127) / 128 * 128;
-  row_capacity_ = std::max(row_capacity_, kTokenBuckets[std::size(kTokenBuckets) - 1]);
-  sequence_capacity_ = std::min(row_capacity_, 65535);
-  tile_capacity_ = max_tiles(row_capacity_, sequence_capacity_);
-  const size_t element = bytes_of(model_.dtype), hidden = model_.hidden, rows = row_capacity_;
-  const size_t columns = std::max(program_.widest, model_.task_heads.multi_scratch_columns());
-  const size_t head_bytes = size_t(sequence_capacity_) * model_.task_heads.widest(model_.hidden) * sizeof(float);
-  for (int pass = 0; pass < 2; ++pass) {
-    Arena arena(arena_.as());
-    buffers_.x = arena.take(rows * hidden * element);
-    buffers_.sum = arena.take(rows * hidden * element);
-    buffers_.shared = arena.take(std::max(rows * columns * element, 2 * head_bytes));
-    if (folds_) {
-      buffers_.x_stats = arena.take<float2>(stats_count(row_capacity_, model_.hidden));
-      buffers_.sum_stats = arena.take<float2>(stats_count(row_capacity_, model_.hidden));
-    }
-    if (model_.int8) {
-      buffers_.quantized.data = arena.take<int8_t>(rows * std::max(hidden, size_t(model_.inner)));
-      buffers_.quantized.scales = arena.take<float>(rows);
-    }
-    if (!model_.position_table) buffers_.zeros = arena.take<int>(rows);
-    buffers_.offsets.ids = arena.take<int>(rows);
-    buffers_.offsets.types = arena.take<int>(rows);
-    buffers_.offsets.positions = arena.take<int>(rows);
-    buffers_.offsets.cuts = arena.take<uint32_t>(sequence_capacity_);
-    buffers_.offsets.cu_seqlens = arena.take<int>(size_t(sequence_capacity_) + 1);
-    buffers_.offsets.tiles = arena.take<AttentionTile>(tile_capacity_);
-    buffers_.offsets.shorts = arena.take<AttentionTile>(sequence_capacity_);
-    if (pass == 0) EMBERT_TRY(arena_.allocate(arena.used()));
-  }
-  // Batches that are rounded up compute rows that nothing reads. Zeros keep them finite.
-  EMBERT_CUDA(cudaMemsetAsync(arena_.as(), 0, arena_.bytes(), stream_.handle));
-  return {};
-}
-
-Status Encoder::allocate_slots() {
-  // Each part of an answer is aligned to a cache line.
-  const size_t columns = std::max(model_.width(), model_.task_heads.labels());
-  const size_t both = model_.width() + model_.task_heads.labels() + 1;
-  const InputLayout input(row_capacity_, sequence_capacity_);
-  for (Slot& slot : slots_) {
-    EMBERT_TRY(slot.input.allocate(input.bytes));
-    if (model_.padding) EMBERT_TRY(slot.positions.allocate(size_t(row_capacity_) * 4));
-    EMBERT_TRY(slot.device_input.allocate(input.bytes));
-    EMBERT_TRY(slot.direct_output.allocate(kDirectSequences * both * 4));
-    const size_t floats = size_t(std::max(row_capacity_ / 16, kDirectSequences)) * columns;
-    EMBERT_TRY(reserve(slot, floats, floats, 0));
-    if (splade_ != nullptr) EMBERT_TRY(slot.pairs.allocate(model_.vocabulary, sequence_capacity_));
-    for (cudaEvent_t* event : {&slot.copied, &slot.computed, &slot.done}) {
-      EMBERT_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
-    }
-  }
-  return {};
-}
-
+// The streams outlive everything that uses them.
 Encoder::~Encoder() {
   cudaSetDevice(options_.device);
-  for (cudaStream_t stream : {stream_.handle, uploads_, downloads_}) {
+  for (cudaStream_t stream : streams_.all()) {
     if (stream != nullptr) cudaStreamSynchronize(stream);
   }
-  for (Slot& slot : slots_) {
-    for (const auto& [key, graph] : slot.graphs) cudaGraphExecDestroy(graph);
-    for (cudaEvent_t event : {slot.copied, slot.computed, slot.done}) {
-      if (event != nullptr) cudaEventDestroy(event);
-    }
-  }
-  gemms_.clear();
-  multi_.clear();
-  splade_.reset();
-  for (cudaStream_t stream : {stream_.handle, uploads_, downloads_}) {
+}
+
+Encoder::Streams::~Streams() {
+  for (cudaStream_t stream : all()) {
     if (stream != nullptr) cudaStreamDestroy(stream);
   }
 }
@@ -161,21 +127,177 @@ Status Encoder::record_loss(Status status) {
 Status Encoder::load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored) {
   EMBERT_CUDA(cudaSetDevice(options_.device));
   const std::string prefix = "splade.";
-  if (splade_ != nullptr && layer < 0 && name.compare(0, prefix.size(), prefix) == 0)
-    return record_loss(splade_->load(name.substr(prefix.size()), host, shape, stored, stream_));
-  return record_loss(weights_.load(name, layer, host, shape, stored, stream_));
+  if (model_.splade != nullptr && layer < 0 && name.compare(0, prefix.size(), prefix) == 0)
+    return record_loss(model_.splade->load(name.substr(prefix.size()), host, shape, stored, streams_.compute));
+  return record_loss(model_.weights.load(name, layer, host, shape, stored, streams_.compute));
+}
+
+Status Encoder::start(std::string& fold_refusal) {
+  EMBERT_CUDA(cudaSetDevice(options_.device));
+  EMBERT_CUDA(cudaStreamSynchronize(streams_.compute.handle));
+  EMBERT_TRY(model_.weights.complete());
+  EMBERT_TRY(model_.prepare(streams_.compute));
+  if (model_.folds) {
+    const Status folded = model_.provider->check_folds();
+    if (folded.is_lost()) return folded;
+    fold_refusal = folded.message();
+    if (!folded.ok()) return {};
+  }
+  const EncoderConfig& config = model_.config;
+  const Tasks heads = config.task_heads.tasks() & ~bit(Task::kTokens);  // memory for TOKENS is allocated on first use
+  if (model_.folds) {
+    EMBERT_TRY(model_.largest_offset.allocate(sizeof(float)));
+    EMBERT_CUDA(cudaMemsetAsync(model_.largest_offset.as(), 0, sizeof(float), streams_.compute.handle));
+  }
+  EMBERT_TRY(warm_up(bit(Task::kEmbed), 1));
+  if (model_.folds) EMBERT_TRY(check_offset(fold_refusal));
+  if (!fold_refusal.empty()) return {};
+  EMBERT_TRY(warm_up(bit(Task::kEmbed), 1));  // with the kernels that rows under inspection do not use
+  if (heads != bit(Task::kEmbed)) EMBERT_TRY(warm_up(heads, int(slots_.size())));
+  const std::vector<GraphKey> keys = graph_keys(options_.graphs & config.task_heads.tasks());
+  for (Slot& slot : slots_) {
+    for (const GraphKey& key : keys) EMBERT_TRY(record_loss(capture(slot, key)));
+  }
+  return keys.empty() ? Status() : Status::cuda(cudaStreamSynchronize(streams_.compute.handle), "capture of graphs");
+}
+
+Status Encoder::warm_up(Tasks tasks, int count) {
+  const OwnedBatch batch = full_batch(model_.config, options_.max_tokens, tasks);
+  std::vector<int64_t> tickets(count);
+  std::vector<Answer> answers;
+  for (int64_t& ticket : tickets) EMBERT_TRY(submit(batch.view(), ticket));
+  for (const int64_t ticket : tickets) EMBERT_TRY(wait(ticket, answers));
+  return {};
+}
+
+Status Encoder::check_offset(std::string& fold_refusal) {
+  float largest = 0.0f;
+  EMBERT_CUDA(cudaMemcpy(&largest, model_.largest_offset.as(), sizeof(largest), cudaMemcpyDeviceToHost));
+  model_.largest_offset.release();
+  const std::string refusal = "LayerNorm cannot be folded into the products: a row before it ";
+  if (std::isinf(largest)) {
+    // With prescaled rows, gamma times a row may exceed the type's range where the row does not. If the model itself
+    // exceeds it, it also does without folding, and its requests fail.
+    fold_refusal = refusal + "is not finite";
+  } else if (largest > kMaxOffset) {
+    fold_refusal = refusal + "has a mean of " + std::to_string(largest) + " deviations, at most " +
+                   std::to_string(int(kMaxOffset)) + " is taken";
+  }
+  return {};
+}
+
+Status Encoder::capture(Slot& slot, const GraphKey& key) {
+  const cudaStream_t stream = streams_.compute.handle;
+  EMBERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  const Status status = forward(model_, slot.plan_graph(key, model_.config), streams_.compute);
+  cudaGraph_t graph = nullptr;
+  const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+  cudaGraphExec_t executable = nullptr;
+  const bool complete = status.ok() && ended == cudaSuccess;
+  const cudaError_t code = complete ? cudaGraphInstantiate(&executable, graph, 0) : cudaSuccess;
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  EMBERT_TRY(status);
+  EMBERT_TRY(Status::cuda(ended, "cudaStreamEndCapture"));
+  EMBERT_TRY(Status::cuda(code, "cudaGraphInstantiate"));
+  slot.add_graph(key, executable);
+  EMBERT_CUDA(cudaGraphUpload(executable, stream));
+  return {};
+}
+
+Status Encoder::submit(const BatchView& batch, int64_t& ticket) {
+  if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);
+  EMBERT_TRY(check_batch(batch, model_.config, options_.max_tokens, model_.activations.sequence_capacity()));
+  EMBERT_TRY(record_loss(Status::cuda(cudaSetDevice(options_.device), "cudaSetDevice")));
+  Slot* slot = nullptr;
+  for (Slot& candidate : slots_) {
+    if (!candidate.in_flight) slot = &candidate;
+  }
+  if (slot == nullptr) return Status::refused("two batches are in flight already");
+  EMBERT_TRY(queue(*slot, batch));
+  slot->in_flight = true;
+  slot->ticket = ticket = ++last_ticket;
+  return {};
+}
+
+Status Encoder::queue(Slot& slot, const BatchView& batch) {
+  slot.plan = plan_batch(batch, model_.config);
+  if (batch.tokens == 0) return {};
+  EMBERT_TRY(check_attention_work(slot.plan.tiles, slot.plan.shorts));
+  const Status queued = slot.has_graph() ? slot.run_graph(batch, streams_.compute) : run_steps(slot, batch);
+  if (queued.ok()) return {};
+  // No kernel or copy may read or write the slot any more when this returns.
+  if (queued.is_lost()) return record_loss(queued);
+  cudaGetLastError();  // otherwise a later launch reports it
+  for (const cudaStream_t stream : streams_.all())
+    EMBERT_TRY(record_loss(Status::cuda(cudaStreamSynchronize(stream), "after a batch that was refused")));
+  return queued;
+}
+
+Status Encoder::run_steps(Slot& slot, const BatchView& batch) {
+  const Stream& compute = streams_.compute;
+  EMBERT_TRY(slot.place(batch, model_.config, model_.activations.token_rows(), compute));
+  EMBERT_TRY(slot.upload(batch, streams_.uploads, compute));
+  EMBERT_TRY(forward(model_, slot.plan, compute));
+  return slot.download(streams_.downloads, compute);
+}
+
+Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
+  answers.clear();
+  auto* const slot = std::find_if(slots_.begin(), slots_.end(),
+                                  [&](const Slot& each) { return each.in_flight && each.ticket == ticket; });
+  if (slot == slots_.end())
+    return Status::refused("this ticket is not in flight: it was redeemed, or is not this encoder's");
+  slot->in_flight = false;
+  if (!lost_.empty()) return Status::lost("the encoder was lost earlier: " + lost_);
+  if (slot->plan.rows > 0) {
+    EMBERT_TRY(record_loss(Status::cuda(cudaSetDevice(options_.device), "cudaSetDevice")));
+    EMBERT_TRY(record_loss(slot->synchronize()));
+  }
+  slot->read_answers(*blocks_, answers);
+  const TaskOutputs& outputs = slot->plan.outputs;
+  if (model_.splade == nullptr || !outputs.requests(bit(Task::kSparse))) return {};
+  Answer pairs{Task::kSparse, outputs.task_output(Task::kSparse).sequences, 0, 1, {}, nullptr, nullptr};
+  EMBERT_TRY(collect_pairs(*slot, pairs));  // last: it may reuse the slot's memory
+  answers.push_back(std::move(pairs));
+  return {};
+}
+
+Status Encoder::collect_pairs(Slot& slot, Answer& answer) {
+  const SpladeAnswer& pairs = slot.pairs();
+  const int* const requested = slot.plan.outputs.task_output(Task::kSparse).chosen_on_host;
+  std::vector<int> sequences, counts(pairs.counts(), pairs.counts() + answer.sequences);
+  for (int i = 0; i < answer.sequences; ++i) sequences.push_back(requested == nullptr ? i : requested[i]);
+  int done = pairs.complete(answer.sequences);
+  EMBERT_TRY(append_pairs(pairs, done, 0, answer));
+  if (done == answer.sequences) return {};
+  const OwnedBatch batch = read_batch(slot);
+  while (done < answer.sequences) {
+    int end = done;
+    for (int64_t total = 0; end < answer.sequences; ++end) {
+      total += counts[end];
+      if (total > pairs.capacity() && end > done) break;
+    }
+    const OwnedBatch remaining = select_sequences(batch, sequences.data() + done, end - done);
+    EMBERT_TRY(queue(slot, remaining.view()));
+    EMBERT_TRY(record_loss(slot.synchronize()));
+    const int complete = pairs.complete(end - done);
+    EMBERT_TRY(append_pairs(pairs, complete, done, answer));
+    done += complete;
+  }
+  return {};
 }
 
 MemoryUse Encoder::memory_use() const {
   size_t free_now = 0, total = 0;
   cudaMemGetInfo(&free_now, &total);
-  size_t activations = arena_.bytes() + gemm_->workspace_bytes();
-  for (const Slot& slot : slots_) {
-    activations += slot.device_input.bytes() + slot.device_lists.bytes() + slot.vectors.bytes();
+  MemoryUse use{model_.weights.bytes(), model_.activations.bytes() + model_.provider->workspace_bytes(),
+                free_before_ > free_now ? free_before_ - free_now : 0};
+  for (const Slot& slot : slots_) use.activations += slot.device_bytes();
+  if (model_.splade != nullptr) {
+    use.weights += model_.splade->weight_bytes();
+    use.activations += model_.splade->workspace_bytes();
   }
-  if (splade_ != nullptr) activations += splade_->workspace_bytes();
-  const size_t weights = weights_.bytes() + (splade_ == nullptr ? 0 : splade_->weight_bytes());
-  return {weights, activations, free_before_ > free_now ? free_before_ - free_now : 0};
+  return use;
 }
 
 }  // namespace embert

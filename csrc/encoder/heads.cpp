@@ -7,179 +7,130 @@
 #include <utility>
 #include <vector>
 
-#include "encoder/encoder.h"
+#include "encoder/forward.h"
 #include "ops/norm.h"
 
 namespace embert {
-
-// buffers_.shared is free after the last layer. Its halves hold the rows between a head's linear layers.
-float* Encoder::layer_scratch(int half) const {
-  return reinterpret_cast<float*>(buffers_.shared) +
-         half * size_t(sequence_capacity_) * model_.task_heads.widest(model_.hidden);
-}
-
-Status Encoder::run_heads(const Plan& plan, const RowView& x, bool gathered, const Stream& stream) {
-  const TaskOutputs& outputs = plan.outputs;
-  if (outputs.requests(bit(Task::kEmbed))) EMBERT_TRY(embed_head(plan, x, gathered, stream));
-  if (outputs.requests(bit(Task::kClassify))) EMBERT_TRY(classification_head(plan, x, gathered, stream));
-  const bool pairs = splade_ != nullptr && outputs.requests(bit(Task::kSparse));
-  if (outputs.requests(bit(Task::kSparse)) && !pairs) {
-    const TaskOutput& output = outputs.task_output(Task::kSparse);
-    const HeadWeights& weights = weights_.heads();
-    EMBERT_TRY(token_weights(model_.dtype, x, last_norm(), model_.epsilon, output.chosen, output.rows, model_.hidden,
-                             weights.token_weight(), weights.token_bias(), output.out, stream));
-  }
-  if (!outputs.requests(bit(Task::kTokens) | bit(Task::kMulti)) && !pairs) return {};
-  if (program_.last.exists()) {
-    EMBERT_TRY(
-        layernorm(model_.dtype, buffers_.x, last_norm(), plan.rows, model_.hidden, model_.epsilon, buffers_.x, stream));
-  }
-  if (pairs) EMBERT_TRY(splade_head(plan, stream));
-  if (outputs.requests(bit(Task::kMulti))) EMBERT_TRY(multi_vector_head(plan, stream));
-  if (!outputs.requests(bit(Task::kTokens))) return {};
-  const TaskOutput& output = outputs.task_output(Task::kTokens);
-  return token_rows(model_.dtype, buffers_.x, output.chosen, output.rows, output.columns, false, output.out, stream);
-}
-
-Status Encoder::embed_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream) {
-  const TaskOutput& output = plan.outputs.task_output(Task::kEmbed);
-  const OffsetsOutput& offsets = buffers_.offsets;
-  const std::vector<DenseLayer>& layers = weights_.heads().dense();
-  const auto pooled = [&](const uint32_t* cuts, float* to) {
-    return pool(model_.dtype, model_.pooling, x, gathered, last_norm(), model_.epsilon, offsets.cu_seqlens, cuts,
-                output.chosen, output.rows, plan.longest, model_.hidden, to, stream);
-  };
-  if (layers.empty()) return pooled(offsets.cuts, output.out);
-  float *from = layer_scratch(0), *to = layer_scratch(1);
-  EMBERT_TRY(pooled(nullptr, from));
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const int out = layers[i].shape.out, pitch = i + 1 < layers.size() ? dense_pitch(out) : out;
-    EMBERT_TRY(dense(from, output.rows, layers[i], to, pitch, stream));
-    std::swap(from, to);
-  }
-  return cut_rows(from, offsets.cuts, output.chosen, output.rows, output.columns, output.out, stream);
-}
-
-// Its GEMMs run on all rows, in memory that is free then; the requested rows are gathered at the end.
-Status Encoder::multi_vector_head(const Plan& plan, const Stream& stream) {
-  const TaskOutput& output = plan.outputs.task_output(Task::kMulti);
-  const size_t half = size_t(row_capacity_) * model_.task_heads.multi_scratch_columns() / 2 * bytes_of(model_.dtype);
-  const uint8_t* x = buffers_.x;
-  for (size_t i = 0; i < multi_.size(); ++i) {
-    uint8_t* const y = buffers_.shared + i % 2 * half;
-    int none = 0;
-    EMBERT_TRY(multi_[i]->run({x}, {}, plan.rows, y, nullptr, none, stream));
-    if (i == 0 && model_.task_heads.token_norm) {
-      EMBERT_TRY(layernorm(model_.dtype, y, weights_.heads().multi_norm(), plan.rows, model_.hidden, model_.epsilon, y,
-                           stream));
-    }
-    x = y;
-  }
-  const bool unit_length = !model_.task_heads.token_logits;
-  return token_rows(model_.dtype, x, output.chosen, output.rows, output.columns, unit_length, output.out, stream);
-}
-
-Status Encoder::classification_head(const Plan& plan, const RowView& x, bool gathered, const Stream& stream) {
-  const TaskOutput& output = plan.outputs.task_output(Task::kClassify);
-  const std::vector<DenseLayer>& layers = weights_.heads().classifier();
-  float *from = layer_scratch(0), *to = layer_scratch(1);
-  EMBERT_TRY(pool(model_.dtype, model_.classifier_pooling, x, gathered, last_norm(), model_.epsilon,
-                  buffers_.offsets.cu_seqlens, nullptr, output.chosen, output.rows, plan.longest, model_.hidden, from,
-                  stream));
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const bool is_last = i + 1 == layers.size();
-    const int out = layers[i].shape.out;
-    EMBERT_TRY(
-        dense(from, output.rows, layers[i], is_last ? output.out : to, is_last ? out : dense_pitch(out), stream));
-    std::swap(from, to);
-  }
-  return {};
-}
-
-// Its rows are transformed in buffers_.sum, which is free after the last layer.
-Status Encoder::splade_head(const Plan& plan, const Stream& stream) {
-  const TaskOutput& output = plan.outputs.task_output(Task::kSparse);
-  const SpladeBatch batch{
-      buffers_.x,      buffers_.sum,         plan.rows, output.sequences, buffers_.offsets.cu_seqlens, output.chosen,
-      plan.cu_seqlens, output.chosen_on_host};
-  return splade_->run(batch, *plan.pairs, stream);
-}
-
 namespace {
 
-// Some sequences of a batch that a slot's memory holds, as a batch of its own that requests SPARSE.
-class RepeatedBatch {
+class Heads {
  public:
-  RepeatedBatch(const InputLayout& layout, const uint8_t* input, const int* positions)
-      : lengths_(numbers(input + layout.lengths, layout.sequences)),
-        ids_(numbers(input + layout.ids, layout.tokens)),
-        types_(numbers(input + layout.types, layout.tokens)) {
-    if (positions != nullptr) positions_.assign(positions, positions + layout.tokens);
-    starts_.assign(1, 0);
-    for (const int32_t length : lengths_) starts_.push_back(starts_.back() + length);
-  }
+  Heads(const DeviceModel& model, const BatchPlan& plan, const LastRows& rows, const Stream& stream)
+      : model_(model), config_(model.config), buffers_(model.activations), plan_(plan), rows_(rows), stream_(stream) {}
 
-  BatchView batch_of(const std::vector<int>& sequences) {
-    batch_ = {};
-    for (const int sequence : sequences) {
-      const auto append = [&](const std::vector<int32_t>& from, std::vector<int32_t>& to) {
-        if (!from.empty()) to.insert(to.end(), from.begin() + starts_[sequence], from.begin() + starts_[sequence + 1]);
-      };
-      append(ids_, batch_.ids);
-      append(types_, batch_.types);
-      append(positions_, batch_.positions);
-      batch_.cu_seqlens.push_back(int32_t(batch_.ids.size()));
-    }
-    batch_.tasks.assign(sequences.size(), bit(Task::kSparse));
-    BatchView view;
-    view.tokens = int(batch_.ids.size());
-    view.sequences = int(sequences.size());
-    view.ids = batch_.ids.data();
-    view.cu_seqlens = batch_.cu_seqlens.data();
-    view.types = batch_.types.data();
-    view.positions = positions_.empty() ? nullptr : batch_.positions.data();
-    view.tasks = batch_.tasks.data();
-    return view;
+  Status run() const {
+    const TaskOutputs& outputs = plan_.outputs;
+    const bool sparse = outputs.requests(bit(Task::kSparse)), pairs = sparse && model_.splade != nullptr;
+    if (outputs.requests(bit(Task::kEmbed))) EMBERT_TRY(embed());
+    if (outputs.requests(bit(Task::kClassify))) EMBERT_TRY(classify());
+    if (sparse && !pairs) EMBERT_TRY(weigh_tokens());
+    if (!outputs.requests(bit(Task::kTokens) | bit(Task::kMulti)) && !pairs) return {};
+    uint8_t* const x = buffers_.rows(Buffer::kX);
+    if (model_.program.last.exists()) EMBERT_TRY(normalize(x, model_.last_norm()));
+    if (pairs) EMBERT_TRY(find_pairs());
+    if (outputs.requests(bit(Task::kMulti))) EMBERT_TRY(project_tokens());
+    return outputs.requests(bit(Task::kTokens)) ? store_tokens(Task::kTokens, x, false) : Status();
   }
 
  private:
-  static std::vector<int32_t> numbers(const uint8_t* from, int count) {
-    const auto* const first = reinterpret_cast<const int32_t*>(from);
-    return {first, first + count};
+  const TaskOutput& output_of(Task task) const { return plan_.outputs.task_output(task); }
+
+  Status normalize(void* rows, const Norm& norm) const {
+    return layernorm(config_.dtype, rows, norm, plan_.rows, config_.hidden, config_.epsilon, rows, stream_);
   }
 
-  std::vector<int32_t> lengths_, ids_, types_, positions_, starts_;
-  struct {
-    std::vector<int32_t> ids, types, positions, cu_seqlens{0};
-    std::vector<Tasks> tasks;
-  } batch_;
+  Status pool_rows(Pooling pooling, const TaskOutput& output, const uint32_t* cuts, float* to) const {
+    return pool(config_.dtype, pooling, rows_.view, rows_.gathered, model_.last_norm(), config_.epsilon,
+                buffers_.offsets().cu_seqlens, cuts, output.chosen, output.rows, plan_.longest, config_.hidden, to,
+                stream_);
+  }
+
+  // From the first half of the heads' rows through all layers. The last one writes `to`; null: the rows it leaves.
+  Status run_layers(const std::vector<DenseLayer>& layers, int rows, float*& to) const {
+    float *from = buffers_.head_rows(0), *next = buffers_.head_rows(1);
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const bool is_last = i + 1 == layers.size();
+      const int out = layers[i].shape.out;
+      float* const y = is_last && to != nullptr ? to : next;
+      EMBERT_TRY(dense(from, rows, layers[i], y, is_last ? out : dense_pitch(out), stream_));
+      next = std::exchange(from, y);
+    }
+    to = from;
+    return {};
+  }
+
+  Status embed() const {
+    const TaskOutput& output = output_of(Task::kEmbed);
+    const std::vector<DenseLayer>& layers = model_.weights.heads().dense();
+    const uint32_t* const cuts = buffers_.offsets().cuts;
+    if (layers.empty()) return pool_rows(config_.pooling, output, cuts, output.out);
+    EMBERT_TRY(pool_rows(config_.pooling, output, nullptr, buffers_.head_rows(0)));
+    float* vectors = nullptr;
+    EMBERT_TRY(run_layers(layers, output.rows, vectors));
+    return cut_rows(vectors, cuts, output.chosen, output.rows, output.columns, output.out, stream_);
+  }
+
+  Status classify() const {
+    const TaskOutput& output = output_of(Task::kClassify);
+    EMBERT_TRY(pool_rows(config_.classifier_pooling, output, nullptr, buffers_.head_rows(0)));
+    float* logits = output.out;
+    return run_layers(model_.weights.heads().classifier(), output.rows, logits);
+  }
+
+  Status weigh_tokens() const {
+    const TaskOutput& output = output_of(Task::kSparse);
+    const HeadWeights& weights = model_.weights.heads();
+    return token_weights(config_.dtype, rows_.view, model_.last_norm(), config_.epsilon, output.chosen, output.rows,
+                         config_.hidden, weights.token_weight(), weights.token_bias(), output.out, stream_);
+  }
+
+  // Rows are transformed in kSum's memory, which is free after the last layer.
+  Status find_pairs() const {
+    const TaskOutput& output = output_of(Task::kSparse);
+    SpladeBatch batch{};
+    batch.x = buffers_.rows(Buffer::kX);
+    batch.scratch = buffers_.rows(Buffer::kSum);
+    batch.rows = plan_.rows;
+    batch.texts = output.sequences;
+    batch.cu_seqlens = buffers_.offsets().cu_seqlens;
+    batch.chosen = output.chosen;
+    batch.host_cu_seqlens = plan_.cu_seqlens;
+    batch.host_chosen = output.chosen_on_host;
+    return model_.splade->run(batch, *plan_.pairs, stream_);
+  }
+
+  // The GEMMs run on all rows, in memory that is free then; the requested rows are gathered at the end.
+  Status project_tokens() const {
+    const TaskHeads& heads = config_.task_heads;
+    const uint8_t* x = buffers_.rows(Buffer::kX);
+    for (size_t i = 0; i < model_.multi.size(); ++i) {
+      uint8_t* const y = buffers_.multi_rows(int(i % 2));
+      int none = 0;
+      EMBERT_TRY(model_.multi[i]->run({x}, {}, plan_.rows, y, nullptr, none, stream_));
+      if (i == 0 && heads.token_norm) EMBERT_TRY(normalize(y, model_.weights.heads().multi_norm()));
+      x = y;
+    }
+    return store_tokens(Task::kMulti, x, !heads.token_logits);
+  }
+
+  Status store_tokens(Task task, const void* rows, bool unit_length) const {
+    const TaskOutput& output = output_of(task);
+    return token_rows(config_.dtype, rows, output.chosen, output.rows, output.columns, unit_length, output.out,
+                      stream_);
+  }
+
+  const DeviceModel& model_;
+  const EncoderConfig& config_;
+  const Activations& buffers_;
+  const BatchPlan& plan_;
+  const LastRows& rows_;
+  const Stream& stream_;
 };
 
 }  // namespace
 
-Status Encoder::collect_pairs(Slot& slot, Answer& answer) {
-  const TaskOutput& output = slot.outputs.task_output(Task::kSparse);
-  std::vector<int> sequences, counts(slot.pairs.counts(), slot.pairs.counts() + output.sequences);
-  for (int i = 0; i < output.sequences; ++i)
-    sequences.push_back(output.chosen_on_host == nullptr ? i : output.chosen_on_host[i]);
-  int done = slot.pairs.complete(output.sequences);
-  EMBERT_TRY(append_pairs(slot.pairs, done, 0, answer));
-  if (done == answer.sequences) return {};
-  RepeatedBatch repeated(InputLayout(slot.tokens, slot.sequences), slot.input.as(),
-                         slot.has_positions ? slot.positions.as<int>() : nullptr);
-  while (done < answer.sequences) {
-    int end = done;
-    for (int64_t pairs = 0; end < answer.sequences; ++end) {
-      pairs += counts[end];
-      if (pairs > slot.pairs.capacity() && end > done) break;
-    }
-    const BatchView batch = repeated.batch_of({sequences.begin() + done, sequences.begin() + end});
-    EMBERT_TRY(run_again(slot, batch));
-    const int complete = slot.pairs.complete(batch.sequences);
-    EMBERT_TRY(append_pairs(slot.pairs, complete, done, answer));
-    done += complete;
-  }
-  return {};
+Status run_heads(const DeviceModel& model, const BatchPlan& plan, const LastRows& rows, const Stream& stream) {
+  return Heads(model, plan, rows, stream).run();
 }
 
 }  // namespace embert

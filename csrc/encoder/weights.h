@@ -146,8 +146,12 @@ class Weights {
   void forget_exact() { exact_.release(); }
   // Divides the gammas of pre-norm layers between rows and matrices (ops/norm.h).
   Status split_gammas(const Stream& stream);
-  // Whether these matrices and all gammas are stored exactly as in the checkpoint.
-  bool is_exact() const { return rounded_ == 0; }
+  // Whether rows are stored multiplied by the gamma of their next norm (LinearWeights::prescaled_rows): if these
+  // matrices and all gammas are stored exactly as in the checkpoint. Rows of pre-norm models are the residual, too.
+  // They are divided by the gamma again, which needs no μ: RMSNorms only.
+  bool prescales_rows() const { return keeps_exact_ && rounded_ == 0 && (!model_.pre_norm || model_.rms_norm); }
+  // The factors of rows before a norm; null: none.
+  const float* factors(const NormRef& next) const { return prescales_rows() ? norm(next).gamma : nullptr; }
 
   const EmbeddingTables& tables() const { return tables_; }
   // Gammas of the norms of a layer's queries and keys; null: none.

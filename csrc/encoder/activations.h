@@ -1,0 +1,44 @@
+// Device memory for the activations of one forward pass. Batches run one after another and share it.
+#pragma once
+
+#include <cstdint>
+
+#include "common/memory.h"
+#include "encoder/encoder_config.h"
+#include "encoder/program.h"
+#include "ops/embedding.h"
+#include "ops/quantize.h"
+
+namespace embert {
+
+class Activations {
+ public:
+  Status allocate(const EncoderConfig& model, const Program& program, int max_tokens, bool folds, const Stream& stream);
+
+  int row_capacity() const { return rows_; }
+  int sequence_capacity() const { return sequences_; }
+  uint8_t* rows(Buffer buffer) const;
+  float2* stats(Buffer buffer) const { return buffer == Buffer::kX ? x_stats_ : sum_stats_; }
+  // The memory of the wide activations is free after the last layer. Its halves hold the rows between a head's layers.
+  float* head_rows(int half) const { return reinterpret_cast<float*>(shared_) + half * head_floats_; }
+  uint8_t* multi_rows(int half) const { return shared_ + half * multi_bytes_; }
+  // TOKENS pass through it, too.
+  float* token_rows() const { return reinterpret_cast<float*>(shared_); }
+  const int* zeros() const { return zeros_; }                    // [rows]; null: the model has a table of positions
+  const QuantizedRows& quantized() const { return quantized_; }  // [rows, the widest rows that GEMMs read]; with int8
+  const OffsetsOutput& offsets() const { return offsets_; }
+  size_t bytes() const { return arena_.bytes(); }
+
+ private:
+  DeviceBuffer arena_;
+  uint8_t *x_ = nullptr, *sum_ = nullptr, *shared_ = nullptr;  // shared: [rows, program.widest], or the heads' maximum
+  uint8_t *context_ = nullptr, *inner_ = nullptr;              // parts of it
+  int* zeros_ = nullptr;
+  float2 *x_stats_ = nullptr, *sum_stats_ = nullptr;
+  QuantizedRows quantized_;
+  OffsetsOutput offsets_{};
+  int rows_ = 0, sequences_ = 0;
+  size_t head_floats_ = 0, multi_bytes_ = 0;  // of a half
+};
+
+}  // namespace embert

@@ -1,0 +1,46 @@
+// The launches of a forward pass that the host decides before it runs. Pure functions of the batch and of the model's
+// configuration: they need no device.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "encoder/answer.h"
+#include "encoder/batch.h"
+#include "encoder/encoder_config.h"
+#include "heads/heads.h"
+#include "heads/splade.h"
+
+namespace embert {
+
+struct BatchPlan {
+  int rows = 0, sequences = 0;          // tokens and sequences, or the buckets that they are rounded up to
+  int tiles = 0, shorts = 0;            // entries of attention's work lists
+  int longest = 0;                      // at least the tokens of the longest sequence
+  TaskOutputs outputs;                  // the requested tasks and their destinations
+  const uint8_t* input = nullptr;       // in InputLayout(rows, sequences)
+  bool on_host = false;                 // `input` is host memory
+  const int* positions = nullptr;       // [rows] in host memory, in place of those of offsets.cu
+  const int* cu_seqlens = nullptr;      // in host memory, where they are known
+  const SpladeAnswer* pairs = nullptr;  // destination of pairs
+};
+
+// Without the memory of its input and outputs, which the batch's slot adds.
+BatchPlan plan_batch(const BatchView& batch, const EncoderConfig& model);
+
+// A captured graph serves batches whose sequences all request one task, by bucket of tokens and of sequences.
+using GraphKey = std::tuple<Task, int, int>;
+
+// All graphs for these tasks, in the order of their capture.
+std::vector<GraphKey> graph_keys(Tasks tasks);
+// The graph that serves a batch, if one does.
+std::optional<GraphKey> graph_key(const BatchPlan& plan);
+BatchPlan plan_graph(const GraphKey& key, const EncoderConfig& model, const uint8_t* input, float* output);
+
+// The row of each sequence, if it is a single one, that all requested heads read: the others need no processing after
+// the last attention. Only where that saves more than the launch that copies these rows.
+std::optional<Pooling> gathered_row(const BatchPlan& plan, const EncoderConfig& model);
+
+}  // namespace embert

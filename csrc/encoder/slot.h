@@ -1,0 +1,69 @@
+// The memory and the events of one batch in flight.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "common/launch.h"
+#include "common/memory.h"
+#include "encoder/answer.h"
+#include "encoder/batch.h"
+#include "encoder/plan.h"
+#include "heads/splade.h"
+
+namespace embert {
+
+class Slot {
+ public:
+  Slot() = default;
+  Slot(const Slot&) = delete;
+  Slot& operator=(const Slot&) = delete;
+  ~Slot();
+
+  Status allocate(const EncoderConfig& model, int rows, int sequences, const Stream& stream);
+  size_t device_bytes() const { return device_input_.bytes() + device_lists_.bytes() + vectors_.bytes(); }
+
+  // Captured graphs read the slot's host input and write its direct output.
+  BatchPlan plan_graph(const GraphKey& key, const EncoderConfig& model) const {
+    return embert::plan_graph(key, model, input_.as(), direct_output_.as<float>());
+  }
+  int graph_count() const { return int(graphs_.size()); }
+  void add_graph(const GraphKey& key, cudaGraphExec_t graph) { graphs_[key] = graph; }
+  bool has_graph() const { return graph_key(plan) && graphs_.count(*graph_key(plan)) > 0; }
+  Status run_graph(const BatchView& batch, const Stream& stream);
+
+  // The steps of a batch without a graph, around its forward pass. `place` reserves memory for its answers, and sets
+  // the plan's input and destinations.
+  Status place(const BatchView& batch, const EncoderConfig& model, float* token_rows, const Stream& stream);
+  Status upload(const BatchView& batch, cudaStream_t uploads, const Stream& stream);
+  Status download(cudaStream_t downloads, const Stream& stream);
+
+  // Waits for the batch.
+  Status synchronize() const;
+  // An answer for each requested task but SPLADE's pairs.
+  void read_answers(HostBlocks& blocks, std::vector<Answer>& answers) const;
+  const SpladeAnswer& pairs() const { return pairs_; }
+  const uint8_t* input() const { return input_.as(); }  // in InputLayout(plan.rows, plan.sequences) without a graph
+
+  bool in_flight = false;
+  int64_t ticket = 0;
+  BatchPlan plan;
+
+ private:
+  // Memory for floats of answers on the device and in total, and for indices in lists.
+  Status reserve(size_t own_floats, size_t floats, size_t listed, const Stream& stream);
+
+  HostBuffer input_, positions_;
+  HostBuffer direct_output_;  // heads write it; its address never changes
+  HostBuffer output_;         // answers are copied into it
+  HostBuffer lists_;          // the lists of `chosen` of all tasks
+  DeviceBuffer device_input_, device_lists_;
+  DeviceBuffer vectors_;  // answers except TOKENS and pairs
+  SpladeAnswer pairs_;
+  cudaEvent_t copied_ = nullptr, computed_ = nullptr, done_ = nullptr;
+  std::map<GraphKey, cudaGraphExec_t> graphs_;
+  bool direct_ = false;  // the answers are in direct_output_
+};
+
+}  // namespace embert
