@@ -13,11 +13,13 @@ from enum import Enum
 from typing import Any
 from urllib.parse import quote
 
-from embert.server.http.errors import Invalid, describe
+from embert.server.http.errors import Invalid, describe, describe_name
 
 __all__ = ["Api", "Fields", "KnownField", "TranslatedFields", "Verdict", "header_value", "translate_fields"]
 
 _MOST_FIELDS = 1000  # of an object: any API has fewer than 50
+_MAX_DEPTH = 8  # of lists and objects in a body; the fields that are read have 5 at most
+_CONTAINERS = {list, dict}
 _NAMES_IN_HEADER = 16
 _LETTERS_OF_A_NAME = 40
 
@@ -81,11 +83,18 @@ class TranslatedFields:
 
 
 def translate_fields(values: Mapping[str, Any], own: Collection[str], fields: Fields) -> TranslatedFields:
-    """`own` are the schema's fields. Raises Invalid for a refused field, and for one that is there under two names."""
+    """`own` are the schema's fields.
+
+    Raises Invalid for a refused field, one that is there under two names, and an unknown one that is nested too deeply:
+    the schema bounds the depth of its own.
+    """
     result: dict[str, Any] = {}
     others: dict[str, tuple[str, Any]] = {}
     ignored = []
     for name, value in _flat(values, fields):
+        if name not in own and type(value) in _CONTAINERS and (depth := _depth(value)) > _MAX_DEPTH:
+            reason = f"the field {describe_name(name)} has lists and objects to a depth of {depth}"
+            raise Invalid(reason, limit=_MAX_DEPTH)
         field = fields.get(name)
         if (field is None and name not in own) or (field is not None and field.is_flat and value is not None):
             ignored.append(name)  # an object of fields inside of another one belongs to no API
@@ -112,6 +121,18 @@ def translate_fields(values: Mapping[str, Any], own: Collection[str], fields: Fi
             raise Invalid(f"is another name of `{target}`; the request has both, and they differ", name)
         result[target] = value
     return TranslatedFields(result, ignored, {target: name for target, (name, _) in others.items() if target != name})
+
+
+def _depth(value: Any) -> int:
+    """The depth of a field's lists and objects. The body's own object counts as 1."""
+    depth, level = 1, [value]
+    while level:
+        depth += 1
+        values = [each.values() if isinstance(each, dict) else each for each in level]
+        # The types of many numbers are looked at faster than the numbers.
+        containers = (items for items in values if not _CONTAINERS.isdisjoint(map(type, items)))
+        level = [item for items in containers for item in items if type(item) in _CONTAINERS]
+    return depth
 
 
 def _flat(values: Mapping[str, Any], fields: Fields) -> list[tuple[str, Any]]:

@@ -72,6 +72,8 @@ BODIES: list[tuple[dict[str, Any] | bytes, int, str | None, tuple[str, ...], tup
     (b'{"INPUT": [NaN]}', 422, "INPUT", (), BOTH),
     (b'{"INPUT": [101, 1e999]}', 422, "INPUT", (), BOTH),
     (b'{"INPUT": ' + b"[" * 100 + b"]" * 100 + b"}", 422, "INPUT", (), BOTH),
+    (b'{"INPUT": "a", "x": ' + b"[" * 8 + b"]" * 8 + b"}", 422, None, ("'x'", "depth of 9", "limit is 8"), BOTH),
+    (b'{"INPUT": "a", "x": ' + b'{"a":' * 100 + b"1" + b"}" * 101, 422, None, ("'x'", "depth of 101"), BOTH),
     (b'["canary-7f3a"]', 422, None, ("object", "a list of 1"), BOTH),
     (b'"canary-7f3a"', 422, None, ("object", "a string of 11"), BOTH),
     (b"null", 422, None, ("object", "null"), BOTH),
@@ -90,6 +92,7 @@ CASES += [(path, body, status, param, says) for body, status, param, says, paths
 
 VALID = {
     "the last of two equal keys counts": b'{"INPUT": 5, "INPUT": "canary-7f3a"}',
+    "seven lists are not too deep": b'{"INPUT": "a", "x": ' + b"[" * 7 + b"]" * 7 + b"}",
     "NUL is a character": rb'{"INPUT": "a\u0000b"}',
     "a space is a text": b'{"INPUT": " "}',
     "a surrogate pair is a character": rb'{"INPUT": "\ud83d\ude00"}',
