@@ -199,27 +199,3 @@ Status make_cublaslt(DType dtype, const std::string& library, std::unique_ptr<Ge
 Status make_sm90(DType dtype, std::unique_ptr<GemmProvider>& provider);
 
 }  // namespace embert
-
-namespace embert::sm90 {
-
-// Preconditions of the kernels with RoPE or gates.
-inline Status check_fused(const LinearWeights& weights) {
-  if (weights.gated && weights.residual_norm.gamma != nullptr)
-    return Status::refused("hopper gemm: gates and a residual");
-  if (weights.gated && weights.activation == Activation::kNone)
-    return Status::refused("hopper gemm: gates without an activation");
-  if (!weights.gated && weights.activation == Activation::kSilu)
-    return Status::refused("hopper gemm: SiLU without gates");
-  if (weights.rope == nullptr) return {};
-  const RopeColumns& rope = *weights.rope;
-  if (weights.gated || weights.activation != Activation::kNone || weights.residual_norm.gamma != nullptr)
-    return Status::refused("hopper gemm: RoPE columns and an activation, gates or a residual");
-  const bool fits = rope.head_size > 0 && rope.head_size % 8 == 0 && rope.rotary_dim >= 0 && rope.rotary_dim % 2 == 0 &&
-                    rope.rotary_dim <= rope.head_size && rope.columns % rope.head_size == 0 &&
-                    rope.columns <= weights.n;
-  if (fits && rope.table != nullptr && rope.positions != nullptr) return {};
-  return Status::refused("hopper gemm: ", rope.rotary_dim, " RoPE columns of heads of ", rope.head_size, ", in ",
-                         rope.columns, " of ", weights.n);
-}
-
-}  // namespace embert::sm90

@@ -1,7 +1,7 @@
 // Prints what Hopper's products refuse of RoPE columns and gates: a line for each case, "fine" or why not.
 #include <cstdio>
 
-#include "gemm/gemm.h"
+#include "gemm/kernels/sm90_checks.h"
 
 using namespace embert;
 
@@ -10,7 +10,7 @@ namespace {
 void tell(const LinearWeights& weights, const RopeColumns* rope = nullptr) {
   LinearWeights weights_with_rope = weights;
   weights_with_rope.rope = rope;
-  const Status found = sm90::check_fused(weights_with_rope);
+  const Status found = sm90::check_weights(weights_with_rope);
   std::printf("%s\n", found.ok() ? "fine" : found.message().c_str());
 }
 
@@ -31,6 +31,7 @@ int main() {
 
   LinearWeights with_norm = gated;
   with_norm.residual_norm.gamma = gamma;
+  with_norm.activation = Activation::kNone;
   tell(with_norm);
   LinearWeights no_activation = gated;
   no_activation.activation = Activation::kNone;

@@ -20,7 +20,7 @@ Status with_activation(Activation activation, const Run& run) {
   return with_constant<Activation::kGeluErf, Activation::kGeluTanh, Activation::kRelu, Activation::kNone>(activation,
                                                                                                           run);
 }
-// The same of a gated GEMM, which has one (check_fused).
+// The same of a gated GEMM, which has one (sm90_checks.h).
 template <typename Run>
 Status with_gate(Activation activation, const Run& run) {
   return with_constant<Activation::kSilu, Activation::kGeluErf, Activation::kGeluTanh, Activation::kRelu>(activation,

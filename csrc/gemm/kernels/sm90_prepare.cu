@@ -4,6 +4,7 @@
 #include "gemm/gemm.h"
 #include "gemm/kernels/gated.cuh"
 #include "gemm/kernels/sm90.h"
+#include "gemm/kernels/sm90_checks.h"
 #include "ops/activation.cuh"
 
 namespace embert {
@@ -13,7 +14,6 @@ namespace {
 // LayerNorms are not folded where that error exceeds this multiple of a model's own rounding of γ·W (2.1e-4 in FP16,
 // 1.7e-3 in BF16).
 constexpr float kFoldTolerance = 3.0f;
-constexpr int kMaxGemmColumns = 360 * 128;
 
 // The constants of a gated GEMM. fold.cuh has multiplied all by kGateFactor; this undoes it for the values. `width`:
 // floats for each row of W; the last one counts, because {Σ γ·W, …} has no factor.
@@ -45,22 +45,7 @@ Status GemmSm90::check_folds() const {
 
 Status GemmSm90::prepare(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear) {
   if (weights.scales != nullptr) return prepare_int8(weights, stream, linear);
-  if (weights.pitch != 0) return Status::refused("hopper gemm: rows of y lie end to end");
-  if (weights.k % 8 != 0 || weights.n % 8 != 0) return Status::refused("hopper gemm: sizes must be multiples of 8");
-  if (weights.residual_norm.gamma != nullptr && weights.activation != Activation::kNone)
-    return Status::refused("hopper gemm: a residual and an activation");
-  if (weights.input_norm.gamma != nullptr && !weights.prescaled_rows && weights.exact == nullptr)
-    return Status::refused("hopper gemm: weights are folded from FP32 ones, which are not there");
-  if (weights.input_norm.gamma != nullptr && weights.k > kMaxStatColumns)
-    return Status::refused("hopper gemm: a LayerNorm of more than ", kMaxStatColumns, " columns");
-  if (weights.rms && weights.residual_norm.gamma != nullptr && !weights.prescaled_rows)
-    return Status::refused("hopper gemm: an RMSNorm of the residual");
-  // The multiplication with which TileScheduler computes a tile's row is exact up to 362 tiles across: of at most
-  // 4 194 240 rows there are 16 384 tiles of a cluster.
-  const int w_rows = weights.gated ? 2 * weights.n : weights.n;
-  if (w_rows > kMaxGemmColumns)
-    return Status::refused("hopper gemm: ", w_rows, " columns, at most ", kMaxGemmColumns, " can be run");
-  EMBERT_TRY(check_fused(weights));
+  EMBERT_TRY(check_weights(weights));
   auto gemm = std::make_unique<LinearSm90>(*this, weights);
   EMBERT_TRY(gemm->init(stream));
   linear = std::move(gemm);
