@@ -8,7 +8,7 @@ namespace embert {
 
 namespace {
 
-// Whether the kernels for BERT's heads compute it.
+// True if the kernels for BERT's heads support these.
 bool is_plain(const AttentionHeads& shape) {
   return shape.heads == shape.kv_heads && shape.head_size <= 128 && shape.scale == 0.0f && !shape.causal;
 }

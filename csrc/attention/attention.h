@@ -15,7 +15,7 @@ class TensorMaps;
 
 constexpr int kMaxHeadSize = 256;
 
-// The heads of attention, and which keys a query attends to besides its window.
+// The heads of attention, and the keys that a query attends to in addition to its window.
 struct AttentionHeads {
   int heads = 0;        // of queries
   int kv_heads = 0;     // of keys and of values; heads is a multiple of it
@@ -27,7 +27,7 @@ struct AttentionHeads {
 // maps: on a Hopper device, else null. All forward passes of an encoder must use the same, because bits depend on it.
 Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, const AttentionHeads& heads,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream);
-// Of disentangled attention (DeBERTa): scores also have scale · (q[i]·keys[r] + queries[r]·k[j]), r = row_of[i − j +
+// Disentangled attention (DeBERTa): scores also have scale · (q[i]·keys[r] + queries[r]·k[j]), r = row_of[i − j +
 // longest − 1].
 struct DisentangledScores {
   const void* keys = nullptr;       // [rows, heads · head_size], of the type of qkv; null: the part is absent

@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 2 : 1)
     if (key_table && rows > 0) {
       multiply_band<T, kDim>(work.q, key_band, warp * 16, step, own_products, lane);
       __syncwarp();
-      // Of row r and key j: the warp's distance r − j + 63.
+      // The warp's distance of row r and key j: r − j + 63.
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 2 : 1)
     cp_async_commit();
     if (rows > 0) {
       if (query_table) {
-        // Of query i of the tile and key j, from the first distance of the 16 keys with j on: i − j % 16 + 15.
+        // Query i of the tile and key j, counted from the first distance of the 16 keys with j on: i − j % 16 + 15.
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll

@@ -11,7 +11,7 @@ namespace embert {
 
 constexpr int kTileWarps = 4;
 constexpr int kTileThreads = kTileWarps * 32;
-// Of a step. At 256 columns, 64 would not fit the registers, nor the shared memory of any GPU but A100 and H100.
+// Keys of a step. At 256 columns, 64 would not fit the registers, nor the shared memory of any GPU but A100 and H100.
 template <int kDim>
 constexpr int kStepKeys = kDim <= 128 ? 64 : 32;
 

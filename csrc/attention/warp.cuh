@@ -16,7 +16,7 @@
 
 namespace embert {
 
-// The columns of qkv where every head has a key and a value of its own: [3, heads, dim].
+// The columns of qkv where every head of queries has its key and value head: [3, heads, dim].
 struct OwnKeys {
   int heads, dim;
 

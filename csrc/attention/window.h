@@ -13,7 +13,7 @@ struct KeyWindow {
   __host__ __device__ inline bool hides(int query, int key) const {
     return query - key > before || key - query > after;
   }
-  // Of steps of `keys` keys each, which begin at multiples of that: the first step that a query from `query` on needs,
+  // Steps have `keys` keys each. The first step that a query from `query` on needs,
   __host__ __device__ inline int first_step(int query, int keys) const {
     return query > before ? (query - before) / keys : 0;
   }
@@ -22,7 +22,7 @@ struct KeyWindow {
     const int end = last + after + 1 < length ? last + after + 1 : length;
     return (end + keys - 1) / keys;
   }
-  // Whether each of `queries` queries attends to all of `keys` keys.
+  // True if each of `queries` queries attends to all of `keys` keys.
   __host__ __device__ inline bool sees_all(int query, int queries, int key, int keys) const {
     return !hides(query + queries - 1, key) && !hides(query, key + keys - 1) && !hides(query, key) &&
            !hides(query + queries - 1, key + keys - 1);

@@ -135,17 +135,17 @@ nb::object owned(std::unique_ptr<T[], Free> data, std::initializer_list<size_t> 
 }
 
 nb::list wait(Encoder& encoder, int64_t ticket) {
-  std::vector<Answer> answers;
+  std::vector<Result> results;
   {
     nb::gil_scoped_release release;
-    raise(encoder.wait(ticket, answers));
+    raise(encoder.wait(ticket, results));
   }
   nb::list all;
-  for (Answer& answer : answers) {
-    const size_t rows = answer.rows, columns = answer.columns;
-    all.append(nb::make_tuple(int(bit(answer.task)), owned(std::move(answer.values), {rows, columns}),
-                              owned(std::move(answer.offsets), {answer.sequences + size_t(1)}),
-                              owned(std::move(answer.indices), {rows})));
+  for (Result& result : results) {
+    const size_t rows = result.rows, columns = result.columns;
+    all.append(nb::make_tuple(int(bit(result.task)), owned(std::move(result.values), {rows, columns}),
+                              owned(std::move(result.offsets), {result.sequences + size_t(1)}),
+                              owned(std::move(result.indices), {rows})));
   }
   return all;
 }
@@ -172,7 +172,7 @@ NB_MODULE(_cuda, m) {
         }
         return code == cudaSuccess ? count : 0;
       },
-      "How many CUDA devices there are. Raises Refused where the driver cannot say.");
+      "Number of CUDA devices. Raises Refused if the driver does not report it.");
   m.def(
       "device_info",
       [](int device) {
@@ -195,7 +195,7 @@ NB_MODULE(_cuda, m) {
             raise(encoder.load(name, layer, bytes.data(), shape, stored));
           },
           "name"_a, "layer"_a, "data"_a, "shape"_a, "dtype"_a,
-          "Upload one tensor of so many rows and columns, or elements; `data` must stay alive until start().")
+          "Upload one tensor of this shape; `data` must stay alive until start().")
       .def(
           "start",
           [](Encoder& encoder) {
@@ -204,14 +204,15 @@ NB_MODULE(_cuda, m) {
             return fold_refusal;
           },
           nb::call_guard<nb::gil_scoped_release>(),
-          "All weights are there: warm up and capture graphs. Answers empty, or why LayerNorms cannot be folded into "
-          "these weights: the encoder is then not started.")
+          "Warm up and capture graphs, after all weights are loaded. Returns an empty string, or the reason why "
+          "LayerNorms cannot be folded into these weights: the encoder is then not started.")
       .def("submit", &submit, "ids"_a, "cu_seqlens"_a, "token_types"_a.none(), "positions"_a.none(),
            "dimensions"_a.none(), "normalize"_a.none(), "tasks"_a.none() = nb::none(),
-           "Start a forward. `tasks`: bits of engine/tasks.py a sequence; None: all EMBED. Answers a ticket.")
-      .def("wait", &wait, "ticket"_a,
-           "A tuple for each task that some sequence wanted: its bit, values [rows, columns], offsets [sequences + 1] "
-           "or None, indices [rows] or None. Without offsets the sequences' lengths say which rows are whose.")
+           "Start a forward. `tasks`: bits of engine/tasks.py a sequence; None: all EMBED. Returns a ticket.")
+      .def(
+          "wait", &wait, "ticket"_a,
+          "A tuple for each task that some sequence requests: its bit, values [rows, columns], offsets [sequences + 1] "
+          "or None, indices [rows] or None. Without offsets the sequences' lengths determine their rows.")
       .def_prop_ro("gemm", &Encoder::gemm_name)
       .def_prop_ro("folds", &Encoder::folds)
       .def_prop_ro("graphs", &Encoder::graph_count)

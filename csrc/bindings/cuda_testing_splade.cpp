@@ -35,11 +35,11 @@ std::unique_ptr<Maxima> make_maxima(Bench& bench, const std::string& provider, c
   return test;
 }
 
-// The head with its provider, and one answer.
+// The head with its provider, and one result.
 struct Splade {
   std::unique_ptr<GemmProvider> provider;
   std::unique_ptr<SpladeHead> head;
-  SpladeAnswer answer;
+  SpladePairs result;
 };
 
 std::unique_ptr<Splade> make_splade(Bench& bench, const std::string& provider, const std::string& library, int type,
@@ -95,7 +95,7 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
           "prepare",
           [](Splade& self, Bench& bench, Address word, int rows, int texts, int64_t pairs) {
             bench.check(self.head->prepare(*self.provider, word, rows, texts, bench.stream()));
-            bench.check(self.answer.allocate(self.head->shape().vocabulary, texts, pairs));
+            bench.check(self.result.allocate(self.head->shape().vocabulary, texts, pairs));
           },
           "bench"_a, "word"_a, "rows"_a, "texts"_a, "pairs"_a = kPairs)
       .def(
@@ -110,18 +110,18 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
                                     chosen,
                                     host_cu_seqlens ? host_cu_seqlens->data() : nullptr,
                                     host_chosen ? host_chosen->data() : nullptr};
-            bench.check(self.head->run(batch, self.answer, bench.stream()));
+            bench.check(self.head->run(batch, self.result, bench.stream()));
           },
           "bench"_a, "x"_a, "scratch"_a, "rows"_a, "texts"_a, "cu_seqlens"_a, "chosen"_a = 0,
           "host_cu_seqlens"_a = nb::none(), "host_chosen"_a = nb::none())
       .def(
           "answer",
           [](const Splade& self, int texts) {
-            const int complete = self.answer.complete(texts);
+            const int complete = self.result.complete(texts);
             size_t pairs = 0;
-            for (int i = 0; i < complete; ++i) pairs += self.answer.counts()[i];
-            return std::make_tuple(complete, copied(self.answer.counts(), texts), copied(self.answer.indices(), pairs),
-                                   copied(self.answer.values(), pairs));
+            for (int i = 0; i < complete; ++i) pairs += self.result.counts()[i];
+            return std::make_tuple(complete, copied(self.result.counts(), texts), copied(self.result.indices(), pairs),
+                                   copied(self.result.values(), pairs));
           },
           "texts"_a,
           "How many of the first texts are complete; pairs of each text; indices and values of the complete ones.")

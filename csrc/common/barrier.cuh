@@ -6,7 +6,7 @@
 namespace embert {
 
 // Blocks of a thread block cluster (sm_90): their ranks, their barrier, and each other's shared memory. Without a
-// cluster, and on older devices, a block is a cluster of its own.
+// cluster, and on older devices, each block is a cluster.
 
 __device__ __forceinline__ int cluster_rank() {
 #if __CUDA_ARCH__ >= 900
@@ -128,7 +128,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t phase) 
       : "memory");
 }
 
-// Whether the phase with this parity has ended; does not wait.
+// True if the phase with this parity has ended; does not wait.
 __device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t phase) {
   uint32_t done;
   asm volatile(

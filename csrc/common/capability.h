@@ -1,4 +1,4 @@
-// Whether a device, and this build's code for it, can run the encoder. Checked once, before any weight is loaded.
+// Checks that a device, and this build's code for it, can run the encoder: once, before any weight is loaded.
 #pragma once
 
 #include <string>

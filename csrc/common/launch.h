@@ -32,7 +32,7 @@ Status with_constant(Value value, const Run& run) {
   return run(std::integral_constant<Value, kFirst>());
 }
 
-// Lets a kernel have so many bytes of dynamic shared memory: over 48 KB, static ones included, have to be asked for.
+// Allows a kernel this number of bytes of dynamic shared memory: more than 48 KB, with static ones, must be requested.
 template <typename Kernel>
 Status allow_shared_memory(Kernel* kernel, size_t bytes, size_t static_bytes = 0) {
   if (static_bytes + bytes > 48 * 1024)

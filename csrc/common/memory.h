@@ -1,4 +1,4 @@
-// Owning types for device memory, pinned host memory and the host memory of answers.
+// Owning types for device memory, pinned host memory and the host memory of results.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -88,7 +88,7 @@ class Arena {
   size_t used_ = 0;
 };
 
-// Blocks of floats for answers. Touching fresh pages takes longer than the copy into them, so large blocks return to
+// Blocks of floats for results. Touching fresh pages takes longer than the copy into them, so large blocks return to
 // the pool when their owner frees them: as many as there are batches in flight. Any thread may allocate or free. A
 // block may be freed after the encoder is destroyed.
 class HostBlocks : public std::enable_shared_from_this<HostBlocks> {

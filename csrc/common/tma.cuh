@@ -61,6 +61,21 @@ __device__ __forceinline__ void tma_store_wait_read() {
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+// Stores a box that the lanes of a warp have written to shared memory.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t from, int column, int row, int lane) {
+  fence_async_proxy();
+  __syncwarp();
+  if (lane == 0) {
+    tma_store(&map, from, column, row);
+    tma_store_commit();
+  }
+}
+// Waits until at most kLeft of the warp's stores have yet to read their boxes.
+template <int kLeft>
+__device__ __forceinline__ void wait_for_box(int lane) {
+  if (lane == 0) tma_store_wait_read<kLeft>();
+  __syncwarp();
+}
 // For maps among a kernel's parameters, at its start: a copy without a cached descriptor has to load that first.
 template <typename... Maps>
 __device__ __forceinline__ void prefetch_tensor_maps(const Maps&... maps) {

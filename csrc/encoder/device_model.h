@@ -55,7 +55,7 @@ struct DeviceModel {
       largest_offset;  // the largest |μ|/σ of a row before a LayerNorm; allocated only while rows are inspected
 
   RopeColumns rope_columns(int layer) const;
-  // What remains to be applied to the last layer's rows.
+  // The norm that still has to be applied to the last layer's rows.
   Norm last_norm() const { return weights.norm(program.last); }
 };
 

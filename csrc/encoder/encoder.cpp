@@ -29,8 +29,8 @@ struct OwnedBatch {
   }
 };
 
-// As many texts of full length as fit, with tokens from the whole vocabulary: the first batch's rows decide whether
-// LayerNorms can be folded.
+// The number of texts of full length that fits, with tokens from the whole vocabulary: the first batch's rows decide
+// whether LayerNorms can be folded.
 OwnedBatch full_batch(const EncoderConfig& model, int max_tokens, Tasks tasks) {
   OwnedBatch batch;
   const int length = std::min(model.max_length(), max_tokens), sequences = std::max(1, max_tokens / length);
@@ -164,9 +164,9 @@ Status Encoder::start(std::string& fold_refusal) {
 Status Encoder::warm_up(Tasks tasks, int count) {
   const OwnedBatch batch = full_batch(model_.config, options_.max_tokens, tasks);
   std::vector<int64_t> tickets(count);
-  std::vector<Answer> answers;
+  std::vector<Result> results;
   for (int64_t& ticket : tickets) EMBERT_TRY(submit(batch.view(), ticket));
-  for (const int64_t ticket : tickets) EMBERT_TRY(wait(ticket, answers));
+  for (const int64_t ticket : tickets) EMBERT_TRY(wait(ticket, results));
   return {};
 }
 
@@ -241,8 +241,8 @@ Status Encoder::run_steps(Slot& slot, const BatchView& batch) {
   return slot.download(streams_.downloads, compute);
 }
 
-Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
-  answers.clear();
+Status Encoder::wait(int64_t ticket, std::vector<Result>& results) {
+  results.clear();
   auto* const slot = std::find_if(slots_.begin(), slots_.end(),
                                   [&](const Slot& each) { return each.in_flight && each.ticket == ticket; });
   if (slot == slots_.end())
@@ -253,27 +253,27 @@ Status Encoder::wait(int64_t ticket, std::vector<Answer>& answers) {
     EMBERT_TRY(record_loss(Status::cuda(cudaSetDevice(options_.device), "cudaSetDevice")));
     EMBERT_TRY(record_loss(slot->synchronize()));
   }
-  slot->read_answers(*blocks_, answers);
+  slot->read_results(*blocks_, results);
   const TaskOutputs& outputs = slot->plan.outputs;
   if (model_.splade == nullptr || !outputs.requests(bit(Task::kSparse))) return {};
-  Answer pairs{Task::kSparse, outputs.task_output(Task::kSparse).sequences, 0, 1, {}, nullptr, nullptr};
+  Result pairs{Task::kSparse, outputs.task_output(Task::kSparse).sequences, 0, 1, {}, nullptr, nullptr};
   EMBERT_TRY(collect_pairs(*slot, pairs));  // last: it may reuse the slot's memory
-  answers.push_back(std::move(pairs));
+  results.push_back(std::move(pairs));
   return {};
 }
 
-Status Encoder::collect_pairs(Slot& slot, Answer& answer) {
-  const SpladeAnswer& pairs = slot.pairs();
+Status Encoder::collect_pairs(Slot& slot, Result& result) {
+  const SpladePairs& pairs = slot.pairs();
   const int* const requested = slot.plan.outputs.task_output(Task::kSparse).chosen_on_host;
-  std::vector<int> sequences, counts(pairs.counts(), pairs.counts() + answer.sequences);
-  for (int i = 0; i < answer.sequences; ++i) sequences.push_back(requested == nullptr ? i : requested[i]);
-  int done = pairs.complete(answer.sequences);
-  EMBERT_TRY(append_pairs(pairs, done, 0, answer));
-  if (done == answer.sequences) return {};
+  std::vector<int> sequences, counts(pairs.counts(), pairs.counts() + result.sequences);
+  for (int i = 0; i < result.sequences; ++i) sequences.push_back(requested == nullptr ? i : requested[i]);
+  int done = pairs.complete(result.sequences);
+  EMBERT_TRY(append_pairs(pairs, done, 0, result));
+  if (done == result.sequences) return {};
   const OwnedBatch batch = read_batch(slot);
-  while (done < answer.sequences) {
+  while (done < result.sequences) {
     int end = done;
-    for (int64_t total = 0; end < answer.sequences; ++end) {
+    for (int64_t total = 0; end < result.sequences; ++end) {
       total += counts[end];
       if (total > pairs.capacity() && end > done) break;
     }
@@ -281,7 +281,7 @@ Status Encoder::collect_pairs(Slot& slot, Answer& answer) {
     EMBERT_TRY(queue(slot, remaining.view()));
     EMBERT_TRY(record_loss(slot.synchronize()));
     const int complete = pairs.complete(end - done);
-    EMBERT_TRY(append_pairs(pairs, complete, done, answer));
+    EMBERT_TRY(append_pairs(pairs, complete, done, result));
     done += complete;
   }
   return {};

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "encoder/answer.h"
 #include "encoder/batch.h"
 #include "encoder/device_model.h"
 #include "encoder/plan.h"
+#include "encoder/result.h"
 #include "encoder/slot.h"
 
 namespace embert {
@@ -37,8 +37,8 @@ class Encoder {
   // invalid batch, and when memory runs out; such a batch leaves nothing in flight. Tickets are unique in a process, so
   // a ticket that was redeemed, or is another encoder's, is recognized.
   Status submit(const BatchView& batch, int64_t& ticket);
-  // An answer for each task that some sequence requests. An empty batch without tasks has an EMBED answer of no rows.
-  Status wait(int64_t ticket, std::vector<Answer>& answers);
+  // A result for each task that some sequence requests. An empty batch without tasks has an EMBED result of no rows.
+  Status wait(int64_t ticket, std::vector<Result>& results);
 
   const EncoderConfig& model() const { return model_.config; }
   const char* gemm_name() const { return model_.provider->name(); }
@@ -64,14 +64,14 @@ class Encoder {
   Status queue(Slot& slot, const BatchView& batch);
   Status run_steps(Slot& slot, const BatchView& batch);
   // The pairs of a completed batch. Sequences whose pairs did not fit run again, as many at a time as fit.
-  Status collect_pairs(Slot& slot, Answer& answer);
+  Status collect_pairs(Slot& slot, Result& result);
   Status record_loss(Status status);
 
   EncoderOptions options_;
   Streams streams_;
   DeviceModel model_;
   std::array<Slot, 2> slots_;
-  std::shared_ptr<HostBlocks> blocks_ = std::make_shared<HostBlocks>();  // of answers
+  std::shared_ptr<HostBlocks> blocks_ = std::make_shared<HostBlocks>();  // of results
   size_t free_before_ = 0;
   std::string lost_;  // why the encoder can no longer be used
 };

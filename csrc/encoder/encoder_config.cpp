@@ -159,7 +159,7 @@ Status EncoderConfig::check_heads() const {
   if (classifier_pooling != Pooling::kCls && classifier_pooling != Pooling::kLast)
     return refuse("a classification head on another row than the first or the last");
   if (rms_norm && task_heads.splade) return refuse("a SPLADE head after RMSNorm");
-  if (task_heads.token_weights && task_heads.splade) return refuse("token weights beside a SPLADE head");
+  if (task_heads.token_weights && task_heads.splade) return refuse("token weights next to a SPLADE head");
   EMBERT_TRY(chain("a Dense module", task_heads.dense));
   EMBERT_TRY(chain("a classification layer", task_heads.classifier));
   EMBERT_TRY(chain("a multi-vector layer", task_heads.multi));

@@ -12,7 +12,7 @@
 
 namespace embert {
 
-// How one layer's attention encodes positions, and its window.
+// The window and the position encoding of one layer's attention.
 struct LayerAttention {
   int window = 0;      // a token attends to this many tokens on each side of itself; 0: all
   int rotary_dim = 0;  // the first columns of each head of queries and keys, which RoPE rotates; 0: none
@@ -35,7 +35,7 @@ struct EncoderConfig {
   int attention_columns() const { return heads * head_size(); }  // of queries and of the context
   int key_columns() const { return key_heads() * head_size(); }  // of keys and of values
   int qkv_columns() const { return attention_columns() + 2 * key_columns(); }
-  // Of a gathered row: the context, x, and room for row statistics (forward.cpp).
+  // Columns of a gathered row: the context, x, and room for row statistics (forward.cpp).
   int gathered_columns() const { return attention_columns() + hidden + hidden / 2 + 64; }
   AttentionHeads attention_heads() const { return {heads, key_heads(), head_size(), attention_scale, causal}; }
   int max_length() const { return positions; }

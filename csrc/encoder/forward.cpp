@@ -162,7 +162,7 @@ Status Replay::attend(const Op& op) {
 Status Replay::gather_rows(const Op& op) {
   RowView& x = rows_of(Buffer::kX);
   uint8_t* const context_to = buffers_.rows(op.x);
-  // Of at most half of the rows.
+  // At most half of the rows are gathered.
   const size_t column = size_t(buffers_.row_capacity() / 2) * bytes_of(config_.dtype);
   uint8_t* const x_to = context_to + config_.attention_columns() * column;
   auto* const sums = model_.folds ? reinterpret_cast<float2*>(x_to + config_.hidden * column) : nullptr;

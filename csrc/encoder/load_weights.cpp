@@ -10,7 +10,7 @@
 namespace embert {
 namespace {
 
-// Of all tensors that a layer may have.
+// Names of all tensors that a layer may have.
 std::vector<std::string> layer_names() {
   std::vector<std::string> names;
   for (const std::string tensor : {"query", "key", "value", "attention", "gate", "inner", "out"}) {
@@ -25,7 +25,7 @@ std::vector<std::string> layer_names() {
 
 Status Weights::exact_place(const std::string& name, int layer, DType stored, float*& to) {
   const size_t hidden = model_.hidden, key = model_.attention_columns() * hidden, keys = model_.key_columns() * hidden;
-  // Where each begins, in elements: the gate's rows alternate with inner's (weights.h).
+  // The first element of each: the gate's rows alternate with inner's (weights.h).
   const std::pair<const char*, size_t> places[] = {{"query.weight", 0},
                                                    {"key.weight", key},
                                                    {"value.weight", key + keys},
@@ -171,7 +171,7 @@ Status Weights::load_distances(const void* host, const TensorShape& shape, DType
   std::vector<int16_t> rows(shape[0]);
   for (size_t i = 0; i < rows.size(); ++i) {
     if (!(from[i] >= 0 && from[i] < float(model_.distance_rows)))
-      return Status::refused("distances has an element of ", from[i], ", which is no row of ", model_.distance_rows);
+      return Status::refused("distances has an element of ", from[i], ", which is not a row of ", model_.distance_rows);
     rows[i] = int16_t(from[i]);
   }
   EMBERT_CUDA(

@@ -7,24 +7,24 @@
 #include <tuple>
 #include <vector>
 
-#include "encoder/answer.h"
 #include "encoder/batch.h"
 #include "encoder/encoder_config.h"
+#include "encoder/result.h"
 #include "heads/heads.h"
 #include "heads/splade.h"
 
 namespace embert {
 
 struct BatchPlan {
-  int rows = 0, sequences = 0;          // tokens and sequences, or the buckets that they are rounded up to
-  int tiles = 0, shorts = 0;            // entries of attention's work lists
-  int longest = 0;                      // at least the tokens of the longest sequence
-  TaskOutputs outputs;                  // the requested tasks and their destinations
-  const uint8_t* input = nullptr;       // in InputLayout(rows, sequences)
-  bool on_host = false;                 // `input` is host memory
-  const int* positions = nullptr;       // [rows] in host memory, in place of those of offsets.cu
-  const int* cu_seqlens = nullptr;      // in host memory, where they are known
-  const SpladeAnswer* pairs = nullptr;  // destination of pairs
+  int rows = 0, sequences = 0;         // tokens and sequences, or the buckets that they are rounded up to
+  int tiles = 0, shorts = 0;           // entries of attention's work lists
+  int longest = 0;                     // at least the tokens of the longest sequence
+  TaskOutputs outputs;                 // the requested tasks and their destinations
+  const uint8_t* input = nullptr;      // in InputLayout(rows, sequences)
+  bool on_host = false;                // `input` is host memory
+  const int* positions = nullptr;      // [rows] in host memory, in place of those of offsets.cu
+  const int* cu_seqlens = nullptr;     // in host memory, where they are known
+  const SpladePairs* pairs = nullptr;  // destination of pairs
 };
 
 // Without the memory of its input and outputs, which the batch's slot adds.

@@ -8,7 +8,7 @@
 
 namespace embert {
 
-// What the GEMMs fuse (gemm/gemm.h).
+// Ops that the GEMMs fuse (gemm/gemm.h).
 struct GemmCaps {
   bool folds = false;  // they apply LayerNorms: rows are stored before their LayerNorm, with row statistics
   bool rope = false;   // columns of queries and keys

@@ -7,7 +7,7 @@
 namespace embert {
 
 Status Slot::allocate(const EncoderConfig& model, int rows, int sequences, const Stream& stream) {
-  // Each part of an answer is aligned to a cache line.
+  // Each part of a result is aligned to a cache line.
   const size_t columns = std::max(model.width(), model.task_heads.labels());
   const size_t both = model.width() + model.task_heads.labels() + 1;
   const InputLayout input(rows, sequences);
@@ -110,15 +110,15 @@ Status Slot::synchronize() const {
   return Status::cuda(cudaEventSynchronize(done_), work.c_str());
 }
 
-void Slot::read_answers(HostBlocks& blocks, std::vector<Answer>& answers) const {
+void Slot::read_results(HostBlocks& blocks, std::vector<Result>& results) const {
   const float* const host = (direct_ ? direct_output_ : output_).as<float>();
   for (int i = 0; i < kTaskCount; ++i) {
     const TaskOutput& output = plan.outputs.task_output(Task(i));
     const size_t count = size_t(output.rows) * output.columns;
     if (!plan.outputs.requests(bit(Task(i))) || output.columns == 0) continue;
-    Answer answer{Task(i), output.sequences, output.rows, output.columns, blocks.allocate(count), nullptr, nullptr};
-    if (count > 0) std::memcpy(answer.values.get(), host + output.first, count * sizeof(float));
-    answers.push_back(std::move(answer));
+    Result result{Task(i), output.sequences, output.rows, output.columns, blocks.allocate(count), nullptr, nullptr};
+    if (count > 0) std::memcpy(result.values.get(), host + output.first, count * sizeof(float));
+    results.push_back(std::move(result));
   }
 }
 

@@ -7,9 +7,9 @@
 
 #include "common/launch.h"
 #include "common/memory.h"
-#include "encoder/answer.h"
 #include "encoder/batch.h"
 #include "encoder/plan.h"
+#include "encoder/result.h"
 #include "heads/splade.h"
 
 namespace embert {
@@ -33,7 +33,7 @@ class Slot {
   bool has_graph() const { return graph_key(plan) && graphs_.count(*graph_key(plan)) > 0; }
   Status run_graph(const BatchView& batch, const Stream& stream);
 
-  // The steps of a batch without a graph, around its forward pass. `place` reserves memory for its answers, and sets
+  // The steps of a batch without a graph, around its forward pass. `place` reserves memory for its results, and sets
   // the plan's input and destinations.
   Status place(const BatchView& batch, const EncoderConfig& model, float* token_rows, const Stream& stream);
   Status upload(const BatchView& batch, cudaStream_t uploads, const Stream& stream);
@@ -41,9 +41,9 @@ class Slot {
 
   // Waits for the batch.
   Status synchronize() const;
-  // An answer for each requested task but SPLADE's pairs.
-  void read_answers(HostBlocks& blocks, std::vector<Answer>& answers) const;
-  const SpladeAnswer& pairs() const { return pairs_; }
+  // A result for each requested task but SPLADE's pairs.
+  void read_results(HostBlocks& blocks, std::vector<Result>& results) const;
+  const SpladePairs& pairs() const { return pairs_; }
   const uint8_t* input() const { return input_.as(); }  // in InputLayout(plan.rows, plan.sequences) without a graph
 
   bool in_flight = false;
@@ -51,19 +51,19 @@ class Slot {
   BatchPlan plan;
 
  private:
-  // Memory for floats of answers on the device and in total, and for indices in lists.
+  // Memory for floats of results on the device and in total, and for indices in lists.
   Status reserve(size_t own_floats, size_t floats, size_t listed, const Stream& stream);
 
   HostBuffer input_, positions_;
   HostBuffer direct_output_;  // heads write it; its address never changes
-  HostBuffer output_;         // answers are copied into it
+  HostBuffer output_;         // results are copied into it
   HostBuffer lists_;          // the lists of `chosen` of all tasks
   DeviceBuffer device_input_, device_lists_;
-  DeviceBuffer vectors_;  // answers except TOKENS and pairs
-  SpladeAnswer pairs_;
+  DeviceBuffer vectors_;  // results except TOKENS and pairs
+  SpladePairs pairs_;
   cudaEvent_t copied_ = nullptr, computed_ = nullptr, done_ = nullptr;
   std::map<GraphKey, cudaGraphExec_t> graphs_;
-  bool direct_ = false;  // the answers are in direct_output_
+  bool direct_ = false;  // the results are in direct_output_
 };
 
 }  // namespace embert

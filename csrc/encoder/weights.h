@@ -146,7 +146,7 @@ class Weights {
   void forget_exact() { exact_.release(); }
   // Divides the gammas of pre-norm layers between rows and matrices (ops/norm.h).
   Status split_gammas(const Stream& stream);
-  // Whether rows are stored multiplied by the gamma of their next norm (LinearWeights::prescaled_rows): if these
+  // True if rows are stored multiplied by the gamma of their next norm (LinearWeights::prescaled_rows): where these
   // matrices and all gammas are stored exactly as in the checkpoint. Rows of pre-norm models are the residual, too.
   // They are divided by the gamma again, which needs no μ: RMSNorms only.
   bool prescales_rows() const { return keeps_exact_ && rounded_ == 0 && (!model_.pre_norm || model_.rms_norm); }

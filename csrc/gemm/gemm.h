@@ -65,9 +65,9 @@ struct LinearWeights {
   Norm input_norm, residual_norm;  // only where the provider folds
   float epsilon = 0.0f;            // of both
   bool rms = false;                // input_norm is an RMSNorm, with a beta of zeros
-  // Where a LayerNorm's gamma is folded (EPILOGUES.md). False: into the weights of the next GEMM, which are then
-  // rounded from `exact`. True: into its rows, which are stored multiplied by it; no weight changes. With `rms` the
-  // rows are the residual, too: it is divided by residual_norm's gamma, which is then no norm.
+  // The operand that a LayerNorm's gamma is folded into (EPILOGUES.md). False: into the weights of the next GEMM, which
+  // are then rounded from `exact`. True: into its rows, which are stored multiplied by it; no weight changes. With
+  // `rms` the rows are the residual, too: it is divided by residual_norm's gamma, which is then no norm.
   bool prescaled_rows = false;
   const float* exact = nullptr;       // [out, in]: `weight` in FP32; only during preparation
   const float* next_gamma = nullptr;  // [out]: factor of y with prescaled_rows and a residual; null: 1
@@ -128,7 +128,7 @@ class Linear {
   // written. Pre-norm models use this.
   virtual Status run(const RowView& x, const RowView& residual, int rows, void* y, float2* y_stats, int& y_splits,
                      const Stream& stream) = 0;
-  // Whether x may come in blocks (RowView::maxima) for this number of rows.
+  // True if x may come in blocks (RowView::maxima) for this number of rows.
   virtual bool supports_blocks(int /* rows */) const { return false; }
 };
 
@@ -156,15 +156,15 @@ class GemmProvider {
   // Fuses two GEMMs made by `prepare`: the first has the activation, the second a residual.
   virtual Status fuse(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& fused);
   virtual size_t workspace_bytes() const = 0;
-  // Whether the kernels before and after may be chained by programmatic dependent launch.
+  // True if the kernels before and after may be chained by programmatic dependent launch.
   virtual bool dependent_launch() const = 0;
-  // Whether it applies LayerNorms: Norms in LinearWeights, row statistics in RowView.
+  // True if it applies LayerNorms: Norms in LinearWeights, row statistics in RowView.
   virtual bool folds() const = 0;
-  // What its epilogues fuse: LinearWeights::rope, LinearWeights::gated. Otherwise encoder/program.cpp adds a kernel
+  // Ops that its epilogues fuse: LinearWeights::rope, LinearWeights::gated. Otherwise encoder/program.cpp adds a kernel
   // after the GEMM (ops/elementwise.cu), and neither is set.
   virtual bool fuses_rope() const { return false; }
   virtual bool fuses_gate() const { return false; }
-  // Whether it supports int8 weights: LinearWeights::scales. Such GEMMs apply LayerNorms independently of `folds`.
+  // True if it supports int8 weights: LinearWeights::scales. Such GEMMs apply LayerNorms independently of `folds`.
   virtual bool has_int8() const { return false; }
   // After all calls of `prepare`: returns an error where a Norm cannot be folded into its weights without loss.
   virtual Status check_folds() const { return {}; }

@@ -16,10 +16,10 @@ constexpr int kMaxSmallM = 4096;  // statistics of more rows, up to four parts a
 // choice is 2.5 % of a layer slower than the best one. A launch should leave multiprocessors for the next one, whose W
 // is loaded meanwhile: at 32 rows FFN out of BERT-base is better with 24 blocks than with 48 (14.5 µs a layer against
 // 16.6).
-// `wide_rows`: up to so many rows tiles have 64 columns from K = 1 024 on, up to 32 from K = 2 048 on, where y is wider
-// than x. With K = 1 024 and a text of 32 tokens, µs a forward pass with 64 and 32 columns: BERT-large 523 and 475;
-// Qwen3-0.6B 853 and 742, in another process 896 and 886. With 16 tokens BERT-large 460 and 447, Qwen3-0.6B 667 and
-// 718.
+// `wide_rows`: up to this number of rows tiles have 64 columns from K = 1 024 on, up to 32 from K = 2 048 on, where y
+// is wider than x. With K = 1 024 and a text of 32 tokens, µs a forward pass with 64 and 32 columns: BERT-large 523 and
+// 475; Qwen3-0.6B 853 and 742, in another process 896 and 886. With 16 tokens BERT-large 460 and 447, Qwen3-0.6B 667
+// and 718.
 constexpr int kWideRows = 16, kWideInt8Rows = 32;  // the latter is not measured
 
 GemmConfig small_m_config(int rows, int out, int in, int wide_rows) {

@@ -43,8 +43,8 @@ GemmConfig choose_config(const GemmShape& shape, int num_sms);
 // The same with int8 operands, whose steps are 128 columns of K.
 GemmConfig choose_int8_config(const GemmShape& shape, int num_sms);
 
-// How many rows of kCooperative256's tiles are whole, the others being narrow (NarrowingTileScheduler), and the cycles
-// per step that follow from it.
+// The number of rows of kCooperative256's tiles that are whole, the others being narrow (NarrowingTileScheduler), and
+// the resulting cycles per step.
 struct Narrowing {
   int full_rows, step;
 };

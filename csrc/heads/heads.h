@@ -1,4 +1,4 @@
-// From the last layer's rows to answers: pooling, linear layers, rows of tokens. `T` rows are tokens, end to end; `H`
+// From the last layer's rows to results: pooling, linear layers, rows of tokens. `T` rows are tokens, end to end; `H`
 // is the hidden size. Each launcher checks its arguments, launches on a stream and returns immediately.
 #pragma once
 

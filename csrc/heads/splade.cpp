@@ -13,14 +13,14 @@ constexpr int kMaxTexts = 1024;
 
 }  // namespace
 
-Status SpladeAnswer::allocate(int vocabulary, int texts, int64_t pairs) {
+Status SpladePairs::allocate(int vocabulary, int texts, int64_t pairs) {
   capacity_ = std::max<int64_t>(pairs, vocabulary);
   EMBERT_TRY(counts_.allocate(std::max(texts, 1) * sizeof(int)));
   EMBERT_TRY(indices_.allocate(capacity_ * sizeof(int)));
   return values_.allocate(capacity_ * sizeof(float));
 }
 
-int SpladeAnswer::complete(int texts) const {
+int SpladePairs::complete(int texts) const {
   int64_t pairs = 0;
   for (int text = 0; text < texts; ++text) {
     pairs += counts()[text];
@@ -130,7 +130,7 @@ TextSpan SpladeHead::group_from(int first, const SpladeBatch& batch, int& first_
   return {batch.cu_seqlens, batch.chosen, first, count, end_row};
 }
 
-Status SpladeHead::run(const SpladeBatch& batch, const SpladeAnswer& answer, const Stream& stream) {
+Status SpladeHead::run(const SpladeBatch& batch, const SpladePairs& result, const Stream& stream) {
   if (batch.host_cu_seqlens == nullptr && batch.texts > texts_at_once_)
     return Status::refused("a SPLADE head knows no lengths of ", batch.texts, " texts, at most ", texts_at_once_,
                            " can be run so");
@@ -139,7 +139,7 @@ Status SpladeHead::run(const SpladeBatch& batch, const SpladeAnswer& answer, con
   EMBERT_TRY(transform_->run({batch.x}, {}, batch.rows, batch.scratch, nullptr, none, stream));
   EMBERT_TRY(layernorm(shape_.dtype, batch.scratch, {tensors_.gamma, tensors_.beta}, batch.rows, shape_.hidden,
                        shape_.epsilon, batch.scratch, stream));
-  const PairBuffers places = answer.places(shape_.logs);
+  const PairBuffers places = result.places(shape_.logs);
   for (int first = 0, group = 0; first < batch.texts; ++group) {
     int first_row = 0;
     const TextSpan span = group_from(first, batch, first_row);

@@ -57,7 +57,7 @@ struct PairBuffers {
 };
 
 // write: the pairs of a span, after those of earlier spans. A text that does not fit as a whole is skipped, and so are
-// all texts after it: `counts` tells the host which.
+// all texts after it: the host reads `counts`.
 //   before: pairs of all earlier texts; null: none. after: destination of the next span's `before`.
 Status write_pairs(const float* maxima, int columns, int pitch, int first, int count, const int* totals,
                    const int* pieces, const int64_t* before, int64_t* after, const PairBuffers& to,
@@ -68,11 +68,11 @@ constexpr int64_t kPairs = int64_t(8) << 20;       // of a batch, 8 bytes each
 
 // The pairs of one batch, in host memory that the device writes; one for each batch in flight. Readable after the
 // batch's event.
-class SpladeAnswer {
+class SpladePairs {
  public:
   // Allocates memory for at least one text's pairs, and for this number of texts.
   Status allocate(int vocabulary, int texts, int64_t pairs = kPairs);
-  // Of this number of texts, how many of the first ones have all their pairs here.
+  // The number of texts, of the first `texts`, whose pairs are all here.
   int complete(int texts) const;
   const int* counts() const { return counts_.as<int>(); }    // [texts]
   const int* indices() const { return indices_.as<int>(); }  // end to end
@@ -113,13 +113,13 @@ class SpladeHead {
   // Allocates scratch for batches of this number of rows and texts.
   Status prepare(GemmProvider& gemm, const void* word, int rows, int texts, const Stream& stream);
 
-  // Queues a batch. Its answer is ready when the stream has completed.
-  Status run(const SpladeBatch& batch, const SpladeAnswer& answer, const Stream& stream);
+  // Queues a batch. Its result is ready when the stream has completed.
+  Status run(const SpladeBatch& batch, const SpladePairs& result, const Stream& stream);
 
   const SpladeShape& shape() const { return shape_; }
   int texts_at_once() const { return texts_at_once_; }
   size_t weight_bytes() const { return weights_.bytes(); }
-  // Device memory besides the weights.
+  // Device memory in addition to the weights.
   size_t workspace_bytes() const { return work_.bytes() + (maxima_ == nullptr ? 0 : maxima_->workspace_bytes()); }
 
  private:

@@ -1,4 +1,4 @@
-// The tasks of a forward pass, and the heads of a model besides pooling.
+// The tasks of a forward pass, and the heads of a model in addition to pooling.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ constexpr Tasks bit(Task task) {
   return Tasks(1u << int(task));
 }
 
-// Tasks that read one row of the last layer per sequence, or pool one: their answers have one row per sequence.
+// Tasks that read one row of the last layer per sequence, or pool one: their results have one row per sequence.
 constexpr Tasks kRowTasks = bit(Task::kEmbed) | bit(Task::kClassify);
 
 // For messages: "EMBED, TOKENS".
@@ -94,7 +94,7 @@ struct TaskHeads {
     return multi.size() > 1 ? 2 * widest : widest;
   }
   // The widest row before or after a linear layer, as stored; 0 without linear layers. The last layer of a classifier
-  // writes the answer.
+  // writes the result.
   int widest(int hidden) const {
     int widest = dense.empty() && classifier.empty() ? 0 : hidden;
     for (const DenseShape& layer : dense) widest = std::max(widest, dense_pitch(layer.out));

@@ -37,7 +37,7 @@ struct AttentionWork {
 // The same for a layer that may have a window. It is a separate type because kernels without a window take only
 // AttentionWork: one more member changes their machine code, even in padding (sm90.cu with RelativeScores).
 struct WindowedWork : AttentionWork {
-  // A query attends to this many keys on each side of its own; 0: all of its text. Never with RelativeScores.
+  // A query attends to this many keys on each side of itself; 0: all of its text. Never with RelativeScores.
   int window = 0;
   // An upper bound on the tokens of the batch's longest text. No bits depend on it; 0: unknown, and tiles have
   // kAttentionRows.
@@ -57,7 +57,7 @@ inline Status check_attention_work(int tiles, int shorts) {
 
 #if defined(__CUDACC__)
 
-// Whether a tile of `rows` queries holds one whose context is needed.
+// True if the context of one of a tile's `rows` queries is needed.
 __device__ __forceinline__ bool is_needed(const AttentionTile& tile, Queries queries, int rows) {
   if (queries == Queries::kFirst) return tile.query == 0;
   return queries == Queries::kAll || tile.query + rows >= tile.length;

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(T* x, int packs, int pit
   }
 }
 
-// y = x between storage types: for weights at load, and for token vectors in answers.
+// y = x between storage types: for weights at load, and for token vectors in results.
 
 template <typename From, typename To>
 __global__ void __launch_bounds__(kThreads) convert_kernel(const From* x, To* y, size_t count) {

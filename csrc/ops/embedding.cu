@@ -1,4 +1,5 @@
-// The embedding, as a kernel of its own and, for batches of few rows, in one launch with what offsets.cu computes.
+// The embedding: as a separate kernel, and for batches of few rows in one launch with the layout that offsets.cu
+// computes.
 
 #include "common/barrier.cuh"
 #include "common/launch.cuh"

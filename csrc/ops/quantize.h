@@ -40,7 +40,7 @@ struct QuantizedBlocks {
 // smaller head is too short: with heads of 32 all-MiniLM-L6-v2 keeps fewer nearest neighbors, and is no faster.
 constexpr int kInnerBlock = 128, kHeadBlock = 64;
 
-// Whether rows of this many columns can be quantized, with or without a LayerNorm before.
+// True if rows with this number of columns can be quantized, with or without a LayerNorm before.
 constexpr bool quantize_supports(int columns, bool normed) {
   return columns > 0 && columns % kQuantizedStep == 0 && columns <= (normed ? kMaxStatColumns : kMaxQuantized);
 }

@@ -113,10 +113,10 @@ int main(int count, char** arguments) {
     batch.normalize = as_they_are.data();
     batch.tasks = tasks.data();
     int64_t ticket = 0;
-    std::vector<Answer> answers;
+    std::vector<Result> results;
     told(encoder->submit(batch, ticket));
-    told(encoder->wait(ticket, answers));
-    std::fwrite(answers[0].values.get(), sizeof(float), size_t(answers[0].rows) * answers[0].columns, to);
+    told(encoder->wait(ticket, results));
+    std::fwrite(results[0].values.get(), sizeof(float), size_t(results[0].rows) * results[0].columns, to);
   }
   std::fclose(to);
 }

@@ -1,4 +1,4 @@
-// Takes and frees blocks of answers (common/memory.h) as the arguments say: "+N" takes N KiB and prints the number
+// Takes and frees blocks of results (common/memory.h) as the arguments say: "+N" takes N KiB and prints the number
 // of the block, counted by address from 0; "-I" frees the I-th that was taken; "x" lets go of the blocks' own memory.
 #include <algorithm>
 #include <cstdio>

@@ -70,11 +70,11 @@ int main(int count, char** arguments) {
   const auto wait = [&] {
     const int64_t ticket = tickets.front();
     tickets.erase(tickets.begin());
-    std::vector<Answer> answers;
-    check(encoder->wait(ticket, answers));
+    std::vector<Result> results;
+    check(encoder->wait(ticket, results));
     tell("answered");
-    for (const Answer& answer : answers)
-      tell(" rows%d=%d columns%d=%d", bit(answer.task), answer.rows, bit(answer.task), answer.columns);
+    for (const Result& result : results)
+      tell(" rows%d=%d columns%d=%d", bit(result.task), result.rows, bit(result.task), result.columns);
     tell("\n");
   };
   for (const auto& [cu_seqlens, tasks] : batches) {

@@ -51,8 +51,8 @@ void forward(const EncoderConfig& model, const EncoderOptions& options, int coun
   batch.cu_seqlens = cu_seqlens.data();
   int64_t ticket = 0;
   check(encoder->submit(batch, ticket));
-  std::vector<Answer> answers;
-  check(encoder->wait(ticket, answers));
+  std::vector<Result> results;
+  check(encoder->wait(ticket, results));
   telling = false;
 }
 

@@ -39,7 +39,7 @@ std::unique_ptr<Encoder> started(const EncoderConfig& model, const EncoderOption
   return encoder;
 }
 
-// What becomes of a batch, and, where it was taken, of its answer.
+// What becomes of a batch, and, where it was taken, of its result.
 void run(Encoder& encoder, const BatchView& batch) {
   int64_t ticket = 0;
   telling = true;
@@ -47,8 +47,8 @@ void run(Encoder& encoder, const BatchView& batch) {
   telling = false;
   say("submit", status);
   if (!status.ok()) return;
-  std::vector<Answer> answers;
-  say("wait", encoder.wait(ticket, answers));
+  std::vector<Result> results;
+  say("wait", encoder.wait(ticket, results));
 }
 
 void create(const EncoderConfig& model, const EncoderOptions& options) {
@@ -178,7 +178,7 @@ int main(int count, char** arguments) {
     } else if (is("tickets")) {
       const auto encoder = started(model, options), other = started(model, options);
       const Batch one({20}), two({30, 30});
-      std::vector<Answer> out;
+      std::vector<Result> out;
       int64_t first = 0, second = 0, third = 0, theirs = 0;
       check(encoder->submit(one.view, first));
       check(encoder->wait(first, out));

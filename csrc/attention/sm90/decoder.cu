@@ -5,7 +5,7 @@
 // where a group has an odd number of heads, two tiles of one head. Both products are wgmma; TMA loads Q once, and K and
 // V in a pipeline whose stages are 64 keys or values. One warp issues the loads. It refills all stages that both
 // warpgroups have read, so they wait for each other only when they are a whole pipeline apart. A warpgroup computes
-// only the steps in which one of its own queries attends to a key. Steps begin at multiples of 64 keys from the text's
+// only the steps in which one of its queries attends to a key. Steps begin at multiples of 64 keys from the text's
 // start, so a row's bits depend on its text alone.
 //
 // By count, 16 texts of 4 096 tokens with 16 heads of 128 on 8 of keys, a causal layer on an H100 (132 multiprocessors
@@ -73,7 +73,7 @@ __device__ __forceinline__ AttentionTile uniform(const AttentionTile& tile) {
   return {__shfl_sync(~0u, tile.first_row, 0), __shfl_sync(~0u, tile.length, 0), __shfl_sync(~0u, tile.query, 0), 0};
 }
 
-// How the query heads of a launch are divided into blocks.
+// The division of a launch's query heads into blocks.
 struct DecoderHeads {
   int heads, kv_heads, group;
   bool pairs_heads;  // a block has two heads, otherwise two tiles
@@ -216,7 +216,8 @@ __global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<k
     const int valid = tile.length - step * kTileRows;
     const uint32_t v_from = wait(values, 2 * step + 1);
     if (valid < kKeys) {
-      // As in tile.cuh. Each warpgroup writes the zeros that it reads; the other one writes the same values.
+      // The same rule as in tile.cuh. Each warpgroup writes the zeros that it reads; the other one writes the same
+      // values.
       const int thread = threadIdx.x % kTileThreads, row = thread / 8, chunk = thread % 8;
 #pragma unroll
       for (int from = kKeys - kTileRows / 2; from < kKeys; from += kTileThreads / 8) {

@@ -109,7 +109,8 @@ __global__ void __launch_bounds__(LongLayout::kThreads, 2)
                advance_descriptor(make_descriptor(k_from), k * 32), k > 0);
     wgmma_commit();
     if (valid < kKeys) {
-      // As in tile.cuh. Each warpgroup writes the zeros that it reads; the other one writes the same values.
+      // The same rule as in tile.cuh. Each warpgroup writes the zeros that it reads; the other one writes the same
+      // values.
       constexpr int kChunks = Layout<kDim>::kChunks;
       const int thread = threadIdx.x % kTileThreads, row = thread / kChunks;
       uint8_t* const place = smem + (v_from - base) + place_of<kDim>(row, thread % kChunks);

@@ -24,7 +24,7 @@ constexpr int kBlocks = kDim == 64 ? 5 : 6;
 template <int kDim>
 struct Layout {
   static constexpr int kRowBytes = kDim * 2, kChunks = kRowBytes / 16;
-  // As many as fit the shared memory of that many blocks.
+  // The number that fits the shared memory of these blocks.
   static constexpr int kStages = kDim == 64 ? 2 : 4;
   static constexpr int kTileBytes = kTileRows * kRowBytes;
   static constexpr int kQ = 0, kK = kTileBytes, kV = kK + kStages * kTileBytes;

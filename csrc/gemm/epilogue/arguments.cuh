@@ -8,7 +8,7 @@
 
 namespace embert::sm90 {
 
-// What differs with the operands' type: the columns of K in 128 bytes, and the type of sums.
+// Properties of the operands' type: the columns of K in 128 bytes, and the type of sums.
 template <typename T>
 constexpr int kDepthOf = 128 / int(sizeof(T));
 template <typename T>
@@ -23,7 +23,7 @@ using RowType = std::conditional_t<std::is_same_v<T, int8_t>, half_t, T>;
 template <bool kResidual, bool kPrescaledRows>
 using ColumnPair = std::conditional_t<kResidual || kPrescaledRows, float4, float2>;
 
-// Kernel arguments besides the tensor maps.
+// Kernel arguments in addition to the tensor maps.
 struct GemmArguments {
   const void* columns;      // a ColumnPair for every two columns
   const void* residual;     // [rows, out]; the kernels for many rows read it through a tensor map

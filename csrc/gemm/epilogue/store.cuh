@@ -113,16 +113,10 @@ class StoreEpilogue : public TileRows<kPingPong, kPrescaledRows> {
           packed[i / 4][i % 4] = finish<T, kActivation, false, kPrescaledRows>(
               c[half][element], c[half][element + 1], column_constants[i / 2], scale[half][i % 2], 0, 0, true, none);
         }
-        if (lane_ == 0) tma_store_wait_read<Shape::kBoxes - 1>();  // the last store from this box has read it
-        __syncwarp();
+        wait_for_box<Shape::kBoxes - 1>(lane_);
 #pragma unroll
         for (int i = 0; i < 4; ++i) stmatrix_x4(box_at + swizzle_128b(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
-        fence_async_proxy();
-        __syncwarp();
-        if (lane_ == 0) {
-          tma_store(&this->y_map_, box_at, column_ + box * 64, row_ + half * 64);
-          tma_store_commit();
-        }
+        store_box(this->y_map_, box_at, column_ + box * 64, row_ + half * 64, lane_);
       }
     }
   }

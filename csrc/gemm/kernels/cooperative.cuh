@@ -10,7 +10,7 @@
 // residual comes through the pipeline too, as one or two more steps after those of K.
 //
 // LayerNorms are folded in (EPILOGUES.md): the epilogue makes (1/σ, −μ/σ) from the row statistics, applies 1/σ to the
-// product (the LayerNorm of x) or both to the residual, and writes the statistics of its own rows for the next GEMM.
+// product (the LayerNorm of x) or both to the residual, and writes the statistics of its rows for the next GEMM.
 #pragma once
 
 #include "common/barrier.cuh"
@@ -44,14 +44,14 @@ struct CooperativeShape : StageShape<kColumnsValue, kConsumersValue> {
   static constexpr int kProducerRegisters = Stage::kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = Stage::kConsumers == 2 ? 232 : 152;
 
-  // Whether tiles of half the columns are possible with a residual: they too need whole groups of row statistics.
+  // True if tiles of half the columns are possible with a residual: they too need whole groups of row statistics.
   static constexpr bool kNarrows = kColumnsValue == 2 * kStatColumns;
 
   static_assert(kColumnsValue == 128 || kColumnsValue == 256, "the widths that common/mma.cuh wraps");
   static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
 };
 
-// As many stages as fit.
+// With the number of stages that fits.
 using Cooperative256 = CooperativeShape<256, 4>;
 using Cooperative128 = CooperativeShape<128, 6>;
 using Cooperative192x128 = CooperativeShape<128, 4, 3>;
@@ -246,10 +246,7 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
             }
             named_barrier_sync(kConsumerBarrier + consumer, 128);
           }
-          if (chunk % 4 == 0) {  // the last store from this box has read it
-            if (lane == 0) tma_store_wait_read<Shape::kBoxes - 1>();
-            __syncwarp();
-          }
+          if (chunk % 4 == 0) wait_for_box<Shape::kBoxes - 1>(lane);
           const Pair column_constants[2] = {columns[in_part * 8 + lane % 4], columns[in_part * 8 + lane % 4 + 4]};
           uint32_t next_gammas[2] = {};
           if constexpr (kNext) {
@@ -273,12 +270,7 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
           }
           stmatrix_x4(box_at + swizzle_128b(warp * 16 + lane % 16, in_box), packed);
           if (chunk % 4 == 3) {
-            fence_async_proxy();
-            __syncwarp();
-            if (lane == 0) {
-              tma_store(&y_map, box_at + warp * 16 * 128, column + chunk / 4 * 64, row + warp * 16);
-              tma_store_commit();
-            }
+            store_box(y_map, box_at + warp * 16 * 128, column + chunk / 4 * 64, row + warp * 16, lane);
             ++boxes;
           }
           if (kResidual && (chunk + 1) % (Shape::kResidualColumns / 16) == 0) pipeline.has_read(last_stage, lane);

@@ -323,14 +323,7 @@ __global__ void __launch_bounds__(FeedForwardShape::kThreads, 1)
                   residuals[k], next_gammas[k / 2], k < 2, sums[k % 2][in_part]);
             }
             stmatrix_x4(at_x, stored);
-            if (piece % 4 == 3) {
-              fence_async_proxy();
-              __syncwarp();
-              if (lane == 0) {
-                tma_store(&y_map, box_at + warp * 16 * 128, piece / 4 * 64, row);
-                tma_store_commit();
-              }
-            }
+            if (piece % 4 == 3) store_box(y_map, box_at + warp * 16 * 128, piece / 4 * 64, row, lane);
           }
           if (args.y_stats != nullptr)
             store_row_stats<kStatColumns>(args, sums, args.m, row + lane / 4, part * kStatColumns, lane);

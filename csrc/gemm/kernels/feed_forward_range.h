@@ -1,4 +1,4 @@
-// How clusters share the work of the feed-forward kernel (feed_forward.cuh), in units of a tile's chunk.
+// The division of the feed-forward kernel's work (feed_forward.cuh) among clusters, in units of a tile's chunk.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -80,8 +80,7 @@ class GatedEpilogue : public TileRows<kPingPong, kPrescaledRows> {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const uint32_t box_at = this->staging_ + half * kBoxBytes;
-      if (lane_ == 0) tma_store_wait_read<kHalves - 1>();  // the last store from this box has read it
-      __syncwarp();
+      wait_for_box<kHalves - 1>(lane_);
 #pragma unroll
       for (int chunk = 0; chunk < Shape::kColumns / 16; ++chunk) {  // 8 columns of y
         typename Base::Pair column_constants[2];
@@ -100,12 +99,7 @@ class GatedEpilogue : public TileRows<kPingPong, kPrescaledRows> {
                     pack_with_lane_neighbor<T>(y[0], y[1], lane_));
         }
       }
-      fence_async_proxy();
-      __syncwarp();
-      if (lane_ == 0) {
-        tma_store(&this->y_map_, box_at, column_ / 2, row_ + half * 64);
-        tma_store_commit();
-      }
+      store_box(this->y_map_, box_at, column_ / 2, row_ + half * 64, lane_);
     }
   }
 };

@@ -51,16 +51,10 @@ class DequantEpilogue : public TileRows<kPingPong, true> {
           packed[i / 4][i % 4] = finish_sums<kActivation>(c[half][element], c[half][element + 1],
                                                           column_constants[i / 2], scale[half][i % 2]);
         }
-        if (lane_ == 0) tma_store_wait_read<Shape::kBoxes - 1>();  // the last store from this box has read it
-        __syncwarp();
+        wait_for_box<Shape::kBoxes - 1>(lane_);
 #pragma unroll
         for (int i = 0; i < 4; ++i) stmatrix_x4(box_at + swizzle_128b(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
-        fence_async_proxy();
-        __syncwarp();
-        if (lane_ == 0) {
-          tma_store(&this->y_map_, box_at, column_ + box * 64, row_ + half * 64);
-          tma_store_commit();
-        }
+        store_box(this->y_map_, box_at, column_ + box * 64, row_ + half * 64, lane_);
       }
     }
   }
@@ -125,8 +119,7 @@ class BlockEpilogue : public DequantEpilogue<kActivation, kPingPong> {
         }
       }
     }
-    if (lane_ == 0) tma_store_wait_read<0>();  // the previous tile's stores have read the boxes
-    __syncwarp();
+    wait_for_box<0>(lane_);
     static_assert(kHalves <= Shape::kBoxes, "each half has a box");
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {

@@ -14,7 +14,7 @@
 
 namespace embert::sm90 {
 
-// Kernel arguments besides the tensor maps.
+// Kernel arguments in addition to the tensor maps.
 struct MaximaArguments {
   const float* bias;   // [whole tiles of columns]
   const int* text_of;  // TextRows

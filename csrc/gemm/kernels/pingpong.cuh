@@ -17,7 +17,7 @@
 
 namespace embert::sm90 {
 
-// kPingPong: each consumer has a tile of its own; otherwise they share each tile.
+// kPingPong: consumers have different tiles; otherwise they share each tile.
 template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows>
 __global__ void __launch_bounds__(PingPongShape::kThreads, 1)
     pingpong_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,

@@ -20,7 +20,7 @@ namespace embert::sm90 {
 
 constexpr int kRopeColumns = 64;  // RoPE applies to groups of this many columns
 
-// Whether the 64 columns around `column` hold a query or a key. All main loops use the same rule, so that values keep
+// True if the 64 columns around `column` hold a query or a key. All main loops use the same rule, so that values keep
 // their bits, also those that are not finite.
 __device__ __forceinline__ bool has_rotated_columns(const RopeColumns& rope, int column) {
   return column / kRopeColumns * kRopeColumns < rope.columns;
@@ -114,16 +114,10 @@ class RopeEpilogue : public TileRows<kPingPong, kPrescaledRows> {
                                                                 columns_[box * 32 + i / 2 * 4 + lane_ % 4],
                                                                 scale[half][i % 2], is_rotated, cos_sin[i / 2][i % 2]);
         }
-        if (lane_ == 0) tma_store_wait_read<Shape::kBoxes - 1>();  // the last store from this box has read it
-        __syncwarp();
+        wait_for_box<Shape::kBoxes - 1>(lane_);
 #pragma unroll
         for (int i = 0; i < 4; ++i) stmatrix_x4(box_at + swizzle_128b(lane_ % 16, 2 * i + lane_ / 16), packed[i]);
-        fence_async_proxy();
-        __syncwarp();
-        if (lane_ == 0) {
-          tma_store(&this->y_map_, box_at, column, row_ + half * 64);
-          tma_store_commit();
-        }
+        store_box(this->y_map_, box_at, column, row_ + half * 64, lane_);
       }
       if (half == 0 && next < tiles_.end) this->prefetch_columns(next);  // not earlier: there are too few registers
     }

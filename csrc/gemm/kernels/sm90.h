@@ -84,7 +84,7 @@ class LinearSm90 final : public Linear {
   LinearWeights weights_;  // without `exact` and `rope`, which exist only during preparation
   RopeColumns rope_;       // without a table: no RoPE
   int w_rows_;             // of W; with gates two for each column of y
-  // What the epilogue reads for each row of W: the constants with a residual, those without one (a float2 or a float),
+  // The epilogue's operands for each row of W: the constants with a residual, those without one (a float2 or a float),
   // and the next LayerNorm's gamma.
   DeviceBuffer columns_;
   int padded_ = 0;

@@ -8,7 +8,7 @@
 
 namespace embert::sm90 {
 
-// The operands of a launch besides GemmArguments.
+// The operands of a launch in addition to GemmArguments.
 struct GemmOperands {
   const char* name;  // for errors
   const void *x, *w;

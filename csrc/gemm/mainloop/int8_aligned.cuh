@@ -51,7 +51,7 @@ class BlockMaxima {
   uint32_t prefetched_[2];
 };
 
-// What dequantizes a lane's sums of two rows of x: the rows' scales, or the maxima of their blocks (kBlock columns,
+// The factors of a lane's sums of two rows of x: the rows' scales, or the maxima of their blocks (kBlock columns,
 // if there are blocks).
 template <int kBlock>
 struct XScales {

@@ -1,4 +1,4 @@
-// The tasks that a batch's sequences request, and their answers.
+// The tasks that a batch's sequences request, and their results.
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@
 
 namespace embert {
 
-// The answer to a task, for the sequences that request it, in the order of the batch.
-struct Answer {
+// The result of a task, for the sequences that request it, in the order of the batch.
+struct Result {
   Task task = Task::kEmbed;
   int sequences = 0, rows = 0, columns = 0;
   HostBlocks::Floats values;  // [rows, columns]
@@ -25,15 +25,15 @@ struct Answer {
   std::unique_ptr<int32_t[]> indices;  // [rows]
 };
 
-// Adds the pairs of this number of sequences, from `first` on, to an answer of pairs. Returns an error if there are
+// Adds the pairs of this number of sequences, from `first` on, to a result of pairs. Returns an error if there are
 // more pairs than offsets can count.
-Status append_pairs(const SpladeAnswer& from, int sequences, int first, Answer& answer);
+Status append_pairs(const SpladePairs& from, int sequences, int first, Result& result);
 
 // A task's part of a batch.
 struct TaskOutput {
   int sequences = 0;            // that request it
-  int rows = 0, columns = 0;    // of the answer
-  size_t first = 0;             // offset in the answers' memory, in floats; pairs have no memory there: 0 columns
+  int rows = 0, columns = 0;    // of the result
+  size_t first = 0;             // offset in the results' memory, in floats; pairs have no memory there: 0 columns
   bool is_all = false;          // every sequence requests it
   float* out = nullptr;         // device or mapped host memory
   const int* chosen = nullptr;  // device memory: the requested sequences or their tokens; null: all

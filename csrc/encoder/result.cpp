@@ -1,4 +1,4 @@
-#include "encoder/answer.h"
+#include "encoder/result.h"
 
 #include <algorithm>
 #include <cstring>
@@ -40,17 +40,17 @@ void extend(Array& array, size_t kept, const T* more, size_t added) {
 
 }  // namespace
 
-Status append_pairs(const SpladeAnswer& from, int sequences, int first, Answer& answer) {
-  if (answer.offsets == nullptr) answer.offsets.reset(new int32_t[answer.sequences + 1]());
+Status append_pairs(const SpladePairs& from, int sequences, int first, Result& result) {
+  if (result.offsets == nullptr) result.offsets.reset(new int32_t[result.sequences + 1]());
   int64_t added = 0;
   for (int i = 0; i < sequences; ++i) {
     added += from.counts()[i];
-    if (answer.rows + added > INT32_MAX) return Status::refused("a batch of over 2147483647 pairs");
-    answer.offsets[first + i + 1] = int32_t(answer.rows + added);
+    if (result.rows + added > INT32_MAX) return Status::refused("a batch of over 2147483647 pairs");
+    result.offsets[first + i + 1] = int32_t(result.rows + added);
   }
-  extend(answer.values, answer.rows, from.values(), added);
-  extend(answer.indices, answer.rows, from.indices(), added);
-  answer.rows += int(added);
+  extend(result.values, result.rows, from.values(), added);
+  extend(result.indices, result.rows, from.indices(), added);
+  result.rows += int(added);
   return {};
 }
 
