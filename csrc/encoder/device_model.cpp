@@ -121,7 +121,7 @@ Status DeviceModel::prepare(const Stream& stream) {
       gemms[i].linear = std::move(linear);
     }
   }
-  for (const HeadGemmWeights& layer : weights.heads().multi()) {
+  for (const HeadGemmWeights& layer : weights.heads().multi) {
     LinearWeights product;
     product.weight = layer.weight;
     product.bias = layer.bias;

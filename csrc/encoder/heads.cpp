@@ -61,7 +61,7 @@ class Heads {
 
   Status embed() const {
     const TaskOutput& output = output_of(Task::kEmbed);
-    const std::vector<DenseLayer>& layers = model_.weights.heads().dense();
+    const std::vector<DenseLayer>& layers = model_.weights.heads().dense;
     const uint32_t* const cuts = buffers_.offsets().cuts;
     if (layers.empty()) return pool_rows(config_.pooling, output, cuts, output.out);
     EMBERT_TRY(pool_rows(config_.pooling, output, nullptr, buffers_.head_rows(0)));
@@ -74,14 +74,14 @@ class Heads {
     const TaskOutput& output = output_of(Task::kClassify);
     EMBERT_TRY(pool_rows(config_.classifier_pooling, output, nullptr, buffers_.head_rows(0)));
     float* logits = output.out;
-    return run_layers(model_.weights.heads().classifier(), output.rows, logits);
+    return run_layers(model_.weights.heads().classifier, output.rows, logits);
   }
 
   Status weigh_tokens() const {
     const TaskOutput& output = output_of(Task::kSparse);
     const HeadWeights& weights = model_.weights.heads();
     return token_weights(config_.dtype, rows_.view, model_.last_norm(), config_.epsilon, output.chosen, output.rows,
-                         config_.hidden, weights.token_weight(), weights.token_bias(), output.out, stream_);
+                         config_.hidden, weights.token_weight, weights.token_bias, output.out, stream_);
   }
 
   // Rows are transformed in kSum's memory, which is free after the last layer.
@@ -107,7 +107,7 @@ class Heads {
       uint8_t* const y = buffers_.multi_rows(int(i % 2));
       int none = 0;
       EMBERT_TRY(model_.multi[i]->run({x}, {}, plan_.rows, y, nullptr, none, stream_));
-      if (i == 0 && heads.token_norm) EMBERT_TRY(normalize(y, model_.weights.heads().multi_norm()));
+      if (i == 0 && heads.token_norm) EMBERT_TRY(normalize(y, model_.weights.heads().multi_norm));
       x = y;
     }
     return store_tokens(Task::kMulti, x, !heads.token_logits);

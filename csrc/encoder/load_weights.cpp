@@ -8,21 +8,6 @@
 #include "ops/elementwise.h"
 
 namespace embert {
-namespace {
-
-// Names of all tensors that a layer may have.
-std::vector<std::string> layer_names() {
-  std::vector<std::string> names;
-  for (const std::string tensor : {"query", "key", "value", "attention", "gate", "inner", "out"}) {
-    for (const char* const part : {".weight", ".bias", ".gamma", ".beta", ".scale"}) names.push_back(tensor + part);
-  }
-  names.insert(names.end(), {"query_norm.gamma", "key_norm.gamma", "attention_sublayer.gamma", "out_sublayer.gamma",
-                             "distance_keys", "distance_queries"});
-  return names;
-}
-
-}  // namespace
-
 Status Weights::exact_place(const std::string& name, int layer, DType stored, float*& to) {
   const size_t hidden = model_.hidden, key = model_.attention_columns() * hidden, keys = model_.key_columns() * hidden;
   // The first element of each: the gate's rows alternate with inner's (weights.h).
@@ -106,18 +91,19 @@ Status Weights::load(const std::string& name, int layer, const void* host, const
                      const Stream& stream) {
   const auto key = std::make_pair(layer, name);
   if (loaded_.count(key) > 0) return Status::refused(called(name, layer), " was loaded before");
-  if (name == "relative" && layer < 0 && model_.relative) {
-    EMBERT_TRY(load_relative(host, shape, stored, stream));
-  } else if (name == "distances" && layer < 0 && model_.distance_rows > 0) {
-    EMBERT_TRY(load_distances(host, shape, stored, stream));
-  } else if (name == "angles" && layer >= 0 && size_t(layer) < angles_.size()) {
-    EMBERT_TRY(load_angles(layer, host, shape, stored, stream));
+  const auto found = places_.find(key);
+  if (found == places_.end()) return Status::refused("this model has no weight ", called(name, layer));
+  const WeightView& place = found->second;
+  EMBERT_TRY(check_shape(called(name, layer), shape, place.shape));
+  if ((stored == DType::kInt8) != (place.dtype == DType::kInt8))
+    return Status::refused(called(name, layer), (place.dtype == DType::kInt8 ? " must be in int8" : " is in int8"));
+  const bool is_table = name == "relative" || name == "distances" || name == "angles";
+  if (is_table && stored != DType::kFloat32) return Status::refused(called(name, layer), " must be in float32");
+  if (name == "relative") {
+    EMBERT_TRY(load_relative(static_cast<const float*>(host), stream));
+  } else if (name == "distances") {
+    EMBERT_TRY(load_distances(static_cast<const float*>(host), stream));
   } else {
-    WeightView place;
-    EMBERT_TRY(find(name, layer, place));
-    EMBERT_TRY(check_shape(called(name, layer), shape, place.shape));
-    if ((stored == DType::kInt8) != (place.dtype == DType::kInt8))
-      return Status::refused(called(name, layer), (place.dtype == DType::kInt8 ? " must be in int8" : " is in int8"));
     EMBERT_TRY(load_into(place, name, layer, host, stored, stream));
   }
   loaded_.insert(key);
@@ -147,15 +133,13 @@ Status Weights::load_into(const WeightView& place, const std::string& name, int 
 
 // Distances that only masked scores have are 0. The others are multiplied by √d, because the kernels scale after the
 // addition.
-Status Weights::load_relative(const void* host, const TensorShape& shape, DType stored, const Stream& stream) {
+Status Weights::load_relative(const float* host, const Stream& stream) {
   const int heads = model_.heads, reach = model_.reach(), stored_reach = model_.positions - 1;
   const int row = 2 * stored_reach + 1;
-  EMBERT_TRY(check_shape("relative", shape, {size_t(heads), size_t(row)}));
-  if (stored != DType::kFloat32) return Status::refused("relative must be in float32");
   std::vector<float> scores(size_t(heads) * 2 * reach);
   const float scale = float(std::sqrt(double(model_.head_size())));
   for (int head = 0; head < heads; ++head) {
-    const float* const from = static_cast<const float*>(host) + size_t(head) * row;
+    const float* const from = host + size_t(head) * row;
     float* const to = scores.data() + size_t(2 * head + 1) * reach - stored_reach;
     for (int i = 0; i < row; ++i) to[i] = from[i] * scale;
   }
@@ -164,15 +148,12 @@ Status Weights::load_relative(const void* host, const TensorShape& shape, DType 
   return {};
 }
 
-Status Weights::load_distances(const void* host, const TensorShape& shape, DType stored, const Stream& stream) {
-  EMBERT_TRY(check_shape("distances", shape, {2 * size_t(model_.positions) - 1}));
-  if (stored != DType::kFloat32) return Status::refused("distances must be in float32");
-  const auto* const from = static_cast<const float*>(host);
-  std::vector<int16_t> rows(shape[0]);
+Status Weights::load_distances(const float* host, const Stream& stream) {
+  std::vector<int16_t> rows(2 * size_t(model_.positions) - 1);
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (!(from[i] >= 0 && from[i] < float(model_.distance_rows)))
-      return Status::refused("distances has an element of ", from[i], ", which is not a row of ", model_.distance_rows);
-    rows[i] = int16_t(from[i]);
+    if (!(host[i] >= 0 && host[i] < float(model_.distance_rows)))
+      return Status::refused("distances has an element of ", host[i], ", which is not a row of ", model_.distance_rows);
+    rows[i] = int16_t(host[i]);
   }
   EMBERT_CUDA(
       cudaMemcpyAsync(distances_, rows.data(), rows.size() * sizeof(int16_t), cudaMemcpyHostToDevice, stream.handle));
@@ -180,34 +161,10 @@ Status Weights::load_distances(const void* host, const TensorShape& shape, DType
   return {};
 }
 
-Status Weights::load_angles(int table, const void* host, const TensorShape& shape, DType stored, const Stream& stream) {
-  EMBERT_TRY(
-      check_shape(called("angles", table), shape, {size_t(model_.positions), size_t(model_.angle_tables()[table]), 2}));
-  if (stored != DType::kFloat32) return Status::refused("angles must be in float32");
-  return upload(host, elements_of(shape), stored, angles_[table], DType::kFloat32, stream);
-}
-
 Status Weights::complete() {
-  std::vector<std::pair<int, std::string>> expected = {{-1, "word"}};
-  if (model_.embedding_norm) expected.insert(expected.end(), {{-1, "gamma"}, {-1, "beta"}});
-  if (model_.position_table) expected.emplace_back(-1, "position");
-  if (model_.padding) expected.emplace_back(-1, "padding");
-  if (model_.types > 0) expected.emplace_back(-1, "type");
-  if (model_.relative) expected.emplace_back(-1, "relative");
-  if (model_.distance_rows > 0) expected.emplace_back(-1, "distances");
-  if (model_.embedding > 0) expected.insert(expected.end(), {{-1, "projection.weight"}, {-1, "projection.bias"}});
-  if (model_.pre_norm) expected.insert(expected.end(), {{-1, "last.gamma"}, {-1, "last.beta"}});
-  for (size_t table = 0; table < angles_.size(); ++table) expected.emplace_back(int(table), "angles");
-  WeightView place;
-  for (int layer = 0; layer < model_.stored_layers(); ++layer) {
-    for (const std::string& name : layer_names()) {
-      if (find_layer(name, layer, place)) expected.emplace_back(layer, name);
-    }
-  }
-  for (const auto& each : heads_.names()) expected.push_back(each);
-  for (const auto& [layer, name] : expected) {
-    if (loaded_.count({layer, name}) > 0) continue;
-    return Status::refused(called(name, layer), " was not loaded: of ", expected.size(), " weights there are ",
+  for (const auto& [key, place] : places_) {
+    if (loaded_.count(key) > 0) continue;
+    return Status::refused(called(key.second, key.first), " was not loaded: of ", places_.size(), " weights there are ",
                            loaded_.size());
   }
   conversion_.release();

@@ -2,170 +2,181 @@
 
 #include <algorithm>
 #include <tuple>
-#include <type_traits>
 
 namespace embert {
 
 void Weights::lay_out(uint8_t* base, size_t& bytes) {
   Arena arena(base);
-  const size_t size = bytes_of(model_.dtype);
+  places_.clear();
   const size_t hidden = model_.hidden, inner = model_.inner, embedding = model_.embedding_columns();
-  const size_t attention = model_.attention_columns(), qkv = model_.qkv_columns(), head = model_.head_size();
-  const auto matrix = [&](size_t rows, size_t columns) { return arena.take(rows * columns * size); };
-  const auto vector = [&](size_t count) { return arena.take<float>(count); };
-  const auto norm = [&](size_t columns) {
-    const float* const gamma = vector(columns);
-    return Norm{gamma, vector(columns)};
+  const size_t attention = model_.attention_columns(), keys = model_.key_columns(), qkv = model_.qkv_columns();
+  const DType dtype = model_.dtype, layer_dtype = model_.int8 ? DType::kInt8 : dtype;
+  const auto place = [&](int layer, const std::string& name, void* to, const TensorShape& shape, DType type) {
+    places_[{layer, name}] = {to, shape, type};
   };
-  tables_.word = matrix(model_.vocabulary, embedding);
-  // Without a table, the first kernel for few rows reads zeros.
+  const auto memory = [&](size_t rows, size_t columns, DType type) {
+    return arena.take(rows * columns * bytes_of(type));
+  };
+  const auto matrix = [&](int layer, const std::string& name, size_t rows, size_t columns, DType type) {
+    uint8_t* const to = memory(rows, columns, type);
+    place(layer, name, to, {rows, columns}, type);
+    return to;
+  };
+  const auto vector = [&](int layer, const std::string& name, size_t count) {
+    float* const to = arena.take<float>(count);
+    place(layer, name, to, {count}, DType::kFloat32);
+    return to;
+  };
+  const auto norm = [&](int layer, const std::string& name, size_t columns) {
+    const float* const gamma = vector(layer, name + "gamma", columns);
+    return Norm{gamma, vector(layer, name + "beta", columns)};
+  };
+
+  tables_.word = matrix(-1, "word", model_.vocabulary, embedding, dtype);
+  tables_.position = tables_.type = nullptr;
   if (model_.embedding_norm) {
-    tables_.position = matrix(model_.position_table ? model_.position_rows() : kSmallRows, embedding);
-    tables_.type = matrix(model_.types, embedding);
-    tables_.norm = norm(model_.projects_first ? hidden : embedding);
-  } else {
-    tables_.position = tables_.type = nullptr;
+    // Without a table, the first kernel for few rows reads zeros.
+    const size_t rows = model_.position_table ? model_.position_rows() : kSmallRows;
+    uint8_t* const position = memory(rows, embedding, dtype);
+    tables_.position = position;
+    if (model_.position_table) place(-1, "position", position, {size_t(model_.positions), embedding}, dtype);
+    if (model_.padding)
+      place(-1, "padding", position + model_.positions * embedding * bytes_of(dtype), {1, embedding}, dtype);
+    if (model_.types > 0) tables_.type = matrix(-1, "type", model_.types, embedding, dtype);
+    tables_.norm = norm(-1, "", model_.projects_first ? hidden : embedding);
   }
-  if (model_.types == 0) tables_.type = nullptr;
   layers_.resize(model_.stored_layers());
-  const size_t layer_size = bytes_of(matrix_dtype());
-  const auto layer_matrix = [&](size_t rows, size_t columns) { return arena.take(rows * columns * layer_size); };
-  const auto scales = [&](size_t rows) { return model_.int8 ? vector(rows) : nullptr; };
-  for (LayerWeights& layer : layers_) {
-    layer.qkv_weight = layer_matrix(qkv, hidden);
+  for (int i = 0; i < int(layers_.size()); ++i) {
+    LayerWeights& layer = layers_[i];
+    const auto scales = [&](size_t rows) { return model_.int8 ? arena.take<float>(rows) : nullptr; };
+    const auto linear = [&](const std::string& name, size_t rows, size_t columns, uint8_t*& weight, float*& scale,
+                            float*& bias) {
+      weight = matrix(i, name + ".weight", rows, columns, layer_dtype);
+      scale = scales(rows);
+      if (model_.int8) place(i, name + ".scale", scale, {rows}, DType::kFloat32);
+      bias = vector(i, name + ".bias", rows);
+    };
+    layer.qkv_weight = memory(qkv, hidden, layer_dtype);
     layer.qkv_scale = scales(qkv);
-    layer.qkv_bias = vector(qkv);
-    layer.attention_weight = layer_matrix(hidden, attention);
-    layer.attention_scale = scales(hidden);
-    layer.attention_bias = vector(hidden);
-    layer.attention_norm = norm(hidden);
-    layer.inner_weight = layer_matrix(inner_rows(), hidden);
-    layer.inner_scale = scales(inner_rows());
-    layer.inner_bias = vector(inner_rows());
-    layer.out_weight = layer_matrix(hidden, inner);
-    layer.out_scale = scales(hidden);
-    layer.out_bias = vector(hidden);
-    layer.out_norm = norm(hidden);
-    layer.qkv_norm = model_.int8 ? norm(hidden) : Norm{};
-    layer.inner_norm = model_.int8 ? norm(hidden) : Norm{};
-    layer.query_norm = model_.qk_norm ? vector(head) : nullptr;
-    layer.key_norm = model_.qk_norm ? vector(head) : nullptr;
-    layer.attention_sublayer = model_.sublayer_norms ? vector(hidden) : nullptr;
-    layer.out_sublayer = model_.sublayer_norms ? vector(hidden) : nullptr;
-    layer.distance_keys = model_.distance_keys ? matrix(model_.distance_rows, attention) : nullptr;
-    layer.distance_queries = model_.distance_queries ? matrix(model_.distance_rows, attention) : nullptr;
+    layer.qkv_bias = arena.take<float>(qkv);
+    for (const auto& [name, first, rows] :
+         {std::tuple("query", size_t(0), attention), std::tuple("key", attention, keys),
+          std::tuple("value", attention + keys, keys)}) {
+      place(i, name + std::string(".weight"), layer.qkv_weight + first * hidden * bytes_of(layer_dtype), {rows, hidden},
+            layer_dtype);
+      place(i, name + std::string(".bias"), layer.qkv_bias + first, {rows}, DType::kFloat32);
+      if (model_.int8) place(i, name + std::string(".scale"), layer.qkv_scale + first, {rows}, DType::kFloat32);
+    }
+    linear("attention", hidden, attention, layer.attention_weight, layer.attention_scale, layer.attention_bias);
+    if (!model_.pre_norm || model_.first_norm || i != model_.stored(0)) {
+      layer.attention_norm = norm(i, "attention.", hidden);
+    } else {
+      layer.attention_norm = {arena.take<float>(hidden), arena.take<float>(hidden)};
+    }
+    linear("inner", inner_rows(), hidden, layer.inner_weight, layer.inner_scale, layer.inner_bias);
+    if (model_.gated) {  // rows of the gate and of its value alternate
+      for (const auto& [name, part] : {std::pair("gate", 0), std::pair("inner", 1)}) {
+        const size_t first = gated_row(0, part);
+        places_[{i, name + std::string(".weight")}] = {
+            layer.inner_weight + first * hidden * bytes_of(dtype), {inner, hidden}, dtype, 2 * hidden, true};
+        places_[{i, name + std::string(".bias")}] = {layer.inner_bias + first, {inner}, DType::kFloat32, 2, true};
+      }
+    }
+    linear("out", hidden, inner, layer.out_weight, layer.out_scale, layer.out_bias);
+    layer.out_norm = norm(i, "out.", hidden);
+    if (model_.int8) {
+      layer.qkv_norm = norm(i, "query.", hidden);
+      layer.inner_norm = norm(i, "inner.", hidden);
+    }
+    if (model_.qk_norm) {
+      layer.query_norm = vector(i, "query_norm.gamma", model_.head_size());
+      layer.key_norm = vector(i, "key_norm.gamma", model_.head_size());
+    }
+    if (model_.sublayer_norms) {
+      layer.attention_sublayer = vector(i, "attention_sublayer.gamma", hidden);
+      layer.out_sublayer = vector(i, "out_sublayer.gamma", hidden);
+    }
+    const auto distances = [&](bool exists, const char* name) {
+      return exists ? matrix(i, name, model_.distance_rows, attention, dtype) : nullptr;
+    };
+    layer.distance_keys = distances(model_.distance_keys, "distance_keys");
+    layer.distance_queries = distances(model_.distance_queries, "distance_queries");
   }
   if (model_.embedding > 0) {
-    projection_weight_ = matrix(hidden, embedding);
-    projection_bias_ = vector(hidden);
+    projection_weight_ = matrix(-1, "projection.weight", hidden, embedding, dtype);
+    projection_bias_ = vector(-1, "projection.bias", hidden);
   }
-  if (model_.pre_norm) last_norm_ = norm(hidden);
+  if (model_.pre_norm) last_norm_ = norm(-1, "last.", hidden);
   angles_.clear();
-  for (const int columns : model_.angle_tables())
-    angles_.push_back(arena.take<float2>(size_t(model_.positions) * columns));
-  if (model_.relative) relative_ = arena.take<float>(size_t(model_.heads) * 2 * model_.reach());
-  if (model_.distance_rows > 0) distances_ = arena.take<int16_t>(2 * size_t(model_.positions) - 1);
-  heads_.lay_out(arena, model_.task_heads, model_.hidden, model_.dtype);
+  const size_t positions = model_.positions;
+  for (const int columns : model_.angle_tables()) {
+    float2* const table = arena.take<float2>(positions * columns);
+    place(int(angles_.size()), "angles", table, {positions, size_t(columns), 2}, DType::kFloat32);
+    angles_.push_back(table);
+  }
+  if (model_.relative) {
+    relative_ = arena.take<float>(size_t(model_.heads) * 2 * model_.reach());
+    place(-1, "relative", relative_, {size_t(model_.heads), 2 * positions - 1}, DType::kFloat32);
+  }
+  if (model_.distance_rows > 0) {
+    distances_ = arena.take<int16_t>(2 * positions - 1);
+    place(-1, "distances", distances_, {2 * positions - 1}, DType::kFloat32);
+  }
+  lay_out_heads(arena);
   bytes = arena.used();
 }
 
+void Weights::lay_out_heads(Arena& arena) {
+  const TaskHeads& heads = model_.task_heads;
+  const size_t hidden = model_.hidden;
+  const auto vector = [&](int index, const std::string& name, const TensorShape& shape) {
+    float* const to = arena.take<float>(elements_of(shape));
+    places_[{index, name}] = {to, shape, DType::kFloat32};
+    return to;
+  };
+  const auto layers = [&](const std::string& name, const std::vector<DenseShape>& shapes, std::vector<DenseLayer>& to) {
+    to.clear();
+    for (const DenseShape& shape : shapes) {
+      const int index = int(to.size());
+      const size_t in = shape.in, out = shape.out, pitch = dense_pitch(shape.in);
+      float* const weight = arena.take<float>(out * pitch);
+      places_[{index, name + ".weight"}] = {weight, {out, in}, DType::kFloat32, pitch};
+      to.push_back({shape, weight, vector(index, name + ".bias", {out})});
+    }
+  };
+  layers("dense", heads.dense, heads_.dense);
+  layers("classifier", heads.classifier, heads_.classifier);
+  heads_.multi.clear();
+  for (const DenseShape& shape : heads.multi) {
+    const int index = int(heads_.multi.size());
+    const size_t in = shape.in, out = shape.out;
+    uint8_t* const weight = arena.take(out * in * bytes_of(model_.dtype));
+    places_[{index, "multi.weight"}] = {weight, {out, in}, model_.dtype};
+    heads_.multi.push_back({shape, weight, vector(index, "multi.bias", {out})});
+  }
+  if (heads.token_norm) {
+    const float* const gamma = vector(-1, "multi.gamma", {hidden});
+    heads_.multi_norm = {gamma, vector(-1, "multi.beta", {hidden})};
+  }
+  if (heads.token_weights) {
+    heads_.token_weight = vector(-1, "token_weights.weight", {1, hidden});
+    heads_.token_bias = vector(-1, "token_weights.bias", {1});
+  }
+}
+
 Status Weights::allocate() {
-  size_t bytes = 0;
+  size_t bytes = 0, largest = 0, interleaved = 0;  // the latter: elements that are converted at a time
   lay_out(nullptr, bytes);
   EMBERT_TRY(storage_.allocate(bytes));
   lay_out(storage_.as(), bytes);
   if (!model_.position_table) EMBERT_TRY(storage_.zero());
-  const size_t hidden = model_.hidden, inner = model_.inner, attention = model_.attention_columns();
-  const size_t largest =
-      std::max({size_t(model_.vocabulary), size_t(model_.positions), size_t(model_.distance_rows), inner, attention}) *
-      hidden;
-  EMBERT_TRY(conversion_.allocate(std::min(std::max(largest, heads_.largest()), kConvertedElements) * 4));
-  return model_.gated ? interleave_scratch_.allocate(std::min(inner * hidden, kConvertedElements) * 4) : Status();
-}
-
-Status Weights::find(const std::string& name, int layer, WeightView& place) const {
-  if (heads_.find(name, layer, place)) return {};
-  const size_t hidden = model_.hidden, embedding = model_.embedding_columns();
-  const size_t normed = model_.projects_first ? hidden : embedding;
-  const auto matrix = [&](const char* tensor_name, const void* base, size_t rows, size_t columns, size_t before = 0) {
-    if (name != tensor_name) return false;
-    auto* const first = static_cast<uint8_t*>(const_cast<void*>(base));
-    place = {first + before * rows * columns * bytes_of(model_.dtype), {rows, columns}, model_.dtype};
-    return base != nullptr;
-  };
-  const auto vector = [&](const char* tensor_name, const float* to, size_t count) {
-    if (name != tensor_name) return false;
-    place = {const_cast<float*>(to), {count}, DType::kFloat32};
-    return to != nullptr;
-  };
-  bool is_known = false;
-  if (layer < 0) {
-    is_known = matrix("word", tables_.word, model_.vocabulary, embedding) ||
-               (model_.position_table && matrix("position", tables_.position, model_.positions, embedding)) ||
-               (model_.padding && matrix("padding", tables_.position, 1, embedding, model_.positions)) ||
-               matrix("type", tables_.type, model_.types, embedding) || vector("gamma", tables_.norm.gamma, normed) ||
-               vector("beta", tables_.norm.beta, normed) ||
-               matrix("projection.weight", projection_weight_, hidden, embedding) ||
-               vector("projection.bias", projection_bias_, hidden) || vector("last.gamma", last_norm_.gamma, hidden) ||
-               vector("last.beta", last_norm_.beta, hidden);
-  } else if (layer < model_.stored_layers()) {
-    is_known = find_layer(name, layer, place);
+  for (const auto& [name, view] : places_) {
+    const size_t count = std::min(elements_of(view.shape), kConvertedElements);
+    largest = std::max(largest, count);
+    if (view.interleaved) interleaved = std::max(interleaved, count);
   }
-  if (is_known) return {};
-  return Status::refused("this model has no weight ", called(name, layer));
-}
-
-bool Weights::find_layer(const std::string& name, int number, WeightView& place) const {
-  const LayerWeights& w = layers_[number];
-  const size_t hidden = model_.hidden, inner = model_.inner, attention = model_.attention_columns();
-  const size_t keys = model_.key_columns(), head = model_.head_size();
-  const auto matrix = [&](const char* tensor_name, uint8_t* base, size_t rows, size_t columns, size_t first_row = 0) {
-    if (name != tensor_name) return false;
-    place = {base + first_row * columns * bytes_of(matrix_dtype()), {rows, columns}, matrix_dtype()};
-    return true;
-  };
-  const auto vector = [&](const char* tensor_name, const float* to, size_t count, size_t before = 0) {
-    if (to == nullptr || name != tensor_name) return false;
-    place = {const_cast<float*>(to) + before, {count}, DType::kFloat32};
-    return true;
-  };
-  // Rows of the gate and of its value alternate.
-  const auto interleaved = [&](const std::string& tensor_name, int part) {
-    if (name == tensor_name + ".weight") {
-      const size_t row = gated_row(0, part) * hidden * bytes_of(model_.dtype);
-      place = {w.inner_weight + row, {inner, hidden}, model_.dtype, 2 * hidden, true};
-    } else if (name == tensor_name + ".bias") {
-      place = {w.inner_bias + gated_row(0, part), {inner}, DType::kFloat32, 2, true};
-    } else {
-      return false;
-    }
-    return true;
-  };
-  if (model_.gated && (interleaved("gate", 0) || interleaved("inner", 1))) return true;
-  const bool has_norm = !model_.pre_norm || model_.first_norm || number != model_.stored(0);
-  return matrix("query.weight", w.qkv_weight, attention, hidden) ||
-         matrix("key.weight", w.qkv_weight, keys, hidden, attention) ||
-         matrix("value.weight", w.qkv_weight, keys, hidden, attention + keys) ||
-         vector("query.bias", w.qkv_bias, attention) || vector("key.bias", w.qkv_bias + attention, keys) ||
-         vector("value.bias", w.qkv_bias + attention + keys, keys) || vector("query_norm.gamma", w.query_norm, head) ||
-         vector("key_norm.gamma", w.key_norm, head) ||
-         vector("attention_sublayer.gamma", w.attention_sublayer, hidden) ||
-         vector("out_sublayer.gamma", w.out_sublayer, hidden) ||
-         (model_.distance_keys && matrix("distance_keys", w.distance_keys, model_.distance_rows, attention)) ||
-         (model_.distance_queries && matrix("distance_queries", w.distance_queries, model_.distance_rows, attention)) ||
-         matrix("attention.weight", w.attention_weight, hidden, attention) ||
-         vector("attention.bias", w.attention_bias, hidden) ||
-         (has_norm && vector("attention.gamma", w.attention_norm.gamma, hidden)) ||
-         (has_norm && vector("attention.beta", w.attention_norm.beta, hidden)) ||
-         vector("query.scale", w.qkv_scale, hidden) || vector("key.scale", w.qkv_scale, hidden, hidden) ||
-         vector("value.scale", w.qkv_scale, hidden, 2 * hidden) ||
-         vector("attention.scale", w.attention_scale, hidden) || vector("inner.scale", w.inner_scale, inner) ||
-         vector("out.scale", w.out_scale, hidden) || vector("query.gamma", w.qkv_norm.gamma, hidden) ||
-         vector("query.beta", w.qkv_norm.beta, hidden) || vector("inner.gamma", w.inner_norm.gamma, hidden) ||
-         vector("inner.beta", w.inner_norm.beta, hidden) || matrix("inner.weight", w.inner_weight, inner, hidden) ||
-         vector("inner.bias", w.inner_bias, inner) || matrix("out.weight", w.out_weight, hidden, inner) ||
-         vector("out.bias", w.out_bias, hidden) || vector("out.gamma", w.out_norm.gamma, hidden) ||
-         vector("out.beta", w.out_norm.beta, hidden);
+  EMBERT_TRY(conversion_.allocate(largest * sizeof(float)));
+  return interleave_scratch_.allocate(interleaved * sizeof(float));
 }
 
 Norm Weights::norm(const NormRef& name) const {
@@ -224,88 +235,6 @@ Status Weights::split_gammas(const Stream& stream) {
     }
   }
   return {};
-}
-
-void HeadWeights::lay_out(Arena& arena, const TaskHeads& heads, int hidden, DType dtype) {
-  heads_ = heads;
-  hidden_ = hidden;
-  dtype_ = dtype;
-  const auto vector = [&](size_t count) { return arena.take<float>(count); };
-  const auto layers = [&](const std::vector<DenseShape>& shapes, std::vector<DenseLayer>& layers_out) {
-    layers_out.clear();
-    for (const DenseShape& shape : shapes) {
-      const float* const weight = vector(size_t(shape.out) * dense_pitch(shape.in));
-      layers_out.push_back({shape, weight, vector(shape.out)});
-    }
-  };
-  layers(heads.dense, dense_);
-  layers(heads.classifier, classifier_);
-  multi_.clear();
-  for (const DenseShape& shape : heads.multi) {
-    uint8_t* const weight = arena.take(size_t(shape.out) * shape.in * bytes_of(dtype));
-    multi_.push_back({shape, weight, vector(shape.out)});
-  }
-  if (heads.token_norm) multi_norm_ = {vector(hidden), vector(hidden)};
-  if (heads.token_weights) {
-    token_weight_ = vector(hidden);
-    token_bias_ = vector(1);
-  }
-}
-
-bool HeadWeights::find(const std::string& name, int index, WeightView& place) const {
-  const auto in_layers = [&](const std::string& head, const auto& layers) {
-    if (index < 0 || index >= int(layers.size())) return false;
-    const auto& layer = layers[index];
-    const size_t in = layer.shape.in, out = layer.shape.out;
-    constexpr bool kIsPadded = std::is_same_v<decltype(layer), const DenseLayer&>;
-    if (name == head + ".weight") {
-      place = {
-          const_cast<void*>(static_cast<const void*>(layer.weight)), {out, in}, kIsPadded ? DType::kFloat32 : dtype_};
-      if (kIsPadded) place.pitch = dense_pitch(layer.shape.in);
-      return true;
-    }
-    if (name != head + ".bias") return false;
-    place = {const_cast<float*>(layer.bias), {out}, DType::kFloat32};
-    return true;
-  };
-  if (in_layers("dense", dense_) || in_layers("classifier", classifier_) || in_layers("multi", multi_)) return true;
-  if (index < 0 && heads_.token_norm && (name == "multi.gamma" || name == "multi.beta")) {
-    place = {const_cast<float*>(name == "multi.gamma" ? multi_norm_.gamma : multi_norm_.beta),
-             {size_t(hidden_)},
-             DType::kFloat32};
-    return true;
-  }
-  if (index >= 0 || !heads_.token_weights) return false;
-  if (name == "token_weights.weight") {
-    place = {token_weight_, {1, size_t(hidden_)}, DType::kFloat32};
-  } else if (name == "token_weights.bias") {
-    place = {token_bias_, {1}, DType::kFloat32};
-  } else {
-    return false;
-  }
-  return true;
-}
-
-std::vector<std::pair<int, std::string>> HeadWeights::names() const {
-  std::vector<std::pair<int, std::string>> all;
-  const auto add = [&](int index, const std::string& head) {
-    all.emplace_back(index, head + ".weight");
-    all.emplace_back(index, head + ".bias");
-  };
-  for (size_t i = 0; i < dense_.size(); ++i) add(int(i), "dense");
-  for (size_t i = 0; i < classifier_.size(); ++i) add(int(i), "classifier");
-  for (size_t i = 0; i < multi_.size(); ++i) add(int(i), "multi");
-  if (heads_.token_norm) all.insert(all.end(), {{-1, "multi.gamma"}, {-1, "multi.beta"}});
-  if (heads_.token_weights) add(-1, "token_weights");
-  return all;
-}
-
-size_t HeadWeights::largest() const {
-  size_t largest = hidden_;
-  for (const auto* const shapes : {&heads_.dense, &heads_.classifier, &heads_.multi}) {
-    for (const DenseShape& shape : *shapes) largest = std::max(largest, size_t(shape.out) * shape.in);
-  }
-  return largest;
 }
 
 }  // namespace embert

@@ -1,6 +1,7 @@
 // A model's weights on the device, in one allocation: of its layers, and of its task heads.
 #pragma once
 
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -54,32 +55,13 @@ struct HeadGemmWeights {
   float* bias;      // [out]
 };
 
-// Names with an index, of a linear layer: dense, classifier and multi, each .weight [out, in] and .bias [out]. Without
-// an index (−1): token_weights.weight [1, hidden], token_weights.bias [1]; multi.gamma [hidden] and multi.beta [hidden]
-// of the LayerNorm between multi's layers. A layer or a norm without a bias is loaded with zeros.
-class HeadWeights {
- public:
-  // Allocates what `heads` needs. The same calls each time: without a base they only compute the size.
-  void lay_out(Arena& arena, const TaskHeads& heads, int hidden, DType dtype);
-  bool find(const std::string& name, int index, WeightView& place) const;
-  std::vector<std::pair<int, std::string>> names() const;  // of all required tensors
-  size_t largest() const;                                  // elements of the largest one
-
-  const std::vector<DenseLayer>& dense() const { return dense_; }
-  const std::vector<DenseLayer>& classifier() const { return classifier_; }
-  const std::vector<HeadGemmWeights>& multi() const { return multi_; }
-  Norm multi_norm() const { return multi_norm_; }              // [hidden]
-  const float* token_weight() const { return token_weight_; }  // [hidden]
-  const float* token_bias() const { return token_bias_; }      // [1]
-
- private:
-  TaskHeads heads_;
-  int hidden_ = 0;
-  DType dtype_ = DType::kFloat16;
-  std::vector<DenseLayer> dense_, classifier_;
-  std::vector<HeadGemmWeights> multi_;
-  Norm multi_norm_;
-  float *token_weight_ = nullptr, *token_bias_ = nullptr;
+// Weights of the task heads.
+struct HeadWeights {
+  std::vector<DenseLayer> dense, classifier;
+  std::vector<HeadGemmWeights> multi;
+  Norm multi_norm;                      // [hidden]: between the layers of multi
+  const float* token_weight = nullptr;  // [hidden]
+  const float* token_bias = nullptr;    // [1]
 };
 
 // Matrices are of the model's type or int8, vectors are in FP32. With RoPE, the rows of query and key are in the order
@@ -132,9 +114,11 @@ class Weights {
   //   angles [positions, rotary_dim / 2, 2] in FP32: cos and sin; a table's number is the layer here.
   //   query.scale, key.scale, value.scale, attention.scale, inner.scale, out.scale: of int8 matrices;
   //   query.gamma, query.beta, inner.gamma, inner.beta: with int8 the LayerNorms of what QKV and FFN in multiply.
-  // Layers that share weights have them under one number. Those of heads: weights.h; a layer's number is the layer
-  // here, too. Refused: a name that the model does not have or that was loaded before, or another shape than the
-  // model's.
+  // Layers that share weights have them under one number. Of heads, by the number of a linear layer: dense, classifier
+  // and multi, each .weight [out, in] and .bias [out]. Without a number: token_weights.weight [1, hidden],
+  // token_weights.bias [1]; multi.gamma and multi.beta [hidden] of the LayerNorm between multi's layers. Biases and
+  // betas that a checkpoint does not have are loaded as zeros. Refused: a name that the model does not have or that was
+  // loaded before, or another shape than the model's.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,
               const Stream& stream);
   // Returns an error if a tensor is missing. Otherwise frees the memory for conversions.
@@ -172,17 +156,16 @@ class Weights {
   size_t bytes() const { return storage_.bytes(); }
 
  private:
+  // Divides memory among all tensors, and names them. Without a base it only computes the size.
   void lay_out(uint8_t* base, size_t& bytes);
-  Status load_relative(const void* host, const TensorShape& shape, DType stored, const Stream& stream);
-  Status load_distances(const void* host, const TensorShape& shape, DType stored, const Stream& stream);
-  Status load_angles(int table, const void* host, const TensorShape& shape, DType stored, const Stream& stream);
-  bool find_layer(const std::string& name, int number, WeightView& place) const;
+  void lay_out_heads(Arena& arena);
+  Status load_relative(const float* host, const Stream& stream);
+  Status load_distances(const float* host, const Stream& stream);
   Status load_into(const WeightView& place, const std::string& name, int layer, const void* host, DType stored,
                    const Stream& stream);
   // `host` in the order in which GEMMs need the rows of a layer's query or key; otherwise `host` itself.
   const void* ordered(const std::string& name, int layer, const void* host, size_t row_bytes,
                       std::vector<uint8_t>& memory) const;
-  Status find(const std::string& name, int layer, WeightView& place) const;
   // Interleaved rows, through interleave_scratch_: conversions need contiguous elements. Some rows at a time.
   Status upload_interleaved(const void* host, DType stored, const WeightView& place, float* exact,
                             const Stream& stream);
@@ -194,7 +177,6 @@ class Weights {
   // The FP32 copy of a matrix, if it is kept. Counts the matrices that are rounded.
   Status exact_place(const std::string& name, int layer, DType stored, float*& to);
   const LayerWeights& layer(int i) const { return layers_[model_.stored(i)]; }
-  DType matrix_dtype() const { return model_.int8 ? DType::kInt8 : model_.dtype; }  // of the layers
   int inner_rows() const { return (model_.gated ? 2 : 1) * model_.inner; }
   size_t exact_count() const { return size_t(model_.qkv_columns() + inner_rows()) * model_.hidden; }  // of a layer
 
@@ -203,13 +185,14 @@ class Weights {
   EmbeddingTables tables_;
   std::vector<LayerWeights> layers_;
   HeadWeights heads_;
-  uint8_t* projection_weight_ = nullptr;          // [hidden, embedding]
-  float* projection_bias_ = nullptr;              // [hidden]
-  Norm last_norm_;                                // of pre-norm models
-  std::vector<float2*> angles_;                   // of each table: [positions, rotary_dim / 2]
-  float* relative_ = nullptr;                     // as in ops/attention_work.h
-  int16_t* distances_ = nullptr;                  // as in DisentangledScores
-  std::set<std::pair<int, std::string>> loaded_;  // layer and name
+  uint8_t* projection_weight_ = nullptr;                      // [hidden, embedding]
+  float* projection_bias_ = nullptr;                          // [hidden]
+  Norm last_norm_;                                            // of pre-norm models
+  std::vector<float2*> angles_;                               // of each table: [positions, rotary_dim / 2]
+  float* relative_ = nullptr;                                 // as in ops/attention_work.h
+  int16_t* distances_ = nullptr;                              // as in DisentangledScores
+  std::map<std::pair<int, std::string>, WeightView> places_;  // of all tensors, by layer and name
+  std::set<std::pair<int, std::string>> loaded_;
   int rounded_ = 0;
   bool keeps_exact_ = false;
 };
