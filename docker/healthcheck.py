@@ -1,4 +1,4 @@
-"""Docker's HEALTHCHECK: ends with status 0 when /health answers 200. The image has no curl."""
+"""Docker's HEALTHCHECK: ends with status 0 when /health returns 200. The image has no curl."""
 
 import os
 import ssl

@@ -1,6 +1,6 @@
 """Writes embert.json, the Grafana dashboard: `scripts/document` runs this, a test sees that the file is current.
 
-Top to bottom it answers: is it healthy, how fast, how full, what for, and what does the GPU do. Every panel says what
+From top to bottom: is it healthy, how fast, how full, what for, and what does the GPU do. Every panel says what
 it shows and what to do about it.
 """
 
@@ -68,20 +68,20 @@ def healthy() -> Iterator[Panel]:
         steps((RED, None), (GREEN, 1)),
     )
     for what, outcome, why in (
-        ("Failed requests", "failed", "Share that the server answered with 424 or 5xx."),
+        ("Failed requests", "failed", "Share with status 424 or 5xx, the server's own failures."),
         ("Refused requests", "refused", "Share refused because of too much work: add replicas, or find who floods."),
     ):
         bad = rate("embert_requests_total", f'{WORK}, outcome="{outcome}"')
         yield stat(
             what,
-            f'{why} Which, and why: "Answers by status" and "Refused, by reason".',
+            f'{why} Which, and why: "Responses by status" and "Refused, by reason".',
             f"({bad} or vector(0)) / ({rate('embert_requests_total', WORK)} > 0)",
             "percentunit",
             steps((GREEN, None), (YELLOW, 0.001), (RED, 0.01)),
         )
     yield stat(
-        "99 of 100 answered within",
-        "The slow end of latency, HTTP included, of requests that got an answer: refusing takes no time. When it is "
+        "99 of 100 served within",
+        "The slow end of latency, HTTP included, of requests that got a response: refusing takes no time. When it is "
         'high, "Where the time goes" says which part is.',
         quantile(0.99, DURATION, ANSWERED),
         "s",
@@ -89,7 +89,7 @@ def healthy() -> Iterator[Panel]:
     )
     yield stat(
         "Requests a second",
-        "Requests to a model, answered in whatever way.",
+        "Requests to a model, with any status.",
         rate("embert_requests_total", WORK),
         "reqps",
         steps(("blue", None)),
@@ -116,7 +116,7 @@ def fast() -> Iterator[Panel]:
     """How fast, and which part is slow?"""
     yield lines(
         "Latency of requests",
-        "From a request's head to its answer's end. Half, 90 % and 99 % of the answers stay below the curves. A dot "
+        "From a request's headers to its response's end. Half, 90 % and 99 % of responses stay below the curves. A dot "
         "is a request, with the id of its trace, or its own: the access log has it (--access-log).",
         [
             with_exemplars(target(quantile(share, DURATION, ANSWERED), f"p{share * 100:g}"))
@@ -126,13 +126,13 @@ def fast() -> Iterator[Panel]:
     )
     yield heat_map(
         "Latency, all of it",
-        "Answers by how long they took. Two bands mean two kinds of requests, such as queries next to bulk jobs.",
+        "Responses by duration. Two bands mean two kinds of requests, such as queries next to low-priority jobs.",
         rate(f"{DURATION}_bucket", ANSWERED, "le"),
         "s",
     )
     yield lines(
         "Where the time goes, on average",
-        "The whole stack is the time spent for each answer: its mean duration, and what others took that got none, "
+        "The whole stack is the time spent for each response: its mean duration, and that of requests that got none, "
         "such as requests that waited in vain. Tokenize and encode run in the HTTP processes, queue is "
         "waiting for a batch, inference is the batch itself, other is HTTP and the client. "
         "Thick queue: too little capacity, add replicas. Thick inference: long texts, or batches that are too large. "
@@ -172,8 +172,8 @@ def fast() -> Iterator[Panel]:
             "tokenize": "Texts to token ids, the wait for a thread included. Helped by --tokenization-workers.",
             "queue": "Waiting for the encoder. What grows first when there is too little capacity.",
             "inference": "On the encoder. Grows with the tokens of a batch; compare with batch tokens below.",
-            "encode": "Vectors to the answer's body. JSON numbers are the slow way: ask for base64 or raw rows.",
-            "other": "Reading and parsing the body, sockets, sending the answer. Slow clients, or too few --workers.",
+            "encode": "Vectors to the response's body. JSON numbers are the slow way: ask for base64 or raw rows.",
+            "other": "Reading and parsing the body, sockets, sending the response. Slow clients, or too few --workers.",
         }[part]
         yield lines(
             f"Part of the time: {part}",
@@ -243,13 +243,13 @@ def full() -> Iterator[Panel]:
     )
     yield lines(
         "Requests in flight",
-        "HTTP requests being answered now, scrapes and probes included.",
+        "HTTP requests in progress, scrapes and probes included.",
         [target(f"embert_requests_in_flight{{{SELECT}}}", "{{instance}}")],
         "short",
     )
     yield lines(
         "Bytes held for clients",
-        "Bodies and answers that HTTP processes hold (--max-held-bytes). Clients that do not read answers fill it.",
+        "Bodies and responses that HTTP processes hold (--max-held-bytes). Clients that do not read responses fill it.",
         [target(f"embert_held_bytes{{{SELECT}}}", "{{instance}}")],
         "bytes",
     )
@@ -275,7 +275,7 @@ def traffic() -> Iterator[Panel]:
         stacked=True,
     )
     yield lines(
-        "Answers by status",
+        "Responses by status",
         "And by outcome: answered, refused, failed by the server, expired (the client's own time was over before), "
         "client_error, disconnected.",
         [target(rate("embert_requests_total", WORK, "status, outcome"), "{{status}} {{outcome}}")],
@@ -320,10 +320,10 @@ def traffic() -> Iterator[Panel]:
     )
     yield lines(
         "Texts nobody waits for",
-        "Their client left: queued ones never ran, batched ones ran for nobody; and answers that nobody took.",
+        "Their client left: queued ones never ran, batched ones ran for nobody; and responses that nobody read.",
         [
             target(rate("embert_cancelled_texts_total", by="stage"), "{{stage}}"),
-            target(rate("embert_unread_answers_total"), "answers not taken"),
+            target(rate("embert_unread_answers_total"), "responses not read"),
         ],
         "short",
         width=6,

@@ -1,4 +1,4 @@
-"""The dashboard's rows about GPUs: what embert reports of its own, and what NVIDIA's DCGM exporter does of all."""
+"""The dashboard's rows about GPUs: embert reports its own GPU, NVIDIA's DCGM exporter reports all."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ METADATA = irrelevant("a description for people and tools")
 TRAINING = irrelevant("training only")
 GENERATION = irrelevant("text generation only")
 DTYPE = irrelevant("--dtype decides; weights are read as they are stored")
-OUTPUT = irrelevant("which outputs a call returns beside the hidden states")
+OUTPUT = irrelevant("which outputs a call returns in addition to the hidden states")
 KERNEL = irrelevant("which kernels compute the same")
 REMOTE_CODE = irrelevant("no remote code is ever run; the readers take what such code computes from the other keys")
 NO_PADDING = irrelevant("texts are packed, and nothing is padded")
@@ -182,7 +182,7 @@ ADAPTER_CONFIG: Table = {
     "use_bdlora": refused("BD-LoRA", None, False),
     "alora_invocation_tokens": refused("aLoRA: an adapter of some tokens", None),
     "layer_replication": refused("layers that are repeated", None),
-    "trainable_token_indices": refused("rows of the word table of its own", None),
+    "trainable_token_indices": refused("separate rows of the word table", None),
     "target_parameters": refused("parameters that are no module's", None, []),
     "arrow_config": refused("routing between adapters", None),
     "kasa_config": refused("KaSA, which changes the base's weights", None),
@@ -393,7 +393,7 @@ JINA_FLASH: dict[str, Key] = {
     "emb_pooler": honored("null or mean"),
     "truncate_dim": honored("null"),
 }
-# A `model_type` → its keys beside those of CONFIG.
+# A `model_type` → its keys in addition to those of CONFIG.
 CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
     "bert": {
         **BERT_LIKE,
@@ -514,7 +514,7 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
     },
 }  # fmt: skip
 BOTH_WAYS_WITH_CODE = honored(
-    "true beside auto_map: attention in both directions; without such code transformers ignores it"
+    "true next to auto_map: attention in both directions; without such code transformers ignores it"
 )
 DECODER: dict[str, Key] = {
     **dict.fromkeys((*SHAPES, "num_key_value_heads", "head_dim"), SHAPE),
@@ -573,7 +573,7 @@ CONFIG_OF_MODEL_TYPE |= {
         "attention_bias": BIASES["attention_bias"],
         "query_pre_attn_scalar": honored("scores are divided by its square root"),
         "sliding_window": honored("tokens of a window, half of them on each side where attention has both directions"),
-        "sliding_window_pattern": honored("every so many layers one has no window"),
+        "sliding_window_pattern": honored("one layer in this number has no window"),
         "_sliding_window_pattern": irrelevant("never read by the library"),
         "layer_types": honored("which layers have a window"),
         "rope_local_base_freq": honored("version 4: θ of the layers with windows"),

@@ -39,8 +39,8 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
 
 def _becomes(field: KnownField) -> str:
     if field.verdict is Verdict.HONORED:
-        beside = f"; dropped beside `{field.ignored_beside}`" if field.ignored_beside else ""
-        return f"honored{': ' + field.reason if field.reason else ''}{beside}"
+        dropped = f"; dropped if `{field.ignored_beside}` is given" if field.ignored_beside else ""
+        return f"honored{': ' + field.reason if field.reason else ''}{dropped}"
     if field.verdict is Verdict.HARMLESS:
         return f"harmless: {field.reason}"
     values = " or ".join(f"`{json.dumps(value)}`" for value in field.unless)

@@ -31,12 +31,12 @@ _HEAD = """\
 
 <!-- Written by scripts/document from server/observability/metrics.py; change it there. -->
 
-`GET /metrics` answers in Prometheus' text format, and so does `--metrics-port` where that is set. Any HTTP process
-answers for all HTTP processes, the engine processes and the supervisor. During a download only the supervisor's are
-there (`embert_model_ready`, `embert_starting`). Every metric exists, at zero, from the moment the engine is ready, but
-the durations and errors of a route, and all of bulk requests, appear with the first one. No label holds a text, a user
-or a request id. Units are seconds, tokens, texts, bytes and watts. Histograms have `_bucket`, `_sum` and `_count` as
-usual; `--latency-buckets` sets the buckets of those of times. A client that accepts gzip gets that.
+`GET /metrics` responds in Prometheus' text format, and so does `--metrics-port` where that is set. Any HTTP process
+reports all HTTP processes, the engine processes and the supervisor. During a download only the supervisor's are there
+(`embert_model_ready`, `embert_starting`). Every metric exists, at zero, once the engine is ready, but the durations and
+errors of a route, and all of low-priority requests, appear with the first one. No label holds a text, a user or a
+request id. Units are seconds, tokens, texts, bytes and watts. Histograms have `_bucket`, `_sum` and `_count` as usual;
+`--latency-buckets` sets the buckets of those of times. A client that accepts gzip gets that.
 
 `Accept: application/openmetrics-text`, which Prometheus sends, gets OpenMetrics. There, each bucket of
 `embert_request_duration_seconds` has an exemplar: the newest request that fell into it, by the `trace_id` of its
@@ -44,10 +44,10 @@ usual; `--latency-buckets` sets the buckets of those of times. A client that acc
 old. Prometheus keeps them with `--enable-feature=exemplar-storage`.
 
 **How many series?** A server of one model on one engine has 330 at rest. Each route in use adds 26 for each of its
-priorities, its durations and its errors, and for each further outcome 22. The first bulk request adds 101, another
-engine about 100. An unused route has one.
+priorities, its durations and its errors, and for each further outcome 22. The first low-priority request adds 101,
+another engine about 100. An unused route has one.
 
-**What became of a request** is its `outcome`. Durations of what was `refused` say nothing of how long answers take, so
+**The result of a request** is its `outcome`. Durations of `refused` requests do not show how long responses take, so
 latency is that of `outcome="answered"`; the server's own failures are `outcome="failed"`. From the first request of a
 route to a model on, its errors (424, 429, 500, 503) have series, at zero.
 
@@ -96,7 +96,7 @@ def document() -> str:
     usual = ", ".join(f"{bound:g}" for bound in REQUEST_BUCKETS_S)
     values = {
         "`route` (below `/models/NAME` that of the route without it)": METRIC_ROUTES,
-        "`reason` (answered with: `queue_full` 429, `too_large` 413, `unauthorized` 401, others 503)": REJECT_REASONS,
+        "`reason` (with status: `queue_full` 429, `too_large` 413, `unauthorized` 401, others 503)": REJECT_REASONS,
         "`stage`": CANCEL_STAGES,
         "`priority` (empty on routes that ask nothing of a model)": PRIORITIES,
     }
@@ -110,7 +110,7 @@ def document() -> str:
             *sections,
             "\n## Values of labels\n\nNothing that clients send becomes a label.\n\n",
             *labels,
-            _bullet("`status`: the HTTP status of the answer, or 499"),
+            _bullet("`status`: the HTTP status of the response, or 499"),
             _bullet(
                 "`outcome`: `answered`; `refused`, because of too much work, too many connections or bodies (429, 503) "
                 "or while draining (503); `failed`, by the server (5xx, 424); `expired`, because the time that the "

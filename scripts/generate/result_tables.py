@@ -216,7 +216,7 @@ def decoders() -> Iterator[tuple[str, ...]]:
 
 
 def targets() -> Iterator[tuple[str, ...]]:
-    """The server beside plain FastAPI and Infinity."""
+    """The server compared with plain FastAPI and Infinity."""
     yield "load", "embert", "build", "plain FastAPI + transformers", "Infinity ‡"
     for what, load, unit, workload in (  # workload: of the encoder by itself
         ("BERT-base, 32 passages a request, JSON floats", "32 passages, JSON floats", "texts/s", "passages"),
