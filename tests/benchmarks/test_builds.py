@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,26 +76,6 @@ def test_bits_are_compared_not_values() -> None:
     first = np.array([0.0, 1.0, np.nan], np.float32)
     assert builds.differences(first.copy(), first) == {"elements": 0, "of": 3, "largest": None}
     assert builds.differences(np.array([-0.0, 1.0, 2.0], np.float32), first)["elements"] == 2
-
-
-def test_name_is_given_once(tmp_path: Path) -> None:
-    (tmp_path / "one.so").touch()
-    with pytest.raises(SystemExit, match="name"):
-        builds.main([f"one={tmp_path}/one.so"] * 2)
-
-
-def test_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        builds.main(["before=/nowhere/old.so"])
-    assert "'before=/nowhere/old.so' is not NAME=FILE, or there is no such file" in capsys.readouterr().err
-
-
-def test_build_from_a_file(tmp_path: Path, extension: str) -> None:
-    copy = shutil.copy(extension, tmp_path / "another.so")
-    program = "import importlib, sys; from benchmarks.encoder.cuda_process import use_build; use_build(sys.argv[1]); "
-    program += "print(importlib.import_module('embert.engine._cuda').__file__)"
-    told = subprocess.run([sys.executable, "-c", program, copy], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == str(copy)
 
 
 @pytest.mark.gpu

@@ -19,11 +19,6 @@ def test_perfect_server_batches_what_waits() -> None:
     assert latencies == pytest.approx(sorted([alone_ms, alone_ms + two_ms - 0.1, alone_ms + two_ms - 0.2]))
 
 
-def test_perfect_server_keeps_the_batch_limit() -> None:
-    latencies = perfect_ms([0.0] * 4, 10_000)
-    assert latencies == pytest.approx([(i + 1) * batch_s(10_000) * 1e3 for i in range(4)])
-
-
 def test_loop_answers_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine_loop.main(["--seconds", "0.3", "--output", str(tmp_path)])
     assert "at random, perfect" in capsys.readouterr().out

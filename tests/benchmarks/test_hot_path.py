@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server import hot_path
-from benchmarks.server.hot_path import BASELINE, RUNS
+from benchmarks.server.hot_path import RUNS
 
 
 @pytest.fixture
@@ -43,9 +43,3 @@ def test_calls_have_a_smaller_tolerance(monkeypatch: pytest.MonkeyPatch, baselin
     assert run(monkeypatch, baseline, (2.3, 1.1), calls=101.9) == 1
     with pytest.raises(SystemExit, match="calls a request"):
         run(monkeypatch, baseline, calls=102.1)
-
-
-def test_committed_baseline_has_every_stage() -> None:
-    document = json.loads(BASELINE.read_text())
-    assert (len(document["calls"]), len(document["stages"])) == (3, 7)
-    assert all(value > 0 for values in (document["calls"], document["stages"]) for value in values.values())

@@ -1,11 +1,9 @@
-"""The kernels' benchmark: a run on a GPU; without one, rounds, ratios and CUTLASS's compilation."""
+"""The kernels' benchmark: a run on a GPU; without one, rounds and ratios."""
 
 from __future__ import annotations
 
 import importlib
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from benchmarks.kernels import gemm, roofline
 from benchmarks.kernels.device_timer import LAUNCHES, Recorded, Timing, time_interleaved
 from benchmarks.kernels.gemm import Measured, Shape
 from benchmarks.lib import record
-from benchmarks.rivals import cutlass
 from embert.engine.encoders.cuda import encoder as cuda
 
 
@@ -77,68 +74,3 @@ def test_ratios() -> None:
     assert gemm.geometric_mean([narrow], "CUTLASS") is None
     assert narrow.flops == 2 * 100 * 768 * 768
     assert deep.moved == 2 * (100 * (3072 + 768 + 768) + 3072 * 768)
-
-
-def test_without_cutlass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delenv("CUTLASS_PATH", raising=False)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert gemm.cutlass_kernels(is_hopper=True) == []
-    assert capsys.readouterr().out.startswith("without CUTLASS: CUTLASS's headers are not here (pip install ")
-    assert gemm.cutlass_kernels(is_hopper=False) == []
-    assert capsys.readouterr().out == "without CUTLASS: its kernels here are for compute capability 9.0\n"
-
-
-@pytest.fixture
-def headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    version = tmp_path / "source" / "include" / "cutlass" / "version.h"
-    version.parent.mkdir(parents=True)
-    version.touch()
-    monkeypatch.setenv("CUTLASS_PATH", str(tmp_path / "source"))
-    return version
-
-
-@pytest.mark.usefixtures("headers")
-def test_without_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    with pytest.raises(cutlass.Missing, match="nvcc was not found"):
-        cutlass.load(tmp_path)
-
-
-STUB = """
-const char* cutlass_gemm(const void* x, const void* w, const void* b, const void* r, void* y, int rows, int out, int in,
-                         int swizzle, void* stream) {
-  return rows * 1000 + out * 100 + in * 10 + swizzle == 1234 && x && !r ? 0 : "Error Misaligned Operand";
-}
-"""
-# Takes nvcc's place: what it compiles is the stub, and each call is a line in a file.
-NVCC = """#!/bin/sh
-[ "$1" = --version ] && echo "release 13.0" && exit
-echo "$@" >> {calls}
-for last; do :; done
-[ -f {broken} ] && echo "cutlass_gemm.cu(1): error: no such type" >&2 && exit 2
-exec {cc} -shared -fPIC -o "$last" {stub}
-"""
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_kernels_are_compiled_once(tmp_path: Path, headers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, broken, stub, nvcc = (tmp_path / name for name in ("calls", "broken", "stub.c", "nvcc"))
-    stub.write_text(STUB)
-    nvcc.write_text(NVCC.format(calls=calls, broken=broken, stub=stub, cc=shutil.which("cc")))
-    nvcc.chmod(0o755)
-    monkeypatch.setattr(cutlass, "_nvcc", lambda: str(nvcc))
-    kernels = cutlass.load(tmp_path / "cache")
-    names = {(schedule, epilogue) for schedule in cutlass.SCHEDULES for epilogue in cutlass.EPILOGUES}
-    assert {(kernel.schedule, kernel.epilogue) for kernel in kernels} == names
-    assert len(calls.read_text().splitlines()) == len(names)
-    assert f"-I{headers.parents[1]}" in calls.read_text()
-    kernels[0](7, 1, 2, 3, 0, 5, rows=1, out=2, in_=3, swizzle=4)
-    with pytest.raises(RuntimeError, match=r"CUTLASS \(ping-pong 128x128, bias\): Error Misaligned Operand"):
-        kernels[0](7, 1, 2, 3, 0, 5, rows=1, out=2, in_=3, swizzle=5)
-
-    assert len(cutlass.load(tmp_path / "cache")) == len(names)
-    assert len(calls.read_text().splitlines()) == len(names)  # found, not compiled
-    headers.write_text("// another version")
-    broken.touch()
-    with pytest.raises(cutlass.Missing, match=r"do not compile: cutlass_gemm.cu\(1\): error: no such type"):
-        cutlass.load(tmp_path / "cache")

@@ -1,11 +1,10 @@
-"""What is read from a server's /metrics."""
+"""Figures read from a server's /metrics."""
 
 from __future__ import annotations
 
 import math
 
 import httpx
-import pytest
 
 from benchmarks.lib.scrape import scrape
 from tests.server.live import Live
@@ -25,8 +24,3 @@ def test_what_happened_between_two_scrapes(server: Live, http: httpx.Client) -> 
     assert 2 < grown.quantile("embert_text_tokens", 0.99) <= 4
     assert math.isnan(grown.quantile("embert_no_such_thing", 0.5))
     assert math.isnan(grown.mean("embert_no_such_thing"))
-
-
-def test_server_that_is_not_there() -> None:
-    with pytest.raises(OSError, match="refused"):
-        scrape("http://127.0.0.1:9/metrics")

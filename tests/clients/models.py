@@ -67,7 +67,7 @@ def _nli(folder: Path) -> Path:
 
 
 def _splade(folder: Path) -> Path:
-    """As sentence-transformers saves it."""
+    """Saved by sentence-transformers."""
     from sentence_transformers import SparseEncoder
 
     SparseEncoder(str(_build(folder / "made", "ForMaskedLM")), device="cpu").save_pretrained(str(folder / "saved"))
@@ -75,7 +75,7 @@ def _splade(folder: Path) -> Path:
 
 
 def _colbert(folder: Path) -> Path:
-    """As sentence-transformers saves it."""
+    """Saved by sentence-transformers."""
     from sentence_transformers import MultiVectorEncoder
 
     torch.manual_seed(0)

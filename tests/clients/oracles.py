@@ -1,4 +1,4 @@
-"""What sentence-transformers computes of the page's texts, and how answers are compared with it."""
+"""sentence-transformers' results for the page's texts, and comparisons with them."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_rerank(fleet: Fleet, provider: str, path: str) -> None:
 
 
 def test_infinity_reads_documents_as_strings(fleet: Fleet) -> None:
-    """As the page says. Once this passes, it may say so no more."""
+    """The page documents this limit of the client."""
     with pytest.raises(litellm.APIConnectionError):
         litellm.rerank(
             model="infinity/reranker", api_base=fleet.url("reranker"), query=QUERY, documents=DOCUMENTS, num_retries=0
@@ -70,7 +70,7 @@ def test_vllm_embeddings(fleet: Fleet) -> None:
 
 
 def test_similarities(fleet: Fleet) -> None:
-    """What `huggingface/sentence-transformers/…` asks for: the first text with the others."""
+    """`huggingface/sentence-transformers/…` compares the first text with the others."""
     answer = litellm.embedding(
         model="huggingface/sentence-transformers/minilm",
         api_base=fleet.url("minilm"),

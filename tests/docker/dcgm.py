@@ -1,4 +1,4 @@
-"""What NVIDIA's DCGM exporter answers, in the form of its own documentation, for a machine that has no GPU."""
+"""Stands in for NVIDIA's DCGM exporter on a machine without a GPU."""
 
 from __future__ import annotations
 

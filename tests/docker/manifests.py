@@ -1,4 +1,4 @@
-"""What Kubernetes would be sent, whoever renders it: looked up by kind, validated, and asked what it selects."""
+"""Manifests for Kubernetes: rendered, looked up by kind, validated, and matched with pods."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def templated(*settings: str, release: str = "embert", namespace: str = "search") -> list[Manifest]:
-    """What `helm install` would send, with these of `--set`."""
+    """Manifests that `helm install` sends with these values of `--set`."""
     words = [f"--set={setting}" for setting in settings]
     # helm takes the cluster's version from itself where there is no cluster; an old helm's is too old for the chart.
     made = helm("template", release, str(CHART), f"--namespace={namespace}", "--kube-version=1.31.0", *words)
@@ -60,7 +60,7 @@ def by_kind(manifests: list[Manifest]) -> dict[str, Manifest]:
 
 
 def pods_selected(of: Mapping[str, Manifest], pod: Mapping[str, str]) -> dict[str, bool]:
-    """Whether each selector of these manifests takes a pod with such labels, by the kind that has it."""
+    """True for each kind whose selector takes a pod with these labels."""
     return {name: selector.items() <= pod.items() for name, selector in _selectors(of)}
 
 

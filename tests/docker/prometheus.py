@@ -43,7 +43,7 @@ class Prometheus:
         return answer["data"]
 
     def values(self, query: str) -> list[float]:
-        """What an instant query finds, without what is not a number."""
+        """Values of an instant query that are numbers."""
         found = (float(series["value"][1]) for series in self.get("query", query=query)["result"])
         return [value for value in found if value == value]
 

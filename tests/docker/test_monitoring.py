@@ -233,7 +233,7 @@ def test_the_queries_that_fill_the_choices(watched: Prometheus, variable: dict[s
 
 
 def test_prometheus_keeps_exemplars(watched: Prometheus) -> None:
-    """Of the requests whose ids the load sends."""
+    """Exemplars have the ids of the load's requests."""
 
     def ids() -> set[str]:
         now = time.time()
@@ -255,14 +255,14 @@ def test_a_model_an_engine_and_a_priority_can_be_chosen(watched: Prometheus) -> 
 
 
 def test_without_the_metrics_port_an_answer_is_the_same(http: httpx.Client, watched: Prometheus) -> None:
-    """What is scraped is what `/metrics` says; only the port differs."""
+    """Both ports have the same series."""
     names = set(re.findall(r"^# TYPE (\w+)", http.get("/metrics").text, re.MULTILINE))
     scraped = {series["__name__"] for series in watched.get("series", **{"match[]": '{job="embert"}'})}
     assert {name for name in names if not scraped & {name, f"{name}_count"}} == set()
 
 
 def test_an_overload_shows_and_wakes_somebody(tmp_path: Path) -> None:
-    """Of many interactive requests a few are answered, after seconds; the others are refused within milliseconds."""
+    """Most interactive requests are refused within milliseconds; a few get a response after seconds."""
     options = [*STAND_IN, "--metrics-port", "0", "--max-queue-tokens", "8"]
     with live(*options, env={"STAND_IN_S": "1.5"}) as server, ThreadPoolExecutor(8) as pool:
         stop = threading.Event()

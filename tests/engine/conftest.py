@@ -40,7 +40,7 @@ class BuildBert(Protocol):
 
 
 def without_own_kernels(patch: pytest.MonkeyPatch) -> None:
-    """As on a CPU without AVX-512."""
+    """Makes this a CPU without AVX-512."""
     patch.setattr("embert.engine.encoders.cpu.kernels._cpu", None)
 
 
@@ -64,7 +64,7 @@ def tokenizer(default_model: Model) -> engine.Tokenizer:
 
 @pytest.fixture
 def read(tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the library is given to read, with the word cache off."""
+    """Texts that the library reads, with the word cache off."""
     texts: list[str] = []
     library_ids = tokenizer._backend.library_ids
 

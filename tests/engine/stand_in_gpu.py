@@ -41,24 +41,18 @@ class Names:
 
 
 class LayerAttention(NamedTuple):
-    """As the extension has it."""
-
     window: int
     rotary_dim: int
     table: int
 
 
 class DenseShape(NamedTuple):
-    """As the extension has it."""
-
     inputs: int
     outputs: int
     activation: str
 
 
 class SpladeKind(NamedTuple):
-    """As the extension has it."""
-
     activation: str
     epsilon: float
     logs: int
@@ -72,11 +66,11 @@ def task_heads() -> SimpleNamespace:
 
 
 class Refused(RuntimeError):
-    """As the extension raises it."""
+    """Raised as by the extension."""
 
 
 class Lost(RuntimeError):
-    """As the extension raises it."""
+    """Raised as by the extension."""
 
 
 class StandInGpu:

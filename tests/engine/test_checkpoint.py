@@ -47,7 +47,7 @@ def load(folder: Path) -> None:
     ids=str,
 )
 def test_broken_safetensors_file(build_bert: BuildBert, content: bytes | dict[str, Any] | int, reason: str) -> None:
-    """What is in the file, what its header says of a tensor, or how much is cut off its end."""
+    """The file's content, a tensor's entry in its header, or its end is wrong."""
     folder = build_bert()
     path = folder / "model.safetensors"
     stored = path.read_bytes()
@@ -120,7 +120,7 @@ def test_a_shard_that_lies_about_its_size(build_bert: BuildBert) -> None:
 
 
 def mapped_bytes(folder: Path) -> int:
-    """Of the files in a folder, what this process has in memory."""
+    """Bytes of the files in a folder that this process has in memory."""
     resident, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match("[0-9a-f]+-[0-9a-f]+ ", line):

@@ -101,7 +101,7 @@ def stored(tokenizer: Backend) -> Backend:
 
 
 def lowered_last() -> Backend:
-    """As sentence-transformers' do_lower_case leaves it: a Lowercase that is there already stays where it is."""
+    """Lowercases last, as do_lower_case of sentence-transformers does, unless the tokenizer lowercases already."""
     tokenizer = word_piece(lowercase=False)
     steps = [normalizers.Replace("H", "w"), normalizers.Lowercase()]
     tokenizer.normalizer = normalizers.Sequence(steps)

@@ -245,7 +245,7 @@ def test_sums_of_eight_bits_are_exact_at_their_ends() -> None:
 @pytest.mark.parametrize("parts", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize(("buckets", "farthest"), [(0, 20), (16, 128), (256, 512), (255, 150)])
 def test_attention_by_distance(parts: tuple[bool, bool], buckets: int, farthest: int) -> None:
-    """Of lengths around tiles and blocks, with fewer keys than queries, beside torch's operators in float64."""
+    """Compares lengths around tiles and blocks, and fewer keys than queries, with torch in float64."""
     heads, size = 2, 32
     relative = Disentangled(buckets, farthest, *parts, True, True)
     config = EncoderConfig(

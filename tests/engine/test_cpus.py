@@ -1,4 +1,4 @@
-"""How many CPUs a container may use, read from the files that the kernel shows of cgroups."""
+"""The number of CPUs that a container may use, from the kernel's files about cgroups."""
 
 from __future__ import annotations
 

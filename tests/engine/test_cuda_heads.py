@@ -18,7 +18,6 @@ from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.cuda.heads import without_padding
-from embert.engine.encoders.cuda.shapes import check_heads, describe
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Norm, Splade, TokenWeights
 from embert.engine.model import Model
@@ -75,13 +74,6 @@ def batch(tasks: list[Task] | None = None) -> PackedBatch:
     ids = np.random.default_rng(0).integers(5, 30, sum(LENGTHS)).astype(np.int32)
     cu_seqlens = np.concatenate([[0], np.cumsum(LENGTHS)]).astype(np.int32)
     return PackedBatch(ids, cu_seqlens, tasks=None if tasks is None else np.array(tasks, np.uint8))
-
-
-def test_small_batches_of_a_models_usual_tasks_are_graphs(model: Model, make: Make) -> None:
-    assert make(model)[1].options.graphs == Task.EMBED | Task.CLASSIFY
-    assert make(model, graphs=False)[1].options.graphs == 0
-    cross_encoder = dataclasses.replace(model, heads=Heads(HEADS.classifier), embeds=False)
-    assert make(cross_encoder)[1].options.graphs == Task.CLASSIFY
 
 
 def test_each_task_is_answered_for_those_who_want_it(model: Model, make: Make) -> None:
@@ -195,7 +187,6 @@ def test_splades_pairs_come_from_the_device(model: Model, make: Make, tied: bool
 
 
 PADDING = 9
-SCORED = Heads(Classifier((OUT,), ("no", "yes"), "softmax", "last-token", PADDING))
 
 
 def test_padding_at_the_end_of_a_classified_text_is_not_run() -> None:
@@ -214,11 +205,3 @@ def test_a_text_that_wants_more_than_classes_keeps_no_padding_in_silence() -> No
     batch = dataclasses.replace(engine.pack([np.array([1, 2], np.int32), np.array([3, 9], np.int32)]), tasks=tasks)
     with pytest.raises(EncoderError, match=r"sequence 1 .*\(9\)"):
         without_padding(batch, PADDING)
-
-
-def test_the_extension_reads_the_last_row_for_classes(model: Model) -> None:
-    causal = dataclasses.replace(model.config, causal=True)
-    config = describe(StandInGpu(model), dataclasses.replace(model, config=causal, heads=SCORED), "float16")
-    assert (config.task_heads.classifier, config.classifier_pooling) == ([(HIDDEN, 2, "identity")], "last-token")
-    with pytest.raises(UnsupportedModel, match="both directions"):
-        check_heads(dataclasses.replace(model, heads=SCORED))

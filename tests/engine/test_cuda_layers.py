@@ -1,4 +1,4 @@
-"""What the CUDA extension is told of models newer than BERT, with a stand-in for it."""
+"""The CUDA extension's arguments for models newer than BERT, with a stand-in for it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.cuda.shapes import check_layers, layer_attention, refusal
 from embert.engine.encoders.devices import devices
-from embert.engine.encoders.self_test import self_test_ids
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import Attention, DynamicNtk, Rotary
-from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
+from tests.engine.stand_in_gpu import StandInGpu
 from tests.oracles.described import LAYERS, described
 
 
@@ -29,34 +28,6 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     gpu = StandInGpu(model)
     monkeypatch.setattr(cuda, "_extension", lambda: gpu)
     return model, gpu
-
-
-def loaded(model: Model, gpu: StandInGpu) -> StandInEncoder:
-    CudaEncoder(model)  # which runs the self test
-    return gpu.encoders[-1]
-
-
-@pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)
-def test_self_test_is_longer_than_windows(made: tuple[Model, StandInGpu]) -> None:
-    model, gpu = made
-    encoder = loaded(model, gpu)
-    assert len(self_test_ids(model.config)) == 8 + 16
-    assert len(encoder.batches[0][0]) == 8 + 16
-
-
-@pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)
-def test_self_test_is_short_where_windows_are_wide(made: tuple[Model, StandInGpu]) -> None:
-    model, _ = made
-    changed = dataclasses.replace(model.config, max_positions=8192, attention=(Attention(None, 4096),) * LAYERS)
-    assert len(self_test_ids(changed)) == 5
-
-
-@pytest.mark.parametrize("made", ["Nomic's"], indirect=True)
-def test_window_as_wide_as_the_model_is_none(made: tuple[Model, StandInGpu]) -> None:
-    model, _ = made
-    for window, told in ((126, 126), (127, 0), (500, 0)):
-        changed = dataclasses.replace(model.config, attention=(Attention(None, window),) * LAYERS)
-        assert layer_attention(changed) == [(told, 0, 0)] * LAYERS
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def llama() -> tuple[Backend, dict[str, Any]]:
 
 
 def embedder(folder: Path, case: str, tokenizer: Any, further: tuple[str, ...] = (), **prompts: str) -> Path:
-    """As sentence-transformers stores decoders: the last token's row, and a Normalize module."""
+    """Writes a decoder as sentence-transformers stores it: the last token's row, and a Normalize module."""
     build(folder, case, vocab_size=VOCABULARY, modules=False)
     backend, fields = tokenizer()
     backend.save(str(folder / "tokenizer.json"))
@@ -139,7 +139,7 @@ def embedder(folder: Path, case: str, tokenizer: Any, further: tuple[str, ...] =
 
 
 def with_dense_modules(folder: Path, **prompts: str) -> Path:
-    """As EmbeddingGemma: two of them after the mean."""
+    """Writes a model with two Dense modules after the mean, as EmbeddingGemma has."""
     embedder(folder, "gemma3_text", gemma, ("Dense", "Dense"), **prompts)
     torch.manual_seed(1)
     for name, columns, rows in (("2_Dense", 64, 160), ("3_Dense", 160, 64)):
@@ -405,7 +405,7 @@ def test_a_reranker_with_a_template_and_no_modules(tmp_path: Path, template: str
 
 
 def test_a_long_query_of_many_documents_is_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it is never in memory once for each document, and a server sees the tokens before it has made them all."""
+    """The query is never in memory once for each document, and a server sees the tokens before all exist."""
     reranker(tmp_path, "qwen3", false_token=True, prompt=None)
     tokenizer = engine.Tokenizer(engine.load_model(str(tmp_path / "saved")))
     query, documents = ["words " * 5_000], [f"document {number}" for number in range(12)]

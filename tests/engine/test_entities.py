@@ -170,7 +170,7 @@ def test_long_text_is_cut_refused_or_read_in_sequences(tagger: engine.Engine) ->
 
 @pytest.mark.parametrize("stride", [1, 7, 45])
 def test_tokens_of_all_sequences_are_known_before_they_are_in_memory(tagger: engine.Engine, stride: int) -> None:
-    """So a server may refuse them: with the largest stride, 48 times as many tokens as the text has."""
+    """A server can refuse them: with the largest stride they are 48 times the text's tokens."""
     texts = ["a", "", "a " * 46, "a " * 47, "a " * 99, "a " * 3000]
     chunks, counts = tagger.tokenizer.encode_spans_chunks(texts, stride=stride), []
     while True:

@@ -1,4 +1,4 @@
-"""What a model will take, and what there is: both before anything is loaded."""
+"""Memory that a model needs, and memory of the machine, before anything is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model folder's files say, and the errors for folders that cannot be served."""
+"""Files of a model folder, and the errors for folders that cannot be served."""
 
 from __future__ import annotations
 
@@ -231,7 +231,6 @@ def test_modules_that_are_refused(build_bert: BuildBert, kinds: list[str], refus
 
 
 def test_dense_module_without_an_activation_has_tanh(build_bert: BuildBert) -> None:
-    """As sentence-transformers reads it."""
     folder = build_bert(pooling=None)
     write_modules(folder, dense=[(64, 32, "torch.nn.modules.activation.ReLU")])
     edit_json(folder / "2_Dense" / "config.json", activation_function=None)

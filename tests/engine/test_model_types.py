@@ -44,7 +44,7 @@ def with_padding_inside(padding: int) -> list[npt.NDArray[np.int32]]:
 
 @pytest.mark.parametrize("case", SHORT_CASES)
 def test_hidden_states_and_pooled_vectors(model_folder: ModelFolder, case: str) -> None:
-    """Of mixed lengths, and with padding tokens inside, which some models give a position of their own."""
+    """Compares mixed lengths, and padding tokens inside texts, to which some models give other positions."""
     folder = model_folder(case)
     model = engine.load_model(str(folder))
     assert (model.config.model_type, model.config.max_positions) == (case.partition(",")[0], 128)

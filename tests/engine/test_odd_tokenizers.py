@@ -91,7 +91,7 @@ def expected(tmp_path: Path, text: str) -> list[int]:
 
 
 def refusal(encode: Callable[[list[str]], Any], texts: list[str]) -> str:
-    """What is said of texts that are refused; empty: they are not."""
+    """The error for texts that are refused, or an empty string."""
     try:
         encode(texts)
     except InputError as error:
@@ -100,7 +100,7 @@ def refusal(encode: Callable[[list[str]], Any], texts: list[str]) -> str:
 
 
 def check_against_transformers(tokenizer: engine.Tokenizer, tmp_path: Path, texts: list[str]) -> list[bool]:
-    """Whether each text is refused, by its own index; the others have transformers' ids."""
+    """Asserts that each text has transformers' ids, or is refused by its index."""
     refused = []
     for text in texts:
 

@@ -225,7 +225,7 @@ def test_end_that_is_cut_off(tmp_path: Path, where: str) -> None:
 
 
 def test_tokens_that_have_no_embedding_are_text(tmp_path: Path) -> None:
-    """Where they stand only in the files beside tokenizer.json: transformers fails for texts that spell them out."""
+    """Only files next to tokenizer.json have them; transformers fails for texts that spell them out."""
     folder = write(tmp_path / "a", files={"tokenizer_config.json": {"additional_special_tokens": ["hello world"]}})
     model = engine.load_model(str(folder))
     assert engine.Tokenizer(model).encode(["hello world"]).tokens == 4

@@ -14,7 +14,7 @@ HEAD_LIMIT = 64 * 1024
 
 
 class Malformed(Exception):
-    """What the server sent is not an HTTP/1.1 answer."""
+    """The server sent something other than an HTTP/1.1 response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class AnswerReader:
 
     @property
     def in_answer(self) -> bool:
-        """Whether an answer has begun that is not whole."""
+        """True if a response has begun and is not complete."""
         return bool(self._rest) or self._head is not None
 
     def feed(self, data: bytes) -> Iterator[Answer]:

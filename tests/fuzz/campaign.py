@@ -58,7 +58,7 @@ class Finding:
 
 
 def fetch_routes(url: str) -> Routes:
-    """What the server at `url` says it has."""
+    """Reads the routes of the server at `url`."""
     with urllib.request.urlopen(f"{url}/openapi.json", timeout=60) as answer:
         return Routes(json.load(answer))
 
@@ -197,7 +197,7 @@ def peaks(pids: Iterable[int]) -> dict[int, int]:
 
 
 def grown(before: dict[int, int], after: dict[int, int], limit: int) -> list[str]:
-    """What is wrong with `after`: processes that ended or began, and those that hold over `limit` bytes more."""
+    """Faults of `after`: processes that ended or began, and those that hold over `limit` bytes more."""
     if before.keys() != after.keys():
         return [f"processes ended or began: {sorted(before)} before, {sorted(after)} after"]
     return [

@@ -20,7 +20,7 @@ TIMEOUT_S, CUT_TIMEOUT_S = 2.0, 0.5  # X-Request-Timeout; the second where a bod
 
 
 class Ending(enum.Enum):
-    """What the client does when everything is written."""
+    """The client's last action, when everything is written."""
 
     ASK = "waits for the answers, then asks once more"
     HALF = "closes its sending side"
@@ -69,7 +69,7 @@ class _Draft:
 
     @property
     def request_id(self) -> bytes:
-        """Of the request that is added next."""
+        """Id of the request that is added next."""
         return b"fuzz-%d-%d" % (self.index, self.requests)
 
     def add(self, head: Head, body: bytes = b"", *, chunked: bytes | None = None) -> None:

@@ -21,7 +21,7 @@ _ASK = b"GET /livez HTTP/1.1\r\nHost: fuzz\r\nX-Request-Id: %b\r\n\r\n" % SENTIN
 
 
 class Outcome(enum.Enum):
-    """How the connection ended."""
+    """The end of a connection."""
 
     OPEN = "open"  # and answered the sentinel, where there was one
     CLOSED = "closed"
@@ -32,7 +32,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a server may take."""
+    """Time limits for a server."""
 
     timeout_s: float = 5.0  # its --request-timeout, for requests that do not say
     slack_s: float = 1.0  # beyond a request's deadline

@@ -1,4 +1,4 @@
-"""Whether what came back is what HTTP and docs/api.md promise for what was sent.
+"""Compares responses with the promises of HTTP and docs/api.md for what was sent.
 
 Every request read as whole has one answer, in order, within its time. A request with a doubt, or one that the server
 finds too much, may be answered with an error and the end of the connection instead; a broken one must. Nothing else
@@ -25,7 +25,7 @@ COHERE = {"id", "message"}
 
 
 def judge(done: Exchange) -> list[str]:
-    """What is wrong, a sentence each."""
+    """Returns a sentence for each fault."""
     return list(dict.fromkeys(_judge(done)))
 
 
@@ -45,7 +45,7 @@ def _judge(done: Exchange) -> Iterator[str]:
 
 
 def _went_on(done: Exchange) -> bool:
-    """Whether the client sent more after a request that said `Connection: close`, and got all that it was owed."""
+    """True if the client sent more after `Connection: close`, and got every response that was due."""
     reading = done.reading
     if reading.end is not End.LAST or len(done.answers) != len(reading.requests):
         return False
@@ -53,7 +53,7 @@ def _went_on(done: Exchange) -> bool:
 
 
 def _order(done: Exchange) -> Iterator[str]:
-    """Whether answers and requests go together."""
+    """Matches responses with requests."""
     reading = done.reading
     asked = [*reading.requests]
     answers = iter(done.answers)
@@ -86,12 +86,12 @@ def _order(done: Exchange) -> Iterator[str]:
 
 
 def _may_be_early(request: Request) -> bool:
-    """Whether an answer may come before the body's end, and with it the end of the connection: it needs no body."""
+    """True if a response, and the end of the connection, may come before the body's end."""
     return request.method != "POST" and request.head_end != request.end
 
 
 def _tail(done: Exchange, answer: Answer | None, *, lost: bool) -> Iterator[str]:
-    """What may follow the whole requests; `answer` is what did."""
+    """Judges `answer`, which follows those of the complete requests."""
     tail = done.reading.tail
     post = tail is not None and tail.method == "POST"
     match done.reading.end:
@@ -125,7 +125,7 @@ def _tail(done: Exchange, answer: Answer | None, *, lost: bool) -> Iterator[str]
 
 
 def _match(done: Exchange, number: int, request: Request, answer: Answer) -> Iterator[str]:
-    """Whether `answer` can be the answer to `request`."""
+    """Checks that `answer` can be the response to `request`."""
     refused = answer.status >= 400 and answer.says_close
     if request.doubts and refused:
         return
@@ -143,7 +143,7 @@ def _id(answer: Answer) -> bytes | None:
 
 
 def _form(answer: Answer) -> Iterator[str]:
-    """Whether an answer is one of ours."""
+    """Checks the form of a response."""
     if answer.status not in STATUSES:
         yield f"has a status that is not promised: {answer.body[:200]!r}"
     json_said = answer.headers.get("content-type", "").startswith("application/json")

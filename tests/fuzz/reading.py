@@ -1,4 +1,4 @@
-"""What a stream of bytes means as HTTP/1.1 requests, by RFC 9112 and nothing else.
+"""Reads a stream of bytes as HTTP/1.1 requests, by RFC 9112 and nothing else.
 
 The judge counts answers against this. Where the RFC leaves a server the choice between refusing and one way to read on,
 the request has a doubt and is read that way. Where it leaves none, the stream is broken, and nothing after that counts.
@@ -28,7 +28,7 @@ _METHODS = {b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"}
 
 
 class End(enum.Enum):
-    """How a stream ends."""
+    """The end of a stream."""
 
     CLEAN = "after a whole request"
     HEAD = "within a head"
@@ -243,7 +243,7 @@ def _content_length(lengths: list[bytes], request: Request) -> int:
 
 
 def _read_body(stream: bytes, position: int, framing: _Framing, request: Request) -> int:
-    """Where the body ends."""
+    """Returns the position after the body."""
     if not framing.chunked:
         end = position + (framing.length or 0)
         if end > len(stream):

@@ -1,4 +1,4 @@
-"""What may be asked of a server, and valid requests for it, from its own OpenAPI document."""
+"""A server's routes, and valid requests for them, from its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Routes:
         return [ask for each in self._operations if (ask := self._example(*each)).example]
 
     def offers(self, path: str) -> bool:
-        """Whether the model can answer this path's POST."""
+        """True if the model can serve POST of this path."""
         return any(path == each and not operation.get("x-task-missing") for _, each, operation in self._posts)
 
     def some(self, random: Random) -> Ask:

@@ -78,27 +78,6 @@ def test_reranking(tmp_path: Path) -> None:
     assert row["Failure Count"] == "0"
 
 
-def test_the_time_that_importing_takes_is_not_the_tests() -> None:
-    program = """
-import gevent, time
-from locust import events
-from loadtests import users
-gevent.spawn_later(10, lambda: None)  # for the first timer of a round gevent looks at the clock itself
-imported = time.monotonic() + 0.5
-while time.monotonic() < imported:
-    pass
-events.init.fire(environment=None, runner=None, web_ui=None)
-began = time.monotonic()
-gevent.spawn_later(0.4, lambda: None).join()
-print(time.monotonic() - began)
-"""
-    command = [sys.executable, "-c", program]
-    lasted = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240, check=True
-    )
-    assert float(lasted.stdout) > 0.39
-
-
 def test_locust_itself_as_documented(guarded: Live, tmp_path: Path) -> None:
     """The command of docs/operations.md, with the key in the environment; a broken threshold sets the exit status."""
     page = (ROOT / "docs" / "operations.md").read_text()
@@ -126,17 +105,6 @@ def test_failures_set_the_exit_status(guarded: Live, tmp_path: Path) -> None:
     limits = told(tmp_path)
     assert limits["query", "failed"] == ("EXCEEDED", "0.00%", "100.00%")
     assert limits["embert_engine_restarts_total", "growth"][0] == "not checked", "metrics need the key, too"
-
-
-def test_a_load_generator_at_its_limit_proves_nothing(guarded: Live, tmp_path: Path) -> None:
-    """Nobody sends without any delay; what the workers report of it reaches the master's verdict."""
-    options = ("--rate", "20", "--p99-ms", "20000", "--processes", "2", "--late-ms", "0")
-    done = run("queries", guarded.url, tmp_path, *options, *KEY, seconds=15)  # or a busy machine sends none
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "THRESHOLDS inconclusive: locust itself was the limit" in done.stdout
-    limits = told(tmp_path)
-    assert limits["locust", "sent late, p99"][0] == "EXCEEDED"
-    assert limits["query", "p99"][0] == "kept"
 
 
 def test_refusals_are_told_apart_and_a_spike_passes(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ class JinaBert:
 
 
 def slopes(heads: int) -> list[float]:
-    """As the paper's code: a power of two's own, and every second of the next power's for the rest."""
+    """Slopes of the paper's code: those of a power of two, then every second of the next power's."""
     if math.log2(heads).is_integer():
         start = 2 ** (-(2 ** -(math.log2(heads) - 3)))
         return [start * start**i for i in range(heads)]

@@ -102,7 +102,7 @@ def _random(folder: Path, *, shared: bool) -> Jina:
 
 
 def flash(folder: Path, **config: Any) -> Jina:
-    """As jina's repository has it. `config` is more of config.json."""
+    """Writes the files of jina's repository. `config` is more of config.json."""
     made = _random(folder, shared=True)
     stored: Tensors = {}
 
@@ -145,7 +145,7 @@ def flash(folder: Path, **config: Any) -> Jina:
 
 
 def peft(folder: Path, *, without: tuple[str, ...] = (), **adapter: Any) -> Jina:
-    """As transformers has it: names of its own, and a folder for each adapter.
+    """Writes the files of transformers: other names, and a folder for each adapter.
 
     Adapters add nothing to modules whose name ends in one of `without`. `adapter` is more of adapter_config.json.
     """

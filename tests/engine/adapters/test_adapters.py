@@ -169,7 +169,7 @@ def test_adapters_that_are_not_trained_yet(tmp_path: Path) -> None:
 def test_fields_that_are_refused(
     tmp_path: Path, files: Callable[..., Jina], fields: dict[str, Any], message: str
 ) -> None:
-    """Of jina's config.json, and of adapter_config.json."""
+    """Fields of jina's config.json and of adapter_config.json."""
     files(tmp_path, **fields)
     with pytest.raises(ModelError) as caught:
         engine.load_encoder(engine.load_model(str(tmp_path)), device="cpu")

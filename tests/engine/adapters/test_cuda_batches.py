@@ -130,7 +130,7 @@ def test_adapters_that_a_model_does_not_have(model: Model, make: Make) -> None:
 
 @pytest.mark.parametrize("cu_seqlens", [[0, 2, 9], [1, 2, 4], [0, 4, 4], [0, 5, 4]])
 def test_batch_that_makes_no_sense_is_left_whole(cu_seqlens: list[int]) -> None:
-    """So that the extension says what is wrong with it."""
+    """The extension reports the error."""
     batch = PackedBatch(np.zeros(4, np.int32), np.array(cu_seqlens, np.int32), adapters=np.array([0, 1], np.int8))
     (part,) = parts_of(batch)
     assert part.batch is batch

@@ -51,7 +51,7 @@ def stretched(folder: Path, sequences: list[Ids], frequencies: torch.Tensor) -> 
     [("gte", "gte", 2.0, 160_000), ("new", "gte", 8.0, 20_000), ("new", "gte, untyped", 2.0, 500_000)],
 )
 def test_fixed_ntk(tmp_path: Path, model_type: str, case: str, factor: float, theta: float) -> None:
-    """As its NTKScalingRotaryEmbedding: a larger θ, then slower by one factor, whatever the length of the text."""
+    """Follows NTKScalingRotaryEmbedding: a larger θ, then slower by one factor for every length of text."""
     folder = build(tmp_path, case)
     sequences = random_sequences(LENGTHS, 60)
     frequencies = 1 / (theta * factor) ** (torch.arange(0, 16, 2).float() / 16) / factor ** (2 / 16)

@@ -72,7 +72,7 @@ def test_both_spellings(
 
 
 def test_local_theta_defaults_to_the_global_one(config: Path) -> None:
-    """As in transformers 4; transformers 5 does not run such a file."""
+    """Follows transformers 4; transformers 5 does not run such a file."""
     read = written(config, OLD, local_rope_theta=None, global_rope_theta=80_000.0)
     assert read.attention[1] == Attention(Rotary(80_000, 16), 8)
 

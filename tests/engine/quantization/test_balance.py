@@ -44,7 +44,7 @@ def test_factors_are_powers_of_two_within_their_limits(seed: int, spread: float)
 
 
 def test_magnitudes_are_those_of_what_layers_multiply(default_model: Model) -> None:
-    """Of the first layer they are the embeddings' own; all are what float32 computes."""
+    """Compares the first layer's with the embeddings."""
     config, checkpoint = default_model.config, Checkpoint.open(default_model)
     ids = spread_ids(config, 32)
     assert len(set(ids)) == 32

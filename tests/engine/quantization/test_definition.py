@@ -18,7 +18,6 @@ from embert.engine.quantization.blocks import (
     LEAST,
     SET,
     SPACING,
-    aligned_rows,
     block_rows,
     block_weight,
     by_quarters,
@@ -62,21 +61,11 @@ def drawn_inner(seed: int, rows: int, columns: int) -> npt.NDArray[np.float16]:
     return np.where(x > 0, x * random.random((rows, columns)) ** 4, -0.05 * np.abs(x)).astype(np.float16)
 
 
-def test_matrix_is_sylvesters_in_natural_order() -> None:
-    np.testing.assert_array_equal(hadamard(), scipys(BLOCK))
-
-
 @given(seeds, blocks)
 def test_rotation_is_the_product_with_the_matrix(seed: int, count: int) -> None:
     x = drawn(seed, 3, count * BLOCK)
     exact = x.astype(np.float64).reshape(-1, BLOCK) @ scipys(BLOCK)
     np.testing.assert_allclose(rotated(x).reshape(-1, BLOCK), exact, rtol=0, atol=2e-5 * np.abs(exact).max())
-
-
-def test_butterflies_add_neighbors_first() -> None:
-    x = np.zeros((1, BLOCK), np.float32)
-    x[0, :3] = 2.0**24, 1, -(2.0**24)  # 2²⁴ + 1 is rounded to 2²⁴
-    assert rotated(x)[0, 0] == 0  # (2²⁴ + 1) - 2²⁴
 
 
 @given(seeds, blocks)
@@ -166,18 +155,6 @@ def quarters_rotated(x: npt.NDArray[np.float16]) -> Doubles:
     return y
 
 
-@pytest.mark.parametrize("columns", [128, 384, 4096])
-def test_columns_of_quarters_and_of_blocks(columns: int) -> None:
-    """Each column is in one set with its neighbors and those of the other quarters; blocks keep 16 together."""
-    sets = by_quarters(columns)
-    assert sorted(sets.ravel().tolist()) == list(range(columns))
-    assert (sets % 8 == np.arange(SET) % 8).all()
-    assert (sets // (columns // 4) == np.arange(SET) // 8).all()
-    order = stored_order(columns)
-    assert sorted(order.tolist()) == list(range(columns))
-    assert (order // 16 == np.arange(columns) // 16).all()
-
-
 @given(seeds)
 def test_quarters_are_rotated_and_rounded(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -224,9 +201,3 @@ def test_integers_of_blocks(seed: int, block: int) -> None:
     np.testing.assert_allclose(aligned.scales[:, 0], each.maxima.max(1).astype(np.float64) / 127 / root, rtol=1e-6)
     # Half a step for each rounding, and half of a 128th of a block's integers for its factor.
     assert (np.abs(aligned.integers * aligned.scales.astype(np.float64) - exact) <= 1.8 * aligned.scales).all()
-
-
-def test_block_with_the_rows_maximum_keeps_its_integers() -> None:
-    each = rounded_blocks(drawn_inner(3, 64, 512))
-    largest = np.repeat(each.maxima == each.maxima.max(1, keepdims=True), INNER, 1)
-    assert (aligned_rows(each).integers == each.integers)[largest].all()

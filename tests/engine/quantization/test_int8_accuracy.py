@@ -1,4 +1,4 @@
-"""What int8 costs a model: measured when it is loaded, said, and refused where it is too much."""
+"""The accuracy that int8 costs a model: measured at load, reported, and refused if it is too much."""
 
 from __future__ import annotations
 
