@@ -156,16 +156,6 @@ def test_answers_lie_apart(program: Path) -> None:
     assert names(found).count("copy") == 3  # no lists: the batch, token vectors, the rest
 
 
-def test_all_of_a_models_heads_in_one_forward(program: Path) -> None:
-    found = launches(program, CLS, HOPPER, all_of(LONG, EMBED | SPARSE | MULTI), heads=SPARSE | MULTI)
-    assert names(after_layers(found)) == ["pool", "token_weights", "layernorm", "linear", "token_rows", "copy"]
-    assert not only(found, "allocate")
-    tokens = sum(LONG)
-    assert found[-1][1] == {
-        "rows1": 5, "columns1": HIDDEN, "rows8": tokens, "columns8": 1, "rows16": tokens, "columns16": COLUMNS,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("count", [5, 100])
 def test_dense_modules_follow_pooling(program: Path, count: int) -> None:
     found = launches(program, MEAN, HOPPER, [7] * count, heads=EMBED)

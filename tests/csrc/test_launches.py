@@ -7,19 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.csrc.recorded import (
-    CLASSIFY,
     CLS,
-    EMBED,
     HOPPER,
     LAST,
     LAYERS,
     LONG,
-    MAX,
     MEAN,
-    MULTI,
     PORTABLE,
-    SPARSE,
-    TOKENS,
     built,
     everything,
     launches,
@@ -59,28 +53,6 @@ def test_after_the_last_attention_only_pooled_rows_go_on(program: Path, gemm: st
     assert (products[-3]["x"], products[-3]["residual"]) == (gather["y"], gather["y_residual"])
     assert products[-3]["residual_sums"] == gather["y_stats"]
     assert only(found, "pool")[0]["gathered"] == 1
-
-
-@pytest.mark.parametrize(
-    ("pooling", "batch", "task"),
-    [
-        (MEAN, LONG, EMBED),
-        (MAX, LONG, EMBED),
-        (CLS, [100, 27], EMBED),
-        (CLS, [1] * 200, EMBED),
-        (CLS, LONG, TOKENS),
-        (CLS, LONG, EMBED | SPARSE),
-        (CLS, LONG, CLASSIFY | MULTI),
-        (MEAN, LONG, EMBED | CLASSIFY),
-        (LAST, LONG, EMBED | CLASSIFY),
-    ],
-)
-def test_else_all_rows_go_on(program: Path, pooling: int, batch: list[int], task: int) -> None:
-    found = launches(program, pooling, HOPPER, [(length, task) for length in batch], heads=CLASSIFY | SPARSE | MULTI)
-    assert not only(found, "gather")
-    assert {each["rows"] for each in only(found, "linear")} == {sum(batch)}
-    assert {each["queries"] for each in only(found, "attention")} == {0}
-    assert all(each["gathered"] == 0 for each in only(found, "pool"))
 
 
 def test_at_load_every_row_before_a_layernorm_is_looked_at_once(program: Path) -> None:

@@ -1,28 +1,22 @@
 """What ptxas gives the Hopper kernels: barriers and serialized products, which cost time and change no result.
 
-Needs nvcc, no GPU; compiles only what the install has not. Each rule stands for something that happened: a barrier's
-number in a register counted as all 16 and kept attention to four blocks a multiprocessor (passages 54 µs a layer
-instead of 46); a product too many in flight for the registers makes the compiler wait for each (C7512).
+Needs an install for sm_90a, no GPU. Each rule stands for something that happened: a barrier's number in a register
+counted as all 16 and kept attention to four blocks a multiprocessor (passages 54 µs a layer instead of 46); a product
+too many in flight for the registers makes the compiler wait for each (C7512).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.csrc.host_program import CSRC
-
-pytestmark = pytest.mark.timeout(900)  # four compilers at once, on cores that others may use
 
 SOURCES = (
     "gemm/kernels/sm90_linear.cu",
@@ -54,74 +48,17 @@ class Compiled:
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Compiled]:
-    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    if nvcc is None:
-        pytest.skip("needs nvcc")
-    known = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
-    if "compute_90" not in known:
-        pytest.skip(f"{nvcc} does not know sm_90")
-    options = [
-        "-O3",
-        "-std=c++17",
-        f"-gencode=arch=compute_90a,code={ARCHITECTURE}",
-        "-Xptxas=-v",
-        f"-I{CSRC}",
-        "-o",
-        "/dev/null",
-    ]
-    told = words_of_install()
-    if told is None:
-        kept = place_of_words(nvcc, options)
-        if not kept.is_file():
-            keep(kept, words(nvcc, options))
-        told = json.loads(kept.read_text())
-    return {Path(source).stem: parsed(said) for source, said in told.items()}
-
-
-def words_of_install() -> dict[str, str] | None:
-    """What ptxas said when embert was installed with these sources (csrc/keep_ptxas_output.sh); None if it was not."""
+    """What ptxas printed when these sources were installed (csrc/keep_ptxas_output.sh)."""
     objects = {source: f"csrc/CMakeFiles/embert_cuda.dir/{source}.o" for source in SOURCES}
     ninja = shutil.which(Path(sys.executable).with_name("ninja")) or shutil.which("ninja")
     for build in (CSRC.parent / "build").glob("*/build.ninja") if ninja else ():
-        kept = {source: build.parent / f"{made}.words" for source, made in objects.items()}
-        if all(path.is_file() and ARCHITECTURE in path.read_text() for path in kept.values()):
-            asked = [str(ninja), "-C", str(build.parent), "-n", *objects.values()]
-            if "no work to do" in subprocess.run(asked, capture_output=True, text=True, check=False).stdout:
-                return {source: path.read_text() for source, path in kept.items()}
-    return None
-
-
-def words(nvcc: str, options: Sequence[str]) -> dict[str, str]:
-    """What ptxas says of each source."""
-    running = {
-        source: subprocess.Popen(
-            [nvcc, *options, "-cubin", CSRC / source], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        for source in SOURCES
-    }
-    told = {source: process.communicate()[1] for source, process in running.items()}
-    for source, process in running.items():
-        assert process.returncode == 0, told[source]
-    return told
-
-
-def place_of_words(nvcc: str, options: Sequence[str]) -> Path:
-    """Where they are kept from run to run, for these sources and this compiler: they cost a minute of a core."""
-    version = subprocess.run([nvcc, "--version"], capture_output=True, check=True).stdout
-    key = hashlib.sha256(repr((version, options, SOURCES)).encode())
-    for path in sorted(path for path in CSRC.rglob("*") if path.is_file()):
-        key.update(bytes(path.relative_to(CSRC)) + hashlib.sha256(path.read_bytes()).digest())
-    return CSRC.parent / "build" / f"ptxas-{key.hexdigest()[:16]}.json"
-
-
-def keep(place: Path, told: dict[str, str]) -> None:
-    """Whole or not at all, instead of what older sources left."""
-    place.parent.mkdir(exist_ok=True)
-    for old in place.parent.glob("ptxas-*.json"):
-        old.unlink(missing_ok=True)
-    written = place.with_suffix(f".{os.getpid()}")
-    written.write_text(json.dumps(told))
-    written.rename(place)
+        outputs = {source: build.parent / f"{name}.words" for source, name in objects.items()}
+        if not all(path.is_file() and ARCHITECTURE in path.read_text() for path in outputs.values()):
+            continue
+        command = [str(ninja), "-C", str(build.parent), "-n", *objects.values()]
+        if "no work to do" in subprocess.run(command, capture_output=True, text=True, check=False).stdout:
+            return {Path(source).stem: parsed(path.read_text()) for source, path in outputs.items()}
+    pytest.skip("needs an install of these sources for sm_90a")
 
 
 def parsed(said: str) -> Compiled:

@@ -36,16 +36,6 @@ def test_a_third_batch_in_flight_is_refused(encoder: CudaEncoder, random: np.ran
         encoder.wait(ticket)
 
 
-def test_a_ticket_is_redeemed_once(encoder: CudaEncoder, random: np.random.Generator) -> None:
-    batches = [packed(random, np.array([length])) for length in (5, 50)]
-    first = encoder.submit(batches[0])
-    encoder.wait(first)
-    second = encoder.submit(batches[1])
-    with pytest.raises(EncoderError, match="ticket"):
-        encoder.wait(first)
-    assert encoder.wait(second)[Task.EMBED].values.shape == (1, 768)
-
-
 def test_a_batch_that_is_refused_harms_none_in_flight(encoder: CudaEncoder, random: np.random.Generator) -> None:
     batch = packed(random, np.array([40, 300]))
     wanted = encoder.encode(batch)
