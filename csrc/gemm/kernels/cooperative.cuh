@@ -270,7 +270,12 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
           }
           stmatrix_x4(box_at + swizzle_128b(warp * 16 + lane % 16, in_box), packed);
           if (chunk % 4 == 3) {
-            store_box(y_map, box_at + warp * 16 * 128, column + chunk / 4 * 64, row + warp * 16, lane);
+            fence_async_proxy();
+            __syncwarp();
+            if (lane == 0) {  // not store_box: tiles of 256 columns would be scheduled in another order
+              tma_store(&y_map, box_at + warp * 16 * 128, column + chunk / 4 * 64, row + warp * 16);
+              tma_store_commit();
+            }
             ++boxes;
           }
           if (kResidual && (chunk + 1) % (Shape::kResidualColumns / 16) == 0) pipeline.has_read(last_stage, lane);
