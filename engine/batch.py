@@ -1,6 +1,6 @@
 """Input and output of encoders: packed batches, and the rows of each task.
 
-Sequences lie end to end, so there is no padding to describe:
+Sequences lie end to end, without padding:
 
 ids         int32 [T]      all tokens of all sequences
 cu_seqlens  int32 [B + 1]  prefix sums of the lengths: sequence i is ids[cu_seqlens[i]:cu_seqlens[i + 1]]
@@ -30,7 +30,7 @@ class PackedBatch:
     dimensions: npt.NDArray[np.int32] | None = None  # [B], 1 … width, 0 = all; cut before normalizing
     normalize: npt.NDArray[np.bool_] | None = None  # [B]; None means all True
     tasks: npt.NDArray[np.uint8] | None = None  # [B], each a combination of Task's flags; None means all EMBED
-    adapters: npt.NDArray[np.int8] | None = None  # [B], places in Adapters.names, -1 for none; None means all -1
+    adapters: npt.NDArray[np.int8] | None = None  # [B], indices in Adapters.names, -1 for none; None means all -1
     prompt_tokens: npt.NDArray[np.int32] | None = (
         None  # [B], number of first tokens that are not pooled; None means all 0
     )

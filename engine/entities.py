@@ -33,7 +33,7 @@ class Entity:
     word: str  # the text of its tokens; the client's own characters are text[start:end]
     start: int
     end: int
-    index: int | None = None  # without aggregation: the token's place in its sequence
+    index: int | None = None  # without aggregation: the token's position in its sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class EntityOptions:
     stride: int | None = None  # tokens that the sequences of a long text share; None: a long text is cut
 
     def check(self) -> None:
-        """Raise InputError for a stride without aggregation, which would answer shared tokens twice."""
+        """Raise InputError for a stride without aggregation, which would return shared tokens twice."""
         if self.stride is not None and self.aggregation == "none":
             raise InputError(
                 "needs an `aggregation_strategy` of simple, first, average or max; it is none", param="stride"

@@ -36,7 +36,7 @@ class UnsupportedModel(ModelError):
 
 
 class TakesNoPair(UnsupportedModel):
-    """A chat template has no place for a query and a document."""
+    """A chat template takes no query and document."""
 
 
 class HeadMisfit(UnsupportedModel):

@@ -34,7 +34,7 @@ def group_folders(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
 
 
 def lines(path: Path) -> list[str]:
-    """Lines of a file; none where there is no such file or it may not be read."""
+    """Lines of a file; none if it is missing or may not be read."""
     try:
         return path.read_text().splitlines()
     except OSError:
@@ -123,7 +123,7 @@ _LIMITS = {1: "memory.limit_in_bytes", 2: "memory.max"}  # by cgroup version
 
 
 def usable_memory(root: Path = Path("/")) -> int | None:
-    """In bytes, swap aside; None where the machine does not say. `root` is where /proc and /sys are."""
+    """Bytes without swap; None where the machine does not say. `root` is where /proc and /sys are."""
     return min(_limits(root), default=None)
 
 

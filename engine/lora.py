@@ -214,7 +214,7 @@ class Placed:
 
 
 def placed(lora: Lora, names: Iterable[str], tensors: TensorNames, stored: Collection[str]) -> Placed:
-    """Find the place of each tensor of the adapter's file: `names`. `stored` are the names of the base's tensors.
+    """Find the target of each tensor of the adapter's file: `names`. `stored` are the names of the base's tensors.
 
     `tensors` say which of them are layers'. Raises BrokenModel for a tensor of a module that `lora` does not name, or
     that the base does not have although it is in a layer or the decoder.

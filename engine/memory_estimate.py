@@ -15,7 +15,7 @@ MIB = 1 << 20
 _CUDA_PROCESS = 512 * MIB  # of GPU memory: context, kernels, graphs
 _CPU_PROCESS = 450 * MIB  # Python, torch and its threads' heaps
 _FOLDED_COLUMNS = 1024  # hidden states of more have norms of their own
-_TOKEN = 2048  # bytes of a token beside its rows: ids, sums, and what attention keeps
+_TOKEN = 2048  # bytes of a token in addition to its rows: ids, sums, and what attention keeps
 # Tokens of a batch without --max-batch-tokens; a longer text gets its own batch.
 _BATCH_TOKENS = {"cuda": 16_384, "cpu": 2048}
 
@@ -35,7 +35,7 @@ class MemoryEstimate:
 
 
 def process_bytes(device: str) -> int:
-    """Bytes of a process on the device besides its models."""
+    """Bytes of a process on the device without its models."""
     return _CUDA_PROCESS if device.startswith("cuda") else _CPU_PROCESS
 
 

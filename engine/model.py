@@ -29,7 +29,7 @@ from embert.engine.tasks import NO_TASK, Task, task_names
 
 MUCH_BYTES = 1 << 30
 LEAST_ITEM_BYTES = 2  # of a weight, in float16 and bfloat16
-SPLADE = "splade"  # beside POOLINGS: the head of a masked language model, and its maximum over tokens
+SPLADE = "splade"  # in addition to POOLINGS: the head of a masked language model, and its maximum over tokens
 # transformers, and torch to read weights with, are not needed to serve requests: an extra.
 INSTALL_CONVERT = "pip install 'embert[convert]'"
 
@@ -49,11 +49,11 @@ class Model:
     prompts: dict[str, str]  # name → text put before the input
     default_prompt_name: str | None
     width: int  # columns of a vector, after all modules
-    tokenizer: TokenizerConfig  # from the files beside tokenizer.json
+    tokenizer: TokenizerConfig  # from the files next to tokenizer.json
     lowercase: bool  # texts are lowercased before the tokenizer sees them
     transformer: str  # the folder of config, tokenizer and weights inside `folder`; mostly ""
     notices: tuple[str, ...]  # sentences for the start-up log
-    heads: Heads = NO_HEADS  # besides pooling
+    heads: Heads = NO_HEADS  # in addition to pooling
     lora: Lora | None = None  # an adapter that is merged into the weights
     base: Path | None = None  # the folder of config.json and weights, where an adapter's own folder has none
     include_prompt: bool = True  # a prompt's tokens are pooled as the text's
@@ -401,7 +401,7 @@ def _base(lora: Lora, progress: bool, *, local: bool) -> Path:
     merge = (
         'merge them once with: pip install peft && python -c "from peft import AutoPeftModel as M; '
         f"M.from_pretrained('{lora.path.parent}').merge_and_unload().save_pretrained('merged')\", and put the "
-        "tokenizer's files beside"
+        "tokenizer's files next to"
     )
     problem = f"{lora.path.parent} holds a LoRA adapter without its base model"
     if lora.base is None:
@@ -426,7 +426,7 @@ def _check_size(folder: Path, config: EncoderConfig) -> None:
     if numbers * LEAST_ITEM_BYTES > max(size, MUCH_BYTES):
         raise BrokenModel(
             f"{folder / 'config.json'} implies {numbers} weights, of at least {numbers * LEAST_ITEM_BYTES} bytes; the "
-            f"safetensors files beside it have {size} bytes"
+            f"safetensors files next to it have {size} bytes"
         )
 
 

@@ -227,7 +227,7 @@ def test_the_python_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert printed.startswith("(3, 384) float32\n")
     for comment in ("(1, 64) (1, 384) (0, 384)", "['cpu'] ['cuda:0', 'cuda:1']", "bfloat16 float32"):
         assert comment in printed
-    assert "there is no folder ./no-such-folder" in printed
+    assert "no such folder: ./no-such-folder" in printed
     assert "`dimensions` must be from 1 to 384, found 1000" in printed
 
 

@@ -36,7 +36,7 @@ def devices(
     dtype: str = "auto",
     gpus: Callable[[], list[int]] | None = None,
 ) -> list[str]:
-    """The devices to run an encoder on, each in a process of its own.
+    """The devices to run an encoder on, each in a separate process.
 
     "cuda" is every visible GPU (CUDA_VISIBLE_DEVICES chooses), "cuda:0,1" is those two. "auto" is every GPU if there
     are several; with one or none it stays "auto", so that a model that the GPU cannot run goes to the CPU. So it does
@@ -76,7 +76,7 @@ def devices_of(models: Sequence[tuple[str, str, str, Model]]) -> list[list[str]]
 def gpu_memory() -> list[int]:
     """The bytes of each visible GPU's memory, 0 where that is not known; empty where CUDA cannot be used.
 
-    Asked in a process of its own, because a loaded driver stays in a process until its end.
+    Runs in a separate process, because a loaded driver stays in a process until its end.
     """
     if importlib.util.find_spec("embert.engine._cuda") is None:
         return []

@@ -1,4 +1,4 @@
-"""Positions: rotary angles, attention biases by distance, and rows of the position table beside padding.
+"""Positions: rotary angles, attention biases by distance, and rows of the position table next to padding.
 
 Rotary positions rotate queries and keys. Columns c and c + n/2 of the n rotated columns of a head are a pair. At
 position p pair c is rotated by p · θ^(-2c/n). The formulas and their float32 steps are those of transformers

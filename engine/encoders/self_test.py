@@ -51,7 +51,7 @@ def hidden_state(
 ) -> Floats:
     """The last hidden state of token ids [L] of type 0 with one of the model's adapters, -1: none. float32 [L, hidden].
 
-    The checkpoint's weights have no adapter: what it adds is computed beside them. `int8`: layers use int8
+    The checkpoint's weights have no adapter: what it adds is computed separately. `int8`: layers use int8
     products.
     """
     return _Reference(config, checkpoint, adapter, int8=int8).hidden_state(ids)

@@ -94,7 +94,7 @@ def read_pair_text(
 
 
 def _rendered(path: Path, source: str, renderings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The texts of a template, by a process of its own (render_template.py). Raises TakesNoPair, UnsupportedModel."""
+    """The texts of a template, by a separate process (render_template.py). Raises TakesNoPair, UnsupportedModel."""
     script = Path(__file__).with_name("render_template.py")
     try:
         done = subprocess.run(
@@ -105,14 +105,14 @@ def _rendered(path: Path, source: str, renderings: Sequence[Mapping[str, Any]]) 
             timeout=RENDER_S,
             check=False,
         )
-        answer = json.loads(done.stdout)
+        result = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError):
         raise UnsupportedModel(
             f"{path}: rendering the chat template for a few short texts takes too long or too much memory"
         ) from None
-    if "missing" in answer:
+    if "missing" in result:
         raise UnsupportedModel(f"{path}: a chat template needs jinja2: pip install jinja2")
-    if "error" in answer:
-        raise TakesNoPair(f"{path}: the chat template takes no query and document: {answer['error']}")
-    texts: list[str] = answer["texts"]
+    if "error" in result:
+        raise TakesNoPair(f"{path}: the chat template takes no query and document: {result['error']}")
+    texts: list[str] = result["texts"]
     return texts

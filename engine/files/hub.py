@@ -1,4 +1,4 @@
-"""Where a model's files are: a local folder, a hub id, or the packaged default model."""
+"""Finds a model's files: a local folder, a hub id, or the packaged default model."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def locate(
     if model == DEFAULT_MODEL_NAME:
         model = DEFAULT_MODEL_ID
     if not HUB_ID.fullmatch(model):
-        raise ModelNotFound(f"there is no folder {model}" if local else f"{model} is not an id of the hub")
+        raise ModelNotFound(f"no such folder: {model}" if local else f"{model} is not an id of the hub")
     return _download(model, revision, progress, on_download)
 
 
@@ -167,7 +167,7 @@ def _download(
 
 
 def _is_complete(snapshot: Path) -> bool:
-    """Whether a cached snapshot has a model's files and no download of it was interrupted.
+    """True if a cached snapshot has a model's files and no download of it was interrupted.
 
     The hub's client compares with a list of the files since its version 2 only, and where that version wrote the cache.
     """
@@ -195,7 +195,7 @@ def _limit_wait(request: Any) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Why the hub did not give the files, and what to do about it."""
+    """Reason why the hub did not give the files, and the remedy."""
     # Imported already by _download.
     from huggingface_hub import constants
     from huggingface_hub.errors import (
@@ -227,12 +227,12 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
         return f"HF_HUB_OFFLINE is set, so the hub is not asked: unset it, or {remedy}"
     if isinstance(refusal, HfHubHTTPError):
-        return f"{constants.ENDPOINT} answered {refusal.response.status_code}: try again later, or {remedy}"
+        return f"{constants.ENDPOINT} responded with {refusal.response.status_code}: try again later, or {remedy}"
     network = "check the network, name a mirror (HF_ENDPOINT)"
     # Version 1 of the hub's client raises httpx's errors, version 2 those of httpx2.
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "TimeoutException" in kinds:
-        return f"{constants.ENDPOINT} did not answer in time: {network}, or {remedy}"
+        return f"{constants.ENDPOINT} did not respond in time: {network}, or {remedy}"
     if "TransportError" in kinds:
         return f"{constants.ENDPOINT} cannot be reached ({_first_line(error)}): {network}, or {remedy}"
     return _first_line(error)

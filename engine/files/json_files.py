@@ -53,7 +53,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """As `read_object`; an empty object where there is no such file."""
+    """Reads like `read_object`; an empty object if the file does not exist."""
     return read_object(path) if path.is_file() else {}
 
 
@@ -77,7 +77,7 @@ def positive_int(path: Path, fields: Mapping[str, Any], name: str) -> int | None
 
 
 class Verdict(StrEnum):
-    """How the engine treats a key."""
+    """The engine's treatment of a key."""
 
     HONORED = "honored"  # same effect as in the library that writes the file, or the value is refused
     IRRELEVANT = "irrelevant"  # no value changes a vector, a score or a token

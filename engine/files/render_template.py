@@ -1,4 +1,4 @@
-"""Renders a chat template in a process of its own, whose time and memory are bounded: a template may ask for anything.
+"""Renders a chat template in a separate process, whose time and memory are bounded: a template may ask for anything.
 
 Run as a file, with JSON on standard input, so that it imports jinja2 and nothing of embert. chat_template.py calls it.
 """

@@ -46,7 +46,7 @@ class Tensor:
         return self.array.shape
 
     def check(self, path: Path, name: str, shape: tuple[int, ...]) -> None:
-        """Raise BrokenModel, naming the file and the tensor, for another shape or a dtype that is no float."""
+        """Raise BrokenModel, naming the file and the tensor, for another shape or a dtype that is not a float."""
         if self.shape != shape:
             raise BrokenModel(f"{path}: {name} has shape {list(self.shape)}, config.json implies {list(shape)}")
         if self.dtype not in FLOATS:

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: names, dtypes, shapes and places of its tensors.
+"""The header of a safetensors file: names, dtypes, shapes and offsets of its tensors.
 
 Imports no numpy: the supervisor reads headers, and only its children need arrays.
 """

@@ -3,7 +3,7 @@
 transformers takes the vocabulary from tokenizer.json. Normalizer, pre-tokenizer, the model's other fields and the
 template come from tokenizer.json too where the class is its generic one, TokenizersBackend (PreTrainedTokenizerFast in
 version 4). Other classes make their own, by fields of tokenizer_config.json: CLASSES says how. Added tokens come from
-`added_tokens_decoder`, or from tokenizer.json and the older files beside it.
+`added_tokens_decoder`, or from tokenizer.json and the older files next to it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class SpecialToken(NamedTuple):
 
     @classmethod
     def of(cls, path: Path, value: object, *, special: bool = True) -> SpecialToken:
-        """From a text, or from an object of a file. `special` is the default. Raises BrokenModel."""
+        """Reads a text, or an object of a file. `special` is the default. Raises BrokenModel."""
         if isinstance(value, str):
             return cls(value, normalized=not special, special=special)
         if not isinstance(value, dict) or not isinstance(value.get("content"), str):
@@ -101,7 +101,7 @@ class SpecialToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """The settings in the files beside tokenizer.json. Built by `read_tokenizer_config`; picklable."""
+    """The settings in the files next to tokenizer.json. Built by `read_tokenizer_config`; picklable."""
 
     path: Path  # tokenizer_config.json, for messages
     kind: str = ""  # one of CLASSES; empty: tokenizer.json as it stands
@@ -121,14 +121,14 @@ class TokenizerConfig:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerClass:
-    """How one of transformers' classes builds a tokenizer from a vocabulary and fields."""
+    """One of transformers' classes: it builds a tokenizer from a vocabulary and fields."""
 
     model: str  # the type of tokenizer.json's model
     parts: Callable[[TokenizerConfig, Part], dict[str, Part | None]]  # normalizer, pre_tokenizer, fields of the model
     template: Literal["bert", "roberta", "xlm-roberta"] | None
     special: dict[str, str]  # tokens where the files name none
     token_types: bool = False
-    further: tuple[str, ...] = ()  # special tokens beside them
+    further: tuple[str, ...] = ()  # special tokens in addition to them
     mask_strips: bool = False  # the mask token takes the space before it
     normalizes: bool = False  # tokens that no file describes are looked for in the normalized text
     keeps_template: bool = False  # tokenizer.json's post-processor stays
@@ -220,7 +220,7 @@ def _deberta(config: TokenizerConfig, stored: Part) -> dict[str, Part | None]:
     vocabulary = stored["model"]["vocab"]
     unknown = vocabulary.index(entry) if entry in vocabulary else config.fields.get("unk_id", 1)
     if isinstance(unknown, bool) or not isinstance(unknown, int) or not 0 <= unknown < len(vocabulary):
-        raise BrokenModel(f"{config.path}: unk_id must be the place of a token of tokenizer.json, found {unknown!r}")
+        raise BrokenModel(f"{config.path}: unk_id must be the index of a token of tokenizer.json, found {unknown!r}")
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
@@ -372,7 +372,7 @@ DEFAULTS: dict[str, Part] = {
 def read_tokenizer_config(
     folder: Path, config: Fields, overrides: Fields | None = None
 ) -> tuple[TokenizerConfig, tuple[str, ...]]:
-    """Read the files beside the tokenizer.json in `folder`, and sentences for the start-up log.
+    """Read the files next to the tokenizer.json in `folder`, and sentences for the start-up log.
 
     `config` are the fields of config.json; `overrides` replace fields of tokenizer_config.json, and are checked. Raises
     BrokenModel, and UnsupportedModel for a setting that the engine does not support, naming the field.
@@ -438,13 +438,13 @@ def _kind(path: Path, named: object, model_type: str) -> str:
 
 
 def check_tokenizer_keys(path: Path, fields: Fields, table: Table = TOKENIZER_CONFIG) -> tuple[str, ...]:
-    """As check_keys. Any further name of a token is one key of the table."""
+    """Like check_keys. Any further name of a token is one key of the table."""
     named = {"*_token" if _is_further(name, value) else name: value for name, value in fields.items()}
     return check_keys(path, named, table)
 
 
 def _is_further(name: str, value: object) -> bool:
-    """Whether it is a special token with a custom name."""
+    """True for a special token with a custom name."""
     return name.endswith("_token") and name not in ATTRIBUTES and isinstance(value, str)
 
 
@@ -592,7 +592,7 @@ def _contradictions(path: Path, stored: Part, config: TokenizerConfig) -> tuple[
 
 
 def _has_bytes(stored: Part) -> bool:
-    """Whether a component of tokenizer.json is of the type ByteLevel."""
+    """True if a component of tokenizer.json is of the type ByteLevel."""
     return '"ByteLevel"' in json.dumps([stored.get(name) for name in ("pre_tokenizer", "post_processor", "decoder")])
 
 

@@ -142,7 +142,7 @@ class MultiVector:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The heads of one model besides pooling."""
+    """The heads of one model in addition to pooling."""
 
     classifier: Classifier | None = None
     sparse: Splade | TokenWeights | None = None

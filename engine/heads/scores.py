@@ -59,7 +59,7 @@ def ranked(logits: Floats, activation: str, top_n: int | None = None) -> list[Ra
 
 
 def best_labels(logits: Floats, activation: str, labels: Sequence[str]) -> list[list[LabelScore]]:
-    """For each text of logits [n, labels] all labels, best first; equals in the order of `labels`."""
+    """All labels for each text of logits [n, labels], best first; equals in the order of `labels`."""
     order = np.argsort(-logits, axis=1, kind="stable")
     values = np.take_along_axis(scores(logits, activation), order, axis=1)
     return [

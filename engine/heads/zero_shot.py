@@ -44,7 +44,7 @@ def _check_count(labels: int, param: str) -> None:
 
 
 def hypotheses(template: str, labels: Sequence[str], param: str = "hypothesis_template") -> list[str]:
-    """The template with each label in the place of {}.
+    """The template with each label instead of {}.
 
     Raises InputError, which names `param`, for a template without {} or with other fields: str.format would let a
     client ask for any width, and for attributes.

@@ -52,7 +52,7 @@ GATED_PARTS = {
 def fused_qkv(name: str) -> dict[str, FusedWeight]:
     """Queries, keys and values in one stored tensor."""
     parts = ("attention.self.query", "attention.self.key", "attention.self.value")
-    return {part: FusedWeight(name, place, 3) for place, part in enumerate(parts)}
+    return {part: FusedWeight(name, index, 3) for index, part in enumerate(parts)}
 
 
 def read(config: ConfigFile) -> EncoderConfig:

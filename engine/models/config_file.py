@@ -43,7 +43,7 @@ class ConfigFile:
         return dataclasses.replace(self, fields={**self.fields, **fields})
 
     def with_missing(self, **fields: Any) -> ConfigFile:
-        """The same file with fields that it lacks; null is no value, and stays one."""
+        """The same file with fields that it lacks; null is not a value, and stays."""
         return self.with_fields(**{**fields, **self.fields})
 
     def with_defaults(self, **fields: Any) -> ConfigFile:
@@ -51,9 +51,9 @@ class ConfigFile:
         return self.with_fields(**{name: value for name, value in fields.items() if self.fields.get(name) is None})
 
     def flattened(self, field: str, supported: tuple[str, ...]) -> ConfigFile:
-        """The same file with the fields of the object `field` beside its own, called "field.inner".
+        """The same file with the fields of the object `field` in addition to its own, called "field.inner".
 
-        There are none where it lacks the object. Raises BrokenModel for what is no object, UnsupportedModel for fields
+        There are none without the object. Raises BrokenModel for what is not an object, UnsupportedModel for fields
         in it that are not `supported`.
         """
         inner = self.fields.get(field)

@@ -3,7 +3,7 @@
 One forward pass a text, without generation or a KV cache.
 
 Pre-norm layers with RMSNorm, rotary positions, grouped-query attention and a gated feed-forward network. Attention is
-causal unless config.json says `is_causal: false`, or beside `auto_map` `use_bidirectional_attention: true`; EuroBERT's
+causal unless config.json says `is_causal: false`, or next to `auto_map` `use_bidirectional_attention: true`; EuroBERT's
 never is.
 """
 

@@ -113,10 +113,10 @@ class Adapters:
     rank: int
     scale: float
     prompts: tuple[tuple[str, str], ...] = ()  # a name → the text that is put before a request's texts
-    folders: tuple[str, ...] = ()  # of each, beside the weights; empty: they are stored with the weights
+    folders: tuple[str, ...] = ()  # of each, next to the weights; empty: they are stored with the weights
 
     def number(self, name: str | None) -> int:
-        """The place of an adapter in `names`; -1 for any other name."""
+        """The index of an adapter in `names`; -1 for any other name."""
         return self.names.index(name) if name in self.names else -1
 
 
@@ -145,7 +145,7 @@ class EncoderConfig:
     first_position: int = 0  # the row of the stored position table that a sequence's first token takes
     position_table: bool = True  # positions have rows of a table
     relative_buckets: int = 0  # buckets of distances, each of which adds a bias to attention scores; 0: none
-    alibi: bool = False  # scores fall with the distance, in each head by a slope of its own
+    alibi: bool = False  # scores fall with the distance, by a different slope in each head
     disentangled: Disentangled | None = None  # scores have learned parts by distance; None: none
     attention: tuple[Attention, ...] = ()  # of each layer; empty: plain in all
     gated: bool = False  # the feed-forward network multiplies by a gate: activation(gate·x) · (dense·x)

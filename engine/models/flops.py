@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from embert.engine.models.encoder_config import EncoderConfig
 
-# Texts of up to so many tokens count as what they have: attention takes little of their time, and most texts are here.
+# Texts of at most this length count as what they have: attention takes little of their time, and most texts are here.
 PLAIN_TOKENS = 512
 
 

@@ -28,7 +28,7 @@ from embert.engine.models.tensor_names import (
 # What transformers takes where config.json does not say.
 THETA = 160_000.0
 OWN_DEFAULTS = {**DEFAULTS, "vocab_size": 250_048, "max_position_embeddings": 8192, "type_vocab_size": 1}
-# Fields of the older code's files, besides `rope_theta`.
+# Fields of the older code's files, in addition to `rope_theta`.
 OLDER_FIELDS = {"rope_scaling", "layer_norm_type", "logn_attention_scale", "pack_qkv"}
 PREFIXES = ("new.", "gte.")
 
@@ -98,7 +98,7 @@ def _older(config: ConfigFile, encoder_config: EncoderConfig) -> EncoderConfig:
 
 
 def _scaling(config: ConfigFile) -> Ntk | None:
-    """`NTKScalingRotaryEmbedding` without `mixed_b`, which would stretch each frequency by a factor of its own."""
+    """`NTKScalingRotaryEmbedding` without `mixed_b`, which would stretch each frequency by a different factor."""
     if config.fields.get("rope_scaling") is None:
         return None
     stated = config.flattened("rope_scaling", ("type", "rope_type", "factor", "mixed_b"))

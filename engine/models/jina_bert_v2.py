@@ -1,6 +1,6 @@
 """JinaBERT v2: BERT without a position table; scores fall with the distance (ALiBi), and feed-forward layers are gated.
 
-Its config.json says `model_type` bert, and names code of its own: jinaai/jina-bert-implementation, `modeling_bert.py`.
+Its config.json says `model_type` bert, and names its own code: jinaai/jina-bert-implementation, `modeling_bert.py`.
 """
 
 from __future__ import annotations

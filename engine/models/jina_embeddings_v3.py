@@ -82,7 +82,7 @@ DEFAULTS = {
     "layer_norm_eps": 1e-5,
 }
 
-MOST_ADAPTERS = 127  # each text carries the number of its own in 8 bits
+MOST_ADAPTERS = 127  # each text carries its adapter's number in 8 bits
 
 # PEFT's adapters are named as Python names are, where jina's API has these.
 TASKS = {
@@ -160,7 +160,7 @@ def _flash_adapters(config: ConfigFile) -> Adapters | None:
 
 
 def _peft_adapters(config: ConfigFile) -> Adapters | None:
-    """The adapters in folders beside config.json; None where there are none."""
+    """The adapters in folders next to config.json; None where there are none."""
     adapters: dict[str, tuple[str, int, float]] = {}
     for path in sorted(config.path.parent.glob("*/adapter_config.json")):
         adapter = ConfigFile.read(path)

@@ -12,7 +12,7 @@ from embert.engine.models.encoder_config import Attention, DynamicNtk, EncoderCo
 ROPE = "rope_parameters"
 DEFAULT, LINEAR, DYNAMIC, LLAMA3, YARN = "default", "linear", "dynamic", "llama3", "yarn"
 FIELDS = ("rope_theta", "rope_type", "type", "factor", "partial_rotary_factor")
-# What each kind of scaling reads beside FIELDS.
+# Fields of each kind of scaling, in addition to FIELDS.
 SCALING_FIELDS: dict[str, tuple[str, ...]] = {
     DEFAULT: (),
     LINEAR: (),
@@ -65,7 +65,7 @@ def rotary_of(config: ConfigFile, theta: float, columns: int, scaling: Ntk | Dyn
 def read_rotary(config: ConfigFile, columns: int, theta: float, kind: str = "") -> Rotary:
     """The rotary positions that the file states in `rope_parameters`, or in transformers 4's `rope_scaling`.
 
-    θ may stand beside them. With `kind` they are those of one type of layers: "rope_parameters.{kind}". `theta` is the
+    θ may stand next to them. With `kind` they are those of one type of layers: "rope_parameters.{kind}". `theta` is the
     model type's default. Raises BrokenModel or UnsupportedModel.
     """
     older = config.fields.get("rope_scaling")

@@ -69,7 +69,7 @@ def neighbor_recall(rows: Floats, reference: Floats, count: int = NEIGHBORS) -> 
 
 
 def _unit(rows: Floats) -> npt.NDArray[np.float64]:
-    """In float64, of length 1; rows of zeros stay so."""
+    """Rows in float64, of length 1; rows of zeros stay so."""
     exact = rows.astype(np.float64)
     lengths = np.linalg.norm(exact, axis=1, keepdims=True)
     return exact / np.where(lengths == 0, 1.0, lengths)

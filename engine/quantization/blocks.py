@@ -41,7 +41,7 @@ SPACING = 8  # columns of a block that are the same modulo this are rotated toge
 
 
 def stored_order(columns: int) -> npt.NDArray[np.int64]:
-    """The column whose integer is stored at each place: int64 [columns].
+    """The column whose integer is stored at each index: int64 [columns].
 
     A lane's four bytes of 16 columns are two neighbors of the first eight and the same of the other eight.
     """

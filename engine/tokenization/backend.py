@@ -68,7 +68,7 @@ class PairTemplate:
         return (len(self.before) + len(self.between) + len(self.after)) // ID_BYTES
 
     def token_types(self, first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.NDArray[np.int32] | int:
-        """The token types of pairs whose texts have so many tokens, end to end: int32 [T], or 0 for all."""
+        """The token types of pairs whose texts have these numbers of tokens, end to end: int32 [T], or 0 for all."""
         if self.types is None:
             return 0
         counts = np.ones((len(first), len(self.types)), np.intp)
@@ -88,7 +88,7 @@ class Backend:
     ) -> None:
         """Read a tokenizer.json. Raises BrokenModel if it cannot be read or has a token whose id is over the table.
 
-        `config` is what the files beside it say. Ids are 0 … `vocab_size` - 1. `lowercase` lowercases texts before
+        `config` is what the files next to it say. Ids are 0 … `vocab_size` - 1. `lowercase` lowercases texts before
         everything else. `truncate` is what options that do not say mean.
         """
         self.path, self.vocab_size, self.truncate = path, vocab_size, truncate
@@ -140,7 +140,7 @@ class Backend:
         return [next(whole if chunks is None else looked_up) for chunks in split]
 
     def cached_ids(self, texts: Sequence[str], limit: int | None, direction: Direction) -> list[bytes] | None:
-        """As `ids` from the cache of words only; None if a word is not in it."""
+        """Like `ids`, from the cache of words only; None if a word is not in it."""
         words = self._words
         if words is None:
             return None
@@ -153,7 +153,7 @@ class Backend:
         return words.known(split)
 
     def cuts(self, options: TokenizeOptions) -> bool:
-        """Whether what is too long is cut."""
+        """True if texts that are too long are truncated."""
         return self.truncate if options.truncate is None else options.truncate
 
     def read(
@@ -222,7 +222,7 @@ class Backend:
         places: Iterable[tuple[int, str]],
         param: str,
     ) -> list[bytes]:
-        """As `ids`. Raises InputError for the first of `places`, indices and texts, that cannot be tokenized."""
+        """Like `ids`. Raises InputError for the first of `places`, indices and texts, that cannot be tokenized."""
         try:
             return self.ids(texts, limit, direction)
         except TokenizerFailed:
@@ -259,12 +259,12 @@ class Backend:
 
     @property
     def has_subwords(self) -> bool:
-        """Whether a token says that it continues a word: WordPiece's ## does."""
+        """True if tokens show that they continue a word: WordPiece's ## does."""
         return bool(getattr(self._library.model, "continuing_subword_prefix", None))
 
     @cached_property
     def keeps_first_space(self) -> bool:
-        """Whether offsets leave out a token's leading space, but not that of a sequence's first token.
+        """True if offsets leave out a token's leading space, but not that of a sequence's first token.
 
         The library's byte-level processors do so where they count on a space put before each text.
         """
@@ -287,7 +287,7 @@ class Backend:
         return start - 1, stop if rest else start - 1  # trailing spaces are left out all the same
 
     def id(self, token: str) -> int | None:
-        """A token's id; None for text that is no token."""
+        """A token's id; None for text that is not a token."""
         return self._library.token_to_id(token)
 
     def joined(self, tokens: Sequence[str]) -> str:
@@ -300,7 +300,7 @@ class Backend:
         return [self._library.id_to_token(token_id) or "" for token_id in ids]
 
     def pair_template(self, type_vocab_size: int) -> PairTemplate:
-        """How two texts are joined, for a model with embeddings for so many token types (1: it has none).
+        """The template that joins two texts, for a model with `types` token types (1: it has no embeddings for them).
 
         Raises BrokenModel if the post-processor lacks a second text, or uses a token type that the model lacks.
         """
@@ -367,7 +367,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The library's exceptions name a missing token; a panic, which is no Exception, may quote the text."""
+    """The library's exceptions name a missing token; a panic, which is not an Exception, may quote the text."""
     return str(error) if isinstance(error, Exception) else "the tokenizer panicked"
 
 
@@ -404,7 +404,7 @@ class WordCache:
 
     @staticmethod
     def supports(tokenizer: dict[str, Any]) -> bool:
-        """Whether a parsed tokenizer.json is of the kind described above."""
+        """True if a parsed tokenizer.json is of the kind described above."""
 
         def kind(part: str) -> Any:
             return (tokenizer.get(part) or {}).get("type")

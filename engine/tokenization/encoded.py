@@ -1,4 +1,4 @@
-"""What goes into tokenization and what comes out: options, packed ids, work in chunks, and the errors of inputs.
+"""Input and output of tokenization: options, packed ids, work in chunks, and the errors of inputs.
 
 Errors name the request field and the text's index.
 """
@@ -19,7 +19,7 @@ Direction = Literal["right", "left"]  # the end that is cut off
 
 @dataclass(frozen=True, slots=True)
 class TokenizeOptions:
-    """How texts, pairs of texts or token ids become packed ids."""
+    """Options for turning texts, pairs of texts or token ids into packed ids."""
 
     truncate: bool | None = None  # whether what is too long is cut, or refused; None: the tokenizer's default
     direction: Direction | None = None  # the end of a text that is cut off; None: the tokenizer's own
@@ -38,7 +38,7 @@ DEFAULT_PAIR_OPTIONS = TokenizeOptions(param="query")
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How work is divided into chunks, in characters."""
+    """Sizes of chunks of work, in characters."""
 
     part: int  # of a long text, what is read first: likely to be enough, and small compared with a chunk
     chunk: int
@@ -53,7 +53,7 @@ class Encoded:
     lengths: npt.NDArray[np.int32]  # [B], each 1 … max_input_length
     truncated: int  # how many of the B texts were cut
     token_types: npt.NDArray[np.int32] | None = None  # [T]; None means all 0
-    adapter: int = -1  # the place in Adapters.names of the one that they are for; -1: none
+    adapter: int = -1  # the index in Adapters.names of the one that they are for; -1: none
     prompt_tokens: int = 0  # [B], number of first tokens that are not pooled
 
     @property
@@ -117,7 +117,7 @@ def groups(sizes: Iterable[int], most: int) -> Iterator[slice]:
 
 
 def check_texts(texts: object, param: str) -> None:
-    """Raise InputError if it is no sequence of strings. A bare string would be read as a text for each character."""
+    """Raise InputError if it is not a sequence of strings. A bare string would be read as a text for each character."""
     if type(texts) is list and {str}.issuperset(map(type, texts)):
         return
     check_sequence(texts, param)
@@ -126,7 +126,7 @@ def check_texts(texts: object, param: str) -> None:
 
 
 def check_sequence(values: object, param: str) -> None:
-    """Raise InputError if it is no sequence of texts or other inputs; a string or bytes is one input, not many."""
+    """Raise InputError if it is not a sequence of texts or other inputs; a string or bytes is one input, not many."""
     if isinstance(values, (str, bytes)):
         raise InputError(f"must be a list, found one {type(values).__name__}; use [text]", param=param)
     if isinstance(values, Mapping) or not (hasattr(values, "__len__") and hasattr(values, "__getitem__")):
@@ -134,7 +134,7 @@ def check_sequence(values: object, param: str) -> None:
 
 
 def check_text(text: object, param: str, what: str = "") -> None:
-    """Raise InputError if it is no string; `what` names the item of `param`."""
+    """Raise InputError if it is not a string; `what` names the item of `param`."""
     if not isinstance(text, str):
         raise InputError(f"must be a string, found {type(text).__name__}", param=param, subject=what)
 
@@ -142,7 +142,7 @@ def check_text(text: object, param: str, what: str = "") -> None:
 def too_long(index: int, tokens: int, limit: int, param: str, more: str = "", what: str = "text") -> InputError:
     """A text or pair of `tokens` tokens, special ones included, exceeds the `limit`.
 
-    `more` is "more than " where only so many are known. `what` has the `index`: "text" or "pair".
+    `more` is "more than " where only a lower bound is known. `what` has the `index`: "text" or "pair".
     """
     return InputError(
         f"has {more}{tokens} tokens, the limit is {limit}; shorten it or set truncate to true",
@@ -177,7 +177,7 @@ def untokenizable(index: int, reason: str, param: str) -> InputError:
 
 
 def check_unicode(texts: Sequence[str], param: str) -> None:
-    """Raise InputError for the first text with a lone surrogate, which the library answers with a TypeError."""
+    """Raise InputError for the first text with a lone surrogate, for which the library raises a TypeError."""
     for index, text in enumerate(texts):
         try:
             text.encode()

@@ -19,7 +19,7 @@ def load_library(
 ) -> tuple[Library, dict[str, Any]]:
     """The tokenizer of the tokenizer.json at `path`, without padding and truncation, and the JSON that describes it.
 
-    Special tokens that stand only in the files beside it get ids below `vocab_size` or none: a text that spells out one
+    Special tokens that stand only in other files get ids below `vocab_size` or none: a text that spells out one
     of the others fails in transformers. `lowercase` lowercases texts first: do_lower_case of sentence_bert_config.json.
     Raises BrokenModel or UnsupportedModel, and what the library raises.
     """
@@ -118,7 +118,7 @@ def _steps(normalizer: normalizers.Normalizer | None) -> list[normalizers.Normal
 
 
 def _lowercases(normalizer: normalizers.Normalizer | None) -> bool:
-    """As sentence-transformers looks for it: BERT's own normalizer does not count."""
+    """True for a lowercasing normalizer, as sentence-transformers finds it: BERT's own normalizer does not count."""
     return any(isinstance(step, normalizers.Lowercase) for step in _steps(normalizer))
 
 

@@ -49,7 +49,7 @@ def tokens_with_offsets(
     """
     special = backend.special
     for parts in _parts(backend, [prompt + text for text in texts], param=param, most_unbroken=most_unbroken):
-        answer: list[tuple[int, list[TokenInfo]]] = []
+        infos: list[tuple[int, list[TokenInfo]]] = []
         for part in parts:
             tokens = [
                 TokenInfo(token_id, part.text[start:stop], False, start + part.shift, stop + part.shift)
@@ -59,8 +59,8 @@ def tokens_with_offsets(
                 tokens = special.before + tokens
             if add_special_tokens and part.is_last:
                 tokens += special.after
-            answer.append((part.number, tokens))
-        yield answer
+            infos.append((part.number, tokens))
+        yield infos
 
 
 def shortened(
@@ -80,7 +80,7 @@ def shortened(
 
 
 class Window(NamedTuple):
-    """How texts are divided into sequences of a model."""
+    """Division of texts into sequences of a model."""
 
     capacity: int  # tokens of a text, without the special ones
     stride: int | None  # tokens that a sequence shares with the next; None: there is one
@@ -183,7 +183,7 @@ def _ranges(tokens: int, window: Window) -> list[tuple[int, int]]:
 def _parts(
     backend: Backend, texts: Sequence[str], *, param: str, most_unbroken: int, most: int | None = None
 ) -> Iterator[list[_Part]]:
-    """The next tokens of some texts in each chunk. `most`: of each text at least its first so many; None: all."""
+    """The next tokens of some texts in each chunk. `most`: number of first tokens needed of each text; None: all."""
     for group in groups([min(len(text), CHUNK_CHARACTERS) for text in texts], CHUNK_CHARACTERS):
         parts = {
             index: TextParts(

@@ -300,7 +300,7 @@ def _read_distinct(
     param: str,
     refuse: Callable[[int, int], InputError],
 ) -> Chunks[list[bytes]]:
-    """As `backend.read`, once for equal texts: each of several texts comes with every hypothesis."""
+    """Like `backend.read`, once for equal texts: each of several texts comes with every hypothesis."""
     places: dict[str, int] = {}
     for index, text in enumerate(texts):
         places.setdefault(text, index)
@@ -332,13 +332,13 @@ def _check_counts(firsts: Sequence[str], seconds: Sequence[str], options: Tokeni
 
 
 def _token_types(model: Model) -> int:
-    """How many token types the model has and is given: some tokenizers do not name them among its inputs."""
+    """Number of token types that the model has and gets: some tokenizers do not name them among its inputs."""
     return model.config.type_vocab_size if model.tokenizer.has_token_types else 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Capacities:
-    """How many tokens fit, without the special ones."""
+    """Numbers of tokens that fit, without the special ones."""
 
     pair: int
     first: int
@@ -346,7 +346,7 @@ class _Capacities:
 
 
 def _most_seconds(firsts: Sequence[bytes], capacities: _Capacities, *, truncate: bool) -> int:
-    """The most tokens of a second text that can matter, beside these first texts."""
+    """The most tokens of a second text that can matter, next to these first texts."""
     lengths = [min(len(body) // ID_BYTES, capacities.first) for body in firsts]
     most = capacities.pair - min(lengths, default=0)
     if truncate:  # enough to know which text is the longer one
@@ -371,7 +371,7 @@ def _counts(bodies: Sequence[bytes]) -> Counts:
 
 
 def _truncated_counts(first: Counts, second: Counts, capacity: int) -> tuple[Counts, Counts]:
-    """How many tokens of the first and of the second text of each pair stay, where `capacity` tokens fit.
+    """Numbers of tokens of the first and of the second text of each pair that stay, where `capacity` tokens fit.
 
     As truncate_encodings of the tokenizers library has it: the shorter text keeps up to half of the capacity, the
     longer one gets the rest, and of two equally long ones the second counts as the longer.

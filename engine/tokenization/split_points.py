@@ -1,4 +1,4 @@
-"""Where a long text may be divided so that the tokens of its parts, end to end, are the tokens of the whole.
+"""Finds points where a long text may be divided: the tokens of its chunks, end to end, are the tokens of the whole.
 
 A tokenizer normalizes, finds added tokens, splits into words and looks up each word by itself. A split point is a place
 that no step looks across. Split points follow from tokenizer.json, by a list of components of known behavior:
@@ -55,7 +55,7 @@ class SplitPoints:
     word_edge: int | None = None  # characters to keep at either end of an ASCII word that is too long to be known
 
     def end(self, text: str, start: int, least: int, most: int, pattern: re.Pattern[str] | None) -> int:
-        """Where a part that begins at `start` may end: at least `least` characters on, if the text has as many.
+        """The index where a chunk from `start` on may end: at least `least` characters on, if the text has as many.
 
         Raises NoSplitPoint if there is none within `most` characters.
         """
@@ -69,7 +69,7 @@ class SplitPoints:
         return len(text)
 
     def start(self, text: str, end: int, least: int, most: int, pattern: re.Pattern[str] | None) -> int:
-        """Where a part that ends at `end` may start: as `end`, from the other side."""
+        """The index where a chunk that ends at `end` may start: like `end`, from the other side."""
         if end <= least:
             return 0
         high, floor, width = end - least, max(0, end - most), 64
@@ -123,13 +123,13 @@ class TextParts:
 
     @property
     def more(self) -> bool:
-        """Whether anything is left."""
+        """True if anything is left."""
         return self.start < self._end
 
     def take(self, size: int) -> tuple[bool, str]:
         """The next part, of `size` characters or somewhat more, and whether the lead was put before it.
 
-        Raises InputTooLarge if there is no split point within the limit.
+        Raises InputTooLarge if the text has no split point within the limit.
         """
         most = max(size, self._most)
         while True:
@@ -232,7 +232,7 @@ def _flat(component: dict[str, Any] | None, members: str) -> list[dict[str, Any]
 
 
 def _crosses_no_space(added: list[dict[str, Any]], library: Library) -> bool:
-    """Whether no added token can reach across a space between plain characters."""
+    """True if no added token can reach across a space between plain characters."""
     before, after = re.compile(f"[{_BEFORE}]"), re.compile(f"[{_PLAIN}]")
     for token in added:
         content = str(token["content"])
@@ -266,7 +266,7 @@ def _known(parts: list[dict[str, Any]], kinds: set[str]) -> bool:
 
 
 def _splits(library: Library, space: str) -> bool:
-    """Whether this character between two words divides them. A normalizer's table may map a newline to a space."""
+    """True if this character between two words divides them. A normalizer's table may map a newline to a space."""
     text = f"a{space}b"
     if library.normalizer is not None:
         text = library.normalizer.normalize_str(text)

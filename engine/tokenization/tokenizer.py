@@ -1,6 +1,6 @@
 """The tokenizer of one model: texts, pairs or ids to packed ids, texts to tokens with offsets, and ids back to texts.
 
-Each kind of work can be done in chunks. A long text is divided only at places that provably do not change its tokens
+Each kind of work can be done in chunks. A long text is divided only at points that provably do not change its tokens
 (split_points.py), and it is read only up to the model's limit. A text's body is its ids without special tokens.
 """
 
@@ -125,7 +125,7 @@ class Tokenizer:
     def encode_chunks(
         self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, prompt: str = ""
     ) -> Chunks[Encoded]:
-        """As `encode`, in chunks.
+        """Like `encode`, in chunks.
 
         Raises InputTooLarge, before the work, for a text that is too long without a split point.
         """
@@ -152,7 +152,7 @@ class Tokenizer:
     def encode_known(
         self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, prompt: str = ""
     ) -> Encoded | None:
-        """As `encode`, but None unless every word was seen before. A tenth of the time: too little for a thread."""
+        """Like `encode`, but None unless every word was seen before. Too fast for a thread: a tenth of the time."""
         if prompt:
             texts = [prompt + text for text in texts]
         backend = self._backend
@@ -183,7 +183,7 @@ class Tokenizer:
         """Tokenize pairs, with the special tokens and token types of pairs. One first text is for all the second ones.
 
         Of a pair that is too long, the longer text is cut first, as by HuggingFace's `longest_first`. Raises InputError
-        for what is no string or list of strings, a pair that is too long and not to be cut, a text that is not valid
+        for what is not a string or list of strings, a pair that is too long and not to be cut, a text that is not valid
         Unicode, more first than second texts or fewer, and a tokenizer that has no pairs.
         """
         check_texts(firsts, options.param)
@@ -193,7 +193,7 @@ class Tokenizer:
     def encode_pairs_chunks(
         self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions = DEFAULT_PAIR_OPTIONS
     ) -> Chunks[Encoded]:
-        """As `encode_pairs`, in chunks, with the InputTooLarge of `encode_chunks`.
+        """Like `encode_pairs`, in chunks, with the InputTooLarge of `encode_chunks`.
 
         A first text of many pairs makes many tokens of few characters. Their number is yielded before they are made.
         """
@@ -202,7 +202,7 @@ class Tokenizer:
     def encode_known_pairs(
         self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions = DEFAULT_PAIR_OPTIONS
     ) -> Encoded | None:
-        """As `encode_pairs`, but None unless every word was seen before."""
+        """Like `encode_pairs`, but None unless every word was seen before."""
         return self._pairs.encode_known(firsts, seconds, options)
 
     def from_ids(self, sequences: Sequence[Sequence[int]], options: TokenizeOptions = DEFAULT_OPTIONS) -> Encoded:
@@ -217,7 +217,7 @@ class Tokenizer:
     def from_ids_chunks(
         self, sequences: Sequence[Sequence[int]], options: TokenizeOptions = DEFAULT_OPTIONS
     ) -> Chunks[Encoded]:
-        """As `from_ids`, in chunks."""
+        """Like `from_ids`, in chunks."""
         limit = min(self.max_input_length, options.limit or self.max_input_length)
         direction = options.direction or self._backend.direction
         ids, lengths, truncated = array("i"), array("i"), 0
@@ -244,16 +244,16 @@ class Tokenizer:
     ) -> list[list[TokenInfo]]:
         """Tokens with their offsets, which count from the first character of the prompt. Nothing is cut."""
         check_texts(texts, param)
-        answer: list[list[TokenInfo]] = [[] for _ in texts]
+        infos: list[list[TokenInfo]] = [[] for _ in texts]
         for chunk in self.tokenize_chunks(texts, add_special_tokens=add_special_tokens, prompt=prompt, param=param):
             for index, tokens in chunk:
-                answer[index] += tokens
-        return answer
+                infos[index] += tokens
+        return infos
 
     def tokenize_chunks(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, prompt: str = "", param: str = "inputs"
     ) -> Iterator[list[tuple[int, list[TokenInfo]]]]:
-        """As `tokenize`, in chunks: each yields the next tokens of some texts, with the text's index.
+        """Like `tokenize`, in chunks: each yields the next tokens of some texts, with the text's index.
 
         Raises InputTooLarge, before the work, for a text that is too long without a split point.
         """
@@ -269,7 +269,7 @@ class Tokenizer:
     def encode_spans(
         self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, stride: int | None = None
     ) -> EncodedSpans:
-        """As `encode`, with the characters of each token.
+        """Like `encode`, with the characters of each token.
 
         With a `stride` nothing is cut: a long text is several sequences, each of which shares that many tokens with the
         next. Raises InputError as `encode` does, and for a stride that is not below the tokens of a sequence.
@@ -280,7 +280,7 @@ class Tokenizer:
     def encode_spans_chunks(
         self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, stride: int | None = None
     ) -> Chunks[EncodedSpans]:
-        """As `encode_spans`, in chunks, with the InputTooLarge of `encode_chunks`."""
+        """Like `encode_spans`, in chunks, with the InputTooLarge of `encode_chunks`."""
         frame = self._frames[None].within(options.limit)
         if stride is not None and not 0 <= stride < frame.capacity:
             raise InputError(
@@ -315,7 +315,7 @@ class Tokenizer:
     def decode_chunks(
         self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True, param: str = "ids"
     ) -> Chunks[list[str]]:
-        """As `decode`, in chunks of whole sequences."""
+        """Like `decode`, in chunks of whole sequences."""
         texts: list[str] = []
         tokens = 0
         for group in groups([*map(len, sequences)], CHUNK_IDS):
@@ -329,7 +329,7 @@ class Tokenizer:
 
 
 def _check_sequences(sequences: object, param: str) -> None:
-    """Raise InputError if it is no list of lists of token ids."""
+    """Raise InputError if it is not a list of lists of token ids."""
     check_sequence(sequences, param)
     for index, sequence in enumerate(cast("Sequence[object]", sequences)):
         if isinstance(sequence, (str, bytes)) or not hasattr(sequence, "__len__"):
@@ -354,7 +354,7 @@ class Frame:
     after: bytes
     limit: int  # tokens at most, all included
     filler: bytes = b""  # one id, put at the end of a shorter sequence …
-    filled: int = 0  # … until it has so many tokens
+    filled: int = 0  # … until it has this number of tokens
     overhead: int = field(init=False)  # tokens before and after a text
     capacity: int = field(init=False)  # tokens of the text itself that fit
 
@@ -375,7 +375,7 @@ class Frame:
         return cls(before, after, limit, _ids(role.expansion.token), role.expansion.length)._checked()
 
     def within(self, limit: int | None) -> Frame:
-        """The same, with at most so many tokens where these are fewer. Raises BrokenModel if they leave no space."""
+        """The same, with at most `tokens` tokens where these are fewer. Raises BrokenModel if they leave no space."""
         return self if limit is None or limit >= self.limit else dataclasses.replace(self, limit=limit)._checked()
 
     def around(self, bodies: Sequence[bytes], truncate: bool, direction: Direction, param: str) -> Encoded:
@@ -418,7 +418,7 @@ def _ids(token: int) -> bytes:
 
 
 def check_ids(index: int, sequence: Sequence[int], vocab_size: int, param: str) -> None:
-    """Raise InputError for an id that the model does not have, or that is no int: an array takes True for 1."""
+    """Raise InputError for an id that the model does not have, or that is not an int: an array takes True for 1."""
     if sequence and (not {int} >= {*map(type, sequence)} or min(sequence) < 0 or max(sequence) >= vocab_size):
         wrong = next(i for i in sequence if type(i) is not int or not 0 <= i < vocab_size)
         raise bad_id(index, wrong, vocab_size, param)

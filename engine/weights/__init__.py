@@ -1,1 +1,1 @@
-"""A model's weights: tensors by BERT's names, merged with LoRA adapters, beside low-rank adapters of requests."""
+"""A model's weights: tensors by BERT's names, merged with LoRA adapters, and low-rank adapters of requests."""

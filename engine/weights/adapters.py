@@ -22,7 +22,7 @@ from embert.engine.models.tensor_names import TABLES, StoredName, TensorNames
 Floats = npt.NDArray[np.float32]
 
 ORIGINAL = ".original"  # torch's suffix for a weight with a parametrization
-# Of a weight at a time: they stay in the cache, and so small a product is no work for numpy's threads.
+# Of a weight at a time: they stay in the cache, and so small a product is not worth numpy's threads.
 MERGED_ELEMENTS = 1 << 16
 
 
@@ -35,7 +35,7 @@ class LowRank(NamedTuple):
     def added_to(self, weight: Tensor, number: int, scale: float) -> Tensor:
         """A weight [rows, columns] with what one adapter adds to it: a copy in float32.
 
-        Some rows at a time, which takes no memory beside the copy.
+        Some rows at a time, which takes no memory in addition to the copy.
         """
         left, right = self.left[number] * np.float32(scale), self.right[number]
         merged = np.empty(weight.shape, np.float32)
@@ -47,7 +47,7 @@ class LowRank(NamedTuple):
         return Tensor(merged, "F32")
 
 
-def beside_weight(
+def additions_to_weight(
     path: Path,
     files: Mapping[str, SafetensorsFile],
     name: str,
@@ -55,9 +55,9 @@ def beside_weight(
     stored_name: StoredName,
     adapters: Adapters,
 ) -> tuple[LowRank | None, set[str]]:
-    """Additions of all adapters to a weight, from two tensors beside it, and the names of these.
+    """Additions of all adapters to a weight, from two tensors next to it, and the names of these.
 
-    `name` and `shape` are the weight's; `stored_name` is its place in one of `files`. Raises BrokenModel.
+    `name` and `shape` are the weight's; `stored_name` is its name in one of `files`. Raises BrokenModel.
     """
     if not stored_name.name.endswith(ORIGINAL):
         return None, set()

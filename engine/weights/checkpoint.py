@@ -25,7 +25,7 @@ from embert.engine.models.tensor_names import (
     TensorNames,
     stored_names_of,
 )
-from embert.engine.weights.adapters import LowRank, PeftFiles, beside_weight
+from embert.engine.weights.adapters import LowRank, PeftFiles, additions_to_weight
 
 # Gets the bytes of the encoder's weights that have been read, and how many there are, while an encoder of this context
 # loads. A variable of the context, because a third-party encoder's factory takes no such argument.
@@ -206,7 +206,7 @@ class Checkpoint:
         return StoredName(f"{head.decoder}.weight") if tied else None
 
     def _find_adapters(self, spelled: Mapping[str, StoredName], config: EncoderConfig, folder: Path) -> set[str]:
-        """Keep what adapters add to weights. Returns the names of tensors that stand beside these. Raises BrokenModel.
+        """Keep what adapters add to weights. Returns the names of tensors that stand next to these. Raises BrokenModel.
 
         `spelled` says where each tensor is stored, and `folder` has the weights.
         """
@@ -222,7 +222,7 @@ class Checkpoint:
             if peft is not None:
                 low_rank = peft.low_rank(name, shape)
             else:
-                low_rank, names = beside_weight(self.path, self._files, name, shape, stored_name, adapters)
+                low_rank, names = additions_to_weight(self.path, self._files, name, shape, stored_name, adapters)
                 used |= names
             if low_rank is not None:
                 self._low_rank[name] = low_rank
@@ -285,7 +285,7 @@ class Checkpoint:
         return weight, self.of_head(f"{norm.name}.bias", (columns,), file) if norm.bias else None
 
     def of_head(self, name: str, shape: tuple[int, ...], file: str = "") -> Tensor:
-        """A tensor of a head, by its stored name, from a file in the model's folder or beside the encoder's own.
+        """A tensor of a head, by its stored name, from a file in the model's folder or next to the encoder's own.
 
         Raises BrokenModel naming the file, the tensor and what is wrong.
         """

@@ -1,1 +1,1 @@
-"""The HTTP process's side of the engines: admission, routing, and the socket to each engine."""
+"""HTTP process's side of the engines: admission, routing, and the socket to each engine."""

@@ -1,9 +1,9 @@
-"""Admission to the queue of a model; answers 429 and 503 to the rest.
+"""Admits requests to the queue of a model, and refuses the others with 429 and 503.
 
-A request is admitted while all HTTP processes together have fewer unanswered tokens of its model than the limit
+A request is admitted while all HTTP processes together have fewer unfinished tokens of its model than the limit
 (server/ipc/shared_counters.py). Long texts count as more tokens than they have (engine/models/flops.py). The limit is
 the token budget, or fewer tokens where the engines would take longer for them than `--max-queue-seconds`. Each model
-has a budget of its own, so no flood of one model's requests refuses those of another; the work of other models counts
+has a separate budget, so no flood of one model's requests refuses those of another; the work of other models counts
 as their share of the engines' time.
 
 A request counts as an eighth of the limit at most. While it waits, the engine gives others no more time than it takes
@@ -37,7 +37,7 @@ MIN_BATCHES = 2  # of each engine that the limit always holds; with fewer an eng
 
 
 class Engine(Protocol):
-    """What admission must know of an engine."""
+    """An engine, as admission sees it."""
 
     @property
     def running(self) -> frozenset[int]:
@@ -69,24 +69,24 @@ class Admission:
     ) -> None:
         """`config` is the model's, `model` its number, `name` what errors call it, empty where there is only one.
 
-        `http_index` is this process's place among the counters; `engines`, by index, are the router's.
+        `http_index` is this process's index in the counters; `engines`, by index, are the router's.
         """
         self.draining = False
-        self.max_queue_tokens = config.max_queue_tokens or 0  # 0 until an engine tells its batch
-        self.admitted_tokens = 0  # by this process, and not yet answered
+        self.max_queue_tokens = config.max_queue_tokens or 0  # 0 until an engine reports its batch size
+        self.admitted_tokens = 0  # by this process, and not finished
         self.was_ready = False
-        self.counts: TokenCounts | None = None  # what its texts count as; None: the tokens that they have
+        self.counts: TokenCounts | None = None  # queue cost of its texts; None: the tokens that they have
         self._config, self._model, self._name = config, model, name
         self._counters, self._http_index = counters, http_index
         self._engines = engines
         self._least_limit = 0  # tokens of MIN_BATCHES batches of each engine where the model is ready
-        self._batch_tokens: dict[int, int] = {}  # by index of the engines that have the model; 0: not told yet
+        self._batch_tokens: dict[int, int] = {}  # by index of the engines that have the model; 0: not reported yet
 
     # --- readiness ---
 
     @property
     def ready(self) -> bool:
-        """Whether the model can work on any engine."""
+        """True if the model is ready on any engine."""
         for engine in self._engines.values():  # noqa: SIM110 - for every request; a generator takes three times as long
             if self._model in engine.running:
                 return True
@@ -94,18 +94,18 @@ class Admission:
 
     @property
     def failed(self) -> bool:
-        """Whether no engine has the model, or will have it."""
+        """True if no engine serves the model or is loading it."""
         models = [state.models.get(self._model) for state in self._states]
         return bool(models) and all(model is not None and model.state == "failed" for model in models)
 
     @property
     def _states(self) -> list[EngineState]:
-        """Of the engines that have the model, or may have it: one that is down does not say what it will have."""
+        """States of the engines that have the model, or may have it: one that is down does not report its models."""
         states = (self._engines[index].state for index in sorted(self._engines))
         return [state for state in states if self._model in state.models or not state.models]
 
     def unready_reason(self) -> str:
-        """Why requests cannot be taken, as a sentence for clients."""
+        """Reason why requests cannot be taken, as a sentence for clients."""
         if self.draining:
             return "the server is shutting down"
         details = "; ".join(map(self._condition, self._states)) or "starting"
@@ -138,7 +138,7 @@ class Admission:
     # --- limits ---
 
     def note(self, state: EngineState) -> None:
-        """Take an engine's state. The budget's default is that of all engines that have the model."""
+        """Store an engine's state. The budget's default is that of all engines that have the model."""
         running = [engine.state for engine in self._engines.values() if self._model in engine.running]
         infos = [other.models[self._model].info for other in running]
         self._least_limit = MIN_BATCHES * sum(info.max_batch_tokens for info in infos if info is not None)
@@ -169,12 +169,12 @@ class Admission:
 
     def _others_s(self) -> list[float]:
         """The work of each model that shares an engine with this one, in seconds; of unknown rate: none."""
-        beside: set[int] = set()
+        sharing: set[int] = set()
         for engine in self._engines.values():
             if self._model in engine.running:
-                beside |= engine.running
+                sharing |= engine.running
         works = []
-        for model in beside - {self._model}:
+        for model in sharing - {self._model}:
             tokens = self._counters.admitted(model)
             if tokens and (rate := self._rate(model)):
                 works.append(tokens / rate)
@@ -182,7 +182,7 @@ class Admission:
 
     @property
     def queue_limit(self) -> int:
-        """Tokens of the model that may now be admitted and not yet answered; 0 until an engine tells its batch."""
+        """Largest number of unfinished tokens of the model; 0 until an engine reports its batch size."""
         rate, limit_s = self.tokens_per_s, self._config.max_queue_seconds
         by_time = rate * limit_s
         # If its share of the time allows the whole budget, the work of other models does not matter.
@@ -192,21 +192,21 @@ class Admission:
             by_time = rate * work_within(limit_s, others_s)
         return min(self.max_queue_tokens, max(int(by_time), self._least_limit))
 
-    def _counted(self, tokens: int, admitted: int, options: RequestOptions) -> int:
-        """What a request of so many tokens counts as; 0: it does not fit into the queue."""
+    def _cost(self, tokens: int, admitted: int, options: RequestOptions) -> int:
+        """Returns the queue cost of a request with `tokens` tokens, or 0 if it cannot fit."""
         limit = self.queue_limit
         most = max(1, limit // LARGE_PART)
-        counted = min(tokens, most)
+        cost = min(tokens, most)
         if options.low_priority:
             limit = int(LOW_PRIORITY_SHARE * limit)
         if tokens > most:
             limit -= most
-        return counted if admitted + counted <= limit or not admitted else 0
+        return cost if admitted + cost <= limit or not admitted else 0
 
     # --- one request ---
 
     def tokens_of(self, encoded: Encoded) -> int:
-        """What the texts of a request count as, all together."""
+        """Queue cost of all texts of a request."""
         if self.counts is None or encoded.lengths.max() <= PLAIN_TOKENS:
             return encoded.tokens
         return sum(self.counts.of(encoded.lengths.tolist()))
@@ -224,24 +224,24 @@ class Admission:
         """
         admitted = self._counters.admitted(self._model)
         # `check` reports a server that is not ready.
-        if self._counted(most, admitted, options) or self.draining or not self.ready:
+        if self._cost(most, admitted, options) or self.draining or not self.ready:
             return
         tokens = least()
-        if not self._counted(tokens, admitted, options):
+        if not self._cost(tokens, admitted, options):
             raise self._overloaded(admitted, tokens, options, exact=tokens == most)
 
     def check(self, tokens: int, options: RequestOptions) -> int:
-        """The tokens that a tokenized request counts as. Raises Unavailable or Overloaded where it cannot enter."""
+        """Returns the queue cost of a tokenized request. Raises Unavailable or Overloaded where it cannot enter."""
         self.check_ready()
         admitted = self._counters.admitted(self._model)
-        counted = self._counted(tokens, admitted, options)
-        if not counted:
+        cost = self._cost(tokens, admitted, options)
+        if not cost:
             raise self._overloaded(admitted, tokens, options)
         self.check_time(options)  # tokenizing may have taken that long
-        return counted
+        return cost
 
     def add(self, tokens: int) -> None:
-        """Count tokens that enter, or with a negative number, tokens that are answered."""
+        """Count tokens that enter, or with a negative number, tokens that leave."""
         self.admitted_tokens += tokens
         self._counters.admitted_tokens[self._model][self._http_index] = self.admitted_tokens
 
@@ -249,7 +249,7 @@ class Admission:
 
     def too_late(self, options: RequestOptions, why: str = "") -> Unavailable:
         """The error for a request past its deadline; `why`: the reason if the deadline cannot be met."""
-        could = f"cannot be answered in time, {why}: it has" if why else "was not answered within"
+        could = f"cannot be served in time, {why}: it has" if why else "was not served within"
         message = f"the request {could} {options.timeout_s:g} s ({options.set_by})"
         error = Unavailable(message, retry_after_s=self._retry_after_s(), reject_reason="deadline")
         if options.set_by == TIMEOUT_HEADER:
@@ -260,7 +260,7 @@ class Admission:
         limit, rate = self.queue_limit, self.tokens_per_s
         most = max(1, limit // LARGE_PART)
         queue = f"the queue of {self._name}" if self._name else "the queue"
-        of_low_priority = f", of which bulk requests may fill {LOW_PRIORITY_SHARE:.0%}" if options.low_priority else ""
+        share = f", of which low-priority requests may fill {LOW_PRIORITY_SHARE:.0%}" if options.low_priority else ""
         of_large = f"; a request of over {most} tokens counts as {most} and leaves {most} free" if tokens > most else ""
         by_time = f"--max-queue-seconds {self._config.max_queue_seconds:g} at {rate:.0f} tokens/s"
         if self._others_s():
@@ -268,7 +268,7 @@ class Admission:
         set_by = by_time if limit < self.max_queue_tokens else "--max-queue-tokens"
         return Overloaded(
             f"{queue} holds {admitted} tokens and this request has {'' if exact else 'at least '}{tokens}; "
-            f"the limit is {limit} ({set_by}){of_low_priority}{of_large}",
+            f"the limit is {limit} ({set_by}){share}{of_large}",
             retry_after_s=self._retry_after_s(),
         )
 
@@ -282,7 +282,7 @@ class Admission:
 
 
 def wait_s(work_s: float, others_s: Sequence[float]) -> float:
-    """Seconds until work of `work_s` seconds is done beside that of other models.
+    """Seconds until work of `work_s` seconds is done while other models have work.
 
     While several models have work, each gets the same share of an engine's time: others take as much time as this work
     does, or as much as they have work for.
@@ -291,7 +291,7 @@ def wait_s(work_s: float, others_s: Sequence[float]) -> float:
 
 
 def work_within(limit_s: float, others_s: Sequence[float]) -> float:
-    """The most work, in seconds, that is done within `limit_s` beside that of other models: `wait_s`, inverted."""
+    """The most work, in seconds, that is done within `limit_s` next to that of other models: `wait_s`, inverted."""
     left_s, sharing = limit_s, len(others_s) + 1
     for other_s in sorted(others_s):
         if other_s * sharing >= left_s:

@@ -23,7 +23,7 @@ P = ParamSpec("P")
 def keep_running(
     coroutine: Coroutine[Any, Any, None], *, may_end: bool = False, end: Callable[[int], Any] = exit_now
 ) -> asyncio.Task[None]:
-    """A task that only `cancel` may end, or with `may_end` success. Any other end is logged and calls `end(70)`."""
+    """Starts a task that only `cancel`, or with `may_end` success, may end. Others are logged and call `end(70)`."""
     task = asyncio.create_task(coroutine)
     task.add_done_callback(partial(_on_done, may_end=may_end, end=end))
     return task
@@ -33,9 +33,9 @@ def _on_done(task: asyncio.Task[None], *, may_end: bool, end: Callable[[int], An
     if task.cancelled():
         return
     name = getattr(task.get_coro(), "__qualname__", "a task")
-    mistake = task.exception()
-    if mistake is not None:
-        log.critical("internal error in %s, this process ends", name, exc_info=mistake)
+    error = task.exception()
+    if error is not None:
+        log.critical("internal error in %s, this process ends", name, exc_info=error)
         end(70)
     elif not may_end:
         log.critical("internal error: %s has ended, and so does this process", name)
@@ -43,7 +43,7 @@ def _on_done(task: asyncio.Task[None], *, may_end: bool, end: Callable[[int], An
 
 
 def exit_on_error(callback: Callable[P, None], end: Callable[[int], Any] = exit_now) -> Callable[P, None]:
-    """The same for callbacks of the event loop, which would log an exception and go on."""
+    """Wraps a callback of the event loop, which would log an exception and go on."""
 
     def watched(*args: P.args, **kwargs: P.kwargs) -> None:
         try:

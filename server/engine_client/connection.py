@@ -1,4 +1,4 @@
-"""One engine as an HTTP process sees it: its state, and the socket to its present start.
+"""One engine in an HTTP process: its state, and the socket to its present start.
 
 Everything that one tick of the event loop wants to send leaves in one message.
 """
@@ -32,7 +32,7 @@ class EngineConnection:
         on_results: Callable[[Results], None],
         on_lost: Callable[[EngineConnection, set[int]], None],
     ) -> None:
-        """The callbacks: the engine's first status has come, answers have, the connection has ended.
+        """The callbacks run when the engine's first status arrives, when results arrive, and when the connection ends.
 
         `on_lost` gets the ids of the requests that had not left this process.
         """
@@ -40,7 +40,7 @@ class EngineConnection:
         self.state = state
         self.running: frozenset[int] = frozenset()  # the models that are ready here, by number
         self.status: EngineStatus | None = None  # None until the engine greets
-        self.tokens = 0  # sent by this process and not yet answered
+        self.tokens = 0  # sent by this process, without results so far
         self.unsent: list[EncodeRequest] = []  # until the next tick
         self._cancelled: list[int] = []
         self._channel: Channel | None = None
@@ -51,7 +51,7 @@ class EngineConnection:
 
     @property
     def ready(self) -> bool:
-        """Whether the supervisor says that the engine can work."""
+        """True if the supervisor reports the engine as ready."""
         return self.state.state == "ready"
 
     def update(self, state: EngineState) -> None:
@@ -75,7 +75,7 @@ class EngineConnection:
         self._loop.add_reader(self._channel.fileno(), exit_on_error(self._read))
 
     def disconnect(self) -> None:
-        """Close the socket, drop what is in flight, and tell `on_lost`. Does nothing where there is no connection."""
+        """Close the socket, drop what is in flight, and call `on_lost`. Does nothing where there is no connection."""
         channel = self._channel
         if channel is None:
             return
@@ -89,7 +89,7 @@ class EngineConnection:
         self._on_lost(self, never_sent)
 
     def read_rest(self) -> None:
-        """Take the answers that an engine sent before it was lost."""
+        """Read the results that an engine sent before it was lost."""
         for _ in range(LAST_READS):
             if self._channel is None:
                 return
@@ -98,7 +98,7 @@ class EngineConnection:
     # --- sending ---
 
     def send(self, message: EncodeRequest, tokens: int) -> None:
-        """Send a request of so many tokens with this tick's others."""
+        """Send a request of `tokens` tokens with this tick's others."""
         self.tokens += tokens
         self.unsent.append(message)
         if not self._flush_scheduled:

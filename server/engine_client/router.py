@@ -1,10 +1,10 @@
 """Routes requests to engines, and handles lost engines and expired deadlines.
 
-An engine gets requests for the models that are ready there. When it is lost, its unanswered requests go to another
-engine that has the model, or are answered 503 if there is none. The requests that it was running
-(server/ipc/shared_counters.py) may have caused the loss: from then on each runs isolated, in a batch of its own, and is
-answered 424 if an engine is lost again while it runs. A request that only waited is resent unchanged. A request past
-its deadline is answered 503.
+An engine gets requests for the models that are ready there. When it is lost, its unfinished requests go to another
+engine that has the model, or get 503 if there is none. The requests that it was running
+(server/ipc/shared_counters.py) may have caused the loss: from then on each runs isolated, in a separate batch, and
+gets 424 if an engine is lost again while it runs. A request that only waited is resent unchanged. A request past
+its deadline gets 503.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from embert.server.ipc.shared_counters import SharedCounters
 if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTrace
 
-__all__ = ["Answer", "Receive", "Router", "TooManyWeights"]
+__all__ = ["EncodeResult", "Receive", "Router", "TooManyWeights"]
 
 SWEEP_INTERVAL_S = 0.05
 LOSSES_MAX = 8  # engines lost while they held one request
@@ -45,19 +45,19 @@ HEALTH_MAX_AGE_S = (
 )
 _TASKS = {int(task): task for task in ALL_TASKS}  # a look-up costs a tenth of a call of the enumeration
 
-# ASGI's, for those who watch whether the client leaves. None: then the task of the request is cancelled.
+# ASGI receive, to notice a client that leaves. None: then the task of the request is cancelled.
 Receive = Callable[[], Awaitable[Any]] | None
 
 
 @dataclass(eq=False)
 class TooManyWeights(Exception):
-    """The sparse vectors of a request have more weights than an answer may have; not all of them are counted."""
+    """The sparse vectors of a request have more weights than a response may have; not all of them are counted."""
 
     weights: int
 
 
 @dataclass(slots=True)
-class Answer:
+class EncodeResult:
     """The rows of one request, by task, and how long they took."""
 
     rows: dict[Task, TaskOutput]
@@ -75,16 +75,16 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """An admitted request that has no answer yet."""
+    """An admitted request without a result."""
 
     id: int  # changes when an engine is lost
     message: EncodeRequest
     encoded: Encoded
-    future: asyncio.Future[Answer]
+    future: asyncio.Future[EncodeResult]
     receive: Receive
     options: RequestOptions
     engine: int = -1  # the index of the engine that has it; -1: none
-    parts: list[tuple[int, dict[Task, TaskOutput]]] = field(default_factory=list)  # of the answer: first text, rows
+    parts: list[tuple[int, dict[Task, TaskOutput]]] = field(default_factory=list)  # of the result: first text, rows
     tokens: int = field(init=False)
     texts_left: int = field(init=False)
     inference_s: float = 0.0
@@ -98,8 +98,8 @@ class PendingRequest:
 
     def add(
         self, first_text: int, texts: int, rows: dict[Task, TaskOutput], queue_s: float, inference_s: float
-    ) -> Answer | None:
-        """Take the rows of some texts; the answer once all are here."""
+    ) -> EncodeResult | None:
+        """Add the rows of some texts. Returns the result once all are here."""
         self.inference_s += inference_s
         self.ended_s = max(self.ended_s, queue_s + inference_s)
         self.texts_left -= texts
@@ -110,20 +110,20 @@ class PendingRequest:
             parts = [rows for _, rows in sorted(self.parts, key=lambda part: part[0])]
             rows = {task: TaskOutput.joined([part[task] for part in parts]) for task in parts[0]}
         # An engine runs one batch at a time, so what is not a batch of this request is its wait for one.
-        return Answer(rows, max(0.0, self.ended_s - self.inference_s), self.inference_s, self.last_engine)
+        return EncodeResult(rows, max(0.0, self.ended_s - self.inference_s), self.inference_s, self.last_engine)
 
     def restart(self, request_id: int) -> None:
-        """Forget the parts that a lost engine answered. Late parts carry the old id, so they are ignored."""
+        """Forget the parts that a lost engine sent. Late parts carry the old id, so they are ignored."""
         self.id = self.message.id = request_id
         self.parts.clear()
         self.texts_left = self.encoded.sequences
 
 
 class Router:
-    """Lives on the event loop of one HTTP process; not thread-safe."""
+    """Sends requests to engines. Lives on the event loop of one HTTP process; not thread-safe."""
 
     def __init__(self, models: Sequence[StartModel], counters: SharedCounters, http_index: int) -> None:
-        """`models` are the server's, by number; `http_index` is this HTTP process's place among the counters."""
+        """`models` are the server's, by number; `http_index` is this HTTP process's index in the counters."""
         self._engines: dict[int, EngineConnection] = {}
         self.admissions = [  # by number of the model
             Admission(
@@ -144,25 +144,25 @@ class Router:
 
     @property
     def pending(self) -> int:
-        """Requests not yet answered."""
+        """Number of requests without a result."""
         return len(self._pending)
 
     def connected(self, model: int) -> bool:
-        """Whether an engine would get a model's request at once. False before the supervisor reports a lost engine."""
+        """True if an engine would get a model's request at once. False before the supervisor reports a lost engine."""
         return any(model in engine.running and engine.status is not None for engine in self._engines.values())
 
     @property
     def draining(self) -> bool:
-        """Whether the server is shutting down."""
+        """True while the server shuts down."""
         return any(admission.draining for admission in self.admissions)
 
     def drain(self) -> None:
-        """Take no request any more."""
+        """Refuse new requests."""
         for admission in self.admissions:
             admission.draining = True
 
     def health(self) -> tuple[bool, float | None]:
-        """Whether inference works, and the age in seconds of the last forward that did (None: none yet)."""
+        """True if inference works, and the age in seconds of the last forward that did (None: none yet)."""
         successes = {
             engine.index: engine.status.last_success
             for engine in self._engines.values()
@@ -189,7 +189,7 @@ class Router:
         normalize: bool = True,
         note_failure: Callable[[int, float], None] | None = None,
         trace: RequestTrace | None = None,
-    ) -> Answer:
+    ) -> EncodeResult:
         """Admit texts for the model of this number, run them, return their rows. `trace`: of a sampled request.
 
         Raises Overloaded over the budget, Unavailable when the model is ready on no engine or time runs out,
@@ -247,11 +247,11 @@ class Router:
             del pending
 
     def _has_run(self, pending: PendingRequest) -> bool:
-        """Whether texts of the request have run or are running."""
+        """True if texts of the request have run or are running."""
         return bool(pending.parts) or any(pending.id in self._counters.running(index) for index in self._engines)
 
     def give_up(self, *, unready: bool = False) -> None:
-        """Answer everything that is pending with 503, or with `unready` what is for models that cannot work now.
+        """Fail all pending requests with 503, or with `unready` those for models that are not ready.
 
         The time to drain is over, or no engine is started again.
         """
@@ -263,7 +263,7 @@ class Router:
     # --- engines come and go ---
 
     def engine_changed(self, state: EngineState) -> None:
-        """Take the supervisor's report on an engine, or on a model there; each start has an endpoint of its own."""
+        """Store the supervisor's report on an engine, or on a model there; each start has a new endpoint."""
         engine = self._engines.get(state.index)
         if engine is None:
             engine = EngineConnection(state, self._send_waiting, self._take, self._resend)
@@ -294,14 +294,14 @@ class Router:
                 self._send(pending)
 
     def _fail_unservable(self) -> None:
-        """Answer requests for models that no engine will have."""
+        """Fail requests for models that no engine will have."""
         for pending in list(self._pending.values()):
             admission = self.admissions[pending.message.model]
             if pending.engine < 0 and admission.failed:
                 self._fail(pending, admission.unready())
 
     def _resend(self, engine: EngineConnection, never_sent: set[int]) -> None:
-        """Resend the unanswered requests of a lost engine, or give up on them."""
+        """Resend the unfinished requests of a lost engine, or give up on them."""
         owed = [
             request
             for request in self._pending.values()
@@ -324,12 +324,12 @@ class Router:
             self._send(pending)
 
     def _renew(self, pending: PendingRequest) -> None:
-        """Give a request a new id: late answers carry the old one."""
+        """Give a request a new id: late results carry the old one."""
         del self._pending[pending.id]
         pending.restart(next(self._ids))
         self._pending[pending.id] = pending
 
-    # --- requests out, answers in ---
+    # --- requests out, results in ---
 
     def _send(self, pending: PendingRequest) -> None:
         model = pending.message.model
@@ -388,10 +388,10 @@ class Router:
         queue_s: float,
         inference_s: float,
     ) -> None:
-        answer = pending.add(first, texts, rows, queue_s, inference_s)
-        if answer is not None:
+        result = pending.add(first, texts, rows, queue_s, inference_s)
+        if result is not None:
             self._engines[pending.engine].tokens -= pending.tokens
-            pending.future.set_result(answer)
+            pending.future.set_result(result)
 
     def _error(self, part: PartialResult, pending: PendingRequest) -> ServerError | TooManyWeights:
         if part.error in ("deadline", "cannot_meet_deadline"):
@@ -409,9 +409,9 @@ class Router:
     # --- time and clients ---
 
     async def _sweep(self) -> None:
-        """Watch the clients of requests older than a moment, answer late requests 503, connect to engines.
+        """Watch the clients of requests older than a moment, fail late requests with 503, connect to engines.
 
-        A periodic sweep replaces per-request timers: most requests are answered before it sees them.
+        A periodic sweep replaces per-request timers: most requests end before it sees them.
         """
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)

@@ -19,7 +19,7 @@ from embert.engine.batch import cumulative
 from embert.engine.heads.token_rows import multi_vector_mask
 from embert.engine.tokenization.encoded import EncodedSpans, TokenizeOptions
 from embert.server.config import option_name
-from embert.server.engine_client.router import Answer, TooManyWeights
+from embert.server.engine_client.router import EncodeResult, TooManyWeights
 from embert.server.http.errors import Invalid, PayloadTooLarge, UnsupportedEncoding, describe_name
 from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options
@@ -350,7 +350,7 @@ class RequestContext:
 
     async def run(
         self, encoded: Encoded, tasks: Task = Task.EMBED, *, dimensions: int = 0, normalize: bool = True
-    ) -> Answer:
+    ) -> EncodeResult:
         """The rows of the tasks for what `tokenize` gave, through an engine; see Router.encode.
 
         Of multi-vectors they are those that a query or a document has, not one a token. Raises PayloadTooLarge for more
@@ -479,7 +479,7 @@ class LatencyBreakdown:
     tokens: int = 0
     answered: float | None = None  # when the engine's answer was complete
 
-    def note(self, answer: Answer) -> None:
+    def note(self, answer: EncodeResult) -> None:
         """Take over the engine's times."""
         self.queue_s, self.inference_s, self.engine = answer.queue_s, answer.inference_s, answer.engine
         self.answered = time.perf_counter()

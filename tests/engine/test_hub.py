@@ -214,7 +214,7 @@ def test_what_the_cache_lacks_is_fetched(
 def test_hub_that_never_answers(silent_hub: socket.socket, model: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "embert")
     if model == "org/private":
-        with pytest.raises(ModelNotFound, match=r"did not answer in time: .*HF_ENDPOINT.*hf download") as caught:
+        with pytest.raises(ModelNotFound, match=r"did not respond in time: .*HF_ENDPOINT.*hf download") as caught:
             engine.load_model(model, progress=False)
         assert "Got:" not in str(caught.value)
     else:

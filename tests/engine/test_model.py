@@ -105,9 +105,9 @@ def test_model_in_the_hub_cache(no_hub: Path, build_bert: BuildBert, progress: b
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/no/such/folder", "there is no folder /no/such/folder"),
-        ("./relative", "there is no folder ./relative"),
-        ("a/b/c", "there is no folder a/b/c"),
+        ("/no/such/folder", "no such folder: /no/such/folder"),
+        ("./relative", "no such folder: ./relative"),
+        ("a/b/c", "no such folder: a/b/c"),
         (__file__, f"{__file__} is a file; give the folder that holds config.json, or a hub id"),
     ],
 )

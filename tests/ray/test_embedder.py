@@ -179,7 +179,7 @@ def test_a_batch_of_another_format(minilm: Embedder) -> None:
         ({"prompt_name": "query"}, "`prompt_name` 'query' is not known"),
         ({"task": "score"}, "the task score reads 2 columns; `column` names text"),
         ({"column": ("a", "b")}, "the task embed reads 1 columns; `column` names a, b"),
-        ({"model": "./no-such-folder"}, r"there is no folder \./no-such-folder"),
+        ({"model": "./no-such-folder"}, r"no such folder: \./no-such-folder"),
         ({"device": "cuda", "encoder": "torch"}, "the torch encoder does not run on device cuda"),
     ],
 )

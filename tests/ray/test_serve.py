@@ -365,5 +365,5 @@ def test_a_model_that_is_not_there(url: str) -> None:
     with pytest.raises(RuntimeError):
         serve.run(made, name="none", route_prefix="/none")
     (state,) = serve.status().applications["none"].deployments.values()
-    assert "there is no folder ./no-such-model" in state.message
+    assert "no such folder: ./no-such-model" in state.message
     serve.delete("none")

@@ -304,7 +304,7 @@ def test_a_deadline_that_cannot_be_met_is_answered_early_and_does_not_reach_the_
             hopeless, _ = some.ask([LONG] * 2, **{"x-request-timeout": "2"})
             assert hopeless.status_code == 503
             # Told by the engine, not by whoever watches the time.
-            assert "cannot be answered in time, the work queued before it takes" in hopeless.json()["error"]
+            assert "cannot be served in time, the work queued before it takes" in hopeless.json()["error"]
             assert "it has 2 s (X-Request-Timeout)" in hopeless.json()["error"]
             assert 2 <= int(hopeless.headers["retry-after"]) <= 60
             # Small requests take their turns between the others' texts: this one can be answered, and is.
@@ -368,7 +368,7 @@ def test_bulk_leaves_room_in_the_queue_and_lets_others_go_first(slow: Live, hold
             waiting = some.fill(*[[LONG]] * 12, **bulk)  # three quarters of the budget, all that bulk may have
             refused, _ = some.ask([LONG] * 6, **bulk)
             assert refused.status_code == 429
-            assert "4000 (--max-queue-tokens), of which bulk requests may fill 75%" in refused.json()["error"]
+            assert "4000 (--max-queue-tokens), of which low-priority requests may fill 75%" in refused.json()["error"]
             urgent = [some.send([LONG]) for _ in range(3)]
             until(lambda: slow.metrics()["embert_admitted_tokens"] == 15 * 250, what="their admission")
         assert statuses(urgent) == statuses(waiting) == {200}

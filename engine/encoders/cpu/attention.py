@@ -18,13 +18,13 @@ from embert.engine.models.encoder_config import EncoderConfig
 # Attention scores held at once. More are computed one after another, so that they stay in the cores' own caches.
 MAX_SCORE_BYTES = 2 << 20
 
-# In float32, sequences of so many tokens are read and written where they lie, one after the other; shorter ones are
+# In float32, sequences of this length are read and written where they lie, one after the other; shorter ones are
 # copied, because one product of them all takes fewer calls.
 IN_PLACE_LENGTH = 64
 
 # In bfloat16, sequences of more tokens than SHORT_LENGTH are padded to a multiple of LENGTH_STEP. In any type those of
 # fewer tokens than LENGTH_STEP are, from PADDED_LENGTH on: torch's softmax takes 5 µs for 12 heads of 16 tokens, and 46
-# for 15. If the length is no multiple of it, that softmax takes 1.2 to 1.7 times as long in place.
+# for 15. If the length is not a multiple of it, that softmax takes 1.2 to 1.7 times as long in place.
 SHORT_LENGTH, LENGTH_STEP, PADDED_LENGTH = 64, 16, 8
 
 # Sequences of more tokens take torch's own attention, which never holds all scores of a head.
@@ -43,8 +43,8 @@ def attention(
     on a CPU (float32; equal at 512 tokens a sequence).
 
     A bfloat16 product has one kernel for each shape, which takes milliseconds to make and 0.7 MB to keep. So short
-    sequences are multiplied in float32, which is no slower for them, and so are windows. Longer ones are multiplied one
-    at a time, with rows of zeros up to a multiple of LENGTH_STEP; the scores of these rows are masked.
+    sequences are multiplied in float32, which is not slower for them, and so are windows. Longer ones are multiplied
+    one by one, with rows of zeros up to a multiple of LENGTH_STEP; the scores of these rows are masked.
     """
     tokens, hidden = qkv.shape[0], qkv.shape[1] // 3
     size = hidden // heads

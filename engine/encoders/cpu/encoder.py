@@ -1,7 +1,7 @@
 """The CPU encoder: packed, in float32, bfloat16 or, with the products of layers, int8.
 
 A batch is cut, between sequences, into runs (runs.py). Each run goes through all layers on one thread, so threads never
-wait for each other inside a layer. In torch's own parallel loops threads spin until the last one is scheduled: beside
+wait for each other inside a layer. In torch's own parallel loops threads spin until the last one is scheduled: next to
 other processes on the same cores such a loop took 200 times as long.
 """
 
@@ -45,7 +45,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.fl
 MAX_BATCH_TOKENS = 2048
 
 # Threads of torch's loops for a batch of fewer than MIN_RUN_TOKENS tokens: each reads a part of the weights. On two
-# cores of a Xeon one query in flight took 6.9 ms instead of 10.6, and four took 13.5 ms instead of 18.9; beside a
+# cores of a Xeon one query in flight took 6.9 ms instead of 10.6, and four took 13.5 ms instead of 18.9; next to a
 # process that kept one core busy, 15 ms instead of 9.6.
 FEW_TOKENS_THREADS = 2
 # Our own kernels use a thread for less work, and do not wait for a thread that has not started.

@@ -210,7 +210,7 @@ class Additions:
     ) -> Additions | None:
         """Reads the additions to weights that are multiplied as one; None where no adapter adds any.
 
-        `scales` are those of the weights, besides the adapters' own.
+        `scales` are those of the weights, in addition to the adapters' own.
         """
         parts = [checkpoint.low_rank(name) for name in names]
         adapters, first = config.adapters, next(filter(None, parts), None)

@@ -40,8 +40,8 @@ class Rotation:
         self._common = longest  # up to this length all sequences have the same angles
         if isinstance(rotary.scaling, DynamicNtk):
             self._common = min(longest, rotary.scaling.trained)
-        self._table = self._made(self._common)
-        self._of_length = functools.lru_cache(maxsize=16)(self._made)
+        self._table = self._make(self._common)
+        self._of_length = functools.lru_cache(maxsize=16)(self._make)
 
     def __call__(self, length: int) -> Table:
         """Cosines and sines: float32 [length, columns / 2] each."""
@@ -50,7 +50,7 @@ class Rotation:
         cosines, sines = self._table
         return cosines[:length], sines[:length]
 
-    def _made(self, length: int) -> Table:
+    def _make(self, length: int) -> Table:
         cosines, sines = rotations(self._rotary, length)
         return torch.from_numpy(cosines), torch.from_numpy(sines)
 
@@ -65,7 +65,7 @@ def rotate(output: torch.Tensor, x: torch.Tensor, cosines: torch.Tensor, sines: 
         output[..., 2 * half :] = x[..., 2 * half :]
 
 
-MATRIX_LENGTH = 528  # sequences of up to so many tokens share one matrix; memory grows with its square
+MATRIX_LENGTH = 528  # sequences of at most this length share one matrix; memory grows with its square
 
 
 class DistanceBias:

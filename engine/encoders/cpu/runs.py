@@ -31,7 +31,7 @@ class Group(NamedTuple):
     start: int  # the first token
     sequences: int
     length: int  # tokens of each
-    keys: int = 0  # its first tokens are attended to, so many of them; 0: all
+    keys: int = 0  # number of its first tokens that are attended to; 0: all
 
 
 Ints = npt.NDArray[np.int64]

@@ -21,7 +21,7 @@ from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.tasks import ALL_TASKS, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-MATRICES = ("word", "position", "type")  # beside those that are called ….weight
+MATRICES = ("word", "position", "type")  # in addition to those that are called ….weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ def parts_of(batch: PackedBatch) -> list[AdapterSlice]:
     ]
 
 
-def joined(parts: Sequence[AdapterSlice], answers: Sequence[dict[Task, TaskOutput]]) -> dict[Task, TaskOutput]:
-    """Join the outputs of a batch's parts: the sequences of each task in the batch's order."""
-    if len(parts) == 1:
-        return answers[0]
+def join(slices: Sequence[AdapterSlice], outputs: Sequence[dict[Task, TaskOutput]]) -> dict[Task, TaskOutput]:
+    """Join the outputs of a batch's slices: the sequences of each task in the batch's order."""
+    if len(slices) == 1:
+        return outputs[0]
     rows = {}
     for task in ALL_TASKS:
-        with_task = [(part, answer[task]) for part, answer in zip(parts, answers, strict=True) if task in answer]
+        with_task = [(each, output[task]) for each, output in zip(slices, outputs, strict=True) if task in output]
         if with_task:
-            order = np.argsort(np.concatenate([part.wanting(task) for part, _ in with_task]))
+            order = np.argsort(np.concatenate([each.wanting(task) for each, _ in with_task]))
             rows[task] = TaskOutput.joined([output for _, output in with_task]).taken(order)
     return rows
 

@@ -18,7 +18,7 @@ from embert.engine.encoders.cuda.adapters import (
     AdapterSlice,
     adapted_tensors,
     encoders_of,
-    joined,
+    join,
     named,
     parts_of,
 )
@@ -83,7 +83,7 @@ def _incapable(name: str, capability: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class InFlightSlice:
-    """A batch in flight on one encoder of the extension, or a part of one, and how its answers are read."""
+    """A batch in flight on one encoder of the extension, or a part of one, and how its rows are read."""
 
     number: int
     part: AdapterSlice
@@ -140,7 +140,7 @@ class CudaEncoder(Encoder):
         self._has = model.tasks
         self.width = model.width
         self._budget = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
-        # A longer text is a batch of its own.
+        # A longer text is a separate batch.
         self.max_batch_tokens = max(self._budget, model.max_input_length) if max_batch_tokens is None else self._budget
         self._checkpoint = Checkpoint.open(model)
         self._config = model.config
@@ -290,7 +290,7 @@ class CudaEncoder(Encoder):
                 layout = Layout.of(device_batch, self._model)
                 flights.append(InFlightSlice(self._start(part, device_batch), part, layout, host_batch))
         except EncoderError:
-            _, failure = self._collected(flights)  # their places are wanted again
+            _, failure = self._collect(flights)  # their slots are needed again
             if isinstance(failure, EncoderLost):
                 raise failure from None
             raise
@@ -322,33 +322,33 @@ class CudaEncoder(Encoder):
 
         Raises EncoderError if this forward failed, EncoderLost if no later one can work either.
         """
-        answers, failure = self._collected(ticket.flights)
+        outputs, failure = self._collect(ticket.flights)
         if failure is not None:
             raise failure
-        return joined([flight.part for flight in ticket.flights], answers)
+        return join([flight.part for flight in ticket.flights], outputs)
 
-    def _collected(self, flights: Sequence[InFlightSlice]) -> tuple[list[dict[Task, TaskOutput]], EncoderError | None]:
+    def _collect(self, flights: Sequence[InFlightSlice]) -> tuple[list[dict[Task, TaskOutput]], EncoderError | None]:
         """Wait for all flights, even if some fail: their results, and the worst failure."""
-        answers: list[dict[Task, TaskOutput]] = []
+        outputs: list[dict[Task, TaskOutput]] = []
         failure: EncoderError | None = None
         for flight in flights:
             try:
-                outputs = self._opened(flight.part).wait(flight.number)
+                results = self._opened(flight.part).wait(flight.number)
             except (self._cuda.Refused, self._cuda.Lost) as error:
                 translated = self._translated(error)
                 translated.__cause__ = error
                 if failure is None or isinstance(translated, EncoderLost):
                     failure = translated
                 continue
-            rows = {Task(bit): flight.layout.rows(Task(bit), *answer) for bit, *answer in outputs}
+            rows = {Task(bit): flight.layout.rows(Task(bit), *arrays) for bit, *arrays in results}
             if self._token_logits is not None:
                 rows = self._token_logits.finish(rows)
             if self._host_classifier is not None:
                 rows = self._host_classifier.finish(rows)
             if self._host_embedding is not None and flight.host_batch is not None:
                 rows = self._host_embedding.finish(rows, flight.host_batch)
-            answers.append(rows)
-        return answers, failure
+            outputs.append(rows)
+        return outputs, failure
 
     def close(self) -> None:
         """Release the device's memory. The encoder cannot be used afterwards."""

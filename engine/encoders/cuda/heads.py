@@ -27,7 +27,7 @@ from embert.engine.weights.checkpoint import Checkpoint
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
-TOKEN_TASKS = (Task.TOKENS, Task.SPARSE, Task.MULTI)  # the extension answers with a row a token
+TOKEN_TASKS = (Task.TOKENS, Task.SPARSE, Task.MULTI)  # the extension returns a row a token
 LARGEST_FLOAT16 = 65504.0
 ROWS = 8  # that a head on the host multiplies at once
 
@@ -85,7 +85,7 @@ def _token_classifier_tensors(
 
 
 def _replaced(tasks: npt.NDArray[np.uint8], task: Task, other: Task) -> npt.NDArray[np.uint8]:
-    """The tasks [B] of sequences, with `other` in the place of `task`."""
+    """The tasks [B] of sequences, with `other` instead of `task`."""
     rest = tasks & ~np.uint8(task)
     return np.where(tasks & np.uint8(task), rest | np.uint8(other), rest).astype(np.uint8)
 
@@ -104,7 +104,7 @@ class TokenLogits:
         return dataclasses.replace(batch, tasks=_replaced(batch.tasks, Task.TOKEN_CLASSES, Task.MULTI))
 
     def finish(self, rows: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
-        """The rows of each task, with TOKEN_CLASSES' in the place of MULTI's."""
+        """The rows of each task, with TOKEN_CLASSES' instead of MULTI's."""
         multi = rows.pop(Task.MULTI, None)
         if multi is None:
             return rows
@@ -198,11 +198,11 @@ class HostClassifier:
 
     @staticmethod
     def device_tasks(tasks: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8] | None:
-        """The tasks [B] of a batch, with pooled rows in the place of logits."""
+        """The tasks [B] of a batch, with pooled rows instead of logits."""
         return None if tasks is None else _replaced(tasks, Task.CLASSIFY, Task.EMBED)
 
     def finish(self, rows: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
-        """The rows of each task, with logits float32 [n, labels] in the place of pooled rows [n, hidden]."""
+        """The rows of each task, with logits float32 [n, labels] instead of pooled rows [n, hidden]."""
         pooled = rows.pop(Task.EMBED, None)
         if pooled is None:
             return rows
@@ -274,7 +274,7 @@ class Layout:
 
     @classmethod
     def of(cls, batch: PackedBatch, model: Model) -> Layout:
-        """The layout of the answers to a batch."""
+        """The layout of a batch's results."""
         if batch.wanted & (Task.TOKENS | Task.SPARSE | Task.MULTI) == NO_TASK:
             return cls({}, None, ())
         lengths = np.diff(batch.cu_seqlens)

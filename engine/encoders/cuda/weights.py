@@ -1,7 +1,7 @@
 """A model's embeddings and layers for the CUDA extension: their tensors for `load`, and whether they fit float16.
 
 float16's numbers end at 65 504 and lose digits below 6e-5; checkpoints in bfloat16 or float32 may hold others. A weight
-below 2⁻¹⁷ is stored with an error of up to 2⁻²⁵. That is nothing beside weights of a usual size, but ruins a matrix
+below 2⁻¹⁷ is stored with an error of up to 2⁻²⁵. Weights of a usual size hide it, but it ruins a matrix
 that has no others. So the test looks at a matrix as a whole, not at single small numbers.
 
 For int8, `column_factors` balances the products whose input is a LayerNorm: QKV and the first one of the feed-forward
@@ -54,7 +54,7 @@ SAMPLE = 1 << 18  # evenly spaced elements that a tensor's root mean square is t
 def chosen_dtype(dtype: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
     """The type to compute in for a requested one, and the reason if "auto" is not float16.
 
-    Raises UnsupportedModel if float16 was asked for, or int8 beside float16, and does not hold the model, BrokenModel
+    Raises UnsupportedModel if float16 was asked for, or int8 next to float16, and does not hold the model, BrokenModel
     naming a tensor that has a NaN or an infinity.
     """
     if dtype not in ("auto", "float16", "int8"):

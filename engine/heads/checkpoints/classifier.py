@@ -165,7 +165,7 @@ def _entailment(label2id: object, labels: tuple[str, ...]) -> int | None:
 
 
 def _activation(path: Path, config: dict[str, Any], library: Path, library_fields: dict[str, Any], labels: int) -> str:
-    """From logits to scores: as sentence-transformers' files state, or by HuggingFace's `problem_type`."""
+    """The function from logits to scores: as sentence-transformers' files state, or by HuggingFace's `problem_type`."""
     nested = config.get("sentence_transformers")
     stated = [
         (library, "activation_fn", library_fields.get("activation_fn")),  # version 6

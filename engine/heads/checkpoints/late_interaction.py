@@ -1,6 +1,6 @@
 """Late interaction (ColBERT): a vector a token, as sentence-transformers, PyLate and Stanford's code store it.
 
-sentence-transformers 6   modules Transformer, Dense …, MultiVectorMask, Normalize; lengths beside the transformer
+sentence-transformers 6   modules Transformer, Dense …, MultiVectorMask, Normalize; lengths next to the transformer
 PyLate, up to version 3   modules Transformer, Dense …; everything else in config_sentence_transformers.json
 Stanford's ColBERT        no modules: linear.weight among the encoder's weights, and artifact.metadata
 """
@@ -41,7 +41,7 @@ class Mask:
 
 
 def read_mask(path: Path) -> Mask:
-    """From the `config.json` of a MultiVectorMask module. Raises BrokenModel or UnsupportedModel."""
+    """Reads the `config.json` of a MultiVectorMask module. Raises BrokenModel or UnsupportedModel."""
     fields = read_object(path)
     if fields.get("keep_only_token_ids"):
         raise UnsupportedModel(f"{path}: keep_only_token_ids is not supported; supported: null")
@@ -108,7 +108,7 @@ def _text(path: Path, name: str, value: object) -> str:
 
 
 def is_stanford(config: Path) -> bool:
-    """Whether a `config.json` is of Stanford's ColBERT."""
+    """True for a `config.json` of Stanford's ColBERT."""
     stated = read_object(config).get("architectures")
     return isinstance(stated, list) and "HF_ColBERT" in stated
 

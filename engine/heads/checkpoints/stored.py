@@ -1,4 +1,4 @@
-"""What a model folder's files hold: tensors and their shapes, which of them nothing uses, and the ids of tokens.
+"""The contents of a model folder's files: tensors and their shapes, which of them nothing uses, and the ids of tokens.
 
 Imports no numpy.
 """
@@ -32,7 +32,7 @@ class Stored:
         return next((name for name in names if f"{name}.weight" in self.shapes), names[0])
 
     def check(self, name: str, shape: tuple[int, ...]) -> str:
-        """The name itself. Raises BrokenModel if there is no such tensor, or one of another shape."""
+        """The name itself. Raises BrokenModel if the tensor is missing or has another shape."""
         if name not in self.shapes:
             raise BrokenModel(f"{self.path} has no tensor {name}")
         if self.shapes[name] != shape:
@@ -87,7 +87,7 @@ MOST_GROUPS, MOST_CHARACTERS = 8, 60  # of a message, and of a name in it
 
 # Buffers that follow from config.json, by the ends of their names.
 BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
-ADDED = (".0.lora_A", ".0.lora_B")  # of adapters, beside the weights to which they add
+ADDED = (".0.lora_A", ".0.lora_B")  # of adapters, next to the weights to which they add
 
 
 def unused_tensors(stored: Stored, config: EncoderConfig, heads: Heads) -> list[str]:
@@ -156,7 +156,7 @@ class Vocabulary:
     """A tokenizer's tokens and their ids, and which of them are special: read from its JSON files."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the tokenizer.json of a `folder`, and the special tokens in the files beside it. Raises BrokenModel."""
+        """Read the tokenizer.json of a `folder`, and the special tokens in the files next to it. Raises BrokenModel."""
         self.path = folder / "tokenizer.json"
         fields = read_object(self.path)
         try:
@@ -174,7 +174,7 @@ class Vocabulary:
                 self._special |= read_object(folder / name)
 
     def id(self, token: str) -> int | None:
-        """A token's id; None for text that is no token."""
+        """A token's id; None for text that is not a token."""
         token_id: int | None = self._ids.get(token)
         return token_id
 

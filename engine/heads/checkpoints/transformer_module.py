@@ -37,7 +37,7 @@ HUB_KWARGS = {"cache_dir", "local_files_only", "token", "trust_remote_code"}
 
 @dataclass(frozen=True, slots=True)
 class TransformerModule:
-    """The file's settings; all defaults where there is no file."""
+    """The file's settings; all defaults if the file does not exist."""
 
     path: Path | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)  # as the file has them
@@ -187,7 +187,7 @@ def _processing(path: Path, fields: Mapping[str, Any]) -> tuple[int | None, tupl
 
 
 def _stored_name(stored: Mapping[str, Any], name: str) -> str:
-    """What the file calls a field."""
+    """The file's name for a field."""
     return next((old for old, new in RENAMED.items() if new == name and old in stored), name)
 
 

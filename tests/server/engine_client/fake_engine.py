@@ -15,7 +15,7 @@ import numpy as np
 
 from embert.engine import Encoded
 from embert.server.config import ModelConfig
-from embert.server.engine_client.router import Answer, Router
+from embert.server.engine_client.router import EncodeResult, Router
 from embert.server.http.request_head import RequestOptions
 from embert.server.ipc.channel import (
     Channel,
@@ -37,7 +37,7 @@ LOADING, FAILED = ModelState("loading", "weights"), ModelState("failed", "out of
 
 
 class FakeEngine:
-    """One start of an engine: takes requests, and answers what the test says."""
+    """One start of an engine: takes requests, and sends the results that the test sets."""
 
     def __init__(self, folder: Path, name: str, index: int = 0) -> None:
         self.index = index
@@ -82,7 +82,7 @@ class FakeEngine:
         await until(received)
         return self._requests.pop(0)
 
-    def answer(self, request: int, first: int, rows: list[list[float]]) -> None:
+    def send_rows(self, request: int, first: int, rows: list[list[float]]) -> None:
         vectors = np.array(rows, np.float32).tobytes()
         part = PartialResult(request, first, len(rows), [TaskRows(1, vectors)], 0.0, 0.0)
         assert self.channel is not None
@@ -113,7 +113,7 @@ def models_of(*names: str, **options: Any) -> list[StartModel]:
     return [StartModel(number, ModelConfig(**options), "", name) for number, name in enumerate(names)]
 
 
-def ask(router: Router, texts: Encoded, model: int = 0) -> asyncio.Future[Answer]:
+def ask(router: Router, texts: Encoded, model: int = 0) -> asyncio.Future[EncodeResult]:
     return asyncio.ensure_future(router.encode(texts, never_leaves, in_a_minute(), model=model))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embert.engine import Encoded
-from embert.server.engine_client.router import Answer
+from embert.server.engine_client.router import EncodeResult
 from embert.server.http.errors import InferenceFailed, Unavailable
 from embert.server.ipc.control import EngineState
 from embert.server.ipc.shared_counters import SharedCounters
@@ -30,8 +30,8 @@ from tests.server.engine_client.fake_engine import (
 DOWN = EngineState(0, "down", "killed")
 
 
-async def vectors_of(answer: asyncio.Future[Answer]) -> list[list[float]]:
-    vectors: list[list[float]] = (await asyncio.wait_for(answer, 30)).vectors.tolist()
+async def vectors_of(result: asyncio.Future[EncodeResult]) -> list[list[float]]:
+    vectors: list[list[float]] = (await asyncio.wait_for(result, 30)).vectors.tolist()
     return vectors
 
 
@@ -41,18 +41,18 @@ async def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(stage: Sc
     router = stage.router("a")
     old, new = stage.engine(), stage.engine()
     router.engine_changed(old.ready())
-    answer = ask(router, three_texts())
+    result = ask(router, three_texts())
     first = await old.request()
     router.engine_changed(DOWN)
     router.engine_changed(new.ready())
     again = await new.request()
-    old.answer(first.id, 0, [[9.0, 9.0], [9.0, 9.0]])
+    old.send_rows(first.id, 0, [[9.0, 9.0], [9.0, 9.0]])
     await asyncio.sleep(0.1)  # it has arrived
-    new.answer(again.id, 0, [[1.0, 1.0]])
+    new.send_rows(again.id, 0, [[1.0, 1.0]])
     await asyncio.sleep(0.1)
-    assert not answer.done()
-    new.answer(again.id, 1, [[2.0, 2.0], [3.0, 3.0]])
-    assert await vectors_of(answer) == [[1, 1], [2, 2], [3, 3]]
+    assert not result.done()
+    new.send_rows(again.id, 1, [[2.0, 2.0], [3.0, 3.0]])
+    assert await vectors_of(result) == [[1, 1], [2, 2], [3, 3]]
     assert router.pending == 0
 
 
@@ -64,15 +64,15 @@ async def test_a_request_that_took_its_time_leaves_nothing_behind(stage: Scene) 
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         for _ in range(3):
-            answer = ask(router, three_texts())
+            result = ask(router, three_texts())
             request = await engine.request()
             await asyncio.sleep(0.2)  # long enough for the sweep to watch its client
-            engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
-            await vectors_of(answer)
-            del answer, request
+            engine.send_rows(request.id, 0, [[1.0, 1.0]] * 3)
+            await vectors_of(result)
+            del result, request
         await asyncio.sleep(0.1)
         gc.collect()
-        assert {"Answer", "PendingRequest", "ndarray"}.isdisjoint(type(each).__name__ for each in gc.garbage)
+        assert {"EncodeResult", "PendingRequest", "ndarray"}.isdisjoint(type(each).__name__ for each in gc.garbage)
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -82,15 +82,15 @@ async def test_a_request_that_took_its_time_leaves_nothing_behind(stage: Scene) 
 async def test_a_connection_that_breaks_is_made_again(stage: Scene) -> None:
     """Before the supervisor has said anything. What the engine owed is sent again, but not for ever."""
     router, engine = stage.ready()
-    answer = ask(router, three_texts())
+    result = ask(router, three_texts())
     first = await engine.request()
-    engine.answer(first.id, 0, [[9.0, 9.0]])
+    engine.send_rows(first.id, 0, [[9.0, 9.0]])
     assert engine.channel is not None
     engine.channel.send(b"no message")
     await engine.accept()
     again = await engine.request()
-    engine.answer(again.id, 0, [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
-    assert await vectors_of(answer) == [[1, 1], [2, 2], [3, 3]]
+    engine.send_rows(again.id, 0, [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+    assert await vectors_of(result) == [[1, 1], [2, 2], [3, 3]]
     lost = ask(router, three_texts())
     for _ in range(8):
         await engine.request()
@@ -111,24 +111,24 @@ async def test_requests_wait_while_an_engine_that_is_ready_cannot_be_reached(sta
     ready = engine.ready()
     engine.close()
     router.engine_changed(ready)
-    answer = ask(router, three_texts())
+    result = ask(router, three_texts())
     await asyncio.sleep(0.1)
-    assert not answer.done()
+    assert not result.done()
     engine.listen()
     request = await engine.request()
-    engine.answer(request.id, 0, [[1.0, 1.0]] * 3)
-    assert await vectors_of(answer) == [[1, 1]] * 3
+    engine.send_rows(request.id, 0, [[1.0, 1.0]] * 3)
+    assert await vectors_of(result) == [[1, 1]] * 3
 
 
 @scene
 async def test_a_message_larger_than_the_socket_arrives(stage: Scene) -> None:
     router, engine = stage.ready(max_queue_tokens=10_000_000)
     many = Encoded(np.arange(1_000_000, dtype=np.int32), np.full(1000, 1000, np.int32), 0)
-    answer = ask(router, many)
+    result = ask(router, many)
     request = await engine.request()
     assert np.array_equal(np.frombuffer(request.ids, np.int32), many.ids)
-    engine.answer(request.id, 0, [[1.0, 1.0]] * 1000)
-    assert await vectors_of(answer) == [[1, 1]] * 1000
+    engine.send_rows(request.id, 0, [[1.0, 1.0]] * 1000)
+    assert await vectors_of(result) == [[1, 1]] * 1000
 
 
 @scene
@@ -155,7 +155,7 @@ async def test_what_a_lost_engine_ran_is_isolated_and_then_failed(stage: Scene) 
     router.engine_changed(DOWN)
     router.engine_changed(engines[5].ready())
     for _ in range(2):
-        engines[5].answer((await engines[5].request()).id, 0, [[1.0, 1.0]])
+        engines[5].send_rows((await engines[5].request()).id, 0, [[1.0, 1.0]])
     assert [await vectors_of(each) for each in (neighbor, waiting)] == [[[1, 1]]] * 2
     assert router.pending == router.admissions[0].admitted_tokens == 0
 
@@ -164,15 +164,15 @@ async def test_what_a_lost_engine_ran_is_isolated_and_then_failed(stage: Scene) 
 async def test_what_was_never_sent_was_not_lost(stage: Scene) -> None:
     """Whether it waits for an engine, or for the next tick of the loop, when an engine is lost."""
     router = stage.router("a")
-    answer = None
+    result = None
     for _ in range(10):
         engine = stage.engine()
         router.engine_changed(engine.ready())
         await engine.accept()
         while not router._engines[0].status:
             await asyncio.sleep(0)
-        if answer is None:
-            answer = ask(router, one_text())
+        if result is None:
+            result = ask(router, one_text())
             await asyncio.sleep(0)
         # It is with this engine, but the tick that sends it has not come.
         (pending,) = router._pending.values()
@@ -182,21 +182,21 @@ async def test_what_was_never_sent_was_not_lost(stage: Scene) -> None:
         router.engine_changed(DOWN)
     engine = stage.engine()
     router.engine_changed(engine.ready())
-    engine.answer((await engine.request()).id, 0, [[1.0, 1.0]])
-    assert answer is not None
-    assert await vectors_of(answer) == [[1, 1]]
+    engine.send_rows((await engine.request()).id, 0, [[1.0, 1.0]])
+    assert result is not None
+    assert await vectors_of(result) == [[1, 1]]
 
 
 @scene
 async def test_what_an_engine_sent_before_it_was_lost_is_taken(stage: Scene) -> None:
     """Also where the supervisor reports the loss before the socket shows it."""
     router, engine = stage.ready()
-    answer = ask(router, one_text())
+    result = ask(router, one_text())
     request = await engine.request()
-    engine.answer(request.id, 0, [[1.0, 1.0]])
+    engine.send_rows(request.id, 0, [[1.0, 1.0]])
     engine.close()
     router.engine_changed(DOWN)
-    assert await vectors_of(answer) == [[1, 1]]
+    assert await vectors_of(result) == [[1, 1]]
 
 
 def test_the_shared_counters_say_what_runs() -> None:
@@ -262,9 +262,9 @@ async def test_a_request_goes_to_an_engine_that_has_its_model(stage: Scene) -> N
     request = await one.request()
     assert request.model == 0
     assert [admission.admitted_tokens for admission in router.admissions] == [1, 9]
-    one.answer(request.id, 0, [[1.0, 1.0]])
+    one.send_rows(request.id, 0, [[1.0, 1.0]])
     for each in asked:
-        both.answer(each.id, 0, [[1.0, 1.0]] * 3)
+        both.send_rows(each.id, 0, [[1.0, 1.0]] * 3)
     await asyncio.wait_for(asyncio.gather(of_a, *of_b), 30)
     assert [admission.admitted_tokens for admission in router.admissions] == [0, 0]
 
@@ -282,7 +282,7 @@ async def test_what_waits_for_a_model_is_sent_once_it_is_loaded_again(stage: Sce
     router.engine_changed(new.ready(a=READY, b=LOADING))
     request = await new.request()
     assert request.model == 0
-    new.answer(request.id, 0, [[1.0, 1.0]])
+    new.send_rows(request.id, 0, [[1.0, 1.0]])
     await asyncio.wait_for(of_a, 30)
     assert not of_b.done()
     with pytest.raises(Unavailable, match="b is not ready"):  # as at any time while it loads
@@ -290,7 +290,7 @@ async def test_what_waits_for_a_model_is_sent_once_it_is_loaded_again(stage: Sce
     router.engine_changed(new.ready(a=READY, b=READY))
     request = await new.request()
     assert request.model == 1
-    new.answer(request.id, 0, [[1.0, 1.0]])
+    new.send_rows(request.id, 0, [[1.0, 1.0]])
     await asyncio.wait_for(of_b, 30)
 
 
@@ -322,7 +322,7 @@ async def test_a_model_that_has_failed_everywhere_fails_what_waits_for_it(stage:
         await ask(router, one_text(), 1)
     request = await engines[0].request()
     assert request.model == 0
-    engines[0].answer(request.id, 0, [[1.0, 1.0]])
+    engines[0].send_rows(request.id, 0, [[1.0, 1.0]])
     await asyncio.wait_for(of_a, 30)
     assert router.pending == 0
 
@@ -344,5 +344,5 @@ async def test_draining_gives_up_what_no_engine_will_do(stage: Scene) -> None:
     router.give_up(unready=True)
     with pytest.raises(Unavailable, match="shutting down"):
         await asyncio.wait_for(of_b, 30)
-    engines[0].answer(request.id, 0, [[1.0, 1.0]])
+    engines[0].send_rows(request.id, 0, [[1.0, 1.0]])
     await asyncio.wait_for(of_a, 30)

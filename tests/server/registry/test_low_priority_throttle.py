@@ -12,7 +12,7 @@ import pytest
 
 from embert.engine import Encoded, Task, TaskOutput
 from embert.engine.tokenization.encoded import TokenizeOptions
-from embert.server.engine_client.router import Answer
+from embert.server.engine_client.router import EncodeResult
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.request_head import RequestOptions
 from embert.server.observability.request_record import SCOPE_KEY, RequestRecord
@@ -117,12 +117,12 @@ def test_only_low_priority_requests_are_throttled(low_priority: bool) -> None:
     throttle = _Recorder()
     ids = np.arange(3, dtype=np.int32)
     encoded = Encoded(ids, np.array([3], np.int32), 0, None)
-    answer = Answer({Task.EMBED: TaskOutput.one_each(np.zeros((2, 4), np.float32))}, 0.0, 0.0)
+    answer = EncodeResult({Task.EMBED: TaskOutput.one_each(np.zeros((2, 4), np.float32))}, 0.0, 0.0)
 
     async def tokenize(*_: Any, **__: Any) -> Encoded:
         return encoded
 
-    async def encode(*_: Any, **__: Any) -> Answer:
+    async def encode(*_: Any, **__: Any) -> EncodeResult:
         return answer
 
     context = object.__new__(RequestContext)

@@ -72,10 +72,10 @@ def test_models_that_fail_to_load_do_not_take_the_others_along(named: list[str],
     with live(f"gone={tmp_path}/gone", *named, *STAND_IN, env=env, clean_log=False) as server:
         server.wait_announced()
         assert "models: 2 of 4" in server.log
-        assert "gone: there is no folder" in server.log
+        assert "gone: no such folder" in server.log
         gone = server.get("/readyz/gone")
         assert gone.status_code == 503
-        assert "there is no folder" in gone.text
+        assert "no such folder" in gone.text
         assert "b: the stand-in was told not to load" in server.log
         assert right(server, "a")
         assert server.get("/readyz").status_code == 200

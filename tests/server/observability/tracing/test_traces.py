@@ -216,7 +216,7 @@ def test_a_deadline_that_passes_is_an_error(pair: Pair) -> None:
     assert root.attributes["error.type"] == "503"
     assert root.failed
     assert root.message == answer.json()["error"]
-    assert "was not answered within 1 s" in root.message
+    assert "was not served within 1 s" in root.message
     assert queue.failed
     assert queue.ended - queue.started > 0.1e9
 
