@@ -39,7 +39,7 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
 
 def _becomes(field: KnownField) -> str:
     if field.verdict is Verdict.HONORED:
-        dropped = f"; dropped if `{field.ignored_beside}` is given" if field.ignored_beside else ""
+        dropped = f"; dropped if `{field.ignored_with}` is given" if field.ignored_with else ""
         return f"honored{': ' + field.reason if field.reason else ''}{dropped}"
     if field.verdict is Verdict.HARMLESS:
         return f"harmless: {field.reason}"

@@ -66,7 +66,7 @@ def create_app(
         title="embert",
         version=__version__,
         description=description(registry),
-        servers=[{"url": "./"}],  # beside the document
+        servers=[{"url": "./"}],  # relative to the document
         # FastAPI's own would double ours where a program around embert sets OpenTelemetry up, and may log a text.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
@@ -98,12 +98,12 @@ def _endpoint(
 
 def _add_operations(app: FastAPI, registry: ModelRegistry) -> None:
     models = [handle.model for handle in registry.all]
-    answered = [
+    routes = [
         (route.name, route.summary)
         for route in ROUTES
         if not isinstance(route, TaskRoute) or any(map(route.suits, models))
     ]
-    operations = Operations(registry, hint(answered, registry.names))
+    operations = Operations(registry, hint(routes, registry.names))
     for operation in OPERATIONS:
         if operation.endpoint is None:
             continue

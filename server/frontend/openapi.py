@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI cannot know of the tasks' routes, and the bounds of the models that are served."""
+"""The OpenAPI document: the tasks' routes, which FastAPI does not serve, and the bounds of the served models."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _ERRORS = {
 _MISSING = ", or the model does not have the task"
 
 _HEADERS = (
-    "The header `X-Request-Timeout` says in how many seconds the answer is wanted, `X-Priority: bulk` that others may "
-    "go first."
+    "The header `X-Request-Timeout` limits the seconds until the response. `X-Priority: bulk` lets other requests go "
+    "first."
 )
 
 _RAW = {
@@ -72,8 +72,8 @@ def description(registry: ModelRegistry) -> str:
             *models,
             "",
             "Every `POST` route is also below `/models/NAME`, as `/models/NAME/embed`, for the model of that name. "
-            "Otherwise `model` in the body chooses, where a route has it, or the first model that can do the task "
-            "answers.",
+            "Otherwise `model` in the body chooses, if the route has this field; else the first model that has the "
+            "task.",
         )
     )
 
@@ -82,9 +82,9 @@ def complete_document(document: dict[str, Any], served: Served) -> dict[str, Any
     """Add the tasks to FastAPI's document in place, with the bounds of the models served, and return it.
 
     Of several models a bound is the largest, and a choice has those of all. `x-task-missing` marks the routes that no
-    model can answer.
+    model can serve.
     """
-    models = {model for task in TASKS for model in (task.request, task.answer)} | set(ERROR_MODELS.values())
+    models = {model for task in TASKS for model in (task.request, task.response)} | set(ERROR_MODELS.values())
     ordered = sorted(models, key=lambda model: model.__name__)
     inputs: list[tuple[Any, Literal["validation"]]] = [(model, "validation") for model in ordered]
     names, schemas = models_json_schema(inputs, ref_template="#/components/schemas/{model}")
@@ -109,13 +109,13 @@ def complete_document(document: dict[str, Any], served: Served) -> dict[str, Any
 def _operation(task: TaskRoute, path: str, names: dict[Any, Any], served: Served) -> dict[str, Any]:
     able = next((model for model, _ in served if task.suits(model)), None)
     error = {"application/json": {"schema": names[ERROR_MODELS[task.error_format], "validation"]}}
-    content: dict[str, Any] = {"application/json": {"schema": names[task.answer, "validation"]}}
+    content: dict[str, Any] = {"application/json": {"schema": names[task.response, "validation"]}}
     body = {"schema": names[task.request, "validation"], "example": task.example_for(able or served[0][0])}
     if others := [other for other in TASKS if other.path in task.also]:
         requests = dict.fromkeys(route.request for route in (task, *others))
         body["schema"] = {"anyOf": [names[request, "validation"] for request in requests]}
-        answers = dict.fromkeys(route.answer for route in (task, *others))
-        content["application/json"]["schema"] = {"anyOf": [names[answer, "validation"] for answer in answers]}
+        responses = dict.fromkeys(route.response for route in (task, *others))
+        content["application/json"]["schema"] = {"anyOf": [names[response, "validation"] for response in responses]}
     place = re.search(r"\{(\w+)\}", path)
     parameter = {"in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     lacking = 424 if task.error_format is ErrorFormat.TEI else 400
@@ -127,7 +127,7 @@ def _operation(task: TaskRoute, path: str, names: dict[Any, Any], served: Served
         "operationId": "post_" + (re.sub(r"\W+", "_", path).strip("_") or "root"),
         **({"parameters": [{"name": place[1], **parameter}]} if place else {}),
         "requestBody": {"required": True, "content": {"application/json": body}},
-        "responses": {"200": {"description": "Answer", "content": content | _RAW if task.raw else content}}
+        "responses": {"200": {"description": "Response", "content": content | _RAW if task.raw else content}}
         | {str(status): {"description": text, "content": error} for status, text in errors.items()},
     }
     return operation if able is not None else operation | {"x-task-missing": True}

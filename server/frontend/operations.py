@@ -1,4 +1,4 @@
-"""Health, readiness, what is served, metrics: ordinary FastAPI endpoints. Their routes are in routes.py."""
+"""Health, readiness, models, metrics: ordinary FastAPI endpoints. Their routes are in routes.py."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ __all__ = ["Health", "Liveness", "Operations", "Readiness"]
 
 
 class Health(BaseModel):
-    """Whether inference works."""
+    """State of inference."""
 
     status: str
     last_success_age_s: float | None = None
 
 
 class Liveness(BaseModel):
-    """Whether the process answers."""
+    """State of the process."""
 
     status: str
     detail: str = ""
 
 
 class Readiness(Liveness):
-    """Whether requests are taken, and the state of each model: `ready`, `loading` or `failed`."""
+    """State of the server and of each model: `ready`, `loading` or `failed`."""
 
     models: dict[str, str]
 
@@ -56,7 +56,7 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-class ModelFacts(BaseModel):
+class ModelMetadata(BaseModel):
     """text-embeddings-inference's fields, and what runs the model."""
 
     model_id: str
@@ -87,14 +87,14 @@ class ModelFacts(BaseModel):
     payload_limit: int
 
 
-class Info(ModelFacts):
+class Info(ModelMetadata):
     """The first model, and all of them."""
 
-    models: list[ModelFacts]
+    models: list[ModelMetadata]
 
 
 class Operations:
-    """The endpoints about the models. Their rows in the table of routes say the rest."""
+    """The endpoints. The rest is in their rows of the table of routes."""
 
     def __init__(self, registry: ModelRegistry, hint: bytes) -> None:
         """`hint` is the text of `GET /` for clients other than browsers."""
@@ -110,14 +110,13 @@ class Operations:
         return Response(self._hint, headers={"vary": "accept"}, media_type="text/plain")
 
     async def health(self) -> Response:
-        """Whether the last forward worked, and was not long ago."""
+        """503 if the last forward failed or was long ago."""
         healthy, age = self._registry.router.health()
         reason = _unready(self._registry.all) if age is None else "no forward worked lately"
         body = Health(status="ok" if healthy else reason, last_success_age_s=None if age is None else round(age, 3))
         return JSONResponse(body.model_dump(), 200 if healthy else 503)
 
     async def livez(self) -> Liveness:
-        """The process answers."""
         return Liveness(status="ok")
 
     async def readyz(self) -> Response:
@@ -149,16 +148,13 @@ class Operations:
         return _readiness(handle.state, "" if handle.state == "ready" else _unready([handle]), states)
 
     async def info(self) -> Info:
-        """What is served, and its limits."""
-        facts = [_facts(handle) for handle in self._registry.all]
-        return Info(**facts[0].model_dump(), models=facts)
+        models = [_metadata(handle) for handle in self._registry.all]
+        return Info(**models[0].model_dump(), models=models)
 
-    async def info_of(self, name: str) -> ModelFacts:
-        """One of the models, and its limits."""
-        return _facts(self._registry.in_path(name))
+    async def info_of(self, name: str) -> ModelMetadata:
+        return _metadata(self._registry.in_path(name))
 
     async def models(self) -> ModelList:
-        """The models served here."""
         registry = self._registry
         names = (*registry.names, *registry.broken)
         return ModelList(data=[ModelCard(id=name, created=self._created) for name in names])
@@ -174,8 +170,8 @@ class Operations:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text format, or OpenMetrics."""
-        answer = await self._registry.scrapes.answer(scrape_form(request.scope["headers"]))
-        return Response(answer.body, headers={name.decode(): value.decode() for name, value in answer.headers})
+        exposition = await self._registry.scrapes.answer(scrape_form(request.scope["headers"]))
+        return Response(exposition.body, headers={name.decode(): value.decode() for name, value in exposition.headers})
 
 
 def _readiness(status: str, detail: str, models: dict[str, str]) -> Response:
@@ -189,9 +185,9 @@ def _unready(registry: Iterable[ModelHandle], broken: Mapping[str, str] | None =
     return "; ".join(dict.fromkeys(reasons))
 
 
-def _facts(handle: ModelHandle) -> ModelFacts:
+def _metadata(handle: ModelHandle) -> ModelMetadata:
     config, model, engine = handle.config, handle.model, handle.engine
-    return ModelFacts(
+    return ModelMetadata(
         model_id=model.model_id,
         model_sha=model.revision,
         model_dtype=engine.dtype if engine else config.dtype,

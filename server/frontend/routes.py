@@ -1,4 +1,4 @@
-"""The table of all routes, and what follows from it for every path.
+"""The table of all routes, and the values that follow from it for every path.
 
 A task's route asks an engine or the tokenizer for work; an operation is about the server itself. The ASGI app, the
 OpenAPI document, metric labels, the form of errors, what needs no key, and the text of `GET /` come from this table.
@@ -67,7 +67,7 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What all rows have."""
+    """Columns of every row."""
 
     method: ClassVar[str]
     path: str  # and its label in metrics; `{id}` stands for anything
@@ -77,7 +77,6 @@ class Route:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All of them."""
         return self.path, *self.aliases
 
     @property
@@ -93,7 +92,7 @@ class TaskRoute(Route):
     method: ClassVar[str] = "POST"
     handler: Handler
     request: type[RequestBody]
-    answer: type[BaseModel]
+    response: type[BaseModel]
     example: Mapping[str, Any]
     example_of: Mapping[Task, Mapping[str, Any]] = field(default_factory=dict)  # more of it, by the model's first
     needs: Task = NO_TASK  # tasks that the model must have for every request
@@ -104,17 +103,15 @@ class TaskRoute(Route):
     raw: bool = False  # `Accept: application/octet-stream` gets raw float32 rows
 
     def example_for(self, model: Model) -> dict[str, Any]:
-        """A request that the model can answer, if it suits the row."""
+        """A request that the model can serve, if it suits the row."""
         main = next((task for task in ALL_TASKS if task in model.tasks & self.needs_one), NO_TASK)
         return {**self.example, **self.example_of.get(main, {})}
 
     @property
     def capability(self) -> Capability:
-        """What a model must be able to do."""
         return Capability(self.needs, self.needs_one, self.reranks, self.entails)
 
     def suits(self, model: Model) -> bool:
-        """Whether the model has the tasks."""
         return self.capability.suits(model)
 
 
@@ -139,7 +136,7 @@ class Operation(Route):
 COHERE, OPENAI, TEI = ErrorFormat.COHERE, ErrorFormat.OPENAI, ErrorFormat.TEI
 
 MODELS_PREFIX = "/models/"
-# Of these each model has one of several rows: see tasks_by_path.
+# Paths of several rows, of which a model has one: see tasks_by_path.
 SHARED_PATHS = ("/", "/invocations")
 # Without a name in the request, these use the first model, for any task.
 FIRST_MODEL_PATHS = (*SHARED_PATHS, "/vertex", "/tokenize", "/detokenize", "/decode")
@@ -244,7 +241,7 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
     ),
     TaskRoute(
         "/zero_shot", TEI, "Labels of the client's own for texts, as transformers' zero-shot pipeline",
-        hugging_face.zero_shot, hugging_face.ZeroShotRequest, hugging_face.ZeroShotAnswer,
+        hugging_face.zero_shot, hugging_face.ZeroShotRequest, hugging_face.ZeroShotResponse,
         {"inputs": "I like the cat", "candidate_labels": ["animals", "taxes"]},
         needs=Task.CLASSIFY, entails=True,
     ),
@@ -278,7 +275,7 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
         "/health", TEI, "Does inference work?", Operations.health,
         aliases=("/ping",), keyless="probes", responses={200: {"model": Health}, 503: {"model": Health}},
     ),
-    Operation("/livez", TEI, "Does this process answer?", Operations.livez, keyless="probes"),
+    Operation("/livez", TEI, "Liveness of this process", Operations.livez, keyless="probes"),
     Operation(
         "/readyz", TEI, "Are requests taken?", Operations.readyz,
         keyless="probes", responses={200: {"model": Readiness}, 503: {"model": Readiness}},
@@ -329,7 +326,7 @@ def _by_body(route: TaskRoute) -> Handler:
     """
     has_labels = route.path == "/predict"
 
-    async def answer(context: RequestContext) -> tuple[bytes, bytes]:
+    async def handle(context: RequestContext) -> tuple[bytes, bytes]:
         if has_labels and context.has_field("candidate_labels"):
             return await hugging_face.zero_shot(context)
         begin = context.begin_of("inputs")
@@ -340,10 +337,10 @@ def _by_body(route: TaskRoute) -> Handler:
             return await tei_pairs.predict(context)
         return await route.handler(context)
 
-    return answer
+    return handle
 
 
-# --- of every path: its label in metrics, its form of errors, whether it needs a key, and its model ---
+# --- for every path: its label in metrics, its form of errors, its need of a key, and its model ---
 
 
 class _ByPath(dict[str, ValueT]):
@@ -374,7 +371,7 @@ class _ByPath(dict[str, ValueT]):
 
 
 def _ends(pattern: str) -> tuple[str, str]:
-    """What stands before `{id}`, and what after it."""
+    """Splits a pattern at `{id}`."""
     begin, _, rest = pattern.partition("{")
     return begin, rest.partition("}")[2]
 
@@ -387,7 +384,7 @@ MODEL_SUFFIXES = sorted(
 )
 # All values of the label `route`: what clients send must not make labels.
 METRIC_ROUTES = (*_ERROR_FORMATS, _OTHER)
-METRIC_TASKS = frozenset(path for route in TASKS for path in route.paths)  # those of them that ask a model
+METRIC_TASKS = frozenset(path for route in TASKS for path in route.paths)  # the labels of tasks
 
 
 def labels_by_path(model_paths: Mapping[str, str] | None = None) -> Mapping[str, str]:
@@ -396,7 +393,7 @@ def labels_by_path(model_paths: Mapping[str, str] | None = None) -> Mapping[str,
 
 
 def error_formats_by_path(model_paths: Mapping[str, str] | None = None) -> ErrorFormats:
-    """The form of errors of every path. A path below `/v1/` that is no route is a mistake of an OpenAI client."""
+    """The form of errors of every path. Unknown paths below `/v1/` are those of OpenAI clients."""
     prefixes = {"/v1/": OPENAI, "/openai/": OPENAI, "/v2/": COHERE}
     return _ByPath(_ERROR_FORMATS, TEI, prefixes, model_paths or {})
 
@@ -416,7 +413,7 @@ def _with_names(path: str, names: tuple[str, ...]) -> Iterator[str]:
 
 
 class ModelPath(NamedTuple):
-    """What is at a path with the name of a model in it."""
+    """A route below the name of a model."""
 
     handle: ModelHandle
     name: str

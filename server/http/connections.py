@@ -28,18 +28,18 @@ __all__ = ["ConnectionLimit", "ConnectionSlot", "Connections", "connection_limit
 
 log = logging.getLogger(__name__)
 
-SPARE_FILES = 64  # descriptors opened later that are no connections: engines, metrics, files of the docs
+SPARE_FILES = 64  # descriptors opened later for other uses: engines, metrics, files of the docs
 MOST_SURPLUS = 1024  # connections above the limit that are refused at the same time; others are closed unanswered
 UNREAD_CHECK_S = 0.25
 WATCH_INTERVAL_S = 1.0
 LOG_INTERVAL_S = 10.0  # between two lines of a kind
 EVICTED_WITHOUT_FILES = 32  # idle connections closed at once when no descriptor is left
-LEAST_TAKEN = 16_384  # bytes of an answer that a client must read in --client-timeout
-LEAST_TAKEN_PER_S = 32_768  # and where memory is scarce, so many a second
+LEAST_TAKEN = 16_384  # bytes of a response that a client must read in --client-timeout
+LEAST_TAKEN_PER_S = 32_768  # bytes a second, if memory is scarce
 
 
 class ConnectionSlot(Enum):
-    """What a new connection gets."""
+    """Treatment of a new connection."""
 
     SERVED = auto()
     SURPLUS = auto()  # its requests are refused, probes excepted, and it ends soon
@@ -48,14 +48,14 @@ class ConnectionSlot(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimit:
-    """For one process."""
+    """Limits of one process."""
 
     served: int
     surplus: int
 
 
 def connection_limit(wanted: int) -> ConnectionLimit:
-    """Raise this process's limit of open files to the hard limit; how many of `wanted` connections that allows."""
+    """Raises this process's limit of open files to the hard limit. Returns the connections that it allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard == resource.RLIM_INFINITY:
@@ -66,7 +66,7 @@ def connection_limit(wanted: int) -> ConnectionLimit:
 
 
 class Connection(Protocol):
-    """What is counted here."""
+    """A connection that is counted."""
 
     transport: asyncio.Transport
 
@@ -79,7 +79,7 @@ class Connection(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """Close it after the answer that it is about to get; now, where it gets none."""
+        """Closes it after the response in progress, or now."""
         ...
 
 
@@ -93,8 +93,8 @@ class Connections:
         self._served: set[Connection] = set()
         self._surplus: set[Connection] = set()
         self._idle: dict[Connection, float] = {}  # of those served, since when; the longest idle first
-        self.unread: set[Connection] = set()  # read no further before an answer: the event loop does not see their end
-        self.draining = False  # the next answer of each connection is its last
+        self.unread: set[Connection] = set()  # read no further before a response: the event loop does not see their end
+        self.draining = False  # the next response of each connection is its last
         self._clock = clock
         self._logged: dict[str, tuple[float, int]] = {}  # kind → time of its last line, how many were suppressed since
 
@@ -123,14 +123,14 @@ class Connections:
         self.unread.discard(connection)
 
     def drain(self) -> None:
-        """End them all: those that are idle now, the others and those to come with their next answer."""
+        """Ends all connections: idle ones now, others and new ones with their next response."""
         self.draining = True
         for connection in list(self):
             connection.shutdown()
 
     @property
     def unread_answers(self) -> int:
-        """How many have bytes of an answer that are not in the kernel yet."""
+        """Number of connections with bytes of a response that are not in the kernel yet."""
         return sum(1 for connection in self if connection.transport.get_write_buffer_size())
 
     def mark_idle(self, connection: Connection) -> None:
@@ -185,7 +185,7 @@ class Connections:
             connection.transport.close()
 
     def check_files(self) -> None:
-        """Close idle connections, and log it, when no file can be opened.
+        """Closes idle connections, and logs it, when no file can be opened.
 
         libuv silently closes what it cannot accept, so only an attempt to open a file shows it.
         """
@@ -206,7 +206,7 @@ class Connections:
 
 
 def unread_bytes(connection: Connection) -> int:
-    """Bytes of an answer that the client's machine has not taken; 0 where all of it is in the kernel.
+    """Bytes of a response that the client's machine has not taken; 0 if all of it is in the kernel.
 
     The kernel holds megabytes. Without them, the number would stand still for long while a client reads steadily.
     """
@@ -219,7 +219,7 @@ def unread_bytes(connection: Connection) -> int:
 async def end_slow_readers(
     connections: Iterable[Connection], held: HeldBytes, timeout_s: float, on_end: Callable[[], None]
 ) -> NoReturn:
-    """Abort connections whose client has read fewer than LEAST_TAKEN bytes of its answer in `timeout_s`; for ever.
+    """Aborts connections whose client has read fewer than LEAST_TAKEN bytes of its response in `timeout_s`; for ever.
 
     Where memory is scarce, it must have read more. `on_end` is called for each. Closing would wait until everything is
     sent, which may never happen.

@@ -1,7 +1,7 @@
 """Limits the bytes that an HTTP process holds for its clients, checked before the work; reads bodies within that limit.
 
-They are bodies, from their first byte until their request is answered; reservations for answers, from before the work
-until they are written; bytes of answers that clients have not read; and pipelined requests that wait for earlier ones.
+They are bodies, until the response is sent; reservations for responses, from before the work until they are written;
+bytes of responses that clients have not read; and pipelined requests that wait for earlier ones.
 
 A periodic sweep ends bodies that do not arrive. It replaces per-request timers, so an ordinary request pays nothing.
 """
@@ -25,47 +25,46 @@ SMALL_BYTES = 65_536  # requests up to this may use a quarter more, so that larg
 
 
 class HeldBytes:
-    """Of one process. Code that adds to `requests` or `unread` also subtracts it."""
+    """Bytes that one process holds. Code that adds to `requests` or `unread` also subtracts it."""
 
     __slots__ = ("_small_limit", "limit", "requests", "unread")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit  # --max-held-bytes
         self._small_limit = limit + limit // 4  # for requests of up to SMALL_BYTES
-        self.requests = 0  # bodies, and reservations for answers
+        self.requests = 0  # bodies, and reservations for responses
         self.unread = 0  # in connections' buffers
 
     @property
     def total(self) -> int:
-        """All bytes held."""
         return self.requests + self.unread
 
     @property
     def scarce(self) -> bool:
-        """Whether clients have to read faster: half of the limit waits for them."""
+        """True if unread responses use more than half of the limit."""
         return 2 * self.unread > self.limit
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more can be held, however small."""
+        """True if nothing more can be held, however small."""
         return self.total > self._small_limit
 
-    def check(self, size: int, what: str, param: str | None = None, *, counted: int = 0) -> None:
+    def check(self, size: int, purpose: str, param: str | None = None, *, counted: int = 0) -> None:
         """Raise Unavailable where `size` bytes cannot be held now, PayloadTooLarge where they never can.
 
-        `counted` of them are held already. `what` they are begins the message, and `param` is the field.
+        `counted` of them are held already. `purpose` appears in the error, and `param` is its field.
         """
         if size > self.limit:
             reason = f"would have about {size} bytes"
-            raise PayloadTooLarge(reason, param, subject=what, limit=self.limit, option="--max-held-bytes")
+            raise PayloadTooLarge(reason, param, subject=purpose, limit=self.limit, option="--max-held-bytes")
         limit = self.limit if size > SMALL_BYTES else self._small_limit
         if self.requests + self.unread + size - counted > limit:
-            raise self.refusal(what, size)
+            raise self.refusal(purpose, size)
 
-    def refusal(self, what: str, size: int) -> Unavailable:
+    def refusal(self, purpose: str, size: int) -> Unavailable:
         """The error for a request that would exceed the limit."""
         return Unavailable(
-            f"{what} would have {size} bytes, and this HTTP process holds {self.total} for its clients already",
+            f"{purpose} would have {size} bytes, and this HTTP process holds {self.total} for its clients already",
             limit=self.limit,
             option="--max-held-bytes",
             retry_after_s=1,
@@ -133,7 +132,7 @@ class BodyReader:
                 held.requests -= len(body)
 
     def check(self, size: int, counted: int = 0) -> None:
-        """Raise where a body may not grow to `size` bytes; `counted` of them are held already."""
+        """Raises ServerError if a body may not grow to `size` bytes. `counted` of them are held already."""
         if size > self._limit:
             reason = f"the request body has {size} bytes or more"
             raise PayloadTooLarge(reason, limit=self._limit, option="--payload-limit")

@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 _HEADER_LINE = b"%b: %b\r\n".__mod__
-_JOINED_BYTES = 1 << 18  # a longer body is written beside its head, which saves a copy
+_JOINED_BYTES = 1 << 18  # a longer body is written after its head, which saves a copy
 
 
 class HoldableFlow(FlowControl):
@@ -156,7 +156,7 @@ class LingeringClose:
         self._timer = loop.call_later(LINGER_QUIET_S, self._check)
 
     def received(self, size: int) -> None:
-        """Note that so many more bytes came; they are dropped."""
+        """Counts bytes that came. They are dropped."""
         self._last = self._loop.time()
         self._bytes_left -= size
         if self._bytes_left < 0:
@@ -569,7 +569,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
 
 def _parser(protocol: _BoundedProtocol) -> Any:
-    """As uvicorn makes them: a request that closes the connection is answered even where more data follows it."""
+    """A parser like uvicorn's: a request that closes the connection gets a response even if more data follows it."""
     parser = httptools.HttpRequestParser(protocol)
     parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser

@@ -1,4 +1,4 @@
-"""What a request's line and headers must be, and what they ask for.
+"""The line and the headers of a request: checks, and the options in them.
 
 Clients send the same head again and again over a connection. `KnownHeads` keeps what was parsed and checked of one, so
 that the next request with the same bytes costs a look-up in a dictionary instead of a callback for each header.
@@ -136,13 +136,13 @@ _SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 @dataclass(slots=True)
 class RequestOptions:
-    """The headers' values, checked."""
+    """Checked values of the headers."""
 
     timeout_s: float
     set_by: str  # the option or the header that the timeout is from
     deadline: float  # on CLOCK_MONOTONIC
     low_priority: bool = False
-    has_priority: bool = False  # whether a header says `bulk` or not
+    has_priority: bool = False  # a header sets the priority
 
     @property
     def priority(self) -> str:
@@ -172,7 +172,7 @@ def _invalid(name: str, wanted: str, value: bytes) -> Invalid:
     return Invalid(f"must be {wanted}", name, value=describe_name(value.decode("latin-1")))
 
 
-# --- what they ask for: two forms of an answer, by `Accept` and `Accept-Encoding` (RFC 9110, section 12.5) ---
+# --- content negotiation by `Accept` and `Accept-Encoding` (RFC 9110, section 12.5) ---
 
 _QUOTED = rb'"(?:[^"\\]|\\.?)*+(?:"|\Z)'  # an unclosed one ends with the header
 _ELEMENT = re.compile(rb'(?:[^,"]|' + _QUOTED + rb")++")
@@ -183,7 +183,7 @@ MAX_BYTES = 2048  # of a client's headers of one name; parsing them takes 0.4 µ
 
 
 def prefers(media_type: bytes, default: bytes, values: list[bytes], header: str = "Accept") -> bool:
-    """Whether a client with these values of the header wants `media_type` rather than `default`.
+    """True if a client with these values of the header prefers `media_type` to `default`.
 
     Where both weigh the same, `media_type` is wanted if it is named and `default` is not, but allowed by a wildcard. A
     client that takes neither gets the default. Raises HeadTooLarge for headers of more than MAX_BYTES.

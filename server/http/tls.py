@@ -174,7 +174,7 @@ class _TlsConnection(asyncio.Transport, asyncio.Protocol):
     # --- between both ---
 
     def _shake_hands(self) -> bool:
-        """Whether the handshake is done."""
+        """True after the handshake."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:

@@ -1,1 +1,1 @@
-"""The tasks in each API's protocol: what a request looks like, how its answer is computed, and how it is written."""
+"""The tasks in each API's protocol: the form of a request, the work for it, and the form of its response."""

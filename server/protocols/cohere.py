@@ -19,7 +19,7 @@ from embert.server.protocols.openai import check_number_type, read_input_type
 from embert.server.protocols.ranking import joined, rank
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.rerank import CohereMeta, RerankResult, cohere_meta, result_rows
-from embert.server.protocols.serialization import answer_id, quantize, rows_json
+from embert.server.protocols.serialization import quantize, response_id, rows_json
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody, TextList
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "rerank",
 ]
 
-_DOCUMENT_TOKENS = 4096  # of a document, unless the request says otherwise
+_DOCUMENT_TOKENS = 4096  # default limit of a document
 
 
 class CohereError(BaseModel):
@@ -53,20 +53,20 @@ class CohereRerankRequest(RequestBody):
     }
 
     model: str | None = Field(None, description="The served model's name or id.")
-    query: str = Field(description="What the documents are compared with.")
+    query: str = Field(description="Text that the documents are compared with.")
     documents: TextList
-    top_n: int | None = Field(None, ge=1, description="Answer only the best. More than there are, or null: all.")
+    top_n: int | None = Field(None, ge=1, description="Return only the best. More than there are, or null: all.")
     max_tokens_per_doc: int | None = Field(
         None, ge=1, description="Cut documents to this many tokens. Default, and null: 4096."
     )
     priority: int | None = Field(None, ge=0, le=999, description="Above 0: as `X-Priority: bulk`.")
     return_documents: bool | None = Field(
-        None, description="An extension, which litellm sends: answer the documents' texts too. Default: false."
+        None, description="An extension, which litellm sends: return the documents' texts too. Default: false."
     )
 
 
 class CohereRanking(BaseModel):
-    """Answer of `/v2/rerank`."""
+    """Response of `/v2/rerank`."""
 
     id: str
     results: list[RerankResult]
@@ -74,11 +74,10 @@ class CohereRanking(BaseModel):
 
 
 async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /v2/rerank`."""
     request = await context.parse(CohereRerankRequest)
     context.choose(request.model)
     if request.priority is not None and request.priority > 0:
-        context.give_way()
+        context.lower_priority()
     ranking = await rank(
         context,
         request.query,
@@ -96,7 +95,7 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
 
 # --- embeddings ---
 
-_BYTES_A_CHARACTER = 2  # of a text that is answered: mostly 1, as JSON at most 6
+_BYTES_A_CHARACTER = 2  # of a text in the response: mostly 1, as JSON at most 6
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 _CUTS: dict[str | None, tuple[bool | None, Direction | None]] = {
     "NONE": (False, None),
@@ -135,7 +134,7 @@ class CohereEmbedRequest(RequestBody):
         None, description="The texts, each as the one part of an object's `content`."
     )
     input_type: str | None = Field(
-        None, description="What the texts are: it chooses one of the model's prompts or adapters, where it has some."
+        None, description="Role of the texts: chooses one of the model's prompts or adapters, if it has some."
     )
     embedding_types: Annotated[list[EmbeddingType], FAIL_FAST] | None = Field(
         None, description="The types of the numbers. Default: float."
@@ -162,7 +161,7 @@ class CohereVectors(BaseModel):
 
 
 class CohereEmbeddings(BaseModel):
-    """Answer of `/v2/embed`, and of `/v1/embed`, which has a list of vectors where no types were asked for."""
+    """Response of `/v2/embed`, and of `/v1/embed`, which has a list of vectors where no types were asked for."""
 
     id: str
     embeddings: CohereVectors | list[list[float]]
@@ -190,7 +189,7 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     if request.input_type is not None:
         prompt_name, is_query = read_input_type(handle, request.input_type, texts)
     if request.priority is not None and request.priority > 0:
-        context.give_way()
+        context.lower_priority()
     truncate, side = _CUTS[request.truncate]
     limit = handle.check_limit(request.max_tokens, is_query=is_query, param="max_tokens")
     encoded = await context.tokenize(
@@ -215,7 +214,7 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
         written, form = b"{%b}" % b",".join(rows), b"by_type"
     meta = cohere_meta(version, encoded.tokens)
     return JSON, b'{"id":"%b","embeddings":%b,"texts":%b,"meta":%b,"response_type":"embeddings_%b"}' % (
-        answer_id(),
+        response_id(),
         written,
         orjson.dumps(texts),
         meta,

@@ -1,7 +1,7 @@
 """The fields of every route, by the APIs whose references have them: honored, harmless, or refused.
 
 `RequestBody.known` of each schema is one entry of FIELDS; scripts/generate writes them into docs/api.md. A field that
-changes what an answer means is honored or refused, never dropped. What no API has is named in the header
+changes the meaning of a response is honored or refused, never dropped. A field that no API has is named in the header
 `x-embert-ignored-fields`.
 """
 
@@ -27,7 +27,7 @@ PATH_MODEL = f"{TEI_VECTORS} similarity similarity.parameters predict {PIPELINES
 ALL = f"{VECTORS} {SCORES} cohere_rerank ranking predict {PIPELINES} tokenize detokenize decode vertex"
 _NESTED = ("similarity.inputs", "similarity.parameters", "predict.parameters")  # objects in a body
 
-# Of a request, or of an object in one → its fields by name.
+# Fields by name, for each route and for each object in a body.
 FIELDS: dict[str, dict[str, KnownField]] = {route: {} for route in (*ALL.split(), *_NESTED)}
 
 
@@ -85,9 +85,9 @@ def _number_type(value: Any) -> Mapping[str, Any]:
 
 # --- several kinds of routes ---
 
-_harmless("user", ALL, "OPENAI VLLM INFINITY NVIDIA", "it says whose request this is")
+_harmless("user", ALL, "OPENAI VLLM INFINITY NVIDIA", "it names the user")
 _harmless("request_id", ALL, "VLLM", "the header `x-request-id` names a request")
-_harmless("cache_salt", ALL, "VLLM", "no answer is kept for other requests")
+_harmless("cache_salt", ALL, "VLLM", "no response is kept for other requests")
 _harmless("metadata", ALL, "MISTRAL", "a note for the caller's own logs")
 _harmless("mm_processor_kwargs media_io_kwargs", ALL, "VLLM", "only images are read with them")
 _harmless("options", ALL, "HUGGING_FACE", "about waiting for a model, and a cache, that are not here")
@@ -110,7 +110,7 @@ _refused("late_chunking", VECTORS, "JINA", "texts are encoded independently", un
 _refused("return_multivector", VECTORS, "JINA", "`embedding_types` asks for these", unless=(False,))
 _refused("prompt instruction", VECTORS, "XINFERENCE", "`prompt_name` chooses one of the model's own prompts")
 _harmless("model", PATH_MODEL, "TEI HUGGING_FACE", "the path chooses the model on TEI's routes")
-_harmless("priority", PATH_MODEL, "VLLM COHERE", "the header `x-priority` says it on TEI's routes")
+_harmless("priority", PATH_MODEL, "VLLM COHERE", "the header `x-priority` has this meaning on TEI's routes")
 _honored("truncate_prompt_tokens truncation_side", f"embeddings pooling {SCORES}", "VLLM")
 _honored("output_dimension", "embeddings pooling embed", "VOYAGE MISTRAL", **_as("dimensions"))
 _honored("normalized", "embeddings embed", "JINA", **_as("normalize"))
@@ -204,13 +204,13 @@ _honored("return_documents", RERANK, "INFINITY JINA VOYAGE COHERE")
 _honored("return_text", "rerank", "TEI", **_as("return_documents"))
 _honored("raw_scores", RERANK, "TEI INFINITY")
 _honored("truncate", "rerank", "NVIDIA EMBERT", translation=_cuts("truncation_side"))
-_honored("texts", "rerank", "TEI", **_as("documents"), ignored_beside="documents")
+_honored("texts", "rerank", "TEI", **_as("documents"), ignored_with="documents")
 _harmless("max_chunks_per_doc overlap_tokens", RERANK, "COHERE XINFERENCE", "a document is one chunk, which may be cut")
 _harmless("return_len", RERANK, "XINFERENCE", "`usage` and `meta` have the tokens")
 _refused("activation softmax", SCORES, "VLLM", "older names of `use_activation`")
 _refused("instruction", PAIRS, "VLLM XINFERENCE", "models read only the query and the document")
 _refused("rank_fields", RERANK, "COHERE", "no other field of a document is read", unless=(["text"],))
-_honored("model documents", "tei_rerank", "VLLM INFINITY JINA", ignored_beside="texts")
+_honored("model documents", "tei_rerank", "VLLM INFINITY JINA", ignored_with="texts")
 _honored("return_text texts", "tei_rerank", "TEI")
 _honored("truncate", "tei_rerank", "TEI NVIDIA", translation=_cuts("truncation_direction"))
 _honored("query documents top_n max_tokens_per_doc return_documents", "cohere_rerank", "COHERE")
@@ -233,7 +233,7 @@ _honored("max_tokens_per_query max_tokens_per_doc queries documents items text_1
 # --- classes ---
 
 _honored("input", "classify", "VLLM INFINITY")
-_refused("labels classifier_id", "classify", "JINA", "a model has labels of its own")
+_refused("labels classifier_id", "classify", "JINA", "the model has its labels")
 _honored("raw_scores", "predict", "TEI")
 _honored("parameters", "predict", "HUGGING_FACE")
 _honored("use_activation", "predict", "VLLM", **_not("raw_scores"))
@@ -242,9 +242,19 @@ _refused("truncate_prompt_tokens", "predict", "VLLM", "/classify has it")
 _honored("function_to_apply top_k", "predict.parameters", "HUGGING_FACE")
 _harmless("padding", "predict.parameters", "HUGGING_FACE", "nothing is padded")
 _refused(
-    "return_all_scores", "predict.parameters", "HUGGING_FACE", "`top_k` says how many are answered", unless=(True,)
+    "return_all_scores",
+    "predict.parameters",
+    "HUGGING_FACE",
+    "`top_k` is the number of labels in the response",
+    unless=(True,),
 )
-_refused("truncation", "predict.parameters", "HUGGING_FACE", "`truncate`, beside `parameters`, says it", unless=(True,))
+_refused(
+    "truncation",
+    "predict.parameters",
+    "HUGGING_FACE",
+    "`truncate`, next to `parameters`, has this meaning",
+    unless=(True,),
+)
 _refused("max_length", "predict.parameters", "HUGGING_FACE", "texts are cut to what the model takes")
 
 # --- entities and zero-shot classes ---
@@ -265,7 +275,7 @@ _refused("grouped_entities ignore_subwords", PIPELINES, "HUGGING_FACE", "older n
 
 _honored("add_special_tokens", "tokenize", "TEI VLLM")
 _honored("prompt return_token_strs", "tokenize", "VLLM")
-_honored("model", "tokenize", "VLLM", ignored_beside="inputs")
+_honored("model", "tokenize", "VLLM", ignored_with="inputs")
 _honored("tokens", "detokenize", "VLLM")
 _honored("ids skip_special_tokens", "decode", "TEI")
 _honored("instances", "vertex", "TEI")
@@ -274,7 +284,7 @@ _refused("parameters", "vertex", "HUGGING_FACE", "each instance has its own fiel
 # --- on other routes ---
 
 ELSEWHERE = "other routes have it, and this one does not read it"
-# Not these, which say what an answer is of: clients of several servers send them under two names.
+# Except for those that change the kind of response: clients of several servers send them under two names.
 _INPUTS = frozenset(
     {
         "data", "data_1", "data_2", "documents", "ids", "input", "inputs", "instances", "items", "model", "parameters",
@@ -284,7 +294,7 @@ _INPUTS = frozenset(
 
 
 def _complete() -> None:
-    """Refuse fields that change the answers of other routes, unless this route defines them."""
+    """Refuses fields that change the responses of other routes, unless this route defines them."""
     tables = [table for route, table in FIELDS.items() if route not in _NESTED]
     elsewhere: dict[str, KnownField] = {}
     for table in tables:

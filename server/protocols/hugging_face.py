@@ -31,14 +31,14 @@ from embert.server.request.request_body import MODELS_DIRECTION, Direction, Inpu
 __all__ = [
     "Entities",
     "TokenClassifyRequest",
-    "ZeroShotAnswer",
     "ZeroShotRequest",
+    "ZeroShotResponse",
     "token_classify",
     "zero_shot",
 ]
 
 _TEXTS = InputForm("a string or a list of strings")
-_INLINE_TOKENS = 1024  # whose entities are made on the event loop: about 2 ms
+_INLINE_TOKENS = 1024  # entities of up to this many tokens are made on the event loop: about 2 ms
 _BYTES_A_CHARACTER = 4  # at most, in UTF-8
 _BYTES_A_SCORE = 24  # in JSON
 
@@ -62,7 +62,9 @@ class TokenClassifyRequest(RequestBody):
     )
     ignore_labels: TextList = Field([*DEFAULT_IGNORED], description="Labels without an entity.")
     stride: int | None = Field(
-        None, ge=0, description="Read a long text in sequences that share so many tokens, with any strategy but none."
+        None,
+        ge=0,
+        description="Read a long text in sequences that share this number of tokens. For any strategy but none.",
     )
     truncate: bool | None = Field(
         None, description="Without `stride`: cut texts that are too long. Default: the server's --auto-truncate."
@@ -89,7 +91,6 @@ class Entities(RootModel[list[TokenEntity] | list[list[TokenEntity]]]):
 
 
 async def token_classify(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /token_classify`."""
     handle = context.handle
     request = await context.parse(TokenClassifyRequest)
     strategy = request.aggregation_strategy
@@ -119,11 +120,11 @@ async def token_classify(context: RequestContext) -> tuple[bytes, bytes]:
         return b",".join(pieces)
 
     if spans.encoded.tokens <= _INLINE_TOKENS:
-        answer = finish(written())
+        payload = finish(written())
     else:
         check = partial(handle.check_progress, context.options, lambda _: None)
-        answer = await handle.tokenizer_pool.run(written(), spans.encoded.tokens, context.receive, check)
-    return JSON, answer if isinstance(request.inputs, str) else b"[%b]" % answer
+        payload = await handle.tokenizer_pool.run(written(), spans.encoded.tokens, context.receive, check)
+    return JSON, payload if isinstance(request.inputs, str) else b"[%b]" % payload
 
 
 def _entity_fields(entity: Entity) -> dict[str, Any]:
@@ -153,14 +154,14 @@ class ZeroShotRequest(RequestBody):
     )
     hypothesis_template: str = Field(
         TEMPLATE,
-        description="What a label says of a text, with {} for the label.",
+        description="Sentence that a label makes of a text, with {} for the label.",
         json_schema_extra={"pattern": r"^[^{}]*\{\}[^{}]*$"},
     )
     multi_label: bool = Field(
         False, description="Score each label by itself: entailment against contradiction. Else scores add up to 1."
     )
     truncate: bool | None = Field(
-        None, description="Cut texts that are too long beside a hypothesis. Default: the server's --auto-truncate."
+        None, description="Cut texts that are too long next to a hypothesis. Default: the server's --auto-truncate."
     )
     truncation_direction: Direction = Field(
         MODELS_DIRECTION, description="The end of a text that is cut off. Default: the model's, mostly right."
@@ -182,12 +183,11 @@ class ZeroShotLabel(BaseModel):
     score: float
 
 
-class ZeroShotAnswer(RootModel[ZeroShotClasses | list[ZeroShotClasses] | list[ZeroShotLabel]]):
+class ZeroShotResponse(RootModel[ZeroShotClasses | list[ZeroShotClasses] | list[ZeroShotLabel]]):
     """The labels of one text, or of each of several; to huggingface_hub, which sends one text, a list of its labels."""
 
 
 async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /zero_shot`."""
     handle = context.handle
     request = await context.parse(ZeroShotRequest)
     handle.served.check_tasks(Task.CLASSIFY, entails=True)
@@ -215,21 +215,21 @@ async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
         ),
     )
     logits = (await context.run(encoded, Task.CLASSIFY)).vectors
-    answers = []
+    results = []
     for index in range(len(texts)):
         rows = logits[index * len(labels) : (index + 1) * len(labels)]
-        answers.append(zero_shot_labels(rows, labels, entailment, multi_label=request.multi_label))
+        results.append(zero_shot_labels(rows, labels, entailment, multi_label=request.multi_label))
     if isinstance(request.inputs, str) and context.has_agent(b"hf_hub/"):
-        return JSON, orjson.dumps(answers[0])
+        return JSON, orjson.dumps(results[0])
     written = await joined(
         orjson.dumps(
             {
                 "sequence": text,
-                "labels": [each.label for each in answer],
-                "scores": [each.score for each in answer],
+                "labels": [each.label for each in result],
+                "scores": [each.score for each in result],
             }
         )
-        for text, answer in zip(texts, answers, strict=True)
+        for text, result in zip(texts, results, strict=True)
     )
     return JSON, written if isinstance(request.inputs, str) else b"[%b]" % written
 

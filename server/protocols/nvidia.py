@@ -27,31 +27,30 @@ class RankingRequest(RequestBody):
         "passages": InputForm("a list of objects with a string `text`", shortest=0),
     }
 
-    query: Document = Field(description="What the passages are compared with.")
-    passages: Annotated[list[Document], FAIL_FAST] = Field(description="What is ranked.")
+    query: Document = Field(description="Text that the passages are compared with.")
+    passages: Annotated[list[Document], FAIL_FAST] = Field(description="Passages to rank.")
     model: str | None = Field(None, description="The served model's name or id.")
     truncate: Literal["NONE", "END"] | None = Field(
         None, description="END: cut pairs that are too long; NONE: they are an error. Default: --auto-truncate."
     )
-    top_n: int | None = Field(None, ge=0, description="An extension: answer only the best; 0 or null: all.")
+    top_n: int | None = Field(None, ge=0, description="An extension: return only the best; 0 or null: all.")
 
 
 class RankedPassage(BaseModel):
-    """A passage's place in the request, and its logit."""
+    """Index of a passage in the request, and its logit."""
 
     index: int
     logit: float
 
 
 class NvidiaRanking(BaseModel):
-    """Answer of `/v1/ranking`: the passages best first."""
+    """Response of `/v1/ranking`: the passages, best first."""
 
     rankings: list[RankedPassage]
     usage: Usage
 
 
 async def ranking(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /v1/ranking`."""
     request = await context.parse(RankingRequest)
     context.choose(request.model)
     result = await rank(

@@ -34,7 +34,7 @@ __all__ = [
     "read_input_type",
 ]
 
-_QUERY = {"query", "search_query"}  # the latter in Cohere's words, and in NVIDIA's a document is a passage
+_QUERY = {"query", "search_query"}  # the latter is Cohere's word; a passage is NVIDIA's word for a document
 _DOCUMENT = {"document", "search_document", "passage"}
 # Names of prompts as sentence-transformers looks for them, and as models have them.
 _QUERY_PROMPTS = ("query", "search_query", "retrieval.query", "s2p_query")
@@ -67,7 +67,7 @@ class EmbeddingsRequest(RequestBody):
         None, description="Cut texts that are too long. Default: the server's --auto-truncate."
     )
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, description="Cut texts to so many tokens; -1: to what the model takes. Default: see `truncate`."
+        None, ge=-1, description="Cut texts to this many tokens; -1: to the model's limit. Default: see `truncate`."
     )
     truncation_side: Direction | None = Field(
         None, description="The end that is cut off. Default: the model's, mostly right."
@@ -79,10 +79,10 @@ class EmbeddingsRequest(RequestBody):
     embedding_types: Annotated[list[Literal["dense", "sparse", "colbert"]], FAIL_FAST] | None = Field(
         None, description="The kinds of vectors wanted of each text, of those that the model has. Default: dense."
     )
-    # Other servers' clients send values of their own, which mean nothing to dense and to sparse vectors.
+    # Clients of other servers send values that mean nothing to dense and to sparse vectors.
     input_type: Any = Field(
         None,
-        description="What the texts are: query or document. It chooses one of the model's prompts or adapters; "
+        description="Role of the texts: query or document. It chooses one of the model's prompts or adapters; "
         "colbert's vectors are of documents by default.",
         examples=["query", "document"],
     )
@@ -114,7 +114,7 @@ class Usage(BaseModel):
 
 
 class EmbeddingList(BaseModel):
-    """Answer of `/v1/embeddings`."""
+    """Response of `/v1/embeddings`."""
 
     id: str
     object: Literal["list"]
@@ -123,8 +123,8 @@ class EmbeddingList(BaseModel):
     usage: Usage
 
 
-class OpenAIErrorFacts(BaseModel):
-    """What went wrong."""
+class OpenAIErrorFields(BaseModel):
+    """Fields of an error."""
 
     message: str
     type: Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
@@ -135,7 +135,7 @@ class OpenAIErrorFacts(BaseModel):
 class OpenAIError(BaseModel):
     """OpenAI's error."""
 
-    error: OpenAIErrorFacts
+    error: OpenAIErrorFields
 
 
 async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
@@ -153,7 +153,7 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     if request.input_type is not None and is_query is None and request.task is None:
         prompt_name, is_query = read_input_type(handle, request.input_type, request.input, prompt_name)
     if request.priority is not None and request.priority > 0:
-        context.give_way()
+        context.lower_priority()
     dimensions = handle.served.check_dimensions(request.dimensions or None)  # 0 is the default of Infinity's client
     number_type = _number_type(request, tasks, dimensions or handle.model.width)
     limit = request.truncate_prompt_tokens
@@ -169,20 +169,20 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
         task=request.task,
         prompt_name=prompt_name,
     )
-    answer = await context.run(encoded, tasks, dimensions=dimensions, normalize=request.normalize)
+    result = await context.run(encoded, tasks, dimensions=dimensions, normalize=request.normalize)
     raw = context.wants_raw
     if raw and tasks == Task.EMBED and number_type is None:
-        return context.raw(answer.vectors)
+        return context.raw(result.vectors)
     if raw and tasks == Task.MULTI:
-        return context.raw(answer.vectors, answer.rows[Task.MULTI].counts.tolist())
+        return context.raw(result.vectors, result.rows[Task.MULTI].counts.tolist())
     base64 = request.encoding_format == "base64"
     if number_type is not None:
-        quantized = quantize(answer.vectors, number_type)
+        quantized = quantize(result.vectors, number_type)
         return JSON, await openai_json(quantized, handle.served.name, encoded.tokens, base64=base64)
     if tasks == Task.EMBED:
-        return JSON, await openai_json(answer.vectors, handle.served.name, encoded.tokens, base64=base64)
+        return JSON, await openai_json(result.vectors, handle.served.name, encoded.tokens, base64=base64)
     return JSON, await typed_openai_json(
-        answer.rows, handle.served.name, encoded.tokens, base64=base64, token_ids=answer.token_ids
+        result.rows, handle.served.name, encoded.tokens, base64=base64, token_ids=result.token_ids
     )
 
 
@@ -194,7 +194,7 @@ def _kinds(names: list[Literal["dense", "sparse", "colbert"]]) -> Task:
 
 
 def _tasks(request: EmbeddingsRequest) -> tuple[Task, bool | None]:
-    """What is wanted, and whether of queries: None where that makes no difference. Raises Invalid."""
+    """Returns the tasks, and True for queries, False for documents, None if it makes no difference. Raises Invalid."""
     if request.embedding_types is None:
         return Task.EMBED, None
     tasks = _kinds(request.embedding_types)
@@ -227,7 +227,7 @@ def check_number_type(kind: NumberType, columns: int, param: str) -> None:
 def read_input_type(
     handle: ModelHandle, input_type: Any, texts: TextOrIds, prompt_name: str | None = None
 ) -> tuple[str | None, bool | None]:
-    """The name of a prompt, and whether texts are queries, to a model with adapters. Raises Invalid."""
+    """Returns the name of a prompt, and for a model with adapters True if texts are queries. Raises Invalid."""
     if handle.model.config.adapters is not None:
         return prompt_name, _role(input_type)
     return _prompt_of(handle, input_type, texts) if prompt_name is None else prompt_name, None
@@ -252,7 +252,7 @@ def _prompt_of(handle: ModelHandle, input_type: Any, texts: TextOrIds) -> str | 
 
 
 def _role(input_type: Any) -> bool:
-    """Whether the texts are queries, in the words of several APIs. Raises Invalid."""
+    """True for queries, in the words of several APIs. Raises Invalid."""
     if isinstance(input_type, str) and input_type in _QUERY | _DOCUMENT:
         return input_type in _QUERY
     raise Invalid("must be query or document", "input_type")

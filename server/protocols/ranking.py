@@ -1,4 +1,4 @@
-"""What the routes share that rerank, score or classify: pairs of texts to logits, to scores, to rows of JSON."""
+"""Shared by the routes that rerank, score or classify: pairs of texts to logits, to scores, to rows of JSON."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ DOCUMENTS = InputForm("a list of strings, or of objects with a string `text`", s
 
 
 def documents_texts(documents: Sequence[str | Document]) -> list[str]:
-    """The documents' texts."""
     return [document if isinstance(document, str) else document.text for document in documents]
 
 
@@ -68,7 +67,7 @@ class Ranking:
 
 
 def activation(classifier: Classifier, *, raw: bool) -> str:
-    """What makes scores of logits in answers: one label has a sigmoid, even against the model's files."""
+    """Returns the function that turns logits into scores. One label has a sigmoid, whatever the model's files say."""
     if raw:
         return "identity"
     return "sigmoid" if len(classifier.labels) == 1 else classifier.activation
@@ -91,8 +90,8 @@ async def score_pairs(
             raise EmptyInput("must not be an empty list", param)
         handle.limits.check_documents(len(texts), param)
     encoded = await context.tokenize_pairs(TextPairs(firsts, seconds), options)
-    answer = await context.run(encoded, Task.CLASSIFY)
-    return answer.vectors[:, 0], encoded
+    result = await context.run(encoded, Task.CLASSIFY)
+    return result.vectors[:, 0], encoded
 
 
 async def rank(
@@ -130,7 +129,7 @@ async def joined(rows: Iterable[bytes]) -> bytes:
     size = 0
     for row in rows:
         pieces.append(row)
-        size += len(row) + 256  # what a short row costs
+        size += len(row) + 256  # cost of a short row
         if size > _BYTES_AT_ONCE:
             size = 0
             await asyncio.sleep(0)

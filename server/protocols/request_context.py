@@ -42,7 +42,7 @@ RequestT = TypeVar("RequestT", bound=RequestBody)
 JSON, OCTETS = b"application/json", b"application/octet-stream"
 _A_ROW_A_TOKEN = Task.TOKENS | Task.MULTI
 _AS_WRITTEN: Mapping[str, str] = {}  # names of fields, where the client has the schema's own
-_QUICK_TOKENS = 128  # so few are tokenized without a look at the queue first
+_QUICK_TOKENS = 128  # requests with up to this many tokens are tokenized before the queue is checked
 
 
 @dataclass(slots=True)
@@ -55,9 +55,9 @@ class _Shared:
 
 
 class RequestContext:
-    """What handlers need of a request and of the model that answers it.
+    """A request and its model, for the handlers.
 
-    `handle` is the model. Where a body may name it, it is right from `choose` on.
+    `handle` is the model. If a body may name it, `choose` sets it.
     """
 
     __slots__ = (
@@ -89,19 +89,19 @@ class RequestContext:
         config = selector.registry.config
         headers = () if PLAIN_KEY in scope else scope["headers"]
         self.options = read_request_options(headers, time.monotonic(), config.request_timeout)
-        self._answer_with(selector.default)
-        self._says_model = selector.is_open  # whether the answer says which model it is of
+        self._set_model(selector.default)
+        self._says_model = selector.is_open  # the response names its model
         self._body: bytes | dict[str, Any] = b""  # the body, or one request of several in it
         self._size = 0  # of the body, in bytes
-        self._param = ""  # the field with the texts
+        self._param = ""  # field with the texts
         self._is_query = False  # whether the texts are queries, to a model of late interaction
         self._shared = _Shared()
         self.names: Mapping[str, str] = _AS_WRITTEN  # of fields of the schema → as the client wrote them
-        self.headers: list[tuple[bytes, bytes]] = []  # of the answer
+        self.headers: list[tuple[bytes, bytes]] = []  # of the response
         self.truncated = 0  # texts that were cut
 
     def part(self, body: dict[str, Any], parts: int) -> RequestContext:
-        """The context of one of the several requests in this body. It is answered in JSON."""
+        """The context of one of several requests in this body. Its response is JSON."""
         part = RequestContext(self._selector, {**self.scope, "headers": []}, self.receive)
         part.options, part._body, part._size = self.options, body, self._size // parts
         part._shared = self._shared
@@ -118,10 +118,10 @@ class RequestContext:
         record: RequestRecord = self.scope[SCOPE_KEY]
         record.held = len(body)
 
-    def hold(self, size: int, what: str) -> None:
-        """Count so many more bytes until the request is answered; `what` they are. Raises as HeldBytes.check does."""
+    def hold(self, size: int, purpose: str) -> None:
+        """Reserves `size` bytes until the response is sent. `purpose` appears in the error; see HeldBytes.check."""
         held = self._selector.registry.held
-        held.check(size, what, self._param or None)
+        held.check(size, purpose, self._param or None)
         held.requests += size
         record: RequestRecord = self.scope[SCOPE_KEY]
         record.held += size
@@ -137,7 +137,7 @@ class RequestContext:
         record.held = len(body)
 
     def begin_of(self, field: str) -> bytes:
-        """How the JSON of this field begins, empty where there is none; for a choice of schema, before `parse`."""
+        """Returns the first byte of the field's JSON value, or b"". For a choice of schema, before `parse`."""
         if isinstance(self._body, dict):
             value = self._body.get(field)
             begins = ((dict, b"{"), (list, b"["), (str, b'"'))
@@ -198,13 +198,13 @@ class RequestContext:
             self._selector.registry.metrics.ignored_fields.inc(len(translated.ignored))
 
     def choose(self, *names: str | None, capability: Capability | None = None) -> ModelHandle:
-        """Give the request to the model of these names, which are all of one model; see ModelSelector.find.
+        """Routes the request to the model that all given names refer to; see ModelSelector.find.
 
-        The answer says which model it is of, unless the request has the model's own name.
+        The response names its model, unless the request has exactly this name.
         """
         handle = self._selector.find(names, capability)
         if handle is not self.handle:
-            self._answer_with(handle)
+            self._set_model(handle)
         record: RequestRecord = self.scope[SCOPE_KEY]
         record.model, record.priority = handle.served.name, self.options.priority
         named = [name for name in names if name]
@@ -212,8 +212,7 @@ class RequestContext:
             self._says_model = not all(map(handle.served.is_named, named))
         return handle
 
-    def give_way(self) -> None:
-        """Run with low priority, as the body asks."""
+    def lower_priority(self) -> None:
         record: RequestRecord = self.scope[SCOPE_KEY]
         self.options.low_priority, record.priority = True, LOW_PRIORITY
 
@@ -230,7 +229,7 @@ class RequestContext:
             raise self._selector.registry.unknown(name, None, "the deployment in the path")
         return name
 
-    def _answer_with(self, handle: ModelHandle) -> None:
+    def _set_model(self, handle: ModelHandle) -> None:
         self.handle = handle
         if not self.options.has_priority:
             self.options.low_priority = handle.low_priority
@@ -281,7 +280,7 @@ class RequestContext:
     ) -> EncodedSpans:
         """Texts to packed ids with the characters of each token, without prompts; see Tokenizer.encode_spans.
 
-        Bounds and errors are those of `tokenize`; also PayloadTooLarge for more scores than an answer may have.
+        Bounds and errors are those of `tokenize`; also PayloadTooLarge for more scores than a response may have.
         """
         handle, request, param = self.handle, self.options, options.param
         if request.low_priority:
@@ -354,7 +353,7 @@ class RequestContext:
         """The rows of the tasks for what `tokenize` gave, through an engine; see Router.encode.
 
         Of multi-vectors they are those that a query or a document has, not one a token. Raises PayloadTooLarge for more
-        tokens than may have a row each, and for more weights of sparse vectors than an answer may have.
+        tokens than may have a row each, and for more weights of sparse vectors than a response may have.
         """
         handle = self.handle
         only_one_each = tasks == Task.EMBED or tasks == Task.CLASSIFY  # the operators of flags cost ten times as much
@@ -367,7 +366,7 @@ class RequestContext:
         if not only_one_each:
             self._check_rows(encoded, tasks)
         try:
-            answer = await handle.router.encode(
+            result = await handle.router.encode(
                 encoded,
                 self.receive,
                 self.options,
@@ -382,24 +381,24 @@ class RequestContext:
             self._count_weights(error.weights)
             raise
         if self.options.low_priority:
-            vector_bytes = sum(rows.values.nbytes for rows in answer.rows.values())
+            vector_bytes = sum(rows.values.nbytes for rows in result.rows.values())
             await self._selector.registry.low_priority_throttle.before_answering(vector_bytes)
-        self.breakdown.note(answer)
+        self.breakdown.note(result)
         if only_one_each:
-            return answer
+            return result
         if Task.SPARSE in tasks:
-            weights = len(answer.rows[Task.SPARSE].values)
+            weights = len(result.rows[Task.SPARSE].values)
             self._count_weights(weights)
             self.hold(weights * BYTES_A_WEIGHT, "the response")
         head = handle.model.heads.multi_vector
         if Task.MULTI in tasks and head is not None:
             row_mask = multi_vector_mask(encoded.ids, cumulative(encoded.lengths), head, is_query=self._is_query)
-            answer.rows[Task.MULTI] = answer.rows[Task.MULTI].where(row_mask)
-            answer.token_ids = encoded.ids[row_mask]
-        return answer
+            result.rows[Task.MULTI] = result.rows[Task.MULTI].where(row_mask)
+            result.token_ids = encoded.ids[row_mask]
+        return result
 
     def _check_rows(self, encoded: Encoded, tasks: Task) -> None:
-        """Raise PayloadTooLarge for more rows of tokens than an answer may have."""
+        """Raises PayloadTooLarge for more rows of tokens than a response may have."""
         handle = self.handle
         if tasks == Task.TOKEN_CLASSES:
             self._count_weights(encoded.tokens * handle.token_labels)
@@ -418,7 +417,7 @@ class RequestContext:
         return (await self.run(encoded, Task.TOKEN_CLASSES)).rows[Task.TOKEN_CLASSES]
 
     def has_agent(self, product: bytes) -> bool:
-        """Whether the client says that it is this product."""
+        """True if the client is this product, by its User-Agent."""
         return any(name == b"user-agent" and product in value for name, value in self.scope["headers"])
 
     def _count_weights(self, weights: int) -> None:
@@ -427,12 +426,12 @@ class RequestContext:
 
     @property
     def wants_raw(self) -> bool:
-        """Whether the client asks for raw rows instead of JSON."""
+        """True if the client asks for raw rows instead of JSON."""
         accept = [value for name, value in self.scope["headers"] if name == b"accept"]
         return accept not in ([], [b"*/*"]) and prefers(OCTETS, JSON, accept)
 
     def raw(self, vectors: npt.NDArray[np.float32], counts: Sequence[int] | None = None) -> tuple[bytes, bytes]:
-        """The answer with float32 [n, d] as raw rows. `counts`: the rows of each text; None: one each."""
+        """The response with float32 [n, d] as raw rows. `counts`: the rows of each text; None: one each."""
         self.headers.append((b"x-embedding-shape", b"%d,%d" % vectors.shape))
         if counts is not None:
             self.headers.append((b"x-sequence-rows", b",".join(b"%d" % count for count in counts)))
@@ -462,26 +461,26 @@ def _check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
             raise UnsupportedEncoding("`Content-Encoding` must be `identity`, that is not compressed", value=encoding)
 
 
-# --- where its time went ---
+# --- times ---
 
 
 @dataclass(slots=True)
 class LatencyBreakdown:
-    """Of one request. Seconds of perf_counter."""
+    """Times of one request, in seconds of perf_counter."""
 
     started: float = field(default_factory=time.perf_counter)
     tokenize_s: float = 0.0
     queue_s: float = 0.0
     inference_s: float = 0.0
     encode_s: float = 0.0
-    engine: int = -1  # that had it, or had it last; -1: none
+    engine: int = -1  # the last one that had the request; -1: none
     characters: int = 0
     tokens: int = 0
-    answered: float | None = None  # when the engine's answer was complete
+    answered: float | None = None  # when the engine's result was complete
 
-    def note(self, answer: EncodeResult) -> None:
+    def note(self, result: EncodeResult) -> None:
         """Take over the engine's times."""
-        self.queue_s, self.inference_s, self.engine = answer.queue_s, answer.inference_s, answer.engine
+        self.queue_s, self.inference_s, self.engine = result.queue_s, result.inference_s, result.engine
         self.answered = time.perf_counter()
 
     def note_failure(self, engine: int, waited_s: float) -> None:
@@ -489,12 +488,12 @@ class LatencyBreakdown:
         self.engine, self.queue_s = engine, waited_s
 
     def encoded(self) -> None:
-        """The answer's body is there."""
+        """Notes that the body of the response is complete."""
         if self.answered is not None:
             self.encode_s = time.perf_counter() - self.answered
 
     def add(self, part: LatencyBreakdown) -> None:
-        """Take over what a part of the request took."""
+        """Adds the times of a part of the request."""
         self.queue_s = min(self.queue_s, part.queue_s) if self.answered is not None else part.queue_s
         self.tokenize_s += part.tokenize_s
         self.inference_s += part.inference_s

@@ -39,12 +39,12 @@ _INFINITY = frozenset(("top_n", "raw_scores"))
 
 
 class PairFields(RequestBody):
-    """vLLM's fields of pairs: which tokens of them are read, and what makes scores of logits."""
+    """vLLM's fields of pairs: the tokens that are read, and the function that turns logits into scores."""
 
     truncate_prompt_tokens: int | None = Field(
         None,
         ge=-1,
-        description="Cut a pair to this many tokens, special ones included; -1: to what the model takes. "
+        description="Cut a pair to this many tokens, special ones included; -1: to the model's limit. "
         "Default: the server's --auto-truncate.",
     )
     truncation_side: Direction | None = Field(None, description="The end of a text that is cut off. Default: right.")
@@ -55,14 +55,14 @@ class PairFields(RequestBody):
 
     @property
     def cuts(self) -> bool | None:
-        """Whether a pair that is too long is cut; None: as the server has it."""
+        """Truncate pairs that exceed the limit. None uses the server's default."""
         wanted = (self.truncate_prompt_tokens, self.max_tokens_per_query, self.max_tokens_per_doc)
         return True if any(option is not None for option in wanted) else None
 
     def tokenize_options(
         self, truncate: bool | None, direction: Direction | None, params: tuple[str, str]
     ) -> TokenizeOptions:
-        """What is read of each pair; `params` are the fields of the texts."""
+        """Options for the tokenizer. `params` are the fields of the texts."""
         limit = self.truncate_prompt_tokens
         return TokenizeOptions(
             truncate=truncate,
@@ -82,9 +82,9 @@ class RerankFields(PairFields):
     strings_per_text: ClassVar[int] = 16  # of an object with several fields
 
     model: str | None = Field(None, description="The served model's name or id.")
-    query: str = Field(description="What the documents are compared with.")
-    top_n: int | None = Field(None, ge=0, description="Answer only the best; 0 or null: all. More than there are: all.")
-    return_documents: bool | None = Field(None, description="Answer the documents' texts too. Default: false.")
+    query: str = Field(description="Text that the documents are compared with.")
+    top_n: int | None = Field(None, ge=0, description="Return only the best; 0 or null: all. More than there are: all.")
+    return_documents: bool | None = Field(None, description="Return the documents' texts too. Default: false.")
     raw_scores: bool | None = Field(None, description="true: scores are the model's logits. Default: false.")
     truncate: bool | None = Field(
         None, description="Cut pairs that are too long. Default: the server's --auto-truncate."
@@ -101,13 +101,13 @@ class RerankDocumentsRequest(RerankFields):
 
 
 class RerankedDocument(BaseModel):
-    """A document as it was given."""
+    """A document, unchanged."""
 
     text: str
 
 
 class RerankResult(BaseModel):
-    """A document's place in the request, and its score."""
+    """Index of a document in the request, and its score."""
 
     index: int
     relevance_score: float
@@ -150,7 +150,7 @@ class CohereMeta(BaseModel):
 
 
 class Reranked(BaseModel):
-    """Answer of `/v1/rerank`."""
+    """Response of `/v1/rerank`."""
 
     id: str
     object: Literal["rerank", "list"]
@@ -162,7 +162,6 @@ class Reranked(BaseModel):
 
 
 async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /v1/rerank`."""
     request = await context.parse(RerankDocumentsRequest)
     return await rerank_documents(context, request, request.documents, request.truncation_side)
 
@@ -170,7 +169,7 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
 async def rerank_documents(
     context: RequestContext, request: RerankFields, documents: Documents, direction: Direction | None
 ) -> tuple[bytes, bytes]:
-    """The answer to a request with these documents."""
+    """Serves a request with these documents."""
     handle = context.choose(request.model)
     texts = documents_texts(documents)
     if request.return_documents:
@@ -206,7 +205,7 @@ async def ranked(
 ) -> Ranking:
     """The texts of field `param` by their relevance."""
     if request.priority is not None and request.priority > 0:
-        context.give_way()
+        context.lower_priority()
     return await rank(
         context,
         request.query,

@@ -21,13 +21,13 @@ from embert.engine import Task, TaskOutput
 __all__ = [
     "NumberType",
     "Pauses",
-    "answer_id",
     "flat_json",
     "floats_json",
     "nested_floats_json",
     "openai_json",
     "quantize",
     "raw_rows",
+    "response_id",
     "rows_json",
     "sparse_json",
     "typed_openai_json",
@@ -40,11 +40,11 @@ NumberType = Literal["int8", "uint8", "binary", "ubinary"]
 _ID_PREFIX = secrets.token_hex(10).encode()  # of this process
 _ids = itertools.count()
 
-# Written before the event loop runs other requests: about 1 ms.
+# Numbers that are written before the event loop runs other requests: about 1 ms.
 _NUMBERS_AT_ONCE = 64 * 1024
-_NUMBERS_PER_PAIR = 8  # a pair takes as long as so many numbers
+_NUMBERS_PER_PAIR = 8  # numbers that take as long as a pair
 _PAIRS_AT_ONCE = _NUMBERS_AT_ONCE // _NUMBERS_PER_PAIR
-_NUMBERS_PER_TEXT = 512  # a text takes as long as so many numbers, beside its own
+_NUMBERS_PER_TEXT = 512  # numbers that take as long as the rest of a text
 
 
 class Pauses:
@@ -56,7 +56,7 @@ class Pauses:
         self._written = 0
 
     async def after(self, numbers: int) -> None:
-        """Call it when a text's numbers are written, or some of them."""
+        """Counts numbers of a text that have been written."""
         self._written += numbers + _NUMBERS_PER_TEXT
         if self._written >= _NUMBERS_AT_ONCE:
             self._written = 0
@@ -64,7 +64,7 @@ class Pauses:
 
 
 async def floats_json(vectors: npt.NDArray[Any]) -> bytes:
-    """`[[…], …]` for float32 [n, d], or for what `quantize` made of it."""
+    """`[[…], …]` for float32 [n, d], or for the result of `quantize`."""
     rows = max(1, _NUMBERS_AT_ONCE // max(1, vectors.shape[1]))
     if len(vectors) <= rows:
         return _dump(vectors)
@@ -107,8 +107,8 @@ async def rows_json(rows: npt.NDArray[Any], *, base64: bool = False) -> bytes:
     return b"[%b]" % b",".join(map(_base64, rows))
 
 
-def answer_id() -> bytes:
-    """32 hexadecimal digits, which no other answer has: without a call of the system's random numbers."""
+def response_id() -> bytes:
+    """Returns 32 hexadecimal digits that no other response has. Does not read the system's random numbers."""
     return b"%b%012x" % (_ID_PREFIX, next(_ids))
 
 
@@ -127,7 +127,7 @@ def quantize(vectors: Vectors, kind: NumberType) -> Quantized:
 
 
 async def openai_json(vectors: Vectors | Quantized, model: str, prompt_tokens: int, *, base64: bool) -> bytes:
-    """OpenAI's answer around float32 [n, d], or what `quantize` made of it."""
+    """OpenAI's response with float32 [n, d], or with the result of `quantize`."""
     rows = max(1, _NUMBERS_AT_ONCE // max(1, vectors.shape[1]))
     items: list[bytes] = []
     for index, vector in enumerate(vectors):
@@ -146,7 +146,7 @@ async def typed_openai_json(
     base64: bool,
     token_ids: npt.NDArray[np.int32] | None = None,
 ) -> bytes:
-    """OpenAI's answer with several kinds of vectors of each text: rows of EMBED, of SPARSE, of MULTI.
+    """OpenAI's response with several kinds of vectors of each text: rows of EMBED, of SPARSE, of MULTI.
 
     `token_ids` are those of MULTI's rows.
     """
@@ -175,7 +175,7 @@ async def typed_openai_json(
 
 
 def _openai_list(items: list[bytes], model: str, prompt_tokens: int) -> bytes:
-    head = b'{"id":"embd-%b","object":"list","data":[' % answer_id()
+    head = b'{"id":"embd-%b","object":"list","data":[' % response_id()
     tail = b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (
         orjson.dumps(model),
         prompt_tokens,

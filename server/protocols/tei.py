@@ -111,21 +111,19 @@ class SparseVectors(RootModel[list[list[SparseValue]]]):
 
 
 async def embed(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /embed`."""
     request = await context.parse(EmbedRequest)
     dimensions = context.handle.served.check_dimensions(request.dimensions)
     encoded = await _tokenized(context, request)
-    answer = await context.run(encoded, dimensions=dimensions, normalize=request.normalize)
+    result = await context.run(encoded, dimensions=dimensions, normalize=request.normalize)
     if context.wants_raw:
-        return context.raw(answer.vectors)
-    return JSON, await floats_json(answer.vectors)
+        return context.raw(result.vectors)
+    return JSON, await floats_json(result.vectors)
 
 
 async def embed_sparse(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /embed_sparse`."""
     request = await context.parse(EmbedSparseRequest)
-    answer = await context.run(await _tokenized(context, request), Task.SPARSE)
-    return JSON, await sparse_json(answer.rows[Task.SPARSE])
+    result = await context.run(await _tokenized(context, request), Task.SPARSE)
+    return JSON, await sparse_json(result.rows[Task.SPARSE])
 
 
 async def embed_all(context: RequestContext) -> tuple[bytes, bytes]:
@@ -136,8 +134,8 @@ async def embed_all(context: RequestContext) -> tuple[bytes, bytes]:
     handle.served.check_tasks(task)
     request = await context.parse(EmbedAllRequest)
     is_query = handle.served.is_query(request.input_type, task)
-    answer = await context.run(await _tokenized(context, request, is_query), task)
-    rows = answer.rows[task]
+    result = await context.run(await _tokenized(context, request, is_query), task)
+    rows = result.rows[task]
     if context.wants_raw:
         return context.raw(rows.values, rows.counts.tolist())
     return JSON, await nested_floats_json(rows.values, rows.counts.tolist())
@@ -166,7 +164,7 @@ class SimilarityInputs(RequestObject):
 
 
 class SimilarityParameters(RequestObject):
-    """How texts are read."""
+    """Options for reading texts."""
 
     known = FIELDS["similarity.parameters"]
     truncate: bool | None = None
@@ -188,7 +186,6 @@ class Similarities(RootModel[list[float]]):
 
 
 async def similarity(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /similarity`."""
     request = await context.parse(SimilarityRequest)
     check_texts([request.inputs.source_sentence], "inputs", ".source_sentence")
     check_texts(request.inputs.sentences, "inputs", ".sentences")
@@ -199,5 +196,5 @@ async def similarity(context: RequestContext) -> tuple[bytes, bytes]:
         task=parameters.task,
         prompt_name=parameters.prompt_name,
     )
-    answer = await context.run(encoded)
-    return JSON, orjson.dumps(answer.vectors[1:] @ answer.vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)
+    result = await context.run(encoded)
+    return JSON, orjson.dumps(result.vectors[1:] @ result.vectors[0], option=orjson.OPT_SERIALIZE_NUMPY)

@@ -46,18 +46,18 @@ class RerankRequest(RerankFields):
         "documents": DOCUMENTS,
     }
 
-    texts: TextList | None = Field(None, description="What is ranked, with an answer in TEI's form.")
+    texts: TextList | None = Field(None, description="Texts to rank. The response has TEI's form.")
     documents: Documents | None = Field(
-        None, description="What is ranked, with the answer of `/v1/rerank`; not read beside `texts`."
+        None, description="Texts to rank. The response is that of `/v1/rerank`. Ignored if there are `texts`."
     )
     truncation_direction: Direction = Field(
         MODELS_DIRECTION, description="The end of a text that is cut off. Default: right."
     )
-    return_text: bool = Field(False, description="Answer the texts too.")
+    return_text: bool = Field(False, description="Return the texts too.")
 
 
 class Rank(BaseModel):
-    """A text's place in the request, and its score."""
+    """Index of a text in the request, and its score."""
 
     index: int
     score: float
@@ -65,11 +65,10 @@ class Rank(BaseModel):
 
 
 class Ranks(RootModel[list[Rank] | Reranked]):
-    """The texts best first, or the answer of `/v1/rerank`."""
+    """The texts, best first, or the response of `/v1/rerank`."""
 
 
 async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /rerank`."""
     request = await context.parse(RerankRequest)
     direction = request.truncation_side or request.truncation_direction
     texts, documents = request.texts, request.documents
@@ -96,13 +95,13 @@ _FUNCTIONS = {"sigmoid": "sigmoid", "softmax": "softmax", "none": "identity"}
 
 
 class PredictParameters(RequestObject):
-    """What huggingface_hub's `text_classification` sends beside the text."""
+    """Parameters that huggingface_hub's `text_classification` sends next to the text."""
 
     known = FIELDS["predict.parameters"]
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = Field(
-        None, description="What makes scores of the model's logits. Default: as without parameters."
+        None, description="Function that turns logits into scores. Default: as without parameters."
     )
-    top_k: int | None = Field(None, ge=1, description="Answer only the best labels.")
+    top_k: int | None = Field(None, ge=1, description="Return only the best labels.")
 
 
 class PredictRequest(RequestBody):
@@ -112,19 +111,17 @@ class PredictRequest(RequestBody):
     strings_per_text: ClassVar[int] = 2
     input_forms: ClassVar[InputForms] = {"inputs": _INPUTS}
 
-    inputs: str | TextList | TextLists = Field(
-        description="A text, a pair, or several of either, each in a list of its own."
-    )
+    inputs: str | TextList | TextLists = Field(description="A text, a pair, or a list of lists of one or two texts.")
     truncate: bool | None = Field(
         None, description="Cut texts that are too long. Default: the server's --auto-truncate."
     )
     truncation_direction: Direction = Field(
         MODELS_DIRECTION, description="The end that is cut off. Default: the model's, mostly right."
     )
-    raw_scores: bool = Field(False, description="Answer the model's logits.")
+    raw_scores: bool = Field(False, description="Return the model's logits.")
     parameters: PredictParameters | None = Field(
         None,
-        description="Of Hugging Face's inference API, whose answer is a list for each text of `inputs`, even for one.",
+        description="As in Hugging Face's inference API. The response then has a list of lists, even for one text.",
     )
 
 
@@ -140,7 +137,6 @@ class Predictions(RootModel[list[Prediction] | list[list[Prediction]]]):
 
 
 async def predict(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /predict`."""
     handle = context.handle
     request = await context.parse(PredictRequest)
     texts = _pairs(request.inputs)

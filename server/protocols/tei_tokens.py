@@ -33,7 +33,7 @@ ResultT = TypeVar("ResultT")
 TokenChunk = list[tuple[int, list[TokenInfo]]]
 
 
-_TOKEN_BYTES = 72  # of an answer's token in JSON
+_TOKEN_BYTES = 72  # of a token in a JSON response
 _WORD_BYTES = 16  # of a token as text
 
 
@@ -44,15 +44,15 @@ class TokenizeRequest(RequestBody):
     input_forms: ClassVar[InputForms] = {"inputs": InputForm("a string or a list of strings", shortest=0)}
 
     inputs: str | TextList | None = Field(None, description="A text, or texts.")
-    prompt: str | None = Field(None, description="A text, with the answer of vLLM; not read beside `inputs`.")
-    model: str | None = Field(None, description="The served model's name or id, beside `prompt`.")
-    add_special_tokens: bool = Field(True, description="Whether the tokens are those that the model reads.")
-    return_token_strs: bool | None = Field(None, description="Beside `prompt`: answer the tokens as text, too.")
+    prompt: str | None = Field(None, description="A text. The response is vLLM's. Ignored if there are `inputs`.")
+    model: str | None = Field(None, description="The served model's name or id, with `prompt`.")
+    add_special_tokens: bool = Field(True, description="Add the special tokens that the model reads.")
+    return_token_strs: bool | None = Field(None, description="With `prompt`: return the tokens as text, too.")
     prompt_name: str | None = Field(None, description="One of the model's prompts, put before each text.")
 
 
 class Token(BaseModel):
-    """One token, and where it stands in the text."""
+    """One token, and its position in the text."""
 
     id: int
     text: str
@@ -62,7 +62,7 @@ class Token(BaseModel):
 
 
 class TokensOfPrompt(BaseModel):
-    """vLLM's answer."""
+    """vLLM's response to a prompt."""
 
     count: int
     max_model_len: int
@@ -71,11 +71,10 @@ class TokensOfPrompt(BaseModel):
 
 
 class Tokens(RootModel[list[list[Token]] | TokensOfPrompt]):
-    """Tokens a text, or vLLM's answer."""
+    """Tokens of each text, or vLLM's response."""
 
 
 async def tokenize(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /tokenize`."""
     request = await context.parse(TokenizeRequest)
     if request.inputs is None:
         if request.prompt is None:
@@ -95,13 +94,13 @@ async def _tokenize_prompt(context: RequestContext, request: TokenizeRequest, pr
     handle.check_open()
     tokens = await _run(context, request, [prompt], "prompt", _listed)
     ids = [token.id for token in tokens]
-    facts = {
+    metadata = {
         "count": len(ids),
         "max_model_len": handle.model.max_input_length,
         "tokens": ids,
         "token_strs": handle.tokenizer.words(ids) if request.return_token_strs else None,
     }
-    return JSON, orjson.dumps(facts)
+    return JSON, orjson.dumps(metadata)
 
 
 async def _run(
@@ -170,7 +169,6 @@ class Texts(RootModel[list[str]]):
 
 
 async def decode(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /decode`."""
     request = await context.parse(DecodeRequest)
     sequences = InputTexts.of(request.ids, "ids").items
     return JSON, orjson.dumps(await _decoded(context, sequences, "ids", skips=request.skip_special_tokens))
@@ -182,18 +180,17 @@ class DetokenizeRequest(RequestBody):
     known = FIELDS["detokenize"]
     input_forms: ClassVar[InputForms] = {"tokens": InputForm("a list of token ids")}
 
-    tokens: IdList = Field(description="The token ids of one text; special ones stay in the answer.")
+    tokens: IdList = Field(description="The token ids of one text; special ones stay in the response.")
     model: str | None = Field(None, description="The served model's name or id.")
 
 
 class Detokenized(BaseModel):
-    """vLLM's answer."""
+    """vLLM's response of `/detokenize`."""
 
     prompt: str
 
 
 async def detokenize(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /detokenize`."""
     request = await context.parse(DetokenizeRequest)
     context.choose(request.model)
     if not request.tokens:

@@ -51,7 +51,7 @@ Floats = npt.NDArray[np.float32]
 TextOrTexts = str | TextList
 _TEXTS = InputForm("a string or a list of strings")
 _PAIRED = InputForm("a string or a list of strings", shortest=0)
-# What vLLM calls first and second texts, by the names that its docs begin with.
+# vLLM's names for first and second texts, the preferred ones first.
 _FIELDS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2"))
 _CAPABILITIES = {
     "embed": Capability(Task.EMBED),
@@ -98,7 +98,7 @@ class TokenUsage(BaseModel):
 
 
 class Scores(BaseModel):
-    """Answer of `/score`, in the order of the pairs."""
+    """Response of `/score`, in the order of the pairs."""
 
     id: str
     object: Literal["list"]
@@ -117,7 +117,7 @@ class ClassifyRequest(RequestBody):
     input: TextOrTexts = Field(description="A text, or texts.")
     model: str | None = Field(None, description="The served model's name or id.")
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, description="Cut texts to this many tokens; -1: to what the model takes. Default: --auto-truncate."
+        None, ge=-1, description="Cut texts to this many tokens; -1: to the model's limit. Default: --auto-truncate."
     )
     truncation_side: Direction | None = Field(None, description="The end of a text that is cut off. Default: right.")
     use_activation: bool | None = Field(None, description="false: `probs` are the model's logits.")
@@ -134,7 +134,7 @@ class Class(BaseModel):
 
 
 class Classes(BaseModel):
-    """Answer of `/classify`."""
+    """Response of `/classify`."""
 
     id: str
     object: Literal["list"]
@@ -145,12 +145,11 @@ class Classes(BaseModel):
 
 
 async def score(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /score`."""
     request = await context.parse(ScoreRequest)
     handle = context.choose(request.model)
     params, firsts, seconds = _texts(request)
     if request.priority is not None and request.priority > 0:
-        context.give_way()
+        context.lower_priority()
     logits, encoded = await score_pairs(
         context,
         firsts,
@@ -183,12 +182,11 @@ def _texts(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]
 
 
 async def classify(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /classify`."""
     request = await context.parse(ClassifyRequest)
     handle = context.choose(request.model)
     limit = request.truncate_prompt_tokens
     if request.priority is not None and request.priority > 0:
-        context.give_way()
+        context.lower_priority()
     encoded = await context.tokenize(
         request.input,
         TokenizeOptions(
@@ -198,10 +196,10 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
             param="input",
         ),
     )
-    answer = await context.run(encoded, Task.CLASSIFY)
+    result = await context.run(encoded, Task.CLASSIFY)
     classifier = handle.served.classifier
-    probabilities = scores(answer.vectors, activation(classifier, raw=request.use_activation is False))
-    rows = await joined(_class_rows(answer.vectors, probabilities, classifier.labels))
+    probabilities = scores(result.vectors, activation(classifier, raw=request.use_activation is False))
+    rows = await joined(_class_rows(result.vectors, probabilities, classifier.labels))
     return JSON, _list("classify", handle.served.name, rows, encoded.tokens)
 
 
@@ -246,7 +244,7 @@ class PoolingRequest(RequestBody):
         None, description="Vectors of length 1 instead of raw ones, classes' scores instead of logits. Default: true."
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
-        None, description="Cut texts to so many tokens; -1: to what the model takes. Default: --auto-truncate."
+        None, description="Cut texts to this many tokens; -1: to the model's limit. Default: --auto-truncate."
     )
     truncation_side: Literal["right", "left"] | None = Field(
         None, description="The end that is cut off. Default: the model's, mostly right."
@@ -254,7 +252,7 @@ class PoolingRequest(RequestBody):
     priority: int | None = Field(None, description="Above 0: as `X-Priority: bulk`.")
     input_type: InputType | None = Field(
         None,
-        description="What the texts are: it chooses one of the model's prompts or adapters. To a model of late "
+        description="Role of the texts: chooses one of the model's prompts or adapters. To a model of late "
         "interaction they are documents by default.",
     )
 
@@ -268,7 +266,7 @@ class Pooling(BaseModel):
 
 
 class PoolingList(BaseModel):
-    """Answer of `/pooling`."""
+    """Response of `/pooling`."""
 
     id: str
     object: Literal["list"]
@@ -279,7 +277,6 @@ class PoolingList(BaseModel):
 
 
 async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /pooling`."""
     request = await context.parse(PoolingRequest)
     handle = context.choose(request.model, capability=None if request.task is None else _CAPABILITIES[request.task])
     check_foreign_ids(context, request.input, request.model)
@@ -290,7 +287,7 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
     if request.input_type is not None and is_query is None and task == Task.EMBED:
         prompt_name, _ = read_input_type(handle, request.input_type, request.input)
     if request.priority is not None and request.priority > 0:
-        context.give_way()
+        context.lower_priority()
     limit, activates = request.truncate_prompt_tokens, request.use_activation is not False
     dimensions = handle.served.check_dimensions(request.dimensions)
     encoded = await context.tokenize(
@@ -304,8 +301,8 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
         ),
         prompt_name=prompt_name,
     )
-    answer = await context.run(encoded, task, dimensions=dimensions, normalize=activates)
-    texts = _of_texts(handle, task, answer.rows[task], activates=activates)
+    result = await context.run(encoded, task, dimensions=dimensions, normalize=activates)
+    texts = _of_texts(handle, task, result.rows[task], activates=activates)
     return await _written(context, request, texts, encoded.tokens)
 
 

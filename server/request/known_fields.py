@@ -17,7 +17,7 @@ from embert.server.http.errors import Invalid, describe, describe_name
 
 __all__ = ["Api", "Fields", "KnownField", "TranslatedFields", "Verdict", "header_value", "translate_fields"]
 
-_MOST_FIELDS = 1000  # of an object: any API has fewer than 50
+_MAX_FIELDS = 1000  # of an object: any API has fewer than 50
 _MAX_DEPTH = 8  # of lists and objects in a body; the fields that are read have 5 at most
 _CONTAINERS = {list, dict}
 _NAMES_IN_HEADER = 16
@@ -25,7 +25,7 @@ _LETTERS_OF_A_NAME = 40
 
 
 class Api(Enum):
-    """Whose reference has a field."""
+    """API whose reference has a field."""
 
     OPENAI = "OpenAI"
     VLLM = "vLLM"
@@ -42,10 +42,10 @@ class Api(Enum):
 
 
 class Verdict(Enum):
-    """How a field is handled."""
+    """Treatment of a field."""
 
     HONORED = "honored"
-    HARMLESS = "harmless"  # dropped, of any type: the answer is the same without it
+    HARMLESS = "harmless"  # dropped, of any type: the response is the same without it
     REFUSED = "refused"  # 422, except for null and for values that ask for the default behavior
 
 
@@ -55,14 +55,14 @@ class KnownField:
 
     verdict: Verdict
     apis: tuple[Api, ...]
-    reason: str = ""  # why it is harmless or refused; of an honored field that the schema does not have: as what
+    reason: str = ""  # why it is harmless or refused; for an honored field that the schema does not have, its meaning
     unless: tuple[Any, ...] = ()  # values of a refused field that change nothing
     translation: Callable[[Any], Mapping[str, Any]] | None = None  # the value in the schema's words
-    ignored_beside: str = ""  # a field beside which this one is dropped, of any type
+    ignored_with: str = ""  # a field with which this one is dropped, of any type
     is_flat: bool = False  # an object whose fields count as the request's own
 
     def takes(self, value: Any) -> bool:
-        """Whether a refused field may have this value."""
+        """True if a refused field may have this value."""
         if isinstance(value, list) and value and value not in self.unless:  # one value for each text
             return all(not isinstance(item, list) and self.takes(item) for item in value)
         if value in ("true", "false") and any(isinstance(harmless, bool) for harmless in self.unless):
@@ -104,7 +104,7 @@ def translate_fields(values: Mapping[str, Any], own: Collection[str], fields: Fi
             if not field.takes(value):
                 raise _refused(name, field, value)
         elif field is None or field.verdict is Verdict.HONORED:
-            if field is not None and values.get(field.ignored_beside) is not None:
+            if field is not None and values.get(field.ignored_with) is not None:
                 continue
             if field is None or field.translation is None:
                 if result.get(name) not in (None, value):
@@ -144,8 +144,8 @@ def _flat(values: Mapping[str, Any], fields: Fields) -> list[tuple[str, Any]]:
             result.extend(value.items())
         else:
             raise Invalid("must be an object", name, value=describe(value))
-    if len(result) > _MOST_FIELDS:
-        raise Invalid(f"the request has {len(result)} fields", limit=_MOST_FIELDS)
+    if len(result) > _MAX_FIELDS:
+        raise Invalid(f"the request has {len(result)} fields", limit=_MAX_FIELDS)
     return result
 
 

@@ -75,19 +75,19 @@ def _lower(value: Any) -> Any:
 
 
 Direction = Annotated[Literal["right", "left"], BeforeValidator(_lower)]
-MODELS_DIRECTION: Any = None  # where a request does not say: as the model's tokenizer does, mostly "right"
-InputType = Literal["query", "document"]  # what a text is to a model of late interaction, or with adapters
+MODELS_DIRECTION: Any = None  # default: as the model's tokenizer does, mostly "right"
+InputType = Literal["query", "document"]  # role of a text for a model of late interaction, or with adapters
 TASK = "One of the model's adapters, which `/info` lists, with its prompt. Default: none."
 
 
 @dataclass(frozen=True, slots=True)
 class InputForm:
-    """What a field with texts or ids may hold."""
+    """Form of a field with texts or ids."""
 
     words: str = ""  # for the error about another value; without them, pydantic's own
     # As the OpenAPI document states it:
     shortest: int = 1  # characters of a text
-    together: int = 0  # a list of texts is one item of at most so many texts; 0: each text is an item
+    together: int = 0  # most texts that are one item, in a list; 0: each text is an item
     most: int = 0  # items; 0: as many as the option of the body's texts allows
 
 
@@ -106,7 +106,7 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
     known: ClassVar[Fields] = {}  # a table of ../protocols/fields.py
     input_forms: ClassVar[InputForms] = {}
-    text_limit: ClassVar[str] = "max_client_batch_size"  # the option that limits its texts
+    text_limit: ClassVar[str] = "max_client_batch_size"  # option that limits its texts
     strings_per_text: ClassVar[int] = 1  # at the most
 
 

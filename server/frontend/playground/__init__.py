@@ -25,7 +25,7 @@ def _read(name: str) -> str:
 
 
 def _source(text: str) -> str:
-    """How a Content-Security-Policy names an inline style or script."""
+    """Returns the source expression of an inline style or script for a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
