@@ -132,7 +132,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Live]:
     """`embert serve` with the default model, in float32 and one HTTP process on any machine, and ids on all routes."""
-    with live("--device", "cpu", "--accept-token-ids") as running:
+    with live("--device", "cpu", "--openai-accepts", "token-ids") as running:
         yield running
 
 

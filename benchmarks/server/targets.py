@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.lib import random_model, record
 from benchmarks.lib.load_generator import LoadGenerator
 from benchmarks.lib.load_plan import Plan, Request, post
-from benchmarks.lib.running_server import RunningServer, embert
+from benchmarks.lib.running_server import ROOT, RunningServer, embert
 from benchmarks.lib.scrape import Samples, scrape
 from benchmarks.lib.texts import PASSAGE_TOKENS, Lengths, Text, texts
 from benchmarks.rivals.servers import Missing, infinity, plain_fastapi
@@ -78,8 +78,8 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-# Bounds of the server's histogram buckets, 8 % apart, fine enough to read quantiles of batch times from.
-BUCKETS = ",".join(f"{0.0001 * 1.08**step:.6f}" for step in range(120))
+# Its sitecustomize.py gives the server histogram buckets that are fine enough to read quantiles of batch times from.
+FINE_BUCKETS = {"PYTHONPATH": os.pathsep.join((str(ROOT / "benchmarks" / "lib" / "fine_buckets"), str(ROOT)))}
 _EXACTLY = {tokens: Lengths(tokens, tokens, tokens) for tokens in (16, 32, 50)}
 
 Groups = Sequence[Sequence[Text]]  # of texts that share a request
@@ -236,8 +236,8 @@ class _Run:
         return self.baselines[name]
 
     def _embert(self, model: Path, workers: int) -> AbstractContextManager[RunningServer]:
-        options = ["--workers", str(workers), "--device", self.options.device, "--latency-buckets", BUCKETS]
-        return embert(*options, *shlex.split(self.options.serve_options), model=str(model))
+        options = ["--workers", str(workers), "--device", self.options.device]
+        return embert(*options, *shlex.split(self.options.serve_options), model=str(model), environment=FINE_BUCKETS)
 
     def _closed(self, server: RunningServer, name: str, groups: Groups, form: Form, connections: int) -> Row:
         """Warm up, estimate how long a request waits, then measure windows several times as long."""

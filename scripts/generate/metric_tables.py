@@ -15,7 +15,6 @@ from embert.server.observability.metrics import (
     REQUEST_BUCKETS_S,
     EngineMetrics,
     GpuMetrics,
-    LatencyBuckets,
     SpanMetrics,
     SupervisorMetrics,
     use_memory,
@@ -35,8 +34,8 @@ _HEAD = """\
 reports all HTTP processes, the engine processes and the supervisor. During a download only the supervisor's are there
 (`embert_model_ready`, `embert_starting`). Every metric exists, at zero, once the engine is ready, but the durations and
 errors of a route, and all of low-priority requests, appear with the first one. No label holds a text, a user or a
-request id. Units are seconds, tokens, texts, bytes and watts. Histograms have `_bucket`, `_sum` and `_count` as usual;
-`--latency-buckets` sets the buckets of those of times. A client that accepts gzip gets that.
+request id. Units are seconds, tokens, texts, bytes and watts. Histograms have `_bucket`, `_sum` and `_count` as usual.
+A client that accepts gzip gets that.
 
 `Accept: application/openmetrics-text`, which Prometheus sends, gets OpenMetrics. There, each bucket of
 `embert_request_duration_seconds` has an exemplar: the newest request that fell into it, by the `trace_id` of its
@@ -137,13 +136,13 @@ def document() -> str:
 def _make_api_metrics() -> None:
     from embert.server.observability.api_metrics import ApiMetrics
 
-    metrics = ApiMetrics(["/embed"], LatencyBuckets(), tasks=["/embed"], models=["m"], engines=1)
+    metrics = ApiMetrics(["/embed"], tasks=["/embed"], models=["m"], engines=1)
     metrics.observe(RequestRecord("/embed", b"", priority=PRIORITIES[0], model="m", status=200), 0.0)
     metrics.write()
 
 
 def _make_engine_metrics() -> None:
-    metrics = EngineMetrics(0, LatencyBuckets())
+    metrics = EngineMetrics(0)
     metrics.of("m")
     metrics.describe(dict.fromkeys(MODEL_FACTS, ""))
     metrics.last_success = 1.0  # a timestamp that was never set is not exported

@@ -290,8 +290,6 @@ def _add_option(parser: argparse.ArgumentParser, option: dataclasses.Field[Any],
         parser.add_argument(option.name, nargs="*" if repeatable else "?", metavar=option.name.upper(), **common)
     elif kind is bool:
         parser.add_argument(option_name(option.name), action=argparse.BooleanOptionalAction, **common)
-    elif repeatable and kind is float:
-        parser.add_argument(option_name(option.name), type=_floats, metavar="S,S,…", **common)
     elif repeatable:
         parser.add_argument(option_name(option.name), action="append", type=kind, metavar="VALUE", **common)
     else:
@@ -299,10 +297,6 @@ def _add_option(parser: argparse.ArgumentParser, option: dataclasses.Field[Any],
         usual = option.metadata.get("metavar", {int: "N", float: "SECONDS"}.get(kind, "VALUE"))
         metavar = "{" + ",".join(choices) + "}" if choices else usual
         parser.add_argument(option_name(option.name), type=kind, metavar=metavar, **common)
-
-
-def _floats(text: str) -> tuple[float, ...]:
-    return tuple(float(piece) for piece in text.split(","))
 
 
 def _serve_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ServeConfig:

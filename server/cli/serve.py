@@ -91,7 +91,7 @@ def _traces_url(config: ServeConfig) -> str | None:
     try:
         url = traces_url(config.otlp_endpoint, os.environ)
         if url is not None:
-            read_sampler(config.otlp_sampling, os.environ)
+            read_sampler(os.environ)
     except TracingUnavailable as error:
         if config.otlp_endpoint is not None:
             raise ConfigError(str(error)) from None

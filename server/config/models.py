@@ -38,14 +38,11 @@ MODEL_OPTIONS = (
     "default_prompt_name",
     "default_prompt",
     "max_batch_tokens",
-    "max_batch_requests",
     "max_queue_tokens",
     "max_queue_seconds",
     "max_client_batch_size",
     "max_client_documents",
     "max_client_batch_tokens",
-    "max_answer_tokens",
-    "max_answer_weights",
     "auto_truncate",
 )
 _OF_ONE_MODEL = ("revision", "served_model_name")  # on the command line

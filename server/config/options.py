@@ -29,8 +29,10 @@ __all__ = [
 ]
 
 _PREFIX = "EMBERT_"
-HELD_BYTES, HELD_BODIES = 256_000_000, 8  # default of --max-held-bytes: so many, or so many of --payload-limit
+HELD_BYTES, HELD_BODIES = 256_000_000, 8  # default of --max-held-bytes: the larger of 256 MB and 8 bodies
 QUEUE_BATCHES = 256  # default of --max-queue-tokens, in full batches of each engine
+MAX_ANSWER_TOKENS = 131_072  # of one response of /tokenize or /decode
+MAX_ANSWER_WEIGHTS = 2_097_152  # of the sparse vectors, or scores of labels, of one response
 GPU_WORKERS = 12  # HTTP processes that keep one GPU busy with short texts; more change nothing
 
 
@@ -86,9 +88,6 @@ class ServeConfig:
     )
     default_prompt: str | None = _option(None, "prompt text that precedes every text whose request names none")
     max_batch_tokens: int | None = _option(None, "token budget of one batch; default: the encoder's own", low=1)
-    max_batch_requests: int | None = _option(
-        None, "maximum number of texts in one batch; default: only tokens limit a batch", low=1
-    )
     max_queue_tokens: int | None = _option(
         None, "maximum tokens admitted and not yet answered, then 429; default: 256 batches for each engine", low=1
     )
@@ -111,22 +110,12 @@ class ServeConfig:
     max_client_batch_tokens: int | None = _option(
         None, "maximum tokens in one request, then 413; default: only texts limit a request", low=1
     )
-    header_limit: int = _option(65_536, "maximum bytes of request line and headers, then 431", low=256)
     max_connections: int = _option(16_384, "maximum connections of each HTTP process, then 503", low=1)
-    max_unbroken_characters: int = _option(
-        131_072,  # UNBROKEN_CHARACTERS of the tokenizer, which imports numpy
-        "maximum characters of a text without a place to divide it for tokenizing, then 413",
-        low=1,
-    )
-    max_answer_tokens: int = _option(131_072, "maximum tokens of one answer of /tokenize or /decode, then 413", low=1)
-    max_answer_weights: int = _option(
-        2_097_152, "maximum weights of sparse vectors, or scores of labels, of one answer, then 413", low=1
-    )
-    accept_token_ids: bool = _option(
-        False, "accept token ids on OpenAI's routes too, in requests that name this model; TEI's routes always do"
-    )
-    any_model_name: bool = _option(
-        False, "answer requests on OpenAI's routes whatever model they name, and say which one answered in `x-model`"
+    openai_accepts: tuple[str, ...] = _option(
+        (),
+        "what OpenAI's routes accept in addition: token-ids, in requests that name this model, as TEI's routes always "
+        "do; any-model, requests whatever model they name, which `x-model` answers",
+        choices=("token-ids", "any-model"),
     )
     auto_truncate: bool = _option(
         True, "truncate texts that are too long for the model, unless the request says otherwise"
@@ -140,11 +129,6 @@ class ServeConfig:
     )
     start_timeout: float = _option(
         600.0, "maximum seconds until a process is ready; then it is killed and started again", low=1.0
-    )
-    give_up_after: float = _option(
-        300.0,
-        "maximum seconds without a working engine or HTTP process; then the server exits with status 1; 0: never",
-        low=0.0,
     )
     client_timeout: float = _option(
         30.0, "maximum seconds that a client may pause while it sends its body or reads its answer", low=0.1
@@ -172,30 +156,18 @@ class ServeConfig:
         (), "origin that may call from a browser, such as https://example.com; * for all"
     )
     metrics_port: int | None = _option(None, "serve /metrics on this port too, without a key", low=0, high=65535)
-    latency_buckets: tuple[float, ...] = _option(
-        (),
-        "bucket bounds of the latency histograms, in seconds; default: 50 µs to 1 s for tokenize and encode, 100 µs to "
-        "60 s for all others",
-    )
     otlp_endpoint: str | None = _option(
         None, "URL of an OpenTelemetry collector that takes traces over OTLP/HTTP, such as http://collector:4318"
-    )
-    otlp_sampling: float | None = _option(
-        None,
-        "share of the requests that are traced, where the caller does not say; default: OTEL_TRACES_SAMPLER, else 1",
-        low=0.0,
-        high=1.0,
-        metavar="RATIO",
     )
     log_format: str = _option("text", "format of log lines", choices=("text", "json"))
     access_log: str = _option("off", "a log line for each request", choices=("off", "text", "json"))
     log_level: str = _option("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
     ssl_keyfile: str | None = _option(None, "file of the TLS private key; default: the file of the certificate")
     ssl_certfile: str | None = _option(None, "file of the TLS certificate chain")
-    ssl_keyfile_password: str | None = _option(None, "password of the TLS private key", secret=True)
-    ssl_ca_certs: str | None = _option(None, "file of the CA certificates that must have signed clients' certificates")
-    ssl_cert_reqs: int = _option(0, "client certificates: 0 not requested, 1 optional, 2 required", low=0, high=2)
-    ssl_ciphers: str | None = _option(None, "TLS ciphers, in OpenSSL's notation; default: Python's")
+    ssl_ca_certs: str | None = _option(
+        None,
+        "file of the CA certificates of clients, each of which then needs a certificate that one of them has signed",
+    )
 
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):
@@ -213,15 +185,11 @@ class ServeConfig:
                 f"--max-held-bytes must be at least --payload-limit, which is {self.payload_limit}; "
                 f"it is {self.max_held_bytes}"
             )
-        if list(self.latency_buckets) != sorted(set(self.latency_buckets)):
-            raise ConfigError(f"--latency-buckets must rise, but they are {list(self.latency_buckets)}")
 
     def _check_tls(self) -> None:
-        for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_ciphers"):
+        for name in ("ssl_keyfile", "ssl_ca_certs"):
             if getattr(self, name) is not None and self.ssl_certfile is None:
                 raise ConfigError(f"{option_name(name)} needs --ssl-certfile, which was not given")
-        if bool(self.ssl_cert_reqs) != bool(self.ssl_ca_certs):
-            raise ConfigError("--ssl-ca-certs and --ssl-cert-reqs 1 or 2 go together; only one of them was given")
 
     @property
     def keyless_groups(self) -> tuple[str, ...]:
@@ -362,8 +330,12 @@ def _read_key_file(path: str) -> bytes:
         return file.read(KEY_FILE_LIMIT)
 
 
+def _no_password() -> str:
+    raise ssl.SSLError("the private key is encrypted; the server reads only keys without a password")
+
+
 def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
-    """None without --ssl-certfile. Raises ConfigError for files and ciphers that cannot be used."""
+    """Returns None without --ssl-certfile. Raises ConfigError for files that cannot be used."""
     if config.ssl_certfile is None:
         return None
     options = [f"--ssl-certfile {config.ssl_certfile}"]
@@ -371,14 +343,11 @@ def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # Without a password, OpenSSL would ask for one on the terminal.
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, config.ssl_keyfile_password or "")
-        context.verify_mode = ssl.VerifyMode(config.ssl_cert_reqs)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, _no_password)
         if config.ssl_ca_certs is not None:
             options = [f"--ssl-ca-certs {config.ssl_ca_certs}"]
             context.load_verify_locations(config.ssl_ca_certs)
-        if config.ssl_ciphers is not None:
-            options = [f"--ssl-ciphers {config.ssl_ciphers}"]
-            context.set_ciphers(config.ssl_ciphers)
+            context.verify_mode = ssl.CERT_REQUIRED
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(f"{' with '.join(options)}: {error}") from None
     return context

@@ -64,9 +64,8 @@ class LoadedModel:
         return BatchLimits.of(
             self.throughput,
             self.encoder.batch_tokens,
-            self.config.max_batch_requests,
-            self.encoder.max_batch_tokens,
-            self._counts,
+            longest_text=self.encoder.max_batch_tokens,
+            counts=self._counts,
         )
 
     @property

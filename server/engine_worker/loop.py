@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from embert.engine.errors import EncoderError, EncoderLost
+from embert.server.config.options import MAX_ANSWER_WEIGHTS
 from embert.server.engine_worker.batches import InFlightBatch, InFlightQueue, Responder, batch_of, pack
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.scheduler import Batch
@@ -27,7 +28,7 @@ from embert.server.ipc.channel import Channel, EngineStatus, PartialResult
 from embert.server.ipc.control import ControlConnection, Drain, LoadModel, StartEngine, StartModel
 from embert.server.ipc.shared_counters import MAX_BATCHES_IN_FLIGHT, SharedCounters
 from embert.server.observability.logs import exit_now
-from embert.server.observability.metrics import EngineMetrics, LatencyBuckets
+from embert.server.observability.metrics import EngineMetrics
 
 if TYPE_CHECKING:
     from embert.server.engine_worker.batch_tracer import BatchTracer
@@ -60,7 +61,7 @@ class EngineLoop:
         self._free_slots = list(range(MAX_BATCHES_IN_FLIGHT))  # of the shared counters
         for slot in self._free_slots:
             self._counters.set_running(self._index, slot, ())
-        self._metrics = EngineMetrics(start.index, LatencyBuckets.of(config.latency_buckets))
+        self._metrics = EngineMetrics(start.index)
         self._busy = BusyTime()
         self._queue = WorkQueue(self._metrics, self._refuse, self._wake)
         self._health = Health(start.index, self._counters, self._busy, self._metrics, self._queue.tokens, self._rates)
@@ -245,7 +246,7 @@ class EngineLoop:
         else:
             self._health.succeeded()
             model.throughput.add_batch(flight.seconds, batch.counted)
-            self._responder.answer(batch.slices, rows, flight.began, flight.ended, model.config.max_answer_weights)
+            self._responder.answer(batch.slices, rows, flight.began, flight.ended, MAX_ANSWER_WEIGHTS)
             self._observe(flight)
             if self._tracer is not None:
                 self._tracer.record(flight)

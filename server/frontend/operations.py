@@ -197,7 +197,7 @@ def _metadata(handle: ModelHandle) -> ModelMetadata:
         max_concurrent_requests=handle.admission.max_queue_tokens or None,  # each has at least one token
         max_input_length=model.max_input_length,
         max_batch_tokens=engine.max_batch_tokens if engine else config.max_batch_tokens,
-        max_batch_requests=config.max_batch_requests,
+        max_batch_requests=None,
         max_client_batch_size=config.max_client_batch_size,
         auto_truncate=config.auto_truncate,
         tokenization_workers=config.http_processes * config.tokenization_threads,

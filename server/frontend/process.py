@@ -138,7 +138,7 @@ async def _serve(
         if access_log is not None:
             access_log.note(RequestRecord(route, b"-", status=status), 0.0, client)
 
-    bounds = config.header_limit, connections, registry.held, count_refused, error_formats_by_path()
+    bounds = connections, registry.held, count_refused, error_formats_by_path()
     protocol = bounded_protocol(*bounds, app)
     served: Callable[..., asyncio.Protocol] = protocol
     if certificates is not None:
@@ -290,7 +290,7 @@ def _span_export(start: StartApi) -> SpanExport | None:
         return None
     from embert.server.observability.tracing.span_export import start_span_export
 
-    return start_span_export(start.traces_url, start.instance, read_sampler(start.config.otlp_sampling, os.environ))
+    return start_span_export(start.traces_url, start.instance, read_sampler(os.environ))
 
 
 _NOTHING = Exposition(b"only GET /metrics is here\n", ((b"content-type", b"text/plain"),))

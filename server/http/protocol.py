@@ -3,7 +3,7 @@
 A connection is in exactly one state at a time, and each state has an end:
 
     idle        its client may ask something                     connections.py
-    head        a request has begun                              HEAD_TIMEOUT_S, --header-limit
+    head        a request has begun                              HEAD_TIMEOUT_S, HEADER_LIMIT
     answering   the app reads a body, computes and answers       held_bytes.py, the request's deadline
     lingering   the answer is given, and more comes              LingeringClose
 
@@ -192,12 +192,12 @@ class DirectServer(Protocol):
 
 
 HEAD_TIMEOUT_S = 20.0  # from a head's first byte to its last
+HEADER_LIMIT = 65_536  # bytes of a request's line and headers, as in most proxies
 SURPLUS_S = 3.0  # the longest life of a connection above the limit
 _PIECE = 16_384  # bytes parsed at a time: the most that is parsed of pipelined requests in advance
 
 
 def bounded_protocol(
-    header_limit: int,
     connections: Connections,
     held: HeldBytes,
     count: Count,
@@ -208,13 +208,12 @@ def bounded_protocol(
 
     `count` takes route, status and client of responses that neither the application nor `server` gives.
     """
-    bounds = _Bounds(header_limit, connections, held, count, error_formats, server, KnownHeads())
+    bounds = _Bounds(connections, held, count, error_formats, server, KnownHeads())
     return type("Protocol", (_BoundedProtocol,), {"bounds": bounds})
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    header_limit: int
     connections: Connections
     held: HeldBytes
     count: Count
@@ -369,7 +368,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._progressed = False
             self._feed(piece)
             self._idle_bytes = 0 if self._progressed else self._idle_bytes + len(piece)
-            if self._idle_bytes > self.bounds.header_limit:
+            if self._idle_bytes > HEADER_LIMIT:
                 self._refuse(self._too_large())
         if self._unparsed:
             self.flow.hold()
@@ -411,7 +410,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._progressed = True
         try:
             size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
-            if size > self.bounds.header_limit:
+            if size > HEADER_LIMIT:
                 raise self._too_large()
             version = self.parser.get_http_version()
             check_headers(self.parser.get_method(), version, self.headers)
@@ -504,10 +503,9 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._update_timers()
 
     def _too_large(self) -> ServerError:
-        limit = self.bounds.header_limit
         if self._in_body:
-            return BadRequest("there are too many bytes around the body's chunks", limit=limit, option="--header-limit")
-        return HeadTooLarge("the request's line and headers are too large", limit=limit, option="--header-limit")
+            return BadRequest("there are too many bytes around the body's chunks", limit=HEADER_LIMIT)
+        return HeadTooLarge("the request's line and headers are too large", limit=HEADER_LIMIT)
 
     def _head_too_slow(self) -> None:
         self._head_timer = None

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, TypeVar
 from prometheus_client.utils import floatToGoString
 
 from embert.server.observability.metrics import (
+    HOST_BUCKETS_S,
     REJECT_REASONS,
+    REQUEST_BUCKETS_S,
     BufferedHistogram,
-    LatencyBuckets,
     counter,
     gauge,
     histogram,
@@ -73,7 +74,6 @@ class ApiMetrics:
     def __init__(
         self,
         routes: Sequence[str],
-        buckets: LatencyBuckets,
         *,
         tasks: Collection[str] = (),
         models: Sequence[str] = (),
@@ -83,7 +83,7 @@ class ApiMetrics:
 
         The series of `models`, served names, on this number of engines are there from the start.
         """
-        self._families = _Families(buckets)
+        self._families = _Families()
         self._work: dict[tuple[str, str], Work] = {}
         self._durations: dict[tuple[str, str, str, str], RequestHistogram] = {}
         answered_help = "HTTP requests answered; status 499: the client disconnected first."
@@ -260,31 +260,31 @@ class Work:
 class _Families:
     """The metrics that have several series. Their histograms are kept in `histograms`, to be written."""
 
-    def __init__(self, buckets: LatencyBuckets) -> None:
+    def __init__(self) -> None:
         self.histograms: list[BufferedHistogram] = []
         self._sizes: dict[str, tuple[BufferedHistogram, BufferedHistogram]] = {}
         duration_help = "From the request's headers to the end of its answer."
         durations = histogram(
-            "request_duration_seconds", duration_help, buckets.request, ["route", *_LABELS, "outcome"]
+            "request_duration_seconds", duration_help, REQUEST_BUCKETS_S, ["route", *_LABELS, "outcome"]
         )
-        self.duration = partial(self._make, RequestHistogram, durations, buckets.request)
-        bounds = (*buckets.request, math.inf)
+        self.duration = partial(self._make, RequestHistogram, durations, REQUEST_BUCKETS_S)
+        bounds = (*REQUEST_BUCKETS_S, math.inf)
         self.duration_bounds: list[str] = [floatToGoString(bound) for bound in bounds]  # type: ignore[no-untyped-call]
         tokenize_help = "Tokenizing one request, including the wait for a thread."
-        self.tokenize = self._maker("tokenize_duration_seconds", tokenize_help, buckets.host, _LABELS)
+        self.tokenize = self._maker("tokenize_duration_seconds", tokenize_help, HOST_BUCKETS_S, _LABELS)
         queue_help = "One request's wait for the encoder: before its first batch, and between its batches."
-        self._queue = self._maker("queue_duration_seconds", queue_help, buckets.request, [*_LABELS, "engine"])
+        self._queue = self._maker("queue_duration_seconds", queue_help, REQUEST_BUCKETS_S, [*_LABELS, "engine"])
         inference_help = "One request's time on the encoder: that of the batches with its texts."
         self._inference = self._maker(
-            "inference_duration_seconds", inference_help, buckets.request, [*_LABELS, "engine"]
+            "inference_duration_seconds", inference_help, REQUEST_BUCKETS_S, [*_LABELS, "engine"]
         )
         encode_help = "From the vectors of one request to the body of its answer."
-        self.encode = self._maker("response_encode_duration_seconds", encode_help, buckets.host, _LABELS)
+        self.encode = self._maker("response_encode_duration_seconds", encode_help, HOST_BUCKETS_S, _LABELS)
         other_help = (
             "All else of one request: reading and parsing its body, sockets, sending the answer. "
             "With tokenize, queue, inference and encode, it adds up to the request's duration."
         )
-        self.other = self._maker("request_other_duration_seconds", other_help, buckets.request, _LABELS)
+        self.other = self._maker("request_other_duration_seconds", other_help, REQUEST_BUCKETS_S, _LABELS)
         self._texts = self._maker("request_texts", "Texts of one request.", _TEXT_BUCKETS, ["model"])
         self._tokens = self._maker("text_tokens", "Tokens of one text.", _TOKEN_BUCKETS, ["model"])
         self._counters = (

@@ -84,19 +84,6 @@ def histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence[
     return Histogram(f"embert_{name}", help_, labels, registry=None, buckets=tuple(buckets))
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyBuckets:
-    """In seconds, rising."""
-
-    request: tuple[float, ...] = REQUEST_BUCKETS_S  # of requests, queue and inference
-    host: tuple[float, ...] = HOST_BUCKETS_S  # of what the HTTP process computes: tokenize, encode
-
-    @classmethod
-    def of(cls, bounds: tuple[float, ...]) -> LatencyBuckets:
-        """The same bounds for all histograms; without any, the defaults."""
-        return cls(bounds, bounds) if bounds else cls()
-
-
 class BufferedHistogram:
     """A histogram that collects observations in a list and writes them together.
 
@@ -132,13 +119,12 @@ class EngineMetrics:
 
     WRITE_INTERVAL_S = 0.1
 
-    def __init__(self, engine: int, buckets: LatencyBuckets) -> None:
+    def __init__(self, engine: int) -> None:
         self._label = str(engine)
-        self._buckets = buckets
         both = ["engine", "model"]
         self._batches = counter("batches_total", "Batches run.", both)
         self._busy = counter("engine_busy_seconds_total", "Time in which a batch ran on the encoder.", both)
-        self._duration = histogram("batch_duration_seconds", "One batch on the encoder.", buckets.request, both)
+        self._duration = histogram("batch_duration_seconds", "One batch on the encoder.", REQUEST_BUCKETS_S, both)
         self._texts = histogram("batch_texts", "Texts of one batch.", _TEXT_BUCKETS, both)
         self._tokens = histogram("batch_tokens", "Tokens of one batch.", _BATCH_TOKEN_BUCKETS, both)
         fill_help = "Tokens of one batch, of long texts counted tokens, ÷ the token budget."
@@ -174,7 +160,7 @@ class EngineMetrics:
             metrics = self.models[model] = EngineModelMetrics(
                 self._batches.labels(*labels),
                 self._busy.labels(*labels),
-                BufferedHistogram(self._duration.labels(*labels), self._buckets.request),
+                BufferedHistogram(self._duration.labels(*labels), REQUEST_BUCKETS_S),
                 BufferedHistogram(self._texts.labels(*labels), _TEXT_BUCKETS),
                 BufferedHistogram(self._tokens.labels(*labels), _BATCH_TOKEN_BUCKETS),
                 BufferedHistogram(self._fill.labels(*labels), _RATIO_BUCKETS),

@@ -266,12 +266,12 @@ def check_foreign_ids(context: RequestContext, texts: TextOrIds, model: str | No
     if isinstance(texts, str) or not texts or isinstance(texts[0], str) or texts[0] == []:
         return
     handle = context.handle
-    if handle.config.accept_token_ids and handle.served.is_named(model or context.path_model):
+    if "token-ids" in handle.config.openai_accepts and handle.served.is_named(model or context.path_model):
         return
     needed = (
         "or name the served model in `model`"
-        if handle.config.accept_token_ids
-        else "or start the server with --accept-token-ids and name the served model in `model`"
+        if "token-ids" in handle.config.openai_accepts
+        else "or start the server with --openai-accepts token-ids and name the served model in `model`"
     )
     raise Invalid(
         "holds token ids, which are those of another model's tokenizer in most clients; send text "

@@ -11,6 +11,7 @@ import orjson
 from pydantic import BaseModel, Field, RootModel
 
 from embert.engine.tokenization.encoded import Chunks, TokenInfo
+from embert.server.config.options import MAX_ANSWER_TOKENS
 from embert.server.http.errors import EmptyInput, Invalid
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.request_context import JSON, RequestContext
@@ -119,7 +120,7 @@ async def _run(
         prompt=prompt,
     )
     characters = context.breakdown.characters = sum(map(len, texts))
-    most = min(characters + (len(prompt) + 2) * len(texts), handle.config.max_answer_tokens)
+    most = min(characters + (len(prompt) + 2) * len(texts), MAX_ANSWER_TOKENS)
     context.hold(most * _TOKEN_BYTES, "the response")
     began = time.perf_counter()
     check = partial(handle.check_progress, context.options, partial(handle.limits.check_answer, param=param, more=True))

@@ -374,8 +374,7 @@ def _finish_checked(chunks: Chunks[ResultT], check: Callable[[int], None]) -> Re
 def as_server_error(error: ServerError | InputError) -> ServerError:
     """The answer to a request whose input the tokenizer refuses."""
     if isinstance(error, InputTooLarge):
-        reason = f"{error.reason} (--max-unbroken-characters)"
-        return PayloadTooLarge(reason, error.param, subject=error.subject)
+        return PayloadTooLarge(error.reason, error.param, subject=error.subject)
     if isinstance(error, InputError):
         return Invalid(error.reason, error.param, subject=error.subject, kind=error.kind.capitalize())
     return error

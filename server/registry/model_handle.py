@@ -11,6 +11,7 @@ from embert.engine.heads.description import Classifier, TokenClassifier
 from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
 from embert.engine.tasks import NO_TASK, task_names
 from embert.server.config import ModelConfig, ServeConfig, option_name
+from embert.server.config.options import MAX_ANSWER_TOKENS, MAX_ANSWER_WEIGHTS
 from embert.server.engine_client.router import Router
 from embert.server.http.errors import Invalid, PayloadTooLarge, TaskMissing, describe_name
 from embert.server.http.request_head import RequestOptions
@@ -352,14 +353,14 @@ class RequestLimits:
     def check_answer(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens that an answer of /tokenize or /decode is about."""
         self.check_tokens(tokens, param, more=more)
-        if tokens > self._config.max_answer_tokens:
-            raise self._exceeded("max_answer_tokens", f"has {_number(tokens, more=more)} tokens", param)
+        if tokens > MAX_ANSWER_TOKENS:
+            raise PayloadTooLarge(f"has {_number(tokens, more=more)} tokens", param, limit=MAX_ANSWER_TOKENS)
 
     def check_weights(self, weights: int, param: str) -> None:
-        """The weights of an answer's sparse vectors, counted while they come, and its scores of labels."""
-        if weights > self._config.max_answer_weights:
+        """The weights of a response's sparse vectors, counted while they come, and its scores of labels."""
+        if weights > MAX_ANSWER_WEIGHTS:
             reason = f"has a response of at least {weights} weights or scores"
-            raise self._exceeded("max_answer_weights", reason, param)
+            raise PayloadTooLarge(reason, param, limit=MAX_ANSWER_WEIGHTS)
 
     def _exceeded(self, option: str, reason: str, param: str) -> PayloadTooLarge:
         return PayloadTooLarge(reason, param, limit=getattr(self._config, option), option=option_name(option))

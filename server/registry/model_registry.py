@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from embert.engine import Tokenizer, load_model
 from embert.engine.errors import EngineError
+from embert.engine.tokenization.tokenizer import UNBROKEN_CHARACTERS
 from embert.server.config import ConfigError, ServeConfig
 from embert.server.engine_client.router import Router
 from embert.server.http.errors import ModelUnknown, Unavailable, describe_name
@@ -15,7 +16,6 @@ from embert.server.ipc.control import ControlConnection, ModelFailed, Progress, 
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.api_metrics import ApiMetrics
 from embert.server.observability.metric_memory import MetricMemory
-from embert.server.observability.metrics import LatencyBuckets
 from embert.server.observability.scraping import Scrapes
 from embert.server.registry.inputs import TokenizerPool
 from embert.server.registry.low_priority_throttle import LowPriorityThrottle
@@ -83,7 +83,7 @@ class ModelRegistry:
 
     def is_any(self, name: str) -> bool:
         """Whether this name means any model, unless a model has it as its own."""
-        return name in ANY_NAMES or self.config.any_model_name
+        return name in ANY_NAMES or "any-model" in self.config.openai_accepts
 
     def unknown(self, name: str, param: str | None = "model", what: str = "") -> ModelUnknown:
         """The answer to a request that names a model which is not here, in the field `param`."""
@@ -141,7 +141,6 @@ def load_registry(
     router = Router(start.models, counters, start.http_index)
     metrics = ApiMetrics(
         routes,
-        LatencyBuckets.of(config.latency_buckets),
         tasks=tasks,
         models=[model.name for model in start.models],
         engines=len(start.engines),
@@ -155,7 +154,7 @@ def load_registry(
         try:
             model = load_model(entry.folder, pooling=entry.config.pooling, model_id=entry.model_id)
             config = entry.config
-            tokenizer = Tokenizer(model, truncate=config.auto_truncate, most_unbroken=config.max_unbroken_characters)
+            tokenizer = Tokenizer(model, truncate=config.auto_truncate, most_unbroken=UNBROKEN_CHARACTERS)
             handles.append(ModelHandle(config, model, tokenizer, router, metrics, pool, entry.number))
         except Exception as error:  # a broken model must not stop the others
             reason = str(error)

@@ -20,6 +20,7 @@ HANG_MIN_S, HANG_BATCHES = 5.0, 100  # a forward hangs after the time of so many
 # Without --engine-timeout. On a few cores a text of thousands of tokens takes minutes.
 USUAL_BOUND_S, LONGEST_TEXTS = 30.0, 3
 STABLE_S = 2.0  # a failure after being ready for so long counts as a first failure
+GIVE_UP_AFTER_S = 300.0  # longer than a GPU or a file system may be away and still come back by itself
 SIGN_MARGIN_S = 2.0  # signs of life come every second
 
 
@@ -77,11 +78,10 @@ class HangDetector:
 
 
 class Outages:
-    """Since when no engine, or no HTTP process, has been able to work (--give-up-after)."""
+    """Since when no engine, or no HTTP process, has been able to work (GIVE_UP_AFTER_S)."""
 
-    def __init__(self, give_up_after_s: float, start_timeout_s: float) -> None:
-        """`give_up_after_s` of 0: never."""
-        self._give_up_after_s, self._start_timeout_s = give_up_after_s, start_timeout_s
+    def __init__(self, start_timeout_s: float) -> None:
+        self._start_timeout_s = start_timeout_s
         self._since: dict[Kind, float] = {}
 
     def note_loss(self, child: Child, siblings: Sequence[Child]) -> None:
@@ -100,10 +100,9 @@ class Outages:
         since = self._since.get(kind)
         if since is None or any(child.ready for child in children):
             return None
-        too_long = self._give_up_after_s and now - since > self._limit_s(children)
-        return now - since if too_long else None
+        return now - since if now - since > self._limit_s(children) else None
 
     def _limit_s(self, children: Sequence[Child]) -> float:
-        """--give-up-after, or more where a start takes so long that it could not succeed within that."""
+        """GIVE_UP_AFTER_S, or more where a start takes so long that it could not succeed within that."""
         slowest_s = max(child.slowest_start_s for child in children)
-        return max(self._give_up_after_s, 2 * slowest_s or self._start_timeout_s)
+        return max(GIVE_UP_AFTER_S, 2 * slowest_s or self._start_timeout_s)

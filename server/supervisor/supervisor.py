@@ -117,7 +117,7 @@ class Supervisor:
             self.config, self.models, self.broken, self.memory.fd, self._counters.fd, self.traces_url
         )
         self._hangs = HangDetector(self.config, self._counters)
-        self._outages = Outages(self.config.give_up_after, self.config.start_timeout)
+        self._outages = Outages(self.config.start_timeout)
         self._engine_models = [
             EngineModels(model.start.number for model in self.models if device in model.devices) for device in devices
         ]
@@ -405,7 +405,7 @@ class Supervisor:
         for kind, what in kinds:
             outage_s = self._outages.exceeded_s(kind, self._siblings(kind), now)
             if outage_s is not None and not self._stopping:
-                log.error("no %s has been available for %.0f s (--give-up-after); exiting", what, outage_s)
+                log.error("no %s has been available for %.0f s; exiting", what, outage_s)
                 self._give_up(GIVE_UP_GRACE_S)
 
     # --- losing children ---

@@ -320,7 +320,7 @@ def test_what_watches_is_the_rules_and_the_dashboard() -> None:
         ),
         ("options.EMBERT_REQUEST_TIME_OUT=3", "did you mean EMBERT_REQUEST_TIMEOUT?"),
         ("options.EMBERT_NONSENSE=3", "options.EMBERT_NONSENSE is not an option of embert serve"),
-        ("options.EMBERT_SSL_CERT_REQS=2", "options.EMBERT_SSL_CERT_REQS is 2"),
+        ("options.EMBERT_SSL_CA_CERTS=/ca.pem", "options.EMBERT_SSL_CA_CERTS cannot be set"),
         ("options.EMBERT_KEYLESS=none", "EMBERT_KEYLESS is none"),
         ("extraEnv[0].name=EMBERT_KEYLESS,extraEnv[0].value=none", "EMBERT_KEYLESS is none"),
         (f"fullnameOverride={'a' * 254}", "fullnameOverride"),

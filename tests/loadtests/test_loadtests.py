@@ -108,7 +108,7 @@ def test_failures_set_the_exit_status(guarded: Live, tmp_path: Path) -> None:
 
 
 def test_refusals_are_told_apart_and_a_spike_passes(tmp_path: Path) -> None:
-    with live(*STAND_IN, "--max-queue-tokens", "20", "--max-batch-requests", "1", env={"STAND_IN_S": "0.02"}) as server:
+    with live(*STAND_IN, "--max-queue-tokens", "20", env={"STAND_IN_S": "0.02"}) as server:
         done = run("spike", server.url, tmp_path, "--rate", "20", "--p99-ms", "20000", *BUSY)
         assert done.returncode == 0, done.stdout + done.stderr
         with (tmp_path / "report_stats.csv").open() as file:

@@ -64,7 +64,7 @@ def pair(url: str) -> str:
     made = application(
         {
             "encoder": STAND_IN[1],
-            "accept_token_ids": True,
+            "openai_accepts": ("token-ids",),
             "cors_allow_origin": [ORIGIN],
             "serve_options": {"num_replicas": 2, "name": "pair", **FREQUENT_CHECKS},
         }
@@ -76,7 +76,7 @@ def pair(url: str) -> str:
 @pytest.fixture(scope="module")
 def alone() -> Iterator[Live]:
     """The same without Ray."""
-    with live(*STAND_IN, "--accept-token-ids", "--cors-allow-origin", ORIGIN) as running:
+    with live(*STAND_IN, "--openai-accepts", "token-ids", "--cors-allow-origin", ORIGIN) as running:
         yield running
 
 
@@ -90,7 +90,7 @@ def growing(url: str, cluster: LocalCluster) -> Iterator[str]:
     held = cluster.folder / "held"
     made = deployment(
         encoder=STAND_IN[1],
-        accept_token_ids=True,
+        openai_accepts=("token-ids",),
         num_cpus=0.5,
         serve_options={
             "name": "growing",

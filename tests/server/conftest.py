@@ -19,7 +19,7 @@ def three_heads_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def three_heads(three_heads_folder: Path) -> Iterator[Live]:
     """Dense, sparse and multi-vectors, by the CPU encoder."""
-    with live(str(three_heads_folder), "--device", "cpu", "--accept-token-ids") as running:
+    with live(str(three_heads_folder), "--device", "cpu", "--openai-accepts", "token-ids") as running:
         yield running
 
 

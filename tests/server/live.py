@@ -42,6 +42,8 @@ TRUST = ssl.create_default_context()
 
 T = TypeVar("T")
 
+MAX_WEIGHTS = "embert.server.config.options.MAX_ANSWER_WEIGHTS"  # for `constants` of `live`
+
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment with the repository importable, and of our own options only `--workers 1`.
@@ -215,10 +217,20 @@ class Live:
         return list(dict.fromkeys(c.laddr.port for c in listening))  # every HTTP process has a socket of the same port
 
 
+def write_sitecustomize(folder: Path, constants: Mapping[str, float]) -> None:
+    """Write the module that gives `constants` of modules other values when a process starts."""
+    lines = []
+    for path, value in constants.items():
+        module, _, name = path.rpartition(".")
+        lines.append(f"import {module} as module\nassert module.{name} is not None\nmodule.{name} = {value!r}\n")
+    (folder / "sitecustomize.py").write_text("".join(lines))
+
+
 @contextlib.contextmanager
 def live(
     *options: str,
     env: Mapping[str, str] | None = None,
+    constants: Mapping[str, float] | None = None,
     ready: bool = True,
     loading: bool = False,
     status: int | None = 0,
@@ -232,7 +244,8 @@ def live(
     Entered when /readyz is 200, or with `ready=False` as soon as the port is open. With `loading=True`, which is not
     waited for either, a stand-in loads until it is told to end that. Left with SIGTERM (unless the test
     has ended the server itself); the exit status must be `status` (None: any) and, with `clean_log`, the log must hold
-    no traceback. `stderr` is a descriptor that takes the log instead; `files` is how many its processes may
+    no traceback. `constants` of modules (`package.module.NAME`) have other values in all
+    processes. `stderr` is a descriptor that takes the log instead; `files` is how many its processes may
     open. Whatever happens, no process stays.
     """
     with tempfile.TemporaryDirectory(prefix="embert-test-") as folder:
@@ -243,11 +256,15 @@ def live(
         }
         if loading:
             log_path.with_name(LOAD_FILE).touch()
+        variables = environment(files_of_stand_in | dict(env or {}))
+        if constants:
+            write_sitecustomize(Path(folder), constants)
+            variables["PYTHONPATH"] = os.pathsep.join((folder, variables["PYTHONPATH"]))
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 [*EMBERT, "serve", "--host", "127.0.0.1", "--port", "0", *options],
                 cwd=cwd,
-                env=environment(files_of_stand_in | dict(env or {})),
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log if stderr is None else stderr,

@@ -13,7 +13,7 @@ from tests.server.live import PATIENT, STAND_IN, Live, live, until
 from tests.server.stand_in import FAIL, HELD, NAN, expected
 
 GOOD = [101, 7592, 102]
-OPTIONS = ("--max-batch-tokens", "256", "--max-queue-tokens", "600", "--accept-token-ids")
+OPTIONS = ("--max-batch-tokens", "256", "--max-queue-tokens", "600", "--openai-accepts", "token-ids")
 NAMED = {"model": "sentence-transformers/all-MiniLM-L6-v2"}  # which token ids want on OpenAI's routes
 
 

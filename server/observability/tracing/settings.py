@@ -91,13 +91,11 @@ def _is_installed() -> bool:
         return False
 
 
-def read_sampler(option: float | None, environment: Mapping[str, str]) -> Sampler:
-    """Which requests have spans: by --otlp-sampling, else by OTEL_TRACES_SAMPLER and its argument, else all of them.
+def read_sampler(environment: Mapping[str, str]) -> Sampler:
+    """Returns the share of the requests that have spans, by OTEL_TRACES_SAMPLER and its argument; by default all.
 
     Raises TracingUnavailable for values that it does not know.
     """
-    if option is not None:
-        return Sampler(option)
     name = environment.get("OTEL_TRACES_SAMPLER", "").strip().lower() or "parentbased_always_on"
     kind = name.removeprefix(_PARENT_BASED)
     if kind not in _SAMPLERS:

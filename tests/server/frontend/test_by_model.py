@@ -22,7 +22,16 @@ RANKING = {"query": "a cat", "texts": ["a car", "a kitten"]}
 @pytest.fixture(scope="module")
 def lenient() -> Iterator[Live]:
     """Any name of a model will do; token ids are taken; a key is needed."""
-    options = ("--any-model-name", "--accept-token-ids", "--api-key", "secret", "--max-client-batch-size", "8")
+    options = (
+        "--openai-accepts",
+        "any-model",
+        "--openai-accepts",
+        "token-ids",
+        "--api-key",
+        "secret",
+        "--max-client-batch-size",
+        "8",
+    )
     with live(*STAND_IN, *options, "--keyless", "probes", "--keyless", "metrics") as running:
         yield running
 

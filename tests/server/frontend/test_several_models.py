@@ -44,7 +44,7 @@ def several(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     }
     models = [{"name": name, "model": str(folder), **more.get(name, {})} for name, folder in folders.items()]
     config = write_config(tmp_path_factory.mktemp("config") / "models.toml", *models)
-    with live("--config", config, "--device", "cpu", "--accept-token-ids", "--api-key", "secret") as running:
+    with live("--config", config, "--device", "cpu", "--openai-accepts", "token-ids", "--api-key", "secret") as running:
         yield running
 
 

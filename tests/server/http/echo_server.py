@@ -15,6 +15,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec
+from unittest import mock
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -227,7 +228,6 @@ async def serving(
     loop = asyncio.get_running_loop()
     serving = Serving(Connections(ConnectionLimit(served, surplus), IDLE_S, loop.time), HeldBytes(held))
     protocol = bounded_protocol(
-        LIMIT,
         serving.connections,
         serving.held,
         lambda route, status, _: serving.counted.append((route, status)),
@@ -253,7 +253,8 @@ async def serving(
     serving.port = listening.sockets[0].getsockname()[1]
     watching = loop.create_task(serving.connections.watch())
     try:
-        yield serving
+        with mock.patch("embert.server.http.protocol.HEADER_LIMIT", LIMIT):
+            yield serving
         for client in serving.clients:
             client.writer.transport.abort()
         await asyncio.wait_for(serving.count(0), PATIENCE_S)

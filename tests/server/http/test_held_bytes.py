@@ -22,7 +22,7 @@ from embert.server.http.errors import PayloadTooLarge, Unavailable
 from embert.server.http.held_bytes import SMALL_BYTES, HeldBytes
 from tests.server.connections import connect, head
 from tests.server.http.echo_server import GET, GET_LARGE, LARGE, Serving, post, scene, wait_until
-from tests.server.live import PATIENT, STAND_IN, Live, live, until
+from tests.server.live import MAX_WEIGHTS, PATIENT, STAND_IN, Live, live, until
 from tests.server.models import build_classifier
 from tests.server.stand_in import HELD
 
@@ -218,7 +218,7 @@ def test_unfinished_bodies_have_a_limit(narrow: Live) -> None:
 
 def test_scores_of_many_labels_have_a_limit(tmp_path: Path) -> None:
     build_classifier(tmp_path, *(f"label {number}" for number in range(300)))
-    with live(str(tmp_path), *STAND_IN, "--max-answer-weights", "3000") as server:
+    with live(str(tmp_path), *STAND_IN, constants={MAX_WEIGHTS: 3000}) as server:
         assert len(server.post("/predict", {"inputs": [["a"]] * 10}).json()) == 10
         for path, body in {
             "/predict": {"inputs": [["a"]] * 11},
@@ -227,5 +227,5 @@ def test_scores_of_many_labels_have_a_limit(tmp_path: Path) -> None:
         }.items():
             answer = server.post(path, body)
             assert answer.status_code == 413
-            assert "--max-answer-weights" in answer.text
+            assert "3000" in answer.text
         assert server.metrics()["embert_batch_texts_sum"] < 60  # the refused ones did not run

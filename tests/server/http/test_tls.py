@@ -27,7 +27,7 @@ Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ca.pem signs server.pem (its key encrypted with `s3cret`) and client.pem; stranger.pem signs itself."""
+    """ca.pem signs server.pem and client.pem; stranger.pem signs itself."""
     folder = tmp_path_factory.mktemp("tls")
 
     def make(name: str, *options: str) -> None:
@@ -37,7 +37,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:FALSE")
     make("ca", "-nodes", "-addext", "keyUsage=keyCertSign,cRLSign")
-    make("server", *signed, "-addext", "subjectAltName=IP:127.0.0.1", "-passout", "pass:s3cret")
+    make("server", *signed, "-addext", "subjectAltName=IP:127.0.0.1", "-nodes")
     make("client", "-nodes", *signed)
     make("stranger", "-nodes")
     return folder
@@ -47,7 +47,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tls(certificates: Path) -> Contexts:
     """Of a server, and of clients that trust it."""
     server, clients = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    server.load_cert_chain(certificates / "server.pem", certificates / "server.key", "s3cret")
+    server.load_cert_chain(certificates / "server.pem", certificates / "server.key")
     clients.check_hostname = False
     clients.load_verify_locations(certificates / "ca.pem")
     return server, clients
@@ -131,8 +131,7 @@ def trust(certificates: Path, name: str | None) -> ssl.SSLContext:
 def secure(certificates: Path) -> Iterator[Live]:
     files = {"--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key", "--ssl-ca-certs": "ca.pem"}
     options = [word for option, name in files.items() for word in (option, str(certificates / name))]
-    env = {"EMBERT_SSL_KEYFILE_PASSWORD": "s3cret"}
-    with live(*STAND_IN, *options, "--ssl-cert-reqs", "2", "--metrics-port", "0", env=env, ready=False) as server:
+    with live(*STAND_IN, *options, "--metrics-port", "0", ready=False) as server:
         server.wait_announced()
         yield server
 

@@ -39,9 +39,7 @@ from embert.server.ipc.control import (
 )
 
 INFO = ModelInfo("torch", "cpu", "AMD EPYC™", "float32", "no CUDA", 2048, 384, 384, 1.5, 0.2, 0.3)
-CONFIG = ServeConfig(
-    model=("a=/models/ünïcode", "b"), api_key=("a", "b"), latency_buckets=(0.1, 1.0), request_timeout=0.5
-)
+CONFIG = ServeConfig(model=("a=/models/ünïcode", "b"), api_key=("a", "b"), request_timeout=0.5)
 MODELS = [StartModel(number, config, "/m", "id", None) for number, config in enumerate(model_configs(CONFIG))]
 MESSAGES: list[Message] = [
     EngineState(1, "ready", "", "/tmp/x", {0: ModelState("ready", "", INFO), 12: ModelState("failed", "why")}),

@@ -36,7 +36,9 @@ def jina(tmp_path_factory: pytest.TempPathFactory) -> Jina:
 
 @pytest.fixture(scope="module")
 def adapted(jina: Jina) -> Iterator[Live]:
-    with live(str(jina.folder), "--device", "cpu", "--served-model-name", "jina", "--accept-token-ids") as running:
+    with live(
+        str(jina.folder), "--device", "cpu", "--served-model-name", "jina", "--openai-accepts", "token-ids"
+    ) as running:
         yield running
 
 

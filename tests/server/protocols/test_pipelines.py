@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from tests.oracles.pipelines import LABELS, NLI, random_texts, write
-from tests.server.live import Live, live
+from tests.server.live import MAX_WEIGHTS, Live, live
 from tests.server.protocols.oracle import model_folder, softmax
 
 LABELED = ["animals", "taxes", "東京"]
@@ -20,7 +20,7 @@ LABELED = ["animals", "taxes", "東京"]
 @pytest.fixture(scope="module")
 def tagger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = write(tmp_path_factory.mktemp("tagger"), "cased", "bert", "ForTokenClassification", LABELS)
-    with live(str(folder), "--device", "cpu", "--max-answer-weights", "20000") as running:
+    with live(str(folder), "--device", "cpu", constants={MAX_WEIGHTS: 20_000}) as running:
         yield running
 
 
@@ -71,7 +71,7 @@ def test_long_text_with_a_stride_is_not_cut(tagger: Live) -> None:
     whole = tagger.post("/token_classify", {"inputs": text, "stride": 8, "aggregation_strategy": "simple"})
     assert cut.headers["x-truncated-texts"] == "1"
     assert "x-truncated-texts" not in whole.headers
-    for direction in ("right", "left"):  # what is cut off does not count for --max-answer-weights
+    for direction in ("right", "left"):  # what is cut off does not count for MAX_ANSWER_WEIGHTS
         many = tagger.post("/token_classify", {"inputs": [text] * 60, "truncation_direction": direction})
         assert (many.status_code, many.headers["x-truncated-texts"]) == (200, "60")
     assert int(whole.headers["x-compute-tokens"]) > 240

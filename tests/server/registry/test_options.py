@@ -36,7 +36,7 @@ def prompted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def prompted(prompted_model: Path) -> Iterator[Live]:
-    options = ("--default-prompt-name", "query", "--no-auto-truncate", "--accept-token-ids")
+    options = ("--default-prompt-name", "query", "--no-auto-truncate", "--openai-accepts", "token-ids")
     with live(str(prompted_model), *STAND_IN, *options) as running:
         yield running
 

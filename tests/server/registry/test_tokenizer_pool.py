@@ -120,7 +120,7 @@ def test_what_waits_for_the_tokenizer_is_bounded() -> None:
     ("error", "kind", "named"),
     [
         (InputError("no", param="inputs"), Invalid, "`inputs` no"),
-        (InputTooLarge("no", param="inputs"), PayloadTooLarge, "--max-unbroken-characters"),
+        (InputTooLarge("no", param="inputs"), PayloadTooLarge, "`inputs` no"),
     ],
 )
 def test_errors_of_the_tokenizer_are_answers(error: InputError, kind: type[Exception], named: str) -> None:

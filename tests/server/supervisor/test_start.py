@@ -214,7 +214,6 @@ def test_a_second_server_on_the_same_port() -> None:
         (("--request-timeout", "inf"), ("--request-timeout", "inf")),
         (("--dtype", "int4"), ("--dtype", "float32", "'int4'")),
         (("--log-level", "loud"), ("--log-level", "warning", "'loud'")),
-        (("--latency-buckets", "1,0.5"), ("--latency-buckets", "1", "0.5")),
         (("--default-prompt", "a", "--default-prompt-name", "b"), ("--default-prompt", "--default-prompt-name")),
         (("--workers", "many"), ("--workers", "many")),
         (("--not-an-option",), ("--not-an-option",)),

@@ -121,11 +121,14 @@ def _answers(server: Live, path: str) -> bool:
         return False
 
 
+SHORT_OUTAGE = {"embert.server.supervisor.hangs.GIVE_UP_AFTER_S": 1.0}
+
+
 def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None:
     """So that whoever watches the server, which answers `/livez` all the time, brings another one."""
     broken = tmp_path / "broken"
     env = {"STAND_IN_EXIT_FILE": str(broken)}
-    with live(*STAND_IN, "--give-up-after", "1", env=env, status=1) as server, server.held():
+    with live(*STAND_IN, env=env, constants=SHORT_OUTAGE, status=1) as server, server.held():
         server.wait_announced()
         broken.touch()
         answers: list[httpx.Response] = []
@@ -133,7 +136,7 @@ def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
         os.kill(server.engine_pids[0], signal.SIGKILL)
         assert server.wait() == 1
-        assert re.search(r"no engine has been available for \d+ s \(--give-up-after\); exiting", server.log)
+        assert re.search(r"no engine has been available for \d+ s; exiting", server.log)
         thread.join(PATIENCE_S)
         assert [answer.status_code for answer in answers] == [503]  # and no connection that breaks
 
@@ -142,7 +145,7 @@ def test_what_comes_back_in_time_is_waited_for(tmp_path: Path) -> None:
     """Never for less than twice the longest start: with the second that is asked for, no start could succeed."""
     broken = tmp_path / "broken"
     env = {"STAND_IN_EXIT_FILE": str(broken), "STAND_IN_LOAD_S": "2"}
-    with live(*STAND_IN, "--give-up-after", "1", env=env) as server:
+    with live(*STAND_IN, env=env, constants=SHORT_OUTAGE) as server:
         (pid,) = server.engine_pids
         os.kill(pid, signal.SIGKILL)
         until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")

@@ -58,8 +58,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- if and (has $surge (list "0" "0%")) (has $unavailable (list "0" "0%")) -}}
 {{ fail (printf "rollout.maxSurge is %s and rollout.maxUnavailable is %s: one of them must be above 0" $surge $unavailable) }}
 {{- end -}}
-{{- if eq (toString .Values.options.EMBERT_SSL_CERT_REQS) "2" -}}
-{{ fail "options.EMBERT_SSL_CERT_REQS is 2: the kubelet's probes have no client certificate; end TLS in front of the pods, or use 1" }}
+{{- if .Values.options.EMBERT_SSL_CA_CERTS -}}
+{{ fail "options.EMBERT_SSL_CA_CERTS cannot be set: the kubelet's probes have no client certificate; end TLS in front of the pods" }}
 {{- end -}}
 {{- $keyless := .Values.options.EMBERT_KEYLESS | default "" | toString -}}
 {{- range .Values.extraEnv -}}

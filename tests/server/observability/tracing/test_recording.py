@@ -26,7 +26,6 @@ from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.response import send_error
 from embert.server.observability import logs
 from embert.server.observability.api_metrics import ApiMetrics
-from embert.server.observability.metrics import LatencyBuckets
 from embert.server.observability.request_record import TRACE_KEY
 from embert.server.observability.tracing.settings import Sampler
 
@@ -246,7 +245,7 @@ def test_the_log_says_once_that_the_collector_refuses_and_when_it_accepts_again(
 
 def ask(app: ASGIApp, recorder: Recorder, *, sampled: bool = True, path: str = "/embed") -> int:
     """The status of a request through the middleware, in a task of its own."""
-    metrics = ApiMetrics(["/embed", "other"], LatencyBuckets(), tasks=["/embed"])
+    metrics = ApiMetrics(["/embed", "other"], tasks=["/embed"])
     tracer = RequestTracer(recorder.tracer, "api-7", frozenset())
     observer = RequestObserver(
         labels_by_path(), ["/embed"], error_formats_by_path(), metrics, HeldBytes(1), tracer=tracer

@@ -67,21 +67,19 @@ def test_no_password_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "environment", "sampler"),
+    ("environment", "sampler"),
     [
-        (None, {}, Sampler(1.0)),
-        (0.25, {}, Sampler(0.25)),
-        (0.25, {"OTEL_TRACES_SAMPLER": "always_on"}, Sampler(0.25)),
-        (None, {"OTEL_TRACES_SAMPLER": "always_on"}, Sampler(1.0, False)),
-        (None, {"OTEL_TRACES_SAMPLER": "always_off"}, Sampler(0.0, False)),
-        (None, {"OTEL_TRACES_SAMPLER": "parentbased_always_off"}, Sampler(0.0)),
-        (None, {"OTEL_TRACES_SAMPLER": "traceidratio"}, Sampler(1.0, False)),
-        (None, {"OTEL_TRACES_SAMPLER": "ParentBased_TraceIdRatio", "OTEL_TRACES_SAMPLER_ARG": "0.1"}, Sampler(0.1)),
-        (None, {"OTEL_TRACES_SAMPLER": "always_on", "OTEL_TRACES_SAMPLER_ARG": "0.1"}, Sampler(1.0, False)),
+        ({}, Sampler(1.0)),
+        ({"OTEL_TRACES_SAMPLER": "always_on"}, Sampler(1.0, False)),
+        ({"OTEL_TRACES_SAMPLER": "always_off"}, Sampler(0.0, False)),
+        ({"OTEL_TRACES_SAMPLER": "parentbased_always_off"}, Sampler(0.0)),
+        ({"OTEL_TRACES_SAMPLER": "traceidratio"}, Sampler(1.0, False)),
+        ({"OTEL_TRACES_SAMPLER": "ParentBased_TraceIdRatio", "OTEL_TRACES_SAMPLER_ARG": "0.1"}, Sampler(0.1)),
+        ({"OTEL_TRACES_SAMPLER": "always_on", "OTEL_TRACES_SAMPLER_ARG": "0.1"}, Sampler(1.0, False)),
     ],
 )
-def test_which_requests_have_spans(option: float | None, environment: dict[str, str], sampler: Sampler) -> None:
-    assert read_sampler(option, environment) == sampler
+def test_which_requests_have_spans(environment: dict[str, str], sampler: Sampler) -> None:
+    assert read_sampler(environment) == sampler
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,7 @@ def test_which_requests_have_spans(option: float | None, environment: dict[str, 
 )
 def test_samplers_that_there_are_not(name: str, argument: str, said: str) -> None:
     with pytest.raises(TracingUnavailable, match=said):
-        read_sampler(None, {"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": argument})
+        read_sampler({"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": argument})
 
 
 # --- the command line ---
@@ -138,7 +136,6 @@ def test_without_the_extra_a_variable_for_all_programs_costs_a_line(monkeypatch:
     ("arguments", "env", "said"),
     [
         (("--otlp-endpoint", "nowhere"), {}, "--otlp-endpoint must be a URL such as http://collector:4318"),
-        (("--otlp-sampling", "1.5"), {}, "--otlp-sampling must be 0.0 to 1.0; it is 1.5"),
         (
             ("--otlp-endpoint", "http://a:4318"),
             {"OTEL_TRACES_SAMPLER": "xray"},

@@ -33,13 +33,14 @@ STAGES = ("tokenize", "queue", "inference", "encode")
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 MARKER = "xyzzy-7f3a-marker"
 
+UNSAMPLED = {"OTEL_TRACES_SAMPLER": "parentbased_always_off"}
 Pair = tuple[Live, OtlpReceiver]
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     """Of requests without a caller's span, none are sampled."""
-    with traced("--otlp-sampling", "0", "--max-batch-tokens", "256", env=PATIENT) as (server, receiver):
+    with traced("--max-batch-tokens", "256", env=PATIENT | UNSAMPLED) as (server, receiver):
         yield server, receiver
 
 
@@ -284,7 +285,7 @@ def test_a_vertex_request_is_one_tree(pair: Pair) -> None:
 def test_an_engine_that_is_killed_in_between() -> None:
     """The request runs again, and its trace is whole; a request that kills engines has no forward that anybody saw,
     one that loses the encoder has a failed one."""
-    with traced("--otlp-sampling", "0", env=PATIENT, clean_log=False) as (server, receiver):
+    with traced(env=PATIENT | UNSAMPLED, clean_log=False) as (server, receiver):
         trace = new_trace()
         with ThreadPoolExecutor(1) as pool:
             with server.held() as runs:
@@ -313,7 +314,7 @@ def test_an_engine_that_is_killed_in_between() -> None:
 
 def test_several_http_processes() -> None:
     with (
-        traced("--workers", "2", "--otlp-sampling", "0") as (server, receiver),
+        traced("--workers", "2", env=UNSAMPLED) as (server, receiver),
         one_to_each(server) as connections,
     ):
         traces = [new_trace() for _ in connections]
