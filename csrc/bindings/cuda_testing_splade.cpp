@@ -43,7 +43,9 @@ struct Splade {
 };
 
 std::unique_ptr<Splade> make_splade(Bench& bench, const std::string& provider, const std::string& library, int type,
-                                    int hidden, int vocabulary, int activation, float epsilon, int logs, bool tied) {
+                                    int hidden, int vocabulary, int activation, float epsilon, int logs,
+                                    Address transform, Address transform_bias, Address gamma, Address beta,
+                                    Address decoder_bias, Address decoder, int rows, int texts, int64_t pairs) {
   auto test = std::make_unique<Splade>();
   test->provider = open_provider(bench, provider, library, DType(type));
   SpladeShape shape;
@@ -52,10 +54,11 @@ std::unique_ptr<Splade> make_splade(Bench& bench, const std::string& provider, c
   shape.activation = Activation(activation);
   shape.epsilon = epsilon;
   shape.logs = logs;
-  shape.tied = tied;
   shape.dtype = DType(type);
   test->head = std::make_unique<SpladeHead>(shape);
-  bench.check(test->head->allocate());
+  const SpladeWeights weights{transform, decoder, transform_bias, gamma, beta, decoder_bias};
+  bench.check(test->head->prepare(*test->provider, weights, rows, texts, bench.stream()));
+  bench.check(test->result.allocate(vocabulary, texts, pairs));
   return test;
 }
 
@@ -82,22 +85,6 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
       .def_prop_ro("workspace_bytes", [](const Maxima& self) { return self.made->workspace_bytes(); });
 
   nb::class_<Splade>(module, "Splade")
-      .def(
-          "load",
-          [](Splade& self, Bench& bench, const std::string& name,
-             nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> bytes,
-             const std::vector<size_t>& shape, int stored) {
-            bench.check(self.head->load(name, bytes.data(), shape, DType(stored), bench.stream()));
-            bench.synchronize();
-          },
-          "bench"_a, "name"_a, "data"_a, "shape"_a, "dtype"_a)
-      .def(
-          "prepare",
-          [](Splade& self, Bench& bench, Address word, int rows, int texts, int64_t pairs) {
-            bench.check(self.head->prepare(*self.provider, word, rows, texts, bench.stream()));
-            bench.check(self.result.allocate(self.head->shape().vocabulary, texts, pairs));
-          },
-          "bench"_a, "word"_a, "rows"_a, "texts"_a, "pairs"_a = kPairs)
       .def(
           "run",
           [](Splade& self, Bench& bench, Address x, Address scratch, int rows, int texts, Address cu_seqlens,
@@ -130,7 +117,8 @@ void bind_splade(nb::module_& module, nb::class_<Bench>& bench) {
 
   bench.def("maxima", &make_maxima, "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a)
       .def("splade", &make_splade, "provider"_a, "library"_a, "dtype"_a, "hidden"_a, "vocabulary"_a, "activation"_a,
-           "epsilon"_a, "logs"_a, "tied"_a)
+           "epsilon"_a, "logs"_a, "transform"_a, "transform_bias"_a, "gamma"_a, "beta"_a, "decoder_bias"_a, "decoder"_a,
+           "rows"_a, "texts"_a, "pairs"_a)
       .def("begin_maxima",
            [](Bench& bench, Address cu_seqlens, Address chosen, int first, int count, int end_row, int pitch,
               Address text_of, Address maxima, Address totals) {

@@ -86,11 +86,9 @@ LinearWeights linear_weights(const DeviceModel& model, size_t i, RopeColumns& ro
 
 Status DeviceModel::create(const EncoderOptions& options, bool is_hopper, const Build& build, Stream& stream) {
   EMBERT_TRY(weights.allocate());
-  if (config.task_heads.splade) {
+  if (config.task_heads.splade)
     splade = std::make_unique<SpladeHead>(
         SpladeShape{*config.task_heads.splade, config.hidden, config.vocabulary, config.dtype});
-    EMBERT_TRY(splade->allocate());
-  }
   EMBERT_TRY(make_provider(config, options, is_hopper, build, provider));
   stream.dependent_launch = provider->dependent_launch();
   if (is_hopper && config.dtype != DType::kFloat32 && options.gemm != "cublaslt") {
@@ -131,7 +129,7 @@ Status DeviceModel::prepare(const Stream& stream) {
     EMBERT_TRY(provider->prepare(product, stream, multi.emplace_back()));
   }
   if (splade != nullptr)
-    EMBERT_TRY(splade->prepare(*provider, weights.tables().word, activations.row_capacity(),
+    EMBERT_TRY(splade->prepare(*provider, weights.heads().splade, activations.row_capacity(),
                                activations.sequence_capacity(), stream));
   EMBERT_CUDA(cudaStreamSynchronize(stream.handle));
   weights.forget_exact();

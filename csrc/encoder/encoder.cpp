@@ -126,9 +126,6 @@ Status Encoder::record_loss(Status status) {
 
 Status Encoder::load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored) {
   EMBERT_CUDA(cudaSetDevice(options_.device));
-  const std::string prefix = "splade.";
-  if (model_.splade != nullptr && layer < 0 && name.compare(0, prefix.size(), prefix) == 0)
-    return record_loss(model_.splade->load(name.substr(prefix.size()), host, shape, stored, streams_.compute));
   return record_loss(model_.weights.load(name, layer, host, shape, stored, streams_.compute));
 }
 
@@ -293,10 +290,7 @@ MemoryUse Encoder::memory_use() const {
   MemoryUse use{model_.weights.bytes(), model_.activations.bytes() + model_.provider->workspace_bytes(),
                 free_before_ > free_now ? free_before_ - free_now : 0};
   for (const Slot& slot : slots_) use.activations += slot.device_bytes();
-  if (model_.splade != nullptr) {
-    use.weights += model_.splade->weight_bytes();
-    use.activations += model_.splade->workspace_bytes();
-  }
+  if (model_.splade != nullptr) use.activations += model_.splade->workspace_bytes();
   return use;
 }
 

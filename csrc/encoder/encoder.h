@@ -26,7 +26,7 @@ class Encoder {
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
 
-  // Uploads one tensor; names and shapes as in encoder/weights.h, and after "splade." as in heads/splade.h.
+  // Uploads one tensor; names and shapes as in encoder/weights.h.
   // Call order: first all tensors, then `start`, then batches.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored);
   // Prepares the GEMMs, warms up, captures graphs. Where LayerNorms cannot be folded into these weights, `fold_refusal`

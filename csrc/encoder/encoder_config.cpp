@@ -159,6 +159,8 @@ Status EncoderConfig::check_heads() const {
   if (classifier_pooling != Pooling::kCls && classifier_pooling != Pooling::kLast)
     return refuse("a classification head on another row than the first or the last");
   if (rms_norm && task_heads.splade) return refuse("a SPLADE head after RMSNorm");
+  if (task_heads.splade && task_heads.splade->logs != 1 && task_heads.splade->logs != 2)
+    return refuse("a SPLADE head that takes log1p ", task_heads.splade->logs, " times: once or twice");
   if (task_heads.token_weights && task_heads.splade) return refuse("token weights next to a SPLADE head");
   EMBERT_TRY(chain("a Dense module", task_heads.dense));
   EMBERT_TRY(chain("a classification layer", task_heads.classifier));

@@ -162,6 +162,20 @@ void Weights::lay_out_heads(Arena& arena) {
     heads_.token_weight = vector(-1, "token_weights.weight", {1, hidden});
     heads_.token_bias = vector(-1, "token_weights.bias", {1});
   }
+  if (!heads.splade) return;
+  const auto matrix = [&](const std::string& name, size_t rows) {
+    uint8_t* const to = arena.take(rows * hidden * bytes_of(model_.dtype));
+    places_[{-1, name}] = {to, {rows, hidden}, model_.dtype};
+    return to;
+  };
+  const size_t vocabulary = model_.vocabulary;
+  heads_.splade.transform = matrix("splade.transform.weight", hidden);
+  heads_.splade.transform_bias = vector(-1, "splade.transform.bias", {hidden});
+  heads_.splade.gamma = vector(-1, "splade.transform.gamma", {hidden});
+  heads_.splade.beta = vector(-1, "splade.transform.beta", {hidden});
+  heads_.splade.decoder_bias = vector(-1, "splade.decoder.bias", {vocabulary});
+  heads_.splade.decoder =
+      heads.splade->tied ? const_cast<void*>(tables_.word) : matrix("splade.decoder.weight", vocabulary);
 }
 
 Status Weights::allocate() {

@@ -15,6 +15,7 @@
 #include "encoder/encoder_config.h"
 #include "encoder/program.h"
 #include "heads/heads.h"
+#include "heads/splade.h"
 #include "heads/tasks.h"
 #include "ops/attention_work.h"
 #include "ops/elementwise.h"
@@ -62,6 +63,7 @@ struct HeadWeights {
   Norm multi_norm;                      // [hidden]: between the layers of multi
   const float* token_weight = nullptr;  // [hidden]
   const float* token_bias = nullptr;    // [1]
+  SpladeWeights splade;
 };
 
 // Matrices are of the model's type or int8, vectors are in FP32. With RoPE, the rows of query and key are in the order
@@ -116,7 +118,9 @@ class Weights {
   //   query.gamma, query.beta, inner.gamma, inner.beta: with int8 the LayerNorms of what QKV and FFN in multiply.
   // Layers that share weights have them under one number. Of heads, by the number of a linear layer: dense, classifier
   // and multi, each .weight [out, in] and .bias [out]. Without a number: token_weights.weight [1, hidden],
-  // token_weights.bias [1]; multi.gamma and multi.beta [hidden] of the LayerNorm between multi's layers. Biases and
+  // token_weights.bias [1]; multi.gamma and multi.beta [hidden] of the LayerNorm between multi's layers; with SPLADE
+  // splade.transform.weight, .bias, .gamma, .beta, splade.decoder.bias, and splade.decoder.weight where it is not tied.
+  // Biases and
   // betas that a checkpoint does not have are loaded as zeros. Refused: a name that the model does not have or that was
   // loaded before, or another shape than the model's.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,

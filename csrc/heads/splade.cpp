@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "ops/elementwise.h"
 #include "ops/norm.h"
 
 namespace embert {
@@ -29,60 +28,6 @@ int SpladePairs::complete(int texts) const {
   return texts;
 }
 
-void SpladeHead::lay_out_weights(uint8_t* base, size_t& bytes) {
-  Arena arena(base);
-  const size_t hidden = shape_.hidden, element = bytes_of(shape_.dtype);
-  tensors_.transform = arena.take(hidden * hidden * element);
-  tensors_.transform_bias = arena.take<float>(hidden);
-  tensors_.gamma = arena.take<float>(hidden);
-  tensors_.beta = arena.take<float>(hidden);
-  tensors_.decoder_bias = arena.take<float>(shape_.vocabulary);
-  tensors_.decoder = shape_.tied ? nullptr : arena.take(shape_.vocabulary * hidden * element);
-  bytes = arena.used();
-}
-
-Status SpladeHead::allocate() {
-  if (shape_.vocabulary < 1) return Status::refused("a SPLADE head without a vocabulary");
-  if (!layernorm_supports(shape_.dtype, shape_.hidden) || shape_.hidden % 8 != 0)
-    return Status::refused("a SPLADE head of hidden size ", shape_.hidden);
-  if (shape_.logs != 1 && shape_.logs != 2)
-    return Status::refused("a SPLADE head takes log1p once or twice, not ", shape_.logs, " times");
-  size_t bytes = 0;
-  lay_out_weights(nullptr, bytes);
-  EMBERT_TRY(weights_.allocate(bytes));
-  lay_out_weights(weights_.as(), bytes);
-  return conversion_.allocate(kConvertedElements * sizeof(float));
-}
-
-bool SpladeHead::find(const std::string& name, WeightView& place) const {
-  const size_t hidden = shape_.hidden, vocabulary = shape_.vocabulary;
-  const WeightView places[] = {
-      {tensors_.transform, {hidden, hidden}, shape_.dtype},
-      {tensors_.transform_bias, {hidden}, DType::kFloat32},
-      {tensors_.gamma, {hidden}, DType::kFloat32},
-      {tensors_.beta, {hidden}, DType::kFloat32},
-      {tensors_.decoder_bias, {vocabulary}, DType::kFloat32},
-      {tensors_.decoder, {vocabulary, hidden}, shape_.dtype},
-  };
-  const char* const names[] = {"transform.weight", "transform.bias", "transform.gamma",
-                               "transform.beta",   "decoder.bias",   "decoder.weight"};
-  const size_t index = std::find(std::begin(names), std::end(names), name) - std::begin(names);
-  if (index == std::size(names) || places[index].to == nullptr) return false;
-  place = places[index];
-  return true;
-}
-
-Status SpladeHead::load(const std::string& name, const void* host, const TensorShape& shape, DType stored,
-                        const Stream& stream) {
-  WeightView place;
-  if (!find(name, place)) return Status::refused("the SPLADE head has no weight ", name);
-  if (loaded_.count(name) > 0) return Status::refused(name, " of the SPLADE head was loaded before");
-  EMBERT_TRY(check_shape(name + " of the SPLADE head", shape, place.shape));
-  EMBERT_TRY(upload(host, elements_of(shape), stored, place.to, place.dtype, conversion_.as(), stream));
-  loaded_.insert(name);
-  return {};
-}
-
 void SpladeHead::lay_out_scratch(uint8_t* base, int rows, size_t& bytes) {
   Arena arena(base);
   const size_t texts = texts_at_once_;
@@ -94,10 +39,9 @@ void SpladeHead::lay_out_scratch(uint8_t* base, int rows, size_t& bytes) {
   bytes = arena.used();
 }
 
-Status SpladeHead::prepare(GemmProvider& gemm, const void* word, int rows, int texts, const Stream& stream) {
-  const size_t expected = shape_.tied ? 5 : 6;
-  if (loaded_.size() < expected)
-    return Status::refused("of the SPLADE head's ", expected, " weights ", loaded_.size(), " were loaded");
+Status SpladeHead::prepare(GemmProvider& gemm, const SpladeWeights& weights, int rows, int texts,
+                           const Stream& stream) {
+  weights_ = weights;
   const int hidden = shape_.hidden, vocabulary = shape_.vocabulary;
   const size_t fitting = kMaximaBytes / (maxima_pitch(vocabulary) * sizeof(float));
   texts_at_once_ = int(std::clamp<size_t>(std::min<size_t>(fitting, texts), 1, kMaxTexts));
@@ -107,14 +51,12 @@ Status SpladeHead::prepare(GemmProvider& gemm, const void* word, int rows, int t
   lay_out_scratch(work_.as(), rows, bytes);
 
   const LinearWeights transform{
-      tensors_.transform, tensors_.transform_bias, hidden, hidden, shape_.activation, {}, {}, 0.0f};
+      weights.transform, weights.transform_bias, hidden, hidden, shape_.activation, {}, {}, 0.0f};
   EMBERT_TRY(gemm.prepare(transform, stream, transform_));
-  void* const table = shape_.tied ? const_cast<void*>(word) : tensors_.decoder;
-  const LinearWeights decoder{table, tensors_.decoder_bias, vocabulary, hidden, Activation::kNone, {}, {}, 0.0f};
+  const LinearWeights decoder{
+      weights.decoder, weights.decoder_bias, vocabulary, hidden, Activation::kNone, {}, {}, 0.0f};
   EMBERT_TRY(gemm.prepare_maxima(decoder, stream, maxima_));
   if (maxima_ == nullptr) EMBERT_TRY(make_portable_maxima(gemm, shape_.dtype, decoder, stream, maxima_));
-  EMBERT_CUDA(cudaStreamSynchronize(stream.handle));
-  conversion_.release();
   return {};
 }
 
@@ -137,7 +79,7 @@ Status SpladeHead::run(const SpladeBatch& batch, const SpladePairs& result, cons
   const int pitch = maxima_pitch(shape_.vocabulary), vocabulary = shape_.vocabulary;
   int none = 0;
   EMBERT_TRY(transform_->run({batch.x}, {}, batch.rows, batch.scratch, nullptr, none, stream));
-  EMBERT_TRY(layernorm(shape_.dtype, batch.scratch, {tensors_.gamma, tensors_.beta}, batch.rows, shape_.hidden,
+  EMBERT_TRY(layernorm(shape_.dtype, batch.scratch, {weights_.gamma, weights_.beta}, batch.rows, shape_.hidden,
                        shape_.epsilon, batch.scratch, stream));
   const PairBuffers places = result.places(shape_.logs);
   for (int first = 0, group = 0; first < batch.texts; ++group) {

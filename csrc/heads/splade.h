@@ -8,12 +8,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <set>
-#include <string>
 
 #include "common/launch.h"
 #include "common/memory.h"
-#include "common/tensor_shape.h"
 #include "gemm/gemm.h"
 #include "heads/tasks.h"
 
@@ -100,47 +97,35 @@ struct SpladeBatch {
   const int* host_chosen;
 };
 
+// Weights on the device.
+struct SpladeWeights {
+  void *transform = nullptr, *decoder = nullptr;                             // [hidden, hidden], [vocabulary, hidden]
+  const float *transform_bias = nullptr, *gamma = nullptr, *beta = nullptr;  // [hidden]
+  const float* decoder_bias = nullptr;                                       // [vocabulary]
+};
+
 class SpladeHead {
  public:
   explicit SpladeHead(const SpladeShape& shape) : shape_(shape) {}
 
-  // Memory for the weights. Returns an error for an unsupported shape.
-  Status allocate();
-  // transform.weight [hidden, hidden]; transform.bias, gamma, beta [hidden]; decoder.bias [vocabulary]; decoder.weight
-  // [vocabulary, hidden] where it is not tied. `host` must stay valid until the stream is synchronized.
-  Status load(const std::string& name, const void* host, const TensorShape& shape, DType stored, const Stream& stream);
-  // To be called after all weights are loaded; `word`: the word table [vocabulary, hidden], for a tied decoder.
-  // Allocates scratch for batches of this number of rows and texts.
-  Status prepare(GemmProvider& gemm, const void* word, int rows, int texts, const Stream& stream);
+  // To be called after the weights are loaded. Allocates scratch for batches of this number of rows and texts.
+  Status prepare(GemmProvider& gemm, const SpladeWeights& weights, int rows, int texts, const Stream& stream);
 
   // Queues a batch. Its result is ready when the stream has completed.
   Status run(const SpladeBatch& batch, const SpladePairs& result, const Stream& stream);
 
-  const SpladeShape& shape() const { return shape_; }
   int texts_at_once() const { return texts_at_once_; }
-  size_t weight_bytes() const { return weights_.bytes(); }
   // Device memory in addition to the weights.
   size_t workspace_bytes() const { return work_.bytes() + (maxima_ == nullptr ? 0 : maxima_->workspace_bytes()); }
 
  private:
-  void lay_out_weights(uint8_t* base, size_t& bytes);
   void lay_out_scratch(uint8_t* base, int rows, size_t& bytes);
-  struct WeightView {
-    void* to;
-    TensorShape shape;
-    DType dtype;
-  };
-  bool find(const std::string& name, WeightView& place) const;
   // The next group of texts from `first` on: as many as fit the maxima.
   TextSpan group_from(int first, const SpladeBatch& batch, int& first_row) const;
 
   SpladeShape shape_;
-  DeviceBuffer weights_, conversion_, work_;
-  struct {
-    uint8_t *transform, *decoder;  // of the shape's type
-    float *transform_bias, *gamma, *beta, *decoder_bias;
-  } tensors_{};
-  std::set<std::string> loaded_;
+  SpladeWeights weights_;
+  DeviceBuffer work_;
   std::unique_ptr<Linear> transform_;
   std::unique_ptr<TextMaxima> maxima_;
   struct {
