@@ -16,7 +16,7 @@ import msgspec
 
 from embert.server.cli.serve import serve
 from embert.server.config import ConfigError, ServeConfig
-from embert.server.supervisor.sockets import listen_for_each
+from embert.server.supervisor.sockets import listen
 
 
 def main() -> None:
@@ -25,8 +25,8 @@ def main() -> None:
     config = msgspec.json.decode(replica.readline(), type=ServeConfig)
     threading.Thread(target=_end_with, args=(replica,), name="replica", daemon=True).start()
     try:
-        sockets = listen_for_each("127.0.0.1", 0, config.http_processes)
-        sys.stdout.write(f"{sockets[0][0].getsockname()[1]}\n")
+        sockets = listen("127.0.0.1", 0)
+        sys.stdout.write(f"{sockets[0].getsockname()[1]}\n")
         sys.stdout.flush()
         raise SystemExit(serve(config, sockets))
     except ConfigError as error:

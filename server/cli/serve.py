@@ -18,7 +18,7 @@ from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import use_memory
 from embert.server.observability.tracing.settings import TracingUnavailable, read_sampler, shown, traces_url
-from embert.server.supervisor.sockets import listen, listen_for_each
+from embert.server.supervisor.sockets import listen
 from embert.server.supervisor.supervisor import NO_MEMORY, Supervisor
 
 __all__ = ["serve"]
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 LEAST_FILES, FILES_A_PROCESS = 128, 4  # of the supervisor; an HTTP process can then serve 30 connections
 
 
-def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None) -> int:
+def serve(config: ServeConfig, sockets: list[socket.socket] | None = None) -> int:
     """Run the server until it is told to stop; returns the exit status.
 
-    `sockets` are those of each HTTP process where they listen already, in place of --host and --port.
+    `sockets` listen already, in place of --host and --port.
     """
     began = time.monotonic()
     configure_logging("supervisor", config.log_format, config.log_level)
@@ -43,7 +43,7 @@ def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None)
     _raise_open_files(config.http_processes)
     configs = model_configs(config)
     traces = _traces_url(config)
-    sockets = sockets or listen_for_each(config.host, config.port, config.http_processes)
+    sockets = sockets or listen(config.host, config.port)
     metrics_socket = None
     if config.metrics_port is not None:
         metrics_socket = listen(config.host, config.metrics_port, "--metrics-port")[0]
@@ -61,8 +61,7 @@ def serve(config: ServeConfig, sockets: list[list[socket.socket]] | None = None)
 
     metrics = SupervisorMetrics(names, __version__)
     downloads = Downloads(names)
-    all_sockets = [sock for group in sockets for sock in group]
-    with waiting_server(config, context, all_sockets, metrics_socket, downloads, memory):
+    with waiting_server(config, context, sockets, metrics_socket, downloads, memory):
         planned, broken = plan(configs, downloads.note)
     if not planned:
         return 1

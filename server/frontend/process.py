@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from embert.server.config import ServeConfig
     from embert.server.engine_client.router import Router
+    from embert.server.http.acceptor import Acceptor
     from embert.server.http.connections import Connections
     from embert.server.observability.api_metrics import ApiMetrics
     from embert.server.observability.scraping import Scrapes
@@ -93,6 +95,7 @@ async def _serve(
     from embert.server.config import ConfigError
     from embert.server.frontend.app import create_app
     from embert.server.frontend.routes import METRIC_ROUTES, METRIC_TASKS, error_formats_by_path, keyless_paths
+    from embert.server.http.acceptor import Acceptor, ConnectionCounts
     from embert.server.http.auth import Keys
     from embert.server.http.connections import Connections, connection_limit, end_slow_readers
     from embert.server.http.protocol import bounded_protocol
@@ -143,8 +146,10 @@ async def _serve(
     served: Callable[..., asyncio.Protocol] = protocol
     if certificates is not None:
         served = with_tls(protocol, certificates.current, connections)
-    servers = [_Server(_uvicorn_config(app, served))]
-    jobs = [servers[0].serve([socket.socket(fileno=fd) for fd in start.socket_fds])]
+    counts = ConnectionCounts(counters.connections, counters.api_alive, start.http_index)
+    listening = [socket.socket(fileno=fd) for fd in start.socket_fds]
+    servers = [_Server(_uvicorn_config(app, served), partial(Acceptor, listening, connections, counts))]
+    jobs = [servers[0].serve([])]
     if start.metrics_fd is not None:
         servers.append(_Server(_uvicorn_config(_MetricsApp(registry.scrapes), bounded_protocol(*bounds))))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
@@ -181,7 +186,25 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: on SIGTERM it would close its socket before clients see `draining`."""
+    """uvicorn without its signal handlers: on SIGTERM it would close its socket before clients see `draining`.
+
+    `make_acceptor` returns what accepts connections in addition to the sockets of `serve`.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, make_acceptor: Callable[[Callable[[], asyncio.Protocol]], Acceptor] | None = None
+    ) -> None:
+        super().__init__(config)
+        self._make_acceptor = make_acceptor
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._make_acceptor is not None:
+            make_protocol: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+            options = {"config": self.config, "server_state": self.server_state, "app_state": {}}
+            acceptor = self._make_acceptor(partial(make_protocol, **options))
+            acceptor.start()
+            self.servers.append(acceptor)  # type: ignore[arg-type]  # it is only closed
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -94,6 +94,7 @@ class Connections:
         self._surplus: set[Connection] = set()
         self._idle: dict[Connection, float] = {}  # of those served, since when; the longest idle first
         self.unread: set[Connection] = set()  # read no further before a response: the event loop does not see their end
+        self.on_change: Callable[[Connection], object] = id  # called after one is added or removed
         self.draining = False  # the next response of each connection is its last
         self._clock = clock
         self._logged: dict[str, tuple[float, int]] = {}  # kind → time of its last line, how many were suppressed since
@@ -108,9 +109,11 @@ class Connections:
         """Count a new one; at the limit, close the one that has been idle for longest."""
         if len(self._served) < self.limit.served or self.evict():
             self._served.add(connection)
+            self.on_change(connection)
             return ConnectionSlot.SERVED
         if len(self._surplus) < self.limit.surplus:
             self._surplus.add(connection)
+            self.on_change(connection)
             return ConnectionSlot.SURPLUS
         self._log("connections closed unanswered: %d are being refused, the most at a time", self.limit.surplus)
         return ConnectionSlot.NONE
@@ -121,6 +124,7 @@ class Connections:
         self._surplus.discard(connection)
         self._idle.pop(connection, None)
         self.unread.discard(connection)
+        self.on_change(connection)
 
     def drain(self) -> None:
         """Ends all connections: idle ones now, others and new ones with their next response."""
@@ -187,7 +191,7 @@ class Connections:
     def check_files(self) -> None:
         """Closes idle connections, and logs it, when no file can be opened.
 
-        libuv silently closes what it cannot accept, so only an attempt to open a file shows it.
+        libuv silently closes connections to --metrics-port that it cannot accept: only opening a file shows it.
         """
         try:
             os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

@@ -1,7 +1,7 @@
 """Numbers in shared memory that every process of one server reads. Each has one writer, so none needs a lock.
 
     of HTTP process i    tokens admitted and not yet answered, of each model; when its event loop last ran;
-                        requests in flight, a tenth of a second ago
+                        requests in flight, a tenth of a second ago; connections (infinity: it accepts none)
     of engine i         when it last showed a sign of life; when its forward began (0: none runs), and of which model;
                         which requests run
 
@@ -16,6 +16,7 @@ integers: loads and stores are atomic.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from array import array
@@ -42,19 +43,25 @@ class SharedCounters:
         self.forward_since = numbers[apis + engines : apis + 2 * engines]  # [engine]
         self.forward_model = numbers[apis + 2 * engines : apis + 3 * engines]  # [engine]: the number of its model
         self.in_flight = numbers[apis + 3 * engines : 2 * apis + 3 * engines]  # [HTTP process]
-        admitted = numbers[2 * apis + 3 * engines :]
+        self.connections = numbers[2 * apis + 3 * engines : 3 * apis + 3 * engines]  # [HTTP process]
+        admitted = numbers[3 * apis + 3 * engines :]
         self.admitted_tokens = [admitted[i * apis : (i + 1) * apis] for i in range(models)]  # [model][HTTP process]
 
     @classmethod
     def create(cls, apis: int, engines: int, models: int = 1) -> SharedCounters:
-        """New counters, all zero, in memory that lives as long as a process has it open. No full disk can prevent it.
+        """Creates the counters of a server without processes. No full disk can prevent it.
+
+        Their memory lives until no process has it open.
 
         Raises OSError where the system has no descriptor or memory left.
         """
         fd = os.memfd_create("embert-counters")
         os.set_inheritable(fd, True)
         os.ftruncate(fd, _size(apis, engines, models))
-        return cls(fd, apis, engines, models)
+        counters = cls(fd, apis, engines, models)
+        for http_index in range(apis):
+            counters.forget_api(http_index)
+        return counters
 
     def set_running(self, engine: int, slot: int, ids: Collection[int]) -> None:
         """Set the ids of the requests in batch `slot` < MAX_BATCHES_IN_FLIGHT of an engine. Ids are unique in a server.
@@ -81,13 +88,13 @@ class SharedCounters:
 
     def forget_api(self, http_index: int) -> None:
         """Nothing of an HTTP process that has died is admitted or in flight any more."""
-        self.in_flight[http_index] = 0.0
+        self.in_flight[http_index], self.connections[http_index] = 0.0, math.inf
         for tokens in self.admitted_tokens:
             tokens[http_index] = 0.0
 
 
 def _numbers(apis: int, engines: int, models: int) -> int:
-    return 2 * apis + 3 * engines + apis * models
+    return 3 * apis + 3 * engines + apis * models
 
 
 def _size(apis: int, engines: int, models: int) -> int:

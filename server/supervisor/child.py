@@ -56,7 +56,6 @@ class Child:
     start_at: float | None = None  # when to start it (again)
     ready: bool = False
     ready_since: float = float("inf")
-    lost_at: float = float("inf")  # when it stopped working; inf: it works, or never did
     slowest_start_s: float = 0.0  # of the starts that succeeded; 0: none has
     doing: str = ""  # the step of its start that it last reported
     reads: int = -1  # of an HTTP process that starts: the model, by number, whose files it reads; -1: none
@@ -116,7 +115,7 @@ class Child:
 
     def became_ready(self) -> None:
         """Note the moment."""
-        self.ready, self.ready_since, self.lost_at = True, time.monotonic(), float("inf")
+        self.ready, self.ready_since = True, time.monotonic()
         self.slowest_start_s = max(self.slowest_start_s, self.ready_since - self.started)
 
     def start_later(self) -> float:
@@ -161,4 +160,3 @@ class Child:
     def mark_dead(self) -> None:
         """Forget the process, whose exit status has been read."""
         self.process, self.control, self.ready = None, None, False
-        self.lost_at = min(self.lost_at, time.monotonic())

@@ -1,6 +1,6 @@
 """The supervisor's loop: starts, watches, restarts and stops the processes.
 
-supervisor ── control ── HTTP process 0 … N-1     each has its own listening socket, which stays open while it restarts
+supervisor ── control ── HTTP process 0 … N-1     all share the listening sockets, which stay open while one restarts
            └─ control ── engine process 0 … G-1  one per device, with all models of that device; each start has a Unix
                                                  socket of its own
 """
@@ -43,7 +43,6 @@ from embert.server.supervisor.announcement import announce
 from embert.server.supervisor.child import Child, Kind
 from embert.server.supervisor.engine_models import EngineModels
 from embert.server.supervisor.hangs import STABLE_S, HangDetector, Outages
-from embert.server.supervisor.sockets import bind_beside
 from embert.server.supervisor.start_messages import PlannedModel, StartMessages
 
 if TYPE_CHECKING:
@@ -60,9 +59,6 @@ PROGRESS_REPORTS = 10  # at most so many log lines about one start, spread over 
 GIVE_UP_GRACE_S = 5.0  # for clients to get their 503
 UNKILLABLE_S = 10.0  # a process blocked in a driver or a file system survives SIGKILL; the supervisor exits without it
 WATCH_INTERVAL_S = 0.5
-# The kernel assigns an HTTP process its share of new connections while its socket listens, even while it is dead. They
-# wait for a process that is back soon; otherwise the other processes get them.
-SHARE_WAIT_S = 3.0
 SAME_SIGNAL_S = 0.5  # `timeout` and shells signal the process and then its group; the two count as one
 
 
@@ -73,7 +69,7 @@ class Supervisor:
     config: ServeConfig
     models: list[PlannedModel]
     broken: dict[str, str]  # models that cannot be read, by name, with the reason
-    sockets: list[list[socket.socket]]  # of each HTTP process
+    sockets: list[socket.socket]  # of all HTTP processes
     metrics_socket: socket.socket | None
     began: float
     memory: MetricMemory  # of metrics, with a region for this process
@@ -201,9 +197,7 @@ class Supervisor:
         inherited = [self._counters.fd, self.memory.fd]
         try:
             if child.kind == "api":
-                if not self.sockets[child.index]:
-                    self.sockets[child.index] = bind_beside(next(filter(None, self.sockets)))
-                inherited += [sock.fileno() for sock in self.sockets[child.index]]
+                inherited += [sock.fileno() for sock in self.sockets]
                 inherited += [self.metrics_socket.fileno()] if self.metrics_socket and child.index == 0 else []
             child.spawn(inherited, self._selector)
         except OSError as error:
@@ -221,7 +215,7 @@ class Supervisor:
             numbers, one_by_one = self._engine_models[child.index].begin()
             return self._messages.engine(child, self.devices, numbers, one_by_one=one_by_one)
         metrics_socket = self.metrics_socket if child.index == 0 else None
-        return self._messages.api(child, self.sockets[child.index], metrics_socket, self._states)
+        return self._messages.api(child, self.sockets, metrics_socket, self._states)
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -319,7 +313,7 @@ class Supervisor:
             self.metrics.starting.set(0)
             took_s = time.monotonic() - self.began
             broken = {**self.broken, **self._unreadable}
-            if not announce(self.config, self.models, broken, self._states, self.sockets[0][0], took_s):
+            if not announce(self.config, self.models, broken, self._states, self.sockets[0], took_s):
                 self._give_up()
 
     def _tell_engine(self, child: Child) -> None:
@@ -368,23 +362,12 @@ class Supervisor:
             elif not child.ready and now - child.reported > self.config.start_timeout / PROGRESS_REPORTS:
                 child.reported = now
                 log.info("%s is still starting after %.0f s: %s", child.name, now - child.started, child.doing)
-        self._withdraw_shares(now)
         if was_stopped:
             self._outages.restart_clocks(now)
         for engine in self._engines:
             if engine.ready and not self._stopping:
                 self._watch_models(engine, now)
         self._watch_outages(now)
-
-    def _withdraw_shares(self, now: float) -> None:
-        """Close the sockets of an HTTP process that does not restart, if another one is ready."""
-        for api in self._apis:
-            sockets = self.sockets[api.index]
-            if sockets and now - api.lost_at > SHARE_WAIT_S and any(other.ready for other in self._apis):
-                log.warning("%s is not back after %.0f s; the others take its connections", api.name, SHARE_WAIT_S)
-                for sock in sockets:
-                    sock.close()
-                self.sockets[api.index] = []
 
     def _watch_models(self, engine: Child, now: float) -> None:
         """Give up on models that load for too long, and load those that were quarantined for long enough."""

@@ -13,12 +13,21 @@ import psutil
 
 from tests.server.live import Live, until
 
-__all__ = ["connect", "head", "one_to_each", "post_on", "read_all", "send"]
+__all__ = ["connect", "connection_counts", "head", "one_to_each", "post_on", "read_all", "send"]
 
 
 def connect(server: Live, timeout_s: float = 60.0) -> socket.socket:
     """A connection that nothing was sent on."""
     return socket.create_connection(("127.0.0.1", server.ports[0]), timeout=timeout_s)
+
+
+def connection_counts(server: Live) -> list[int]:
+    """Numbers of open connections of the HTTP processes."""
+    port = server.ports[0]
+    return [
+        sum(c.laddr.port == port and c.status == psutil.CONN_ESTABLISHED for c in found)
+        for found in (psutil.Process(pid).net_connections("tcp") for pid in server.api_pids)
+    ]
 
 
 def head(length: int, path: str = "/embed") -> bytes:

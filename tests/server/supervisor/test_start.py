@@ -18,7 +18,7 @@ from embert.engine import load_encoder, load_model
 from embert.engine.errors import BrokenModel, EngineError
 from embert.server.cli.main import main
 from embert.server.config import ConfigError
-from embert.server.supervisor.sockets import bind_beside, listen, listen_for_each
+from embert.server.supervisor.sockets import listen
 from tests.server.live import EMBERT, ROOT, STAND_IN, environment, live, run_cli
 from tests.server.models import copy_model, edit_json
 
@@ -42,15 +42,15 @@ def wrong(*options: str, env: dict[str, str] | None = None) -> str:
     err = io.StringIO()
     opened: list[socket.socket] = []
 
-    def listening(*arguments: Any) -> list[list[socket.socket]]:
-        groups = listen_for_each(*arguments)
-        opened.extend(sock for group in groups for sock in group)
-        return groups
+    def listening(*arguments: Any) -> list[socket.socket]:
+        sockets = listen(*arguments)
+        opened.extend(sockets)
+        return sockets
 
     with (
         mock.patch.dict(os.environ, environment(env), clear=True),
         mock.patch("embert.server.cli.serve.configure_logging"),
-        mock.patch("embert.server.cli.serve.listen_for_each", listening),
+        mock.patch("embert.server.cli.serve.listen", listening),
         mock.patch("signal.signal"),
         contextlib.redirect_stderr(err),
         pytest.raises(SystemExit) as ended,
@@ -308,13 +308,10 @@ def test_the_supervisor_has_little_to_import() -> None:
 
 
 def test_all_addresses_of_ipv6_are_those_of_ipv4_too() -> None:
-    sockets = listen_for_each("::", 0, 2)
-    port = sockets[0][0].getsockname()[1]
-    more = bind_beside(sockets[0])
+    (sock,) = listen("::", 0)
+    port = sock.getsockname()[1]
     for address in ("::1", "127.0.0.1"):
         socket.create_connection((address, port), 5).close()
-    assert more[0].getsockname()[:2] == ("::", port)
-    for sock in (*sockets[0], *sockets[1], *more):
-        sock.close()
+    sock.close()
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="--port"):
         listen("::", taken.getsockname()[1])
