@@ -20,8 +20,6 @@ from embert.server.protocols.tei import TeiError
 from embert.server.registry.model_registry import ModelRegistry
 from embert.server.request.request_body import InputForm, RequestBody
 
-__all__ = ["ERROR_MODELS", "complete_document", "description"]
-
 Served = Sequence[tuple[Model, ServeConfig]]  # the models of a server, each with its options
 
 ERROR_MODELS: dict[ErrorFormat, type[BaseModel]] = {

@@ -17,8 +17,6 @@ from embert.server.http.request_head import prefers, scrape_form
 from embert.server.registry.model_handle import ModelHandle
 from embert.server.registry.model_registry import ModelRegistry
 
-__all__ = ["Health", "Liveness", "Operations", "Readiness"]
-
 
 class Health(BaseModel):
     """State of inference."""

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from embert.server.observability.tracing.span_export import SpanExport
     from embert.server.registry.model_registry import ModelRegistry
 
-__all__ = ["main"]
-
 log = logging.getLogger(__name__)
 
 CLOSING_S = 2  # for clients to read their answers, once the last one is given

@@ -39,29 +39,6 @@ from embert.server.registry.model_handle import Capability, ModelHandle
 from embert.server.registry.model_registry import ModelRegistry
 from embert.server.request.request_body import RequestBody
 
-__all__ = [
-    "FIRST_MODEL_PATHS",
-    "METRIC_ROUTES",
-    "METRIC_TASKS",
-    "MODELS_PREFIX",
-    "MODEL_SUFFIXES",
-    "OPERATIONS",
-    "ROUTES",
-    "SHARED_PATHS",
-    "SWAGGER_FILES",
-    "SWAGGER_FOLDER",
-    "TASKS",
-    "ModelPath",
-    "Operation",
-    "Route",
-    "TaskRoute",
-    "error_formats_by_path",
-    "keyless_paths",
-    "labels_by_path",
-    "model_paths",
-    "tasks_by_path",
-]
-
 ValueT = TypeVar("ValueT")
 
 

@@ -24,8 +24,6 @@ from typing import NoReturn, Protocol
 
 from embert.server.http.held_bytes import HeldBytes
 
-__all__ = ["ConnectionLimit", "ConnectionSlot", "Connections", "connection_limit", "end_slow_readers", "unread_bytes"]
-
 log = logging.getLogger(__name__)
 
 SPARE_FILES = 64  # descriptors opened later for other uses: engines, metrics, files of the docs

@@ -28,28 +28,6 @@ from typing import Any
 
 from embert.server.observability.request_record import CLIENT_ERROR, REFUSED
 
-__all__ = [
-    "BadRequest",
-    "EmptyInput",
-    "ErrorFormat",
-    "ErrorFormats",
-    "HeadTooLarge",
-    "InferenceFailed",
-    "Invalid",
-    "ModelUnknown",
-    "NotFound",
-    "Overloaded",
-    "PayloadTooLarge",
-    "RequestTimeout",
-    "ServerError",
-    "TaskMissing",
-    "Unauthorized",
-    "Unavailable",
-    "UnsupportedEncoding",
-    "describe",
-    "describe_name",
-]
-
 
 class ErrorFormat(Enum):
     """API whose form the errors of a route have."""

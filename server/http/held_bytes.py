@@ -15,12 +15,6 @@ from typing import Any, NoReturn
 
 from embert.server.http.errors import PayloadTooLarge, RequestTimeout, Unavailable
 
-__all__ = [
-    "SMALL_BYTES",
-    "BodyReader",
-    "HeldBytes",
-]
-
 SMALL_BYTES = 65_536  # requests up to this may use a quarter more, so that large requests do not block small ones
 
 

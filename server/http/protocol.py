@@ -40,16 +40,6 @@ from embert.server.http.response import Response, error_body
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 
-__all__ = [
-    "LINGER_BYTES",
-    "LINGER_QUIET_S",
-    "LINGER_S",
-    "BoundedCycle",
-    "HoldableFlow",
-    "LingeringClose",
-    "bounded_protocol",
-]
-
 _HEADER_LINE = b"%b: %b\r\n".__mod__
 _JOINED_BYTES = 1 << 18  # a longer body is written after its head, which saves a copy
 

@@ -20,20 +20,6 @@ from embert.server.http.errors import BadRequest, HeadTooLarge, Invalid, describ
 from embert.server.observability.request_record import INTERACTIVE, LOW_PRIORITY
 from embert.server.observability.scraping import OPENMETRICS, PROMETHEUS, Form
 
-__all__ = [
-    "PLAIN_KEY",
-    "TIMEOUT_HEADER",
-    "KnownHead",
-    "KnownHeads",
-    "RequestOptions",
-    "check_headers",
-    "prefers",
-    "read_request_options",
-    "scrape_form",
-    "split_target",
-    "without_upgrade",
-]
-
 Headers = list[tuple[bytes, bytes]]
 
 _HEAD_END = b"\r\n\r\n"

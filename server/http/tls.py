@@ -19,8 +19,6 @@ from embert.server.config import ConfigError, ServeConfig, tls_context
 from embert.server.http.connections import Connections, ConnectionSlot
 from embert.server.http.protocol import HEAD_TIMEOUT_S, SURPLUS_S
 
-__all__ = ["Certificates", "with_tls"]
-
 log = logging.getLogger(__name__)
 
 _RECORD = 16_384  # bytes of the largest TLS record

@@ -22,16 +22,6 @@ from embert.server.protocols.rerank import CohereMeta, RerankResult, cohere_meta
 from embert.server.protocols.serialization import quantize, response_id, rows_json
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody, TextList
 
-__all__ = [
-    "CohereEmbedRequest",
-    "CohereEmbeddings",
-    "CohereError",
-    "CohereRanking",
-    "CohereRerankRequest",
-    "embed",
-    "rerank",
-]
-
 _DOCUMENT_TOKENS = 4096  # default limit of a document
 
 

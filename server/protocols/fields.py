@@ -13,8 +13,6 @@ from typing import Any
 
 from embert.server.request.known_fields import Api, KnownField, Verdict
 
-__all__ = ["ELSEWHERE", "FIELDS"]
-
 TEI_VECTORS = "embed embed_sparse embed_all"
 VECTORS = f"embeddings pooling {TEI_VECTORS} similarity similarity.parameters cohere_embed"
 TEI_TEXTS = f"{TEI_VECTORS} similarity.parameters predict"

@@ -28,15 +28,6 @@ from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.registry.inputs import TextPairs, check_texts
 from embert.server.request.request_body import MODELS_DIRECTION, Direction, InputForm, InputForms, RequestBody, TextList
 
-__all__ = [
-    "Entities",
-    "TokenClassifyRequest",
-    "ZeroShotRequest",
-    "ZeroShotResponse",
-    "token_classify",
-    "zero_shot",
-]
-
 _TEXTS = InputForm("a string or a list of strings")
 _INLINE_TOKENS = 1024  # entities of up to this many tokens are made on the event loop: about 2 ms
 _BYTES_A_CHARACTER = 4  # at most, in UTF-8

@@ -13,8 +13,6 @@ from embert.server.protocols.ranking import Document, documents_texts, joined, r
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody
 
-__all__ = ["NvidiaRanking", "RankingRequest", "ranking"]
-
 
 class RankingRequest(RequestBody):
     """`POST /v1/ranking`."""

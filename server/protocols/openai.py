@@ -24,16 +24,6 @@ from embert.server.request.request_body import (
     TextOrIds,
 )
 
-__all__ = [
-    "EmbeddingList",
-    "EmbeddingsRequest",
-    "OpenAIError",
-    "check_foreign_ids",
-    "check_number_type",
-    "embeddings",
-    "read_input_type",
-]
-
 _QUERY = {"query", "search_query"}  # the latter is Cohere's word; a passage is NVIDIA's word for a document
 _DOCUMENT = {"document", "search_document", "passage"}
 # Names of prompts as sentence-transformers looks for them, and as models have them.

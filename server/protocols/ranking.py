@@ -21,19 +21,6 @@ from embert.server.protocols.request_context import RequestContext
 from embert.server.registry.inputs import TextPairs
 from embert.server.request.request_body import FAIL_FAST, InputForm, RequestBody
 
-__all__ = [
-    "DOCUMENTS",
-    "Document",
-    "Documents",
-    "Ranking",
-    "activation",
-    "documents_texts",
-    "joined",
-    "json_numbers",
-    "rank",
-    "score_pairs",
-]
-
 Floats = npt.NDArray[np.float32]
 
 _BYTES_AT_ONCE = 1 << 17  # of JSON, written before the event loop runs other requests: about 1 ms

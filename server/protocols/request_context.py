@@ -35,8 +35,6 @@ from embert.server.request.request_body import RequestBody, TextsAndIds, parse, 
 if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTrace
 
-__all__ = ["JSON", "OCTETS", "Handler", "LatencyBreakdown", "RequestContext"]
-
 RequestT = TypeVar("RequestT", bound=RequestBody)
 
 JSON, OCTETS = b"application/json", b"application/octet-stream"

@@ -19,20 +19,6 @@ from embert.server.protocols.ranking import DOCUMENTS, Documents, Ranking, docum
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody
 
-__all__ = [
-    "CohereMeta",
-    "PairFields",
-    "RerankDocumentsRequest",
-    "RerankFields",
-    "RerankResult",
-    "Reranked",
-    "cohere_meta",
-    "ranked",
-    "rerank",
-    "rerank_documents",
-    "result_rows",
-]
-
 _VOYAGE = frozenset(("top_k", "truncation"))  # fields of Voyage's clients
 # Fields of Infinity's client, which reads no other `object` than "rerank"; Voyage's and Jina's is "list".
 _INFINITY = frozenset(("top_n", "raw_scores"))

@@ -18,21 +18,6 @@ import pybase64
 
 from embert.engine import Task, TaskOutput
 
-__all__ = [
-    "NumberType",
-    "Pauses",
-    "flat_json",
-    "floats_json",
-    "nested_floats_json",
-    "openai_json",
-    "quantize",
-    "raw_rows",
-    "response_id",
-    "rows_json",
-    "sparse_json",
-    "typed_openai_json",
-]
-
 Vectors = npt.NDArray[np.float32]
 Quantized = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
 NumberType = Literal["int8", "uint8", "binary", "ubinary"]

@@ -27,24 +27,6 @@ from embert.server.request.request_body import (
     TextsAndIds,
 )
 
-__all__ = [
-    "EmbedAllRequest",
-    "EmbedRequest",
-    "EmbedSparseRequest",
-    "Similarities",
-    "SimilarityInputs",
-    "SimilarityParameters",
-    "SimilarityRequest",
-    "SparseVectors",
-    "TeiError",
-    "TokenVectors",
-    "Vectors",
-    "embed",
-    "embed_all",
-    "embed_sparse",
-    "similarity",
-]
-
 
 class TeiError(BaseModel):
     """text-embeddings-inference's error."""

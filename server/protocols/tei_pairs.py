@@ -31,8 +31,6 @@ from embert.server.request.request_body import (
     TextLists,
 )
 
-__all__ = ["PredictRequest", "Predictions", "Ranks", "RerankRequest", "predict", "rerank"]
-
 # --- rerank ---
 
 

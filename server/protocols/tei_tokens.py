@@ -18,18 +18,6 @@ from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.registry.inputs import InputTexts
 from embert.server.request.request_body import IDS, IdList, IdLists, InputForm, InputForms, RequestBody, TextList
 
-__all__ = [
-    "DecodeRequest",
-    "DetokenizeRequest",
-    "Detokenized",
-    "Texts",
-    "TokenizeRequest",
-    "Tokens",
-    "decode",
-    "detokenize",
-    "tokenize",
-]
-
 ResultT = TypeVar("ResultT")
 TokenChunk = list[tuple[int, list[TokenInfo]]]
 

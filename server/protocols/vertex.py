@@ -14,8 +14,6 @@ from embert.server.protocols.request_context import JSON, Handler, RequestContex
 from embert.server.registry.inputs import as_server_error
 from embert.server.request.request_body import FAIL_FAST, RequestBody
 
-__all__ = ["VertexPredictions", "VertexRequest", "predict"]
-
 AT_ONCE = 64  # instances of one request in progress
 
 

@@ -35,18 +35,6 @@ from embert.server.request.request_body import (
     TextOrIds,
 )
 
-__all__ = [
-    "Classes",
-    "ClassifyRequest",
-    "PoolingList",
-    "PoolingRequest",
-    "ScoreRequest",
-    "Scores",
-    "classify",
-    "pooling",
-    "score",
-]
-
 Floats = npt.NDArray[np.float32]
 TextOrTexts = str | TextList
 _TEXTS = InputForm("a string or a list of strings")

@@ -15,8 +15,6 @@ from urllib.parse import quote
 
 from embert.server.http.errors import Invalid, describe, describe_name
 
-__all__ = ["Api", "Fields", "KnownField", "TranslatedFields", "Verdict", "header_value", "translate_fields"]
-
 _MAX_FIELDS = 1000  # of an object: any API has fewer than 50
 _MAX_DEPTH = 8  # of lists and objects in a body; the fields that are read have 5 at most
 _CONTAINERS = {list, dict}

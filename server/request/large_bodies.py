@@ -20,8 +20,6 @@ from pydantic import BaseModel
 
 from embert.server.http.errors import PayloadTooLarge
 
-__all__ = ["LARGE", "CooperativeSteps", "SplitIds", "check_values", "memory_of", "split_ids"]
-
 LARGE = 65_536  # bytes; a smaller body is parsed within a millisecond
 _OTHER_STRINGS = 4096  # names of fields, and values of fields that are not read
 _OTHER_VALUES = 65_536

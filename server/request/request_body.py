@@ -14,30 +14,6 @@ from embert.server.http.errors import BadRequest, Invalid, describe
 from embert.server.request.known_fields import Fields, TranslatedFields, translate_fields
 from embert.server.request.large_bodies import SplitIds
 
-__all__ = [
-    "FAIL_FAST",
-    "IDS",
-    "MODELS_DIRECTION",
-    "TASK",
-    "TEXTS_AND_IDS",
-    "TEXT_OR_IDS",
-    "Direction",
-    "IdList",
-    "IdLists",
-    "InputForm",
-    "InputForms",
-    "InputType",
-    "RequestBody",
-    "RequestObject",
-    "TextList",
-    "TextLists",
-    "TextOrIds",
-    "TextsAndIds",
-    "parse",
-    "validate",
-]
-
-
 # Values that the fields take, by pydantic's types of errors; the fields in braces are those of its contexts.
 _WANTED = {
     "bool_type": "a boolean",

@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 
-__all__ = ["HEADERS", "PAGE", "hint", "page"]
-
 _SCRIPTS = ("base.js", "answer.js", "live.js", "views.js", "main.js")
 
 
