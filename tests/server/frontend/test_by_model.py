@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 from tests.server.live import STAND_IN, Live, live
@@ -151,18 +150,6 @@ def test_large_instances(client: httpx.Client) -> None:
 
 
 # --- names of models ---
-
-
-def test_azures_client(lenient: Live) -> None:
-    """It writes the model into the path, and the key into a header of its own."""
-    azure = {"azure_endpoint": lenient.url, "api_version": "2024-10-21", "max_retries": 0}
-    for name in (MODEL, "my deployment"):
-        with openai.AzureOpenAI(api_key="secret", **azure) as deployment:  # type: ignore[call-overload]
-            answer = deployment.embeddings.create(model=name, input="a cat")
-        assert answer.model == MODEL
-        assert np.allclose(answer.data[0].embedding, expected([101, 1037, 4937, 102]), atol=1e-6)
-    counted = lenient.metrics()
-    assert counted[f'embert_requests_total{{route="{AZURE}",status="200"}}'] == 2
 
 
 @pytest.mark.parametrize(
