@@ -1,1 +1,1 @@
-"""Measurements of the encoder and of the server next to their rivals. README.md says which command answers what."""
+"""Measurements of the encoder and of the server next to their rivals. README.md lists the commands by question."""

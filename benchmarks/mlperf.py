@@ -60,7 +60,7 @@ def lengths(samples: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def batches() -> list[PackedBatch]:
-    """As many samples as fit in each, at random ids."""
+    """Fill each batch with samples at random ids."""
     random = np.random.default_rng(1)
     left = list(lengths(BATCHES * TOKENS // MEAN * 2))
     packed = []
@@ -121,7 +121,7 @@ def model(shape: str, seconds: float) -> Iterator[dict[str, Any]]:
 def _interleaved(
     encoders: Mapping[str, CudaEncoder], rounds: int, run: Callable[[CudaEncoder], float]
 ) -> dict[str, list[float]]:
-    """What each encoder's runs give, one of each in every turn: a GPU's speed changes in the meantime."""
+    """Results of each encoder's runs, one of each in every turn: a GPU's speed changes in the meantime."""
     results: dict[str, list[float]] = {name: [] for name in encoders}
     for _ in range(rounds):
         for name, encoder in encoders.items():

@@ -1,4 +1,4 @@
-"""Indexing: 32 passages a request, each user waiting for its answer."""
+"""Indexing: 32 passages a request, each user waiting for its response."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _around_body(page: str, top: str, below: str) -> str:
 
 
 def _thresholds(made: Sequence[Check], of: Verdict) -> str:
-    """What decides, above all that locust shows."""
+    """The verdict, above all that locust shows."""
     rows = [(RESULTS[c.kept], c.name, c.what, c.limit, c.measured) for c in made]
     color = {Verdict.KEPT: "#1a7f37", Verdict.EXCEEDED: "#cf222e", Verdict.INCONCLUSIVE: "#9a6700"}[of]
     words = f'<p style="color: {color}; font-weight: bold">{html.escape(sentence(of))}</p>'

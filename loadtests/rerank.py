@@ -1,4 +1,4 @@
-"""Reranking: a query with 32 passages a request, each user waiting for its answer."""
+"""Reranking: a query with 32 passages a request, each user waiting for its response."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def enforce(*thresholds: Threshold) -> None:
 
 
 def generator_checks(environment: Environment) -> list[Check]:
-    """Whether locust kept up with its own plan, in all of its processes."""
+    """Checks that locust kept up with its own plan, in all of its processes."""
     limit_ms, runner = options_of(environment).late_ms, environment.runner
     late_ms = sorted(late_s)[int(0.99 * len(late_s))] * 1e3 if late_s else 0.0
     full = any(getattr(runner, name, False) for name in ("cpu_warning_emitted", "worker_cpu_warning_emitted"))

@@ -1,4 +1,4 @@
-"""The users of all scenarios: what they send, when they send it, and what counts as an answer."""
+"""The users of all scenarios: what they send, when they send it, and what counts as an response."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ late_s: deque[float] = deque(maxlen=10_000)
 
 @events.init_command_line_parser.add_listener
 def _add_options(parser: LocustArgumentParser) -> None:
-    parser.add_argument("--rate", type=float, default=50.0, help="requests/s of users that do not wait for answers")
+    parser.add_argument("--rate", type=float, default=50.0, help="requests/s of users that do not wait for responses")
     parser.add_argument("--key", default="", env_var="EMBERT_API_KEY", help="API key", is_secret=True)
 
 
@@ -60,9 +60,9 @@ def _tokenizer() -> Any:
 
 
 class EmbeddingUser(FastHttpUser):
-    """Asks for embeddings, or for documents by relevance. 200 is an answer; every other status is a failure.
+    """Asks for embeddings, or for documents by relevance. 200 is a success; every other status is a failure.
 
-    A 429 with Retry-After is neither. It has its own row, and so have failures: times are those of answers.
+    A 429 with Retry-After is neither. It has its own row, and so have failures: times are those of responses.
     """
 
     abstract = True
@@ -91,22 +91,22 @@ class EmbeddingUser(FastHttpUser):
         due: float | None,
         priority: str = "",
     ) -> None:
-        """Send `body`, and check that the answer has this many rows in this field."""
+        """Send `body`, and check that the response has `rows` rows in `field`."""
         headers = {**self._headers, "x-priority": priority} if priority else self._headers
-        with self.client.post(path, json=body, name=name, headers=headers, catch_response=True) as answer:
-            meta: dict[str, Any] = answer.request_meta
+        with self.client.post(path, json=body, name=name, headers=headers, catch_response=True) as response:
+            meta: dict[str, Any] = response.request_meta
             if due is not None:
                 meta["response_time"] = (time.perf_counter() - due) * 1e3
-            if answer.status_code == 429 and (wait_s := answer.headers.get("retry-after")):
+            if response.status_code == 429 and (wait_s := response.headers.get("retry-after")):
                 meta["name"] = f"{name}{REFUSED}"
-                answer.success()
-            elif answer.status_code != 200:
+                response.success()
+            elif response.status_code != 200:
                 meta["name"] = f"{name}{FAILED}"
-                answer.failure(f"status {answer.status_code}")
-            elif len(answer.json()[field]) != rows:
-                answer.failure("an answer with another number of rows")
-        if answer.status_code == 429 and due is None:
-            gevent.sleep(float(wait_s or 1))  # as clients should; one that waits for its answers would only spin
+                response.failure(f"status {response.status_code}")
+            elif len(response.json()[field]) != rows:
+                response.failure("a response with another number of rows")
+        if response.status_code == 429 and due is None:
+            gevent.sleep(float(wait_s or 1))  # as clients should; one that waits for its responses would only spin
 
 
 class _AbstractUserMeta(ABCMeta, UserMeta):
@@ -131,7 +131,7 @@ class OpenLoopUser(EmbeddingUser, metaclass=_AbstractUserMeta):
         self._asking = Group()
 
     def on_stop(self) -> None:
-        """Wait up to 10 s for outstanding answers, so that they count."""
+        """Wait up to 10 s for outstanding responses, so that they count."""
         self._asking.join(timeout=10)
         self._asking.kill()
 

@@ -1,4 +1,4 @@
-"""What a load test measured next to its limits, and what that says: kept, exceeded, or nothing."""
+"""Compares the measurements of a load test with its limits: kept, exceeded, or inconclusive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.lib.scrape import Samples
 
 __all__ = ["FAILED", "REFUSED", "Check", "Threshold", "Verdict", "checks", "sentence", "verdict"]
 
-REFUSED, FAILED = " refused", " failed"  # after a name: its requests that got no answer
+REFUSED, FAILED = " refused", " failed"  # after a name: its requests without a success
 
 # Counters of the server that must not grow during a test.
 MUST_NOT_GROW = ("embert_engine_restarts_total", "embert_hung_processes_total", "embert_padding_tokens_total")
@@ -55,7 +55,7 @@ def checks(stats: RequestStats, thresholds: Sequence[Threshold], growth: Samples
         entry, refused, failed = (stats.get(f"{each.name}{what}", "POST") for what in ("", REFUSED, FAILED))
         sent = entry.num_requests + refused.num_requests + failed.num_requests
         if not entry.num_requests:
-            results.append(Check(each.name, "requests answered", "at least 1", "0", kept=False))
+            results.append(Check(each.name, "successful requests", "at least 1", "0", kept=False))
         else:
             p99_ms = entry.get_response_time_percentile(0.99)
             limit, measured = f"{each.p99_ms:g} ms", f"{p99_ms:g} ms"
@@ -76,10 +76,10 @@ def checks(stats: RequestStats, thresholds: Sequence[Threshold], growth: Samples
 
 
 def verdict(server: Sequence[Check], generator: Sequence[Check]) -> Verdict:
-    """What the checks of the server say, given those of the load generator.
+    """Verdict of the checks of the server, given those of the load generator.
 
     A generator at its limit sends late and reads late, so its times say nothing of the server, good or bad. A failure,
-    a lost engine or a missing answer is one all the same.
+    a lost engine or a missing response is one all the same.
     """
     exceeded = [check for check in server if check.kept is False]
     if any(not check.timed for check in exceeded):

@@ -31,7 +31,7 @@ gc.disable()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Properties are about answers, not about time: a machine that stops for a moment must not fail one.
+# Properties are about results, not about time: a machine that stops for a moment must not fail one.
 settings.register_profile("embert", deadline=None)
 settings.load_profile("embert")
 
@@ -40,7 +40,7 @@ settings.load_profile("embert")
 PROCESSES = re.compile(
     r"\b(live|Live|EMBERT|run_cli|subprocess|multiprocessing|spawn|Popen|httpx|host_program|recorded|psutil)\b"
 )
-# Needs neither, but seconds: thousands of texts beside transformers, whole jobs, every schema of the API.
+# Needs neither, but seconds: thousands of texts compared with transformers, whole jobs, every schema of the API.
 SLOW = re.compile(
     r"tests/engine/(quantization/test_(cpu|int8_accuracy)|test_(torch_linear|encoder|model_types|cpu_kernels))\.py"
     r"|tests/engine/heads/test_(sparse|classifier)\.py"
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @functools.cache
 def _group(path: Path) -> str:
-    """What runs in one process: a file, or all files of servers with heads."""
+    """Tests that run in one process: a file, or all files of servers with heads."""
     file = path.relative_to(TESTS).as_posix()
     shared = file.startswith(("server/frontend/", "server/protocols/", "test_docs")) and HEADS.search(path.read_text())
     return "heads" if shared else file

@@ -37,7 +37,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 
 def commands() -> list[tuple[str, str]]:
-    """What pages tell people to type, one line each: (page, command)."""
+    """Commands of the pages, one line each: (page, command)."""
     found = []
     for page in PAGES:
         for block in blocks(page, "console"):
@@ -150,7 +150,7 @@ def test_commands_are_ours(page: str, command: str) -> None:
 
 
 def measurements() -> list[tuple[str, str, str]]:
-    """What pages start of benchmarks/ and loadtests/: (page, module, arguments)."""
+    """Modules of benchmarks/ and loadtests/ that pages start: (page, module, arguments)."""
     started = re.compile(r"python\s+-m\s+((?:benchmarks|loadtests)[\w.]*)([^`\n]*)")
     made = re.compile(r'make (bench|load|soak) ARGS=("[^"]*"|[\w.]+)')
     found = []

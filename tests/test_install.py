@@ -34,7 +34,7 @@ def test_half_made_environment_is_made_again(tmp_path: Path) -> None:
     assert "apt install python3-venv" in first.stderr
 
     second = install(tmp_path, Path(sys.executable))
-    assert second.returncode == 1, "there is no index to install from"
+    assert second.returncode == 1, "no index to install from"
     assert "No module named pip" not in second.stderr
     pip: list[str | Path] = [tmp_path / ".venv" / "bin" / "python", "-m", "pip", "--version"]
     assert subprocess.run(pip, capture_output=True, check=False).returncode == 0

@@ -78,7 +78,7 @@ def members(operation: Any, argument: Any, state: Any) -> list[str]:
 
 
 def repetitions(nodes: Any, state: Any, before: str = "") -> Iterator[tuple[str, str]]:
-    """What stands before each repetition, and what is repeated."""
+    """The text before each repetition, and the repeated text."""
     for node in nodes:
         operation, argument = node
         match operation:

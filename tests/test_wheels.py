@@ -1,4 +1,4 @@
-"""What pip installs: the sdist and the wheels, what is in them, and that they serve from an empty environment.
+"""Packages for pip: the sdist and the wheels, what is in them, and that they serve from an empty environment.
 
 EMBERT_TEST_WHEELS=1 runs scripts/wheels and fills an environment of the newest Python here from the index, as users do.
 EMBERT_TEST_WHEELS=all does so for every Python here. EMBERT_TEST_WHEELS=cuda does too, and makes the CUDA wheels, for
@@ -33,7 +33,7 @@ NAMES = ("embert", "engine", "server", "numpy", "orjson", "http", "tokenizers", 
 
 
 def build(hook: str, source: Path, folder: Path, **env: str) -> Path:
-    """What pip does with pyproject.toml, by this environment's build tools: the archive that was made."""
+    """Builds an archive as pip does, by this environment's build tools: the archive that was made."""
     command = [sys.executable, "-c", BUILD, hook, str(folder)]
     ran = subprocess.run(command, cwd=source, env=os.environ | env, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -72,7 +72,7 @@ def test_the_wheel_without_cuda_is_for_every_machine(wheel: Path) -> None:
     assert wheel.name == f"embert-{__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        assert not any(entry.external_attr >> 28 == 0o12 for entry in archive.infolist()), "a link is no file"
+        assert not any(entry.external_attr >> 28 == 0o12 for entry in archive.infolist()), "a link, not a file"
     information = f"embert-{__version__}.dist-info/"
     assert {name for name in names if not name.startswith(information)} == ours()
 
@@ -157,7 +157,7 @@ class Environment:
         """Vectors over HTTP, of the packaged model."""
         port = free_port()
         command = self.command("serve", "--host", "127.0.0.1", "--port", str(port))
-        with answering(
+        with running_server(
             subprocess.Popen(command, cwd=self.working, env=self.variables(**env), text=True), port
         ) as client:
             if env:
@@ -167,7 +167,7 @@ class Environment:
 
 
 @contextlib.contextmanager
-def answering(process: subprocess.Popen[str], port: int) -> Iterator[httpx.Client]:
+def running_server(process: subprocess.Popen[str], port: int) -> Iterator[httpx.Client]:
     """A client of what `process` serves, once it is ready; then SIGTERM ends it, within its time and with status 0."""
     with process:
         try:
@@ -188,23 +188,23 @@ def answering(process: subprocess.Popen[str], port: int) -> Iterator[httpx.Clien
 
 
 def check_answers(client: httpx.Client) -> None:
-    """The packaged model answers, and the page came along."""
-    answer = client.post("/v1/embeddings", json={"input": "Hello, world"}).json()
-    assert answer["data"][0]["embedding"][:2] == pytest.approx([-0.0561, 0.0355], abs=1e-3)
+    """The packaged model returns vectors, and the page is there."""
+    response = client.post("/v1/embeddings", json={"input": "Hello, world"}).json()
+    assert response["data"][0]["embedding"][:2] == pytest.approx([-0.0561, 0.0355], abs=1e-3)
     assert client.get("/", headers={"accept": "text/html"}).text.startswith("<!doctype html>")
     assert client.get("/docs").status_code == 200
     assert "embert_queue_tokens" in client.get("/metrics").text
 
 
 def vector(client: httpx.Client) -> list[float]:
-    answer = client.post("/embed", json={"inputs": "a text"}).json()
-    assert isinstance(answer[0], list)
-    return answer[0]
+    response = client.post("/embed", json={"inputs": "a text"}).json()
+    assert isinstance(response[0], list)
+    return response[0]
 
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
-    """With our wheel, and this environment's other packages after it: to fetch them anew takes minutes."""
+    """An environment with our wheel, and this one's other packages after it: to fetch them anew takes minutes."""
     made = Environment(tmp_path_factory.mktemp("installed"), sys.executable)
     made.install("--no-deps", "--no-index", wheel)
     (made.packages / "others.pth").write_text(sysconfig.get_path("purelib"))

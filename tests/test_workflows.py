@@ -1,4 +1,4 @@
-"""What GitHub runs: pinned, with the least rights and without tokens. actionlint reads the rest in CI."""
+"""GitHub's workflows: pinned, with the least rights and without tokens. actionlint reads the rest in CI."""
 
 from __future__ import annotations
 

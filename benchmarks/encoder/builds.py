@@ -98,7 +98,7 @@ def _lines(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 def _build(text: str) -> tuple[str, str]:
     name, _, path = text.partition("=")
     if not Path(path).is_file():
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE, or there is no such file")
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE, or the file does not exist")
     return name, path
 
 

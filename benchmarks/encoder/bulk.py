@@ -104,7 +104,7 @@ def _runs(model: Model, lines: list[str], folder: Path, options: argparse.Namesp
 
 
 def _encoder_alone(model: Model, device: str, choice: str, lines: list[str]) -> dict[str, Any]:
-    """In its own process, because an encoder keeps its memory."""
+    """Runs in its own process, because an encoder keeps its memory."""
     encoder = load_encoder(model, device=device, encoder=choice)
     tokenizer = Tokenizer(model)
     batches: list[PackedBatch] = []

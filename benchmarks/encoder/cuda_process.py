@@ -56,7 +56,7 @@ class CudaProcess:
     def ask(self, what: str, batch: PackedBatch) -> Any:
         """Return what the process measures on `batch`.
 
-        "burst" and "sustained" are milliseconds a batch; "alone" is (milliseconds to the answer of a single batch,
+        "burst" and "sustained" are milliseconds a batch; "alone" is (milliseconds to the result of a single batch,
         microseconds that submit takes); "vectors" is float32 [B, width].
         """
         self._pipe.send((what, batch))
@@ -68,7 +68,7 @@ class CudaProcess:
 
 
 def _serve(folder: str, pooling: str | None, pipe: Connection, build: str, max_tokens: int, gemm: str) -> None:
-    """Load the encoder, send its load time and memory, then answer `ask` until None comes."""
+    """Load the encoder, send its load time and memory, then respond to `ask` until None comes."""
     if build:
         use_build(build)
     start = time.perf_counter()
@@ -117,7 +117,7 @@ def _sustained_ms(encoder: CudaEncoder, batch: PackedBatch) -> float:
 
 
 def _alone(encoder: CudaEncoder, batch: PackedBatch) -> tuple[float, float]:
-    """Return milliseconds from submit to the answer with nothing else in flight, and microseconds of submit itself."""
+    """Return milliseconds from submit to the result with nothing else in flight, and microseconds of submit itself."""
     start = time.perf_counter()
     ticket = encoder.submit(batch)
     submitted = time.perf_counter()

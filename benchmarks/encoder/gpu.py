@@ -3,7 +3,7 @@
     python -m benchmarks.encoder.gpu [--models base large mpnet minilm=FOLDER modernbert nomic-v1.5 gte-multilingual
         qwen3-0.6b embeddinggemma] [--compile base:passage] [--gemm cublaslt]
 
-embert is timed as a server uses it: numpy in, numpy out, two batches in flight, by wall clock from answer to answer, in
+embert is timed as a server uses it: numpy in, numpy out, two batches in flight, by wall clock from result to result, in
 its own process. The rivals are timed on the device alone, with inputs already there: transformers (sdpa) on one
 padded batch; transformers on padded batches of 32 sorted by length, as sentence-transformers runs it; packed torch
 (varlen attention, no padding) as a replayed CUDA graph. --compile adds the first and the last through torch.compile,
@@ -211,7 +211,7 @@ def _print(row: dict[str, Any]) -> None:
     print(
         f"{row['model']:7s} {row['workload']:11s} {row['tokens']:6d} tokens: "
         + ", ".join(f"{who} {value:.3f}" for who, value in ms.items())
-        + f" ms; submit {row['submit_us']:.0f} us, to the answer {row['alone_ms']:.3f} ms; "
+        + f" ms; submit {row['submit_us']:.0f} us, to the result {row['alone_ms']:.3f} ms; "
         + f"{row['useful_tflops']:.0f} useful TFLOP/s; {row['ratio']:.2f}x the best rival",
         flush=True,
     )

@@ -22,7 +22,7 @@ LOAD_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How to time: the median of `rounds`, each after a rest of `rest_s` or under sustained load."""
+    """Timing method: the median of `rounds`, each after a rest of `rest_s` or under sustained load."""
 
     rest_s: float
     rounds: int
@@ -30,7 +30,7 @@ class Timing:
 
 
 class Recorded:
-    """A graph of LAUNCHES launches on a `_cuda_testing.Bench` of its own; `launch` is called with 0 … LAUNCHES - 1."""
+    """A graph of LAUNCHES launches on a separate `_cuda_testing.Bench`; `launch` is called with 0 … LAUNCHES - 1."""
 
     def __init__(self, bench: Any, launch: Callable[[int], None]) -> None:
         self._bench = bench

@@ -1,1 +1,1 @@
-"""What several benchmarks share: texts, load over HTTP, servers under measurement, and the record of a run."""
+"""Shared by several benchmarks: texts, load over HTTP, servers under measurement, and the record of a run."""

@@ -1,6 +1,6 @@
 """An HTTP/1.1 load generator that is cheap enough not to be the limit: prebuilt bytes on raw sockets, in processes.
 
-Closed loop: each connection sends its next request when the last one is answered. Open loop: requests are due at
+Closed loop: each connection sends its next request when the last one has ended. Open loop: requests are due at
 Poisson arrivals or at even intervals, whatever the server does. A latency counts from the moment the request was *due*,
 so a server that stalls cannot slow the load down and hide it (coordinated omission).
 
@@ -20,7 +20,7 @@ from types import TracebackType
 import numpy as np
 
 from benchmarks.lib import load_worker
-from benchmarks.lib.load_plan import Answers, Plan
+from benchmarks.lib.load_plan import Plan, Responses
 
 __all__ = ["LoadGenerator"]
 
@@ -41,7 +41,7 @@ class LoadGenerator:
     ) -> None:
         self._pool.shutdown()
 
-    def run(self, plan: Plan, at_window: Callable[[], None] | None = None) -> Answers:
+    def run(self, plan: Plan, at_window: Callable[[], None] | None = None) -> Responses:
         """Run `plan` over all processes; call `at_window` when the measured window opens and when it closes."""
         first = time.monotonic() + 0.2
         share = min(self._processes, plan.connections)
@@ -63,16 +63,16 @@ class LoadGenerator:
             time.sleep(max(0.0, moment - time.monotonic()))
             if at_window is not None:
                 at_window()
-        answers = [part.result() for part in parts]
-        return Answers(
-            request=np.concatenate([a.request for a in answers]),
-            status=np.concatenate([a.status for a in answers]),
-            due=np.concatenate([a.due for a in answers]),
-            answered=np.concatenate([a.answered for a in answers]),
-            late_s=np.concatenate([a.late_s for a in answers]),
+        responses = [part.result() for part in parts]
+        return Responses(
+            request=np.concatenate([a.request for a in responses]),
+            status=np.concatenate([a.status for a in responses]),
+            due=np.concatenate([a.due for a in responses]),
+            ended=np.concatenate([a.ended for a in responses]),
+            late_s=np.concatenate([a.late_s for a in responses]),
             opened=first + plan.settle_s,
-            client_cores=sum(a.client_cores for a in answers),
-            busiest_client=max(a.busiest_client for a in answers),
+            client_cores=sum(a.client_cores for a in responses),
+            busiest_client=max(a.busiest_client for a in responses),
         )
 
 

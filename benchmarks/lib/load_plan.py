@@ -1,4 +1,4 @@
-"""What a load sends and what comes back: requests, the plan of a run, and the answers."""
+"""What a load sends and what comes back: requests, the plan of a run, and the responses."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LOST", "UNANSWERED", "Answers", "Plan", "Request", "post"]
+__all__ = ["LOST", "NO_RESPONSE", "Plan", "Request", "Responses", "post"]
 
 LOST = 0  # the status of a request whose connection broke
-UNANSWERED = 1  # the status of a request that had no answer when the run gave up waiting
+NO_RESPONSE = 1  # the status of a request that had no response when the run gave up waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,17 @@ class Plan:
     phase: float = 0.0  # share of such an interval before the first request
     host: str = "127.0.0.1"
     seed: int = 0
-    status: int = 200  # of an answer that counts
+    status: int = 200  # of a response that counts
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
-    """One entry a request, in the order of the answers. Times are seconds on CLOCK_MONOTONIC."""
+class Responses:
+    """One entry a request, in the order of the responses. Times are seconds on CLOCK_MONOTONIC."""
 
     request: npt.NDArray[np.int32]  # index into the plan's requests
-    status: npt.NDArray[np.int32]  # HTTP status, LOST or UNANSWERED
+    status: npt.NDArray[np.int32]  # HTTP status, LOST or NO_RESPONSE
     due: npt.NDArray[np.float64]
-    answered: npt.NDArray[np.float64]
+    ended: npt.NDArray[np.float64]
     late_s: npt.NDArray[np.float64]  # open loop: how late the load itself sent each request
     opened: float  # start of the measured window
     client_cores: float  # CPU seconds a second of the load, all its processes together

@@ -1,4 +1,4 @@
-"""One process's share of a load: raw sockets, prebuilt bytes, and just enough HTTP to find the end of an answer."""
+"""One process's share of a load: raw sockets, prebuilt bytes, and just enough HTTP to find the end of an response."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 import uvloop
 
-from benchmarks.lib.load_plan import LOST, UNANSWERED, Answers, Plan
+from benchmarks.lib.load_plan import LOST, NO_RESPONSE, Plan, Responses
 
 __all__ = ["run"]
 
@@ -44,10 +44,10 @@ class Timer:
         os.close(self.fd)
 
 
-PATIENCE_S = 60.0  # for answers that are still due when the window closes
+PATIENCE_S = 60.0  # for responses that are still due when the window closes
 
 
-def run(plan: Plan, first: float) -> Answers:
+def run(plan: Plan, first: float) -> Responses:
     """Run `plan` and send its first request at `first` (CLOCK_MONOTONIC)."""
     gc.disable()
     try:
@@ -57,7 +57,7 @@ def run(plan: Plan, first: float) -> Answers:
 
 
 class _Connection(asyncio.Protocol):
-    """Sends one request at a time and finds the end of its answer."""
+    """Sends one request at a time and finds the end of its response."""
 
     __slots__ = ("busy", "due", "head", "remaining", "request", "status", "transport", "worker")
 
@@ -88,7 +88,7 @@ class _Connection(asyncio.Protocol):
             head = self.head[:end].lower() + b"\r\n"
             start = head.find(b"\r\ncontent-length:")
             if start < 0:
-                raise ValueError(f"an answer without Content-Length: {head!r}")
+                raise ValueError(f"a response without Content-Length: {head!r}")
             self.status = int(head[9:12])
             self.remaining = int(head[start + 17 : head.find(b"\r\n", start + 2)]) - (len(self.head) - end - 4)
             self.head = b""
@@ -96,7 +96,7 @@ class _Connection(asyncio.Protocol):
             self.remaining -= len(data)
         if self.remaining <= 0:
             self.busy = False
-            self.worker.answered(self, self.status)
+            self.worker.finish_request(self, self.status)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self.transport = None
@@ -113,14 +113,14 @@ class _Worker:
         self.opens = first + plan.settle_s
         self.closes = self.opens + plan.window_s
         self.next = plan.seed * 7919 % len(self.payloads)  # each process starts at another request
-        self.rows: list[tuple[int, int, float, float]] = []  # request, status, due, answered
+        self.rows: list[tuple[int, int, float, float]] = []  # request, status, due, ended
         self.late: list[float] = []
         self.idle: list[_Connection] = []
         self.busy: set[_Connection] = set()
         self.overdue: collections.deque[tuple[int, float]] = collections.deque()
         self.changed = asyncio.Event()
 
-    async def run(self) -> Answers:
+    async def run(self) -> Responses:
         self.idle = [await self.connect() for _ in range(self.plan.connections)]
         await asyncio.sleep(self.first - time.monotonic())
         if self.plan.rate is None:
@@ -138,11 +138,11 @@ class _Worker:
             await arrivals
         await self.finish()
         columns = list(zip(*self.rows, strict=True)) or [()] * 4
-        return Answers(
+        return Responses(
             request=np.array(columns[0], np.int32),
             status=np.array(columns[1], np.int32),
             due=np.array(columns[2], np.float64),
-            answered=np.array(columns[3], np.float64),
+            ended=np.array(columns[3], np.float64),
             late_s=np.array(self.late, np.float64),
             opened=self.opens,
             client_cores=cores,
@@ -155,7 +155,7 @@ class _Worker:
         return connection
 
     async def finish(self) -> None:
-        """Wait up to PATIENCE_S for outstanding answers; record the missing ones as unanswered."""
+        """Wait up to PATIENCE_S for outstanding responses; record the missing ones as NO_RESPONSE."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while self.busy or self.overdue:
@@ -163,8 +163,8 @@ class _Worker:
                     await self.changed.wait()
         except TimeoutError:
             now = time.monotonic()
-            self.rows += [(c.request, UNANSWERED, c.due, now) for c in self.busy]
-            self.rows += [(request, UNANSWERED, due, now) for request, due in self.overdue]
+            self.rows += [(c.request, NO_RESPONSE, c.due, now) for c in self.busy]
+            self.rows += [(request, NO_RESPONSE, due, now) for request, due in self.overdue]
         for connection in [*self.busy, *self.idle]:
             if connection.transport is not None:
                 connection.transport.abort()
@@ -211,7 +211,7 @@ class _Worker:
         else:
             self.overdue.append((request, due))
 
-    def answered(self, connection: _Connection, status: int) -> None:
+    def finish_request(self, connection: _Connection, status: int) -> None:
         now = time.monotonic()
         self.rows.append((connection.request, status, connection.due, now))
         if self.overdue:

@@ -35,7 +35,7 @@ KINDS = {  # by module in the command line; the second two are those of builds b
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that answers."""
+    """A running server and its processes."""
 
     name: str
     port: int
@@ -93,7 +93,7 @@ def embert(
 ) -> Iterator[RunningServer]:
     """Start `embert serve` with `options`; without a model, the default one.
 
-    Another `checkout` runs with the interpreter of its own .venv, or with this one where it has none.
+    Another `checkout` runs with the interpreter of its own .venv, or with this one if it has none.
     """
     python = checkout / ".venv" / "bin" / "python"
     program = str(python) if checkout != ROOT and python.exists() else sys.executable

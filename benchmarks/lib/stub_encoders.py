@@ -23,7 +23,7 @@ if "CALL_COUNTER" in os.environ:
 
 
 class StubEncoder(Encoder):
-    """Answers at once with the first rows of a table of random unit vectors. An `Encoder`."""
+    """Returns at once the first rows of a table of random unit vectors. An `Encoder`."""
 
     name = "stub"
     device = "cpu"
@@ -45,7 +45,7 @@ class StubEncoder(Encoder):
         self._tables = {task: self._table(columns) for task, columns in self._columns.items() if task in model.tasks}
 
     def submit(self, batch: PackedBatch) -> dict[Task, TaskOutput]:
-        """Return the answer as the ticket."""
+        """Return the rows as the ticket."""
         return {task: self._answer(batch, task) for task in self._tables if task in batch.wanted}
 
     def _answer(self, batch: PackedBatch, task: Task) -> TaskOutput:
@@ -73,6 +73,6 @@ class PacedEncoder(StubEncoder):
     TOKENS_PER_S = 6_000.0
 
     def submit(self, batch: PackedBatch) -> dict[Task, TaskOutput]:
-        """As StubEncoder, after sleeping for the batch's time."""
+        """Like StubEncoder, after sleeping for the batch's time."""
         time.sleep(batch.tokens / self.TOKENS_PER_S)
         return super().submit(batch)

@@ -97,7 +97,7 @@ def _docstrings() -> Iterator[str]:
 
 
 def english(count: int) -> list[str]:
-    """So many different English sentences of 60 to 300 characters, of the manual that comes with Python."""
+    """Different English sentences of 60 to 300 characters, from the manual that comes with Python."""
     sentences: dict[str, None] = {}
     for text in topics.values():
         for paragraph in re.split(r"\n\s*\n", text):

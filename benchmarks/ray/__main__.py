@@ -53,7 +53,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one text took, and the others."""
+    """Cost of one text, and of the others."""
 
     start_s: float
     texts_per_s: float

@@ -47,7 +47,7 @@ class Measured(Embedder):
 
 
 def cpu_s(notes: Path) -> tuple[float, float]:
-    """What this process and all below it have used, with the actors that have ended; and the actors alone."""
+    """CPU seconds of this process and all below it, with the actors that have ended; and of the actors alone."""
     alive = {}
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,1 +1,1 @@
-"""What people would run instead of embert: kernels, encoders and servers."""
+"""Alternatives to embert: kernels, encoders and servers."""

@@ -141,8 +141,8 @@ ENCODERS = {**FROM_TEXTS, **FROM_IDS}
 def serve(kind: type[Rival], folder: Path, dtype: str, workloads: Mapping[str, Any], pipe: Connection) -> None:
     """Load the rival, then run a workload whenever its name arrives on `pipe`; None ends.
 
-    The first time, a workload's answer is what `run` returns; later (seconds of a run, CPU seconds of it). The
-    last answer is the peak memory in bytes.
+    The first time, a workload's response is the return value of `run`; later (seconds of a run, CPU seconds of it). The
+    last response is the peak memory in bytes.
     """
     rival = kind()
     rival.load(folder, dtype)

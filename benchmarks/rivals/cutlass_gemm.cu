@@ -38,7 +38,7 @@ using MainSchedule = std::conditional_t<COOPERATIVE, cutlass::gemm::KernelTmaWar
 using EpilogueSchedule = std::conditional_t<COOPERATIVE, cutlass::epilogue::TmaWarpSpecializedCooperative,
                                             cutlass::epilogue::TmaWarpSpecialized>;
 
-// A bias for each of the matrix's columns. Without a residual there is no C, so that none is read.
+// A bias for each of the matrix's columns. Without a residual C does not exist and is not read.
 using Source = std::conditional_t<kHasResidual, Half, void>;
 #if EPILOGUE == 1 || EPILOGUE == 2
 template <typename T>

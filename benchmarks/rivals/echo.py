@@ -1,4 +1,4 @@
-"""A plain Starlette application that answers each request with a body of an embedding's size: the least that one does.
+"""A plain Starlette application that responds to each request with a body of an embedding's size: the lower bound.
 
 uvicorn benchmarks.rivals.echo:app
 """
@@ -10,17 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-ANSWER_BYTES = 2200  # base64 of 384 numbers, with OpenAI's JSON around
+RESPONSE_BYTES = 2200  # base64 of 384 numbers, with OpenAI's JSON around
 
 
 async def echo(request: Request) -> Response:
     """Repeat the body, up to the size."""
     body = await request.body()
-    return Response((body * (ANSWER_BYTES // max(1, len(body)) + 1))[:ANSWER_BYTES], media_type="application/json")
+    return Response((body * (RESPONSE_BYTES // max(1, len(body)) + 1))[:RESPONSE_BYTES], media_type="application/json")
 
 
 async def health(_: Request) -> Response:
-    """Answer that it runs."""
+    """Respond with 200."""
     return Response()
 
 

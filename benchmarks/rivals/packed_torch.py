@@ -104,13 +104,13 @@ class Packed(ABC):
         with torch.cuda.graph(graph):
             vectors = run()
         graph.replay()
-        answer = vectors.float().cpu().numpy()
+        response = vectors.float().cpu().numpy()
 
         def replay() -> object:
             graph.replay()
             return inputs, vectors  # kept alive: the graph holds only their addresses
 
-        return replay, answer
+        return replay, response
 
     def vectors(self, batch: PackedBatch) -> npt.NDArray[np.float32]:
         """Return the vectors of a batch, float32 [B, width], computed where the model's weights are."""

@@ -60,7 +60,7 @@ class EmbedResponse(BaseModel):
 
 @app.get("/health")
 def health() -> dict[str, str]:
-    """Answer once the model is loaded."""
+    """Respond once the model is loaded."""
     return {"status": "ok"}
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.server.api_cost [--rounds 3] [--window 3]
 
-CPU is user + system time of the HTTP process, in front of an encoder that answers at once (StubEncoder). Latency is
+CPU is user + system time of the HTTP process, in front of an encoder that returns at once (StubEncoder). Latency is
 that of one client that sends one short text after the other to the real model, less the time of the encoder's call on
 the same token ids. Figures are medians over the rounds.
 """
@@ -123,15 +123,15 @@ def _round(
     """Return CPU µs a request of the HTTP process and of the engine process, requests/s, and the client's cores."""
     spent: list[dict[str, float]] = []
     plan = Plan(server.port, requests, connections=64 if requests[0].texts == 1 else 32, window_s=window_s)
-    answers = load.run(plan, at_window=lambda: spent.append(server.cpu_s()))
-    inside = (answers.answered >= answers.opened) & (answers.answered < answers.opened + window_s)
-    if (failed := int((answers.status != 200).sum())) > 0:
+    responses = load.run(plan, at_window=lambda: spent.append(server.cpu_s()))
+    inside = (responses.ended >= responses.opened) & (responses.ended < responses.opened + window_s)
+    if (failed := int((responses.status != 200).sum())) > 0:
         raise SystemExit(
-            f"{failed} of {len(answers.status)} requests failed, with status {set(answers.status.tolist())}"
+            f"{failed} of {len(responses.status)} requests failed, with status {set(responses.status.tolist())}"
         )
     count = int(inside.sum())
     api, engine = ((spent[1][kind] - spent[0][kind]) / count * 1e6 for kind in ("api", "engine"))
-    return api, engine, count / window_s, answers.client_cores
+    return api, engine, count / window_s, responses.client_cores
 
 
 # -- the real model: ready, idle, memory -------------------------------------------------------------------------------
@@ -179,9 +179,9 @@ def _bare_ms(engine: Engine, chosen: Sequence[Text]) -> float:
 def _sequential_ms(load: LoadGenerator, server: RunningServer, requests: tuple[Request, ...]) -> float:
     """Return the p50 latency of one connection."""
     plan = Plan(server.port, requests, connections=1, settle_s=0.5, window_s=2.0)
-    answers = load.run(plan)
-    inside = answers.answered >= answers.opened
-    return float(np.median((answers.answered - answers.due)[inside])) * 1e3
+    responses = load.run(plan)
+    inside = responses.ended >= responses.opened
+    return float(np.median((responses.ended - responses.due)[inside])) * 1e3
 
 
 if __name__ == "__main__":

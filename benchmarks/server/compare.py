@@ -194,11 +194,11 @@ def _check_vectors_agree(servers: Sequence[RunningServer], queries: Sequence[Req
         url = f"http://127.0.0.1:{server.port}/embed"
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request) as response:
-            answer = json.load(response)
-        vectors.append(np.array(answer["embeddings"] if isinstance(answer, dict) else answer)[0])
+            response = json.load(response)
+        vectors.append(np.array(response["embeddings"] if isinstance(response, dict) else response)[0])
     for server, vector in zip(servers, vectors, strict=True):
         if (cosine := float(vector @ vectors[0])) < 0.999:
-            raise SystemExit(f"{server.name} answers other vectors than {servers[0].name}: cosine {cosine:.6f}")
+            raise SystemExit(f"{server.name} returns other vectors than {servers[0].name}: cosine {cosine:.6f}")
 
 
 class _Measure:
@@ -215,7 +215,7 @@ class _Measure:
         rows: list[Row] = []
         rates = {server.name: self._probe(server, workload) for server in self.servers}
         for level in sorted(levels):
-            # A server may answer all small requests before a large one. Until a cycle has passed, the answers are not
+            # A server may run all small requests before a large one. Until a cycle has passed, the responses are not
             # the mix that was sent: settle that long, and measure twice as long for enough requests.
             waits = {name: level * workload.cycle / rate for name, rate in rates.items()}
             chosen = [server for server in self.servers if waits[server.name] <= LONGEST_WAIT_S]
@@ -262,9 +262,9 @@ class _Measure:
         window_s = 2.0
         while True:
             plan = Plan(server.port, workload.requests, 1, settle_s=0.0, window_s=window_s)
-            answers = self.load.run(plan)
-            if len(answers.status) >= workload.cycle or window_s > 30.0:
-                return len(answers.status) / float(answers.answered.max() - answers.due.min())
+            responses = self.load.run(plan)
+            if len(responses.status) >= workload.cycle or window_s > 30.0:
+                return len(responses.status) / float(responses.ended.max() - responses.due.min())
             window_s *= 2
 
     def _rows(

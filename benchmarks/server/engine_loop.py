@@ -88,7 +88,7 @@ class Run:
     texts: int
     tokens: int  # of a text
     gpu: SimulatedGpu = field(default_factory=SimulatedGpu)
-    answered_s: dict[int, float] = field(default_factory=dict)
+    ended_s: dict[int, float] = field(default_factory=dict)
 
     def latencies_ms(self) -> list[float]:
         """Send each request when it is due; return the latencies, sorted."""
@@ -105,9 +105,9 @@ class Run:
             thread.join()
             loop.close()
             channel.close()
-        if len(self.answered_s) < len(self.due_s):
-            raise SystemExit(f"{len(self.due_s) - len(self.answered_s)} of {len(self.due_s)} requests had no answer")
-        return sorted((self.answered_s[i] - first - due) * 1e3 for i, due in enumerate(self.due_s))
+        if len(self.ended_s) < len(self.due_s):
+            raise SystemExit(f"{len(self.due_s) - len(self.ended_s)} of {len(self.due_s)} requests had no result")
+        return sorted((self.ended_s[i] - first - due) * 1e3 for i, due in enumerate(self.due_s))
 
     def _loop(self, folder: str) -> tuple[EngineLoop, threading.Thread]:
         config = ServeConfig(workers=1)  # as many as have a place in the counters
@@ -136,14 +136,14 @@ class Run:
         texts = dict.fromkeys(range(len(self.due_s)), 0)
         readable = select.poll()
         readable.register(channel, select.POLLIN)
-        last = time.monotonic()  # the engine sends a status every second, with or without answers
-        while len(self.answered_s) < len(self.due_s) and time.monotonic() - last < 5 and readable.poll(5000):
+        last = time.monotonic()  # the engine sends a status every second, with or without results
+        while len(self.ended_s) < len(self.due_s) and time.monotonic() - last < 5 and readable.poll(5000):
             for rows in [rows for message in channel.receive() if (rows := decode_results(message).rows)]:
                 last = time.monotonic()
                 for id_, count in zip(rows.ids, rows.texts, strict=True):
                     texts[id_] += count
                     if texts[id_] == self.texts:
-                        self.answered_s[id_] = last
+                        self.ended_s[id_] = last
 
 
 def perfect_ms(due_s: Sequence[float], tokens: int) -> list[float]:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.server.hot_path [--checkout FOLDER] [--baseline FILE] [--write]
 
-The encoder answers at once (StubEncoder), and there is one HTTP process. A figure that is too far above its baseline in
-each of RUNS runs fails; runs without such a figure are the last.
+The encoder returns at once (StubEncoder), and the server has one HTTP process. A figure that is too far above its
+baseline in each of RUNS runs fails; runs without such a figure are the last.
 
 Calls are counted (benchmarks.lib.call_counter) over requests that are sent one after the other: how often our code
 calls a function of Python's or of C's for one request. The least of many windows depends neither on the machine nor on
@@ -108,9 +108,9 @@ def _calls(checkout: Path) -> dict[str, float]:
                 payload = _request(model).payload  # in one piece, so that it is read in one
                 for _ in range(count):
                     connection.sendall(payload)
-                    answer = HTTPResponse(connection)
-                    answer.begin()
-                    answer.read()
+                    response = HTTPResponse(connection)
+                    response.begin()
+                    response.read()
 
             def counted() -> dict[str, int]:
                 counts = {}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.lib.load_generator import LoadGenerator
-from benchmarks.lib.load_plan import Answers, Plan, Request
+from benchmarks.lib.load_plan import Plan, Request, Responses
 from benchmarks.lib.running_server import RunningServer
 
 __all__ = ["Round", "latency_breakdown_ms", "median", "run_round"]
@@ -53,45 +53,45 @@ def run_round(load: LoadGenerator, server: RunningServer, plan: Plan) -> Round:
         spent.append(server.cpu_s())
         waited.append(server.wakeups())
 
-    answers = load.run(plan, at_window=note)
-    return _figures(plan, answers, (spent[0], spent[1]), server.count(), (waited[0], waited[1]))
+    responses = load.run(plan, at_window=note)
+    return _figures(plan, responses, (spent[0], spent[1]), server.count(), (waited[0], waited[1]))
 
 
 def _figures(
     plan: Plan,
-    answers: Answers,
+    responses: Responses,
     cpu_s: tuple[dict[str, float], dict[str, float]],
     processes: dict[str, int],
     waits: tuple[dict[str, int], dict[str, int]] = ({}, {}),
 ) -> Round:
-    # A closed loop counts what was answered in the window, an open one what was due in it, however late the answer.
-    moment = answers.answered if plan.rate is None else answers.due
-    inside = (moment >= answers.opened) & (moment < answers.opened + plan.window_s)
-    good = inside & (answers.status == plan.status)
+    # A closed loop counts responses in the window, an open one requests due in it, however late the response.
+    moment = responses.ended if plan.rate is None else responses.due
+    inside = (moment >= responses.opened) & (moment < responses.opened + plan.window_s)
+    good = inside & (responses.status == plan.status)
     count = max(1, int(good.sum()))
-    milliseconds = (answers.answered - answers.due) * 1e3
-    kinds = np.array([request.kind for request in plan.requests])[answers.request]
+    milliseconds = (responses.ended - responses.due) * 1e3
+    kinds = np.array([request.kind for request in plan.requests])[responses.request]
     p50 = {kind: _percentile(milliseconds[good & (kinds == kind)], 50) for kind in dict.fromkeys(kinds.tolist())}
-    late_p99_ms = _percentile(answers.late_s * 1e3, 99)
+    late_p99_ms = _percentile(responses.late_s * 1e3, 99)
     before, after = cpu_s
     spent = {kind: seconds - before.get(kind, 0.0) for kind, seconds in after.items()}
     cores = {kind: seconds / plan.window_s for kind, seconds in spent.items()}
     late = plan.rate is not None and late_p99_ms > max(1.0, min(p50.values()) / 4)
-    if late or answers.busiest_client > CLIENT_FULL:
+    if late or responses.busiest_client > CLIENT_FULL:
         limit = "client"
     else:
         limit = _server_limit(cores, processes) if plan.rate is None else NO_LIMIT
     return Round(
         requests_per_s=float(good.sum()) / plan.window_s,
-        texts_per_s=float(np.array([r.texts for r in plan.requests])[answers.request][good].sum()) / plan.window_s,
-        tokens_per_s=float(np.array([r.tokens for r in plan.requests])[answers.request][good].sum()) / plan.window_s,
+        texts_per_s=float(np.array([r.texts for r in plan.requests])[responses.request][good].sum()) / plan.window_s,
+        tokens_per_s=float(np.array([r.tokens for r in plan.requests])[responses.request][good].sum()) / plan.window_s,
         p50_ms=p50,
         p99_ms={kind: _percentile(milliseconds[good & (kinds == kind)], 99) for kind in p50},
         failed=int((inside & ~good).sum()),
         cpu_us={kind: seconds / count * 1e6 for kind, seconds in spent.items()},
         wakeups={kind: (number - waits[0].get(kind, 0)) / count for kind, number in waits[1].items()},
         cores=cores,
-        client_cores=answers.client_cores,
+        client_cores=responses.client_cores,
         late_p99_ms=late_p99_ms,
         limit=limit,
     )
@@ -142,12 +142,12 @@ def latency_breakdown_ms(port: int, requests: Sequence[Request], count: int = 20
         head, body = payload.split(b"\r\n\r\n", 1)
         began = time.perf_counter()
         connection.request("POST", head.split(b" ", 2)[1].decode(), body, {"content-type": "application/json"})
-        answer = connection.getresponse()
-        answer.read()
+        response = connection.getresponse()
+        response.read()
         took_ms = (time.perf_counter() - began) * 1e3
         if number < len(requests):
             continue
-        for name, ms in (*re.findall(r"(\w+);dur=([\d.]+)", answer.headers["server-timing"]), ("client", took_ms)):
+        for name, ms in (*re.findall(r"(\w+);dur=([\d.]+)", response.headers["server-timing"]), ("client", took_ms)):
             stages.setdefault(name, []).append(float(ms))
     connection.close()
     return {name: statistics.median(values) for name, values in stages.items()}

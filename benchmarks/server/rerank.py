@@ -81,10 +81,10 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float
         rates["alone"].append(baseline.texts_per_s["pairs"])
         with LoadGenerator() as load, embert("--workers", "1", model=str(folder)) as server:
             plan = Plan(server.port, tuple(requests), connections=options.connections, window_s=options.window)
-            answers = load.run(plan)
-            if (answers.status != 200).any():
-                raise SystemExit(f"requests failed, with status {set(answers.status.tolist())}")
-            inside = (answers.answered >= answers.opened) & (answers.answered < answers.opened + options.window)
+            responses = load.run(plan)
+            if (responses.status != 200).any():
+                raise SystemExit(f"requests failed, with status {set(responses.status.tolist())}")
+            inside = (responses.ended >= responses.opened) & (responses.ended < responses.opened + options.window)
             rates["http"].append(float(inside.sum()) * DOCUMENTS / options.window)
     return rates
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.lib import record
 from benchmarks.lib.load_generator import LoadGenerator
-from benchmarks.lib.load_plan import Answers, Plan, Request, post
+from benchmarks.lib.load_plan import Plan, Request, Responses, post
 from benchmarks.lib.random_model import make, make_reranker
 from benchmarks.lib.running_server import RunningServer, embert
 from benchmarks.lib.scrape import Samples, scrape
@@ -109,9 +109,9 @@ class Bench:
         with self.serving(*self.folders, low_priority=True) as server:
             rerank = self.plan(server, "rerank", connections=8, rate=self.options.rerank_rate)
             run = self._run(server, [rerank], loads)
-            figures["rerank alone p99"] = _p99(run.answers[0])
+            figures["rerank alone p99"] = _p99(run.responses[0])
             run = self._run(server, [self.plan(server, "large"), rerank], loads)
-            figures["rerank p99"] = _p99(run.answers[1])
+            figures["rerank p99"] = _p99(run.responses[1])
             values = run.grown.samples.values.items()
             batches = Samples({key: value for key, value in values if ("model", "large") in key[1]})
             figures["batch p99"] = batches.quantile("embert_batch_duration_seconds", 0.99)
@@ -127,17 +127,17 @@ class Bench:
         watch: list[Callable[[], None] | None] = [look, *[None] * (len(plans) - 1)]
         with ThreadPoolExecutor(len(plans)) as pool:
             running = [pool.submit(load.run, plan, at) for load, plan, at in zip(loads, plans, watch, strict=False)]
-            answers = [each.result() for each in running]
-        for each in answers:
+            responses = [each.result() for each in running]
+        for each in responses:
             if (each.status != 200).any():
                 raise SystemExit(f"requests failed, with status {set(each.status.tolist())}")
         (opened, first), (closed, last) = seen
-        return Run(answers, Growth(last - first, closed - opened))
+        return Run(responses, Growth(last - first, closed - opened))
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Of the server's metrics in the first plan's window."""
+    """Growth of the server's metrics in the first plan's window."""
 
     samples: Samples
     seconds: float
@@ -145,20 +145,20 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What plans that ran at once have found."""
+    """Results of plans that ran at once."""
 
-    answers: list[Answers]
+    responses: list[Responses]
     grown: Growth
 
 
 def _tokens_per_s(grown: Growth, name: str) -> float:
-    """Of the batches that ended in the window: requests that share batches equally end at the same time, in bursts."""
+    """Rate of the batches that ended in the window: requests that share batches end at the same time, in bursts."""
     return grown.samples.total("embert_batch_tokens_sum", model=name) / grown.seconds
 
 
-def _p99(answers: Answers) -> float:
-    inside = answers.due >= answers.opened
-    return float(np.quantile((answers.answered - answers.due)[inside], 0.99))
+def _p99(responses: Responses) -> float:
+    inside = responses.due >= responses.opened
+    return float(np.quantile((responses.ended - responses.due)[inside], 0.99))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ]
         )
     record.print_table(
-        ["model", "tokens/s alone", "beside idle models", "both busy", "share of the device's time"], rows
+        ["model", "tokens/s alone", "next to idle models", "both busy", "share of the device's time"], rows
     )
     together = sum(figures[f"{name} next to busy"] / figures[f"{name} alone"] for name in EMBEDDERS)
     print(f"\ntogether: {together:.3f} of one alone, target ≥ 0.95")

@@ -1,4 +1,4 @@
-"""Builds of embert beside each other: short texts, passages and the HTTP layer alone, in turns, over HTTP.
+"""Builds of embert compared with each other: short texts, passages and the HTTP layer alone, in turns, over HTTP.
 
     python -m benchmarks.server.short_texts [--checkout FOLDER ...] [--shapes minilm base] [--rounds 2] [--seconds 4]
     VLLM=/path/to/vllm TEI=/path/to/text-embeddings-router python -m benchmarks.server.short_texts --rivals vllm tei
@@ -6,7 +6,7 @@
 
 Each checkout is a working tree with its extension built, served by its own .venv or by this interpreter. In every
 round, each starts once for each shape, and so does each rival (benchmarks/rivals/servers.py). Models have random
-weights, answers are base64, connections stay open, and the load comes from the same machine. CPU is user + system
+weights, responses are base64, connections stay open, and the load comes from the same machine. CPU is user + system
 time of all processes of a kind; wake-ups count how often a thread gave up its core to wait. Figures are medians over
 the rounds. Compare within one run only.
 """
@@ -47,7 +47,7 @@ class Load:
     connections: int
     texts: int = 1
     passages: bool = False
-    model: str | None = None  # one that is not served is answered 404
+    model: str | None = None  # a name that is not served gets 404
     beside: int = 0  # connections with requests of 32 passages at the same time
 
 
@@ -56,7 +56,7 @@ LOADS = (
     Load("404", "the same for an unknown model: 404", 512, model="none"),
     Load("passage", "one passage", 512, passages=True),
     *(Load("passages", "32 passages", n, 32, passages=True) for n in (16, 32, 64, 128, 256, 512, 1024)),
-    Load("beside", "one text of 16 tokens beside 128 connections of 32 passages", 1, beside=128),
+    Load("beside", "one text of 16 tokens next to 128 connections of 32 passages", 1, beside=128),
 )
 
 
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=4.0, help="that a row measures")
     parser.add_argument("--workers", type=int, default=0, help="HTTP processes; 0: the default of the server")
     parser.add_argument("--clients", type=int, default=max(1, min(4, cores // 4)), help="processes of the load")
-    parser.add_argument("--stub", action="store_true", help="an encoder that answers at once, instead of the GPU's")
+    parser.add_argument("--stub", action="store_true", help="an encoder that returns at once, instead of the GPU's")
     parser.add_argument("--output", type=Path, default=record.RESULTS, help="folder of the JSON")
     return parser
 
@@ -118,7 +118,7 @@ class _Run:
         self._texts = {True: passages, False: texts(Lengths(16, 16, 16), 960, tokenizer, seed=3)}
 
     def row(self, server: RunningServer, load: Load) -> Round:
-        """Measure one row; beside others, the figures of rates and CPU are those of both loads together."""
+        """Measure one row; next to others, the figures of rates and CPU are those of both loads together."""
         plan = self._plan(server, load)
         if not load.beside:
             return run_round(self._generator, server, plan)
@@ -149,7 +149,7 @@ class _Run:
 
 
 def _servers(options: argparse.Namespace) -> dict[str, Callable[[Path], AbstractContextManager[RunningServer]]]:
-    """What starts each contender with a model folder, by the name that tables show."""
+    """Commands that start each contender with a model folder, by the name that tables show."""
     servers: dict[str, Callable[[Path], AbstractContextManager[RunningServer]]] = {}
     for checkout in [folder.resolve() for folder in options.checkout or [ROOT]]:
         serve_options = ["--workers", str(options.workers)]

@@ -243,7 +243,7 @@ class _Run:
         """Warm up, estimate how long a request waits, then measure windows several times as long."""
         requests, connections = tuple(map(form, groups)), self._scaled(connections)
         warm = self.load.run(Plan(server.port, requests, connections, self.options.seconds))
-        wait_s = connections * float(warm.answered.max() - warm.due.min()) / max(1, int((warm.status == 200).sum()))
+        wait_s = connections * float(warm.ended.max() - warm.due.min()) / max(1, int((warm.status == 200).sum()))
         window_s = max(self.options.seconds, 4 * wait_s)
         return self._row(server, name, Plan(server.port, requests, connections, window_s, max(1.0, wait_s)))
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from benchmarks.lib.texts import QUERY_TOKENS, texts
 from embert.engine import load_model
 
-__all__ = ["Answer", "Client", "Clients", "Objective", "matches"]
+__all__ = ["Client", "Clients", "Objective", "Response", "matches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ TOLERANCE = 1e-3  # the CPU encoder rounds differently in batches of other texts
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to one request."""
+class Response:
+    """The response to one request."""
 
     status: int
     vectors: npt.NDArray[np.float32] | None  # [texts, dimensions] of a 200
@@ -48,8 +48,8 @@ class Client:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def embed(self, texts: Sequence[str], **headers: str) -> Answer:
-        """POST /embed; the status is LOST when the connection breaks before the answer is complete."""
+    async def embed(self, texts: Sequence[str], **headers: str) -> Response:
+        """POST /embed; the status is LOST when the connection breaks before the response is complete."""
         body = json.dumps({"inputs": list(texts)}).encode()
         head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
         request = (
@@ -60,10 +60,10 @@ class Client:
             status, content = await self._exchange(request)
         except (OSError, asyncio.IncompleteReadError):
             self.close()
-            return Answer(LOST, None)
+            return Response(LOST, None)
         if status != 200:
-            return Answer(status, None)
-        return Answer(status, np.frombuffer(content, "<f4").reshape(len(texts), -1))
+            return Response(status, None)
+        return Response(status, np.frombuffer(content, "<f4").reshape(len(texts), -1))
 
     async def _exchange(self, request: bytes) -> tuple[int, bytes]:
         if self._reader is None or self._writer is None:
@@ -83,9 +83,9 @@ class Client:
         self._reader = self._writer = None
 
 
-def matches(answer: Answer, expected: npt.NDArray[np.float32]) -> bool:
+def matches(response: Response, expected: npt.NDArray[np.float32]) -> bool:
     """Return whether a 200 holds these vectors, float32 [texts, dimensions], within TOLERANCE."""
-    vectors = answer.vectors
+    vectors = response.vectors
     return (
         vectors is not None and vectors.shape == expected.shape and bool(np.abs(vectors - expected).max() < TOLERANCE)
     )
@@ -102,7 +102,7 @@ class Clients:
         self.statuses: Counter[int] = Counter()
         self.wrong = 0
         self.slowest_s = 0.0
-        self.good: list[tuple[float, float]] = []  # when each request that got a 200 was sent and answered
+        self.good: list[tuple[float, float]] = []  # when each request that got a 200 was sent and ended
         self.stopped = False
 
     async def learn(self) -> None:
@@ -110,9 +110,9 @@ class Clients:
         client = Client(self.port)
         rows = []
         for text in self.texts:
-            answer = await client.embed([text])
-            assert answer.vectors is not None
-            rows.append(answer.vectors[0])
+            response = await client.embed([text])
+            assert response.vectors is not None
+            rows.append(response.vectors[0])
         self.expected = np.stack(rows)
         client.close()
 
@@ -122,21 +122,21 @@ class Clients:
         while not self.stopped:
             chosen = random.integers(0, len(self.texts), int(random.integers(1, largest + 1)))
             sent = time.monotonic()
-            answer = await client.embed([self.texts[index] for index in chosen], **headers)
-            answered = time.monotonic()
-            self.statuses[answer.status] += 1
-            self.slowest_s = max(self.slowest_s, answered - sent)
-            if answer.status == 200:
-                self.wrong += not matches(answer, self.expected[chosen])
-                self.good.append((sent, answered))
-            await asyncio.sleep(pause_s if answer.status == 200 else max(0.05, pause_s))
+            response = await client.embed([self.texts[index] for index in chosen], **headers)
+            ended = time.monotonic()
+            self.statuses[response.status] += 1
+            self.slowest_s = max(self.slowest_s, ended - sent)
+            if response.status == 200:
+                self.wrong += not matches(response, self.expected[chosen])
+                self.good.append((sent, ended))
+            await asyncio.sleep(pause_s if response.status == 200 else max(0.05, pause_s))
         client.close()
 
     def objectives(self, *allowed: int) -> list[Objective]:
-        """Return the objectives of every answer: only `allowed` statuses, and no wrong vector."""
+        """Return the objectives of all responses: only `allowed` statuses, and no wrong vector."""
         statuses = ", ".join(f"{status}: {count}" for status, count in sorted(self.statuses.items()))
         promised = f"{' and '.join(map(str, allowed))} only"
         return [
-            Objective("answers", statuses, promised, kept=set(self.statuses) <= set(allowed)),
+            Objective("responses", statuses, promised, kept=set(self.statuses) <= set(allowed)),
             Objective("wrong vectors", str(self.wrong), "0", kept=self.wrong == 0),
         ]

@@ -20,7 +20,7 @@ __all__ = ["idle"]
 
 
 def idle(options: argparse.Namespace, seconds: float, serve_options: list[str]) -> list[Objective]:
-    """Measure what idle connections cost: answers, latency, memory."""
+    """Measure what idle connections cost: responses, latency, memory."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     requests = embed_requests(1)
@@ -35,12 +35,12 @@ def idle(options: argparse.Namespace, seconds: float, serve_options: list[str]) 
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 20, source))
         crowded = load.run(plan)
         held_mb = server.rss_mb()["api"] - rss_mb
-    p50s = [float(np.median(answers.answered - answers.due)) * 1e3 for answers in (alone, crowded)]
+    p50s = [float(np.median(responses.ended - responses.due)) * 1e3 for responses in (alone, crowded)]
     statuses = Counter(crowded.status.tolist())
     counts = ", ".join(f"{status}: {count}" for status, count in statuses.items())
     return [
         Objective("idle connections", f"{options.connections:,}"),
-        Objective("answers next to them", counts, "200 only", kept=set(statuses) == {200}),
+        Objective("responses next to them", counts, "200 only", kept=set(statuses) == {200}),
         Objective("p50 without and with them", f"{p50s[0]:.1f} and {p50s[1]:.1f} ms"),
         Objective("memory they take", f"{held_mb * 1e3 / options.connections:.0f} kB each"),
     ]

@@ -1,4 +1,4 @@
-"""The engine process is killed every few seconds while clients check every answer."""
+"""The engine process is killed every few seconds while clients check every response."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ async def kills(server: RunningServer, seconds: float) -> list[Objective]:
     await asyncio.sleep(KILL_EVERY_S)
     clients.stopped = True
     await asyncio.gather(*running)
-    recoveries = [min(answered for sent, answered in clients.good if sent > kill) - kill for kill in killed]
+    recoveries = [min(ended for sent, ended in clients.good if sent > kill) - kill for kill in killed]
     return [
         Objective("kill -9 of the engine", f"{len(killed)} times, every {KILL_EVERY_S:g} s"),
         *clients.objectives(200, 503),
-        Objective("slowest answer", f"{clients.slowest_s:.1f} s"),
+        Objective("slowest response", f"{clients.slowest_s:.1f} s"),
         Objective(
-            "from a kill to an answer to a request sent after it",
+            "from a kill to a response to a request sent after it",
             f"{statistics.median(recoveries):.1f} s, worst {max(recoveries):.1f} s",
             "4 s",
             kept=max(recoveries) <= 4.0,

@@ -79,7 +79,7 @@ def _growth(name: str, taken: list[tuple[float, int, int]], settled_s: float, se
 
 
 async def _leave(clients: Clients) -> None:
-    """Close the connection before each answer."""
+    """Close the connection before each response."""
     while not clients.stopped:
         client = Client(clients.port)
         asking = asyncio.ensure_future(client.embed(clients.texts * 2))

@@ -1,4 +1,4 @@
-"""Ten times the load that the server can do: what it answers, how late, and how much."""
+"""Ten times the load that the server can do: what it responses, how late, and how much."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 
 from benchmarks.lib.load_generator import LoadGenerator
-from benchmarks.lib.load_plan import Answers, Plan, Request, post
+from benchmarks.lib.load_plan import Plan, Request, Responses, post
 from benchmarks.lib.running_server import embert
 from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
 from benchmarks.soak.clients import Objective
@@ -38,7 +38,7 @@ def overload(options: argparse.Namespace, seconds: float, serve_options: list[st
         rate = OVERLOAD * _goodput(before, window_s)
         flood = load.run(Plan(server.port, requests, max(512, 3 * fit), window_s=seconds, settle_s=5.0, rate=rate))
         around = (before, load.run(at_capacity))
-    capacities = [_goodput(answers, window_s) for answers in around]
+    capacities = [_goodput(responses, window_s) for responses in around]
     capacity, capacity_p99_ms = statistics.mean(capacities), statistics.mean(map(_p99_ms, around))
     counts = Counter(flood.status.tolist())
     goodput, flood_p99_ms = _goodput(flood, seconds), _p99_ms(flood)
@@ -50,7 +50,7 @@ def overload(options: argparse.Namespace, seconds: float, serve_options: list[st
             f"{capacities[0]:.2f}/s and {capacities[1]:.2f}/s, {capacity * tokens:,.0f} tokens/s",
         ),
         Objective(
-            f"answers to {OVERLOAD} times as much",
+            f"responses to {OVERLOAD} times as much",
             ", ".join(f"{status}: {count}" for status, count in sorted(counts.items())),
             "200 and 429 only",
             kept=set(counts) <= {200, 429},
@@ -89,14 +89,14 @@ def embed_requests(size: int) -> tuple[Request, ...]:
     )
 
 
-def _goodput(answers: Answers, window_s: float) -> float:
+def _goodput(responses: Responses, window_s: float) -> float:
     """Return the 200s a second of the measured window."""
-    moment = answers.answered
-    inside = (moment >= answers.opened) & (moment < answers.opened + window_s)
-    return float((inside & (answers.status == 200)).sum()) / window_s
+    moment = responses.ended
+    inside = (moment >= responses.opened) & (moment < responses.opened + window_s)
+    return float((inside & (responses.status == 200)).sum()) / window_s
 
 
-def _p99_ms(answers: Answers) -> float:
+def _p99_ms(responses: Responses) -> float:
     """Return the p99 of the 200s that were due since the window opened, from the moment due."""
-    good = (answers.status == 200) & (answers.due >= answers.opened)
-    return float(np.percentile((answers.answered - answers.due)[good], 99)) * 1e3
+    good = (responses.status == 200) & (responses.due >= responses.opened)
+    return float(np.percentile((responses.ended - responses.due)[good], 99)) * 1e3

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from benchmarks.lib.load_plan import LOST, Answers, Plan, post
+from benchmarks.lib.load_plan import LOST, Plan, Responses, post
 from benchmarks.lib.load_worker import run
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -20,7 +20,7 @@ REQUESTS = tuple(post("/embed", {"inputs": str(i)}, kind="query", texts=1, token
 
 @contextmanager
 def answering(answer: Callable[[int], bytes]) -> Iterator[int]:
-    """A server on a port of its own that answers its n-th request with `answer(n)`; an empty answer hangs up."""
+    """A server on a port of its own that responses its n-th request with `answer(n)`; an empty answer hangs up."""
     numbers = iter(range(10**9))
 
     class Handler(socketserver.StreamRequestHandler):
@@ -51,7 +51,7 @@ def answering(answer: Callable[[int], bytes]) -> Iterator[int]:
             server.shutdown()
 
 
-def load(port: int, connections: int = 4, window_s: float = 0.5, rate: float | None = None) -> Answers:
+def load(port: int, connections: int = 4, window_s: float = 0.5, rate: float | None = None) -> Responses:
     return run(Plan(port, REQUESTS, connections, window_s, settle_s=0.1, rate=rate), time.monotonic() + 0.1)
 
 
@@ -61,23 +61,23 @@ def test_closed_loop_sends_the_next_request_when_one_is_answered() -> None:
         return OK
 
     with answering(slow) as port:
-        answers = load(port)
-    assert set(answers.status.tolist()) == {200}
-    assert (answers.answered - answers.due).min() >= 0.02
-    assert len(answers.status) <= 4 * (0.6 / 0.02 + 1)
-    assert set(answers.request.tolist()) == set(range(len(REQUESTS)))
+        responses = load(port)
+    assert set(responses.status.tolist()) == {200}
+    assert (responses.ended - responses.due).min() >= 0.02
+    assert len(responses.status) <= 4 * (0.6 / 0.02 + 1)
+    assert set(responses.request.tolist()) == set(range(len(REQUESTS)))
 
 
 def test_open_loop_sends_at_the_rate_that_is_due() -> None:
     with answering(lambda number: OK) as port:
-        answers = load(port, window_s=1.0, rate=300.0)
-    inside = answers.due >= answers.opened
+        responses = load(port, window_s=1.0, rate=300.0)
+    inside = responses.due >= responses.opened
     assert inside.sum() == pytest.approx(300, abs=80)  # Poisson: more than four standard deviations
-    assert set(answers.status.tolist()) == {200}
+    assert set(responses.status.tolist()) == {200}
 
 
 def test_open_loop_latency_runs_from_the_moment_due() -> None:
-    """One stall of 0.4 s delays all that was due in it; a generator that waited would see one slow answer."""
+    """One stall of 0.4 s delays all that was due in it; a generator that waited would see one slow response."""
     lock = threading.Lock()
 
     def stalling(number: int) -> bytes:
@@ -87,14 +87,14 @@ def test_open_loop_latency_runs_from_the_moment_due() -> None:
         return OK
 
     with answering(stalling) as port:
-        answers = load(port, window_s=1.0, rate=100.0)
-    late = answers.answered - answers.due > 0.05
+        responses = load(port, window_s=1.0, rate=100.0)
+    late = responses.ended - responses.due > 0.05
     assert late.sum() >= 15
 
 
 def test_broken_connection_is_counted_and_replaced() -> None:
     with answering(lambda number: b"" if number == 5 else OK) as port:
-        answers = load(port, connections=2, window_s=1.5)
-    assert (answers.status == LOST).sum() == 1
-    assert (answers.status == 200).sum() > 10
-    assert np.isfinite(answers.answered).all()
+        responses = load(port, connections=2, window_s=1.5)
+    assert (responses.status == LOST).sum() == 1
+    assert (responses.status == 200).sum() > 10
+    assert np.isfinite(responses.ended).all()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lib import random_model
-from benchmarks.lib.load_plan import Answers, Plan, post
+from benchmarks.lib.load_plan import Plan, Responses, post
 from benchmarks.server import encoder_baseline
 from benchmarks.server.measurement import NO_LIMIT, Round, _figures
 from embert.engine import load_encoder, load_model, pack
@@ -43,20 +43,20 @@ REQUESTS = (post("/embed", {}, kind="text", texts=2, tokens=8),)
 
 
 def figures(rate: float | None, busiest_client: float, late_s: float, api_cores: float) -> Round:
-    """A second in which 100 requests were answered after 10 ms each."""
+    """A second with 100 responses after 10 ms each."""
     due = np.linspace(0, 0.98, 100)
-    answers = Answers(
+    responses = Responses(
         request=np.zeros(100, np.int32),
         status=np.full(100, 200, np.int32),
         due=due,
-        answered=due + 0.01,
+        ended=due + 0.01,
         late_s=np.full(100, late_s),
         opened=0.0,
         client_cores=busiest_client,
         busiest_client=busiest_client,
     )
     plan = Plan(1, REQUESTS, connections=1, window_s=1.0, rate=rate)
-    return _figures(plan, answers, ({"api": 1.0}, {"api": 1.0 + api_cores, "engine": 0.5}), {"api": 2, "engine": 1})
+    return _figures(plan, responses, ({"api": 1.0}, {"api": 1.0 + api_cores, "engine": 0.5}), {"api": 2, "engine": 1})
 
 
 @pytest.mark.parametrize(

@@ -143,9 +143,9 @@ assert exceeded(fine, counter("embert_requests_total", 7.0)) == []
 assert exceeded(fine, counter("embert_engine_restarts_total", 1.0)) == [("embert_engine_restarts_total", "growth", "0")]
 assert exceeded(Threshold("query", 90, 0.02)) == [("query", "p99", "90 ms")]
 assert exceeded(Threshold("query", 100)) == [("query", "failed", "0.00%")]
-assert exceeded(Threshold("bulk", 1)) == [("bulk", "requests answered", "at least 1")]
+assert exceeded(Threshold("bulk", 1)) == [("bulk", "successful requests", "at least 1")]
 
-# An overload: refusing takes 5 ms, and times are those of the answers.
+# An overload: refusing takes 5 ms, and times are those of successes.
 flooded = RequestStats()
 for _ in range(4):
     flooded.log_request("POST", "query", 9000, 10)

@@ -69,11 +69,11 @@ def compared(
     """The number of entities, that of texts with others than the pipeline's, and the largest difference of scores."""
     entities = differ = 0
     largest = 0.0
-    answers = engine.entities(texts, aggregation_strategy=strategy, stride=stride)
+    responses = engine.entities(texts, aggregation_strategy=strategy, stride=stride)
     oracle = pipeline(list(texts), batch_size=BATCH, aggregation_strategy=strategy, stride=stride)
-    for answer, expected in zip(answers, oracle, strict=True):
+    for response, expected in zip(responses, oracle, strict=True):
         entities += len(expected)
-        ours = [(each.label, each.word, each.start, each.end, each.index) for each in answer]
+        ours = [(each.label, each.word, each.start, each.end, each.index) for each in response]
         theirs = [
             (each.get("entity", each.get("entity_group")), each["word"], each["start"], each["end"], each.get("index"))
             for each in expected
@@ -81,7 +81,7 @@ def compared(
         if ours != theirs:
             differ += 1
             continue
-        apart = np.subtract([each.score for each in answer], [each["score"] for each in expected])
+        apart = np.subtract([each.score for each in response], [each["score"] for each in expected])
         largest = max(largest, float(np.abs(apart).max(initial=0)))
     return {"entities": entities, "differ": differ, "scores": largest}
 

@@ -48,7 +48,7 @@ def processes(
 
 
 def ask(pipe: Connection, workload: str | None) -> Any:
-    """Return what `serve` answers to a workload's name, or to None."""
+    """Return the response of `serve` to a workload's name, or to None."""
     pipe.send(workload)
     return pipe.recv()
 

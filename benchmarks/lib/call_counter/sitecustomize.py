@@ -20,7 +20,7 @@ calls = itertools.count()  # next() is atomic: threads count together
 
 
 def count(frame: FrameType, event: str, _: object) -> None:
-    """What sys.setprofile wants: for a call of C's, `frame` is the caller's."""
+    """Callback of sys.setprofile. For a call of C's, `frame` is the caller's."""
     if event in ("call", "c_call") and frame.f_code.co_filename.startswith(OWN):
         next(calls)
 
