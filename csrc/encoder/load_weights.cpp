@@ -8,7 +8,7 @@
 #include "ops/elementwise.h"
 
 namespace embert {
-Status Weights::exact_place(const std::string& name, int layer, DType stored, float*& to) {
+Status Weights::exact_copy(const std::string& name, int layer, DType stored, float*& to) {
   const size_t hidden = model_.hidden, key = model_.attention_columns() * hidden, keys = model_.key_columns() * hidden;
   // The first element of each: the gate's rows alternate with inner's (weights.h).
   const std::pair<const char*, size_t> places[] = {{"query.weight", 0},
@@ -31,37 +31,37 @@ Status Weights::exact_place(const std::string& name, int layer, DType stored, fl
   return {};
 }
 
-Status Weights::upload_rows(const void* host, DType stored, const WeightView& place, const Stream& stream) {
-  const size_t rows = place.shape[0], columns = place.shape[1], pitch = place.pitch * bytes_of(place.dtype);
-  EMBERT_CUDA(cudaMemsetAsync(place.to, 0, rows * pitch, stream.handle));
+Status Weights::upload_rows(const void* host, DType stored, const WeightView& view, const Stream& stream) {
+  const size_t rows = view.shape[0], columns = view.shape[1], pitch = view.pitch * bytes_of(view.dtype);
+  EMBERT_CUDA(cudaMemsetAsync(view.to, 0, rows * pitch, stream.handle));
   for (size_t row = 0; row < rows; ++row) {
     const auto* const from = static_cast<const uint8_t*>(host) + row * columns * bytes_of(stored);
-    EMBERT_TRY(upload(from, columns, stored, static_cast<uint8_t*>(place.to) + row * pitch, place.dtype, stream));
+    EMBERT_TRY(upload(from, columns, stored, static_cast<uint8_t*>(view.to) + row * pitch, view.dtype, stream));
   }
   return {};
 }
 
-Status Weights::upload_interleaved(const void* host, DType stored, const WeightView& place, float* exact,
+Status Weights::upload_interleaved(const void* host, DType stored, const WeightView& view, float* exact,
                                    const Stream& stream) {
-  const size_t rows = place.shape[0], columns = place.shape.size() > 1 ? place.shape[1] : 1;
+  const size_t rows = view.shape[0], columns = view.shape.size() > 1 ? view.shape[1] : 1;
   const size_t rows_at_once = std::max<size_t>(1, kConvertedElements / columns);
   for (size_t first = 0; first < rows; first += rows_at_once) {
     const size_t some = std::min(rows - first, rows_at_once);
     const auto copy = [&](const void* from, void* to, DType dtype) -> Status {
-      const size_t width = columns * bytes_of(dtype), pitch = place.pitch * bytes_of(dtype);
+      const size_t width = columns * bytes_of(dtype), pitch = view.pitch * bytes_of(dtype);
       EMBERT_CUDA(cudaMemcpy2DAsync(static_cast<uint8_t*>(to) + first * pitch, pitch, from, width, width, some,
                                     cudaMemcpyDeviceToDevice, stream.handle));
       return {};
     };
     const void* converted = interleave_scratch_.as();
     EMBERT_TRY(upload(static_cast<const uint8_t*>(host) + first * columns * bytes_of(stored), some * columns, stored,
-                      interleave_scratch_.as(), exact == nullptr ? place.dtype : DType::kFloat32, stream));
+                      interleave_scratch_.as(), exact == nullptr ? view.dtype : DType::kFloat32, stream));
     if (exact != nullptr) {
       EMBERT_TRY(copy(converted, exact, DType::kFloat32));
-      EMBERT_TRY(convert(DType::kFloat32, converted, place.dtype, conversion_.as(), some * columns, stream));
+      EMBERT_TRY(convert(DType::kFloat32, converted, view.dtype, conversion_.as(), some * columns, stream));
       converted = conversion_.as();
     }
-    EMBERT_TRY(copy(converted, place.to, place.dtype));
+    EMBERT_TRY(copy(converted, view.to, view.dtype));
   }
   return {};
 }
@@ -91,12 +91,12 @@ Status Weights::load(const std::string& name, int layer, const void* host, const
                      const Stream& stream) {
   const auto key = std::make_pair(layer, name);
   if (loaded_.count(key) > 0) return Status::refused(called(name, layer), " was loaded before");
-  const auto found = places_.find(key);
-  if (found == places_.end()) return Status::refused("this model has no weight ", called(name, layer));
-  const WeightView& place = found->second;
-  EMBERT_TRY(check_shape(called(name, layer), shape, place.shape));
-  if ((stored == DType::kInt8) != (place.dtype == DType::kInt8))
-    return Status::refused(called(name, layer), (place.dtype == DType::kInt8 ? " must be in int8" : " is in int8"));
+  const auto found = tensors_.find(key);
+  if (found == tensors_.end()) return Status::refused("this model has no weight ", called(name, layer));
+  const WeightView& view = found->second;
+  EMBERT_TRY(check_shape(called(name, layer), shape, view.shape));
+  if ((stored == DType::kInt8) != (view.dtype == DType::kInt8))
+    return Status::refused(called(name, layer), (view.dtype == DType::kInt8 ? " must be in int8" : " is in int8"));
   const bool is_table = name == "relative" || name == "distances" || name == "angles";
   if (is_table && stored != DType::kFloat32) return Status::refused(called(name, layer), " must be in float32");
   if (name == "relative") {
@@ -104,28 +104,28 @@ Status Weights::load(const std::string& name, int layer, const void* host, const
   } else if (name == "distances") {
     EMBERT_TRY(load_distances(static_cast<const float*>(host), stream));
   } else {
-    EMBERT_TRY(load_into(place, name, layer, host, stored, stream));
+    EMBERT_TRY(load_into(view, name, layer, host, stored, stream));
   }
   loaded_.insert(key);
   return {};
 }
 
-Status Weights::load_into(const WeightView& place, const std::string& name, int layer, const void* host, DType stored,
+Status Weights::load_into(const WeightView& view, const std::string& name, int layer, const void* host, DType stored,
                           const Stream& stream) {
-  const size_t count = elements_of(place.shape);
-  if (!place.interleaved && place.pitch > 0 && place.pitch != place.shape[1])
-    return upload_rows(host, stored, place, stream);
+  const size_t count = elements_of(view.shape);
+  if (!view.interleaved && view.pitch > 0 && view.pitch != view.shape[1])
+    return upload_rows(host, stored, view, stream);
   std::vector<uint8_t> memory;
-  const void* const from = ordered(name, layer, host, count / place.shape[0] * bytes_of(stored), memory);
+  const void* const from = ordered(name, layer, host, count / view.shape[0] * bytes_of(stored), memory);
   float* exact = nullptr;
-  EMBERT_TRY(exact_place(name, layer, stored, exact));
-  if (place.interleaved) {
-    EMBERT_TRY(upload_interleaved(from, stored, place, exact, stream));
+  EMBERT_TRY(exact_copy(name, layer, stored, exact));
+  if (view.interleaved) {
+    EMBERT_TRY(upload_interleaved(from, stored, view, exact, stream));
   } else if (exact == nullptr) {
-    EMBERT_TRY(upload(from, count, stored, place.to, place.dtype, stream));
+    EMBERT_TRY(upload(from, count, stored, view.to, view.dtype, stream));
   } else {
     EMBERT_TRY(upload(from, count, stored, exact, DType::kFloat32, stream));
-    EMBERT_TRY(convert(DType::kFloat32, exact, place.dtype, place.to, count, stream));
+    EMBERT_TRY(convert(DType::kFloat32, exact, view.dtype, view.to, count, stream));
   }
   if (!memory.empty()) EMBERT_CUDA(cudaStreamSynchronize(stream.handle));  // it is freed here
   return {};
@@ -162,10 +162,10 @@ Status Weights::load_distances(const float* host, const Stream& stream) {
 }
 
 Status Weights::complete() {
-  for (const auto& [key, place] : places_) {
+  for (const auto& [key, view] : tensors_) {
     if (loaded_.count(key) > 0) continue;
-    return Status::refused(called(key.second, key.first), " was not loaded: of ", places_.size(), " weights there are ",
-                           loaded_.size());
+    return Status::refused(called(key.second, key.first), " was not loaded: of ", tensors_.size(),
+                           " weights there are ", loaded_.size());
   }
   conversion_.release();
   interleave_scratch_.release();

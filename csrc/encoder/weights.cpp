@@ -7,24 +7,24 @@ namespace embert {
 
 void Weights::lay_out(uint8_t* base, size_t& bytes) {
   Arena arena(base);
-  places_.clear();
+  tensors_.clear();
   const size_t hidden = model_.hidden, inner = model_.inner, embedding = model_.embedding_columns();
   const size_t attention = model_.attention_columns(), keys = model_.key_columns(), qkv = model_.qkv_columns();
   const DType dtype = model_.dtype, layer_dtype = model_.int8 ? DType::kInt8 : dtype;
-  const auto place = [&](int layer, const std::string& name, void* to, const TensorShape& shape, DType type) {
-    places_[{layer, name}] = {to, shape, type};
+  const auto add = [&](int layer, const std::string& name, void* to, const TensorShape& shape, DType type) {
+    tensors_[{layer, name}] = {to, shape, type};
   };
   const auto memory = [&](size_t rows, size_t columns, DType type) {
     return arena.take(rows * columns * bytes_of(type));
   };
   const auto matrix = [&](int layer, const std::string& name, size_t rows, size_t columns, DType type) {
     uint8_t* const to = memory(rows, columns, type);
-    place(layer, name, to, {rows, columns}, type);
+    add(layer, name, to, {rows, columns}, type);
     return to;
   };
   const auto vector = [&](int layer, const std::string& name, size_t count) {
     float* const to = arena.take<float>(count);
-    place(layer, name, to, {count}, DType::kFloat32);
+    add(layer, name, to, {count}, DType::kFloat32);
     return to;
   };
   const auto norm = [&](int layer, const std::string& name, size_t columns) {
@@ -39,9 +39,9 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
     const size_t rows = model_.position_table ? model_.position_rows() : kSmallRows;
     uint8_t* const position = memory(rows, embedding, dtype);
     tables_.position = position;
-    if (model_.position_table) place(-1, "position", position, {size_t(model_.positions), embedding}, dtype);
+    if (model_.position_table) add(-1, "position", position, {size_t(model_.positions), embedding}, dtype);
     if (model_.padding)
-      place(-1, "padding", position + model_.positions * embedding * bytes_of(dtype), {1, embedding}, dtype);
+      add(-1, "padding", position + model_.positions * embedding * bytes_of(dtype), {1, embedding}, dtype);
     if (model_.types > 0) tables_.type = matrix(-1, "type", model_.types, embedding, dtype);
     tables_.norm = norm(-1, "", model_.projects_first ? hidden : embedding);
   }
@@ -53,7 +53,7 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
                             float*& bias) {
       weight = matrix(i, name + ".weight", rows, columns, layer_dtype);
       scale = scales(rows);
-      if (model_.int8) place(i, name + ".scale", scale, {rows}, DType::kFloat32);
+      if (model_.int8) add(i, name + ".scale", scale, {rows}, DType::kFloat32);
       bias = vector(i, name + ".bias", rows);
     };
     layer.qkv_weight = memory(qkv, hidden, layer_dtype);
@@ -62,10 +62,10 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
     for (const auto& [name, first, rows] :
          {std::tuple("query", size_t(0), attention), std::tuple("key", attention, keys),
           std::tuple("value", attention + keys, keys)}) {
-      place(i, name + std::string(".weight"), layer.qkv_weight + first * hidden * bytes_of(layer_dtype), {rows, hidden},
-            layer_dtype);
-      place(i, name + std::string(".bias"), layer.qkv_bias + first, {rows}, DType::kFloat32);
-      if (model_.int8) place(i, name + std::string(".scale"), layer.qkv_scale + first, {rows}, DType::kFloat32);
+      add(i, name + std::string(".weight"), layer.qkv_weight + first * hidden * bytes_of(layer_dtype), {rows, hidden},
+          layer_dtype);
+      add(i, name + std::string(".bias"), layer.qkv_bias + first, {rows}, DType::kFloat32);
+      if (model_.int8) add(i, name + std::string(".scale"), layer.qkv_scale + first, {rows}, DType::kFloat32);
     }
     linear("attention", hidden, attention, layer.attention_weight, layer.attention_scale, layer.attention_bias);
     if (!model_.pre_norm || model_.first_norm || i != model_.stored(0)) {
@@ -77,9 +77,9 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
     if (model_.gated) {  // rows of the gate and of its value alternate
       for (const auto& [name, part] : {std::pair("gate", 0), std::pair("inner", 1)}) {
         const size_t first = gated_row(0, part);
-        places_[{i, name + std::string(".weight")}] = {
+        tensors_[{i, name + std::string(".weight")}] = {
             layer.inner_weight + first * hidden * bytes_of(dtype), {inner, hidden}, dtype, 2 * hidden, true};
-        places_[{i, name + std::string(".bias")}] = {layer.inner_bias + first, {inner}, DType::kFloat32, 2, true};
+        tensors_[{i, name + std::string(".bias")}] = {layer.inner_bias + first, {inner}, DType::kFloat32, 2, true};
       }
     }
     linear("out", hidden, inner, layer.out_weight, layer.out_scale, layer.out_bias);
@@ -111,16 +111,16 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
   const size_t positions = model_.positions;
   for (const int columns : model_.angle_tables()) {
     float2* const table = arena.take<float2>(positions * columns);
-    place(int(angles_.size()), "angles", table, {positions, size_t(columns), 2}, DType::kFloat32);
+    add(int(angles_.size()), "angles", table, {positions, size_t(columns), 2}, DType::kFloat32);
     angles_.push_back(table);
   }
   if (model_.relative) {
     relative_ = arena.take<float>(size_t(model_.heads) * 2 * model_.reach());
-    place(-1, "relative", relative_, {size_t(model_.heads), 2 * positions - 1}, DType::kFloat32);
+    add(-1, "relative", relative_, {size_t(model_.heads), 2 * positions - 1}, DType::kFloat32);
   }
   if (model_.distance_rows > 0) {
     distances_ = arena.take<int16_t>(2 * positions - 1);
-    place(-1, "distances", distances_, {2 * positions - 1}, DType::kFloat32);
+    add(-1, "distances", distances_, {2 * positions - 1}, DType::kFloat32);
   }
   lay_out_heads(arena);
   bytes = arena.used();
@@ -131,7 +131,7 @@ void Weights::lay_out_heads(Arena& arena) {
   const size_t hidden = model_.hidden;
   const auto vector = [&](int index, const std::string& name, const TensorShape& shape) {
     float* const to = arena.take<float>(elements_of(shape));
-    places_[{index, name}] = {to, shape, DType::kFloat32};
+    tensors_[{index, name}] = {to, shape, DType::kFloat32};
     return to;
   };
   const auto layers = [&](const std::string& name, const std::vector<DenseShape>& shapes, std::vector<DenseLayer>& to) {
@@ -140,7 +140,7 @@ void Weights::lay_out_heads(Arena& arena) {
       const int index = int(to.size());
       const size_t in = shape.in, out = shape.out, pitch = dense_pitch(shape.in);
       float* const weight = arena.take<float>(out * pitch);
-      places_[{index, name + ".weight"}] = {weight, {out, in}, DType::kFloat32, pitch};
+      tensors_[{index, name + ".weight"}] = {weight, {out, in}, DType::kFloat32, pitch};
       to.push_back({shape, weight, vector(index, name + ".bias", {out})});
     }
   };
@@ -151,7 +151,7 @@ void Weights::lay_out_heads(Arena& arena) {
     const int index = int(heads_.multi.size());
     const size_t in = shape.in, out = shape.out;
     uint8_t* const weight = arena.take(out * in * bytes_of(model_.dtype));
-    places_[{index, "multi.weight"}] = {weight, {out, in}, model_.dtype};
+    tensors_[{index, "multi.weight"}] = {weight, {out, in}, model_.dtype};
     heads_.multi.push_back({shape, weight, vector(index, "multi.bias", {out})});
   }
   if (heads.token_norm) {
@@ -165,7 +165,7 @@ void Weights::lay_out_heads(Arena& arena) {
   if (!heads.splade) return;
   const auto matrix = [&](const std::string& name, size_t rows) {
     uint8_t* const to = arena.take(rows * hidden * bytes_of(model_.dtype));
-    places_[{-1, name}] = {to, {rows, hidden}, model_.dtype};
+    tensors_[{-1, name}] = {to, {rows, hidden}, model_.dtype};
     return to;
   };
   const size_t vocabulary = model_.vocabulary;
@@ -184,7 +184,7 @@ Status Weights::allocate() {
   EMBERT_TRY(storage_.allocate(bytes));
   lay_out(storage_.as(), bytes);
   if (!model_.position_table) EMBERT_TRY(storage_.zero());
-  for (const auto& [name, view] : places_) {
+  for (const auto& [name, view] : tensors_) {
     const size_t count = std::min(elements_of(view.shape), kConvertedElements);
     largest = std::max(largest, count);
     if (view.interleaved) interleaved = std::max(interleaved, count);

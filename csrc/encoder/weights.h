@@ -165,21 +165,20 @@ class Weights {
   void lay_out_heads(Arena& arena);
   Status load_relative(const float* host, const Stream& stream);
   Status load_distances(const float* host, const Stream& stream);
-  Status load_into(const WeightView& place, const std::string& name, int layer, const void* host, DType stored,
+  Status load_into(const WeightView& view, const std::string& name, int layer, const void* host, DType stored,
                    const Stream& stream);
   // `host` in the order in which GEMMs need the rows of a layer's query or key; otherwise `host` itself.
   const void* ordered(const std::string& name, int layer, const void* host, size_t row_bytes,
                       std::vector<uint8_t>& memory) const;
   // Interleaved rows, through interleave_scratch_: conversions need contiguous elements. Some rows at a time.
-  Status upload_interleaved(const void* host, DType stored, const WeightView& place, float* exact,
-                            const Stream& stream);
+  Status upload_interleaved(const void* host, DType stored, const WeightView& view, float* exact, const Stream& stream);
   // Row by row, for padded rows.
-  Status upload_rows(const void* host, DType stored, const WeightView& place, const Stream& stream);
+  Status upload_rows(const void* host, DType stored, const WeightView& view, const Stream& stream);
   Status upload(const void* host, size_t count, DType stored, void* to, DType dtype, const Stream& stream) const {
     return embert::upload(host, count, stored, to, dtype, conversion_.as(), stream);
   }
   // The FP32 copy of a matrix, if it is kept. Counts the matrices that are rounded.
-  Status exact_place(const std::string& name, int layer, DType stored, float*& to);
+  Status exact_copy(const std::string& name, int layer, DType stored, float*& to);
   const LayerWeights& layer(int i) const { return layers_[model_.stored(i)]; }
   int inner_rows() const { return (model_.gated ? 2 : 1) * model_.inner; }
   size_t exact_count() const { return size_t(model_.qkv_columns() + inner_rows()) * model_.hidden; }  // of a layer
@@ -189,13 +188,13 @@ class Weights {
   EmbeddingTables tables_;
   std::vector<LayerWeights> layers_;
   HeadWeights heads_;
-  uint8_t* projection_weight_ = nullptr;                      // [hidden, embedding]
-  float* projection_bias_ = nullptr;                          // [hidden]
-  Norm last_norm_;                                            // of pre-norm models
-  std::vector<float2*> angles_;                               // of each table: [positions, rotary_dim / 2]
-  float* relative_ = nullptr;                                 // as in ops/attention_work.h
-  int16_t* distances_ = nullptr;                              // as in DisentangledScores
-  std::map<std::pair<int, std::string>, WeightView> places_;  // of all tensors, by layer and name
+  uint8_t* projection_weight_ = nullptr;                       // [hidden, embedding]
+  float* projection_bias_ = nullptr;                           // [hidden]
+  Norm last_norm_;                                             // of pre-norm models
+  std::vector<float2*> angles_;                                // of each table: [positions, rotary_dim / 2]
+  float* relative_ = nullptr;                                  // as in ops/attention_work.h
+  int16_t* distances_ = nullptr;                               // as in DisentangledScores
+  std::map<std::pair<int, std::string>, WeightView> tensors_;  // of all tensors, by layer and name
   std::set<std::pair<int, std::string>> loaded_;
   int rounded_ = 0;
   bool keeps_exact_ = false;

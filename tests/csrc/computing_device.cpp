@@ -512,7 +512,7 @@ Status TensorMaps::open() {
   return {};
 }
 
-// What no model here asks for.
+// Not used by the models here.
 namespace {
 Status never() {
   return Status::refused("the computing device has no such kernel");

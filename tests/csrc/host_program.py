@@ -59,7 +59,7 @@ def _object(source: Path, flags: tuple[str, ...]) -> Path:
 
 @functools.cache
 def _toolchain() -> str:
-    """What an object depends on beside its source and flags: the compiler, CUDA's headers and every header of ours."""
+    """Digest of an object's other inputs: the compiler, CUDA's headers and every header of ours."""
     version = subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
     told = hashlib.sha256(version.encode() + (_headers() / "cuda.h").read_bytes())
     for folder in (CSRC, Path(__file__).parent):

@@ -32,7 +32,7 @@ def hidden_state(ids: Ints, config: EncoderConfig, checkpoint: Checkpoint) -> Fl
 
 
 def _stored(x: npt.NDArray[np.floating]) -> Floats:
-    """As rows between kernels are."""
+    """Rounds to the type of rows between kernels."""
     return x.astype(np.float16).astype(np.float32)
 
 

@@ -26,7 +26,7 @@ EIFMT_SVAL, EIATTR_REGCOUNT = 0x04, 0x2F
 
 
 class Body(NamedTuple):
-    """What the GPU runs: equal for equal kernels, whatever their names."""
+    """The code that the GPU runs: equal for equal kernels with different names."""
 
     digest: str  # of the instructions
     size: int  # bytes of instructions
@@ -76,7 +76,7 @@ def compile_tree(tree: Path, architecture: str, folder: Path) -> list[Path]:
 
 
 def compare(before: Sequence[Kernel], after: Sequence[Kernel]) -> tuple[int, list[Kernel], list[Kernel]]:
-    """How many kernels have the same body in both trees, and the kernels left on either side."""
+    """The number of kernels with the same body in both trees, and the others of each tree."""
     equal = Counter(body for _, body in before) & Counter(body for _, body in after)
     return equal.total(), _left(before, after, equal), _left(after, before, equal)
 

@@ -44,7 +44,7 @@ class ModelCheckpoint:
 
 
 def model_checkpoint(folder: Path, name: str, lengths: Sequence[int]) -> ModelCheckpoint:
-    """Write one of CHECKPOINTS, with texts of so many tokens.
+    """Write one of CHECKPOINTS, with texts of these lengths.
 
     Where there are adapters, texts have one each, or none.
     """
@@ -75,7 +75,7 @@ def model_checkpoint(folder: Path, name: str, lengths: Sequence[int]) -> ModelCh
 
 
 def errors(got: npt.NDArray[np.floating], wanted: Doubles) -> Doubles:
-    """Of each row, in lengths of the one that is wanted; infinite where something is not finite."""
+    """Error of each row, relative to the length of the expected one; infinite where something is not finite."""
     found: Doubles = np.linalg.norm(got - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
     return np.nan_to_num(found, nan=np.inf)
 

@@ -1,5 +1,5 @@
-// What cublaslt.cpp calls of CUDA's runtime and of other rooms, where no device is there. A program that includes this
-// has its own cudaMalloc and cudaFree.
+// The functions of CUDA's runtime and of other folders that cublaslt.cpp calls, without a device. A program that
+// includes this has its own cudaMalloc and cudaFree.
 #pragma once
 
 #include "gemm/gemm.h"

@@ -1,9 +1,10 @@
 // Prints the plan of a batch: rows sequences tiles shorts longest, the gathered row (Pooling; -1: all rows go on), then
-// task, tokens and sequences of its graph, or -1. Arguments: pooling, then a length and bits of tasks for each sequence.
-#include "encoder/plan.h"
-
+// task, tokens and sequences of its graph, or -1. Arguments: pooling, then a length and bits of tasks for each
+// sequence.
 #include <cstdio>
 #include <cstdlib>
+
+#include "encoder/plan.h"
 
 using namespace embert;
 

@@ -58,7 +58,7 @@ def built(folder: Path) -> Path:
 
 
 def launches(program: Path, pooling: int, gemm: str, *batches: Batch, **options: int) -> list[Launch]:
-    """What one encoder is asked after its start, of which "started" tells."""
+    """The calls of one encoder after its start, from "started" on."""
     found = everything(program, pooling, gemm, *batches, **options)
     return found[names(found).index("started") :]
 

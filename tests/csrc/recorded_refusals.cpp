@@ -39,7 +39,7 @@ std::unique_ptr<Encoder> started(const EncoderConfig& model, const EncoderOption
   return encoder;
 }
 
-// What becomes of a batch, and, where it was taken, of its result.
+// The outcome of a batch, and of its result if it was accepted.
 void run(Encoder& encoder, const BatchView& batch) {
   int64_t ticket = 0;
   telling = true;

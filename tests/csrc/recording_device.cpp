@@ -17,7 +17,8 @@ int pairs_of_text = 2;
 
 namespace {
 
-// How many are chosen of so many, with the first and the last one; -1: all are. The list was copied to the device.
+// The number of chosen elements, with the first and the last one; -1: all are chosen. The list was copied to the
+// device.
 void tell_chosen(const int* chosen, int count) {
   if (chosen == nullptr || count == 0)
     tell("chosen=-1\n");

@@ -16,7 +16,7 @@
 extern bool telling;       // whether anything is written
 extern int pairs_of_text;  // that SPLADE's head is said to find
 
-// What the device is, and which calls fail; a count: so many still succeed, -1: all.
+// Properties of the device, and the calls that fail: a count of calls that still succeed, -1: all.
 struct Faults {
   int major = 9, minor = 0;
   embert::Build build = {900, true};
@@ -67,5 +67,5 @@ enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2 };
 void load(embert::Encoder& encoder, Stored stored, const std::string& without = "");
 // Zeros for all heads that the model has.
 void load_heads(embert::Encoder& encoder);
-// Of head h: 1 000·h + key - query; up to kRelativePositions.
+// Scores of head h: 1 000·h + key - query; up to kRelativePositions.
 void load_relative(embert::Encoder& encoder);

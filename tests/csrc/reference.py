@@ -1,4 +1,4 @@
-"""What every kernel computes, in float64 numpy, slow and plain; storage types as numpy knows them; what tests draw."""
+"""References of all kernels in float64 numpy, slow and plain; storage types in numpy; random inputs."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def attention(
 
 
 def relative_table(relative: npt.NDArray[np.float32], dim: int) -> tuple[npt.NDArray[np.float32], int]:
-    """What the kernels are given for `relative` scores of heads of size `dim`, and its reach; NaN where it is spare."""
+    """Input of the kernels for `relative` scores of heads of size `dim`, and its reach; NaN where it is spare."""
     heads, columns = relative.shape
     longest = columns // 2 + 1
     reach = -(-longest // ATTENTION_ROWS) * ATTENTION_ROWS

@@ -86,9 +86,9 @@ def test_attention_keeps_other_texts_infinities_out(
     qkv = ref.drawn(random, (303, 3 * 768), ref.FLOAT16)
     single = run_attention(device, ref.FLOAT16, qkv, lengths, heads, hopper)
     qkv[70:270] = np.where(random.random((200, 3 * 768)) < 0.5, np.inf, np.nan)
-    beside = run_attention(device, ref.FLOAT16, qkv, lengths, heads, hopper)
+    mixed = run_attention(device, ref.FLOAT16, qkv, lengths, heads, hopper)
     for rows in (slice(0, 70), slice(270, 303)):
-        assert (beside[rows].view(np.uint16) == single[rows].view(np.uint16)).all()
+        assert (mixed[rows].view(np.uint16) == single[rows].view(np.uint16)).all()
 
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)

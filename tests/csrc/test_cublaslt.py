@@ -1,4 +1,4 @@
-"""The portable products before a library that fails at every call in turn: nothing leaks, memory is no lost device."""
+"""The portable products on a library that fails at every call in turn: nothing leaks, and the device is not lost."""
 
 from __future__ import annotations
 

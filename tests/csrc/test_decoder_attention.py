@@ -73,7 +73,7 @@ def run(
 @pytest.mark.parametrize("shape", SHAPES, ids=repr)
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize("hopper", [False, True])
-def test_beside_float64(device: Device, random: np.random.Generator, dtype: int, shape: Shape, hopper: bool) -> None:
+def test_against_float64(device: Device, random: np.random.Generator, dtype: int, shape: Shape, hopper: bool) -> None:
     if hopper and dtype == ref.FLOAT32:
         pytest.skip("always the portable kernel")
     lengths = [int(n) for n in random.permutation(LENGTHS)]
@@ -125,9 +125,9 @@ def test_other_texts_infinities_stay_out(
     qkv = ref.drawn(random, (sum(lengths), shape.width), ref.FLOAT16)
     single = run(device, ref.FLOAT16, qkv, lengths, shape, hopper)
     qkv[70:270] = np.where(random.random((200, shape.width)) < 0.5, np.inf, np.nan)
-    beside = run(device, ref.FLOAT16, qkv, lengths, shape, hopper)
+    mixed = run(device, ref.FLOAT16, qkv, lengths, shape, hopper)
     for rows in (slice(0, 70), slice(270, None)):
-        assert beside[rows].tobytes() == single[rows].tobytes()
+        assert mixed[rows].tobytes() == single[rows].tobytes()
 
 
 def test_refused_heads(device: Device) -> None:

@@ -1,4 +1,4 @@
-"""DeBERTa's attention against float64, with one part of the scores by distance or both, and beside other texts."""
+"""DeBERTa's attention against float64, with one part of the scores by distance or both, and with other texts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def expected(
 @pytest.mark.parametrize("parts", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("relative", [BUCKETS, Disentangled(16, 128, True, True, True, True),
                                       Disentangled(0, 100, True, True, True, True)])  # fmt: skip
-def test_beside_float64(
+def test_against_float64(
     device: Device,
     random: np.random.Generator,
     dtype: int,
@@ -111,6 +111,6 @@ def test_bits_do_not_depend_on_the_batch(device: Device, random: np.random.Gener
         np.testing.assert_array_equal(single.view(np.uint16), whole[own].view(np.uint16))
     spoiled = qkv.copy()
     spoiled[70:270] = np.where(random.random((200, 3 * 768)) < 0.5, np.inf, np.nan)
-    beside = run(device, ref.FLOAT16, spoiled, lengths, heads, [*tables], rows)
+    mixed = run(device, ref.FLOAT16, spoiled, lengths, heads, [*tables], rows)
     for own in (slice(0, 70), slice(270, sum(lengths))):
-        np.testing.assert_array_equal(beside[own].view(np.uint16), whole[own].view(np.uint16))
+        np.testing.assert_array_equal(mixed[own].view(np.uint16), whole[own].view(np.uint16))

@@ -1,4 +1,4 @@
-"""How clusters share the feed-forward kernel's tiles: every chunk once, in order, nobody waits for a later cluster."""
+"""The feed-forward kernel's tiles on clusters: every chunk once, in order, and no cluster waits for a later one."""
 
 from __future__ import annotations
 

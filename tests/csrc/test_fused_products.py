@@ -38,7 +38,7 @@ class Normed:
         return cls(gamma_in, gamma, (random.standard_normal(width) / 4).astype(np.float32).astype(np.float64))
 
     def rows(self, random: np.random.Generator, rows: int, dtype: int) -> tuple[npt.NDArray[Any], ref.Doubles]:
-        """What is stored, and what the product's weights are to be multiplied with."""
+        """The stored rows, and the rows that the product's weights multiply."""
         stored = ref.stored(random.standard_normal((rows, len(self.gamma))) + random.standard_normal((rows, 1)), dtype)
         if not self.gamma_in:
             return stored, ref.exact(stored)
@@ -222,7 +222,7 @@ def test_gated_rows_are_batch_invariant(
 def test_a_residual_without_a_norm_is_added_as_it_is(
     device: Device, random: np.random.Generator, dtype: int, out: int, width: int
 ) -> None:
-    """As in pre-norm models. Sums that come with it are another product's; those of y are left."""
+    """A residual of pre-norm models. Its sums are for another product; those of y are written."""
     fused = Fused(device, random, dtype, out, width, "")
     fused.prepare(out)
     for rows in (1, 40, 200, 3000):

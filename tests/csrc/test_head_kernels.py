@@ -192,7 +192,7 @@ def test_token_rows(device: Device, random: np.random.Generator, dtype: int, col
             assert rows == 0 or ref.error(got, wanted[:rows] if index is None else wanted[index]) <= limit
             if index is None:
                 together = got
-    for row in range(0, rows, 97):  # whatever is beside it
+    for row in range(0, rows, 97):  # in any batch
         y = device.new(columns * 4)
         device.launch.token_rows(dtype, at, device.put(np.array([row], np.int32)), 1, columns, True, y)
         assert device.get(y, (columns,), np.float32).tobytes() == together[row].tobytes()

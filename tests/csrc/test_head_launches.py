@@ -1,4 +1,4 @@
-"""What heads ask of the device, without one, and for which sequences: recorded.py."""
+"""The launches of heads without a device, and their sequences: recorded.py."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def all_of(lengths: list[int], tasks: int) -> Batch:
 
 
 def after_layers(found: list[Launch]) -> list[Launch]:
-    """What follows the last layer's products, of one batch."""
+    """The launches after the last layer's products, of one batch."""
     last = max(i for i, (name, values) in enumerate(found) if name == "linear" and values["residual"] >= 0)
     return found[last + 1 : names(found).index("submitted")]
 

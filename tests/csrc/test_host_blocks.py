@@ -1,4 +1,4 @@
-"""Memory of answers on the host: which blocks are used again, and that none is written past its end or leaks."""
+"""Memory of results on the host: which blocks are used again, and that none is written past its end or leaks."""
 
 from __future__ import annotations
 

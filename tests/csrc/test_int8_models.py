@@ -1,4 +1,4 @@
-"""Whole encoders in 8 bits, beside float16, numpy and themselves in other batches."""
+"""Whole encoders in 8 bits compared with float16, with numpy and with other batches."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_another_gpu_than_hopper_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_thousand_english_sentences_keep_their_neighbors() -> None:
-    """On real weights, beside the same model in float16."""
+    """Real weights, compared with the same model in float16."""
     sentences = english(1000)
     vectors = []
     for dtype in ("int8", "float16"):

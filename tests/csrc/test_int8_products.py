@@ -1,4 +1,4 @@
-"""Products in 8 bits beside numpy and float64: csrc/EPILOGUES.md."""
+"""Products in 8 bits against numpy and float64: csrc/EPILOGUES.md."""
 
 from __future__ import annotations
 

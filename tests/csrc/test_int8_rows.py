@@ -1,4 +1,4 @@
-"""Rows in 8 bits beside numpy, to the bit: quantized, and as attention leaves its context. csrc/EPILOGUES.md."""
+"""Rows in 8 bits against numpy, to the bit: quantized rows, and the context of attention. csrc/EPILOGUES.md."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_row_that_is_not_finite_has_no_finite_scale(device: Device, random: np
 
 
 def inner_rows(random: np.random.Generator, rows: int, columns: int) -> npt.NDArray[np.float16]:
-    """As the feed-forward part's first product leaves them: a few large values, and the rest near 0."""
+    """Rows like those after the feed-forward part's first product: a few large values, and the rest near 0."""
     x = random.standard_normal((rows, columns)) * 10.0 ** random.integers(-4, 3, (rows, 1))
     return np.where(x > 0, x * random.random((rows, columns)) ** 4, -0.05 * np.abs(x)).astype(np.float16)
 

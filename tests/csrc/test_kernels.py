@@ -76,7 +76,7 @@ def test_a_small_batch_in_one_launch(
     hidden: int,
     prescaled_rows: bool,
 ) -> None:
-    """What embedding.cu writes is what offsets.cu and embedding.cu write, to the bit."""
+    """One launch writes the bits that offsets.cu and embedding.cu write."""
     tokens, sequences = sum(lengths), len(lengths)
     rows, slots = max(1, min(128, tokens + spare)), min(64, sequences + spare)
     tables = [device.put(ref.drawn(random, (count, hidden), dtype, 0.05)) for count in (500, 128, 2)]

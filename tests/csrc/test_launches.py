@@ -1,4 +1,4 @@
-"""What the encoder asks of the device, without one: recorded.py."""
+"""The calls that the encoder makes to a device, without one: recorded.py."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ def test_other_texts_infinities_stay_out(device: Device, random: np.random.Gener
     qkv = ref.drawn(random, (sum(lengths), 3 * HEADS * DIM), ref.FLOAT16)
     single = run(device, ref.FLOAT16, qkv, lengths, LONG)
     qkv[1100:1300] = np.where(random.random((200, 3 * HEADS * DIM)) < 0.5, np.inf, np.nan)
-    beside = run(device, ref.FLOAT16, qkv, lengths, LONG)
+    mixed = run(device, ref.FLOAT16, qkv, lengths, LONG)
     for rows in (slice(0, 1100), slice(1300, None)):
-        assert beside[rows].tobytes() == single[rows].tobytes()
+        assert mixed[rows].tobytes() == single[rows].tobytes()
 
 
 def test_many_steps_of_one_text(device: Device, random: np.random.Generator) -> None:

@@ -1,4 +1,4 @@
-"""A random checkpoint of every model_type on a GPU, beside its own class in float64, and adapters.
+"""A random checkpoint of every model_type on a GPU, against its own class in float64, and adapters.
 
 Docs name a GPU for the families of these tests (scripts/generate/model_tables.py).
 """
@@ -96,7 +96,7 @@ def agrees(encoder: CudaEncoder, got: npt.NDArray[np.float32], other: npt.NDArra
 
 
 def test_a_text_is_batch_invariant(of: ModelCheckpoint, encoder: CudaEncoder) -> None:
-    """Alone, which is a graph, and beside others, which may have other adapters."""
+    """Alone, which is a graph, and with others, which may have other adapters."""
     together = encoder.encode(of.batch)
     random = np.random.default_rng(3)
     for _ in range(30):
@@ -126,7 +126,7 @@ def random_batch(random: np.random.Generator, most: int) -> PackedBatch:
 
 
 def test_two_batches_of_many_adapters_in_flight(adapted: CudaEncoder) -> None:
-    """Their parts run beside each other on streams of their own, and each text has the bits that it has alone."""
+    """Their parts run at the same time on different streams, and each text has the bits that it has alone."""
     random = np.random.default_rng(5)
     batches = [random_batch(random, 24) for _ in range(60)]
     single = [

@@ -1,4 +1,4 @@
-"""Encoders newer than BERT on a GPU: beside the CPU encoder in float32, and the same in any batch."""
+"""Encoders newer than BERT on a GPU: against the CPU encoder in float32, and the same in any batch."""
 
 from __future__ import annotations
 

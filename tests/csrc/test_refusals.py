@@ -1,4 +1,4 @@
-"""What the encoder's host side refuses, before a device that stands in for one (recording_device.h)."""
+"""Errors of the encoder's host side, on a stand-in for a device (recording_device.h)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(program: Path, scenario: str) -> list[str]:
-    """What the scenario's steps said. Whatever fails leaves no memory, stream, event or graph behind."""
+    """The output of the scenario's steps. A failure leaves no memory, stream, event or graph behind."""
     lines = subprocess.run([program, scenario], capture_output=True, text=True, check=True).stdout.splitlines()
     assert lines[-1] == NOTHING_LIVES
     return lines[:-1]

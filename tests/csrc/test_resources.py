@@ -1,4 +1,4 @@
-"""What ptxas gives the Hopper kernels: barriers and serialized products, which cost time and change no result.
+"""Resources that ptxas gives the Hopper kernels: barriers and serialized products, which cost time, but no result.
 
 Needs an install for sm_90a, no GPU. Each rule stands for something that happened: a barrier's number in a register
 counted as all 16 and kept attention to four blocks a multiprocessor (passages 54 µs a layer instead of 46); a product
@@ -48,7 +48,7 @@ class Compiled:
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Compiled]:
-    """What ptxas printed when these sources were installed (csrc/keep_ptxas_output.sh)."""
+    """The output of ptxas when these sources were installed (csrc/keep_ptxas_output.sh)."""
     objects = {source: f"csrc/CMakeFiles/embert_cuda.dir/{source}.o" for source in SOURCES}
     ninja = shutil.which(Path(sys.executable).with_name("ninja")) or shutil.which("ninja")
     for build in (CSRC.parent / "build").glob("*/build.ninja") if ninja else ():
@@ -84,7 +84,7 @@ def test_wgmma_is_not_serialized(compiled: dict[str, Compiled]) -> None:
     [("sm90", "attention_sm90"), ("sm90", "attention_sm90_window"), ("sm80", "attention_sm80_short")],
 )
 def test_barriers_do_not_limit_blocks(compiled: dict[str, Compiled], source: str, kernel: str) -> None:
-    """As many blocks as the registers allow: 65 536 of a multiprocessor, 128 threads a block."""
+    """Barriers allow the blocks that the registers allow: 65 536 of a multiprocessor, 128 threads a block."""
     chosen = [each for each in compiled[source].kernels if f"{kernel}_kernel" in each.name]
     assert chosen
     for each in chosen:

@@ -220,7 +220,7 @@ def test_pairs(device: Device, random: np.random.Generator, columns: int, densit
 
 
 class Places:
-    """Where pairs go: everything is NaN before."""
+    """Memory for pairs: all of it is NaN before."""
 
     def __init__(self, device: Device, capacity: int, texts: int):
         self.device, self.capacity, self.texts = device, capacity, texts

@@ -1,4 +1,4 @@
-"""The CUDA encoder's SPLADE head beside transformers' masked language models: a whole model, real batches."""
+"""The CUDA encoder's SPLADE head against transformers' masked language models: a whole model, real batches."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def hugging_face(folder: Path, batch: PackedBatch, twice: bool) -> npt.NDArray[n
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("twice", [False, True])
-def test_beside_hugging_face(
+def test_against_hugging_face(
     folder: Path, random: np.random.Generator, gemm: str, dtype: str, cosine: float, twice: bool
 ) -> None:
     batch = packed(random, np.array([3, 16, 17, 40, 129, 512, 64]), Task.SPARSE)
@@ -127,7 +127,7 @@ def test_beside_hugging_face(
 
 
 def test_pairs_are_batch_invariant(encoder: CudaEncoder, random: np.random.Generator) -> None:
-    """Of other texts and of other tasks, few and many."""
+    """Other texts and other tasks in the batch change no bits."""
     wanted = [Task.SPARSE, Task.SPARSE | Task.EMBED, Task.TOKENS, Task.EMBED, Task.SPARSE | Task.TOKENS] * 20
     batch = packed(random, random.integers(1, 200, len(wanted)), wanted)
     answers = encoder.wait(encoder.submit(batch))

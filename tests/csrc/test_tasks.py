@@ -1,4 +1,4 @@
-"""Heads of the CUDA encoder beside transformers in float64, and sequences of different tasks in one batch."""
+"""Heads of the CUDA encoder against transformers in float64, and sequences of different tasks in one batch."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def reference(folder: Path, pooling: str, states: list[Doubles]) -> dict[Task, D
 @pytest.mark.parametrize(("gemm", "dtype", "limit"), [
     ("auto", "float16", 0.0), ("auto", "bfloat16", 2e-2), ("cublaslt", "float16", 0.0), ("cublaslt", "float32", 2e-5),
 ])  # fmt: skip
-def test_every_head_beside_float64(
+def test_every_head_against_float64(
     folder: Path, random: np.random.Generator, pooling: str, gemm: str, dtype: str, limit: float
 ) -> None:
     ours = with_options(folder, pooling, gemm=gemm, dtype=dtype)
@@ -183,7 +183,7 @@ def as_dense(rows: TaskOutput) -> npt.NDArray[np.float32]:
 def test_tasks_of_one_batch_do_not_touch_each_other(
     folder: Path, random: np.random.Generator, pooling: str, gemm: str
 ) -> None:
-    """A text has the same bits for a task alone, beside other tasks of its own, and beside other texts with others."""
+    """A text has the same bits for a task alone, with other tasks, and with other texts that request others."""
     ours = with_options(folder, pooling, gemm=gemm)
     batch = packed(random, np.array([*LENGTHS, *random.integers(1, 200, 60)]))
     everyone = np.arange(len(LENGTHS) + 60)
@@ -206,16 +206,16 @@ def test_tasks_of_one_batch_do_not_touch_each_other(
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_small_batches_of_logits(folder: Path, random: np.random.Generator, graphs: bool) -> None:
-    """As a graph, alone, and with other tasks: the same bits."""
+    """A graph, a batch without one, and one with other tasks have the same bits."""
     ours = CudaEncoder(described(folder, pooling="mean"), max_batch_tokens=4096, graphs=graphs)
     assert ours._encoders[0].graphs == (240 if graphs else 0)
     for lengths in ([1], [16], [17], [128], [129, 3], [512], [500, 500], [7] * 64, [100, 90, 300, 1, 33]):
         batch = packed(random, np.array(lengths))
         rows = list(range(len(lengths)))
         single = answered(ours, part(batch, rows, Task.CLASSIFY))[Task.CLASSIFY]
-        beside = answered(ours, part(batch, rows, Task.CLASSIFY | Task.EMBED))
-        assert same(ours, beside[Task.CLASSIFY], single)
-        assert same(ours, beside[Task.EMBED], answered(ours, part(batch, rows, Task.EMBED))[Task.EMBED])
+        mixed = answered(ours, part(batch, rows, Task.CLASSIFY | Task.EMBED))
+        assert same(ours, mixed[Task.CLASSIFY], single)
+        assert same(ours, mixed[Task.EMBED], answered(ours, part(batch, rows, Task.EMBED))[Task.EMBED])
         for row in rows:
             one = answered(ours, part(batch, [row], Task.CLASSIFY))[Task.CLASSIFY]
             assert same(ours, one, single.slice(row, row + 1))
@@ -329,7 +329,7 @@ def test_memory_for_tasks_does_not_grow(folder: Path, random: np.random.Generato
 @pytest.mark.parametrize("case", ["bert", "modernbert, biases"])
 @pytest.mark.parametrize(("dtype", "limit"), [("float16", 2e-2), ("bfloat16", 1e-1), ("float32", 1e-4)])
 def test_logits_of_tokens(tmp_path: Path, random: np.random.Generator, case: str, dtype: str, limit: float) -> None:
-    """Of a plain head, and of one with a norm between two layers; float32 needs cuBLASLt."""
+    """A plain head, and one with a norm between two layers; float32 needs cuBLASLt."""
     model = engine.load_model(str(write(tmp_path, "uncased", case, "ForTokenClassification", TOKEN_LABELS)))
     sequences = [random.integers(1000, 20_000, length).astype(np.int32) for length in (1, 2, 17, 48, 33, 5)]
     batch = engine.pack(sequences).wanting(Task.TOKEN_CLASSES)

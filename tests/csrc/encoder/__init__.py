@@ -1,1 +1,1 @@
-"""The CUDA encoder on a GPU: its vectors beside those of transformers, and what it promises of them."""
+"""The CUDA encoder on a GPU: its vectors compared with those of transformers, and the properties that it guarantees."""

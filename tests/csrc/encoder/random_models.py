@@ -18,7 +18,7 @@ from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import UnsupportedModel
 
 MAX_TOKENS = 16384
-# Hidden size 384 has a kernel of its own for the feed-forward layer where rows are many.
+# Hidden size 384 has a separate kernel for the feed-forward layer where rows are many.
 NARROW = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 Floats = npt.NDArray[Any]
@@ -76,7 +76,7 @@ def part(batch: PackedBatch, rows: npt.NDArray[np.int64]) -> PackedBatch:
 
 
 def agrees(encoder: CudaEncoder, got: Floats, single: Floats) -> bool:
-    """Whether texts came out as in other batches: with the same bits, or up to rounding where no bits are promised."""
+    """True if texts have the same bits as in other batches, or are equal up to rounding where no bits are promised."""
     return bool((got == single).all()) if encoder.gemm == "hopper" else relative_error(got, single) <= 2e-3
 
 

@@ -1,4 +1,4 @@
-"""MPNet's relative positions beside transformers in float64."""
+"""MPNet's relative positions against transformers in float64."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-// As much of cublasLt.h as csrc/gemm/cublaslt.cpp needs, for a stand-in of the library (cublaslt.cpp beside this file).
-// Names, types and the order of parameters are cuBLASLt's; numbers are its own where an error message shows them.
+// The part of cublasLt.h that csrc/gemm/cublaslt.cpp needs, for a stand-in of the library (cublaslt.cpp in this
+// folder). Names, types and the order of parameters are cuBLASLt's; numbers are its own where an error message shows
+// them.
 #pragma once
 
 #include <cuda_runtime_api.h>

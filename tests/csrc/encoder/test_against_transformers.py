@@ -1,4 +1,4 @@
-"""The CUDA encoder's vectors beside those of transformers: architectures, types, poolings, and what a request wants."""
+"""The CUDA encoder's vectors against those of transformers: architectures, types, poolings, options of a request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("config", [{}, LARGE, NARROW], ids=["base", "large", "narrow"])
-def test_1000_sequences_beside_hugging_face(
+def test_1000_sequences_against_hugging_face(
     tmp_path: Path, random: np.random.Generator, config: dict[str, Any]
 ) -> None:
     folder = random_bert(tmp_path, **config)
@@ -118,7 +118,7 @@ def test_other_poolings(base: Path, random: np.random.Generator, pooling: str, g
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_every_kernel_of_a_small_model(tmp_path: Path, random: np.random.Generator, pooling: str) -> None:
-    """Few rows and many, graphs and none: small enough for scripts/sanitize, beside transformers on the CPU."""
+    """Few rows and many, graphs and none: small enough for scripts/sanitize, against transformers on the CPU."""
     folder = random_bert(
         tmp_path, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024, vocab_size=30522
     )
