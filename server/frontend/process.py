@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CLOSING_S = 2  # for clients to read their answers, once the last one is given
+CLOSING_S = 2  # for clients to read their responses, once the last one is sent
 DRAIN_NOTICE_S = 0.25  # the least time that `/readyz` reports draining before the port closes
 
 
@@ -263,7 +263,6 @@ class _Draining:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Once."""
         if self._task is None:
             self._router.drain()
             self._connections.drain()
@@ -281,11 +280,11 @@ class _Draining:
             await asyncio.sleep(0.02)
         router.give_up()
         closing = time.monotonic() + CLOSING_S
-        while time.monotonic() < closing and (self._tasks or self._connections.unread_answers):
+        while time.monotonic() < closing and (self._tasks or self._connections.unread_responses):
             await asyncio.sleep(0.02)
         metrics.write()
         since = {outcome: metrics.ended[outcome] - before[outcome] for outcome in before}
-        lost = self._tasks + self._connections.unread_answers
+        lost = self._tasks + self._connections.unread_responses
         refused = since.pop(REFUSED)
         since.pop(DISCONNECTED)
         self._control.send(Drained(sum(since.values()), refused, lost))
@@ -294,7 +293,7 @@ class _Draining:
 
     @property
     def _tasks(self) -> int:
-        """Requests that are being answered."""
+        """Requests in progress."""
         return len(self._servers[0].server_state.tasks)
 
 
@@ -328,13 +327,13 @@ class _MetricsApp:
             return
         is_metrics = scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD")
         try:
-            answer = await self._scrapes.answer(scrape_form(scope["headers"])) if is_metrics else _NOTHING
+            response = await self._scrapes.answer(scrape_form(scope["headers"])) if is_metrics else _NOTHING
         except ServerError as error:
             await send_error(send, error, ErrorFormat.TEI)
             return
-        headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+        headers = [*response.headers, (b"content-length", b"%d" % len(response.body))]
         await send({"type": "http.response.start", "status": 200 if is_metrics else 404, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
+        await send({"type": "http.response.body", "body": response.body})
 
 
 if __name__ == "__main__":

@@ -323,7 +323,7 @@ def _by_body(route: TaskRoute) -> Handler:
 class _ByPath(dict[str, ValueT]):
     """A value for every possible path: by route, else by how the path begins, else `rest`.
 
-    A task's route below the name of a model counts as that route, whether the model exists or not.
+    A task's route below the name of a model counts as that route, even if there is no such model.
     """
 
     def __init__(

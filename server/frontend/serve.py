@@ -108,8 +108,8 @@ class RequestServer:
                 await context.read_body()
             content_type, payload = await handler(context)
             context.breakdown.encoded()
-            if request.trace is not None and context.breakdown.answered is not None:
-                request.trace.stage("encode", context.breakdown.answered, time.perf_counter())
+            if request.trace is not None and context.breakdown.received is not None:
+                request.trace.stage("encode", context.breakdown.received, time.perf_counter())
             response = Response(200, context.response_headers(content_type, len(payload)), payload)
         except (ServerError, InputError) as mistake:
             # The traceback holds frames with the texts, and one of the frames this exception: a cycle that would keep

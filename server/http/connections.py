@@ -27,7 +27,7 @@ from embert.server.http.held_bytes import HeldBytes
 log = logging.getLogger(__name__)
 
 SPARE_FILES = 64  # descriptors opened later for other uses: engines, metrics, files of the docs
-MOST_SURPLUS = 1024  # connections above the limit that are refused at the same time; others are closed unanswered
+MOST_SURPLUS = 1024  # connections above the limit that are refused at the same time; others are closed
 UNREAD_CHECK_S = 0.25
 WATCH_INTERVAL_S = 1.0
 LOG_INTERVAL_S = 10.0  # between two lines of a kind
@@ -113,7 +113,7 @@ class Connections:
             self._surplus.add(connection)
             self.on_change(connection)
             return ConnectionSlot.SURPLUS
-        self._log("connections closed unanswered: %d are being refused, the most at a time", self.limit.surplus)
+        self._log("connections closed without a response: %d are being refused, the most at a time", self.limit.surplus)
         return ConnectionSlot.NONE
 
     def remove(self, connection: Connection) -> None:
@@ -131,7 +131,7 @@ class Connections:
             connection.shutdown()
 
     @property
-    def unread_answers(self) -> int:
+    def unread_responses(self) -> int:
         """Number of connections with bytes of a response that are not in the kernel yet."""
         return sum(1 for connection in self if connection.transport.get_write_buffer_size())
 

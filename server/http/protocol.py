@@ -4,11 +4,11 @@ A connection is in exactly one state at a time, and each state has an end:
 
     idle        its client may ask something                     connections.py
     head        a request has begun                              HEAD_TIMEOUT_S, HEADER_LIMIT
-    answering   the app reads a body, computes and answers       held_bytes.py, the request's deadline
-    lingering   the answer is given, and more comes              LingeringClose
+    serving     the app reads a body, computes and responds      held_bytes.py, the request's deadline
+    lingering   the response is sent, and more comes             LingeringClose
 
-A mistake in a request's head is answered here, as JSON, counted, and after the answers to the requests before it. A
-mistake in a body is told to the app, which answers.
+An error in a request's head gets its response here, as JSON, counted, and after the responses to earlier requests. An
+error in a body is raised in the app's `receive`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HoldableFlow(FlowControl):
     """An app that waits for a body resumes reading, but not while `hold` says that too much is unparsed."""
 
     held = False
-    answer_bytes = 0  # of the newest answer's body
+    body_bytes = 0  # of the newest response
 
     def hold(self) -> None:
         """Read nothing more until `release`."""
@@ -68,15 +68,15 @@ class HoldableFlow(FlowControl):
 
 
 class BoundedCycle(RequestResponseCycle):
-    """A request and its answer."""
+    """A request and its response."""
 
-    broken: ServerError | None = None  # what is wrong with the body, from here on
-    closes = False  # the connection ends with this answer
+    broken: ServerError | None = None  # error of the body, from here on
+    closes = False  # the connection ends with this response
     flow: HoldableFlow
     task: asyncio.Task[None] | None = None  # runs `serve`
 
     async def receive(self) -> ASGIReceiveEvent:
-        """ASGI's. Raises what is wrong with the body."""
+        """ASGI receive. Raises ServerError for a malformed or late body."""
         message: ASGIReceiveEvent = {"type": "http.disconnect"}
         if self.broken is None:
             message = await super().receive()
@@ -106,7 +106,7 @@ class BoundedCycle(RequestResponseCycle):
         lines = b"".join(map(_HEADER_LINE, response.headers))
         head = b"%b%b%b\r\n" % (STATUS_LINE[response.status], lines, close)
         self.response_started = self.response_complete = True
-        self.flow.answer_bytes = len(body)
+        self.flow.body_bytes = len(body)
         self.closes, self.keep_alive = not self.keep_alive, True
         if len(body) < _JOINED_BYTES:
             self.transport.write(head + body)
@@ -117,10 +117,9 @@ class BoundedCycle(RequestResponseCycle):
         self.on_response()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """ASGI's."""
         begins = not self.response_started
         if message["type"] == "http.response.body":
-            self.flow.answer_bytes = len(message.get("body", b""))
+            self.flow.body_bytes = len(message.get("body", b""))
         if begins and self.more_body:
             self.keep_alive = False  # where the rest of the body ends is not known yet
         await super().send(message)
@@ -141,7 +140,7 @@ class LingeringClose:
         self._transport, self._loop = transport, loop
         self._bytes_left = LINGER_BYTES
         self._until, self._last = loop.time() + LINGER_S, loop.time()
-        if transport.can_write_eof():  # TLS cannot: its clients know the end by the answer's length
+        if transport.can_write_eof():  # TLS cannot: its clients know the end by the response's length
             transport.write_eof()
         self._timer = loop.call_later(LINGER_QUIET_S, self._check)
 
@@ -226,12 +225,12 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._upgrades = False  # the head that has just ended asks for another protocol
         self._progressed = False  # the piece being parsed has completed something
         self._idle_bytes = 0  # in whole pieces that completed nothing: of a head, or around chunks
-        self._answering: BoundedCycle | None = None
-        self._unstarted: BoundedCycle | None = None  # answered once the data at hand is parsed: its body may be in it
-        self._refusal: ServerError | None = None  # to be answered once the requests before it are
+        self._serving: BoundedCycle | None = None
+        self._unstarted: BoundedCycle | None = None  # starts once the data at hand is parsed: its body may be in it
+        self._refusal: ServerError | None = None  # sent after the responses to earlier requests
         self._ignores_input = False
         self._surplus = False  # above the limit of connections
-        self._last = False  # its next answer is its last
+        self._last = False  # its next response is its last
         self._is_idle = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._end_timer: asyncio.TimerHandle | None = None  # of a surplus connection
@@ -269,11 +268,11 @@ class _BoundedProtocol(HttpToolsProtocol):
         self.bounds.held.unread -= self._counted
         self._counted = 0
         self._ignores_input = True
-        for cycle in (self._answering, *(cycle for cycle, _ in self.pipeline)):  # uvicorn tells only the newest
+        for cycle in (self._serving, *(cycle for cycle, _ in self.pipeline)):  # uvicorn tells only the newest
             if cycle is not None:
                 cycle.disconnected = True
                 cycle.message_event.set()
-        if self._answering is not None and (task := self._answering.task) is not None:
+        if self._serving is not None and (task := self._serving.task) is not None:
             task.add_done_callback(self.tasks.discard)  # one that has not begun does not run at all
             task.cancel()
         self.pipeline.clear()
@@ -291,13 +290,13 @@ class _BoundedProtocol(HttpToolsProtocol):
         """Note what this connection holds now, outside of requests; see HeldBytes."""
         size = len(self._unparsed)
         if buffered := self.transport.get_write_buffer_size():
-            # An answer keeps all its memory until the last of it is written.
-            size = max(self._counted, size + max(buffered, self.flow.answer_bytes))
+            # A response keeps all its memory until the last of it is written.
+            size = max(self._counted, size + max(buffered, self.flow.body_bytes))
         self.bounds.held.unread += size - self._counted
         self._counted = size
 
     def evict(self) -> bool:
-        """Close for another connection. False while the client has not read its answer."""
+        """Close for another connection. False while the client has not read its response."""
         if self.transport.get_write_buffer_size():
             return False
         self.transport.abort()  # closing would wait for the client to end TLS
@@ -306,13 +305,13 @@ class _BoundedProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """See Connections.drain."""
         self._last = True
-        if self._answering is not None:
-            self._answering.keep_alive = False
+        if self._serving is not None:
+            self._serving.keep_alive = False
             self.cycle.keep_alive = False
         elif not self._in_head and self._refusal is None and self._linger is None:
             self.transport.close()
 
-    # --- what comes ---
+    # --- requests ---
 
     def data_received(self, data: bytes) -> None:
         if self._linger is not None:
@@ -365,7 +364,9 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.bounds.connections.unread.add(self)
             self.count_unread()
             if self.bounds.held.is_full:
-                self._refuse(self.bounds.held.refusal("a request that waits for earlier answers", len(self._unparsed)))
+                self._refuse(
+                    self.bounds.held.refusal("a request that waits for earlier responses", len(self._unparsed))
+                )
         elif self.flow.held:
             self.flow.release()
             self.bounds.connections.unread.discard(self)
@@ -436,8 +437,8 @@ class _BoundedProtocol(HttpToolsProtocol):
             version == "1.1" and keep_alive and not self._last,
             self.on_response_complete,
         )
-        if self._answering is None:
-            self._answering = self._unstarted = self.cycle
+        if self._serving is None:
+            self._serving = self._unstarted = self.cycle
         else:
             self.pipeline.appendleft((self.cycle, self.app))
 
@@ -469,10 +470,10 @@ class _BoundedProtocol(HttpToolsProtocol):
         self.cycle.more_body = False
         self.cycle.message_event.set()
 
-    # --- what is answered ---
+    # --- responses ---
 
     def on_response_complete(self) -> None:
-        cycle, self._answering = self._answering, None
+        cycle, self._serving = self._serving, None
         self.server_state.total_requests += 1
         if cycle is None or self.transport.is_closing():
             return
@@ -483,7 +484,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._linger_and_close()
         else:
             if self.pipeline:
-                self._answering = self._unstarted = self.pipeline.pop()[0]  # type: ignore[assignment]
+                self._serving = self._unstarted = self.pipeline.pop()[0]  # type: ignore[assignment]
             if self.flow.read_paused:
                 self.flow.resume_reading()
             if self._unparsed or self.flow.held:
@@ -503,7 +504,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._update_timers()
 
     def _refuse(self, error: ServerError) -> None:
-        """Read nothing more from this connection; `error` is the answer to what came last."""
+        """Read nothing more from this connection; `error` is the last response."""
         self._ignores_input, self._unparsed = True, b""
         if self._in_body:
             self.cycle.broken = error
@@ -515,9 +516,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         """Run the timer of what this connection waits for now, and no other."""
         if self.transport.is_closing() or self._linger is not None:
             return
-        busy = self._answering is not None
+        busy = self._serving is not None
         if self._refusal is not None and not busy:
-            self._answer_refusal(self._refusal)
+            self._send_refusal(self._refusal)
             return
         if self._in_head and not self._ignores_input and not self._unparsed:
             if self._head_timer is None:
@@ -532,7 +533,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._is_idle = False
             self.bounds.connections.mark_busy(self)
 
-    def _answer_refusal(self, error: ServerError) -> None:
+    def _send_refusal(self, error: ServerError) -> None:
         self.bounds.count("other", error.status, self.client)
         body = error_body(error, self.bounds.error_formats[self.url.partition(b"?")[0].decode("latin-1")])
         self.transport.write(

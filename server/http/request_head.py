@@ -89,7 +89,7 @@ def check_headers(method: bytes, version: str, headers: Headers) -> None:
 
 
 def split_target(target: bytes) -> tuple[bytes, bytes]:
-    """The path, still percent-encoded, and the query. Raises BadRequest where there is no path."""
+    """The path, still percent-encoded, and the query. Raises BadRequest if there is no path."""
     try:
         parsed = httptools.parse_url(target)
         path, query = parsed.path or b"/", parsed.query or b""

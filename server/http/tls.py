@@ -1,7 +1,7 @@
 """TLS between a TCP connection and the HTTP protocol.
 
 The event loop's own TLS hides the TCP connection: one that never begins its handshake is not counted, and what TLS
-buffers is not seen. Here a connection is counted from the start, an answer is encrypted only as fast as its client
+buffers is not seen. Here a connection is counted from the start, a response is encrypted only as fast as its client
 reads, and the write buffer has all that is not in the kernel yet.
 """
 
@@ -206,7 +206,7 @@ class _TlsConnection(asyncio.Transport, asyncio.Protocol):
             self._http.data_received(data)
             if not self._incoming.pending and not self._tls.pending():
                 break  # an exception would say the same
-        self._send()  # what TLS answers by itself
+        self._send()  # TLS's own messages
 
     def _encrypt(self) -> None:
         """Hand over as much as the TCP connection takes."""

@@ -59,7 +59,7 @@ def _not(target: str) -> dict[str, Any]:
 
 
 def _cuts(side: str) -> Callable[[Any], Mapping[str, Any]]:
-    """Cohere's and NVIDIA's words for whether and where texts are cut; `side` is the schema's field for the latter."""
+    """Cohere's and NVIDIA's words for truncation. `side` is the schema's field for the end that is cut off."""
     words: dict[str, dict[str, Any]] = {
         "NONE": {"truncate": False},
         "START": {"truncate": True, side: "left"},

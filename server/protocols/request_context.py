@@ -92,7 +92,7 @@ class RequestContext:
         self._body: bytes | dict[str, Any] = b""  # the body, or one request of several in it
         self._size = 0  # of the body, in bytes
         self._param = ""  # field with the texts
-        self._is_query = False  # whether the texts are queries, to a model of late interaction
+        self._is_query = False  # the texts are queries, for a model of late interaction
         self._shared = _Shared()
         self.names: Mapping[str, str] = _AS_WRITTEN  # of fields of the schema → as the client wrote them
         self.headers: list[tuple[bytes, bytes]] = []  # of the response
@@ -474,12 +474,12 @@ class LatencyBreakdown:
     engine: int = -1  # the last one that had the request; -1: none
     characters: int = 0
     tokens: int = 0
-    answered: float | None = None  # when the engine's result was complete
+    received: float | None = None  # when the engine's result was complete
 
     def note(self, result: EncodeResult) -> None:
         """Take over the engine's times."""
         self.queue_s, self.inference_s, self.engine = result.queue_s, result.inference_s, result.engine
-        self.answered = time.perf_counter()
+        self.received = time.perf_counter()
 
     def note_failure(self, engine: int, waited_s: float) -> None:
         """The engine gave no rows: all of the time counts as time in its queue."""
@@ -487,18 +487,18 @@ class LatencyBreakdown:
 
     def encoded(self) -> None:
         """Notes that the body of the response is complete."""
-        if self.answered is not None:
-            self.encode_s = time.perf_counter() - self.answered
+        if self.received is not None:
+            self.encode_s = time.perf_counter() - self.received
 
     def add(self, part: LatencyBreakdown) -> None:
         """Adds the times of a part of the request."""
-        self.queue_s = min(self.queue_s, part.queue_s) if self.answered is not None else part.queue_s
+        self.queue_s = min(self.queue_s, part.queue_s) if self.received is not None else part.queue_s
         self.tokenize_s += part.tokenize_s
         self.inference_s += part.inference_s
         self.engine = part.engine
         self.characters += part.characters
         self.tokens += part.tokens
-        self.answered = max(self.answered or 0.0, part.answered or 0.0) or None
+        self.received = max(self.received or 0.0, part.received or 0.0) or None
 
     def headers(self, compute_type: bytes) -> list[tuple[bytes, bytes]]:
         """Header fields: TEI's in whole milliseconds, Server-Timing in fractions, of the same microseconds."""

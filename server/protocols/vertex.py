@@ -64,7 +64,7 @@ async def predict(context: RequestContext, handler: Handler) -> tuple[bytes, byt
 
 
 def _instance_error(part: RequestContext, mistake: ServerError | InputError, index: int) -> ServerError:
-    """A function of its own: a frame with the error and the texts would be a cycle."""
+    """Not inline: a frame with the error and the texts would be a cycle."""
     error = as_server_error(mistake)
     error.rename(part.names)
     error.instance = index

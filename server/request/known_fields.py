@@ -84,7 +84,7 @@ def translate_fields(values: Mapping[str, Any], own: Collection[str], fields: Fi
     """`own` are the schema's fields.
 
     Raises Invalid for a refused field, one that is there under two names, and an unknown one that is nested too deeply:
-    the schema bounds the depth of its own.
+    the schema bounds the depth of its fields.
     """
     result: dict[str, Any] = {}
     others: dict[str, tuple[str, Any]] = {}

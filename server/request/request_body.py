@@ -206,7 +206,7 @@ def _validate_translated(
 
 
 def _read_booleans(values: dict[str, Any], error: ValidationError) -> bool:
-    """Replace the strings "true" and "false" where booleans are wanted. Returns whether there were any."""
+    """Replace the strings "true" and "false" where booleans are wanted. Returns True if there were any."""
     replaced = False
     for complaint in error.errors(include_url=False):
         value = complaint["input"]
