@@ -17,27 +17,20 @@ import numpy.typing as npt
 
 from embert.engine.tasks import Task
 
-__all__ = [
-    "BLOCK_BYTES",
-    "MAX_ROW_BYTES",
-    "Block",
-    "BulkError",
-    "CannotResume",
-    "InputFormat",
-    "Job",
-    "OutputFormat",
-    "RowRange",
-    "SharedBuffers",
-    "require_pyarrow",
-]
-
 InputFormat = Literal["text", "jsonl", "csv", "tsv", "parquet"]
 OutputFormat = Literal["jsonl", "npy", "parquet"]
 
-# A block ends after this many rows or bytes of texts; a longer text is a block of its own.
+# A block ends after this many rows or bytes; a longer row is a block of its own.
 BLOCK_TEXTS, BLOCK_BYTES = 4096, 8 << 20  # enough that the texts of a batch are of nearly the same length
-MAX_ROW_BYTES = 32 << 20  # of one line, CSV record or text
 MULTI_BLOCK_TEXTS, MULTI_BLOCK_BYTES = 256, 128 << 10  # one vector per token: about 30 000 of 4 KB
+MAX_ROW_BYTES = 32 << 20  # of one line, CSV record or text
+
+_VECTOR_COLUMNS = {
+    Task.SPARSE: ("indices", "values"),
+    Task.MULTI: ("vectors",),
+    Task.CLASSIFY: ("labels",),
+    Task.TOKEN_CLASSES: ("entities",),
+}
 
 
 class BulkError(Exception):
@@ -83,19 +76,13 @@ class Job:
 
     @property
     def block_bytes(self) -> int:
-        """Maximum bytes of the texts in a block of several."""
+        """Maximum bytes in a block of several rows."""
         return MULTI_BLOCK_BYTES if self.task == Task.MULTI else BLOCK_BYTES
 
     @property
     def vector_columns(self) -> tuple[str, ...]:
         """Names of the output's own columns."""
-        columns = {
-            Task.SPARSE: ("indices", "values"),
-            Task.MULTI: ("vectors",),
-            Task.CLASSIFY: ("labels",),
-            Task.TOKEN_CLASSES: ("entities",),
-        }
-        return columns.get(self.task, ("embedding",))
+        return _VECTOR_COLUMNS.get(self.task, ("embedding",))
 
     @property
     def kept_columns(self) -> tuple[str, ...] | None:
@@ -103,10 +90,6 @@ class Job:
         if self.output_format == "npy":
             return ()
         return (self.column,) if self.keep == () else self.keep
-
-
-_ALIGNMENT = 64
-_MIN_BYTES = 1 << 20
 
 
 class RowRange(NamedTuple):
@@ -125,13 +108,13 @@ class Block:
     number: int  # from 0, in the order of the input
     rows: int
     ranges: tuple[RowRange, ...] = ()
-    digest: str = ""  # SHA-256 of the input up to the end of the block, for inputs of lines
+    digest: str = ""  # SHA-256 of the input up to the end of the block
     texts: int = 0  # rows that are embedded
     adapter: int = -1  # of all texts, as in Encoded
     prompt_tokens: int = 0  # likewise
     skipped: int = 0  # invalid rows
-    dropped: tuple[int, ...] = ()  # those of them that have a text, which cannot be tokenized
     warning: str = ""  # about the first of them
+    not_finite: int = -1  # rank in length of a text whose vector is not finite
     error: str = ""  # ends the run once the blocks before this one are written
     buffer: int = -1
     used: int = 0  # bytes of the buffer
@@ -139,7 +122,7 @@ class Block:
 
     @property
     def extent(self) -> str:
-        """The first and the last row of this block, for error messages."""
+        """The first and the last row, for error messages."""
         return f"{self.location(0)} to {self.location(self.rows - 1)}"
 
     def location(self, row: int) -> str:
@@ -149,6 +132,10 @@ class Block:
                 return f"{source.file} {source.unit} {source.first + row}"
             row -= source.rows
         raise IndexError(row)
+
+
+_ALIGNMENT = 64
+_MIN_BYTES = 1 << 20
 
 
 class SharedBuffers:
@@ -193,6 +180,10 @@ class SharedBuffers:
     def data(self, block: Block, name: str) -> memoryview:
         """The bytes of an array of the block, without a copy."""
         return self.view(block, name).reshape(-1).view(np.uint8).data
+
+    def output(self, block: Block) -> memoryview:
+        """The bytes of the block's output."""
+        return self.data(block, "output") if block.texts else memoryview(b"")
 
     def _mapped(self, buffer: int, end: int) -> mmap.mmap:
         """The buffer's memory, at least up to `end`. Growing costs nothing until pages are written."""

@@ -18,19 +18,13 @@ from embert.server.bulk.job import CannotResume, Job
 _MAX_HEADER_BYTES = 100 << 20  # of a safetensors file, as the format has it
 _SAMPLE_BYTES = 4096
 
-__all__ = ["as_json", "check_manifest", "replace_json", "run_manifest", "sync_folder"]
-
 
 def run_manifest(
-    job: Job,
-    model: Model,
-    engines: Sequence[Mapping[str, str]],
-    input_files: Sequence[object] | None,
-    shard_rows: int | None,
+    job: Job, model: Model, engines: Sequence[Mapping[str, str]], shard_rows: int | None
 ) -> dict[str, Any]:
-    """Everything that the output depends on, by the names that users know: the model, the options, the input.
+    """Everything that the output depends on except the input, by the names that users know.
 
-    `engines` has the encoder, device and dtype of each; `input_files` is the reader's identity of the input.
+    `engines` has the encoder, device and dtype of each.
     """
     manifest: dict[str, Any] = {"model": model.model_id, "revision": model.revision}
     if not re.fullmatch("[0-9a-f]{40}", model.revision or ""):  # a commit identifies the files
@@ -45,7 +39,7 @@ def run_manifest(
     manifest["pooling"] = model.pooling
     # Neither the number of devices nor their indices: any free engine takes a block.
     manifest |= {name: sorted({engine[name] for engine in engines}) for name in ("encoder", "device", "dtype")}
-    manifest |= {
+    return manifest | {
         "--sparse": job.task == Task.SPARSE,
         "--multi": job.task == Task.MULTI,
         "--queries": job.is_query,
@@ -62,7 +56,6 @@ def run_manifest(
         "--on-error": "skip" if job.skip_invalid_rows else "fail",
         "kept columns": job.schema.hex(),
     }
-    return manifest | {f"input file {number}": file for number, file in enumerate(input_files or (), 1)}
 
 
 def _digest(path: Path) -> str:
@@ -85,15 +78,8 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def as_json(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest as it is read back from JSON."""
-    read: dict[str, Any] = orjson.loads(orjson.dumps(manifest))
-    return read
-
-
 def check_manifest(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Raise CannotResume if what is complete was made from another manifest."""
-    now = as_json(now)
+    """Raise CannotResume if what is complete was made from another manifest. Both are as read from JSON."""
     for name in {**before, **now}:
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):

@@ -23,63 +23,66 @@ from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.engine.tokenization.tokenizer import UNBROKEN_CHARACTERS
 from embert.server.bulk.job import Block, Job, SharedBuffers
-from embert.server.bulk.rows import ArrowFormat, ColumnError, InvalidRow, ParsedRows, json_lines, parse
-
-__all__ = ["EngineStage", "TokenizationStage"]
+from embert.server.bulk.rows import ColumnError, Layout, ParsedRows, parse
 
 
 class TokenizationStage:
-    """Tokenizes and formats blocks."""
+    """Tokenizes and formats blocks, each of which it keeps from the one to the other."""
 
     def __init__(self, job: Job, model: Model, buffers: SharedBuffers) -> None:
         """Load the tokenizer. Raises InputError for an adapter or prompt that the model does not have."""
         self._job, self._model, self._buffers = job, model, buffers
         self._tokenizer = Tokenizer(model, most_unbroken=UNBROKEN_CHARACTERS)
         self._encode([])
-        self._arrow = ArrowFormat(job, model) if job.output_format == "parquet" else None
+        self._layout = Layout(job, model)
+        self._parsed: dict[int, ParsedRows] = {}  # by the number of the block
 
-    def parse(self, block: Block) -> ParsedRows:
-        """Parse the block's bytes of the input."""
-        return parse(self._job, self._buffers.data(block, "payload")).without(block.dropped)
-
-    def tokenize(self, block: Block, parsed: ParsedRows) -> None:
+    def tokenize(self, block: Block, parsed: ParsedRows | None = None) -> None:
         """Put the block's token ids into its buffer, longest texts first. Sets `block.error` for an invalid row.
 
         ids      int32 [T], of all texts end to end
         lengths  int32 [B], descending
         ranks    int64 [B]: for each text in the order of the input, its index in `lengths`
         """
-        invalid = parsed.invalid
+        buffers = self._buffers
+        parsed = parsed or parse(self._job, buffers.data(block, "payload"))
         try:
             encoded = self._encode(parsed.texts)
         except InputError:
-            refused = self._refused(parsed)
-            block.dropped = tuple(each.row for each in refused)
-            parsed = parsed.without(block.dropped)
+            parsed.drop(dict(self._refused(parsed)))
             encoded = self._encode(parsed.texts)
-            invalid = sorted([*invalid, *refused], key=lambda each: each.row)
-        if invalid:
-            first = f"{block.location(invalid[0].row)} {invalid[0].reason}"
+        if parsed.invalid:
+            row, reason = next(iter(parsed.invalid.items()))
             if not self._job.skip_invalid_rows:
-                block.error = first
+                block.error = f"{block.location(row)} {reason}"
                 return
-            block.skipped, block.warning = len(invalid), first
+            block.skipped, block.warning = len(parsed.invalid), f"{block.location(row)} {reason}"
+        if not parsed.texts:
+            return
+        self._parsed[block.number] = parsed
         order = by_length(encoded.lengths)
         packed = gathered(encoded, order, cumulative(encoded.lengths))
         block.texts, block.adapter = encoded.sequences, encoded.adapter
         block.prompt_tokens = encoded.prompt_tokens
-        self._buffers.put(block, "ids", packed.ids)
-        self._buffers.put(block, "lengths", packed.lengths)
+        buffers.put(block, "ids", packed.ids)
+        buffers.put(block, "lengths", packed.lengths)
         ranks = np.empty(len(order), np.int64)
         ranks[order] = np.arange(len(order))
-        self._buffers.put(block, "ranks", ranks)
+        buffers.put(block, "ranks", ranks)
         if packed.token_types is not None:
-            self._buffers.put(block, "token types", packed.token_types)
+            buffers.put(block, "token types", packed.token_types)
 
-    def format(self, block: Block, parsed: ParsedRows) -> None:
-        """Put the bytes of the output into the buffer. Sets `block.error` for a value that Parquet would change."""
-        buffers = self._buffers
+    def format(self, block: Block) -> None:
+        """Put the bytes of the output into the buffer of a block that was tokenized here.
+
+        Sets `block.error` for a vector that is not finite, and for a value that the output cannot hold.
+        """
+        buffers, parsed = self._buffers, self._parsed.pop(block.number)
         values, ranks = buffers.view(block, "values"), buffers.view(block, "ranks")
+        if block.not_finite >= 0:
+            row = parsed.rows[ranks.tolist().index(block.not_finite)]
+            block.error = f"{block.location(row)}: the encoder returned a vector that is not finite"
+            return
         if self._job.output_format == "npy":
             output = buffers.allocate(block, "output", values.shape, np.float32)
             values.take(ranks, axis=0, out=output, mode="clip")  # "raise", the default, would copy once more
@@ -90,13 +93,9 @@ class TokenizationStage:
         else:
             vectors = TaskOutput.one_each(values[ranks])
         try:
-            content = (
-                json_lines(self._job, parsed, vectors) if self._arrow is None else self._arrow.stream(parsed, vectors)
-            )
+            buffers.put(block, "output", self._layout.format(parsed, vectors))
         except ColumnError as error:
             block.error = f"{block.location(error.row)}: {error}"
-            return
-        buffers.put(block, "output", content)
 
     def _encode(self, texts: list[str]) -> Encoded:
         job = self._job
@@ -110,15 +109,13 @@ class TokenizationStage:
             is_query=job.is_query if job.task == Task.MULTI else None,
         )
 
-    def _refused(self, parsed: ParsedRows) -> list[InvalidRow]:
-        """The rows whose texts cannot be tokenized."""
-        refused = []
+    def _refused(self, parsed: ParsedRows) -> Iterator[tuple[int, str]]:
+        """The rows whose texts cannot be tokenized, and why."""
         for text, row in zip(parsed.texts, parsed.rows, strict=True):
             try:
                 self._encode([text])
             except InputError as error:
-                refused.append(InvalidRow(row, str(error).removeprefix("`texts`: text 0 ")))
-        return refused
+                yield row, str(error).removeprefix("`texts`: text 0 ")
 
 
 _MAX_IN_FLIGHT = 2
@@ -138,7 +135,12 @@ class EngineStage:
     """Encodes blocks."""
 
     def __init__(
-        self, job: Job, model: Model, encoder: Encoder, buffers: SharedBuffers, progress: Callable[[int], None]
+        self,
+        job: Job,
+        model: Model,
+        encoder: Encoder,
+        buffers: SharedBuffers,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`progress` is called after each batch, with the number of its texts.
 
@@ -178,26 +180,32 @@ class EngineStage:
             if len(self._in_flight) == _MAX_IN_FLIGHT and (finished := self.finish_batch()):
                 yield finished
 
+    def encode_all(self, block: Block) -> None:
+        """Encode a block, and wait for it."""
+        for _ in self.encode(block):
+            pass
+        while self.is_busy:
+            self.finish_batch()
+
     @property
     def is_busy(self) -> bool:
-        """Whether a batch is in flight."""
+        """True if a batch is in flight."""
         return bool(self._in_flight)
 
     def finish_batch(self) -> Block | None:
-        """Wait for the oldest batch; returns its block if that was the last one of it.
+        """Wait for the oldest batch; returns its block if that was its last one.
 
-        The block's buffer then has its vectors, in the order of its token ids; a vector that is not finite sets
-        `block.error`.
+        The block's buffer then has its vectors, in the order of its token ids.
 
         values   float32 [B, dimensions]; for the other tasks [rows, columns]
         offsets  int32 [B + 1], for the other tasks: text i has the rows offsets[i] … offsets[i + 1] - 1
         indices  int32 [rows]: for sparse vectors
         """
         in_flight, span, batch, ticket = self._in_flight.popleft()
-        rows = self._encoder.wait(ticket)[self._job.task]
+        block, rows = in_flight.block, self._encoder.wait(ticket)[self._job.task]
         sequence = rows.first_not_finite()
-        if sequence is not None and not in_flight.block.error:
-            in_flight.block.error = self._not_finite(in_flight.block, span.start + sequence)
+        if sequence is not None and block.not_finite < 0:
+            block.not_finite = span.start + sequence
         if in_flight.values is not None:
             in_flight.values[span] = rows.values[:, : self._columns]
         else:
@@ -210,18 +218,9 @@ class EngineStage:
         if in_flight.batches:
             return None
         if in_flight.rows:
-            self._put(in_flight.block, TaskOutput.joined(in_flight.rows))
-        return in_flight.block
-
-    def _not_finite(self, block: Block, rank: int) -> str:
-        """The error for a text, by its rank in length."""
-        row = self._buffers.view(block, "ranks").tolist().index(rank)
-        if "payload" in block.arrays:
-            row = parse(self._job, self._buffers.data(block, "payload")).without(block.dropped).rows[row]
-        return f"{block.location(row)}: the encoder returned a vector that is not finite"
-
-    def _put(self, block: Block, rows: TaskOutput) -> None:
-        self._buffers.put(block, "values", rows.values)
-        self._buffers.put(block, "offsets", cumulative(rows.counts))
-        if rows.indices is not None:
-            self._buffers.put(block, "indices", rows.indices)
+            rows = TaskOutput.joined(in_flight.rows)
+            self._buffers.put(block, "values", rows.values)
+            self._buffers.put(block, "offsets", cumulative(rows.counts))
+            if rows.indices is not None:
+                self._buffers.put(block, "indices", rows.indices)
+        return block

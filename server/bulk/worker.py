@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -25,18 +25,16 @@ from embert.server.bulk.job import Block, BulkError, Job, SharedBuffers
 from embert.server.bulk.stages import EngineStage, TokenizationStage
 from embert.server.ipc.control import describe_exit
 
-__all__ = ["WorkerConfig", "WorkerProcess"]
-
 _EXIT_TIMEOUT_S = 10.0  # for a process that was killed
+_PROGRESS_INTERVAL_S = 0.1
 # A worker that has work is lost after so many seconds without a message, where it uses no CPU time either: it is
 # stopped, or waits for ever. On a GPU a batch takes less, so CPU time does not count: a wait for the device may use it.
 _SILENCE_S = 60
-_PROGRESS_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """The first message to a worker. The later ones are blocks, for a tokenization process with the stage's name."""
+    """The first message to a worker. The later ones are blocks, with the stage's name."""
 
     kind: Literal["tokenization", "engine"]
     job: Job
@@ -66,11 +64,10 @@ class _Progress:
 class WorkerProcess:
     """A worker, in its parent. It ends when this end of the connection closes, for any reason."""
 
-    def __init__(
-        self, name: str, config: WorkerConfig, environment: dict[str, str], progress: Callable[[int], None]
-    ) -> None:
-        """Start it. `name` is for error messages. `progress` gets numbers of encoded texts. Raises OSError."""
-        self._name, self._progress = name, progress
+    def __init__(self, name: str, config: WorkerConfig, environment: dict[str, str]) -> None:
+        """Start it. `name` is for error messages. Raises OSError."""
+        self._name = name
+        self.progress: Callable[[int], object] = lambda _: None  # called with numbers of encoded texts
         parent_end, child_end = socket.socketpair()
         with child_end:
             self._process = subprocess.Popen(
@@ -82,17 +79,13 @@ class WorkerProcess:
                 env=os.environ | environment,
                 process_group=0,  # Ctrl-C reaches the command only, which then ends its workers
             )
+        self.pid = self._process.pid
         self._connection = Connection(parent_end.detach())
         self._lock = threading.Lock()
         self._pending: dict[int, tuple[Block, Future[Block]]] = {}  # by the number of the block
         self._error: BulkError | None = None
         self._is_loading = self._uses_cpu = True
         self._send(config)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
 
     def wait_ready(self) -> dict[str, str]:
         """Wait until it has loaded. Returns the encoder, device and dtype of an engine. Raises BulkError."""
@@ -144,21 +137,21 @@ class WorkerProcess:
 
         Seconds are counted, not measured, so that a time in which this process was stopped itself does not count.
         """
-        silence_s, cpu_s = 0, -1.0
+        silence_s, cpu_ticks = 0, -1
         while not self._connection.poll(1.0):
-            before, cpu_s = cpu_s, self._cpu_s() if self._uses_cpu else 0.0
-            silence_s = silence_s + 1 if (self._is_loading or self._pending) and cpu_s == before else 0
+            before, cpu_ticks = cpu_ticks, self._cpu_ticks() if self._uses_cpu else 0
+            silence_s = silence_s + 1 if (self._is_loading or self._pending) and cpu_ticks == before else 0
             if silence_s >= _SILENCE_S:
                 self.kill()
                 raise BulkError(f"{self._name} was ended: it did nothing for {_SILENCE_S} s{self._current_rows()}")
 
-    def _cpu_s(self) -> float:
+    def _cpu_ticks(self) -> int:
         """CPU time that the process has used, of all its threads."""
         try:
-            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:  # it has ended
-            return 0.0
-        return float(fields[11]) + float(fields[12])
+            return 0
+        return int(fields[11]) + int(fields[12])
 
     def _current_rows(self) -> str:
         """The rows that the process has, for error messages."""
@@ -176,7 +169,7 @@ class WorkerProcess:
                         future.set_exception(error)
                 return
             if isinstance(message, _Progress):
-                self._progress(message.texts)
+                self.progress(message.texts)
             else:
                 with self._lock:
                     _, future = self._pending.pop(message.number)
@@ -193,66 +186,36 @@ class WorkerProcess:
 # --- in the worker ---
 
 
-class _Disconnected(Exception):
-    """The parent has ended, or wants this process to end."""
-
-
-class _ParentConnection:
-    def __init__(self, descriptor: int) -> None:
-        self._connection = Connection(descriptor)
-
-    def send(self, message: object) -> None:
-        try:
-            self._connection.send(message)
-        except OSError:
-            raise _Disconnected from None
-
-    def receive(self) -> Any:
-        try:
-            return self._connection.recv()
-        except (EOFError, OSError):
-            raise _Disconnected from None
-
-
 def main() -> None:
     """Serve one run. Ends when the other end of the connection closes."""
-    parent = _ParentConnection(int(sys.argv[1]))
-    with contextlib.suppress(_Disconnected):
-        config: WorkerConfig = parent.receive()
+    parent = Connection(int(sys.argv[1]))
+    with contextlib.suppress(EOFError, OSError):
+        config: WorkerConfig = parent.recv()
         sys.path[:] = config.path
-        with _errors_to_parent(parent, config):
-            if config.kind == "tokenization":
-                _run_tokenization(parent, config)
-            else:
-                _run_engine(parent, config)
+        try:
+            (_run_tokenization if config.kind == "tokenization" else _run_engine)(parent, config)
+        except (EOFError, ConnectionError):
+            pass
+        except (EngineError, BulkError) as error:
+            parent.send(_Failure(str(error)))
+        except MemoryError:
+            parent.send(_Failure(f"not enough memory for {config.model.model_id}"))
+        except Exception as error:  # noqa: BLE001 - the user gets one sentence for any error
+            name = f"the engine of {config.device}" if config.kind == "engine" else "a tokenization process"
+            parent.send(_Failure(f"internal error in {name}: {type(error).__name__}: {error}"))
     os._exit(0)  # without waiting for threads
 
 
-@contextlib.contextmanager
-def _errors_to_parent(parent: _ParentConnection, config: WorkerConfig) -> Iterator[None]:
-    try:
-        yield
-    except (EngineError, BulkError) as error:
-        parent.send(_Failure(str(error)))
-    except MemoryError:
-        parent.send(_Failure(f"not enough memory for {config.model.model_id}"))
-    except _Disconnected:
-        raise
-    except Exception as error:  # noqa: BLE001 - the user gets one sentence for any error
-        name = f"the engine of {config.device}" if config.kind == "engine" else "a tokenization process"
-        parent.send(_Failure(f"internal error in {name}: {type(error).__name__}: {error}"))
-
-
-def _run_tokenization(parent: _ParentConnection, config: WorkerConfig) -> None:
+def _run_tokenization(parent: Connection, config: WorkerConfig) -> None:
     stage = TokenizationStage(config.job, config.model, SharedBuffers(config.buffers))
     parent.send({})
     while True:
-        name, block = parent.receive()
-        getattr(stage, name)(block, stage.parse(block))
+        name, block = parent.recv()
+        getattr(stage, name)(block)
         parent.send(block)
 
 
-def _run_engine(parent: _ParentConnection, config: WorkerConfig) -> None:
+def _run_engine(parent: Connection, config: WorkerConfig) -> None:
     encoder = load_encoder(
         config.model,
         device=config.device,
@@ -281,14 +244,13 @@ def _run_engine(parent: _ParentConnection, config: WorkerConfig) -> None:
             parent.send(finished)
 
 
-def _receive_blocks(parent: _ParentConnection, blocks: queue.SimpleQueue[Block]) -> None:
+def _receive_blocks(parent: Connection, blocks: queue.SimpleQueue[Block]) -> None:
     """In a thread, so that the process ends with its parent even while a forward hangs."""
-    try:
+    with contextlib.suppress(EOFError, OSError):
         while True:
-            _, block = parent.receive()
+            _, block = parent.recv()
             blocks.put(block)
-    except _Disconnected:
-        os._exit(0)
+    os._exit(0)
 
 
 if __name__ == "__main__":

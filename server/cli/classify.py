@@ -19,9 +19,8 @@ from embert.engine.errors import EngineError, InputError
 from embert.engine.heads.zero_shot import TEMPLATE
 from embert.engine.tasks import Task
 from embert.server.bulk.job import Block, BulkError, Job
-from embert.server.bulk.line_reader import expand
-from embert.server.bulk.rows import ColumnError, ParsedRows, joined, json_line, kept_values
-from embert.server.bulk.table_reader import open_input
+from embert.server.bulk.reader import expand, open_input
+from embert.server.bulk.rows import ColumnError, ParsedRows, json_lines
 from embert.server.bulk.writer import write_errors
 from embert.server.cli import encoder_options, report_failure
 from embert.server.cli.input_files import checked_format, read_rows
@@ -94,7 +93,6 @@ def _run(arguments: argparse.Namespace, task: Task, label: Labeler) -> int:
                 keep=None if arguments.keep_all else (),
             )
             source = open_input(files, job)
-            stack.callback(source.close)
             engine = stack.enter_context(
                 Engine.load(
                     arguments.model,
@@ -132,9 +130,8 @@ def _answers(block: Block, parsed: ParsedRows, label: Callable[[list[str]], Sequ
 def _write(job: Job, block: Block, parsed: ParsedRows, answers: Sequence[Any]) -> None:
     (name,) = job.vector_columns
     with write_errors("standard output"):
-        for row, values, answer in zip(parsed.rows, kept_values(job, parsed), answers, strict=True):
-            try:
-                sys.stdout.buffer.write(json_line(joined(job, row, values, {name: answer})))
-            except ColumnError as error:
-                raise BulkError(f"{block.location(row)} {error}") from None
+        try:
+            sys.stdout.buffer.writelines(json_lines(job, parsed, ({name: answer} for answer in answers)))
+        except ColumnError as error:
+            raise BulkError(f"{block.location(error.row)}: {error}") from None
         sys.stdout.buffer.flush()

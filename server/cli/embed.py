@@ -14,10 +14,9 @@ from embert.engine.encoders.devices import devices
 from embert.engine.errors import EngineError
 from embert.engine.tasks import Task
 from embert.server.bulk.job import BulkError, Job, OutputFormat
-from embert.server.bulk.line_reader import LineReader, expand
+from embert.server.bulk.reader import LineReader, Reader, expand, open_input
 from embert.server.bulk.rows import input_schema, json_schema
-from embert.server.bulk.run import DeviceConfig, ProgressBar, embed_files, embed_texts
-from embert.server.bulk.table_reader import Reader, TableReader, open_input
+from embert.server.bulk.run import DeviceConfig, embed_files, embed_texts
 from embert.server.bulk.writer import FileWriter, FolderWriter, StreamWriter, Writer
 from embert.server.cli import encoder_options, report_failure
 from embert.server.cli.input_files import checked_format
@@ -38,8 +37,6 @@ def embed(arguments: argparse.Namespace) -> int:
             files = expand(arguments.file or (), arguments.output)
             job = _job(arguments, files)
             source = open_input(files, job) if files else None
-            if source is not None:
-                stack.callback(source.close)
             job = _with_schema(job, source)
             output = _output(arguments, job, files, stack)
             model = load_model(
@@ -49,11 +46,10 @@ def embed(arguments: argparse.Namespace) -> int:
                 progress=not arguments.quiet,
             )
             names = devices(arguments.device, arguments.encoder, model, dtype=arguments.dtype)
-            progress = stack.enter_context(ProgressBar(quiet=arguments.quiet))
             if source is None:
                 encoder = load_encoder(model, **encoder_options(arguments) | {"device": names[0]})
                 stack.callback(encoder.close)
-                embed_texts(job, model, arguments.texts, encoder, output, progress)
+                embed_texts(job, model, arguments.texts, encoder, output)
             else:
                 device_config = DeviceConfig(
                     names=names,
@@ -62,7 +58,7 @@ def embed(arguments: argparse.Namespace) -> int:
                     min_agreement=arguments.min_agreement,
                     tokenization_processes=arguments.tokenization_workers,
                 )
-                embed_files(job, model, source, output, device_config, progress, resume=arguments.resume)
+                embed_files(job, model, source, output, device_config, resume=arguments.resume, quiet=arguments.quiet)
     except BrokenPipeError:
         raise
     except (EngineError, OSError, BulkError) as error:
@@ -142,10 +138,10 @@ def _with_schema(job: Job, source: Reader | None) -> Job:
         if job.input_format == "jsonl" and isinstance(source, LineReader):
             schema = json_schema(job, source.peek(job.block_texts))
         else:
-            schema = input_schema(job, source.schema if isinstance(source, TableReader) else None)
+            schema = input_schema(job, None if source is None else source.schema)
         columns = schema.names
         job = dataclasses.replace(job, schema=schema.serialize().to_pybytes())
-    elif isinstance(source, TableReader) and job.kept_columns is None:
+    elif source is not None and source.schema is not None and job.kept_columns is None:
         columns = source.schema.names
     for name in set(columns) & set(job.vector_columns):
         raise BulkError(f"the column {name!r} of the input has the name of one of the output; name others with --keep")

@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from embert.server.bulk.job import Block, BulkError, InputFormat, Job
-from embert.server.bulk.line_reader import input_format
+from embert.server.bulk.reader import Reader, input_format
 from embert.server.bulk.rows import ParsedRows, parse
-from embert.server.bulk.table_reader import Reader
 from embert.server.config import ConfigError
 
 __all__ = ["checked_format", "read_rows"]
@@ -26,8 +25,8 @@ def checked_format(arguments: argparse.Namespace, files: Sequence[str]) -> Input
 
 def read_rows(source: Reader, job: Job) -> Iterator[tuple[Block, ParsedRows]]:
     """Yield all blocks of rows. Raises BulkError for the first row that has no text, with its file and number."""
-    while (chunk := source.read(job.block_texts)) is not None:
-        block, rows = Block(0, chunk.rows, chunk.ranges), parse(job, memoryview(chunk.payload))
-        if rows.invalid:
-            raise BulkError(f"{block.location(rows.invalid[0].row)} {rows.invalid[0].reason}")
+    for chunk in source.chunks(None):
+        block, rows = Block(0, chunk.rows, chunk.ranges), parse(job, chunk.payload)
+        for row, reason in rows.invalid.items():
+            raise BulkError(f"{block.location(row)} {reason}")
         yield block, rows

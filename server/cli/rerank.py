@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from contextlib import ExitStack
 from typing import Any
@@ -14,9 +13,8 @@ from tqdm import tqdm
 from embert.engine import Engine
 from embert.engine.errors import EngineError
 from embert.server.bulk.job import BulkError, Job
-from embert.server.bulk.line_reader import STANDARD_INPUT, expand
+from embert.server.bulk.reader import STANDARD_INPUT, expand, open_input
 from embert.server.bulk.rows import json_line
-from embert.server.bulk.table_reader import open_input
 from embert.server.bulk.writer import write_errors
 from embert.server.cli import encoder_options, report_failure
 from embert.server.cli.input_files import checked_format, read_rows
@@ -30,8 +28,7 @@ def rerank(arguments: argparse.Namespace) -> int:
         with ExitStack() as stack:
             files = expand(arguments.file or [STANDARD_INPUT])
             job = Job(input_format=checked_format(arguments, files), column=arguments.column or "text")
-            with contextlib.closing(open_input(files, job)) as source:
-                texts = [text for _, rows in read_rows(source, job) for text in rows.texts]
+            texts = [text for _, rows in read_rows(open_input(files, job), job) for text in rows.texts]
             engine = stack.enter_context(
                 Engine.load(
                     arguments.model,

@@ -24,7 +24,7 @@ import pyarrow
 from embert.engine import load_model
 from embert.engine.batch import TaskOutput
 from embert.server.bulk.job import Block, Job
-from embert.server.bulk.rows import ArrowFormat, FileLayout, ParsedRows
+from embert.server.bulk.rows import Layout, ParsedRows
 from embert.server.bulk.writer import FileWriter, FolderWriter
 
 STEPS_OF_A_CRASH = 9  # the exit status
@@ -69,17 +69,17 @@ def run(kind: str, path: str, steps: int, *, resume: bool) -> None:
     parquet = kind == "parquet"
     schema = pyarrow.schema([("text", pyarrow.string())]).serialize().to_pybytes()
     job = Job(dimensions=COLUMNS, output_format="parquet", schema=schema) if parquet else JOB
-    layout = FileLayout(job, MODEL)
+    layout = Layout(job, MODEL)
     output = FolderWriter(path, "npy", 2 * ROWS, resume=resume) if kind == "folder" else FileWriter(path, resume=resume)
     with output:
         output.begin({"a": 1}, layout, resume=resume)
         print(output.texts, end=" ", flush=True)
         for number in [] if output.is_finished else range(output.rows // ROWS, BLOCKS):
             values = np.full((ROWS, COLUMNS), number, np.float32)
-            content = values.reshape(-1).view(np.uint8).data
+            content: bytes | memoryview = values.reshape(-1).view(np.uint8).data
             if parquet:
-                parsed = ParsedRows([f"{number}.{row}" for row in range(ROWS)], range(ROWS), [])
-                content = ArrowFormat(job, MODEL).stream(parsed, TaskOutput.one_each(values))
+                parsed = ParsedRows([f"{number}.{row}" for row in range(ROWS)], range(ROWS))
+                content = layout.format(parsed, TaskOutput.one_each(values))
             output.write(Block(number, ROWS, texts=ROWS, digest=str(number)), content)
         output.finish()
 

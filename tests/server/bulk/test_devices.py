@@ -28,7 +28,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(texts: Path) -> Path:
-    """What one engine makes of them."""
+    """The output of one engine."""
     path = texts.with_name("whole.jsonl")
     embed("--dimensions", "8", "-f", texts, "-o", path)
     return path
@@ -85,7 +85,7 @@ def test_a_lost_process_ends_the_run_which_can_be_resumed(
 def test_a_process_that_is_stopped_is_killed_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers = SharedBuffers.create(1)
     config = WorkerConfig("tokenization", Job(), load_model(), buffers.descriptors, sys.path)
-    worker = WorkerProcess("tokenization process 0", config, {}, lambda _: None)
+    worker = WorkerProcess("tokenization process 0", config, {})
     try:
         worker.wait_ready()
         monkeypatch.setattr("embert.server.bulk.worker._SILENCE_S", 1)

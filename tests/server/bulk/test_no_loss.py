@@ -1,4 +1,4 @@
-"""What `embert embed` must not lose: a finished output, a kept value, a change of the model or of the input."""
+"""`embert embed` loses no finished output and no kept value, and notices a changed model or input."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_a_change_in_a_modules_folder_is_a_change_of_the_model(tmp_path: Path) -
     weights = tmp_path / "2_Dense" / "model.safetensors"
     weights.write_bytes(b"1")
     model = cast("Model", SimpleNamespace(model_id="m", revision=None, folder=tmp_path, base=None, pooling="mean"))
-    before = run_manifest(Job(), model, [], None, None)
-    check_manifest(before, run_manifest(Job(), model, [], None, None), tmp_path)
+    before = run_manifest(Job(), model, [], None)
+    check_manifest(before, run_manifest(Job(), model, [], None), tmp_path)
     weights.write_bytes(b"12")
     with pytest.raises(CannotResume, match=r"2_Dense/model\.safetensors"):
-        check_manifest(before, run_manifest(Job(), model, [], None, None), tmp_path)
+        check_manifest(before, run_manifest(Job(), model, [], None), tmp_path)
 
 
 def test_weights_that_are_swapped_are_noticed(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_weights_that_are_swapped_are_noticed(tmp_path: Path) -> None:
         tensors = {"a": np.zeros((512, 512), np.float32), "b": np.full(8, weight, np.float32)}
         save_file(tensors, path)
         os.utime(path, ns=(1, 1))
-        return run_manifest(Job(), model, [], None, None)
+        return run_manifest(Job(), model, [], None)
 
     before = manifest(1)
     check_manifest(before, manifest(1), tmp_path)
@@ -131,7 +131,7 @@ def test_a_value_that_a_column_would_change_is_noticed(value: Any, kept: Any, is
 def test_integers_that_no_64_bits_hold_are_refused(row: dict[str, Any], is_bad: bool) -> None:
     line = (json.dumps(row) + "\n").encode()
     read = parse(Job(input_format="jsonl", keep=None), memoryview(line))
-    assert [invalid.row for invalid in read.invalid] == [0] * is_bad
+    assert [*read.invalid] == [0] * is_bad
 
 
 @pytest.mark.parametrize(("arguments", "closed"), [(("-f", "-"), "<&-"), (("a text",), ">&-")], ids=["in", "out"])

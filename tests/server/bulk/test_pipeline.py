@@ -6,32 +6,22 @@ from typing import Any
 
 import pytest
 
-from embert.server.bulk.job import Block, BulkError, Job, SharedBuffers
-from embert.server.bulk.line_reader import InputChunk
+from embert.server.bulk.job import Block, BulkError, SharedBuffers
+from embert.server.bulk.reader import Chunk
 from embert.server.bulk.run import Pipeline
 
 BLOCKS, BUFFERS = 20, 4
 
 
 class Blocks:
-    """A reader of blocks of one row, and a writer that notes their numbers."""
-
-    shard_rows: int | None = None
-    rows = 0
+    """A writer that notes the numbers of blocks."""
 
     def __init__(self) -> None:
-        self.left, self.written = BLOCKS, list[int]()
-
-    def read(self, max_rows: int) -> InputChunk | None:
-        self.left -= 1
-        return InputChunk(b"\n", 1, (), "") if self.left >= 0 else None
+        self.written = list[int]()
 
     def write(self, block: Block, content: memoryview) -> None:
         assert not content
         self.written.append(block.number)
-
-    def warn(self, sentence: str) -> None:
-        raise AssertionError(sentence)
 
 
 class Worker:
@@ -53,7 +43,7 @@ def run(worker: Worker) -> tuple[Blocks, str]:
     buffers = SharedBuffers.create(BUFFERS)
     tokenizers: Any = [worker] * 3
     try:
-        Pipeline(Job(), blocks, blocks, buffers, tokenizers, []).run(BUFFERS, blocks)
+        Pipeline(iter([Chunk(b"\n", 1, (), "")] * BLOCKS), blocks, buffers, tokenizers, []).run(BUFFERS)
     except BulkError as error:
         return blocks, str(error)
     finally:

@@ -14,7 +14,7 @@ from embert.engine import Model, load_model
 from embert.engine.batch import TaskOutput
 from embert.engine.tasks import Task
 from embert.server.bulk.job import Block, BulkError, Job
-from embert.server.bulk.rows import ArrowFormat, FileLayout, ParsedRows
+from embert.server.bulk.rows import Layout, ParsedRows
 from embert.server.bulk.writer import FileWriter
 from tests.engine.heads.m3 import build_m3
 from tests.server.bulk.running import embed
@@ -42,7 +42,7 @@ def some(first: int, count: int) -> ParsedRows:
         {"text": f"text {n}", "id": None if n % 5 == 0 else n, "tags": ["a"] * (n % 3)}
         for n in range(first, first + count)
     ]
-    return ParsedRows([str(row["text"]) for row in rows], range(count), [], rows)
+    return ParsedRows([str(row["text"]) for row in rows], range(count), content=rows)
 
 
 @pytest.mark.parametrize("name", ["vectors.npy", "vectors.parquet"])
@@ -63,16 +63,16 @@ def test_many_tokenization_processes_write_what_one_writes(tmp_path: Path, name:
 
 
 def test_blocks_become_one_parquet_file(tmp_path: Path, m3: Model) -> None:
-    format_ = ArrowFormat(job(), m3)
+    format_ = Layout(job(), m3)
     rows: list[Any] = []
     vectors: list[Any] = []
     with FileWriter(str(tmp_path / "out.parquet")) as writer:
-        writer.begin({}, FileLayout(job(), m3), resume=False)
+        writer.begin({}, Layout(job(), m3), resume=False)
         for number, count in enumerate((3, 40, 1)):
             parsed = some(len(rows), count)
             rows += parsed.content
             vectors.append(np.random.default_rng(number).standard_normal((count, m3.width), np.float32))
-            content = format_.stream(parsed, TaskOutput.one_each(vectors[-1]))
+            content = format_.format(parsed, TaskOutput.one_each(vectors[-1]))
             writer.write(Block(number, count, texts=count), content)
         writer.finish()
     table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
@@ -85,7 +85,7 @@ def test_blocks_become_one_parquet_file(tmp_path: Path, m3: Model) -> None:
 
 def test_a_damaged_partial_file_is_not_converted(tmp_path: Path, m3: Model) -> None:
     with FileWriter(str(tmp_path / "out.parquet")) as writer:
-        writer.begin({}, FileLayout(job(), m3), resume=False)
+        writer.begin({}, Layout(job(), m3), resume=False)
         writer.write(Block(0, 1, texts=1), memoryview(b"no Arrow stream " * 10))
         with pytest.raises(BulkError, match="damaged"):
             writer.finish()
@@ -94,7 +94,7 @@ def test_a_damaged_partial_file_is_not_converted(tmp_path: Path, m3: Model) -> N
 
 def test_sparse_and_multi_vectors_are_lists(m3: Model) -> None:
     def table(task: Task, vectors: TaskOutput) -> Any:
-        return pyarrow.ipc.open_stream(ArrowFormat(job(task), m3).stream(some(1, 3), vectors)).read_all()
+        return pyarrow.ipc.open_stream(Layout(job(task), m3).format(some(1, 3), vectors)).read_all()
 
     sparse = TaskOutput(
         np.array([[0.5], [0.25], [1]], np.float32), np.array([0, 2, 2, 3], np.int32), np.array([3, 7, 5], np.int32)
