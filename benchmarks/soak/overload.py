@@ -1,4 +1,4 @@
-"""Ten times the load that the server can do: what it responses, how late, and how much."""
+"""Ten times the load that the server can do: its responses, how late, and how many."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 // Rows quantized to int8 in blocks of columns: inner activations in blocks of 128, written by FFN in, and attention's
 // context in heads of 64. The next GEMM rescales a block's int8 values to the row's one scale (EPILOGUES.md).
-// engine/quantization/blocks.py is the same in numpy, to the bit.
+// tests/oracles/int8_rows.py is the same in numpy, to the bit.
 //
 // A warp has 16 rows of a block as accumulators of m16n8: with g = lane / 4 and t = lane % 4, y[0][j] are columns 8j +
 // 2t and the next of row g, and y[1][j] of row g + 8.

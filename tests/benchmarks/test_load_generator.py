@@ -20,7 +20,7 @@ REQUESTS = tuple(post("/embed", {"inputs": str(i)}, kind="query", texts=1, token
 
 @contextmanager
 def answering(answer: Callable[[int], bytes]) -> Iterator[int]:
-    """A server on a port of its own that responses its n-th request with `answer(n)`; an empty answer hangs up."""
+    """A server that responds to its n-th request with `answer(n)`; empty bytes hang up."""
     numbers = iter(range(10**9))
 
     class Handler(socketserver.StreamRequestHandler):

@@ -10,9 +10,10 @@ import numpy.typing as npt
 from embert.engine.encoders.cuda.weights import column_factors
 from embert.engine.encoders.self_test import _Reference
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.quantization.blocks import HEAD, block_rows, block_weight, quarter_rows, quarter_weight
+from embert.engine.quantization.blocks import HEAD, block_weight, quarter_weight
 from embert.engine.quantization.rows import product
 from embert.engine.weights.checkpoint import Checkpoint
+from tests.oracles.int8_rows import block_rows, quarter_rows
 
 __all__ = ["hidden_state", "quantized_rows"]
 

@@ -9,11 +9,12 @@ import numpy.typing as npt
 import pytest
 
 from embert.engine.encoders.cuda.encoder import _cublaslt_library
-from embert.engine.quantization.blocks import aligned_rows, block_rows, block_weight, quarter_weight, rounded_blocks
+from embert.engine.quantization.blocks import block_weight, quarter_weight
 from tests.csrc import int8
 from tests.csrc import reference as ref
 from tests.csrc.device import Device
 from tests.csrc.int8_device import EPSILON, Floats, sums_of
+from tests.oracles.int8_rows import aligned_rows, block_rows, rounded_blocks
 
 pytestmark = pytest.mark.gpu
 

@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from embert.engine.quantization.blocks import block_rows, rounded_blocks
 from tests.csrc import int8
 from tests.csrc import reference as ref
 from tests.csrc.device import Device
 from tests.csrc.int8_device import EPSILON, Floats, sums_of
 from tests.csrc.test_attention import drawn_relative, run_attention
+from tests.oracles.int8_rows import block_rows, rounded_blocks
 
 pytestmark = pytest.mark.gpu
 

@@ -15,15 +15,11 @@ from scipy.linalg import hadamard as scipys
 from embert.engine.errors import UnsupportedModel
 from embert.engine.quantization.blocks import (
     INNER,
-    LEAST,
     SET,
     SPACING,
-    block_rows,
     block_weight,
     by_quarters,
-    quarter_rows,
     quarter_weight,
-    rounded_blocks,
     stored_order,
 )
 from embert.engine.quantization.rows import (
@@ -40,6 +36,7 @@ from embert.engine.quantization.rows import (
     sums,
 )
 from tests.engine.conftest import Floats
+from tests.oracles.int8_rows import LEAST, block_rows, quarter_rows, rounded_blocks
 
 Doubles = npt.NDArray[np.float64]
 seeds = st.integers(0, 2**32 - 1)
