@@ -27,12 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="default: another each time, which is printed")
     parser.add_argument("--url", help="of a running server; its memory and log are then not looked at")
     parser.add_argument("--workers", type=int, default=16, help="connections at a time")
-    parser.add_argument("--slack", type=float, default=1.0, help="seconds that an answer may come after its deadline")
+    parser.add_argument("--slack", type=float, default=1.0, help="seconds that a response may come after its deadline")
     parser.add_argument("--timeout", type=float, default=60.0, help="--request-timeout of the server at --url")
     parser.add_argument("--memory", type=float, default=50.0, help="MB that a process may hold more afterwards")
     parser.add_argument("--peak", type=float, default=400.0, help="MB that a process may hold more at any time")
     parser.add_argument("--settle", type=float, default=30.0, help="seconds in which it may let go of the rest")
-    parser.add_argument("--findings", type=int, default=50, help="stop after so many")
+    parser.add_argument("--findings", type=int, default=50, help="stop after this number of findings")
     parser.add_argument("--serve-options", default="", help="options for `embert serve`, as one string")
     parser.add_argument("--real", action="store_true", help="serve the default model instead of the tests' stand-in")
     parser.add_argument("--only", type=int, help="only the case of this number")
@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace, server: Live | None) -> int:
     print(
         f"{campaign.requests} requests on {sum(campaign.kinds.values())} connections in {took_s:.0f} s, {len(routes)} "
         f"routes, {campaign.canaries} known good ones between them\nkinds {dict(campaign.kinds)}\n"
-        f"answers {dict(sorted(campaign.statuses.items()))}\nconnections {dict(campaign.outcomes)}"
+        f"responses {dict(sorted(campaign.statuses.items()))}\nconnections {dict(campaign.outcomes)}"
     )
     for finding in campaign.findings:
         command = f"python -m tests.fuzz --seed {options.seed} --only {finding.case.index}"

@@ -22,7 +22,7 @@ from tests.fuzz.routes import Ask, Routes
 __all__ = ["Campaign", "Finding", "fetch_routes", "grown", "memory", "peaks"]
 
 CANARY_TEXTS = ["Hello, world", "The quick brown fox jumps over the lazy dog."]
-# Of which the first that the model can answer is asked.
+# Candidates for the canary: the first that the model supports is used.
 CANARIES = (
     Ask("POST", "/embed", {"inputs": CANARY_TEXTS}),
     Ask("POST", "/predict", {"inputs": [[text] for text in CANARY_TEXTS]}),
@@ -52,15 +52,15 @@ class Finding:
         if len(stream) > 1500:
             lines[-1] += f" … {stream[-200:]!r}"
         if self.exchange is not None:
-            answers = [f"{answer.status} {answer.body[:100]!r}" for answer in self.exchange.answers]
-            lines.append(f"  got, {self.exchange.outcome.value}: {answers}")
+            responses = [f"{response.status} {response.body[:100]!r}" for response in self.exchange.responses]
+            lines.append(f"  got, {self.exchange.outcome.value}: {responses}")
         return "\n".join(lines)
 
 
 def fetch_routes(url: str) -> Routes:
     """Reads the routes of the server at `url`."""
-    with urllib.request.urlopen(f"{url}/openapi.json", timeout=60) as answer:
-        return Routes(json.load(answer))
+    with urllib.request.urlopen(f"{url}/openapi.json", timeout=60) as response:
+        return Routes(json.load(response))
 
 
 @dataclass(slots=True)
@@ -82,8 +82,8 @@ class Campaign:
     _right: list[float] = field(default_factory=list)
 
     async def run(self, requests: int) -> None:
-        """At least so many requests, or until there are too many findings."""
-        await self.canary()  # which also learns the right answer
+        """Send at least `requests` requests, or stop after too many findings."""
+        await self.canary()  # which also learns the right response
         cases = self._cases(requests)
         await asyncio.gather(*(self.work(cases) for _ in range(self.workers)))
         await self.canary()
@@ -104,7 +104,7 @@ class Campaign:
             done = await exchange(self.address, case, self.limits)
         except OSError as error:
             return Finding(case, [f"no connection: {error!r}"])
-        self.statuses.update(answer.status for answer in done.answers)
+        self.statuses.update(response.status for response in done.responses)
         self.outcomes[done.outcome.value] += 1
         faults = judge(done)
         return Finding(case, faults, done) if faults else None
@@ -140,7 +140,7 @@ class Campaign:
         for _ in range(CANARY_TRIES):
             done = await exchange(self.address, case, self.limits)
             faults = judge(done)
-            if not faults and done.answers[0].status in (429, 503):
+            if not faults and done.responses[0].status in (429, 503):
                 await asyncio.sleep(0.5)
                 continue
             if not faults:
@@ -153,10 +153,10 @@ class Campaign:
             self.tell(self.findings[-1].report())
 
     def _wrong(self, done: Exchange) -> list[str]:
-        answer = done.answers[0]
-        if answer.status != 200:
-            return [f"a good request got {answer.status}"]
-        numbers = [*_numbers(json.loads(answer.body))]
+        response = done.responses[0]
+        if response.status != 200:
+            return [f"a good request got {response.status}"]
+        numbers = [*_numbers(json.loads(response.body))]
         self._right = self._right or numbers
         same = len(numbers) == len(self._right) and all(
             abs(a - b) < TOLERANCE for a, b in zip(numbers, self._right, strict=True)
@@ -165,7 +165,7 @@ class Campaign:
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """All numbers of an answer, without weights that may as well be 0."""
+    """All numbers of a response, without weights that may as well be 0."""
     if isinstance(value, int | float):
         yield value
     elif isinstance(value, list):

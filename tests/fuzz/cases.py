@@ -22,7 +22,7 @@ TIMEOUT_S, CUT_TIMEOUT_S = 2.0, 0.5  # X-Request-Timeout; the second where a bod
 class Ending(enum.Enum):
     """The client's last action, when everything is written."""
 
-    ASK = "waits for the answers, then asks once more"
+    ASK = "waits for the responses, then asks once more"
     HALF = "closes its sending side"
     CLOSE = "closes"
     RESET = "resets the connection"
@@ -33,7 +33,7 @@ class Case:
     index: int
     kind: str
     pieces: tuple[bytes, ...]
-    requests: int = 1  # about so many
+    requests: int = 1  # approximate number
     pause_s: float = 0.0  # between pieces
     ending: Ending = Ending.ASK
     expected: dict[bytes, frozenset[int]] = field(default_factory=dict)  # statuses, by X-Request-Id

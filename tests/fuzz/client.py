@@ -10,9 +10,9 @@ import struct
 import time
 from dataclasses import dataclass, field
 
-from tests.fuzz.answers import Answer, AnswerReader, Malformed
 from tests.fuzz.cases import Case, Ending
 from tests.fuzz.reading import End, Reading, Request, read
+from tests.fuzz.responses import Malformed, Response, ResponseReader
 
 __all__ = ["SENTINEL", "Exchange", "Limits", "Outcome", "exchange"]
 
@@ -23,11 +23,11 @@ _ASK = b"GET /livez HTTP/1.1\r\nHost: fuzz\r\nX-Request-Id: %b\r\n\r\n" % SENTIN
 class Outcome(enum.Enum):
     """The end of a connection."""
 
-    OPEN = "open"  # and answered the sentinel, where there was one
+    OPEN = "open"  # and sent a response to the sentinel, where there was one
     CLOSED = "closed"
     RESET = "reset"
     LATE = "late"  # what was due did not come
-    LEFT = "left"  # by the client, before any answer
+    LEFT = "left"  # by the client, before any response
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Limits:
 class Exchange:
     case: Case
     reading: Reading
-    answers: list[Answer] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
     outcome: Outcome = Outcome.OPEN
     malformed: str = ""
-    truncated: bool = False  # an answer began and did not end
+    truncated: bool = False  # a response began and did not end
     sentinel_sent: bool = False
     half_closed: bool = False
     waited_s: float = 0.0  # for what was late
@@ -75,7 +75,7 @@ class _Connection:
         self._asked: list[Request] = [*reading.requests]
         if reading.tail is not None and reading.end is not End.HEAD:
             self._asked.append(reading.tail)
-        self._reader = AnswerReader(self._method)
+        self._reader = ResponseReader(self._method)
         self._sent_at: list[tuple[int, float]] = []  # bytes written, and when
         self._stream = done.case.stream
 
@@ -100,7 +100,7 @@ class _Connection:
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
-            self._done.truncated = self._reader.in_answer
+            self._done.truncated = self._reader.in_response
 
     def _leave(self) -> None:
         self._done.outcome = Outcome.LEFT
@@ -127,12 +127,12 @@ class _Connection:
             self._sock.shutdown(socket.SHUT_WR)
 
     async def _converse(self, writer: asyncio.Future[None]) -> None:
-        """Read what is due, then ask once more: an answer too many would come before that question's."""
+        """Read what is due, then ask once more: a surplus response would come before that of this request."""
         reading, done = self._done.reading, self._done
         await self._read_until(len(self._asked), writer)
         if done.outcome is not Outcome.OPEN:
             return
-        alive = not (done.answers and done.answers[-1].says_close)
+        alive = not (done.responses and done.responses[-1].says_close)
         if reading.end is End.CLEAN and alive:
             await asyncio.wait([writer])
             done.sentinel_sent = True
@@ -147,10 +147,10 @@ class _Connection:
         await self._read_until(len(self._asked) + 1, writer)  # until the server closes
 
     async def _read_until(self, count: int, writer: asyncio.Future[None]) -> None:
-        """Read until there are so many answers, the connection ends, or something is late."""
+        """Read until `count` responses are here, the connection ends, or something is late."""
         done = self._done
         began = last = time.monotonic()
-        while len(done.answers) < count:
+        while len(done.responses) < count:
             due = self._due(began, last, writer)
             try:
                 data = await asyncio.wait_for(self._loop.sock_recv(self._sock, 1 << 18), due - time.monotonic())
@@ -170,11 +170,11 @@ class _Connection:
                 done.outcome = Outcome.CLOSED
                 return
             last = time.monotonic()
-            done.answers += self._reader.feed(data)
+            done.responses += self._reader.feed(data)
 
     def _due(self, began: float, last: float, writer: asyncio.Future[None]) -> float:
-        """When the next answer, or the next part of it, has to be there."""
-        index = len(self._done.answers)
+        """Deadline of the next response, or of the next part of it."""
+        index = len(self._done.responses)
         sent = began
         timeout_s = 0.0
         if index < len(self._asked):

@@ -1,6 +1,6 @@
 """Reads a stream of bytes as HTTP/1.1 requests, by RFC 9112 and nothing else.
 
-The judge counts answers against this. Where the RFC leaves a server the choice between refusing and one way to read on,
+The judge compares responses with this. Where the RFC leaves the choice between refusing and one way to read on,
 the request has a doubt and is read that way. Where it leaves none, the stream is broken, and nothing after that counts.
 """
 

@@ -21,7 +21,7 @@ class Ask:
     method: str
     path: str
     body: Any = None  # of a POST
-    example: bool = False  # the document's own example of what the model can do: it must be answered with 200
+    example: bool = False  # the document's own example of what the model can do: it must get 200
 
 
 class Routes:
@@ -39,7 +39,7 @@ class Routes:
         return len(self._operations)
 
     def examples(self) -> list[Ask]:
-        """The document's own example of every route, which must be answered with 200 where the model has the task."""
+        """The document's own example of every route, which must get 200 where the model has the task."""
         return [ask for each in self._operations if (ask := self._example(*each)).example]
 
     def offers(self, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Answers out of the bytes that a server sends, by h11."""
+"""Responses out of the bytes that a server sends, by h11."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import h11
 
-__all__ = ["Answer", "AnswerReader", "Malformed"]
+__all__ = ["Malformed", "Response", "ResponseReader"]
 
 HEAD_LIMIT = 64 * 1024
 
@@ -18,7 +18,7 @@ class Malformed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     status: int
     headers: dict[str, str]
     body: bytes
@@ -30,8 +30,8 @@ class Answer:
 
 
 @dataclass(slots=True)
-class AnswerReader:
-    """Fed with bytes, gives answers. `methods` says what the next request is, without which HEAD cannot be read."""
+class ResponseReader:
+    """Fed with bytes, gives responses. `methods` says what the next request is, without which HEAD cannot be read."""
 
     methods: Callable[[int], str]
     clock: Callable[[], float] = time.monotonic
@@ -43,18 +43,18 @@ class AnswerReader:
     _ended: bool = False
 
     @property
-    def in_answer(self) -> bool:
+    def in_response(self) -> bool:
         """True if a response has begun and is not complete."""
         return bool(self._rest) or self._head is not None
 
-    def feed(self, data: bytes) -> Iterator[Answer]:
-        """The answers that are whole now. Raises Malformed."""
+    def feed(self, data: bytes) -> Iterator[Response]:
+        """The responses that are whole now. Raises Malformed."""
         try:
             yield from self._feed(data)
         except h11.RemoteProtocolError as error:
             raise Malformed(str(error)) from None
 
-    def _feed(self, data: bytes) -> Iterator[Answer]:
+    def _feed(self, data: bytes) -> Iterator[Response]:
         if self._ended:
             return
         self._rest += data
@@ -63,21 +63,21 @@ class AnswerReader:
                 self._connection = _awaiting(self.methods(self.count))
             self._connection.receive_data(self._rest)
             self._rest = b""
-            answer = self._next_answer(self._connection)
-            if answer is None:
+            response = self._next_response(self._connection)
+            if response is None:
                 if self._head is None:
-                    # h11 keeps the part of a head; hold it here too, so that `in_answer` is true.
+                    # h11 keeps the part of a head; hold it here too, so that `in_response` is true.
                     self._rest, self._connection = self._connection.trailing_data[0], None
                 return
             self._rest = self._connection.trailing_data[0]
             self._connection = None
-            if self.methods(self.count) == "HEAD" and answer.status >= 400 and answer.says_close:
+            if self.methods(self.count) == "HEAD" and response.status >= 400 and response.says_close:
                 # Refused before the method was known, so it may have a body; nothing that counts comes after it.
                 self._ended, self._rest = True, b""
             self.count += 1
-            yield answer
+            yield response
 
-    def _next_answer(self, connection: h11.Connection) -> Answer | None:
+    def _next_response(self, connection: h11.Connection) -> Response | None:
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
@@ -96,20 +96,20 @@ class AnswerReader:
             else:
                 raise Malformed(f"an unexpected {event!r}")
 
-    def _take(self) -> Answer:
+    def _take(self) -> Response:
         assert self._head is not None
         head, body = self._head, b"".join(self._body)
         self._head, self._body = None, []
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-        return Answer(head.status_code, headers, body, self.clock())
+        return Response(head.status_code, headers, body, self.clock())
 
 
 def _check_head(head: h11.Response) -> None:
     names = {name for name, _ in head.headers}
     if head.http_version != b"1.1":
-        raise Malformed(f"an answer of HTTP/{head.http_version.decode()}")
+        raise Malformed(f"a response of HTTP/{head.http_version.decode()}")
     if (b"content-length" in names) == (b"transfer-encoding" in names) and head.status_code not in (204, 304):
-        raise Malformed("an answer without exactly one of Content-Length and Transfer-Encoding")
+        raise Malformed("a response without exactly one of Content-Length and Transfer-Encoding")
 
 
 def _awaiting(method: str) -> h11.Connection:
