@@ -29,8 +29,8 @@ struct OwnedBatch {
   }
 };
 
-// The number of texts of full length that fits, with tokens from the whole vocabulary: the first batch's rows decide
-// whether LayerNorms can be folded.
+// Texts of full length, up to the limit of tokens. Their tokens come from the whole vocabulary: the first batch's rows
+// decide whether LayerNorms can be folded.
 OwnedBatch full_batch(const EncoderConfig& model, int max_tokens, Tasks tasks) {
   OwnedBatch batch;
   const int length = std::min(model.max_length(), max_tokens), sequences = std::max(1, max_tokens / length);

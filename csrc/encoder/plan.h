@@ -23,7 +23,7 @@ struct BatchPlan {
   const uint8_t* input = nullptr;      // in InputLayout(rows, sequences)
   bool on_host = false;                // `input` is host memory
   const int* positions = nullptr;      // [rows] in host memory, in place of those of offsets.cu
-  const int* cu_seqlens = nullptr;     // in host memory, where they are known
+  const int* cu_seqlens = nullptr;     // in the caller's memory, until `submit` returns; null: unknown
   const SpladePairs* pairs = nullptr;  // destination of pairs
 };
 

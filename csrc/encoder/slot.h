@@ -30,7 +30,11 @@ class Slot {
   }
   int graph_count() const { return int(graphs_.size()); }
   void add_graph(const GraphKey& key, cudaGraphExec_t graph) { graphs_[key] = graph; }
-  bool has_graph() const { return graph_key(plan) && graphs_.count(*graph_key(plan)) > 0; }
+  // True if a graph serves the batch of `plan`; run_graph runs it.
+  bool has_graph() const {
+    const std::optional<GraphKey> key = graph_key(plan);
+    return key && graphs_.count(*key) > 0;
+  }
   Status run_graph(const BatchView& batch, const Stream& stream);
 
   // The steps of a batch without a graph, around its forward pass. `place` reserves memory for its results, and sets
@@ -48,7 +52,7 @@ class Slot {
 
   bool in_flight = false;
   int64_t ticket = 0;
-  BatchPlan plan;
+  BatchPlan plan;  // of the batch in flight, or of the last one
 
  private:
   // Memory for floats of results on the device and in total, and for indices in lists.

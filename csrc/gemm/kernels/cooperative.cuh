@@ -48,7 +48,7 @@ struct CooperativeShape : StageShape<kColumnsValue, kConsumersValue> {
   static constexpr bool kNarrows = kColumnsValue == 2 * kStatColumns;
 
   static_assert(kColumnsValue == 128 || kColumnsValue == 256, "the widths that common/mma.cuh wraps");
-  static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
+  static_assert(kSharedBytes <= kSharedLimit, "the limit of a block");
 };
 
 // With the number of stages that fits.

@@ -51,7 +51,7 @@ struct FeedForwardShape {
   static constexpr int kXFull = kEmpty + 8 * kStages;  // an mbarrier for each consumer
   static constexpr int kOrder = kXFull + 2 * 8;
   static constexpr int kSharedBytes = kOrder + 2 * 8;
-  static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
+  static_assert(kSharedBytes <= kSharedLimit, "the limit of a block");
 
   static constexpr int kPartialFloats = kRows * kHidden;  // accumulators that a block leaves
   static constexpr int kFlags = kThreads / 32;            // signals that a warp's accumulators are in memory

@@ -34,7 +34,7 @@ struct ResidualPingPongShape : StageShape<256, 1> {
   static constexpr int kOrder = kEmpty + 8 * kStages;
   static constexpr int kResidual = kOrder + 2 * 8;  // an mbarrier for each warp: its residual has arrived
   static constexpr int kSharedBytes = kResidual + 8 * 8;
-  static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
+  static_assert(kSharedBytes <= kSharedLimit, "the limit of a block");
 
   template <bool kPingPong>
   static constexpr int kConsumerRows = kRows;

@@ -21,7 +21,7 @@ struct PingPongShape : StageShape<128> {
   static constexpr int kEmpty = kFull + 8 * kStages;
   static constexpr int kOrder = kEmpty + 8 * kStages;
   static constexpr int kSharedBytes = kOrder + 2 * 8;
-  static_assert(kSharedBytes <= kSharedLimit, "what a block can have");
+  static_assert(kSharedBytes <= kSharedLimit, "the limit of a block");
   static_assert(kColumns == kStatColumns, "a thread's constants are two columns'");
 
   // Rows of a consumer. Without ping-pong each consumer has half of every tile.
