@@ -113,7 +113,7 @@ def healthy() -> Iterator[Panel]:
 
 
 def fast() -> Iterator[Panel]:
-    """How fast, and which part is slow?"""
+    """How fast, and which stage is slow?"""
     yield lines(
         "Latency of requests",
         "From a request's headers to its response's end. Half, 90 % and 99 % of responses stay below the curves. A dot "
@@ -266,7 +266,7 @@ def full() -> Iterator[Panel]:
 
 
 def traffic() -> Iterator[Panel]:
-    """What is asked?"""
+    """Which requests come?"""
     yield lines(
         "Requests by route",
         "Which protocols clients use; without probes and scrapes.",
@@ -331,7 +331,7 @@ def traffic() -> Iterator[Panel]:
 
 
 def runs() -> Iterator[Panel]:
-    """What runs?"""
+    """Which models run where?"""
     hidden = dict.fromkeys(("Time", "Value", "__name__", "job"), True)
     yield panel(
         "table",
@@ -401,7 +401,7 @@ def runs() -> Iterator[Panel]:
 
 
 def dashboard() -> Panel:
-    """All of it, rows of panels laid out over Grafana's 24 columns."""
+    """The dashboard: rows of panels laid out over Grafana's 24 columns."""
     panels: list[Panel] = []
     y = 0
     for row in (healthy, fast, full, traffic, gpu, dcgm, runs):

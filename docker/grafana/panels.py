@@ -1,4 +1,4 @@
-"""What a Grafana dashboard is made of: queries, and panels not yet placed."""
+"""Elements of a Grafana dashboard: queries, and panels without a position."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def steps(*bounds: tuple[str, float | None]) -> Panel:
 
 
 def panel(kind: str, title: str, help_: str, targets: list[Panel], width: int, height: int, **more: Any) -> Panel:
-    """A panel, not yet placed."""
+    """A panel without a position."""
     named = [{"refId": chr(ord("A") + i), **each} for i, each in enumerate(targets)]
     return {
         "type": kind, "title": title, "description": help_, "datasource": SOURCE, "targets": named,
@@ -99,7 +99,7 @@ def rate(metric: str, labels: str = SELECT, by: str = "") -> str:
 
 
 def quantile(share: float, metric: str, labels: str = SELECT) -> str:
-    """What `share` of the observations stay below."""
+    """The quantile `share` of a histogram."""
     return f"histogram_quantile({share}, {rate(f'{metric}_bucket', labels, 'le')})"
 
 

@@ -152,8 +152,8 @@ def decoder_config(
     stated_size = config.fields.get("head_dim") is not None
     if not stated_size and hidden % heads:
         raise UnsupportedModel(
-            f"{config.path}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and there is no "
-            "head_dim"
+            f"{config.path}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and "
+            "head_dim is missing"
         )
     size = config.integer("head_dim") if stated_size else hidden // heads
     causal = config.one_of("is_causal", (True, False), True)

@@ -1,6 +1,6 @@
 """Gemma 3's text model, as EmbeddingGemma uses it: attention in both directions by config, windows in most layers.
 
-Beside LLaMA's layers it has norms after attention and after the feed-forward network, norms that multiply by
+In addition to LLaMA's layers it has norms after attention and after the feed-forward network, norms that multiply by
 1 + weight, embeddings times the square root of their width, and a different θ for the layers with windows. Its weights
 were trained in bfloat16: hidden states exceed float16's largest number.
 """

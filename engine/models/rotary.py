@@ -49,8 +49,8 @@ def with_rotary(encoder_config: EncoderConfig, rotary: Rotary) -> EncoderConfig:
 def rotary_of(config: ConfigFile, theta: float, columns: int, scaling: Ntk | DynamicNtk | None = None) -> Rotary:
     """Rotary positions of the first `columns` of a head.
 
-    Raises UnsupportedModel for an odd number of columns, and for one pair that is stretched by a text's length: there
-    is no such rule.
+    Raises UnsupportedModel for an odd number of columns, and for one pair that is stretched by a text's length, which
+    no model defines.
     """
     if columns % 2:
         raise UnsupportedModel(f"{config.path}: rotary positions rotate pairs of a head's columns, found {columns}")

@@ -36,12 +36,12 @@ class Row:
 
     @property
     def devices(self) -> str:
-        """Those that it is tested on; tests/csrc/test_models_on_gpu.py has every checkpoint of CHECKPOINTS."""
+        """Devices that it is tested on; tests/csrc/test_models_on_gpu.py has every checkpoint of CHECKPOINTS."""
         needed = {self.config_read().model_type, *self.model_types} - {"new"}  # GTE's older code
         return "CPU, GPU" if needed <= {name.partition(",")[0] for name in CHECKPOINTS} else "CPU"
 
     def config_read(self) -> EncoderConfig:
-        """What its reader makes of a config.json."""
+        """EncoderConfig of an example config.json."""
         fields = self.config
         if isinstance(fields, str):
             prefix, stated = MODEL_CASES[fields or self.model_types[0]]
@@ -74,7 +74,7 @@ ROWS = (
 
 
 def positions(encoder_config: EncoderConfig) -> str:
-    """How tokens know where they stand."""
+    """The kind of position encoding."""
     attention = [encoder_config.attention_of(layer) for layer in range(encoder_config.layers)]
     traits = {
         "table": encoder_config.position_table,
@@ -88,7 +88,7 @@ def positions(encoder_config: EncoderConfig) -> str:
 
 
 def layers(encoder_config: EncoderConfig) -> str:
-    """How its layers differ from BERT's."""
+    """Differences of its layers from BERT's."""
     traits = {
         "gated": encoder_config.gated,
         "norms first": encoder_config.pre_norm,

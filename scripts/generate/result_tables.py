@@ -147,7 +147,7 @@ def _rivals(ms: dict[str, float]) -> tuple[str, ...]:
 
 
 def encoder() -> Iterator[tuple[str, ...]]:
-    """All workloads in bursts."""
+    """Rows of all workloads in bursts."""
     yield (
         "model", "workload", "tokens", "embert ms", "tokens/s", "useful TFLOP/s", "% of peak", "transformers ms",
         "packed graph ms", "compiled ms", "ratio to the best", "build",
@@ -169,7 +169,7 @@ def encoder() -> Iterator[tuple[str, ...]]:
 
 
 def encoder_under_load() -> Iterator[tuple[str, ...]]:
-    """Those that were also timed without a pause."""
+    """Rows of workloads that were also timed without a pause."""
     yield (
         "model", "workload", "embert ms", "tokens/s", "useful TFLOP/s", "transformers ms", "packed graph ms",
         "compiled ms", "ratio to the best", "build",
@@ -316,7 +316,7 @@ def short_texts() -> Iterator[tuple[str, ...]]:
 
 
 def cpu_by_process() -> Iterator[tuple[str, ...]]:
-    """What a short request costs each kind of process."""
+    """CPU time of a short request in each kind of process."""
     yield "model", "connections", "engine process, CPU µs a request", "HTTP processes", "build"
     for shape, name in SHAPES.items():
         for run, _, row in pairs(shape, "one"):

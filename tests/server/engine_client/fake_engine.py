@@ -53,7 +53,7 @@ class FakeEngine:
         self._listener.setblocking(False)
 
     def ready(self, **models: ModelState) -> EngineState:
-        """What the supervisor says of it; `models` by name."""
+        """State as the supervisor reports it; `models` by name."""
         states = {"ab".index(name): state for name, state in models.items()} or {0: READY}
         return EngineState(self.index, "ready", "", self.endpoint, states)
 

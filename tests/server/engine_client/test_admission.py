@@ -1,4 +1,4 @@
-"""How many tokens are admitted, by number and by time, and the errors of requests that cannot enter."""
+"""Admission by number of tokens and by time, and the errors of requests that cannot enter."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Engine:
 
 
 def ready_engine(index: int, rates: dict[int, float]) -> Engine:
-    """With these models, by number, and their rates in tokens/s."""
+    """An engine with these models, by number, and their rates in tokens/s."""
     status = EngineStatus(index, 0.0, 0, [rates.get(number, 0.0) for number in range(1 + max(rates))])
     return Engine(EngineState(index, "ready", "", "/nonexistent", dict.fromkeys(rates, READY)), status)
 
 
 def admission_of(rates: list[float | None], **options: Any) -> Admission:
-    """With ready engines of these rates in tokens/s; None: an engine whose rate is not known yet."""
+    """Admission with ready engines of these rates in tokens/s; None: an engine whose rate is not known yet."""
     engines = {index: ready_engine(index, {0: rate or 0.0}) for index, rate in enumerate(rates)}
     for index, rate in enumerate(rates):
         if rate is None:
@@ -54,7 +54,7 @@ def admission_of(rates: list[float | None], **options: Any) -> Admission:
 
 
 def admissions_of(*engines: dict[int, float], **options: Any) -> list[Admission]:
-    """Of models that are called a, b, …: each engine has some, by number, at rates in tokens/s."""
+    """Admissions of models that are called a, b, …: each engine has some, by number, at rates in tokens/s."""
     found = {index: ready_engine(index, rates) for index, rates in enumerate(engines)}
     models = 1 + max(number for rates in engines for number in rates)
     counters = SharedCounters.create(1, len(engines), models)
@@ -101,7 +101,7 @@ def test_the_smaller_of_tokens_and_time_holds(rates: list[float | None], options
 
 
 def test_long_texts_count_as_more_tokens_than_they_have() -> None:
-    """As in the scheduler, whose rate the limit is derived from."""
+    """The scheduler, whose rate sets the limit, counts the same."""
     admission = admission_of([1000.0])
 
     def counted(*lengths: int) -> int:
@@ -249,7 +249,7 @@ def test_a_flood_of_one_model_leaves_capacity_to_others() -> None:
         b.check(101, asks())
     for value in ("b ", "2400", "101", "2500", "--max-queue-seconds 10", "500 tokens/s"):
         assert value in refused.value.message
-    assert refused.value.retry_after_s == 10  # 4.8 s of its own, and as much of the other one's
+    assert refused.value.retry_after_s == 10  # 4.8 s of this model's work, and as much of the other's
     a.add(-1_000_000 + 1000)  # a second of work
     assert b.queue_limit == 4500
 

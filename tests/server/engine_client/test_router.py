@@ -162,7 +162,7 @@ async def test_what_a_lost_engine_ran_is_isolated_and_then_failed(stage: Scene) 
 
 @scene
 async def test_what_was_never_sent_was_not_lost(stage: Scene) -> None:
-    """Whether it waits for an engine, or for the next tick of the loop, when an engine is lost."""
+    """A request that waits for an engine, or for the next tick of the loop, when an engine is lost."""
     router = stage.router("a")
     result = None
     for _ in range(10):
@@ -296,7 +296,7 @@ async def test_what_waits_for_a_model_is_sent_once_it_is_loaded_again(stage: Sce
 
 @scene
 async def test_a_model_that_has_failed_everywhere_fails_what_waits_for_it(stage: Scene) -> None:
-    """Of two engines the first one's requests go to the second."""
+    """The first engine's requests go to the second."""
     router = stage.router("a", "b", engines=2)
     engines = [stage.engine(index) for index in range(2)]
     router.engine_changed(engines[0].ready(a=READY, b=READY))
