@@ -105,7 +105,7 @@ def _parse_json_lines(job: Job, payload: bytes) -> ParsedRows:
                 continue
             reason = _invalid(line, job.column)
         elif _MANY_DIGITS.search(line):
-            reason = _large_integer(job, line)
+            reason = _large_integer(job, line, row)
         if reason:
             parsed.invalid[number] = reason
             continue
@@ -115,18 +115,13 @@ def _parse_json_lines(job: Job, payload: bytes) -> ParsedRows:
     return parsed
 
 
-def _large_integer(job: Job, line: bytes) -> str:
-    """The error for a kept field with an integer that no 64 bits hold, which orjson reads as a float; else nothing."""
-
-    def is_large(value: Any) -> bool:
-        if isinstance(value, dict | list):
-            return any(map(is_large, value.values() if isinstance(value, dict) else value))
-        return isinstance(value, int) and not -(1 << 63) <= value < 1 << 64
-
-    row = json.loads(line)
-    large = (name for name in (row if job.kept_columns is None else job.kept_columns) if is_large(row.get(name)))
-    name = next(large, None)
-    return "" if name is None else f"field {name!r} has an integer of more than 64 bits, which the output would round"
+def _large_integer(job: Job, line: bytes, row: Mapping[str, Any]) -> str:
+    """The error for a kept field with an integer that orjson has rounded to a float of 64 bits; else nothing."""
+    exact = json.loads(line)
+    for name in exact if job.kept_columns is None else job.kept_columns:
+        if exact.get(name) != row.get(name):
+            return f"field {name!r} has an integer of more than 64 bits, which the output would round"
+    return ""
 
 
 def _invalid(line: bytes, name: str) -> str:

@@ -12,16 +12,16 @@ import contextlib
 import queue
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tqdm import tqdm
 
 from embert.engine import Encoder, Model
 from embert.engine.engine import output_width, require_task
 from embert.engine.host import blas_threads, usable_cpus
-from embert.engine.quantization import MIN_ACCURACY
 from embert.server.bulk.job import Block, BulkError, CannotResume, Job, RowRange, SharedBuffers
 from embert.server.bulk.reader import Chunk, Reader
 from embert.server.bulk.resume import run_manifest
@@ -38,12 +38,10 @@ _CPUS_PER_TOKENIZATION_PROCESS = 8  # where the CPU encodes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """Where a run's encoders run."""
+    """Devices of a run's encoders, and processes next to them."""
 
     names: Sequence[str]  # "cuda:0"; one engine process each
-    dtype: str = "auto"
-    encoder: str = "auto"
-    min_agreement: float = MIN_ACCURACY
+    encoder: Mapping[str, Any] = field(default_factory=dict)  # options of `load_encoder` but the device
     tokenization_processes: int = 0  # 0: depends on the number of CPUs
 
     def num_tokenization_processes(self, device_types: Sequence[str]) -> int:
@@ -80,16 +78,13 @@ def embed_files(
             stack.callback(process.kill)
             return process
 
-        config = WorkerConfig("tokenization", job, model, buffers.descriptors, sys.path)
-        engine_config = replace(
-            config,
-            kind="engine",
-            dtype=devices.dtype,
-            encoder=devices.encoder,
-            min_agreement=devices.min_agreement,
-        )
+        config = WorkerConfig(job, model, buffers.descriptors, sys.path)
         engines = [
-            start(f"the engine process of {device}", replace(engine_config, device=device), blas_threads())
+            start(
+                f"the engine process of {device}",
+                replace(config, encoder={**devices.encoder, "device": device}),
+                blas_threads(),
+            )
             for device in devices.names
         ]
         loaded = [process.wait_ready() for process in engines]

@@ -115,7 +115,7 @@ class TokenizationStage:
             try:
                 self._encode([text])
             except InputError as error:
-                yield row, str(error).removeprefix("`texts`: text 0 ")
+                yield row, error.reason
 
 
 _MAX_IN_FLIGHT = 2

@@ -11,16 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from embert.engine import Model, load_encoder
 from embert.engine.errors import EngineError
-from embert.engine.quantization import MIN_ACCURACY
 from embert.server.bulk.job import Block, BulkError, Job, SharedBuffers
 from embert.server.bulk.stages import EngineStage, TokenizationStage
 from embert.server.ipc.control import describe_exit
@@ -34,31 +33,16 @@ _SILENCE_S = 60
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """The first message to a worker. The later ones are blocks, with the stage's name."""
+    """The first message to a worker. The later ones are blocks, with the stage's name.
 
-    kind: Literal["tokenization", "engine"]
+    It sends a string if it cannot continue, blocks, and an engine process the number of texts encoded since then.
+    """
+
     job: Job
     model: Model
     buffers: tuple[int, ...]  # descriptors
     path: list[str]  # sys.path, for custom encoders
-    device: str = "cpu"
-    dtype: str = "auto"
-    encoder: str = "auto"
-    min_agreement: float = MIN_ACCURACY
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """From a worker: why it cannot continue, in one sentence."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """From an engine: the number of texts encoded since the last message."""
-
-    texts: int
+    encoder: Mapping[str, Any] | None = None  # options of `load_encoder`; None: a tokenization process
 
 
 class WorkerProcess:
@@ -128,8 +112,8 @@ class WorkerProcess:
             raise BulkError(f"{self._name} {self._exit_reason()}{self._current_rows()}") from None
         except Exception as error:  # noqa: BLE001 - unpickling raises anything
             raise BulkError(f"{self._name} sent a malformed message: {type(error).__name__}: {error}") from None
-        if isinstance(message, _Failure):
-            raise BulkError(message.message)
+        if isinstance(message, str):
+            raise BulkError(message)
         return message
 
     def _wait_for_message(self) -> None:
@@ -168,8 +152,8 @@ class WorkerProcess:
                     for _, future in self._pending.values():
                         future.set_exception(error)
                 return
-            if isinstance(message, _Progress):
-                self.progress(message.texts)
+            if isinstance(message, int):
+                self.progress(message)
             else:
                 with self._lock:
                     _, future = self._pending.pop(message.number)
@@ -193,16 +177,16 @@ def main() -> None:
         config: WorkerConfig = parent.recv()
         sys.path[:] = config.path
         try:
-            (_run_tokenization if config.kind == "tokenization" else _run_engine)(parent, config)
+            (_run_tokenization if config.encoder is None else _run_engine)(parent, config)
         except (EOFError, ConnectionError):
             pass
         except (EngineError, BulkError) as error:
-            parent.send(_Failure(str(error)))
+            parent.send(str(error))
         except MemoryError:
-            parent.send(_Failure(f"not enough memory for {config.model.model_id}"))
+            parent.send(f"not enough memory for {config.model.model_id}")
         except Exception as error:  # noqa: BLE001 - the user gets one sentence for any error
-            name = f"the engine of {config.device}" if config.kind == "engine" else "a tokenization process"
-            parent.send(_Failure(f"internal error in {name}: {type(error).__name__}: {error}"))
+            name = "a tokenization process" if config.encoder is None else f"the engine of {config.encoder['device']}"
+            parent.send(f"internal error in {name}: {type(error).__name__}: {error}")
     os._exit(0)  # without waiting for threads
 
 
@@ -216,20 +200,14 @@ def _run_tokenization(parent: Connection, config: WorkerConfig) -> None:
 
 
 def _run_engine(parent: Connection, config: WorkerConfig) -> None:
-    encoder = load_encoder(
-        config.model,
-        device=config.device,
-        dtype=config.dtype,
-        encoder=config.encoder,
-        min_agreement=config.min_agreement,
-    )
+    encoder = load_encoder(config.model, **config.encoder or {})
     texts, reported = 0, time.monotonic()
 
     def progress(more: int) -> None:
         nonlocal texts, reported
         texts += more
         if time.monotonic() - reported > _PROGRESS_INTERVAL_S:
-            parent.send(_Progress(texts))
+            parent.send(texts)
             texts, reported = 0, time.monotonic()
 
     stage = EngineStage(config.job, config.model, encoder, SharedBuffers(config.buffers), progress)

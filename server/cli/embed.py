@@ -53,9 +53,7 @@ def embed(arguments: argparse.Namespace) -> int:
             else:
                 device_config = DeviceConfig(
                     names=names,
-                    dtype=arguments.dtype,
-                    encoder=arguments.encoder,
-                    min_agreement=arguments.min_agreement,
+                    encoder=encoder_options(arguments),
                     tokenization_processes=arguments.tokenization_workers,
                 )
                 embed_files(job, model, source, output, device_config, resume=arguments.resume, quiet=arguments.quiet)

@@ -84,7 +84,7 @@ def test_a_lost_process_ends_the_run_which_can_be_resumed(
 
 def test_a_process_that_is_stopped_is_killed_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers = SharedBuffers.create(1)
-    config = WorkerConfig("tokenization", Job(), load_model(), buffers.descriptors, sys.path)
+    config = WorkerConfig(Job(), load_model(), buffers.descriptors, sys.path)
     worker = WorkerProcess("tokenization process 0", config, {})
     try:
         worker.wait_ready()
