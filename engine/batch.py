@@ -120,9 +120,9 @@ def pack(
     """
     lengths = np.fromiter(map(len, sequences), np.int32, len(sequences))
     return PackedBatch(
-        ids=_joined(sequences),
+        ids=_concatenate(sequences),
         cu_seqlens=cumulative(lengths),
-        token_types=None if token_types is None else _joined(token_types),
+        token_types=None if token_types is None else _concatenate(token_types),
         dimensions=dimensions,
         normalize=normalize,
         tasks=tasks,
@@ -130,7 +130,7 @@ def pack(
     )
 
 
-def _joined(arrays: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
+def _concatenate(arrays: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
     return np.concatenate(arrays).astype(np.int32, copy=False) if arrays else np.zeros(0, np.int32)
 
 

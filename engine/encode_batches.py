@@ -33,7 +33,7 @@ def encode_batches(
     """
     in_flight: tuple[Numbers, object] | None = None
 
-    def finished(numbers: Numbers, ticket: object) -> tuple[Numbers, dict[Task, TaskOutput]]:
+    def finish(numbers: Numbers, ticket: object) -> tuple[Numbers, dict[Task, TaskOutput]]:
         rows = encoder.wait(ticket)
         if progress is not None:
             progress(len(numbers))
@@ -47,10 +47,10 @@ def encode_batches(
         ticket = encoder.submit(batch.wanting(tasks))
         # Submit the next batch before waiting for the last one, so that the device is never idle.
         if in_flight is not None:
-            yield finished(*in_flight)
+            yield finish(*in_flight)
         in_flight = numbers, ticket
     if in_flight is not None:
-        yield finished(*in_flight)
+        yield finish(*in_flight)
 
 
 def by_length(lengths: npt.NDArray[np.int32]) -> Numbers:

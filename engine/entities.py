@@ -121,7 +121,7 @@ def _of_sequence(
     if options.aggregation != "simple":
         continues = _continues(text, of_tokens, ids, tokenizer)
         of_tokens = [
-            _word(group, probabilities, tokenizer, options.aggregation) for group in _grouped(of_tokens, continues)
+            _word(group, probabilities, tokenizer, options.aggregation) for group in _group(of_tokens, continues)
         ]
     return [*_entities(of_tokens, labels, tokenizer, options.ignored)]
 
@@ -137,7 +137,7 @@ def _continues(text: str, tokens: Sequence[_Span], ids: Sequence[int], tokenizer
             yield token.start > 0 and " " not in text[token.start - 1 : token.start + 1]
 
 
-def _grouped(tokens: Sequence[_Span], continues: Iterator[bool]) -> list[list[_Span]]:
+def _group(tokens: Sequence[_Span], continues: Iterator[bool]) -> list[list[_Span]]:
     words: list[list[_Span]] = []
     for token, is_subword in zip(tokens, continues, strict=True):
         if words and is_subword:

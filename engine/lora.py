@@ -94,11 +94,11 @@ def _pattern(patterns: Mapping[str, object], module: str) -> str:
 
 def _matches(pattern: str, name: str) -> bool:
     """True if a pattern of the file describes the whole name."""
-    return _compiled(pattern).isinstance_python(name)
+    return _compile(pattern).isinstance_python(name)
 
 
 @functools.lru_cache
-def _compiled(pattern: str) -> SchemaValidator:
+def _compile(pattern: str) -> SchemaValidator:
     """A regular expression that takes linear time whatever its pattern, unlike Python's own.
 
     Raises SchemaError for what is none, and for one that looks around.
@@ -164,7 +164,7 @@ def _check_patterns(lora: Lora) -> None:
         except re.error as error:
             raise BrokenModel(f"{lora.path}: {pattern!r} is not a regular expression: {error}") from error
         try:
-            _compiled(pattern)
+            _compile(pattern)
         except SchemaError as error:
             raise UnsupportedModel(
                 f"{lora.path}: the regular expression {pattern!r} looks around, refers back or is too large, "

@@ -47,7 +47,7 @@ def create_encoder(
             factory = functools.partial(factory, gemm="cublaslt")
         device = "cuda:0" if device in ("auto", "cuda") else device
     else:
-        factory = _imported(kind)
+        factory = _import_encoder(kind)
     if not prepared and kind in ("cuda", "cuda-portable"):
         factory = functools.partial(factory, graphs=False)
     try:
@@ -110,7 +110,7 @@ def _torch_encoder(choice: str) -> Callable[..., Encoder]:
     return TorchEncoder
 
 
-def _imported(path: str) -> Callable[..., Encoder]:
+def _import_encoder(path: str) -> Callable[..., Encoder]:
     module, _, name = path.partition(":")
     try:
         create: Any = getattr(importlib.import_module(module), name)

@@ -76,7 +76,7 @@ class _Reference:
         self._int8 = int8
 
     def hidden_state(self, ids: Ints) -> Floats:
-        x = self._embedded(ids)
+        x = self._embed(ids)
         if self._is.embedding_size is not None and self._is.projects_first:
             x = self._linear(x, EMBEDDING_PROJECTION)
         if self._is.embedding_norm:
@@ -88,7 +88,7 @@ class _Reference:
             x = self._layer(x, layer, bias)
         return self._norm(x, FINAL_NORM) if self._is.pre_norm else x
 
-    def _embedded(self, ids: Ints) -> Floats:
+    def _embed(self, ids: Ints) -> Floats:
         words = self._rows(WORD_EMBEDDINGS, ids) * np.float32(self._is.embedding_scale)
         x = words + self._rows(TOKEN_TYPE_EMBEDDINGS, slice(1))
         return x + self._rows(POSITION_EMBEDDINGS, slice(len(ids))) if self._is.position_table else x
@@ -104,9 +104,9 @@ class _Reference:
         sublayer_input = self._norm(x, f"{prefix}output.LayerNorm") if pre_norm else x
         inner = self._linear(sublayer_input, f"{prefix}intermediate.dense")
         if self._is.gated:
-            inner = inner * self._activated(self._linear(sublayer_input, f"{prefix}intermediate.gate"))
+            inner = inner * self._activate(self._linear(sublayer_input, f"{prefix}intermediate.gate"))
         else:
-            inner = self._activated(inner)
+            inner = self._activate(inner)
         fed = self._linear(inner, f"{prefix}output.dense")
         x = x + (self._norm(fed, prefix + SUBLAYER_NORM) if self._is.sublayer_norms else fed)
         return x if pre_norm else self._norm(x, f"{prefix}output.LayerNorm")
@@ -122,7 +122,7 @@ class _Reference:
         if self._is.qk_norm:
             q, k = self._norm(q, prefix + QUERY_NORM), self._norm(k, prefix + KEY_NORM)
         if known.rotary is not None:
-            q, k = _rotated(q, known.rotary), _rotated(k, known.rotary)
+            q, k = _rotate(q, known.rotary), _rotate(k, known.rotary)
         k, v = (np.repeat(shared, heads // len(shared), 0) for shared in (k, v))
         scores = q @ k.swapaxes(1, 2) * np.float32(self._is.score_scale)
         if bias is not None:
@@ -207,7 +207,7 @@ class _Reference:
             y += self._checkpoint.float32(f"{name}.bias")
         return y
 
-    def _activated(self, x: Floats) -> Floats:
+    def _activate(self, x: Floats) -> Floats:
         if self._is.activation == "relu":
             return np.maximum(x, np.float32(0))
         half, one = np.float32(0.5), np.float32(1)
@@ -231,8 +231,8 @@ class _Recorder(_Reference):
         super().__init__(config, checkpoint, adapter, int8=int8)
         self.found: dict[str, npt.NDArray[np.float64]] = {}
 
-    def _embedded(self, ids: Ints) -> Floats:
-        return cast("Floats", super()._embedded(ids).astype(np.float64))
+    def _embed(self, ids: Ints) -> Floats:
+        return cast("Floats", super()._embed(ids).astype(np.float64))
 
     def _linear(self, x: Floats, name: str) -> Floats:
         if name.endswith(self.RECORDED):
@@ -246,7 +246,7 @@ def _distances(length: int) -> npt.NDArray[np.int64]:
     return positions - positions[:, None]
 
 
-def _rotated(x: Floats, rotary: Rotary) -> Floats:
+def _rotate(x: Floats, rotary: Rotary) -> Floats:
     """Queries or keys [heads, L, size] rotated by their positions."""
     cosines, sines = rotations(rotary, x.shape[1])
     half = rotary.columns // 2

@@ -80,7 +80,7 @@ def read_pair_text(
 
     query, document = SENTINELS
     pairs = (SENTINELS, (query, ""), ("", document), *PROBES)
-    first, without_document, without_query, *probed = _rendered(path, source, [rendering(*pair) for pair in pairs])
+    first, without_document, without_query, *probed = _render(path, source, [rendering(*pair) for pair in pairs])
     if first in (without_document, without_query):
         raise TakesNoPair(f"{path}: the chat template takes no query and document")
     before, _, rest = first.partition(query)
@@ -93,7 +93,7 @@ def read_pair_text(
     return pair_text
 
 
-def _rendered(path: Path, source: str, renderings: Sequence[Mapping[str, Any]]) -> list[str]:
+def _render(path: Path, source: str, renderings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The texts of a template, by a separate process (render_template.py). Raises TakesNoPair, UnsupportedModel."""
     script = Path(__file__).with_name("render_template.py")
     try:

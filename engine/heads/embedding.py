@@ -109,10 +109,10 @@ def normalized(x: Floats) -> Floats:
 
 def load_modules(folder: Path, modules: Sequence[pooling.Module]) -> tuple[Callable[[Floats], Floats], ...]:
     """The modules after a model's pooling, with their weights. Raises BrokenModel."""
-    return tuple(_loaded(folder, module) for module in modules)
+    return tuple(_load_module(folder, module) for module in modules)
 
 
-def _loaded(folder: Path, module: pooling.Module) -> Callable[[Floats], Floats]:
+def _load_module(folder: Path, module: pooling.Module) -> Callable[[Floats], Floats]:
     if isinstance(module, pooling.Normalize):
         return normalized
     file = SafetensorsFile(folder / module.folder / "model.safetensors")

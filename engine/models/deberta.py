@@ -93,7 +93,7 @@ def read(config: ConfigFile) -> EncoderConfig:
         # Every part of the score is divided by the square root of the head's columns times the number of parts, which
         # counts those of `pos_att_type` even where relative_attention is false.
         attention_scale=(encoder_config.head_size * (1 + len(parts))) ** -0.5,
-        disentangled=_disentangled(config, parts),
+        disentangled=_read_disentangled(config, parts),
     )
 
 
@@ -107,7 +107,7 @@ def _tensors(config: ConfigFile, *, has_types: bool) -> TensorNames:
     )
 
 
-def _disentangled(config: ConfigFile, parts: set[str]) -> Disentangled | None:
+def _read_disentangled(config: ConfigFile, parts: set[str]) -> Disentangled | None:
     if not _flag(config, "relative_attention", False) or not parts:
         return None
     farthest = _integer(config, "max_relative_positions", -1)

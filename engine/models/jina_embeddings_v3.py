@@ -56,7 +56,7 @@ FLASH = WeightMapping(
 )
 
 
-def _adapted(name: str | FusedWeight) -> str | FusedWeight:
+def _adapt(name: str | FusedWeight) -> str | FusedWeight:
     return name._replace(name=name.name + ADAPTED) if isinstance(name, FusedWeight) else name + ADAPTED
 
 
@@ -64,7 +64,7 @@ FLASH_ADAPTED = dataclasses.replace(
     FLASH,
     parts={
         **FLASH.parts,
-        **{f"{ours}.weight": _adapted(stored) for ours, stored in LINEAR.items()},
+        **{f"{ours}.weight": _adapt(stored) for ours, stored in LINEAR.items()},
         **{f"{table}.weight": table + ADAPTED for table in TABLES},
     },
 )

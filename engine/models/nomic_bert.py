@@ -108,7 +108,7 @@ def _read_older(config: ConfigFile) -> EncoderConfig:
     config = config.with_fields(
         n_inner=_inner_columns(config, gated=gated),
         type_vocab_size=config.fields["type_vocab_size"] if types else 1,
-        vocab_size=_rounded(config.integer("vocab_size"), config.with_defaults(**{VOCAB_STEP: 1}).integer(VOCAB_STEP)),
+        vocab_size=_round_up(config.integer("vocab_size"), config.with_defaults(**{VOCAB_STEP: 1}).integer(VOCAB_STEP)),
     )
     encoder_config = dataclasses.replace(read_bert_like(config, tensors, activations=activations), gated=gated)
     if not _is_positive(config, "rotary_emb_fraction"):
@@ -161,10 +161,10 @@ def _inner_columns(config: ConfigFile, *, gated: bool) -> int:
     if not gated:
         return 4 * config.integer("hidden_size") if stated is None else config.integer("intermediate_size")
     columns = 8 * config.integer("hidden_size") // 3 if stated is None else config.integer("intermediate_size")
-    return _rounded(columns, GATED_STEP)
+    return _round_up(columns, GATED_STEP)
 
 
-def _rounded(count: int, multiple: int) -> int:
+def _round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 

@@ -43,7 +43,7 @@ def load_library(
     _add_markers(library, config.markers)
     library.no_padding()
     library.no_truncation()
-    return library, _described(definition, library)
+    return library, _describe(definition, library)
 
 
 def _add_tokens(library: Library, definition: Definition, stored: dict[str, Any], vocab_size: int) -> None:
@@ -122,7 +122,7 @@ def _lowercases(normalizer: normalizers.Normalizer | None) -> bool:
     return any(isinstance(step, normalizers.Lowercase) for step in _steps(normalizer))
 
 
-def _described(definition: Definition, library: Library) -> dict[str, Any]:
+def _describe(definition: Definition, library: Library) -> dict[str, Any]:
     """The tokenizer as tokenizer.json would describe it."""
     normalizer = library.normalizer
     tokens = library.get_added_tokens_decoder()

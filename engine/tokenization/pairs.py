@@ -63,7 +63,7 @@ class Pairs:
         if self._model.pair_text is not None:
             return (yield from self._in_template(self._model.pair_text, firsts, seconds, options, chunking))
         backend, truncate, params = self._backend, self._backend.cuts(options), (options.param, options.second_param)
-        template, capacities = self._checked(firsts, seconds, options)
+        template, capacities = self._check(firsts, seconds, options)
 
         def too_long_first(index: int, tokens: int) -> InputError:
             return too_long(index, tokens + template.tokens - 1, self._limit, params[0], "more than ", "pair")
@@ -100,13 +100,13 @@ class Pairs:
             again = [text if index in over else "" for index, text in enumerate(seconds)]
             read = yield from read_seconds(again, most)
             second = [more or body for more, body in zip(read, second, strict=True)]
-        return (yield from self._joined(template, capacities, first, second, options))
+        return (yield from self._join(template, capacities, first, second, options))
 
     def encode_known(self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions) -> Encoded | None:
         if self._model.pair_text is not None:
             return None
         truncate, direction = self._backend.cuts(options), options.direction or self._backend.direction
-        template, capacities = self._checked(firsts, seconds, options)
+        template, capacities = self._check(firsts, seconds, options)
         first = self._backend.cached_ids(firsts, capacities.first + 1 if truncate else None, direction)
         if first is None:
             return None
@@ -117,7 +117,7 @@ class Pairs:
         second = self._backend.cached_ids(seconds, limit, direction)
         if second is None or (truncate and not only_first and _undecided(first, second, capacities)):
             return None
-        return finish(self._joined(template, capacities, first, second, options))
+        return finish(self._join(template, capacities, first, second, options))
 
     def _in_template(
         self,
@@ -134,8 +134,8 @@ class Pairs:
         _check_counts(firsts, seconds, options)
         cuts = self._backend.cuts(options)
         if cuts:
-            firsts = yield from self._shortened(firsts, options.first_limit, options.param, chunking)
-            seconds = yield from self._shortened(seconds, options.second_limit, options.second_param, chunking)
+            firsts = yield from self._shorten(firsts, options.first_limit, options.param, chunking)
+            seconds = yield from self._shorten(seconds, options.second_limit, options.second_param, chunking)
         firsts = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
         limit = min(options.limit or self._limit, self._limit) if cuts else self._limit
         end = self._template_end(pair_text)
@@ -175,7 +175,7 @@ class Pairs:
         _check_tokens(lengths, options)
         return Encoded(np.frombuffer(b"".join(bodies), np.int32), lengths, truncated)
 
-    def _shortened(
+    def _shorten(
         self, texts: Sequence[str], limit: int | None, param: str, chunking: Chunking
     ) -> Chunks[Sequence[str]]:
         """The texts, each without what is over a number of tokens."""
@@ -195,7 +195,7 @@ class Pairs:
         count = int(differ[0]) if len(differ) else 0
         return ends[0][len(ends[0]) - count * ID_BYTES :]
 
-    def _checked(
+    def _check(
         self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions
     ) -> tuple[PairTemplate, _Capacities]:
         """The template, and how many tokens of the texts fit."""
@@ -218,7 +218,7 @@ class Pairs:
         first, second = (capacity if limit is None else min(limit, capacity) for limit in limits)
         return template, _Capacities(capacity, first, second)
 
-    def _joined(
+    def _join(
         self,
         template: PairTemplate,
         capacities: _Capacities,

@@ -147,7 +147,7 @@ class Tokenizer:
             param=param,
             refuse=lambda index, tokens: too_long(index, tokens + frame.overhead - 1, frame.limit, param, "more than "),
         )
-        return self._framed(frame, bodies, options, prompt)
+        return self._encode_frame(frame, bodies, options, prompt)
 
     def encode_known(
         self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, prompt: str = ""
@@ -159,9 +159,9 @@ class Tokenizer:
         frame = self._frames[options.is_query].within(options.limit)
         limit = frame.capacity + 1 if backend.cuts(options) else None
         bodies = backend.cached_ids(texts, limit, options.direction or backend.direction)
-        return None if bodies is None else self._framed(frame, bodies, options, prompt)
+        return None if bodies is None else self._encode_frame(frame, bodies, options, prompt)
 
-    def _framed(self, frame: Frame, bodies: Sequence[bytes], options: TokenizeOptions, prompt: str) -> Encoded:
+    def _encode_frame(self, frame: Frame, bodies: Sequence[bytes], options: TokenizeOptions, prompt: str) -> Encoded:
         """The bodies between special ids, with the number of prompt tokens if the model does not pool prompts."""
         direction = options.direction or self._backend.direction
         encoded = frame.around(bodies, self._backend.cuts(options), direction, options.param)
@@ -368,15 +368,15 @@ class Frame:
         """The frame of texts in a role. Raises BrokenModel where it leaves no space for a text."""
         before, after = backend.special.prefix, backend.special.suffix
         if role is None:
-            return cls(before, after, limit)._checked()
+            return cls(before, after, limit)._check()
         limit = limit if role.length is None else min(limit, role.length)
         if role.expansion is None:
-            return cls(before, after, limit)._checked()
-        return cls(before, after, limit, _ids(role.expansion.token), role.expansion.length)._checked()
+            return cls(before, after, limit)._check()
+        return cls(before, after, limit, _ids(role.expansion.token), role.expansion.length)._check()
 
     def within(self, limit: int | None) -> Frame:
         """The same, with at most `tokens` tokens where these are fewer. Raises BrokenModel if they leave no space."""
-        return self if limit is None or limit >= self.limit else dataclasses.replace(self, limit=limit)._checked()
+        return self if limit is None or limit >= self.limit else dataclasses.replace(self, limit=limit)._check()
 
     def around(self, bodies: Sequence[bytes], truncate: bool, direction: Direction, param: str) -> Encoded:
         """Cut the ids of texts, put them between the others, and lay them end to end.
@@ -407,7 +407,7 @@ class Frame:
         ids = np.frombuffer(bytearray().join(pieces), np.int32)
         return Encoded(ids, np.frombuffer(lengths, np.int32) if lengths else np.zeros(0, np.int32), truncated)
 
-    def _checked(self) -> Frame:
+    def _check(self) -> Frame:
         if self.capacity < 1:
             raise BrokenModel(f"special tokens leave no space for text within max_input_length {self.limit}")
         return self

@@ -40,8 +40,8 @@ def _stored(x: npt.NDArray[np.floating]) -> Floats:
 class _Int8Reference(_Reference):
     """Rows are rounded where kernels store them, so that quantizing them rounds as it does there."""
 
-    def _embedded(self, ids: Ints) -> Floats:
-        return _stored(super()._embedded(ids))
+    def _embed(self, ids: Ints) -> Floats:
+        return _stored(super()._embed(ids))
 
     def _layer(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
         """x: normalized."""
@@ -50,7 +50,7 @@ class _Int8Reference(_Reference):
         x = self._norm(
             _stored(x + self._attended(context, f"{at}attention.output.dense")), f"{at}attention.output.LayerNorm"
         )
-        inner = self._activated(_stored(self._linear(x, f"{at}intermediate.dense")))
+        inner = self._activate(_stored(self._linear(x, f"{at}intermediate.dense")))
         return self._norm(_stored(x + self._out(inner, f"{at}output.dense")), f"{at}output.LayerNorm")
 
     def _attended(self, context: Floats, name: str) -> Floats:

@@ -249,7 +249,7 @@ class DecoderAttention:
                     for x, gamma in zip((q, k), self._norms, strict=True)
                 )
             if positions.rotation is not None:
-                q, k = (_rotated(x, positions.rotation) for x in (q, k))
+                q, k = (_rotate(x, positions.rotation) for x in (q, k))
             q, k = q.to(qkv.dtype), k.to(qkv.dtype)
             result = context[start:stop].view(n, length, heads, size).transpose(1, 2)
             self._attend(q, k[:, :, : keys or length], v[:, :, : keys or length], positions.window, result)
@@ -280,7 +280,7 @@ class DecoderAttention:
             result[:, :, first:stop] = mixed if keys == length else mixed.nan_to_num_(0.0)  # some may see no key
 
 
-def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+def _rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """[n, heads, L, size], rotated."""
     rotated = torch.empty_like(x)
     rotate(rotated, x, *rotation(x.shape[2]))

@@ -58,11 +58,11 @@ def pooled(
         return hidden[one_row_each(groups, pooling)].float()
     if own_kernels and pooling == "mean":
         return kernels.means(hidden, groups)
-    rows = [_pooled(hidden, group, pooling) for group in groups]
+    rows = [_pool(hidden, group, pooling) for group in groups]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-def _pooled(hidden: torch.Tensor, group: Group, pooling: str) -> torch.Tensor:
+def _pool(hidden: torch.Tensor, group: Group, pooling: str) -> torch.Tensor:
     start, n, length, _ = group
     rows = hidden[start : start + n * length].view(n, length, -1)
     return rows.mean(1, dtype=torch.float32) if pooling == "mean" else rows.amax(1).float()

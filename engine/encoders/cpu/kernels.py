@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 LANES = 16  # floats in a register
 
 
-def _installed() -> ModuleType | None:
+def _import_kernels() -> ModuleType | None:
     """The kernels; None where embert was installed without a C++ compiler, or for another processor."""
     try:
         return importlib.import_module("embert.engine._cpu")
@@ -41,7 +41,7 @@ def _installed() -> ModuleType | None:
         return None
 
 
-_cpu = _installed()
+_cpu = _import_kernels()
 
 
 INSTRUCTION_SETS = ("AVX2", "AVX512", "AVX512_VNNI")

@@ -54,10 +54,10 @@ class TorchLinear:
         self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
     ) -> torch.Tensor:
         threads_for_products(x, len(self._bias))
-        return _finished(F.linear(x, self._weight, self._bias), residual, gate, self._activation)
+        return _finish(F.linear(x, self._weight, self._bias), residual, gate, self._activation)
 
 
-def _finished(
+def _finish(
     y: torch.Tensor, residual: torch.Tensor | None, gate: torch.Tensor | None, activation: Activation
 ) -> torch.Tensor:
     """Applies what follows a product, in place."""
@@ -164,7 +164,7 @@ class Int8Linear:
         y = exact_sums(rows.shifted, self._weight, self._scales, self._zeros)
         threads_for_elements(y.numel())
         torch.addcmul(self._bias, y, rows.largest, out=y)
-        return _finished(y, residual, gate, self._activation)
+        return _finish(y, residual, gate, self._activation)
 
 
 def check_exact() -> None:
@@ -222,11 +222,11 @@ class Additions:
             left = np.zeros((len(adapters.names), rows, adapters.rank), np.float32) if part is None else part.left
             right = first.right if part is None else part.right
             scaled.append(LowRank(left * np.float32(adapters.scale * scale), right))
-        return cls(_joined(scaled))
+        return cls(_join(scaled))
 
     def add_to_product(self, y: torch.Tensor, x: torch.Tensor, chosen: torch.Tensor) -> None:
         """Add to `y` [T, rows], the weight's product with `x` [T, columns], in place."""
-        low_rank = _selected(F.linear(x.float(), self._right), chosen)
+        low_rank = _select(F.linear(x.float(), self._right), chosen)
         if y.dtype == torch.float32:
             y.addmm_(low_rank, self._left.T)
         else:
@@ -234,7 +234,7 @@ class Additions:
 
     def of_table(self, ids: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """float32 [T, columns], for rows of a table: int64 [T]."""
-        return _selected(F.embedding(ids, self._left), chosen) @ self._right
+        return _select(F.embedding(ids, self._left), chosen) @ self._right
 
 
 class AdaptedLinear:
@@ -266,12 +266,12 @@ class AdaptedLinear:
         return y if gate is None else y.mul_(gate)
 
 
-def _selected(every: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def _select(every: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """[T, n · rank] with zeros in place of the adapters that a row does not have."""
     return (every.view(*chosen.shape, -1) * chosen[:, :, None]).flatten(1)
 
 
-def _joined(parts: Sequence[LowRank]) -> LowRank:
+def _join(parts: Sequence[LowRank]) -> LowRank:
     """Joins low-rank matrices, the second below the first."""
     if all(np.array_equal(part.right, parts[0].right) for part in parts):  # as jina's query, key and value have it
         return LowRank(np.concatenate([part.left for part in parts], 1), parts[0].right)

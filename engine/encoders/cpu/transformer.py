@@ -126,7 +126,7 @@ class Layer:
             linear_layer: Linear
             if int8:
                 quantized = [
-                    _quantized(checkpoint, f"{prefix}{name}.weight", scale)
+                    _quantize(checkpoint, f"{prefix}{name}.weight", scale)
                     for name, scale in zip(names, scales, strict=True)
                 ]
                 kind = int8_linear_avx512 if own_kernels and has_vnni() else Int8Linear
@@ -201,13 +201,13 @@ class Layer:
             chosen = None if chosen is None else chosen[rows]
         if self._sublayer_norms is not None:
             x = x + self._sublayer_norms[0](self._projection(context, chosen))
-            return x + self._sublayer_norms[1](self._outer(self._fed(self._norm(x), chosen), chosen))
+            return x + self._sublayer_norms[1](self._outer(self._feed_forward(self._norm(x), chosen), chosen))
         x = self._projection(context, chosen, x)
         if self._pre_norm:
-            return self._outer(self._fed(self._norm(x), chosen), chosen, x)
+            return self._outer(self._feed_forward(self._norm(x), chosen), chosen, x)
         if self._attention_norm is not None:
             x = self._attention_norm(x)
-        return self._norm(self._outer(self._fed(x, chosen), chosen, x))
+        return self._norm(self._outer(self._feed_forward(x, chosen), chosen, x))
 
     def _as_one(self) -> LayerAvx512 | None:
         """The layer as one kernel, where there is one for its kind."""
@@ -217,12 +217,12 @@ class Layer:
             return None
         return LayerAvx512(cast("Sequence[LinearAvx512]", linears), cast("Sequence[NormOf]", norms), self._heads)
 
-    def _fed(self, x: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
+    def _feed_forward(self, x: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
         """[T, hidden] → [T, intermediate]."""
         return self._inner(x, chosen, gate=None if self._gate is None else self._gate(x, chosen))
 
 
-def _quantized(checkpoint: Checkpoint, name: str, scale: float) -> QuantizedWeight:
+def _quantize(checkpoint: Checkpoint, name: str, scale: float) -> QuantizedWeight:
     """A quantized weight, times `scale`: the integers are those of the stored weight."""
     weight = quantized_weight(checkpoint.float32(name), name)
     return QuantizedWeight(weight.integers, weight.scales * np.float32(scale))

@@ -304,7 +304,7 @@ class CudaEncoder(Encoder):
             tasks, normalize = self._host_classifier.device_tasks(tasks), np.zeros(batch.sequences, np.bool_)
         try:
             return int(
-                self._opened(part).submit(
+                self._encoder_of(part).submit(
                     _contiguous(batch.ids, np.int32),
                     _contiguous(batch.cu_seqlens, np.int32),
                     _contiguous(batch.token_types, np.int32),
@@ -315,7 +315,7 @@ class CudaEncoder(Encoder):
                 )
             )
         except (self._cuda.Refused, self._cuda.Lost) as error:
-            raise self._translated(error) from error
+            raise self._translate(error) from error
 
     def wait(self, ticket: Ticket) -> dict[Task, TaskOutput]:
         """Return the rows of each task that a sequence of the batch wants.
@@ -333,9 +333,9 @@ class CudaEncoder(Encoder):
         failure: EncoderError | None = None
         for flight in flights:
             try:
-                results = self._opened(flight.part).wait(flight.number)
+                results = self._encoder_of(flight.part).wait(flight.number)
             except (self._cuda.Refused, self._cuda.Lost) as error:
-                translated = self._translated(error)
+                translated = self._translate(error)
                 translated.__cause__ = error
                 if failure is None or isinstance(translated, EncoderLost):
                     failure = translated
@@ -354,7 +354,7 @@ class CudaEncoder(Encoder):
         """Release the device's memory. The encoder cannot be used afterwards."""
         self._encoders = []
 
-    def _opened(self, part: AdapterSlice) -> Any:
+    def _encoder_of(self, part: AdapterSlice) -> Any:
         if not self._encoders:
             raise EncoderError(f"{self.device} ({self.device_name}): the encoder is closed")
         return self._encoders[part.adapter + 1]
@@ -385,7 +385,7 @@ class CudaEncoder(Encoder):
                 return f"a text of a batch of {cu_seqlens[-1]} tokens has a vector that is not finite"
         return None
 
-    def _translated(self, error: Exception) -> EncoderError:
+    def _translate(self, error: Exception) -> EncoderError:
         kind = EncoderLost if isinstance(error, self._cuda.Lost) else EncoderError
         return kind(f"{self.device} ({self.device_name}): {error}")
 

@@ -48,19 +48,19 @@ def head_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iterator[t
     heads = model.heads
     if not embeds_on_the_host(model):
         modules = load_modules(model.folder, model.after_pooling)
-        yield from _named("dense", [module for module in modules if isinstance(module, DenseLayer)])
+        yield from _name_layers("dense", [module for module in modules if isinstance(module, DenseLayer)])
     if heads.classifier is not None and not classifies_on_the_host(model):
-        yield from _named("classifier", _layers(checkpoint, heads.classifier.layers))
+        yield from _name_layers("classifier", _layers(checkpoint, heads.classifier.layers))
     if heads.multi_vector is not None:
         layers = _layers(checkpoint, heads.multi_vector.layers)
         for layer in layers:
             _check_float16(model, dtype, "multi-vector", layer.weight)
-        yield from _named("multi", layers)
+        yield from _name_layers("multi", layers)
     if heads.token_classifier is not None:
         yield from _token_classifier_tensors(model, checkpoint, dtype, heads.token_classifier)
     if isinstance(heads.sparse, TokenWeights):
         layers = _layers(checkpoint, (heads.sparse.layer,))
-        yield from ((name, -1, values) for name, _, values in _named("token_weights", layers))
+        yield from ((name, -1, values) for name, _, values in _name_layers("token_weights", layers))
     if isinstance(heads.sparse, Splade):
         for name, values in _splade_tensors(model, checkpoint, heads.sparse).items():
             if name.endswith(".weight"):
@@ -78,13 +78,13 @@ def _token_classifier_tensors(
     more = padded_labels(len(last.weight)) - len(last.weight)
     bias = np.zeros(len(last.weight), np.float32) if last.bias is None else last.bias
     padded = DenseLayer(np.pad(last.weight, ((0, more), (0, 0))), np.pad(bias, (0, more)), last.activation, None)
-    yield from _named("multi", [*layers[:-1], padded])
+    yield from _name_layers("multi", [*layers[:-1], padded])
     for norm in (layer.norm for layer in layers if layer.norm is not None):
         yield "multi.gamma", -1, norm.gamma
         yield "multi.beta", -1, np.zeros_like(norm.gamma) if norm.beta is None else norm.beta
 
 
-def _replaced(tasks: npt.NDArray[np.uint8], task: Task, other: Task) -> npt.NDArray[np.uint8]:
+def _replace(tasks: npt.NDArray[np.uint8], task: Task, other: Task) -> npt.NDArray[np.uint8]:
     """The tasks [B] of sequences, with `other` instead of `task`."""
     rest = tasks & ~np.uint8(task)
     return np.where(tasks & np.uint8(task), rest | np.uint8(other), rest).astype(np.uint8)
@@ -101,7 +101,7 @@ class TokenLogits:
         """The batch with MULTI for TOKEN_CLASSES."""
         if batch.tasks is None:
             return batch
-        return dataclasses.replace(batch, tasks=_replaced(batch.tasks, Task.TOKEN_CLASSES, Task.MULTI))
+        return dataclasses.replace(batch, tasks=_replace(batch.tasks, Task.TOKEN_CLASSES, Task.MULTI))
 
     def finish(self, rows: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
         """The rows of each task, with TOKEN_CLASSES' instead of MULTI's."""
@@ -150,7 +150,7 @@ def _check_float16(model: Model, dtype: str, head: str, weight: Floats) -> None:
         raise HeadMisfit(model.model_id, reason)
 
 
-def _named(head: str, layers: Sequence[DenseLayer]) -> Iterator[tuple[str, int, Floats]]:
+def _name_layers(head: str, layers: Sequence[DenseLayer]) -> Iterator[tuple[str, int, Floats]]:
     for index, layer in enumerate(layers):
         yield f"{head}.weight", index, layer.weight
         yield f"{head}.bias", index, np.zeros(len(layer.weight), np.float32) if layer.bias is None else layer.bias
@@ -199,7 +199,7 @@ class HostClassifier:
     @staticmethod
     def device_tasks(tasks: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8] | None:
         """The tasks [B] of a batch, with pooled rows instead of logits."""
-        return None if tasks is None else _replaced(tasks, Task.CLASSIFY, Task.EMBED)
+        return None if tasks is None else _replace(tasks, Task.CLASSIFY, Task.EMBED)
 
     def finish(self, rows: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
         """The rows of each task, with logits float32 [n, labels] instead of pooled rows [n, hidden]."""
@@ -232,7 +232,7 @@ class HostEmbedding:
         tasks = batch.tasks
         if self._pooling and batch.sequences:
             tasks = np.full(batch.sequences, Task.EMBED, np.uint8) if tasks is None else tasks
-            tasks = _replaced(tasks, Task.EMBED, Task.TOKENS)
+            tasks = _replace(tasks, Task.EMBED, Task.TOKENS)
         return dataclasses.replace(batch, tasks=tasks, dimensions=None, normalize=np.zeros(batch.sequences, np.bool_))
 
     @staticmethod

@@ -155,7 +155,7 @@ EMBEDDING_WEIGHTS = {
 STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def _rounded(matrix: str, weight: npt.NDArray[np.float32], name: str, head_size: int) -> QuantizedWeight:
+def _round(matrix: str, weight: npt.NDArray[np.float32], name: str, head_size: int) -> QuantizedWeight:
     """A layer's matrix in int8, with the rotation of its input rows."""
     if matrix == "out":
         return block_weight(weight, name)
@@ -209,7 +209,7 @@ def layer_tensors(
         matrix, _, kind = ours.partition(".")
         if int8 and matrix in LAYER_LINEAR and kind == "weight":
             by = factors.get(name.removesuffix(".weight"), np.float32(1))
-            values, scales = _rounded(matrix, tensor.float32() * by, name, config.head_size)
+            values, scales = _round(matrix, tensor.float32() * by, name, config.head_size)
             yield ours, layer, values, "int8"
             yield f"{matrix}.scale", layer, scales, "float32"
         elif padded and ours in PADDED:
