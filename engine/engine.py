@@ -21,6 +21,7 @@ from embert.engine.heads.token_rows import multi_vector_mask
 from embert.engine.heads.zero_shot import TEMPLATE, check_labels, hypotheses, zero_shot_labels
 from embert.engine.loader import load_encoder
 from embert.engine.model import Model, load_model
+from embert.engine.options import output_width, resolve_options
 from embert.engine.quantization import MIN_ACCURACY
 from embert.engine.tasks import Task, task_names
 from embert.engine.tokenization.encoded import Encoded, TokenizeOptions, check_sequence, check_text, check_texts
@@ -218,7 +219,7 @@ class Engine:
             raise InputError(f"must be at least 1, found {top_n!r}", param="top_n")
         check_text(query, "query")
         encoded = self.tokenizer.encode_pairs(
-            [_prompt(self.model, options.get("prompt_name")) + query],
+            [resolve_options(self.model, prompt_name=options.get("prompt_name"))[0] + query],
             texts,
             TokenizeOptions(truncate=options.get("truncate", True), param="query"),
         )
@@ -241,7 +242,7 @@ class Engine:
             encoded = self.tokenizer.encode(
                 [text for text in texts if isinstance(text, str)],
                 TokenizeOptions(truncate=options.get("truncate", True), param="texts"),
-                prompt=_prompt(self.model, options.get("prompt_name")),
+                prompt=resolve_options(self.model, prompt_name=options.get("prompt_name"))[0],
             )
             logits[single] = self._logits(classifier, encoded, options, single)
         if pairs:
@@ -280,7 +281,7 @@ class Engine:
         check_texts(labels, "labels")
         check_labels(labels, "labels")
         seconds = hypotheses(hypothesis_template, labels)
-        prompt = _prompt(self.model, options.get("prompt_name"))
+        prompt = resolve_options(self.model, prompt_name=options.get("prompt_name"))[0]
         answer = []
         for text in texts:
             encoded = self.tokenizer.encode_pairs(
@@ -339,7 +340,7 @@ class Engine:
         self, classifier: Classifier, pairs: Mapping[int, Pair], param: str, options: ScoreOptions
     ) -> Vectors:
         """The logits of numbered pairs: float32 [n, labels]."""
-        prompt = _prompt(self.model, options.get("prompt_name"))
+        prompt = resolve_options(self.model, prompt_name=options.get("prompt_name"))[0]
         firsts, seconds = [], []
         for number, pair in pairs.items():
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -424,22 +425,10 @@ def encode_texts(
 
     `is_query` is for late interaction only. Raises InputError as `Engine.embed` does.
     """
-    adapters, head = model.config.adapters, model.heads.multi_vector
-    if task is not None and adapters is None:
-        raise InputError(f"names an adapter, and {model.model_id} has none", param="task")
-    if task is not None and adapters is not None and task not in adapters.names:
-        known = ", ".join(adapters.names)
-        raise InputError(f"{task!r} is not known; this model's adapters: {known}", param="task")
-    name = prompt_name if prompt_name is not None else task
-    if name is None and is_query is not None and head is not None:
-        prompt = head.role(is_query).prompt
-    else:
-        prompt = _prompt(model, name)
+    prompt, adapter = resolve_options(model, task, prompt_name, is_query)
     options = TokenizeOptions(truncate=truncate, param="texts", is_query=is_query)
     encoded = tokenizer.encode(texts, options, prompt=prompt)
-    if adapters is None:
-        return encoded
-    return dataclasses.replace(encoded, adapter=adapters.number(task or name or model.default_prompt_name))
+    return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
 
 
 def require_task(model: Model, task: Task) -> None:
@@ -459,28 +448,10 @@ def batch_budget(model: Model, encoder: Encoder, batch_tokens: int | None = None
     return max(min(batch_tokens or most, most), model.max_input_length)
 
 
-def output_width(model: Model, dimensions: int | None) -> int:
-    """Columns of a vector cut to `dimensions`; None keeps all. Raises InputError for dimensions outside 1 … width."""
-    width = model.width
-    if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= width):
-        raise InputError(f"must be from 1 to {width}, found {dimensions!r}", param="dimensions")
-    return dimensions or width
-
-
 def _missing(model: Model, task: Task, param: str) -> InputError:
     """The error for a task that the model does not have."""
     (missing,), has = task_names(task), ", ".join(task_names(model.tasks))
     return InputError(f"does not have the task {missing}; it has {has}", param=param, subject=model.model_id)
-
-
-def _prompt(model: Model, name: str | None) -> str:
-    name = name if name is not None else model.default_prompt_name
-    if name is None:
-        return ""
-    if not isinstance(name, str) or name not in model.prompts:
-        known = ", ".join(model.prompts) or "none"
-        raise InputError(f"{name!r} is not known; this model's prompts: {known}", param="prompt_name")
-    return model.prompts[name]
 
 
 def _check_options(options: ScoreOptions) -> None:

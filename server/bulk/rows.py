@@ -16,7 +16,7 @@ import pybase64
 
 from embert.engine import Model
 from embert.engine.batch import TaskOutput
-from embert.engine.engine import output_width
+from embert.engine.options import output_width
 from embert.engine.tasks import Task
 from embert.server.bulk.job import MAX_ROW_BYTES, BulkError, Job, require_pyarrow
 

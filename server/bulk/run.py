@@ -20,8 +20,9 @@ from typing import Any
 from tqdm import tqdm
 
 from embert.engine import Encoder, Model
-from embert.engine.engine import output_width, require_task
+from embert.engine.engine import require_task
 from embert.engine.host import blas_threads, usable_cpus
+from embert.engine.options import output_width
 from embert.server.bulk.job import Block, BulkError, CannotResume, Job, RowRange, SharedBuffers
 from embert.server.bulk.reader import Chunk, Reader
 from embert.server.bulk.resume import run_manifest

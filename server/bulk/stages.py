@@ -16,9 +16,10 @@ import numpy.typing as npt
 from embert.engine import Encoder, Model, Tokenizer
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encode_batches import by_length, gathered, packed, spans
-from embert.engine.engine import batch_budget, encode_texts, output_width, require_task
+from embert.engine.engine import batch_budget, encode_texts, require_task
 from embert.engine.errors import InputError
 from embert.engine.heads.token_rows import multi_vector_mask
+from embert.engine.options import output_width
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.engine.tokenization.tokenizer import UNBROKEN_CHARACTERS

@@ -13,14 +13,13 @@ from embert.engine import Model, load_model
 from embert.engine.encoders.cuda.shapes import refusal
 from embert.engine.encoders.devices import devices_of, gpu_memory
 from embert.engine.errors import ModelError
-from embert.engine.files.hub import DEFAULT_MODEL_ID
 from embert.engine.host import usable_memory
 from embert.engine.memory_estimate import MemoryEstimate, estimate_memory, process_bytes
 from embert.server.config import ConfigError, ModelConfig
 from embert.server.ipc.control import StartModel
 from embert.server.supervisor.start_messages import PlannedModel
 
-__all__ = ["name_of", "plan"]
+__all__ = ["plan"]
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +40,13 @@ def plan(
     broken: dict[str, str] = {}
     for config, model in zip(configs, results, strict=True):
         if isinstance(model, ModelError):
-            name = name_of(config)
+            name = config.name
             log.error(*(("%s: %s", name, model) if len(configs) > 1 else ("%s", model)))
             broken[name] = str(model)
             continue
         _check(config, model)
         models.append((config, model))
     planned = _with_devices(models)
-    _check_names(planned)
     for entry in planned:
         _log_model(entry, several=len(configs) > 1)
     if too_large := _check_memory(planned):
@@ -70,11 +68,6 @@ def _with_devices(models: Sequence[tuple[ModelConfig, Model]]) -> list[PlannedMo
     ]
 
 
-def name_of(config: ModelConfig) -> str:
-    """What clients will call a model."""
-    return config.served_name(config.source or DEFAULT_MODEL_ID)
-
-
 def _read(config: ModelConfig, on_download: Callable[[str, int, int], None]) -> Model | ModelError:
     try:
         return load_model(
@@ -82,7 +75,7 @@ def _read(config: ModelConfig, on_download: Callable[[str, int, int], None]) -> 
             revision=config.revision,
             pooling=config.pooling,
             progress=sys.stderr.isatty(),
-            on_download=partial(on_download, name_of(config)),
+            on_download=partial(on_download, config.name),
         )
     except ModelError as error:
         return error
@@ -99,14 +92,6 @@ def _check(config: ModelConfig, model: Model) -> None:
     if name is not None and name not in model.prompts:
         known = ", ".join(sorted(model.prompts)) or "none"
         raise ConfigError(f"--default-prompt-name {name!r} is not one of the model's prompts ({known})")
-
-
-def _check_names(planned: list[PlannedModel]) -> None:
-    """Check that the names are unique. Raises ConfigError."""
-    names = [entry.start.name for entry in planned]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"{names.count(name)} models are named {name!r}; give each its own, as in NAME=MODEL")
 
 
 def _log_model(planned: PlannedModel, *, several: bool) -> None:

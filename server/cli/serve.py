@@ -11,7 +11,7 @@ import time
 from typing import NoReturn
 
 from embert import __version__
-from embert.server.cli.models import name_of, plan
+from embert.server.cli.models import plan
 from embert.server.config import ConfigError, ServeConfig, model_configs, read_api_keys, tls_context
 from embert.server.ipc.signals import handle_signals
 from embert.server.observability.logs import configure_logging, exit_now
@@ -48,7 +48,7 @@ def serve(config: ServeConfig, sockets: list[socket.socket] | None = None) -> in
     if config.metrics_port is not None:
         metrics_socket = listen(config.host, config.metrics_port, "--metrics-port")[0]
     log.info("embert   %s", __version__)
-    names = list(map(name_of, configs))
+    names = [config.name for config in configs]
     try:
         memory = MetricMemory.create(["supervisor"])
     except OSError as error:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embert.engine.files.hub import DEFAULT_MODEL_ID
 from embert.server.config.options import ConfigError, ServeConfig, option_name
 
 __all__ = ["MODEL_OPTIONS", "PRIORITIES", "ModelConfig", "model_configs"]
@@ -58,8 +59,13 @@ class ModelConfig(ServeConfig):
     priority: str = "interactive"  # of requests whose header names none
 
     @property
+    def name(self) -> str:
+        """Name of the model for clients and metrics: a model's id is what `source` says."""
+        return self.served_name(self.source or DEFAULT_MODEL_ID)
+
+    @property
     def low_priority(self) -> bool:
-        """Whether requests give way to others unless they say otherwise."""
+        """True if requests give way to others unless they say otherwise."""
         return self.priority == "bulk"
 
 
@@ -79,10 +85,10 @@ def model_configs(config: ServeConfig) -> tuple[ModelConfig, ...]:
                     f"{option_name(option)} is for a server of one model; with several, write NAME=MODEL, or a file "
                     "for --config"
                 )
-    named = Counter(model.served_model_name or model.source for model in configs)
+    named = Counter(model.name for model in configs)
     for name, times in named.items():
         if times > 1:
-            raise ConfigError(f"{times} models are named {name!r}; give each a name of its own, as in NAME=MODEL")
+            raise ConfigError(f"{times} models are named {name!r}; give each another name, as in NAME=MODEL")
     return configs
 
 

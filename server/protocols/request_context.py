@@ -254,8 +254,7 @@ class RequestContext:
         handle.limits.check_count(len(texts.items), param)
         if texts.kind is not str and prompt_name is not None:
             raise Invalid("cannot be used with token ids, which are taken as they are", "prompt_name")
-        name, adapter = handle.served.chosen(task, prompt_name, is_query=is_query)
-        prompt = handle.served.prompt(name, is_query=is_query)
+        prompt, adapter = handle.served.resolve_options(task, prompt_name, is_query)
         began = time.perf_counter()
         self.breakdown.characters = texts.characters
         if texts.most_tokens > _QUICK_TOKENS:

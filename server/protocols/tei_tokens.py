@@ -101,7 +101,9 @@ async def _run(
 ) -> ResultT:
     """The tokens of texts in the field `param`, as `collected` makes them."""
     handle = context.handle
-    prompt = handle.served.prompt(request.prompt_name) if request.prompt_name is not None else ""
+    prompt = (
+        handle.served.resolve_options(prompt_name=request.prompt_name)[0] if request.prompt_name is not None else ""
+    )
     chunks = handle.tokenizer.tokenize_chunks(
         texts,
         add_special_tokens=request.add_special_tokens,

@@ -9,11 +9,12 @@ from functools import cached_property
 from embert.engine import Encoded, Model, Task, Tokenizer
 from embert.engine.heads.description import Classifier, TokenClassifier
 from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
+from embert.engine.options import DefaultPrompt, output_width, resolve_options
 from embert.engine.tasks import NO_TASK, task_names
 from embert.server.config import ModelConfig, ServeConfig, option_name
 from embert.server.config.options import MAX_ANSWER_TOKENS, MAX_ANSWER_WEIGHTS
 from embert.server.engine_client.router import Router
-from embert.server.http.errors import Invalid, PayloadTooLarge, TaskMissing, describe_name
+from embert.server.http.errors import Invalid, PayloadTooLarge, TaskMissing
 from embert.server.http.request_head import RequestOptions
 from embert.server.ipc.control import ModelInfo
 from embert.server.observability.api_metrics import ApiMetrics
@@ -22,7 +23,6 @@ from embert.server.registry.inputs import InputTokenizer, TokenizerPool
 __all__ = ["ANY_NAMES", "BYTES_A_WEIGHT", "TEI_NAME", "Capability", "ModelHandle", "ServedModel"]
 
 
-ROLES = {True: "retrieval.query", False: "retrieval.passage"}  # adapters of queries and of documents, in jina's words
 # What an answer in JSON takes, with the float32 that it is written from.
 _BYTES_A_NUMBER = 16
 BYTES_A_WEIGHT = 48  # of a sparse vector, or a label's score without the label
@@ -174,16 +174,11 @@ class ServedModel:
     """A model, with its server options."""
 
     def __init__(self, config: ServeConfig, model: Model) -> None:
-        self._config, self._model = config, model
+        self._model = model
         self.name = config.served_name(model.model_id)
         self.others: Sequence[ServedModel] = ()  # of the same server
-        # Of texts whose request chooses none. The name is that of an adapter, too, where there is one of this name.
-        self._default_name = (
-            None if config.default_prompt is not None else (config.default_prompt_name or model.default_prompt_name)
-        )
-        self.default_prompt = config.default_prompt or ""
-        if self._default_name is not None:
-            self.default_prompt = model.prompts[self._default_name]
+        self._default = DefaultPrompt.of(model, config.default_prompt, config.default_prompt_name)
+        self.default_prompt = self._default.text
 
     # --- names ---
 
@@ -254,54 +249,17 @@ class ServedModel:
         return f"; name {' or '.join(able)} for it" if able else ", and no other model here can do it"
 
     def check_dimensions(self, dimensions: int | None, param: str = "dimensions") -> int:
-        """`dimensions` for the engine, where 0 means all. Raises Invalid outside 1 … width."""
+        """`dimensions` for the engine, where 0 means all. Raises InputError outside 1 … width."""
         if dimensions is None:
             return 0
-        width = self._model.width
-        if not 1 <= dimensions <= width:
-            raise Invalid(f"must be 1 to {width}", param, value=str(dimensions))
-        return 0 if dimensions == width else dimensions
+        width = output_width(self._model, dimensions, param)
+        return 0 if width == self._model.width else width
 
-    # --- prompts and adapters ---
-
-    def prompt(self, name: str | None, *, is_query: bool | None = None) -> str:
-        """The text of a prompt; without a name, that of queries or of documents (None: neither), or the default one.
-
-        Raises Invalid for a name that the model does not have.
-        """
-        prompts = self._model.prompts
-        if name is None:
-            head = self._model.heads.multi_vector
-            chosen = self._config.default_prompt is not None or self._config.default_prompt_name is not None
-            if is_query is None or head is None or chosen:
-                return self.default_prompt
-            return head.role(is_query).prompt
-        if name not in prompts:
-            known = ", ".join(sorted(prompts)) or "none"
-            raise Invalid(f"must be one of the model's prompts ({known})", "prompt_name", value=describe_name(name))
-        return prompts[name]
-
-    def chosen(
-        self, task: str | None, prompt_name: str | None, *, is_query: bool | None = None
-    ) -> tuple[str | None, int]:
-        """What a request chooses: the name of a prompt, None where it names none, and the number of an adapter or -1.
-
-        The adapter is that of the task, else of the prompt's name, else that of queries or of documents (None:
-        neither), else of the default prompt's name. Raises Invalid for a task that the model does not have.
-        """
-        adapters = self._model.config.adapters
-        if adapters is None:
-            if task is not None:
-                raise Invalid(f"is for models with adapters, and {self.name} has none", "task")
-            return prompt_name, -1
-        if task is not None and task not in adapters.names:
-            known = ", ".join(adapters.names)
-            raise Invalid(f"must be one of the model's adapters ({known})", "task", value=describe_name(task))
-        role = None if is_query is None else ROLES[is_query]
-        if task is None and prompt_name not in adapters.names and role in adapters.names:
-            task = role
-        name = prompt_name if prompt_name is not None else task
-        return name, adapters.number(task or name or self._default_name)
+    def resolve_options(
+        self, task: str | None = None, prompt_name: str | None = None, is_query: bool | None = None
+    ) -> tuple[str, int]:
+        """Returns the prompt and the adapter of a request, by the rules of the engine and the server's default."""
+        return resolve_options(self._model, task, prompt_name, is_query, self._default)
 
     def is_query(self, input_type: str | None, tasks: Task) -> bool | None:
         """Whether texts are queries, by a field of the request; None where it makes no difference or is not said."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from embert.engine import Tokenizer, load_model
 from embert.engine.errors import EngineError
 from embert.engine.tokenization.tokenizer import UNBROKEN_CHARACTERS
-from embert.server.config import ConfigError, ServeConfig
+from embert.server.config import ServeConfig
 from embert.server.engine_client.router import Router
 from embert.server.http.errors import ModelUnknown, Unavailable, describe_name
 from embert.server.http.held_bytes import BodyReader, HeldBytes
@@ -60,10 +60,6 @@ class ModelRegistry:
         self._pool = pool
         self.by_name: dict[str, ModelHandle] = {}  # by served name and by model id, of which the former go first
         for handle in self.all:
-            if handle.served.name in self.by_name:
-                raise ConfigError(
-                    f"2 models are named {handle.served.name!r}; give each a name of its own, as in NAME=MODEL"
-                )
             self.by_name[handle.served.name] = handle
             handle.served.others = [other.served for other in self.all if other is not handle]
         for handle in self.all:

@@ -183,11 +183,14 @@ def test_a_default_prompt_of_an_adapters_name_chooses_it() -> None:
         config=SimpleNamespace(adapters=Adapters(("a", "b"), 4, 1.0)),
     )  # fmt: skip
     anything: Any = SimpleNamespace(admissions=[None])
-    for config, expected_ in ((ModelConfig(default_prompt_name="b"), 1), (ModelConfig(default_prompt="b"), -1)):
+    for config, default in (
+        (ModelConfig(default_prompt_name="b"), ("", 1)),
+        (ModelConfig(default_prompt="c"), ("c", -1)),
+    ):
         handle = ModelHandle(config, model, anything, anything, anything, anything)
-        assert handle.served.chosen(None, None) == (None, expected_)
-        assert handle.served.chosen("a", None) == ("a", 0)
-        assert handle.served.chosen(None, None, is_query=True) == (None, expected_)  # no such adapter here
+        assert handle.served.resolve_options() == default
+        assert handle.served.resolve_options("a") == ("a: ", 0)
+        assert handle.served.resolve_options(is_query=True) == default  # no such adapter here
 
 
 def test_command_line(jina: Jina, capsys: pytest.CaptureFixture[str]) -> None:

@@ -218,5 +218,5 @@ def test_a_default_prompt_of_the_servers_own_replaces_the_models() -> None:
         (ModelConfig(default_prompt_name="a"), ["a "] * 3),
     ):
         handle = ModelHandle(config, model, anything, anything, anything, anything)
-        assert [handle.served.prompt(None, is_query=is_query) for is_query in (None, True, False)] == expected
-        assert handle.served.prompt("a", is_query=True) == "a "
+        assert [handle.served.resolve_options(is_query=is_query)[0] for is_query in (None, True, False)] == expected
+        assert handle.served.resolve_options(prompt_name="a", is_query=True)[0] == "a "

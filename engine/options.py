@@ -1,0 +1,84 @@
+"""Choices that a request's options make for a model: its prompt, its adapter, and the width of its vectors.
+
+`Engine`, bulk runs, Ray and the server use the same rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from embert.engine.errors import InputError
+from embert.engine.model import Model
+
+__all__ = ["DefaultPrompt", "output_width", "resolve_options"]
+
+ROLES = {True: "retrieval.query", False: "retrieval.passage"}  # adapters of queries and of documents, in jina's words
+_SHOWN_CHARACTERS = 100  # longer names may be texts, which errors never contain
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultPrompt:
+    """Prompt of requests that choose none."""
+
+    text: str = ""
+    name: str | None = None  # an adapter of this name is the default, too
+    replaces_roles: bool = False  # the prompts of queries and documents of a model for late interaction
+
+    @classmethod
+    def of(cls, model: Model, text: str | None = None, name: str | None = None) -> DefaultPrompt:
+        """Returns the model's default, unless `text` or the prompt called `name` replaces it."""
+        if text is not None:
+            return cls(text, None, replaces_roles=True)
+        default = name or model.default_prompt_name
+        return cls("" if default is None else model.prompts[default], default, replaces_roles=name is not None)
+
+
+def resolve_options(
+    model: Model,
+    task: str | None = None,
+    prompt_name: str | None = None,
+    is_query: bool | None = None,
+    default: DefaultPrompt | None = None,
+) -> tuple[str, int]:
+    """Returns the text of the prompt, and the index of the adapter or -1.
+
+    The prompt is that of `prompt_name`, else of `task`, else that of queries or documents (`is_query`; None: neither),
+    else the default. The adapter is that of `task`, else of `prompt_name`, else that of queries or documents, else
+    that of the default prompt's name. Raises InputError for names that the model does not have.
+    """
+    if default is None:
+        default = DefaultPrompt.of(model)
+    adapters, adapter, name = model.config.adapters, -1, prompt_name
+    if adapters is not None:
+        if task is not None and task not in adapters.names:
+            raise _unknown("task", task, "adapters", adapters.names)
+        if task is None and is_query is not None and prompt_name not in adapters.names:
+            task = ROLES[is_query] if ROLES[is_query] in adapters.names else None
+        name = prompt_name if prompt_name is not None else task
+        adapter = adapters.number(task or name or default.name)
+    elif task is not None:
+        raise InputError(f"names an adapter, and {model.model_id} has none", param="task")
+    if name is None:
+        head = model.heads.multi_vector
+        if is_query is None or head is None or default.replaces_roles:
+            return default.text, adapter
+        return head.role(is_query).prompt, adapter
+    if not isinstance(name, str) or name not in model.prompts:
+        raise _unknown("prompt_name", name, "prompts", model.prompts)
+    return model.prompts[name], adapter
+
+
+def output_width(model: Model, dimensions: int | None, param: str = "dimensions") -> int:
+    """Columns of a vector cut to `dimensions`; None keeps all. Raises InputError for dimensions outside 1 … width."""
+    width = model.width
+    if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= width):
+        raise InputError(f"must be from 1 to {width}, found {dimensions!r}", param=param)
+    return dimensions or width
+
+
+def _unknown(param: str, name: Any, kind: str, known: Any) -> InputError:
+    shown = repr(name)
+    if isinstance(name, str) and (len(name) > _SHOWN_CHARACTERS or not name.isprintable()):
+        shown = f"a string of {len(name)} characters"
+    return InputError(f"{shown} is not known; this model's {kind}: {', '.join(known) or 'none'}", param=param)
