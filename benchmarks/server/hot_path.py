@@ -13,6 +13,9 @@ finished with the last request.
 CPU is measured: windows of the server alternate with windows of a plain uvicorn and Starlette application
 (benchmarks.rivals.echo) under the same load, and the least CPU of the one is divided by the least of the other. What
 other processes do to caches moves that quotient, hence TOLERANCE. A run takes 20 s.
+
+The last stage is the median latency of one short text next to 16 connections of 32 passages, divided by that of the
+large requests. A short text that waits for all large requests that are ready takes as long as they do.
 """
 
 from __future__ import annotations
@@ -27,9 +30,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPResponse
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.lib import record
 from benchmarks.lib.load_generator import LoadGenerator
@@ -45,6 +51,7 @@ TOLERANCE, CALLS_TOLERANCE = 0.5, 0.02
 RUNS, TURNS, WINDOW_S, SETTLE_S = 3, 5, 0.5, 0.1
 CALLS_WINDOWS, CALLS_REQUESTS = 100, 10
 COUNTER = ROOT / "benchmarks" / "lib" / "call_counter"
+LARGE_CONNECTIONS, PASSAGES, PASSAGE_SENTENCES = 16, 32, 7
 TEXT = "how long does a short request of about sixteen tokens keep a server busy"
 ECHO = [sys.executable, "-m", "uvicorn", "benchmarks.rivals.echo:app", "--no-access-log", "--port", "{port}"]
 
@@ -105,12 +112,8 @@ def _calls(checkout: Path) -> dict[str, float]:
             connection = socket.create_connection(("127.0.0.1", server.port))
 
             def ask(count: int, model: str | None) -> None:
-                payload = _request(model).payload  # in one piece, so that it is read in one
                 for _ in range(count):
-                    connection.sendall(payload)
-                    response = HTTPResponse(connection)
-                    response.begin()
-                    response.read()
+                    _ask(connection, _request(model))
 
             def counted() -> dict[str, int]:
                 counts = {}
@@ -161,6 +164,8 @@ def _run(checkout: Path) -> dict[str, float]:
                     cpu_us.setdefault(f"{name} {kind}", []).append(window.cpu_us[kind])
                     wakeups.setdefault(f"{name} {kind}", []).append(window.wakeups[kind])
 
+        next_to_large = min(_next_to_large(load, server) for _ in range(TURNS))
+
     def cpu(stage: str, plain: str) -> float:
         # What other processes do to a window only adds to it.
         return min(cpu_us[stage]) / min(cpu_us[plain])
@@ -174,7 +179,33 @@ def _run(checkout: Path) -> dict[str, float]:
         "engine process, one connection: CPU": cpu("one engine", "plain one api"),
         "HTTP process, one connection: wake-ups": waits["one api"] / waits["plain one api"],
         "engine process, one connection: wake-ups": waits["one engine"] / waits["plain one api"],
+        f"one short text next to {LARGE_CONNECTIONS} connections of {PASSAGES} passages: p50": next_to_large,
     }
+
+
+def _ask(connection: socket.socket, request: Request) -> None:
+    connection.sendall(request.payload)  # in one piece, so that it is read in one
+    response = HTTPResponse(connection)
+    response.begin()
+    response.read()
+
+
+def _next_to_large(load: LoadGenerator, server: RunningServer) -> float:
+    """Return the median latency of short texts as a multiple of that of the large requests next to them."""
+    passages = [f"{number} " + " ".join([TEXT] * PASSAGE_SENTENCES) for number in range(PASSAGES)]
+    body = {"input": passages, "encoding_format": "base64"}
+    large = post("/v1/embeddings", body, kind="large", texts=PASSAGES, tokens=16 * PASSAGES * PASSAGE_SENTENCES)
+    plan = Plan(server.port, (large,), LARGE_CONNECTIONS, WINDOW_S, SETTLE_S)
+    short_s = []
+    with ThreadPoolExecutor(1) as thread, socket.create_connection(("127.0.0.1", server.port)) as connection:
+        running_large = thread.submit(load.run, plan)
+        while not running_large.done():
+            began = time.monotonic()
+            _ask(connection, _request(None))
+            short_s.append((began, time.monotonic() - began))
+        responses = running_large.result()
+    inside = [took for began, took in short_s if 0 <= began - responses.opened < WINDOW_S]
+    return statistics.median(inside) / float(np.median(responses.ended - responses.due))
 
 
 def _window(load: LoadGenerator, server: RunningServer, connections: int, model: str | None = None) -> Round:

@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 
 from embert.server.http.connections import Connections
 
-__all__ = ["Acceptor", "ConnectionCounts"]
-
 PAUSE_S = 0.002  # before a process looks again for connections that it leaves to others
 SILENT_S = (
     0.5  # a process without a sign of life for so long, five times the interval, leaves its connections to others

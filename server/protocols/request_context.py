@@ -31,6 +31,7 @@ from embert.server.registry.model_registry import ModelSelector
 from embert.server.request.known_fields import TranslatedFields, header_value
 from embert.server.request.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
 from embert.server.request.request_body import RequestBody, TextsAndIds, parse, validate
+from embert.server.request.turns import LARGE_BODY, LARGE_RESPONSE
 
 if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTrace
@@ -160,7 +161,12 @@ class RequestContext:
         The model is not known before, so a body may be as large as any model takes.
         """
         body, self._body = self._body, b""
+        turns = self._selector.registry.turns
         if self._size <= LARGE:
+            if self._size > LARGE_BODY:
+                await turns.wait()
+            else:
+                turns.short_requests += 1
             note = self._note_translated
             return parse(schema, body, None, note) if isinstance(body, bytes) else validate(schema, body, note)
         registry = self._selector.registry
@@ -184,7 +190,7 @@ class RequestContext:
         check_time = self.handle.admission.check_time
         memory: list[int] = []
         steps += (lambda: memory.append(memory_of(request[0])),)
-        await registry.parse_steps.run(steps, lambda: check_time(self.options))
+        await turns.run(steps, lambda: check_time(self.options))
         if memory[0] > self._size:
             self.hold(memory[0] - self._size, "the texts of the request body")
         return request[0]
@@ -381,6 +387,8 @@ class RequestContext:
             vector_bytes = sum(rows.values.nbytes for rows in result.rows.values())
             await self._selector.registry.low_priority_throttle.before_answering(vector_bytes)
         self.breakdown.note(result)
+        if size > LARGE_RESPONSE:
+            await self._selector.registry.turns.wait()
         if only_one_each:
             return result
         if Task.SPARSE in tasks:

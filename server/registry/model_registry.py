@@ -20,7 +20,7 @@ from embert.server.observability.scraping import Scrapes
 from embert.server.registry.inputs import TokenizerPool
 from embert.server.registry.low_priority_throttle import LowPriorityThrottle
 from embert.server.registry.model_handle import ANY_NAMES, Capability, ModelHandle
-from embert.server.request.large_bodies import CooperativeSteps
+from embert.server.request.turns import Turns
 
 __all__ = ["ModelRegistry", "ModelSelector", "load_registry"]
 
@@ -54,7 +54,7 @@ class ModelRegistry:
         self.scrapes = Scrapes(memory, self.write_metrics)
         self.held = HeldBytes(config.held_limit)
         self.bodies = BodyReader(config.payload_limit, self.held, config.client_timeout)
-        self.parse_steps = CooperativeSteps()
+        self.turns = Turns()
         self.low_priority_throttle = LowPriorityThrottle()
         self.most_ids = max(handle.most_ids for handle in self.all)
         self._pool = pool

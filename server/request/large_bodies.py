@@ -7,12 +7,10 @@ is counted again once the fields are known.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import re
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -45,27 +43,6 @@ class SplitIds(NamedTuple):
     field: str  # that has them
     ids: list[int] | list[list[int]]
     stand_in: float = float(_STAND_IN)
-
-
-class CooperativeSteps:
-    """Runs work that holds the event loop for milliseconds: one step at a time, with a pause as long after each.
-
-    An ordinary request needs the loop a few times. So it waits for one step of one large body, not for several.
-    """
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def run(self, steps: Iterable[Callable[[], None]], check_time: Callable[[], None]) -> None:
-        """Run the steps for a body, and `check_time` before each. Raises what they raise."""
-        async with self._lock:
-            for step in steps:
-                check_time()
-                began = time.perf_counter()
-                try:
-                    step()
-                finally:
-                    await asyncio.sleep(time.perf_counter() - began)
 
 
 def check_values(

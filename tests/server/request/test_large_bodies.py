@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +14,7 @@ from embert.server.http.errors import BadRequest, Invalid, PayloadTooLarge
 from embert.server.protocols.openai import EmbeddingsRequest
 from embert.server.protocols.tei import EmbedRequest
 from embert.server.protocols.tei_tokens import DecodeRequest
-from embert.server.request.large_bodies import CooperativeSteps, check_values, memory_of, split_ids
+from embert.server.request.large_bodies import check_values, memory_of, split_ids
 from embert.server.request.request_body import RequestBody, parse
 
 texts = st.text(st.sampled_from('a,"\\[]{}:é\n'), max_size=12)
@@ -118,35 +114,6 @@ def test_ids_of_every_route(schema: type[RequestBody], field: str, ids_: list[An
 )  # fmt: skip
 def test_almost_valid_bodies(body: bytes) -> None:
     assert len(set(readings(body))) == 1
-
-
-def test_other_requests_run_between_the_steps_of_large_bodies() -> None:
-    """After each step they get as much of the loop as that took; steps of two bodies do not follow one another."""
-    done: list[str] = []
-
-    async def run() -> None:
-        long_steps = CooperativeSteps()
-
-        def step(name: str) -> Callable[[], None]:
-            def work() -> None:
-                done.append(name)
-                time.sleep(0.005)
-
-            return work
-
-        async def others() -> None:
-            while True:
-                await asyncio.sleep(0)
-                done.append("other")
-
-        beside = asyncio.create_task(others())
-        await asyncio.gather(*(long_steps.run([step(name), step(name)], lambda: None) for name in "ab"))
-        beside.cancel()
-
-    asyncio.run(run())
-    places = [place for place, name in enumerate(done) if name != "other"]
-    assert [done[place] for place in places] == ["a", "a", "b", "b"]
-    assert all(later - earlier > 1 for earlier, later in pairwise(places))
 
 
 class Inner(BaseModel):
