@@ -13,13 +13,14 @@ from embert.engine.encoders.base import Encoder
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from embert.server.engine_worker import loop
+from embert.server.observability.metrics import EngineMetrics
 
 __all__ = ["PacedEncoder", "StubEncoder"]
 
 if "CALL_COUNTER" in os.environ:
     # An engine writes its metrics by the clock. How many requests share that depends on the machine's speed, and the
     # number of calls a request must not.
-    loop.IDLE_WRITE_S = loop.EngineMetrics.WRITE_INTERVAL_S = loop.PROBE_INTERVAL_S
+    loop.IDLE_WRITE_S = EngineMetrics.WRITE_INTERVAL_S = loop.PROBE_INTERVAL_S
 
 
 class StubEncoder(Encoder):
