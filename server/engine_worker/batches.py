@@ -31,7 +31,7 @@ AHEAD_S = 0.0015  # an answer takes the host 0.1 to 1.5 ms
 LEAD_MIN_S = 0.0005
 LEAD_SHARE = 0.15  # of the time left
 LEAD_TIME_LEFT_MAX_S = 0.1  # beside a longer batch the gap does not matter, and an error would cost more
-LOW_PRIORITY_LEAD_S = 0.002  # time for interactive requests to arrive, without an idle gap on the device
+FULL_LEAD_S = 0.002  # time for interactive requests to arrive, without an idle gap on the device
 _ENDED_S = 0.0003  # from so long before its expected end on, a batch counts as ended: less than an answer takes
 
 _ID_BYTES = 4  # int32
@@ -158,9 +158,10 @@ class InFlightQueue:
     by that; they are made while the device runs a longer batch.
 
     A batch that is submitted ahead delays requests that arrive later. So there is never more than one batch beyond
-    `AHEAD_S`, or beyond the running one. While interactive requests come, a batch that low-priority requests lead is
-    submitted only `LOW_PRIORITY_LEAD_S` before the device is expected to need it, because an interactive request that
-    arrives until then goes first. The answers of interactive requests also go before those of low-priority requests.
+    `AHEAD_S`, or beyond the running one. While interactive requests of a short text come, a full batch is submitted
+    only `FULL_LEAD_S` before the device is expected to need it, because a short text that arrives until then goes
+    first. For the same reason, one that low-priority requests lead is submitted as late while any interactive requests
+    come. The answers of interactive requests also go before those of low-priority requests.
     """
 
     def __init__(self) -> None:
@@ -195,18 +196,14 @@ class InFlightQueue:
         last = self.in_flight or self.unanswered
         return not last or last[-1].lets_others_follow
 
-    def wants_full(self, now: float) -> bool:
-        """Whether a full batch is to be submitted now, of interactive requests at least."""
-        return len(self.in_flight) == 1 or self.wants_low_priority(now)
-
-    def wants_low_priority(self, now: float) -> bool:
-        """Whether a full batch is to be submitted now, also one of low-priority requests only."""
+    def needs_batch(self, now: float) -> bool:
+        """True if the device is about to be idle, so that even a batch that could wait is submitted."""
         return self.left_s(now) < AHEAD_S and (len(self.in_flight) == 1 or bool(self.unanswered))
 
     def lead_s(self, now: float, *, full: Callable[[], bool]) -> float:
         """How long before its expected end a batch is to be submitted behind the only one; 0: not at all.
 
-        `full`: whether a full batch of low-priority requests waits; one of others would have been submitted.
+        `full` returns True if a full batch waits.
         """
         if len(self.in_flight) != 1 or not self.may_grow:
             return 0.0
@@ -214,7 +211,7 @@ class InFlightQueue:
         if left_s >= LEAD_TIME_LEFT_MAX_S:
             return 0.0
         if full():
-            return max(0.0, min(left_s, LOW_PRIORITY_LEAD_S))
+            return max(0.0, min(left_s, FULL_LEAD_S))
         return max(LEAD_MIN_S, LEAD_SHARE * left_s) if left_s > 2 * LEAD_MIN_S else 0.0
 
     def next_answer(self) -> InFlightBatch | None:

@@ -116,8 +116,9 @@ class EngineLoop:
         """Run batches until drained. A free encoder takes the requests that wait.
 
         A GPU gets the next batch while it is busy: a full one at once, any other shortly before the device is expected
-        to need it, and at the latest before rows are answered. While interactive requests come, a full one of
-        low-priority requests waits as long. Answers wait while the device is about to be idle (batches.py).
+        to need it, and at the latest before rows are answered. While short texts come, a full one waits as long; while
+        interactive requests come, a full one of low-priority requests does. Answers wait while the device is about to
+        be idle (batches.py).
         """
         work = self._work
         while True:
@@ -148,8 +149,10 @@ class EngineLoop:
         work, now = self._work, time.monotonic()
         if not work.in_flight:
             return self._follow(full=False)
-        low_priority = work.wants_low_priority(now) or not self._queue.expects_interactive()
-        return work.wants_full(now) and self._follow(full=True, low_priority=low_priority)
+        needed = work.needs_batch(now)
+        if not needed and (len(work.in_flight) > 1 or self._queue.expects_short()):
+            return False
+        return self._follow(full=True, low_priority=needed or not self._queue.expects_interactive())
 
     def _submit_before_end(self) -> None:
         """Submit what waits shortly before the only batch is expected to end, so that the encoder is never idle.

@@ -24,6 +24,7 @@ from embert.server.observability.metrics import EngineMetrics
 __all__ = ["WorkQueue"]
 
 _ID_BYTES = 4  # int32
+SHORT_TOKENS = 128  # of an interactive text for whose sake full batches are formed late
 INTERACTIVE_MEMORY_S = 10.0  # so long after an interactive request another one is expected
 
 
@@ -44,6 +45,8 @@ class WorkQueue:
         self._isolated_next = False
         self._draining = False
         self._interactive_at = -INTERACTIVE_MEMORY_S  # when the last interactive request came
+        self._short_tokens: dict[Hashable, int] = {}  # of a short text, by model
+        self._short_at = -INTERACTIVE_MEMORY_S  # when the last one of a short text came
         self._published: dict[int, tuple[int, int]] = {}  # texts and tokens that wait, by model, as metrics have them
 
     def tokens(self) -> int:
@@ -58,6 +61,10 @@ class WorkQueue:
         """Whether interactive requests come at present. Reads one number, without the lock."""
         return time.monotonic() - self._interactive_at < INTERACTIVE_MEMORY_S
 
+    def expects_short(self) -> bool:
+        """True while interactive requests of a short text come. Reads one number, without the lock."""
+        return time.monotonic() - self._short_at < INTERACTIVE_MEMORY_S
+
     # --- loading threads ---
 
     def add_model(self, model: LoadedModel) -> None:
@@ -65,6 +72,7 @@ class WorkQueue:
         with self._lock:
             self._models[model.number] = model
             self._scheduler.add_model(model.number, model.limits)
+            self._short_tokens[model.number] = min(SHORT_TOKENS, model.limits.small_tokens)
 
     # --- who reads the sockets ---
 
@@ -97,6 +105,8 @@ class WorkQueue:
             detail = f"model {message.model} is not loaded on this engine"
             self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "backend", detail)])
             return
+        if one_text and tokens <= self._short_tokens[message.model] and not message.low_priority:
+            self._short_at = now
         waiting = self._scheduler.queue_tokens
         if waiting and waiting + tokens > slowest * (message.deadline - now):  # else it surely is in time
             wait_s = self._least_wait_s(tokens, message)

@@ -20,9 +20,7 @@ from collections.abc import Callable, Sequence
 from embert.server.http.connections import Connections
 
 PAUSE_S = 0.002  # before a process looks again for connections that it leaves to others
-SILENT_S = (
-    0.5  # a process without a sign of life for so long, five times the interval, leaves its connections to others
-)
+SILENT_S = 0.5  # a process leaves its connections to others after so long, five intervals, without a sign of life
 FAILURE_S = 0.1  # before another try after an error, such as no free file descriptor
 ACCEPTED_AT_ONCE = 16  # each takes 0.1 ms; requests of other connections go in between
 # struct tcp_info: 8 bytes, 4 numbers, and tcpi_unacked, which of a listening socket is the length of its queue.

@@ -18,6 +18,7 @@ from embert.engine.models.flops import TokenCounts
 from embert.server.engine_worker.batches import LEAD_SHARE
 from embert.server.engine_worker.lanes import QUANTA, SMALL_PART, SMALL_SHARE, Request
 from embert.server.engine_worker.scheduler import LOW_PRIORITY_INTERVAL, Scheduler
+from embert.server.engine_worker.work_queue import WorkQueue
 from tests.server.engine_worker.schedulers import next_batch, scheduler_of
 from tests.server.engine_worker.virtual import BATCH_TOKENS, Speed, VirtualEngine
 
@@ -173,3 +174,21 @@ def test_a_short_text_waits_for_the_long_one_that_is_running(tmp_path: Path, mon
     assert len(run.waited_s["short"]) > 100
     assert max(run.waited_s["short"]) <= (1 + LEAD_SHARE) * long_s + 0.003
     assert len(run.waited_s["m"]) >= 0.9 * 4.0 / long_s
+
+
+@pytest.mark.parametrize("slower", [0.8, 1.0, 1.25])
+@pytest.mark.parametrize("clients", [16, 64])
+def test_a_short_text_waits_for_no_batch_that_is_bound_early(
+    clients: int, slower: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> tuple[float, float]:
+        speed = Speed(device_s=0.0052, submit_s=0.0003, answer_s=0.0008)
+        engine = VirtualEngine(tmp_path, monkeypatch, {"base": speed}, slower=slower)
+        found = engine.run(floods={"base": clients}, short=("base", 100.0), seconds=1.0)
+        return found.tokens_per_s["base"], percentile(found.waited_s["short"], 50)
+
+    rate, waited_s = run()
+    monkeypatch.setattr(WorkQueue, "expects_short", lambda _: False)
+    early_rate, early_waited_s = run()
+    assert waited_s < 0.9 * early_waited_s
+    assert rate > 0.99 * early_rate
