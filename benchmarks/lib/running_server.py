@@ -26,9 +26,9 @@ __all__ = ["RunningServer", "embert", "running"]
 ROOT = Path(__file__).parents[2]
 READY_WITHIN_S = 180.0
 KINDS = {  # by module in the command line; the second two are those of builds before 2026-11-24
-    "embert.server.frontend.process": "api",
+    "embert.server.frontend.process": "http",
     "embert.server.engine_worker.process": "engine",
-    "server.api_process": "api",
+    "server.api_process": "http",
     "server.engine_process": "engine",
 }
 
@@ -77,7 +77,7 @@ class RunningServer:
         return held
 
     def processes(self) -> Iterator[tuple[str, psutil.Process]]:
-        """Yield every living process of the server with its kind: api, engine, or `root` for all others."""
+        """Yield every living process of the server with its kind: http, engine, or `root` for all others."""
         root = psutil.Process(self.process.pid)
         for process in [root, *root.children(recursive=True)]:
             try:

@@ -81,10 +81,10 @@ def _cpu(
                 print(progress, file=sys.stderr, flush=True)
     figures = [_access_log(load, cases[1, "raw"], options)]
     for (size, form), rounds in measured.items():
-        api_us, engine_us, rate, cores = (statistics.median(column) for column in zip(*rounds, strict=True))
+        http_us, engine_us, rate, cores = (statistics.median(column) for column in zip(*rounds, strict=True))
         detail = f"{rate:,.0f} requests/s, engine process {engine_us:,.0f} µs, client {cores:.2f} cores"
         what = f"CPU of the HTTP process, {size} text{'s'[: size > 1]}, {form}"
-        figures.append(Figure(what, api_us, "µs", detail))
+        figures.append(Figure(what, http_us, "µs", detail))
     stages = {name: statistics.median(each[name] for each in breakdowns) for name in breakdowns[0]}
     detail = ", ".join(f"{name} {ms:.2f}" for name, ms in stages.items())
     what = "latency without the encoder, 32 passages, base64, p50"
@@ -130,8 +130,8 @@ def _round(
             f"{failed} of {len(responses.status)} requests failed, with status {set(responses.status.tolist())}"
         )
     count = int(inside.sum())
-    api, engine = ((spent[1][kind] - spent[0][kind]) / count * 1e6 for kind in ("api", "engine"))
-    return api, engine, count / window_s, responses.client_cores
+    http, engine = ((spent[1][kind] - spent[0][kind]) / count * 1e6 for kind in ("http", "engine"))
+    return http, engine, count / window_s, responses.client_cores
 
 
 # -- the real model: ready, idle, memory -------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def _started(load: LoadGenerator, drawn: Sequence[Text], model: str | None, roun
     return [
         Figure("latency added by an idle server, p50", added, "ms", detail),
         Figure("from `embert serve` to ready", statistics.median(ready), "s", f"starts: {starts} s"),
-        Figure("memory of the HTTP process", after["api"], "MB", f"{memory['api']:.0f} MB when ready"),
+        Figure("memory of the HTTP process", after["http"], "MB", f"{memory['api']:.0f} MB when ready"),
         Figure("memory of the engine process", after["engine"], "MB", f"{memory['engine']:.0f} MB when ready"),
         Figure("memory of the supervisor", after["supervisor"], "MB"),
     ]

@@ -118,7 +118,7 @@ def _calls(checkout: Path) -> dict[str, float]:
             def counted() -> dict[str, int]:
                 counts = {}
                 for kind, process in server.processes():
-                    if kind in ("api", "engine"):
+                    if kind in ("http", "engine"):
                         file = Path(folder, str(process.pid))
                         process.send_signal(signal.SIGUSR2)
                         while not file.exists():
@@ -136,9 +136,9 @@ def _calls(checkout: Path) -> dict[str, float]:
                     for kind, count in counted().items():
                         windows.setdefault(kind + name, []).append((count - before[kind]) / CALLS_REQUESTS)
     return {
-        "HTTP process": min(windows["api"]),
+        "HTTP process": min(windows["http"]),
         "engine process": statistics.median(windows["engine"]),
-        "HTTP process, unknown model (404)": min(windows["api 404"]),
+        "HTTP process, unknown model (404)": min(windows["http 404"]),
     }
 
 
@@ -149,7 +149,7 @@ def _run(checkout: Path) -> dict[str, float]:
     with (
         LoadGenerator() as load,
         embert(*_stub(checkout), checkout=checkout) as server,
-        running("echo", "api", ECHO, "/health", {}) as plain,
+        running("echo", "http", ECHO, "/health", {}) as plain,
     ):
         for _ in range(TURNS):
             for name, connections, model, each in (
@@ -172,13 +172,13 @@ def _run(checkout: Path) -> dict[str, float]:
 
     waits = {name: statistics.median(values) for name, values in wakeups.items()}
     return {
-        "HTTP process, 32 connections: CPU": cpu("many api", "plain many api"),
-        "engine process, 32 connections: CPU": cpu("many engine", "plain many api"),
-        "HTTP process, unknown model (404), 32 connections: CPU": cpu("unknown api", "plain many api"),
-        "HTTP process, one connection: CPU": cpu("one api", "plain one api"),
-        "engine process, one connection: CPU": cpu("one engine", "plain one api"),
-        "HTTP process, one connection: wake-ups": waits["one api"] / waits["plain one api"],
-        "engine process, one connection: wake-ups": waits["one engine"] / waits["plain one api"],
+        "HTTP process, 32 connections: CPU": cpu("many http", "plain many http"),
+        "engine process, 32 connections: CPU": cpu("many engine", "plain many http"),
+        "HTTP process, unknown model (404), 32 connections: CPU": cpu("unknown http", "plain many http"),
+        "HTTP process, one connection: CPU": cpu("one http", "plain one http"),
+        "engine process, one connection: CPU": cpu("one engine", "plain one http"),
+        "HTTP process, one connection: wake-ups": waits["one http"] / waits["plain one http"],
+        "engine process, one connection: wake-ups": waits["one engine"] / waits["plain one http"],
         f"one short text next to {LARGE_CONNECTIONS} connections of {PASSAGES} passages: p50": next_to_large,
     }
 

@@ -100,7 +100,7 @@ def _figures(
 def _server_limit(cores: dict[str, float], processes: dict[str, int]) -> str:
     if "engine" not in cores:
         return "server"
-    full = cores.get("api", 0.0) > SERVER_FULL * processes.get("api", 1)
+    full = cores.get("http", 0.0) > SERVER_FULL * processes.get("http", 1)
     return "HTTP processes" if full else "engine"
 
 

@@ -190,7 +190,7 @@ def _cells(shape: str, load: Load, server: str, figures: Round) -> list[str]:
         f"{figures.requests_per_s:,.0f}",
         f"{figures.texts_per_s:,.0f}",
         *(f"{number:.2f}" for number in numbers),
-        *(f"{cpu.get(kind, 0.0):.0f}" for kind in ("engine", "api")),
+        *(f"{cpu.get(kind, 0.0):.0f}" for kind in ("engine", "http")),
         f"{sum(cpu.values()):.0f}",
         f"{wakeups:.2f}",
         str(figures.failed),

@@ -28,13 +28,13 @@ def idle(options: argparse.Namespace, seconds: float, serve_options: list[str]) 
         plan = Plan(server.port, requests, 1, window_s=seconds)
         load.run(plan)
         alone = load.run(plan)
-        rss_mb = server.rss_mb()["api"]
+        rss_mb = server.rss_mb()["http"]
         # From several loopback addresses: one address has some 28 000 ephemeral ports.
         for number in range(options.connections):
             source = (f"127.0.0.{2 + number % 8}", 0)
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 20, source))
         crowded = load.run(plan)
-        held_mb = server.rss_mb()["api"] - rss_mb
+        held_mb = server.rss_mb()["http"] - rss_mb
     p50s = [float(np.median(responses.ended - responses.due)) * 1e3 for responses in (alone, crowded)]
     statuses = Counter(crowded.status.tolist())
     counts = ", ".join(f"{status}: {count}" for status, count in statuses.items())

@@ -47,7 +47,7 @@ async def mixed(server: RunningServer, seconds: float) -> list[Objective]:
 
 
 def _named_processes(server: RunningServer) -> dict[str, psutil.Process]:
-    """Return the supervisor, and the processes of each kind by number: "api 0", "engine 0"."""
+    """Return the supervisor, and the processes of each kind by number: "http 0", "engine 0"."""
     named: dict[str, psutil.Process] = {}
     seen: Counter[str] = Counter()
     for kind, process in server.processes():

@@ -106,7 +106,7 @@ def healthy() -> Iterator[Panel]:
         "Processes lost, last hour",
         'Times an engine or HTTP process had to be started again; "Processes lost" below says which. Look at the log.',
         f"sum(increase(embert_engine_restarts_total{{{SELECT}}}[1h])) "
-        f"+ sum(increase(embert_api_restarts_total{{{SELECT}}}[1h]))",
+        f"+ sum(increase(embert_http_restarts_total{{{SELECT}}}[1h]))",
         "none",
         steps((GREEN, None), (YELLOW, 1), (RED, 3)),
     )
@@ -358,7 +358,7 @@ def runs() -> Iterator[Panel]:
         "Started again, and among them those that showed no life and were ended. The log says how each of them ended.",
         [
             target(f"increase(embert_engine_restarts_total{{{SELECT}}}{RATE})", "{{instance}} engine {{engine}}"),
-            target(f"increase(embert_api_restarts_total{{{SELECT}}}{RATE})", "{{instance}} HTTP process"),
+            target(f"increase(embert_http_restarts_total{{{SELECT}}}{RATE})", "{{instance}} HTTP process"),
             target(f"increase(embert_hung_processes_total{{{SELECT}}}{RATE})", "{{instance}} hung {{process}}"),
         ],
         "none",

@@ -42,7 +42,7 @@ A client that accepts gzip gets that.
 `traceparent` header, or else by its `request_id`, which is its `X-Request-Id` if it has one. They are up to a second
 old. Prometheus keeps them with `--enable-feature=exemplar-storage`.
 
-**How many series?** A server of one model on one engine has 330 at rest. Each route in use adds 26 for each of its
+**How many series?** A server of one model on one engine has 331 at rest. Each route in use adds 26 for each of its
 priorities, its durations and its errors, and for each further outcome 22. The first low-priority request adds 101,
 another engine about 100. An unused route has one.
 
@@ -72,7 +72,7 @@ def document() -> str:
     from embert.server.frontend.routes import METRIC_ROUTES
 
     makers: dict[str, Callable[[], object]] = {
-        "Requests and texts (HTTP processes)": _make_api_metrics,
+        "Requests and texts (HTTP processes)": _make_http_metrics,
         "Queue, batches and model (engine processes)": _make_engine_metrics,
         "GPU (engine processes on a GPU, where the driver has NVML)": lambda: GpuMetrics(
             "cuda:0", list(GpuMetrics.NAMES)
@@ -121,7 +121,7 @@ def document() -> str:
                 "and on routes that ask nothing of a model"
             ),
             _bullet(
-                "`process`: `supervisor`, `api-0`, `engine-0`…; of `embert_hung_processes_total`: `api` or `engine`"
+                "`process`: `supervisor`, `http-0`, `engine-0`…; of `embert_hung_processes_total`: `http` or `engine`"
             ),
             _bullet(
                 "`engine`: the number of the engine process, from 0; `device`: its device, as `--device` writes it"
@@ -133,10 +133,10 @@ def document() -> str:
     )
 
 
-def _make_api_metrics() -> None:
-    from embert.server.observability.api_metrics import ApiMetrics
+def _make_http_metrics() -> None:
+    from embert.server.observability.http_metrics import HttpMetrics
 
-    metrics = ApiMetrics(["/embed"], tasks=["/embed"], models=["m"], engines=1)
+    metrics = HttpMetrics(["/embed"], tasks=["/embed"], models=["m"], engines=1)
     metrics.observe(RequestRecord("/embed", b"", priority=PRIORITIES[0], model="m", status=200), 0.0)
     metrics.write()
 

@@ -321,7 +321,7 @@ def cpu_by_process() -> Iterator[tuple[str, ...]]:
     for shape, name in SHAPES.items():
         for run, _, row in pairs(shape, "one"):
             cpu = row["median"]["cpu_us"]
-            yield name, str(row["load"]["connections"]), f"{cpu['engine']:.0f}", f"{cpu['api']:.0f}", run.build
+            yield name, str(row["load"]["connections"]), f"{cpu['engine']:.0f}", f"{cpu['http']:.0f}", run.build
 
 
 def builds() -> Iterator[tuple[str, ...]]:

@@ -31,7 +31,7 @@ from embert.server.ipc.control import (
     Message,
     Ready,
     Reload,
-    StartApi,
+    StartHttp,
 )
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.ipc.signals import DRAIN_SIGNALS
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from embert.server.engine_client.router import Router
     from embert.server.http.acceptor import Acceptor
     from embert.server.http.connections import Connections
-    from embert.server.observability.api_metrics import ApiMetrics
+    from embert.server.observability.http_metrics import HttpMetrics
     from embert.server.observability.scraping import Scrapes
     from embert.server.observability.tracing.span_export import SpanExport
     from embert.server.registry.model_registry import ModelRegistry
@@ -66,9 +66,9 @@ def main() -> None:
     """`python -m embert.server.frontend.process FD`: one HTTP process; FD is the supervisor's socket."""
     control = ControlConnection.from_fd(int(sys.argv[1]))
     start = control.receive()
-    if not isinstance(start, StartApi):
+    if not isinstance(start, StartHttp):
         raise SystemExit("embert.server.frontend.process is started by `embert serve`")
-    name = f"api-{start.http_index}"
+    name = f"http-{start.http_index}"
     write_line = configure_logging(name, start.config.log_format, start.config.log_level)
     memory = MetricMemory(start.memory_fd)
     region = use_memory(memory, name)
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 async def _serve(
-    start: StartApi,
+    start: StartHttp,
     control: ControlConnection,
     write_line: Callable[[bytes], None],
     memory: MetricMemory,
@@ -108,14 +108,14 @@ async def _serve(
         certificates = Certificates(config) if config.ssl_certfile is not None else None
         access_log = None
         if config.access_log != "off":
-            access_log = AccessLog(config.access_log, f"api-{start.http_index}", write_line)
+            access_log = AccessLog(config.access_log, f"http-{start.http_index}", write_line)
         spans = _span_export(start)
         tracer = None
         if spans is not None:
             from embert.server.observability.tracing.request_trace import RequestTracer
 
             tracer = RequestTracer(
-                spans.tracer, f"api-{start.http_index}", keyless_paths(("probes", "metrics"), registry.by_name)
+                spans.tracer, f"http-{start.http_index}", keyless_paths(("probes", "metrics"), registry.by_name)
             )
         app = create_app(registry, keys, access_log, tracer)
     except (EngineError, ConfigError) as error:
@@ -144,7 +144,7 @@ async def _serve(
     served: Callable[..., asyncio.Protocol] = protocol
     if certificates is not None:
         served = with_tls(protocol, certificates.current, connections)
-    counts = ConnectionCounts(counters.connections, counters.api_alive, start.http_index)
+    counts = ConnectionCounts(counters.connections, counters.http_alive, start.http_index)
     listening = [socket.socket(fileno=fd) for fd in start.socket_fds]
     servers = [_Server(_uvicorn_config(app, served), partial(Acceptor, listening, connections, counts))]
     jobs = [servers[0].serve([])]
@@ -254,7 +254,7 @@ class _Draining:
         router: Router,
         servers: list[_Server],
         connections: Connections,
-        metrics: ApiMetrics,
+        metrics: HttpMetrics,
         control: ControlConnection,
         config: ServeConfig,
     ) -> None:
@@ -299,13 +299,13 @@ class _Draining:
 
 async def _write_metrics(registry: ModelRegistry, counters: SharedCounters, http_index: int) -> None:
     while True:
-        counters.api_alive[http_index] = time.monotonic()
+        counters.http_alive[http_index] = time.monotonic()
         await asyncio.sleep(registry.metrics.WRITE_INTERVAL_S)
         registry.write_metrics()
         counters.in_flight[http_index] = registry.metrics.requests_in_flight
 
 
-def _span_export(start: StartApi) -> SpanExport | None:
+def _span_export(start: StartHttp) -> SpanExport | None:
     if start.traces_url is None:
         return None
     from embert.server.observability.tracing.span_export import start_span_export

@@ -26,7 +26,7 @@ from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.request_head import PLAIN_KEY
 from embert.server.http.response import Response, error_response, send_error, send_response
 from embert.server.observability.access_log import AccessLog
-from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.http_metrics import HttpMetrics
 from embert.server.observability.request_record import CLIENT_LEFT, INTERACTIVE, SCOPE_KEY, RequestRecord
 from embert.server.protocols.request_context import Handler, RequestContext
 from embert.server.registry.inputs import as_server_error
@@ -247,7 +247,7 @@ class RequestObserver:
         labels: Mapping[str, str],
         tasks: Collection[str],
         error_formats: ErrorFormats,
-        metrics: ApiMetrics,
+        metrics: HttpMetrics,
         held: HeldBytes,
         access_log: AccessLog | None = None,
         tracer: RequestTracer | None = None,

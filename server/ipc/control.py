@@ -30,8 +30,8 @@ __all__ = [
     "Progress",
     "Ready",
     "Reload",
-    "StartApi",
     "StartEngine",
+    "StartHttp",
     "StartModel",
     "describe_exit",
 ]
@@ -86,7 +86,7 @@ class StartModel(msgspec.Struct, frozen=True):
         return self.config.served_name(self.model_id)
 
 
-class StartApi(msgspec.Struct, tag=True):
+class StartHttp(msgspec.Struct, tag=True):
     """Supervisor → HTTP process, first message."""
 
     config: ServeConfig
@@ -115,7 +115,7 @@ class StartEngine(msgspec.Struct, tag=True):
     endpoint: str
     counters_fd: int
     engines: int  # number of engines in the server
-    traces_url: str | None = None  # as in StartApi
+    traces_url: str | None = None  # as in StartHttp
     instance: str = ""
 
 
@@ -174,7 +174,7 @@ class Reload(msgspec.Struct, tag=True):
 
 Message = (
     EngineState
-    | StartApi
+    | StartHttp
     | StartEngine
     | LoadModel
     | Progress

@@ -32,23 +32,27 @@ _RUNNING_MAX = 1 << 16  # request ids written for one batch; unwritten pages tak
 class SharedCounters:
     """One process's view. The supervisor calls `create`; children inherit the descriptor `fd`."""
 
-    def __init__(self, fd: int, apis: int, engines: int, models: int = 1) -> None:
+    def __init__(self, fd: int, processes: int, engines: int, models: int = 1) -> None:
         self.fd = fd
-        self._memory = mmap.mmap(fd, _size(apis, engines, models))
-        count = _numbers(apis, engines, models)
+        self._memory = mmap.mmap(fd, _size(processes, engines, models))
+        count = _numbers(processes, engines, models)
         numbers = memoryview(self._memory)[: count * _NUMBER_BYTES].cast("d")
         self._running = memoryview(self._memory)[count * _NUMBER_BYTES :].cast("q")
-        self.api_alive = numbers[:apis]  # [HTTP process]
-        self.engine_alive = numbers[apis : apis + engines]  # [engine]
-        self.forward_since = numbers[apis + engines : apis + 2 * engines]  # [engine]
-        self.forward_model = numbers[apis + 2 * engines : apis + 3 * engines]  # [engine]: the number of its model
-        self.in_flight = numbers[apis + 3 * engines : 2 * apis + 3 * engines]  # [HTTP process]
-        self.connections = numbers[2 * apis + 3 * engines : 3 * apis + 3 * engines]  # [HTTP process]
-        admitted = numbers[3 * apis + 3 * engines :]
-        self.admitted_tokens = [admitted[i * apis : (i + 1) * apis] for i in range(models)]  # [model][HTTP process]
+        self.http_alive = numbers[:processes]  # [HTTP process]
+        self.engine_alive = numbers[processes : processes + engines]  # [engine]
+        self.forward_since = numbers[processes + engines : processes + 2 * engines]  # [engine]
+        self.forward_model = numbers[
+            processes + 2 * engines : processes + 3 * engines
+        ]  # [engine]: the number of its model
+        self.in_flight = numbers[processes + 3 * engines : 2 * processes + 3 * engines]  # [HTTP process]
+        self.connections = numbers[2 * processes + 3 * engines : 3 * processes + 3 * engines]  # [HTTP process]
+        admitted = numbers[3 * processes + 3 * engines :]
+        self.admitted_tokens = [
+            admitted[i * processes : (i + 1) * processes] for i in range(models)
+        ]  # [model][HTTP process]
 
     @classmethod
-    def create(cls, apis: int, engines: int, models: int = 1) -> SharedCounters:
+    def create(cls, processes: int, engines: int, models: int = 1) -> SharedCounters:
         """Creates the counters of a server without processes. No full disk can prevent it.
 
         Their memory lives until no process has it open.
@@ -57,10 +61,10 @@ class SharedCounters:
         """
         fd = os.memfd_create("embert-counters")
         os.set_inheritable(fd, True)
-        os.ftruncate(fd, _size(apis, engines, models))
-        counters = cls(fd, apis, engines, models)
-        for http_index in range(apis):
-            counters.forget_api(http_index)
+        os.ftruncate(fd, _size(processes, engines, models))
+        counters = cls(fd, processes, engines, models)
+        for http_index in range(processes):
+            counters.forget_http(http_index)
         return counters
 
     def set_running(self, engine: int, slot: int, ids: Collection[int]) -> None:
@@ -86,16 +90,16 @@ class SharedCounters:
         """Tokens of a model that are admitted and not yet answered, of all HTTP processes."""
         return int(sum(self.admitted_tokens[model]))
 
-    def forget_api(self, http_index: int) -> None:
+    def forget_http(self, http_index: int) -> None:
         """Nothing of an HTTP process that has died is admitted or in flight any more."""
         self.in_flight[http_index], self.connections[http_index] = 0.0, math.inf
         for tokens in self.admitted_tokens:
             tokens[http_index] = 0.0
 
 
-def _numbers(apis: int, engines: int, models: int) -> int:
-    return 3 * apis + 3 * engines + apis * models
+def _numbers(processes: int, engines: int, models: int) -> int:
+    return 3 * processes + 3 * engines + processes * models
 
 
-def _size(apis: int, engines: int, models: int) -> int:
-    return (_numbers(apis, engines, models) + engines * MAX_BATCHES_IN_FLIGHT * (1 + _RUNNING_MAX)) * _NUMBER_BYTES
+def _size(processes: int, engines: int, models: int) -> int:
+    return (_numbers(processes, engines, models) + engines * MAX_BATCHES_IN_FLIGHT * (1 + _RUNNING_MAX)) * _NUMBER_BYTES

@@ -3,7 +3,7 @@
 No file system holds it. A full disk cannot take it away, which for a mapped file means SIGBUS, and no program that
 cleans /tmp finds it. It lives as long as a process has it open.
 
-Each process writes to a region of its own, named by its role (`api-0`), not by its pid. A process that replaces a dead
+Each process writes to a region of its own, named by its role (`http-0`), not by its pid. A process that replaces a dead
 one continues its counters and histograms, so totals lose nothing and regions do not accumulate.
 
     region    name, pid, sizes     one page

@@ -1,4 +1,4 @@
-"""The definition of every metric, but for those of requests (api_metrics.py).
+"""The definition of every metric, but for those of requests (http_metrics.py).
 
 All processes write to memory that they share (metric_memory.py), and any of them can answer `/metrics` for all.
 `use_memory` must run before a process makes its metrics.
@@ -250,14 +250,21 @@ class SupervisorMetrics:
         self.starting = gauge("starting", starting_help, mode="livemax")
         self.starting.set(1)
         self.draining = gauge("draining", "1 from SIGTERM on, while requests in flight are answered.", mode="livemax")
-        self.api_restarts = counter("api_restarts_total", "Restarts of HTTP processes.")
+        self._http_restarts = counter("http_restarts_total", "Restarts of HTTP processes.")
+        old_help = "Deprecated: the same as embert_http_restarts_total, until the next release."
+        self._api_restarts = counter("api_restarts_total", old_help)
         self.hangs = counter("hung_processes_total", "Processes that hung and were killed.", ["process"])
-        for kind in ("api", "engine"):
+        for kind in ("http", "engine"):
             self.hangs.labels(kind)
         SpanMetrics()
         self.engine_up: dict[int, Gauge] = {}
         self.hang_limit: dict[int, Gauge] = {}
         self.engine_restarts: dict[int, Counter] = {}
+
+    def count_http_restart(self) -> None:
+        """Count the restart of an HTTP process."""
+        self._http_restarts.inc()
+        self._api_restarts.inc()
 
     def add_engines(self, engines: Sequence[int]) -> None:
         """Metrics for these engines, all at zero."""

@@ -17,7 +17,7 @@ from embert.server.engine_client.router import Router
 from embert.server.http.errors import Invalid, PayloadTooLarge, TaskMissing
 from embert.server.http.request_head import RequestOptions
 from embert.server.ipc.control import ModelInfo
-from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.http_metrics import HttpMetrics
 from embert.server.registry.inputs import InputTokenizer, TokenizerPool
 
 __all__ = ["ANY_NAMES", "BYTES_A_WEIGHT", "TEI_NAME", "Capability", "ModelHandle", "ServedModel"]
@@ -40,7 +40,7 @@ class ModelHandle:
         model: Model,
         tokenizer: Tokenizer,
         router: Router,
-        metrics: ApiMetrics,
+        metrics: HttpMetrics,
         pool: TokenizerPool,
         number: int = 0,
     ) -> None:

@@ -12,9 +12,9 @@ from embert.server.config import ServeConfig
 from embert.server.engine_client.router import Router
 from embert.server.http.errors import ModelUnknown, Unavailable, describe_name
 from embert.server.http.held_bytes import BodyReader, HeldBytes
-from embert.server.ipc.control import ControlConnection, ModelFailed, Progress, StartApi
+from embert.server.ipc.control import ControlConnection, ModelFailed, Progress, StartHttp
 from embert.server.ipc.shared_counters import SharedCounters
-from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.http_metrics import HttpMetrics
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping import Scrapes
 from embert.server.registry.inputs import TokenizerPool
@@ -35,7 +35,7 @@ class ModelRegistry:
         config: ServeConfig,
         handles: Sequence[ModelHandle],
         router: Router,
-        metrics: ApiMetrics,
+        metrics: HttpMetrics,
         memory: MetricMemory,
         pool: TokenizerPool,
         broken: Mapping[str, str] | None = None,
@@ -120,7 +120,7 @@ class ModelRegistry:
 
 
 def load_registry(
-    start: StartApi,
+    start: StartHttp,
     control: ControlConnection,
     counters: SharedCounters,
     memory: MetricMemory,
@@ -135,7 +135,7 @@ def load_registry(
     """
     config = start.config
     router = Router(start.models, counters, start.http_index)
-    metrics = ApiMetrics(
+    metrics = HttpMetrics(
         routes,
         tasks=tasks,
         models=[model.name for model in start.models],

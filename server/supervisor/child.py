@@ -19,12 +19,12 @@ from embert.server.observability.logs import DUMP_SIGNAL
 
 __all__ = ["Backoff", "Child", "Kind"]
 
-API_HANG_S = 30.0  # without an iteration of its event loop
+HTTP_HANG_S = 30.0  # without an iteration of its event loop
 _KILL_WAIT_S = 5.0
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 10.0
 
-Kind = Literal["api", "engine"]
-_MODULES: dict[Kind, str] = {"api": "embert.server.frontend.process", "engine": "embert.server.engine_worker.process"}
+Kind = Literal["http", "engine"]
+_MODULES: dict[Kind, str] = {"http": "embert.server.frontend.process", "engine": "embert.server.engine_worker.process"}
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Child:
     doing: str = ""  # the step of its start that it last reported
     reads: int = -1  # of an HTTP process that starts: the model, by number, whose files it reads; -1: none
     reported: float = 0.0  # when its start was last logged
-    hang_limit_s: float = API_HANG_S  # longest time without a sign of life, or in one forward
+    hang_limit_s: float = HTTP_HANG_S  # longest time without a sign of life, or in one forward
     limits_unknown: bool = True  # no model of this start has reported its batch time
     process: subprocess.Popen[bytes] | None = None
     control: ControlConnection | None = None
@@ -70,7 +70,7 @@ class Child:
 
     @property
     def name(self) -> str:
-        """`api-0`, `engine-1`: in logs and as the name of its metrics files."""
+        """`http-0`, `engine-1`: in logs and as the name of its metrics files."""
         return f"{self.kind}-{self.index}"
 
     def spawn(self, inherited: Sequence[int], selector: selectors.BaseSelector) -> None:

@@ -60,7 +60,7 @@ class HangDetector:
                 return f"a forward runs for more than {child.hang_limit_s:.1f} s"
             alive = self._counters.engine_alive[child.index]
         else:
-            alive = self._counters.api_alive[child.index]
+            alive = self._counters.http_alive[child.index]
         silence_s = child.hang_limit_s + SIGN_MARGIN_S
         return f"no sign of life for more than {silence_s:.1f} s" if now - alive > silence_s else None
 
@@ -69,8 +69,8 @@ class HangDetector:
         now = time.monotonic()
         if not child.ready:
             child.started = child.reported = now
-        elif child.kind == "api":
-            self._counters.api_alive[child.index] = now
+        elif child.kind == "http":
+            self._counters.http_alive[child.index] = now
         else:
             self._counters.engine_alive[child.index] = now
             if self._counters.forward_since[child.index]:

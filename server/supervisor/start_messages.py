@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from embert.engine.model import Model
 from embert.server.config import ServeConfig
-from embert.server.ipc.control import EngineState, StartApi, StartEngine, StartModel
+from embert.server.ipc.control import EngineState, StartEngine, StartHttp, StartModel
 from embert.server.supervisor.child import Child
 
 __all__ = ["PlannedModel", "StartMessages"]
@@ -60,15 +60,15 @@ class StartMessages:
             instance=self.instance,
         )
 
-    def api(
+    def http(
         self,
         child: Child,
         sockets: Sequence[socket.socket],
         metrics_socket: socket.socket | None,
         engines: list[EngineState],
-    ) -> StartApi:
+    ) -> StartHttp:
         """Listen on these sockets, which the child has inherited."""
-        return StartApi(
+        return StartHttp(
             config=self.config,
             models=[model.start for model in self.models],
             broken=dict(self.broken),

@@ -76,7 +76,7 @@ class Supervisor:
     metrics: SupervisorMetrics
     traces_url: str | None = None  # where spans go; None: no traces
     _name: str = field(default_factory=lambda: f"embert-{secrets.token_hex(8)}", init=False)  # of its sockets
-    _apis: list[Child] = field(init=False)
+    _http_processes: list[Child] = field(init=False)
     _engines: list[Child] = field(init=False)
     _states: list[EngineState] = field(init=False)
     _engine_models: list[EngineModels] = field(init=False)  # of each engine
@@ -101,7 +101,7 @@ class Supervisor:
         """Serve until told to stop: 0 after SIGTERM or SIGINT, 1 after giving up on a child or a second signal."""
         devices = self.devices
         self._engines = [Child("engine", i) for i in range(len(devices))]
-        self._apis = [Child("api", i) for i in range(self.config.http_processes)]
+        self._http_processes = [Child("http", i) for i in range(self.config.http_processes)]
         try:
             self.memory.add([child.name for child in self._children])
             self._counters = SharedCounters.create(self.config.http_processes, len(devices), len(self.models))
@@ -170,10 +170,10 @@ class Supervisor:
 
     @property
     def _children(self) -> list[Child]:
-        return [*self._engines, *self._apis]
+        return [*self._engines, *self._http_processes]
 
     def _siblings(self, kind: Kind) -> list[Child]:
-        return self._engines if kind == "engine" else self._apis
+        return self._engines if kind == "engine" else self._http_processes
 
     def _awaited(self) -> list[Child]:
         """The children that keep the loop running."""
@@ -196,7 +196,7 @@ class Supervisor:
         """Start a child, or schedule another try where the system has no descriptors, memory or processes left."""
         inherited = [self._counters.fd, self.memory.fd]
         try:
-            if child.kind == "api":
+            if child.kind == "http":
                 inherited += [sock.fileno() for sock in self.sockets]
                 inherited += [self.metrics_socket.fileno()] if self.metrics_socket and child.index == 0 else []
             child.spawn(inherited, self._selector)
@@ -215,7 +215,7 @@ class Supervisor:
             numbers, one_by_one = self._engine_models[child.index].begin()
             return self._messages.engine(child, self.devices, numbers, one_by_one=one_by_one)
         metrics_socket = self.metrics_socket if child.index == 0 else None
-        return self._messages.api(child, self.sockets, metrics_socket, self._states)
+        return self._messages.http(child, self.sockets, metrics_socket, self._states)
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -281,7 +281,7 @@ class Supervisor:
         self._announce()
 
     def _on_model_failed(self, child: Child, message: ModelFailed) -> None:
-        if child.kind == "api":  # which has logged it, and serves the others
+        if child.kind == "http":  # which has logged it, and serves the others
             self._unreadable[self.models[message.model].start.name] = message.message
             return
         if self._stopping:
@@ -306,7 +306,7 @@ class Supervisor:
     def _announce(self) -> None:
         """Log what is served, once every model is ready or has failed."""
         engines = zip(self._engines, self._engine_models, strict=True)
-        if self._announced or self._stopping or not all(api.ready for api in self._apis):
+        if self._announced or self._stopping or not all(process.ready for process in self._http_processes):
             return
         if all((engine.ready and models.settled) or models.all_failed for engine, models in engines):
             self._announced = True
@@ -333,8 +333,8 @@ class Supervisor:
         }
         for planned in self.models:
             self.metrics.model_ready[planned.start.name].set(planned.start.number in ready)
-        for api in self._apis:
-            api.send(state)
+        for process in self._http_processes:
+            process.send(state)
 
     # --- watching ---
 
@@ -384,7 +384,7 @@ class Supervisor:
 
     def _watch_outages(self, now: float) -> None:
         """Exit after too long without any engine or any HTTP process; a service manager may restart the server."""
-        kinds: tuple[tuple[Kind, str], ...] = (("engine", "engine"), ("api", "HTTP process"))
+        kinds: tuple[tuple[Kind, str], ...] = (("engine", "engine"), ("http", "HTTP process"))
         for kind, what in kinds:
             outage_s = self._outages.exceeded_s(kind, self._siblings(kind), now)
             if outage_s is not None and not self._stopping:
@@ -424,7 +424,7 @@ class Supervisor:
             if self._stopping:  # without its last message, what was in flight is lost
                 lost = Drained(0, 0, int(self._counters.in_flight[child.index]))
                 self._drained.setdefault(child.index, lost)
-            self._counters.forget_api(child.index)  # its clients' connections have closed with it
+            self._counters.forget_http(child.index)  # its clients' connections have closed with it
             self._note_reading_loss(child, exit_detail)
         if self._stopping:
             return
@@ -440,12 +440,12 @@ class Supervisor:
         if child.kind == "engine":
             self.metrics.engine_restarts[child.index].inc()
         else:
-            self.metrics.api_restarts.inc()
+            self.metrics.count_http_restart()
 
-    def _note_reading_loss(self, api: Child, exit_detail: str) -> None:
+    def _note_reading_loss(self, process: Child, exit_detail: str) -> None:
         """Quarantine a model whose tokenizer ends HTTP processes, if there are other models to serve."""
-        number, api.reads = api.reads, -1
-        if api.ready_since < float("inf") or number < 0 or len(self.models) == 1:
+        number, process.reads = process.reads, -1
+        if process.ready_since < float("inf") or number < 0 or len(self.models) == 1:
             return
         self._reading_losses[number] += 1
         if self._reading_losses[number] == READING_LOSSES_MAX:
@@ -473,8 +473,8 @@ class Supervisor:
 
     def _reload(self) -> None:
         log.info("received SIGHUP; keys and certificates are read again")
-        for api in self._apis:
-            api.send(Reload())
+        for process in self._http_processes:
+            process.send(Reload())
 
     def _give_up(self, grace_s: float = 0.0) -> None:
         self._status = 1
@@ -485,14 +485,14 @@ class Supervisor:
         self._stopping = True
         self.metrics.draining.set(1)
         self._kill_at = time.monotonic() + self.config.drain_timeout + 5.0
-        for api in self._apis:
-            api.send(Drain())
+        for process in self._http_processes:
+            process.send(Drain())
 
     def _stop_in_order(self) -> None:
         """Drain the engines only after the HTTP processes, which need their answers, have exited."""
         if not self._stopping:
             return
-        if all(api.process is None for api in self._apis):
+        if all(process.process is None for process in self._http_processes):
             for engine in self._engines:
                 if engine.ready and not engine.draining:
                     engine.send(Drain())

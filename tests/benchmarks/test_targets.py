@@ -42,7 +42,7 @@ def test_encoder_without_a_server() -> None:
 REQUESTS = (post("/embed", {}, kind="text", texts=2, tokens=8),)
 
 
-def figures(rate: float | None, busiest_client: float, late_s: float, api_cores: float) -> Round:
+def figures(rate: float | None, busiest_client: float, late_s: float, http_cores: float) -> Round:
     """A second with 100 responses after 10 ms each."""
     due = np.linspace(0, 0.98, 100)
     responses = Responses(
@@ -56,11 +56,13 @@ def figures(rate: float | None, busiest_client: float, late_s: float, api_cores:
         busiest_client=busiest_client,
     )
     plan = Plan(1, REQUESTS, connections=1, window_s=1.0, rate=rate)
-    return _figures(plan, responses, ({"api": 1.0}, {"api": 1.0 + api_cores, "engine": 0.5}), {"api": 2, "engine": 1})
+    return _figures(
+        plan, responses, ({"http": 1.0}, {"http": 1.0 + http_cores, "engine": 0.5}), {"http": 2, "engine": 1}
+    )
 
 
 @pytest.mark.parametrize(
-    ("rate", "busiest_client", "late_s", "api_cores", "limit"),
+    ("rate", "busiest_client", "late_s", "http_cores", "limit"),
     [
         (None, 0.95, 0.0, 2.0, "client"),
         (None, 0.5, 0.0, 1.9, "HTTP processes"),
@@ -69,9 +71,9 @@ def figures(rate: float | None, busiest_client: float, late_s: float, api_cores:
         (100.0, 0.5, 0.1, 1.9, "client"),
     ],
 )
-def test_who_was_the_limit(rate: float, busiest_client: float, late_s: float, api_cores: float, limit: str) -> None:
-    measured = figures(rate, busiest_client, late_s, api_cores)
+def test_who_was_the_limit(rate: float, busiest_client: float, late_s: float, http_cores: float, limit: str) -> None:
+    measured = figures(rate, busiest_client, late_s, http_cores)
     assert measured.limit == limit
     assert (measured.requests_per_s, measured.texts_per_s, measured.tokens_per_s) == (100, 200, 800)
     assert measured.p50_ms == {"text": pytest.approx(10)}
-    assert measured.cores == {"api": pytest.approx(api_cores), "engine": 0.5}
+    assert measured.cores == {"http": pytest.approx(http_cores), "engine": 0.5}

@@ -26,7 +26,7 @@ def connection_counts(server: Live) -> list[int]:
     port = server.ports[0]
     return [
         sum(c.laddr.port == port and c.status == psutil.CONN_ESTABLISHED for c in found)
-        for found in (psutil.Process(pid).net_connections("tcp") for pid in server.api_pids)
+        for found in (psutil.Process(pid).net_connections("tcp") for pid in server.http_pids)
     ]
 
 
@@ -65,12 +65,12 @@ def one_to_each(server: Live) -> Iterator[dict[int, http.client.HTTPConnection]]
             connection.getresponse().read()
             made.append(connection)
             found = {}
-            for pid in server.api_pids:
+            for pid in server.http_pids:
                 ports = {each.raddr.port for each in psutil.Process(pid).net_connections("tcp") if each.raddr}
                 for each in made:
                     if each.sock.getsockname()[1] in ports:
                         found[pid] = each
-            return found if len(found) == len(server.api_pids) else {}
+            return found if len(found) == len(server.http_pids) else {}
 
         made: list[http.client.HTTPConnection] = []
         yield until(connect_once_more, what="a connection to each HTTP process")

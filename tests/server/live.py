@@ -138,7 +138,7 @@ class Live:
         return self.log_path.read_text(errors="replace")
 
     @property
-    def api_pids(self) -> list[int]:
+    def http_pids(self) -> list[int]:
         return self._pids("embert.server.frontend.process")
 
     @property
@@ -148,7 +148,7 @@ class Live:
     @property
     def pids(self) -> list[int]:
         """Of all processes, the supervisor first."""
-        return [self.process.pid, *self.api_pids, *self.engine_pids]
+        return [self.process.pid, *self.http_pids, *self.engine_pids]
 
     @property
     def engine_endpoint(self) -> str:

@@ -211,7 +211,7 @@ def test_what_a_killed_http_process_had_admitted_is_free_again() -> None:
         until(lambda: server.metrics()["embert_admitted_tokens"] == 0, what="the freed budget")
         assert post_on(second, {"inputs": [7] * 200})[0] == 200
         assert isinstance(filling.exception(), ConnectionError)
-        until(lambda: server.metrics()["embert_api_restarts_total"] == 1, what="the supervisor's count")
+        until(lambda: server.metrics()["embert_http_restarts_total"] == 1, what="the supervisor's count")
         assert server.metrics()['embert_cancelled_texts_total{stage="queued"}'] == 1
 
 

@@ -43,7 +43,7 @@ def test_nothing_is_written_to_a_disk_and_nothing_there_is_missed(tmp_path: Path
     with live(*STAND_IN, "--workers", "2", env={"TMPDIR": str(tmp_path / "missing")}) as server:
         assert works(server)
         texts = server.metrics()["embert_texts_total"]
-        for pid in (server.engine_pids[0], server.api_pids[0]):
+        for pid in (server.engine_pids[0], server.http_pids[0]):
             os.kill(pid, signal.SIGKILL)
             until(lambda pid=pid: pid not in server.pids and len(server.pids) == 4, what="another process")  # type: ignore[misc]
             until(server.is_ready, what="readiness")
@@ -127,7 +127,7 @@ def test_the_wall_clock_is_only_reported_and_measures_no_duration() -> None:
     # Moments of the last success, of the start in OpenAI's list of models, of an answer in vLLM's form, of spans, of
     # lines of the access log, and of exemplars.
     told = {"engine_worker/loop.py", "frontend/operations.py", "protocols/vllm.py"}
-    told |= {f"observability/{name}.py" for name in ("tracing/span_export", "access_log", "api_metrics")}
+    told |= {f"observability/{name}.py" for name in ("tracing/span_export", "access_log", "http_metrics")}
     assert {name: count for name, count in uses.items() if count} == dict.fromkeys(told, 1)
 
 

@@ -79,7 +79,7 @@ def test_a_process_whose_sweep_fails_is_replaced(tmp_path: Path) -> None:
             old = list(connections)
         for pid in old:
             os.kill(pid, signal.SIGUSR2)
-        until(lambda: len(server.api_pids) == 2 and not set(old) & set(server.api_pids), what="other HTTP processes")
+        until(lambda: len(server.http_pids) == 2 and not set(old) & set(server.http_pids), what="other HTTP processes")
         server.wait_ready()
         assert server.post("/embed", {"inputs": [GOOD]}).status_code == 200
         assert server.log.count("RuntimeError: spoilt") == 2

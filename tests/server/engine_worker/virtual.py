@@ -146,7 +146,7 @@ class Gpu(Encoder):
         pass
 
 
-class ApiProcess:
+class HttpProcess:
     """Stands in for the channel to it."""
 
     def fileno(self) -> int:
@@ -207,7 +207,7 @@ class VirtualEngine:
             self._loop.add(loaded)
         monkeypatch.setattr(self._loop._responder, "answer", self._answer)
         monkeypatch.setattr(self._loop._queue, "wait_for_batch", self._wait_for_batch)
-        self._channel = cast("Channel", ApiProcess())
+        self._channel = cast("Channel", HttpProcess())
         self._ids = count(1)
         self._open: dict[int, list[Any]] = {}  # texts without an answer, the model, when it was sent, pieces so far
         self._floods: dict[str, float] = {}

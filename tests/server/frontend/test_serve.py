@@ -17,7 +17,7 @@ from embert.server.frontend.serve import RequestObserver, RequestServer, TaskEnd
 from embert.server.http import errors
 from embert.server.http.auth import Keys
 from embert.server.http.held_bytes import BodyReader, HeldBytes
-from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.http_metrics import HttpMetrics
 from embert.server.observability.metrics import REJECT_REASONS
 from embert.server.protocols.request_context import RequestContext
 from tests.server.http.echo_server import Answer, Clock, serving
@@ -50,7 +50,7 @@ class Fault:
     def __init__(self, error: Exception, *, unread: int = 0) -> None:
         self.held = HeldBytes(1 << 20)
         self.held.unread = unread
-        self.metrics = ApiMetrics((*PATHS, "other"), tasks=PATHS)
+        self.metrics = HttpMetrics((*PATHS, "other"), tasks=PATHS)
         self.log: list[tuple[int, str, str]] = []
         config = ServeConfig(api_key=("right",))
         observer = RequestObserver(

@@ -70,7 +70,7 @@ def test_spread(server: Live) -> None:
         assert sorted(connection_counts(server)) == [16, 16, 17]
     until(lambda: connection_counts(server) == [0, 0, 0], what="their end")
 
-    first, second, _ = map(psutil.Process, server.api_pids)
+    first, second, _ = map(psutil.Process, server.http_pids)
     first.suspend()
     until(lambda: first.status() == psutil.STATUS_STOPPED, what="a stopped process")
     for _ in range(12):

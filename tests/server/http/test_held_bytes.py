@@ -198,7 +198,7 @@ def test_bodies_of_queued_requests_have_a_limit(narrow: Live) -> None:
 
 
 def test_unfinished_bodies_have_a_limit(narrow: Live) -> None:
-    (pid,) = narrow.api_pids
+    (pid,) = narrow.http_pids
     large = b"x" * 3_900_000
     before, rss = narrow.metrics()[REFUSED], psutil.Process(pid).memory_info().rss
     with contextlib.ExitStack() as stack:

@@ -203,13 +203,13 @@ def test_paths_do_not_become_labels(http: httpx.Client, server: Live) -> None:
 
 def test_two_processes_answer_and_their_metrics_are_summed(two: Live) -> None:
     """By requests of low priority, which no other test sends."""
-    assert len(two.api_pids) == 2
+    assert len(two.http_pids) == 2
     with contextlib.ExitStack() as stack:
         for _ in range(60):  # a connection each, so that both processes get some
             each = stack.enter_context(two.client(headers={**KEY, "x-priority": "bulk"}))
             vector = each.post("/embed", json={"inputs": [101, 5, 102]}).json()[0]
             assert np.allclose(vector, expected([101, 5, 102]), atol=1e-6)
-        connections = [len(psutil.Process(pid).net_connections("tcp")) for pid in two.api_pids]
+        connections = [len(psutil.Process(pid).net_connections("tcp")) for pid in two.http_pids]
         assert min(connections) >= 10  # of 30, by chance; one socket for all of them gives everything to one
     counts = {
         'embert_tokens_total{priority="bulk"}': 180,

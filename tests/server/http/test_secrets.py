@@ -19,7 +19,7 @@ from embert.server.frontend.routes import error_formats_by_path, labels_by_path
 from embert.server.frontend.serve import RequestObserver, RequestServer
 from embert.server.http.auth import Keys
 from embert.server.http.held_bytes import HeldBytes
-from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.http_metrics import HttpMetrics
 from tests.server.live import Live, live
 from tests.server.stand_in import StandIn
 
@@ -123,7 +123,7 @@ def test_an_internal_error_is_logged_without_its_message(caplog: pytest.LogCaptu
     async def receive() -> Any:
         return {"type": "http.request", "body": b""}
 
-    metrics = ApiMetrics(("other",))
+    metrics = HttpMetrics(("other",))
     observer = RequestObserver(labels_by_path(), (), error_formats_by_path(), metrics, HeldBytes(1))
     server = RequestServer({}, app, observer, Keys(ServeConfig()), frozenset())
     asyncio.run(server({"type": "http", "method": "POST", "path": "/x", "headers": []}, receive, send))

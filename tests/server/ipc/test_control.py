@@ -33,8 +33,8 @@ from embert.server.ipc.control import (
     ModelState,
     Progress,
     Ready,
-    StartApi,
     StartEngine,
+    StartHttp,
     StartModel,
 )
 
@@ -44,7 +44,7 @@ MODELS = [StartModel(number, config, "/m", "id", None) for number, config in enu
 MESSAGES: list[Message] = [
     EngineState(1, "ready", "", "/tmp/x", {0: ModelState("ready", "", INFO), 12: ModelState("failed", "why")}),
     EngineState(0, "down", "was killed\nby SIGKILL"),
-    StartApi(CONFIG, MODELS, {"c": "no such folder"}, 7, [3, 4], None, 0, 9, [EngineState(0, "loading")]),
+    StartHttp(CONFIG, MODELS, {"c": "no such folder"}, 7, [3, 4], None, 0, 9, [EngineState(0, "loading")]),
     StartEngine(CONFIG, MODELS[1:], True, ["a", "b"], 7, 0, "cpu", "/tmp/e", 9, 2),
     LoadModel(MODELS[1]),
     Progress("loading the weights"),

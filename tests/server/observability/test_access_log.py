@@ -69,7 +69,7 @@ def test_a_line_says_all_of_a_request(logging: Live) -> None:
     assert ask(logging, "whole", {"inputs": [f"{CANARY} text"] * 3}, **headers) == 200
     line = line_of(logging, "whole")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
-    assert line.pop("pid") in logging.api_pids
+    assert line.pop("pid") in logging.http_pids
     assert re.fullmatch(r"127\.0\.0\.1:\d+", line.pop("peer"))
     assert line.pop("tokens") > 3 * 3
     parts = [line.pop(f"{part}_ms") for part in ("tokenize", "queue", "inference", "encode")]
@@ -77,7 +77,7 @@ def test_a_line_says_all_of_a_request(logging: Live) -> None:
     assert min(parts) > 0
     assert line == {
         "level": "info",
-        "process": "api-0",
+        "process": "http-0",
         "message": "request",
         "status": 200,
         "route": "/embed",
@@ -143,9 +143,9 @@ def test_text_is_one_line() -> None:
     lines: list[bytes] = []
     parts = LatencyBreakdown(tokenize_s=0.001, queue_s=0.002, inference_s=0.003, encode_s=0.004, tokens=4)
     record = RequestRecord("/embed", b"mine", b"", "interactive", "mini", 200, parts=parts)
-    AccessLog("text", "api-0", lines.append).note(record, 0.5, ("127.0.0.1", 80))
+    AccessLog("text", "http-0", lines.append).note(record, 0.5, ("127.0.0.1", 80))
     assert re.fullmatch(
-        rb"\d\d:\d\d:\d\d\.\d{3} INFO    api-0      200 /embed model=mini priority=interactive tokens=4 ms=500\.000"
+        rb"\d\d:\d\d:\d\d\.\d{3} INFO    http-0     200 /embed model=mini priority=interactive tokens=4 ms=500\.000"
         rb" tokenize=1\.000 queue=2\.000 inference=3\.000 encode=4\.000 id=mine key=- peer=127\.0\.0\.1:80\n",
         lines[0],
     )
@@ -154,7 +154,7 @@ def test_text_is_one_line() -> None:
 @pytest.mark.parametrize(("client", "peer"), [(None, ""), (("10.0.0.1", 80), "10.0.0.1:80"), (("::1", 80), "[::1]:80")])
 def test_peers(client: tuple[str, int] | None, peer: str) -> None:
     lines: list[bytes] = []
-    AccessLog("json", "api-0", lines.append).note(RequestRecord("/livez", b"x"), 0.001, client)
+    AccessLog("json", "http-0", lines.append).note(RequestRecord("/livez", b"x"), 0.001, client)
     assert json.loads(lines[0])["peer"] == peer
 
 

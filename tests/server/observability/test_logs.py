@@ -16,7 +16,7 @@ from tests.server.live import ROOT, environment
 PROGRAM = """
 import logging, sys
 from embert.server.observability.logs import configure_logging
-configure_logging("api-0", sys.argv[1], sys.argv[2])
+configure_logging("http-0", sys.argv[1], sys.argv[2])
 log = logging.getLogger("server.x")
 log.debug("a %s", "debug")
 log.info("found %d things: %s", 2, "ünïcode")
@@ -34,7 +34,7 @@ print("still running")
 MANY = """
 import logging, sys
 from embert.server.observability.logs import configure_logging
-configure_logging("api-0", "json", "info")
+configure_logging("http-0", "json", "info")
 for number in range(int(sys.argv[1])):
     logging.info("line %d of many: %s", number, "x" * (number % 300))
 print("done", flush=True)
@@ -60,14 +60,14 @@ def test_json() -> None:
     found = [json.loads(line) for line in lines("json", "info")]
     assert [line["message"] for line in found] == ["found 2 things: ünïcode", "with more", "it failed"]
     assert {line["level"] for line in found} == {"info", "error"}
-    assert all(line["process"] == "api-0" and line["pid"] > 0 for line in found)
+    assert all(line["process"] == "http-0" and line["pid"] > 0 for line in found)
     assert found[1]["request_id"] == "r-1"
     assert found[2]["exception"].endswith("ValueError: broken\nin two")
 
 
 def test_text() -> None:
     found = lines("text", "info")
-    assert found[0].endswith("INFO    api-0      found 2 things: ünïcode")
+    assert found[0].endswith("INFO    http-0     found 2 things: ünïcode")
     assert found[0][2] == found[0][5] == ":"
     assert found[-1] == "in two"
     assert not any("debug" in line or "not ours" in line for line in found)

@@ -25,23 +25,23 @@ def add(of: type, kind: str, name: str, amount: float, mode: str = "", help_: st
 
 
 def test_processes_are_summed_and_a_replacement_continues() -> None:
-    memory = MetricMemory.create(["api-0", "api-1"])
-    for process, amount in (("api-0", 1), ("api-1", 2), ("api-0", 4)):
+    memory = MetricMemory.create(["http-0", "http-1"])
+    for process, amount in (("http-0", 1), ("http-1", 2), ("http-0", 4)):
         of = values(memory, process)
         add(of, "counter", "texts", amount)
         add(of, "gauge", "open", amount, "livesum")
         add(of, "gauge", "limit", amount, "livemax")
         add(of, "gauge", "last", amount, "max")
     assert b'texts_total{model="\xc3\xa9"} 7.0' in exposition(memory).body
-    memory.region("api-1").forget()
+    memory.region("http-1").forget()
     found = exposition(memory).body
     assert b'texts_total{model="\xc3\xa9"} 7.0' in found  # totals lose nothing
     assert b'last{model="\xc3\xa9"} 5.0' in found
     assert b'open{model="\xc3\xa9"} 5.0' in found
     assert b'limit{model="\xc3\xa9"} 5.0' in found
-    add(values(memory, "api-1"), "gauge", "open", 1, "livesum")
+    add(values(memory, "http-1"), "gauge", "open", 1, "livesum")
     assert b'open{model="\xc3\xa9"} 6.0' in exposition(memory).body
-    assert MetricMemory(memory.fd).region("api-1").pid == os.getpid()
+    assert MetricMemory(memory.fd).region("http-1").pid == os.getpid()
 
 
 def test_regions_are_added_and_unknown_ones_are_no_regions() -> None:
@@ -54,7 +54,7 @@ def test_regions_are_added_and_unknown_ones_are_no_regions() -> None:
 
 
 def test_exemplars_are_replaced_as_a_whole_and_bounded() -> None:
-    region = MetricMemory.create(["api-0"]).region("api-0")
+    region = MetricMemory.create(["http-0"]).region("http-0")
     assert region.exemplars == b""
     for data in (b"a" * 100, b"b", b"c" * 50):
         region.put_exemplars(data)
@@ -65,10 +65,10 @@ def test_exemplars_are_replaced_as_a_whole_and_bounded() -> None:
 
 def test_a_full_region_counts_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Series that find no room are lost, and nothing else: the process goes on."""
-    memory = MetricMemory.create(["api-0"])
-    of = values(memory, "api-0")
+    memory = MetricMemory.create(["http-0"])
+    of = values(memory, "http-0")
     long = "x" * (1 << 20)
     for number in range(40):  # 24 of them fit
         add(of, "counter", f"c{number}", 1, help_=long)
-    found = [key for key, value in memory.region("api-0").lasting.read() if value == 1]
+    found = [key for key, value in memory.region("http-0").lasting.read() if value == 1]
     assert 20 <= len(found) < 25

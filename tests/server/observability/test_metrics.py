@@ -262,8 +262,8 @@ def test_many_lengths_are_observed_as_one_by_one() -> None:
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import use_memory
 use_memory(MetricMemory.create(["test"]), "test")
-from embert.server.observability.api_metrics import ApiMetrics
-metrics = ApiMetrics(["/"])
+from embert.server.observability.http_metrics import HttpMetrics
+metrics = HttpMetrics(["/"])
 work = metrics.work("m", "interactive")
 lengths = [1, 4, 5, 8, 9, 16, 17, 100, 8192, 8193, 20000, 3, 3, 3]
 histogram = work.text_tokens._histogram

@@ -145,7 +145,7 @@ def test_what_is_no_traceparent_is_no_trace(given: str) -> None:
 def test_each_process_says_what_it_takes(two: Live) -> None:
     pids = {
         "supervisor": two.process.pid,
-        **{f"api-{index}": pid for index, pid in enumerate(sorted(two.api_pids))},
+        **{f"http-{index}": pid for index, pid in enumerate(sorted(two.http_pids))},
         "engine-0": two.engine_pids[0],
     }
     metrics = two.metrics()
@@ -155,7 +155,7 @@ def test_each_process_says_what_it_takes(two: Live) -> None:
         assert metrics[f"process_resident_memory_bytes{label}"] > 10e6
         assert metrics[f"process_cpu_seconds_total{label}"] > 0
         assert 3 < metrics[f"process_open_fds{label}"] < metrics[f"process_max_fds{label}"]
-        if not process.startswith("api"):  # which of the two is which, nobody says
+        if not process.startswith("http"):  # which of the two is which, nobody says
             assert metrics[f"process_start_time_seconds{label}"] == pytest.approx(actual.create_time(), abs=1.5)
     samples = [sample for sample in metrics if sample.startswith("process_resident")]
     assert len(samples) == len(pids)
@@ -180,7 +180,7 @@ def test_a_process_that_has_just_begun(form: Form) -> None:
 
 def test_series_are_as_few_as_documented() -> None:
     said = re.search(
-        r"has (\d+) at rest\..* adds (\d+) for each.* outcome (\d+)\..* bulk request adds (\d+),",
+        r"has (\d+) at rest\..* adds (\d+) for each.* outcome (\d+)\..* low-priority\s+request adds (\d+),",
         METRICS.read_text(),
         re.DOTALL,
     )

@@ -47,7 +47,7 @@ def send(server: Live, path: str, body: bytes, **headers: str) -> httpx.Response
 
 def peak_growth_mb(server: Live, work: Callable[[], Any]) -> tuple[float, float]:
     """The growth of the HTTP process's memory in MB: at its peak, and what it keeps."""
-    (pid,) = server.api_pids
+    (pid,) = server.http_pids
     before = psutil.Process(pid).memory_info().rss
     Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak starts again
     work()

@@ -149,8 +149,8 @@ def test_one_of_them_may_die(two: Live) -> None:
 
 
 def test_an_http_process_that_starts_again_has_the_budget_of_all_engines(two: Live) -> None:
-    (pid,) = two.api_pids
+    (pid,) = two.http_pids
     os.kill(pid, signal.SIGKILL)
-    until(lambda: two.api_pids not in ([], [pid]), what="another HTTP process")
+    until(lambda: two.http_pids not in ([], [pid]), what="another HTTP process")
     two.wait_ready()
     assert two.get("/info").json()["max_queue_tokens"] == 2 * 256 * 256

@@ -68,7 +68,7 @@ def test_an_engine_may_die_before_everybody_was_ready_and_then_one_of_two_http_p
         # Each HTTP process learns of it in its own time.
         until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="an answer")
         server.wait_announced()
-        killed = psutil.Process(server.api_pids[0])
+        killed = psutil.Process(server.http_pids[0])
         killed.kill()
         until(lambda: not killed.is_running() or killed.status() == psutil.STATUS_ZOMBIE, what="its end")
         for _ in range(20):  # the other one takes every connection
@@ -114,14 +114,14 @@ def test_a_request_that_kills_engines_fails_none_of_its_neighbors(pair: Live, po
     assert Counter(answer.status_code for answer in answers) == {200: 14}
 
 
-def test_a_killed_api_process_comes_back(healing: Live) -> None:
+def test_a_killed_http_process_comes_back(healing: Live) -> None:
     server = healing
     engine = server.engine_pids
     with Crowd(server) as crowd:
         crowd.wait_for(50)
-        (pid,) = server.api_pids
+        (pid,) = server.http_pids
         os.kill(pid, signal.SIGKILL)
-        until(lambda: server.api_pids not in ([], [pid]), what="a new HTTP process")
+        until(lambda: server.http_pids not in ([], [pid]), what="a new HTTP process")
         crowd.wait_for(50)
     assert not any(status.isdigit() and status not in ("200", "503") for status in crowd.answers), crowd.answers
     assert server.engine_pids == engine  # nobody else was disturbed
@@ -130,7 +130,7 @@ def test_a_killed_api_process_comes_back(healing: Live) -> None:
 
 def test_restarts_keep_the_totals(healing: Live) -> None:
     server = healing
-    restarts = server.metrics()["embert_api_restarts_total"]
+    restarts = server.metrics()["embert_http_restarts_total"]
 
     def samples(name: str) -> float:
         return sum(value for sample, value in server.metrics().items() if sample.startswith(name))
@@ -153,10 +153,10 @@ def test_restarts_keep_the_totals(healing: Live) -> None:
         until(lambda old=batches: samples("embert_batches_total") > old, what="its batch")  # type: ignore[misc]
         until(lambda old=texts: samples("embert_texts_total") > old, what="its texts")  # type: ignore[misc]
         texts, sizes = samples("embert_texts_total"), samples("embert_request_texts_bucket")
-        killed(lambda: server.api_pids)
+        killed(lambda: server.http_pids)
         assert samples("embert_texts_total") == texts
         assert samples("embert_request_texts_bucket") == sizes
-    assert server.metrics()["embert_api_restarts_total"] == restarts + 2
+    assert server.metrics()["embert_http_restarts_total"] == restarts + 2
     assert server.metrics()["embert_requests_in_flight"] == 1
 
 
@@ -198,7 +198,7 @@ def test_a_process_that_does_not_come_back_takes_no_connections(tmp_path: Path) 
         server.wait_announced()
         tokenizer = model / "tokenizer.json"
         kept = tokenizer.rename(tmp_path / "tokenizer.json")
-        os.kill(server.api_pids[0], signal.SIGKILL)
+        os.kill(server.http_pids[0], signal.SIGKILL)
         for _ in range(30):
             assert server.get("/livez").status_code == 200
         kept.rename(tokenizer)

@@ -71,7 +71,7 @@ def test_a_hanging_engine_is_replaced_and_what_hangs_every_engine_is_given_up_on
     assert right(server, [101, SLEEP + 3, 102])
     metrics = server.metrics()
     assert metrics['embert_hung_processes_total{process="engine"}'] == 2
-    assert metrics['embert_hung_processes_total{process="api"}'] == 0
+    assert metrics['embert_hung_processes_total{process="http"}'] == 0
     assert metrics['embert_engine_restarts_total{engine="0"}'] == 2
     assert metrics["embert_admitted_tokens"] == 0
     until(lambda: server.metrics()["embert_queue_tokens"] == 0, what="the engine's gauge")
@@ -175,16 +175,16 @@ def test_hung_http_processes_are_replaced_and_the_others_answer(tmp_path: Path) 
         with ThreadPoolExecutor(8) as pool:
             # New connections: some fall to those that hang, and wait in their sockets' queues.
             asked = [pool.submit(server.post, "/embed", {"inputs": [GOOD]}, timeout=60) for _ in range(8)]
-            while {stopped_pid, stuck_pid} & set(server.api_pids):
+            while {stopped_pid, stuck_pid} & set(server.http_pids):
                 sent = time.monotonic()
                 assert post_on(good, {"inputs": [GOOD]})[0] == 200
                 assert sent - began < 200, "a process that hangs lives on"
                 time.sleep(0.25)
             took_s = time.monotonic() - began
             assert took_s > 30  # not before its time
-            until(lambda: len(server.api_pids) == 3, what="three HTTP processes")
+            until(lambda: len(server.http_pids) == 3, what="three HTTP processes")
             assert {each.result().status_code for each in asked} == {200}
-        assert well in server.api_pids
+        assert well in server.http_pids
         assert server.engine_pids == engine
         for _, connection in (stopped, stuck):
             with pytest.raises((http.client.HTTPException, OSError)):
@@ -192,7 +192,7 @@ def test_hung_http_processes_are_replaced_and_the_others_answer(tmp_path: Path) 
         assert server.log.count("hung: no sign of life for more than 32.0 s; killing it") == 2
         until(lambda: server.metrics()["embert_requests_in_flight"] == 1, what="what the processes publish")
         metrics = server.metrics()
-        assert metrics['embert_hung_processes_total{process="api"}'] == metrics["embert_api_restarts_total"] == 2
+        assert metrics['embert_hung_processes_total{process="http"}'] == metrics["embert_http_restarts_total"] == 2
         assert metrics['embert_hung_processes_total{process="engine"}'] == 0
         assert metrics["embert_admitted_tokens"] == 0
 

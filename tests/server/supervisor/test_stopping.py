@@ -108,7 +108,7 @@ def test_a_second_signal_ends_at_once() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
 def test_a_signal_stops_a_loading_server(number: signal.Signals) -> None:
     with live(*STAND_IN, "--drain-timeout", "300", loading=True) as server:
-        until(lambda: server.engine_pids and server.api_pids, what="the children")
+        until(lambda: server.engine_pids and server.http_pids, what="the children")
         until(lambda: _answers(server, "/livez"), what="an answer")
         server.signal(number)
         assert server.wait() == 0
@@ -155,7 +155,7 @@ def test_what_comes_back_in_time_is_waited_for(tmp_path: Path) -> None:
 
 def test_children_do_not_outlive_a_killed_supervisor() -> None:
     with live(*STAND_IN, status=-signal.SIGKILL) as server:
-        children = server.api_pids + server.engine_pids
+        children = server.http_pids + server.engine_pids
         server.signal(signal.SIGKILL)
         until(lambda: not alive(children), what="the end of the children")
 

@@ -25,7 +25,7 @@ from embert.server.http.errors import Unavailable
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.response import send_error
 from embert.server.observability import logs
-from embert.server.observability.api_metrics import ApiMetrics
+from embert.server.observability.http_metrics import HttpMetrics
 from embert.server.observability.request_record import TRACE_KEY
 from embert.server.observability.tracing.settings import Sampler
 
@@ -63,7 +63,7 @@ class Recorder:
 
 def begin(sampler: Sampler, headers: Headers, recorder: Recorder | None = None, route: str = "/embed") -> bool:
     """Whether a request is sampled, on a server whose probes are on /livez."""
-    tracer = RequestTracer((recorder or Recorder(sampler)).tracer, "api-7", frozenset({"/livez"}))
+    tracer = RequestTracer((recorder or Recorder(sampler)).tracer, "http-7", frozenset({"/livez"}))
     scope = {"type": "http", "method": "POST", "scheme": "http", "path": route, "headers": headers}
     trace = copy_context().run(tracer.begin, scope, route, 1.0, called=bool(headers))
     assert (trace is not None) == (TRACE_KEY in scope)
@@ -110,7 +110,7 @@ def test_without_a_caller_the_ratio_decides() -> None:
 
 @pytest.mark.parametrize("excess", [0, 1])
 def test_a_long_tracestate_is_dropped(excess: int) -> None:
-    tracer = RequestTracer(Recorder(Sampler(0.0)).tracer, "api-7", frozenset())
+    tracer = RequestTracer(Recorder(Sampler(0.0)).tracer, "http-7", frozenset())
     first, second = b"a=" + b"x" * 254, b"b=" + b"y" * (STATE_MAX - 258 + excess)
     headers = [SAMPLED, (b"tracestate", first), (b"tracestate", second)]
     scope = {"type": "http", "method": "POST", "scheme": "http", "path": "/", "headers": headers}
@@ -245,8 +245,8 @@ def test_the_log_says_once_that_the_collector_refuses_and_when_it_accepts_again(
 
 def ask(app: ASGIApp, recorder: Recorder, *, sampled: bool = True, path: str = "/embed") -> int:
     """The status of a request through the middleware, in a task of its own."""
-    metrics = ApiMetrics(["/embed", "other"], tasks=["/embed"])
-    tracer = RequestTracer(recorder.tracer, "api-7", frozenset())
+    metrics = HttpMetrics(["/embed", "other"], tasks=["/embed"])
+    tracer = RequestTracer(recorder.tracer, "http-7", frozenset())
     observer = RequestObserver(
         labels_by_path(), ["/embed"], error_formats_by_path(), metrics, HeldBytes(1), tracer=tracer
     )
@@ -306,7 +306,7 @@ def test_log_lines_of_a_request_carry_its_trace(sampled: bool) -> None:
 
     class Format(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            lines.append((logs._Json("api-0").format(record), logs._Text("api-0").format(record)))
+            lines.append((logs._Json("http-0").format(record), logs._Text("http-0").format(record)))
 
     root, handler = logging.getLogger(), Format()
     root.addHandler(handler)

@@ -78,7 +78,7 @@ def test_a_request_is_a_tree_of_spans(pair: Pair) -> None:
         "embert.texts": 2,
         "embert.priority": "bulk",
         "embert.request_id": "r-1",
-        "embert.process": "api-0",
+        "embert.process": "http-0",
     }
     assert {span.state for span in spans} == {headers["tracestate"]}
     stages = [by_name(spans, name) for name in STAGES]
@@ -325,7 +325,7 @@ def test_several_http_processes() -> None:
             answer.read()
             assert answer.status == 200
         roots = [by_name(received(receiver, trace, (EMBED, *STAGES)), EMBED) for trace in traces]
-        assert {root.attributes["embert.process"] for root in roots} == {"api-0", "api-1"}
+        assert {root.attributes["embert.process"] for root in roots} == {"http-0", "http-1"}
 
 
 def test_the_last_spans_leave_before_the_server_ends() -> None:
