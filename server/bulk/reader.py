@@ -16,7 +16,7 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -200,12 +200,20 @@ class Reader:
         ranges = tuple(RowRange(_display_name(each.file), each.first, len(each.ends), self.unit) for each in pieces)
         return Chunk(payload, rows, ranges, self._hash.hexdigest())
 
-    def chunks(self, shard_rows: int | None) -> Iterator[Chunk]:
-        """All chunks of a run. None extends over two shards."""
-        most, left = self._job.block_texts, shard_rows or sys.maxsize
-        while chunk := self.read(min(most, left)):
-            left = left - chunk.rows or shard_rows or sys.maxsize
+    def chunks(self, shard_rows: int | None = None, completed: int = 0) -> Iterator[Chunk]:
+        """All chunks of a run. A chunk ends with a shard, and with the last of the `completed` rows."""
+        rows = 0
+        while True:
+            shard_left = shard_rows - rows % shard_rows if shard_rows else sys.maxsize
+            completed_left = completed - rows if rows < completed else sys.maxsize
+            if (chunk := self.read(min(self._job.block_texts, shard_left, completed_left))) is None:
+                return
+            rows += chunk.rows
             yield chunk
+
+    def close(self) -> None:
+        """Close the current file. No thread may be reading."""
+        self._pieces.close()
 
     @property
     def name(self) -> str:
@@ -213,7 +221,7 @@ class Reader:
         more = f" and {len(self._files) - 1} more files" if len(self._files) > 1 else ""
         return f"{_display_name(self._files[0])}{more}"
 
-    def _read(self) -> Iterator[_Piece]:
+    def _read(self) -> Generator[_Piece, None, None]:
         raise NotImplementedError
 
     def _payload(self, contents: list[Any]) -> bytes | memoryview:
@@ -247,7 +255,7 @@ class LineReader(Reader):
     def _payload(self, contents: list[Any]) -> bytes | memoryview:
         return contents[0] if len(contents) == 1 else b"".join(contents)
 
-    def _read(self) -> Iterator[_Piece]:
+    def _read(self) -> Generator[_Piece, None, None]:
         for file in self._files:
             first = 1
             with contextlib.closing(_open_bytes(file)) as stream:
@@ -315,7 +323,7 @@ class TableReader(Reader):
             stream.write_batch(contents[0] if len(contents) == 1 else self._pa.concat_batches(contents))
         return memoryview(sink.getvalue())
 
-    def _read(self) -> Iterator[_Piece]:
+    def _read(self) -> Generator[_Piece, None, None]:
         read = self._parquet if self._job.input_format == "parquet" else self._csv
         text, schema = self._job.column, self.schema
         compute = require_pyarrow("pyarrow.compute", self._job.input_format)

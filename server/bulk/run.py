@@ -96,11 +96,12 @@ def embed_files(
         tokenizers = [start(f"tokenization process {number}", config, threads) for number in range(count)]
         for process in tokenizers:
             process.wait_ready()
-        chunks = reader.chunks(writer.shard_rows)
         try:
             writer.begin(run_manifest(job, model, loaded, writer.shard_rows), Layout(job, model), resume=resume)
+            chunks = reader.chunks(writer.shard_rows, writer.rows)
             _skip_completed(chunks, reader, writer)
         except CannotResume as error:
+            reader.close()
             raise BulkError("; ".join(filter(None, (f"cannot resume: {error}", writer.restart_hint)))) from None
         if writer.is_finished:
             _warn("everything is embedded already")

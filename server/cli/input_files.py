@@ -25,7 +25,7 @@ def checked_format(arguments: argparse.Namespace, files: Sequence[str]) -> Input
 
 def read_rows(source: Reader, job: Job) -> Iterator[tuple[Block, ParsedRows]]:
     """Yield all blocks of rows. Raises BulkError for the first row that has no text, with its file and number."""
-    for chunk in source.chunks(None):
+    for chunk in source.chunks():
         block, rows = Block(0, chunk.rows, chunk.ranges), parse(job, chunk.payload)
         for row, reason in rows.invalid.items():
             raise BulkError(f"{block.location(row)} {reason}")

@@ -66,11 +66,12 @@ def test_a_finished_folder_is_compared_with_the_input(tmp_path: Path) -> None:
     run = ("-f", source, "-o", f"{target}/", "--output-format", "jsonl", "--shard-texts", "4", "--dimensions", "8")
     source.write_text("".join(f"line {n}\n" for n in range(6)))
     embed(*run)
-    for changed in (range(9), range(1, 7)):
+    for changed, reason in ((range(9), "the input has more now"), (range(1, 7), "are not those that were embedded")):
         source.write_text("".join(f"line {n}\n" for n in changed))
         ended = embedded(*run, "--resume")
         assert ended.returncode == 1
         assert "cannot resume" in ended.stderr
+        assert reason in ended.stderr
 
 
 def test_a_change_in_a_modules_folder_is_a_change_of_the_model(tmp_path: Path) -> None:
