@@ -25,7 +25,7 @@ check_cxx_source_compiles("#include <atomic>\n#include <immintrin.h>
   EMBERT_KNOWS_AVX512)
 unset(CMAKE_REQUIRED_FLAGS)
 if(NOT EMBERT_KNOWS_AVX512)
-  set(reason "${CMAKE_CXX_COMPILER} does not know C++20 and AVX-512")
+  set(reason "${CMAKE_CXX_COMPILER} does not know C++20, AVX2 and AVX-512")
   return()
 endif()
 

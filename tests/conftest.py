@@ -101,20 +101,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @functools.cache
 def missing_on_cpu(feature: str) -> str:
     """Reason why tests marked `cpu(feature)` cannot run on this machine, or an empty string."""
-    from embert.engine.encoders.cpu import kernels, linear  # imports torch, which most workers of `--fast` do not need
-    from embert.engine.errors import UnsupportedModel
+    from embert.engine.encoders.cpu import kernels  # imports torch, which most workers of `--fast` do not need
 
-    if feature == "avx512":
-        return "" if kernels.has_avx512() else "our own kernels were not built, or this CPU lacks AVX-512"
-    if feature == "vnni":
-        return "" if kernels.has_vnni() else "our own kernels were not built, or this CPU lacks VNNI"
-    if feature == "int8":
-        try:
-            linear.check_exact()
-        except UnsupportedModel as error:
-            return str(error)
-        return ""
-    raise pytest.UsageError(f"cpu({feature!r}): features are 'avx512', 'vnni' and 'int8'")
+    if feature == "kernels":
+        return "" if kernels.instruction_set() else "our own kernels were not built, or this CPU lacks AVX2"
+    raise pytest.UsageError(f"cpu({feature!r}): the feature is 'kernels'")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,26 +1,25 @@
 // embert.engine._cpu: kernels for the CPU encoder. Addresses of float32 rows in and out; the GIL is released.
 //
-// Compiled for any x86-64, like cpu/thread_pool.cpp: only the other files of cpu/ need AVX-512, and Python checks
-// `has_avx512` before it calls them.
+// Compiled for any x86-64: Python calls `select`, and then only the kernels of an instruction set that this CPU has.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "bindings/address.h"
-#include "cpu/attention.h"
-#include "cpu/gemm/linear.h"
+#include "cpu/kernels.h"
 #include "cpu/layer.h"
-#include "cpu/row_ops.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -44,13 +43,27 @@ Norm norm_of(const NormTuple& norm, int hidden) {
   return {gamma.data(), beta.data(), epsilon};
 }
 
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+// Instruction sets, each with those before it. AVX-512 without VNNI multiplies int8 as AVX2 does.
+enum class InstructionSet { kNone, kAvx2, kAvx512, kAvx512Vnni };
+
+InstructionSet of_this_cpu() {
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return InstructionSet::kNone;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq")) {
+    return InstructionSet::kAvx2;
+  }
+  return __builtin_cpu_supports("avx512vnni") ? InstructionSet::kAvx512Vnni : InstructionSet::kAvx512;
 }
 
-bool has_vnni() {
-  return has_avx512() && __builtin_cpu_supports("avx512vnni");
+const Kernels* kernels = nullptr;       // the selected ones
+const Kernels* int8_kernels = nullptr;  // for int8_linear
+
+// Selects the best kernels that this CPU has and `limit` allows; returns the instruction set, kNone if it has none.
+InstructionSet select_kernels(InstructionSet limit) {
+  const InstructionSet selected = std::min(limit, of_this_cpu());
+  kernels = selected >= InstructionSet::kAvx512 ? &avx512::kKernels : &avx2::kKernels;
+  int8_kernels = selected >= InstructionSet::kAvx512Vnni ? &avx512::kKernels : &avx2::kKernels;
+  return selected;
 }
 
 Activation activation_of(const std::string& name) {
@@ -77,9 +90,15 @@ void apply(const LinearLayer& layer, Address x, int rows, Address y, Activation 
 NB_MODULE(_cpu, module) {
   using namespace embert::cpu;
   using embert::Address;
-  module.doc() = "Kernels of the CPU encoder for AVX-512.";
-  module.def("has_avx512", &has_avx512);
-  module.def("has_vnni", &has_vnni);
+  module.doc() = "Kernels of the CPU encoder.";
+  select_kernels(InstructionSet::kAvx512Vnni);
+  nb::enum_<InstructionSet>(module, "InstructionSet")
+      .value("NONE", InstructionSet::kNone)
+      .value("AVX2", InstructionSet::kAvx2)
+      .value("AVX512", InstructionSet::kAvx512)
+      .value("AVX512_VNNI", InstructionSet::kAvx512Vnni);
+  module.def("select", &select_kernels, "limit"_a);
+  module.def("lanes", [] { return kernels->lanes; });
 
   nb::enum_<Activation>(module, "Activation")
       .value("NONE", Activation::kNone)
@@ -89,30 +108,24 @@ NB_MODULE(_cpu, module) {
       .value("SILU", Activation::kSilu);
   module.def("activation", &activation_of, "name"_a);
 
-  nb::class_<LinearLayer>(module, "LinearLayer");
-  nb::class_<Linear, LinearLayer>(module, "Linear")
-      .def(
-          "__init__",
-          [](Linear* self, const Array<float, 2>& weight, const Array<float, 1>& bias) {
-            check_widths(weight.shape(0), bias.shape(0), bias.shape(0));
-            new (self) Linear(weight.data(), bias.data(), int(weight.shape(0)), int(weight.shape(1)));
-          },
-          "weight"_a.noconvert(), "bias"_a.noconvert())
+  nb::class_<LinearLayer>(module, "LinearLayer")
       .def("__call__", &apply, "x"_a, "rows"_a, "y"_a, "activation"_a, "residual"_a, "gate"_a, "threads"_a,
            nb::call_guard<nb::gil_scoped_release>());
-
-  nb::class_<Int8LinearAvx512, LinearLayer>(module, "Int8LinearAvx512")
-      .def(
-          "__init__",
-          [](Int8LinearAvx512* self, const Array<std::int8_t, 2>& weight, const Array<float, 1>& scales,
-             const Array<float, 1>& bias) {
-            check_widths(weight.shape(0), bias.shape(0), scales.shape(0));
-            new (self)
-                Int8LinearAvx512(weight.data(), scales.data(), bias.data(), int(weight.shape(0)), int(weight.shape(1)));
-          },
-          "weight"_a.noconvert(), "scales"_a.noconvert(), "bias"_a.noconvert())
-      .def("__call__", &apply, "x"_a, "rows"_a, "y"_a, "activation"_a, "residual"_a, "gate"_a, "threads"_a,
-           nb::call_guard<nb::gil_scoped_release>());
+  module.def(
+      "linear",
+      [](const Array<float, 2>& weight, const Array<float, 1>& bias) {
+        check_widths(weight.shape(0), bias.shape(0), bias.shape(0));
+        return kernels->linear(weight.data(), bias.data(), int(weight.shape(0)), int(weight.shape(1)));
+      },
+      "weight"_a.noconvert(), "bias"_a.noconvert());
+  module.def(
+      "int8_linear",
+      [](const Array<std::int8_t, 2>& weight, const Array<float, 1>& scales, const Array<float, 1>& bias) {
+        check_widths(weight.shape(0), bias.shape(0), scales.shape(0));
+        return int8_kernels->int8_linear(weight.data(), scales.data(), bias.data(), int(weight.shape(0)),
+                                         int(weight.shape(1)));
+      },
+      "weight"_a.noconvert(), "scales"_a.noconvert(), "bias"_a.noconvert());
 
   nb::class_<Layer>(module, "Layer")
       .def(
@@ -126,7 +139,7 @@ NB_MODULE(_cpu, module) {
                 inner.out() != outer.in()) {
               throw nb::value_error("the linear layers do not fit each other");
             }
-            new (self) Layer(qkv, projection, inner, outer, activation, norm_of(attention_norm, hidden),
+            new (self) Layer(*kernels, qkv, projection, inner, outer, activation, norm_of(attention_norm, hidden),
                              norm_of(norm, hidden), heads);
           },
           "qkv"_a, "projection"_a, "inner"_a, "outer"_a, "activation"_a, "attention_norm"_a, "norm"_a, "heads"_a,
@@ -152,7 +165,7 @@ NB_MODULE(_cpu, module) {
   module.def(
       "normalize",
       [](Address x, int rows, int columns, Address gamma, Address beta, float epsilon, Address y, int threads) {
-        normalize(x, rows, columns, gamma, beta, epsilon, y, threads);
+        kernels->normalize(x, rows, columns, gamma, beta, epsilon, y, threads);
       },
       "x"_a, "rows"_a, "columns"_a, "gamma"_a, "beta"_a, "epsilon"_a, "y"_a, "threads"_a,
       nb::call_guard<nb::gil_scoped_release>());
@@ -163,8 +176,8 @@ NB_MODULE(_cpu, module) {
         const Table word_table{words.data(), std::int64_t(words.shape(0))};
         const Table position_table{positions.data(), std::int64_t(positions.shape(0))};
         const nb::gil_scoped_release released;
-        if (!embed(ids, position_ids, tokens, word_table, position_table, int(words.shape(1)), gamma, beta, epsilon, y,
-                   threads)) {
+        if (!kernels->embed(ids, position_ids, tokens, word_table, position_table, int(words.shape(1)), gamma, beta,
+                            epsilon, y, threads)) {
           throw std::out_of_range("an id or a position is outside of its table");
         }
       },
@@ -173,7 +186,7 @@ NB_MODULE(_cpu, module) {
   module.def(
       "mean",
       [](Address x, int sequences, int length, int columns, Address y, int threads) {
-        mean(x, sequences, length, columns, y, threads);
+        kernels->mean(x, sequences, length, columns, y, threads);
       },
       "x"_a, "sequences"_a, "length"_a, "columns"_a, "y"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
   module.def(
@@ -181,7 +194,7 @@ NB_MODULE(_cpu, module) {
       [](Address qkv, int start, int sequences, int length, int keys, int heads, int size, Address context,
          Address cosines, Address sines, int rotary_dim, Address bias, int longest, int window, int threads) {
         const Positions positions{cosines, sines, rotary_dim, bias, longest, window};
-        attend(qkv, {start, sequences, length, keys}, positions, heads, size, context, threads);
+        kernels->attend(qkv, {start, sequences, length, keys}, positions, heads, size, context, threads, {});
       },
       "qkv"_a, "start"_a, "sequences"_a, "length"_a, "keys"_a, "heads"_a, "size"_a, "context"_a, "cosines"_a, "sines"_a,
       "rotary_dim"_a, "bias"_a, "longest"_a, "window"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
@@ -190,7 +203,7 @@ NB_MODULE(_cpu, module) {
       [](Address qkv, int start, int sequences, int length, int keys, int heads, int size, Address context,
          Address table_of_keys, Address table_of_queries, int columns, Address row_of, int longest, int threads) {
         const DistanceRows distances{table_of_keys, table_of_queries, columns, row_of, longest};
-        attend(qkv, {start, sequences, length, keys}, {}, heads, size, context, threads, distances);
+        kernels->attend(qkv, {start, sequences, length, keys}, {}, heads, size, context, threads, distances);
       },
       "qkv"_a, "start"_a, "sequences"_a, "length"_a, "keys"_a, "heads"_a, "size"_a, "context"_a, "table_of_keys"_a,
       "table_of_queries"_a, "columns"_a, "row_of"_a, "longest"_a, "threads"_a,

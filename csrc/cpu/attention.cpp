@@ -5,10 +5,11 @@
 #include <cstdint>
 
 #include "cpu/gemm/tile.h"
+#include "cpu/memory.h"
 #include "cpu/simd.h"
 #include "cpu/thread_pool.h"
 
-namespace embert::cpu {
+namespace embert::cpu::EMBERT_ISA {
 namespace {
 
 // Queries of a head that one task processes. It copies the keys and values that they attend to, so more queries share
@@ -48,38 +49,6 @@ const float* rotated(const float* row, int position, const Positions& positions,
   return to;
 }
 
-// 16 rows of 16 floats, of which the first `valid_rows` are read and the others are zeros → their transpose. The rows
-// of one head are kilobytes apart: their loads are in flight together, and elements are moved in registers.
-void transpose_16x16(const float* from, std::ptrdiff_t stride, int valid_rows, float* to, std::ptrdiff_t to_stride) {
-  static_assert(kLanes == 16, "four rounds of exchanges");
-  Floats rows[kLanes], swapped[kLanes];
-  for (int i = 0; i < kLanes; ++i) rows[i] = i < valid_rows ? _mm512_loadu_ps(from + i * stride) : _mm512_setzero_ps();
-  for (int i = 0; i < kLanes; i += 2) {
-    swapped[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-    swapped[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
-  }
-  const auto pairs = [](Floats low, Floats high, auto upper) {
-    const __m512d a = _mm512_castps_pd(low), b = _mm512_castps_pd(high);
-    return _mm512_castpd_ps(decltype(upper)::value ? _mm512_unpackhi_pd(a, b) : _mm512_unpacklo_pd(a, b));
-  };
-  for (int i = 0; i < kLanes; i += 4) {  // rows[i + j]: column j of each quarter, of rows i … i + 3
-    for (int j = 0; j < 2; ++j) {
-      rows[i + 2 * j] = pairs(swapped[i + j], swapped[i + j + 2], std::false_type());
-      rows[i + 2 * j + 1] = pairs(swapped[i + j], swapped[i + j + 2], std::true_type());
-    }
-  }
-  for (int j = 0; j < 4; ++j) {
-    const Floats a = _mm512_shuffle_f32x4(rows[j], rows[j + 4], 0x88),
-                 b = _mm512_shuffle_f32x4(rows[j], rows[j + 4], 0xdd);
-    const Floats c = _mm512_shuffle_f32x4(rows[j + 8], rows[j + 12], 0x88);
-    const Floats d = _mm512_shuffle_f32x4(rows[j + 8], rows[j + 12], 0xdd);
-    _mm512_storeu_ps(to + j * to_stride, _mm512_shuffle_f32x4(a, c, 0x88));
-    _mm512_storeu_ps(to + (j + 8) * to_stride, _mm512_shuffle_f32x4(a, c, 0xdd));
-    _mm512_storeu_ps(to + (j + 4) * to_stride, _mm512_shuffle_f32x4(b, d, 0x88));
-    _mm512_storeu_ps(to + (j + 12) * to_stride, _mm512_shuffle_f32x4(b, d, 0xdd));
-  }
-}
-
 // Rotated keys first … first + count - 1 → panels [size, 64] side by side, the last one as wide as whole registers
 // need, with zeros after the last key. `rows` [16, size] is scratch memory.
 void transpose(const HeadRows& keys, int first, int count, const Positions& positions, int size, float* rows,
@@ -94,7 +63,7 @@ void transpose(const HeadRows& keys, int first, int count, const Positions& posi
         from = {rows, size};
       }
       for (int k = 0; k < size; k += kLanes)
-        transpose_16x16(from(0) + k, from.stride, valid_rows, to + k * padded_size + key, padded_size);
+        transpose_tile(from(0) + k, from.stride, valid_rows, to + k * padded_size + key, padded_size);
     }
     to += size * padded_size;
   }
@@ -106,30 +75,28 @@ float softmax_terms(float* scores, int first, int count, const float* bias, int 
     std::fill(scores, scores + count, 0.0f);
     return 0.0f;
   }
-  const auto biased_score = [&](int offset, __mmask16 mask) {
-    Floats score = _mm512_maskz_loadu_ps(mask, scores + offset);
-    if (bias) score = _mm512_add_ps(score, _mm512_maskz_loadu_ps(mask, bias + first + offset));
+  const Floats lowest = broadcast(-__builtin_inff());
+  const auto biased_score = [&](int offset) {
+    Floats score = load(scores + offset);  // scores end with a whole register
+    if (bias) score += load(bias + first + offset, count - offset);
     if (window >= 0) {
       const int from = query - window - first - offset, to = query + window + 1 - first - offset;
-      const __mmask16 visible = first_lanes(to) & static_cast<__mmask16>(~first_lanes(from));
-      score = _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), visible, score);
+      score = where_first(to, where_first(from, lowest, score), lowest);
     }
     return score;
   };
-  Floats maxima = _mm512_set1_ps(-__builtin_inff());
+  Floats maxima = lowest;
   for (int offset = 0; offset < count; offset += kLanes) {
-    const __mmask16 mask = first_lanes(count - offset);
-    maxima = _mm512_mask_max_ps(maxima, mask, maxima, biased_score(offset, mask));
+    maxima = where_first(count - offset, maximum(maxima, biased_score(offset)), maxima);
   }
-  const Floats largest = _mm512_set1_ps(_mm512_reduce_max_ps(maxima));
-  Floats sums = _mm512_setzero_ps();
+  const Floats highest = broadcast(largest(maxima));
+  Floats sums = zero();
   for (int offset = 0; offset < count; offset += kLanes) {
-    const __mmask16 mask = first_lanes(count - offset);
-    const Floats value = exp(_mm512_sub_ps(biased_score(offset, mask), largest));
-    _mm512_mask_storeu_ps(scores + offset, mask, value);
-    sums = _mm512_mask_add_ps(sums, mask, sums, value);
+    const Floats value = exp(biased_score(offset) - highest);
+    store(scores + offset, value, count - offset);
+    sums = where_first(count - offset, sums + value, sums);
   }
-  return 1.0f / _mm512_reduce_add_ps(sums);
+  return 1.0f / sum(sums);
 }
 
 // The columns of a table of distances that queries first_query … last_query have for keys first_key … last_key: from a
@@ -155,7 +122,7 @@ void multiply_columns(const HeadRows& rows, const float* table, int table_column
       set_zero(sums);
       add_products<kRows, kVectors>(rows.first, rows.stride, table + columns.first + offset, table_columns, size, sums);
       for (int row = 0; row < kRows; ++row) {
-        for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(to + row * stride + offset + v * kLanes, sums[row][v]);
+        for (int v = 0; v < kVectors; ++v) store(to + row * stride + offset + v * kLanes, sums[row][v]);
       }
     });
   }
@@ -169,23 +136,15 @@ struct DistanceProducts {
   const std::int32_t* base;  // of each key: where its product with row 0 would be
 
   // Adds to scores [count] of the keys of `query`, whose products `of_query` begin with the row `first`.
-  void add(float* scores, int count, int query, const float* of_query, int first) const {
+  void add_to(float* scores, int count, int query, const float* of_query, int first) const {
     const std::int32_t* const row_of = distances.row_of + distances.longest - 1 - query;
     for (int key = 0; key < count; key += kLanes) {
-      const __mmask16 mask = first_lanes(count - key);
-      const __m512i rows = _mm512_maskz_loadu_epi32(mask, row_of + key), zero = _mm512_setzero_si512();
-      Floats score = _mm512_maskz_loadu_ps(mask, scores + key);
-      if (keys) {
-        const __m512i columns = _mm512_sub_epi32(rows, _mm512_set1_epi32(first));
-        score =
-            _mm512_add_ps(score, _mm512_mask_i32gather_ps(_mm512_setzero_ps(), mask, columns, of_query, sizeof(float)));
-      }
-      if (of_keys) {
-        const __m512i places = _mm512_mask_add_epi32(zero, mask, rows, _mm512_maskz_loadu_epi32(mask, base + key));
-        score =
-            _mm512_add_ps(score, _mm512_mask_i32gather_ps(_mm512_setzero_ps(), mask, places, of_keys, sizeof(float)));
-      }
-      _mm512_mask_storeu_ps(scores + key, mask, score);
+      const int left = count - key;
+      const Ints rows = load_ints(row_of + key, left);
+      Floats score = load(scores + key, left);
+      if (keys) score += gather(of_query, add(rows, broadcast_int(-first)), left);
+      if (of_keys) score += gather(of_keys, add(rows, load_ints(base + key, left)), left);
+      store(scores + key, score, left);
     }
   }
 };
@@ -242,7 +201,7 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
       add_products<kRows, kVectors>(q.first, q.stride, keys, kVectors * kLanes, head.size, sums);
       for (int row = 0; row < kRows; ++row) {
         for (int v = 0; v < kVectors; ++v) {
-          _mm512_storeu_ps(scores + row * padded + offset + v * kLanes, sums[row][v]);
+          store(scores + row * padded + offset + v * kLanes, sums[row][v]);
         }
       }
     });
@@ -256,8 +215,8 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
       multiply_columns<kRows>(q, head.distances->keys, rows.columns, columns, head.size, of_queries, columns.count);
     }
     for (int row = 0; row < kRows; ++row) {
-      head.distances->add(scores + row * padded, head.count, query + row, of_queries + row * columns.count,
-                          columns.first);
+      head.distances->add_to(scores + row * padded, head.count, query + row, of_queries + row * columns.count,
+                             columns.first);
     }
   }
   Floats inverse_sums[kRows];
@@ -265,7 +224,7 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
     const float* const bias = head.bias ? head.bias - query - row : nullptr;
     const float inverse_sum =
         softmax_terms(scores + row * padded, head.first, head.count, bias, query + row, head.positions.window);
-    inverse_sums[row] = _mm512_set1_ps(inverse_sum);
+    inverse_sums[row] = broadcast(inverse_sum);
   }
   for (int offset = 0; offset < head.size; offset += kTileColumns) {
     with_constant<kTileVectors>(std::min(kTileColumns, head.size - offset) / kLanes, [&](auto lanes) {
@@ -275,7 +234,7 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
       for (int row = 0; row < kRows; ++row) {
         for (int v = 0; v < kVectors; ++v) {
           float* const to = context + row * stride + offset + v * kLanes;
-          _mm512_storeu_ps(to, _mm512_mul_ps(sums[row][v], inverse_sums[row]));
+          store(to, sums[row][v] * inverse_sums[row]);
         }
       }
     });
@@ -362,4 +321,4 @@ void attend(const float* qkv, const SequenceGroup& group, const Positions& posit
   });
 }
 
-}  // namespace embert::cpu
+}  // namespace embert::cpu::EMBERT_ISA

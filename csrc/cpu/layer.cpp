@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <memory>
 
-#include "cpu/row_ops.h"
 #include "cpu/thread_pool.h"
 
 namespace embert::cpu {
-Layer::Layer(const LinearLayer& qkv, const LinearLayer& projection, const LinearLayer& inner, const LinearLayer& outer,
-             Activation activation, const Norm& attention_norm, const Norm& norm, int heads)
-    : qkv_(qkv),
+
+Layer::Layer(const Kernels& kernels, const LinearLayer& qkv, const LinearLayer& projection, const LinearLayer& inner,
+             const LinearLayer& outer, Activation activation, const Norm& attention_norm, const Norm& norm, int heads)
+    : kernels_(kernels),
+      qkv_(qkv),
       projection_(projection),
       inner_(inner),
       outer_(outer),
@@ -21,8 +22,6 @@ Layer::Layer(const LinearLayer& qkv, const LinearLayer& projection, const Linear
     norms_.insert(norms_.end(), vector, vector + outer.out());
   }
 }
-
-Layer::~Layer() = default;
 
 void Layer::operator()(const float* x, int rows, const std::vector<SequenceGroup>& groups, const Positions& positions,
                        float* y, int threads) const {
@@ -36,12 +35,14 @@ void Layer::operator()(const float* x, int rows, const std::vector<SequenceGroup
   float* const attended = context + std::size_t(rows) * hidden;
   const float* const norms = norms_.data();
   qkv_(x, rows, {}, first, threads);
-  for (const SequenceGroup& group : groups) attend(first, group, positions, heads_, hidden / heads_, context, threads);
+  for (const SequenceGroup& group : groups) {
+    kernels_.attend(first, group, positions, heads_, hidden / heads_, context, threads, {});
+  }
   projection_(context, rows, {Activation::kNone, x, nullptr}, attended, threads);
-  normalize(attended, rows, hidden, norms, norms + hidden, attention_epsilon_, attended, threads);
+  kernels_.normalize(attended, rows, hidden, norms, norms + hidden, attention_epsilon_, attended, threads);
   inner_(attended, rows, {activation_, nullptr, nullptr}, first, threads);
   outer_(first, rows, {Activation::kNone, attended, nullptr}, y, threads);
-  normalize(y, rows, hidden, norms + 2 * hidden, norms + 3 * hidden, epsilon_, y, threads);
+  kernels_.normalize(y, rows, hidden, norms + 2 * hidden, norms + 3 * hidden, epsilon_, y, threads);
 }
 
 }  // namespace embert::cpu

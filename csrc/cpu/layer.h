@@ -1,10 +1,9 @@
-// A whole layer of a BERT-like encoder on a CPU with AVX-512.
+// A whole layer of a BERT-like encoder.
 #pragma once
 
 #include <vector>
 
-#include "cpu/attention.h"
-#include "cpu/gemm/linear.h"
+#include "cpu/kernels.h"
 
 namespace embert::cpu {
 
@@ -19,15 +18,15 @@ struct Norm {
 class Layer {
  public:
   // The linear layers must outlive this one; norms are copied.
-  Layer(const LinearLayer& qkv, const LinearLayer& projection, const LinearLayer& inner, const LinearLayer& outer,
-        Activation activation, const Norm& attention_norm, const Norm& norm, int heads);
-  ~Layer();
+  Layer(const Kernels& kernels, const LinearLayer& qkv, const LinearLayer& projection, const LinearLayer& inner,
+        const LinearLayer& outer, Activation activation, const Norm& attention_norm, const Norm& norm, int heads);
 
   // x [rows, hidden] → y [rows, hidden]. `groups` cover all rows in order.
   void operator()(const float* x, int rows, const std::vector<SequenceGroup>& groups, const Positions& positions,
                   float* y, int threads) const;
 
  private:
+  const Kernels& kernels_;
   const LinearLayer &qkv_, &projection_, &inner_, &outer_;
   Activation activation_;
   std::vector<float> norms_;  // gamma, beta, gamma, beta

@@ -7,34 +7,31 @@
 #include "cpu/simd.h"
 #include "cpu/thread_pool.h"
 
-namespace embert::cpu {
+namespace embert::cpu::EMBERT_ISA {
 namespace {
 
 template <typename Function>
 inline float sum_of(int columns, const Function& function) {
-  Floats sums = _mm512_setzero_ps();
+  Floats sums = zero();
   for (int column = 0; column < columns; column += kLanes) {
-    const __mmask16 mask = first_lanes(columns - column);
-    sums = _mm512_mask_add_ps(sums, mask, sums, function(column, mask));
+    sums = where_first(columns - column, sums + function(column), sums);
   }
-  return _mm512_reduce_add_ps(sums);
+  return sum(sums);
 }
 
 void normalize_row(const float* x, int columns, const float* gamma, const float* beta, float epsilon, float* y) {
-  const auto load = [&](int column, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, x + column); };
-  const float mean = beta ? sum_of(columns, load) / columns : 0.0f;
-  const Floats means = _mm512_set1_ps(mean);
-  const float squares = sum_of(columns, [&](int column, __mmask16 mask) {
-    const Floats centered = _mm512_sub_ps(load(column, mask), means);
-    return _mm512_mul_ps(centered, centered);
+  const auto row = [&](int column) { return load(x + column, columns - column); };
+  const Floats means = broadcast(beta ? sum_of(columns, row) / columns : 0.0f);
+  const float squares = sum_of(columns, [&](int column) {
+    const Floats centered = row(column) - means;
+    return centered * centered;
   });
-  const Floats scale = _mm512_set1_ps(1.0f / std::sqrt(squares / columns + epsilon));
+  const Floats scale = broadcast(1.0f / std::sqrt(squares / columns + epsilon));
   for (int column = 0; column < columns; column += kLanes) {
-    const __mmask16 mask = first_lanes(columns - column);
-    Floats value = _mm512_mul_ps(_mm512_sub_ps(load(column, mask), means), scale);
-    value = _mm512_mul_ps(value, _mm512_maskz_loadu_ps(mask, gamma + column));
-    if (beta) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, beta + column));
-    _mm512_mask_storeu_ps(y + column, mask, value);
+    const int left = columns - column;
+    Floats value = (row(column) - means) * scale * load(gamma + column, left);
+    if (beta) value += load(beta + column, left);
+    store(y + column, value, left);
   }
 }
 
@@ -63,10 +60,8 @@ bool embed(const std::int64_t* ids, const std::int64_t* position_ids, int tokens
     const float* const position = positions.first + position_ids[token] * columns;
     float* const row = y + std::ptrdiff_t(token) * columns;
     for (int column = 0; column < columns; column += kLanes) {
-      const __mmask16 mask = first_lanes(columns - column);
-      const Floats sum =
-          _mm512_add_ps(_mm512_maskz_loadu_ps(mask, word + column), _mm512_maskz_loadu_ps(mask, position + column));
-      _mm512_mask_storeu_ps(row + column, mask, sum);
+      const int left = columns - column;
+      store(row + column, load(word + column, left) + load(position + column, left), left);
     }
     normalize_row(row, columns, gamma, beta, epsilon, row);
   });
@@ -79,19 +74,19 @@ void mean(const float* x, int sequences, int length, int columns, float* y, int 
   ThreadPool::shared().run(threads, sequences, [&](int sequence) {
     const float* const rows = x + std::ptrdiff_t(sequence) * length * columns;
     for (int column = 0; column < columns; column += kLanes) {
-      const __mmask16 mask = first_lanes(columns - column);
-      Floats sum = _mm512_setzero_ps();
+      const int left = columns - column;
+      Floats total = zero();
       for (int first = 0; first < length; first += kPartialDepth) {
-        Floats partial = _mm512_setzero_ps();
+        Floats partial = zero();
         for (int row = first; row < std::min(length, first + kPartialDepth); ++row) {
-          partial = _mm512_add_ps(partial, _mm512_maskz_loadu_ps(mask, rows + std::ptrdiff_t(row) * columns + column));
+          partial += load(rows + std::ptrdiff_t(row) * columns + column, left);
         }
-        sum = _mm512_add_ps(sum, partial);
+        total += partial;
       }
-      const Floats means = _mm512_div_ps(sum, _mm512_set1_ps(static_cast<float>(length)));
-      _mm512_mask_storeu_ps(y + std::ptrdiff_t(sequence) * columns + column, mask, means);
+      const Floats means = total / broadcast(static_cast<float>(length));
+      store(y + std::ptrdiff_t(sequence) * columns + column, means, left);
     }
   });
 }
 
-}  // namespace embert::cpu
+}  // namespace embert::cpu::EMBERT_ISA

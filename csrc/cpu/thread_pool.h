@@ -1,12 +1,10 @@
-// A thread pool that shares the tasks of one call at a time, and its threads' scratch memory.
+// A thread pool that shares the tasks of one call at a time.
 #pragma once
 
 #include <array>
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <vector>
 
 namespace embert::cpu {
 
@@ -70,14 +68,5 @@ class ThreadPool {
   std::atomic<int> threads_{0};  // of the job
   std::atomic<int> sessions_{0};
 };
-
-// Scratch memory that a thread keeps between calls of a kernel: at least `count` elements, with the contents from the
-// last call of this kernel. `Kernel` is any unique type.
-template <typename T, typename Kernel>
-T* scratch(std::size_t count) {
-  thread_local std::vector<T> memory;
-  if (memory.size() < count) memory.resize(count);
-  return memory.data();
-}
 
 }  // namespace embert::cpu

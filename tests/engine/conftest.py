@@ -40,11 +40,11 @@ class BuildBert(Protocol):
 
 
 def without_own_kernels(patch: pytest.MonkeyPatch) -> None:
-    """Makes this a CPU without AVX-512."""
+    """Makes this a CPU for which there are no kernels."""
     patch.setattr("embert.engine.encoders.cpu.kernels._cpu", None)
 
 
-@pytest.fixture(params=[pytest.param("AVX-512", marks=pytest.mark.cpu("avx512")), "torch"])
+@pytest.fixture(params=[pytest.param("kernels", marks=pytest.mark.cpu("kernels")), "torch"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kernels that multiply in CPU encoders which the test loads: each kind in turn."""
     if request.param == "torch":

@@ -1,4 +1,4 @@
-"""Our own kernels for CPUs with AVX-512 beside float64, and beside the definition of eight bits."""
+"""Our own kernels for CPUs compared with float64, and with the definition of int8."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
 from tests.oracles.model_cases import build
 
-pytestmark = pytest.mark.cpu("avx512")
+pytestmark = pytest.mark.cpu("kernels")
 
 EXACT: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -68,7 +68,7 @@ def test_linear_layer(rows: int, inputs: int, outputs: int, activation: Activati
     other = drawn(4, rows, outputs)
     exact = F.linear(x.double(), weight.double(), bias.double())
     allowed: dict[str, Any] = {"rtol": 1e-6, "atol": 2e-6 * math.sqrt(inputs)}  # sums of so many numbers around 1
-    layer = kernels.linear_avx512(weight, bias, activation)
+    layer = kernels.linear(weight, bias, activation)
     torch.testing.assert_close(layer(x).double(), EXACT[activation](exact), **allowed)
     if activation == "none":
         torch.testing.assert_close(layer(x, other).double(), exact + other, **allowed)
@@ -80,7 +80,7 @@ def test_linear_layer(rows: int, inputs: int, outputs: int, activation: Activati
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu", "relu"])
 def test_activations_of_every_size(activation: Activation) -> None:
     x = torch.cat([torch.linspace(-15, 15, 60_001), drawn(1, 5000), torch.tensor([0.0, -0.0, 3e38, -1e30, 1e-40])])
-    layer = kernels.linear_avx512(torch.ones(1, 1), torch.zeros(1), activation)
+    layer = kernels.linear(torch.ones(1, 1), torch.zeros(1), activation)
     found, exact = layer(x[:, None])[:, 0].double(), EXACT[activation](x.double())
     assert ((found - exact).abs() <= 2.5e-7 * exact.abs() + 2.5e-8).all()
     for wrong in (math.nan, math.inf):
@@ -108,7 +108,7 @@ def test_embeddings(tokens: int, columns: int) -> None:
     ids, places = (torch.from_numpy(random.integers(0, most, tokens)) for most in (50, 9))
     sums = (words[ids] + positions[places]).double()
     exact = F.layer_norm(sums, (columns,), gamma.double(), beta.double(), 1e-6)
-    embeddings = kernels.EmbeddingsAvx512(words, positions, (gamma, beta, 1e-6))
+    embeddings = kernels.KernelEmbeddings(words, positions, (gamma, beta, 1e-6))
     torch.testing.assert_close(embeddings(ids, places).double(), exact, rtol=1e-5, atol=2e-6)
     for wrong in (-1, 50):
         with pytest.raises(IndexError, match="outside of its table"):
@@ -206,7 +206,6 @@ def test_attention_of_what_is_no_number_is_no_number() -> None:
         assert context[20].isnan().all()
 
 
-@pytest.mark.cpu("vnni")
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 384, 1536), (5, 128, 30), (6, 1536, 384), (7, 128, 30), (97, 384, 1536)]
@@ -218,27 +217,25 @@ def test_linear_layer_in_eight_bits_is_the_definitions(rows: int, inputs: int, o
     x[rows // 2] = 0
     wanted = product(quantized_rows(x.numpy()), quantized_weight(weight, "w"), bias.numpy())
     parts = [quantized_weight(weight[: outputs // 3], "w"), quantized_weight(weight[outputs // 3 :], "w")]
-    np.testing.assert_array_equal(kernels.int8_linear_avx512(parts, bias)(x).numpy(), wanted)
+    np.testing.assert_array_equal(kernels.int8_linear(parts, bias)(x).numpy(), wanted)
 
 
-@pytest.mark.cpu("vnni")
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_stays_visible_in_eight_bits(wrong: float) -> None:
     x = drawn(1, 8, 384)
     x[3, 200] = wrong
-    layer = kernels.int8_linear_avx512([quantized_weight(drawn(2, 64, 384).numpy(), "w")], drawn(3, 64))
+    layer = kernels.int8_linear([quantized_weight(drawn(2, 64, 384).numpy(), "w")], drawn(3, 64))
     found = layer(x).isfinite().all(1)
     assert found.tolist() == [row != 3 for row in range(8)]
 
 
-@pytest.mark.cpu("vnni")
 def test_sums_of_eight_bits_are_exact_at_their_ends() -> None:
     """Every integer 127 or -127: no product saturates."""
     weight = quantized_weight(drawn(2, 64, 384).numpy(), "w")
     hard = weight._replace(integers=np.where(weight.integers < 0, -127, 127).astype(np.int8))
     x = drawn(1, 3, 384)
     wanted = product(quantized_rows(x.numpy()), hard, np.zeros(64, np.float32))
-    np.testing.assert_array_equal(kernels.int8_linear_avx512([hard], torch.zeros(64))(x).numpy(), wanted)
+    np.testing.assert_array_equal(kernels.int8_linear([hard], torch.zeros(64))(x).numpy(), wanted)
 
 
 @pytest.mark.usefixtures("_threads")
@@ -278,14 +275,14 @@ def test_attention_by_distance(parts: tuple[bool, bool], buckets: int, farthest:
     assert (own[621:] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.cpu("vnni"))])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_bits_do_not_depend_on_the_batch(dtype: str, pooling: str) -> None:
     model = engine.load_model(pooling=pooling)
     has_the_same_bits(model, dtype, random_sequences([5, 90, 5, 200, 1, 31, 17], 30_000))
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.cpu("vnni"))])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("case", ["nomic_bert", "modernbert", "mpnet", "deberta-v2", "deberta-v2, p2c"])
 def test_bits_of_other_model_types_do_not_depend_on_the_batch(case: str, dtype: str, tmp_path: Path) -> None:
     wide: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
@@ -309,7 +306,7 @@ def has_the_same_bits(model: engine.Model, dtype: str, sequences: list[Ids]) -> 
     encoder.close()
 
 
-@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.cpu("vnni"))])
+@pytest.mark.parametrize("int8", [False, True])
 def test_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> None:
     """To the bit: one kernel for all of it, and one for each part where only some rows go on after attention."""
     layer = Layer(default_model.config, Checkpoint.open(default_model), 3, torch.float32, own_kernels=True, int8=int8)
@@ -320,7 +317,7 @@ def test_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> No
     assert not torch.equal(whole, layer(x, groups, Positions()))
 
 
-@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.cpu("vnni"))])
+@pytest.mark.parametrize("int8", [False, True])
 def test_bits_do_not_depend_on_the_threads(default_model: engine.Model, int8: bool) -> None:
     """Each number of threads divides rows, columns and heads into other tasks."""
     layer = Layer(default_model.config, Checkpoint.open(default_model), 3, torch.float32, own_kernels=True, int8=int8)
@@ -335,7 +332,7 @@ def test_bits_do_not_depend_on_the_threads(default_model: engine.Model, int8: bo
 
 
 def test_callers_of_one_team_do_not_disturb_each_other() -> None:
-    layer, x = kernels.linear_avx512(drawn(1, 512, 256), drawn(2, 512)), drawn(3, 90, 256)
+    layer, x = kernels.linear(drawn(1, 512, 256), drawn(2, 512)), drawn(3, 90, 256)
     wanted = layer(x)
 
     def ask(number: int) -> bool:

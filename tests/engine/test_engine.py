@@ -262,16 +262,10 @@ def test_heads(default_model: Model, data: st.DataObject) -> None:
             np.testing.assert_array_equal(vector[:kept], row[:kept])
 
 
-@pytest.mark.parametrize(
-    ("limit", "float32", "int8"),
-    [("", True, True), ("AVX512_VNNI", True, True), ("AVX512", True, False), ("AVX2", False, False)],
-)
-def test_kernels_are_limited_to_an_instruction_set(
-    monkeypatch: pytest.MonkeyPatch, limit: str, float32: bool, int8: bool
-) -> None:
-    monkeypatch.setattr(kernels, "_cpu", types.SimpleNamespace(has_avx512=lambda: True, has_vnni=lambda: True))
-    monkeypatch.setenv("EMBERT_CPU_ISA", limit)
-    assert (kernels.has_avx512(), kernels.has_vnni()) == (float32, int8)
+@pytest.mark.cpu("kernels")
+def test_kernels_are_limited_to_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMBERT_CPU_ISA", "AVX2")
+    assert kernels.instruction_set() == "AVX2"
 
 
 def test_unknown_instruction_set_is_refused(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

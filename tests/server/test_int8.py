@@ -14,7 +14,7 @@ from tests.server.live import live, run_cli
 TEXTS = ["a cat sat on the mat", "the dog barked at night", "interest rates rose again"]
 
 
-@pytest.mark.cpu("int8")
+@pytest.mark.cpu("kernels")
 def test_the_server_answers_and_says_what_int8_costs() -> None:
     with live("--device", "cpu", "--dtype", "int8") as server:
         answer = server.post("/embed", {"inputs": TEXTS}).json()
@@ -29,7 +29,7 @@ def test_the_server_answers_and_says_what_int8_costs() -> None:
     assert cosines.max() < 1 - 1e-5  # in eight bits indeed
 
 
-@pytest.mark.cpu("int8")
+@pytest.mark.cpu("kernels")
 def test_a_model_below_the_floor_is_not_served() -> None:
     result = run_cli("serve", "--device", "cpu", "--dtype", "int8", "--min-agreement", "0.99999", "--port", "0")
     assert result.returncode == 1
@@ -38,7 +38,7 @@ def test_a_model_below_the_floor_is_not_served() -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.cpu("int8")
+@pytest.mark.cpu("kernels")
 def test_commands_take_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     def printed(*arguments: str) -> str:
         with pytest.raises(SystemExit, match="0"):

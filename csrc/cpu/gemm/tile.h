@@ -9,30 +9,25 @@
 #include "cpu/simd.h"
 #include "cpu/thread_pool.h"
 
-namespace embert::cpu {
+namespace embert::cpu::EMBERT_ISA {
 
-// 6 rows of 4 registers are 24 sums. With 4 registers of b and one of a, 29 of the 32 are in use. A step reads 4 · 64
-// and 6 · 4 bytes for 24 products, which take 24 cycles where one of 512 bits starts in each (Zen 4), and 12 where two
-// do.
-constexpr int kTileRows = 6;
-constexpr int kTileVectors = 4;
 constexpr int kTileColumns = kTileVectors * kLanes;
 
 // Products in one partial sum. Longer sums are sums of these: for 1 536 products their error is 3 times smaller, for 1
 // % of the time.
 constexpr int kPartialDepth = 128;
 
-// sums[row][lane] += Σₖ a[row · a_stride + k] · b[k · b_stride + 16 · lane …] for k < depth, in order.
+// sums[row][lane] += Σₖ a[row · a_stride + k] · b[k · b_stride + kLanes · v + lane] for k < depth, in order.
 template <int kRows, int kVectors>
 inline void add_products(const float* a, std::ptrdiff_t a_stride, const float* b, std::ptrdiff_t b_stride, int depth,
                          Floats (&sums)[kRows][kVectors]) {
   for (int k = 0; k < depth; ++k, b += b_stride) {
     Floats b_values[kVectors];
-    for (int v = 0; v < kVectors; ++v) b_values[v] = _mm512_loadu_ps(b + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) b_values[v] = load(b + v * kLanes);
     for (int row = 0; row < kRows; ++row) {
-      const Floats a_value = _mm512_set1_ps(a[row * a_stride + k]);
+      const Floats a_value = broadcast(a[row * a_stride + k]);
       for (int v = 0; v < kVectors; ++v) {
-        sums[row][v] = _mm512_fmadd_ps(a_value, b_values[v], sums[row][v]);
+        sums[row][v] = fma(a_value, b_values[v], sums[row][v]);
       }
     }
   }
@@ -41,12 +36,12 @@ inline void add_products(const float* a, std::ptrdiff_t a_stride, const float* b
 template <int kRows, int kVectors>
 inline void set_zero(Floats (&sums)[kRows][kVectors]) {
   for (int row = 0; row < kRows; ++row) {
-    for (int v = 0; v < kVectors; ++v) sums[row][v] = _mm512_setzero_ps();
+    for (int v = 0; v < kVectors; ++v) sums[row][v] = zero();
   }
 }
 
-// sums[row][lane] = Σₖ a[row · a_stride + k] · b[k · b_stride + 16 · lane …]: in an order that depends only on `depth`,
-// not on the tile's size. So a row's sums are batch-invariant.
+// sums[row][lane] = Σₖ a[row · a_stride + k] · b[k · b_stride + kLanes · v + lane]: in an order that depends only on
+// `depth`, not on the tile's size. So a row's sums are batch-invariant.
 template <int kRows, int kVectors>
 inline void multiply(const float* a, std::ptrdiff_t a_stride, const float* b, std::ptrdiff_t b_stride, int depth,
                      Floats (&sums)[kRows][kVectors]) {
@@ -59,7 +54,7 @@ inline void multiply(const float* a, std::ptrdiff_t a_stride, const float* b, st
     add_products<kRows, kVectors>(a + k, a_stride, b + k * b_stride, b_stride,
                                   left < kPartialDepth ? left : kPartialDepth, run);
     for (int row = 0; row < kRows; ++row) {
-      for (int v = 0; v < kVectors; ++v) sums[row][v] = _mm512_add_ps(sums[row][v], run[row][v]);
+      for (int v = 0; v < kVectors; ++v) sums[row][v] += run[row][v];
     }
   }
 }
@@ -151,4 +146,4 @@ inline void for_tiles(int rows, int out, int depth, int threads, const Function&
   });
 }
 
-}  // namespace embert::cpu
+}  // namespace embert::cpu::EMBERT_ISA

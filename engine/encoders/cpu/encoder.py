@@ -18,8 +18,7 @@ import torch
 from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.cpu.heads import ONE_ROW, Hidden, load_heads, one_row_each
-from embert.engine.encoders.cpu.kernels import has_vnni
-from embert.engine.encoders.cpu.linear import check_exact
+from embert.engine.encoders.cpu.kernels import instruction_set, kernels_name
 from embert.engine.encoders.cpu.runs import (
     MIN_RUN_TOKENS,
     Group,
@@ -49,7 +48,7 @@ MAX_BATCH_TOKENS = 2048
 # process that kept one core busy, 15 ms instead of 9.6.
 FEW_TOKENS_THREADS = 2
 # Our own kernels use a thread for less work, and do not wait for a thread that has not started.
-FEW_TOKENS_THREADS_AVX512 = 16
+FEW_TOKENS_THREADS_KERNELS = 16
 
 Ints = npt.NDArray[np.int64]
 
@@ -106,8 +105,12 @@ class TorchEncoder(Encoder):
                 f"dtype {dtype} is not supported on a CPU, which has no fast {dtype} products; "
                 f"supported: {', '.join(DTYPES)}"
             )
-        if self.dtype == "int8" and (portable or not has_vnni()):
-            check_exact()
+        if self.dtype == "int8" and (portable or instruction_set() is None):
+            raise UnsupportedModel(
+                "int8 needs embert's kernels for CPUs with AVX2, which this CPU or installation lacks"
+                if not portable
+                else "int8 does not run on --encoder torch-portable"
+            )
         self.device_name = cpu_name()
         self.width = model.width
         self.hidden_size = model.config.hidden_size
@@ -139,7 +142,7 @@ class TorchEncoder(Encoder):
             self._own_kernels = self._transformer.own_kernels
             self._heads = load_heads(model, checkpoint, DTYPES[self.dtype], own_kernels=self._own_kernels)
         self._embedding = EmbeddingHead(model.folder, model.after_pooling)
-        self.choice = "AVX-512 kernels" if self._own_kernels else "torch's operators"
+        self.choice = f"{kernels_name()} kernels" if self._own_kernels else "torch's operators"
 
     @property
     def batch_tokens(self) -> int:
@@ -152,7 +155,7 @@ class TorchEncoder(Encoder):
 
     def _threads_for(self, tokens: int) -> int:
         """Threads of torch's loops for a batch of one run."""
-        few = FEW_TOKENS_THREADS_AVX512 if self._own_kernels else FEW_TOKENS_THREADS
+        few = FEW_TOKENS_THREADS_KERNELS if self._own_kernels else FEW_TOKENS_THREADS
         return self._threads if tokens >= MIN_RUN_TOKENS else min(few, self._threads)
 
     def submit(self, batch: PackedBatch) -> _Ticket:

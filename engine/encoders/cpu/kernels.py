@@ -1,4 +1,4 @@
-"""Our own kernels for CPUs with AVX-512 (csrc/cpu/) on torch's tensors, in float32: linear layers, norms, attention.
+"""Our own kernels for CPUs (csrc/cpu/) on torch's tensors, in float32: linear layers, norms, attention.
 
 Results are batch-invariant: the order of each sum depends only on the row's own columns or its own sequence. torch's
 operators, which other CPUs use, choose the order by the number of rows.
@@ -6,6 +6,7 @@ operators, which other CPUs use, choose the order by the number of rows.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -27,8 +28,6 @@ Activation = Literal["none", "gelu", "gelu_tanh", "relu", "silu"]
 
 log = logging.getLogger(__name__)
 
-LANES = 16  # floats in a register
-
 
 def _import_kernels() -> ModuleType | None:
     """The kernels; None where embert was installed without a C++ compiler, or for another processor."""
@@ -47,25 +46,32 @@ _cpu = _import_kernels()
 INSTRUCTION_SETS = ("AVX2", "AVX512", "AVX512_VNNI")
 
 
-def _allows(instruction_set: str) -> bool:
-    """True unless EMBERT_CPU_ISA names a smaller instruction set, as ONEDNN_MAX_CPU_ISA does for oneDNN."""
-    limit = os.environ.get("EMBERT_CPU_ISA") or INSTRUCTION_SETS[-1]
+@functools.cache
+def _selected(limit: str) -> str:
+    """Select kernels; return the name of their instruction set, NONE if this CPU has no kernels."""
     if limit not in INSTRUCTION_SETS:
         raise UnsupportedModel(f"EMBERT_CPU_ISA is {limit!r}; supported: {', '.join(INSTRUCTION_SETS)}")
-    return INSTRUCTION_SETS.index(instruction_set) <= INSTRUCTION_SETS.index(limit)
+    kernels = _kernels()
+    return str(kernels.select(getattr(kernels.InstructionSet, limit)).name)
 
 
-def has_avx512() -> bool:
-    """True if the kernels are installed and run float32 on this CPU."""
-    return _allows("AVX512") and _cpu is not None and bool(_cpu.has_avx512())
+def instruction_set() -> str | None:
+    """Instruction set of the kernels on this CPU, None if it has no kernels or they are not installed.
+
+    EMBERT_CPU_ISA selects a smaller one, as ONEDNN_MAX_CPU_ISA does for oneDNN.
+    """
+    if _cpu is None:
+        return None
+    name = _selected(os.environ.get("EMBERT_CPU_ISA") or INSTRUCTION_SETS[-1])
+    return None if name == "NONE" else name
 
 
-def has_vnni() -> bool:
-    """True if the kernels run int8 on this CPU too."""
-    return _allows("AVX512_VNNI") and _cpu is not None and bool(_cpu.has_vnni())
+def kernels_name() -> str:
+    """Name of the instruction set in the start-up log."""
+    return (instruction_set() or "").replace("AVX512", "AVX-512").replace("_", " ")
 
 
-class LinearAvx512:
+class KernelLinear:
     """A linear layer, called with tensors: see products.linear.Linear."""
 
     def __init__(self, layer: Callable[..., None], outputs: int, activation: Activation) -> None:
@@ -86,28 +92,28 @@ class LinearAvx512:
         return y
 
 
-def linear_avx512(weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> LinearAvx512:
+def linear(weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> KernelLinear:
     """A linear layer in float32: `weight` is float32 [out, in] and `bias` float32 [out]."""
-    layer = _kernels().Linear(weight.contiguous().numpy(), bias.contiguous().numpy())
-    return LinearAvx512(layer, len(bias), activation)
+    layer = _kernels().linear(weight.contiguous().numpy(), bias.contiguous().numpy())
+    return KernelLinear(layer, len(bias), activation)
 
 
-def int8_linear_avx512(
+def int8_linear(
     weights: Sequence[QuantizedWeight], bias: torch.Tensor, activation: Activation = "none"
-) -> LinearAvx512:
+) -> KernelLinear:
     """An int8 linear layer with the integers that quantization/ defines; `weights` are concatenated."""
     integers = np.concatenate([weight.integers for weight in weights])
     scales = np.concatenate([weight.scales for weight in weights])
-    return LinearAvx512(_kernels().Int8LinearAvx512(integers, scales, bias.contiguous().numpy()), len(bias), activation)
+    return KernelLinear(_kernels().int8_linear(integers, scales, bias.contiguous().numpy()), len(bias), activation)
 
 
 NormOf = tuple[torch.Tensor, torch.Tensor, float]  # gamma, beta, epsilon
 
 
-class LayerAvx512:
+class KernelLayer:
     """A whole layer in one call, where norms follow the residuals and nothing gates: BERT's, and others like it."""
 
-    def __init__(self, linears: Sequence[LinearAvx512], norms: Sequence[NormOf], heads: int) -> None:
+    def __init__(self, linears: Sequence[KernelLinear], norms: Sequence[NormOf], heads: int) -> None:
         """`linears` are those of query, key and value, of the projection, and the inner and the outer one, with their
         activations; `norms` follow attention and the feed-forward network."""
         parts = ((gamma.numpy(), beta.numpy(), epsilon) for gamma, beta, epsilon in norms)
@@ -146,7 +152,7 @@ def normalized(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, 
     return y
 
 
-class EmbeddingsAvx512:
+class KernelEmbeddings:
     """Rows of two tables, their sums and the sums' norm, in one call."""
 
     def __init__(self, words: torch.Tensor, positions: torch.Tensor, norm: NormOf) -> None:
@@ -185,7 +191,7 @@ def means(hidden: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
 
 def can_attend(size: int) -> bool:
     """True if `attend` computes heads of `size` columns: whole registers."""
-    return size % LANES == 0
+    return int(size % _kernels().lanes()) == 0
 
 
 def attend(qkv: torch.Tensor, group: Group, heads: int, positions: Positions, context: torch.Tensor) -> None:
@@ -246,11 +252,12 @@ class DistanceRows:
 def _as_columns(rows: torch.Tensor) -> torch.Tensor:
     """[heads, rows, size] → [heads, size, columns]: an odd number of registers, so that rows of a table of a power of
     two are not all in the same sets of the cache."""
-    spare = -rows.shape[1] % LANES
-    spare += LANES * ((rows.shape[1] + spare) // LANES % 2 == 0)
+    lanes = _kernels().lanes()
+    spare = -rows.shape[1] % lanes
+    spare += lanes * ((rows.shape[1] + spare) // lanes % 2 == 0)
     return F.pad(rows.transpose(1, 2), (0, spare)).contiguous()
 
 
 def _kernels() -> ModuleType:
-    assert _cpu is not None  # noqa: S101 - callers have asked has_avx512
+    assert _cpu is not None  # noqa: S101 - callers check instruction_set()
     return _cpu

@@ -1,10 +1,6 @@
-"""Linear layers on a CPU, fused with the activation or the residual that follows: float, int8, and with adapters.
+"""Linear layers on a CPU, fused with the activation or the residual that follows, and with adapters.
 
-Our own AVX-512 kernels (kernels.py) compute them where they run, and `F.linear` elsewhere.
-
-int8 is defined in quantization/. oneDNN multiplies an unsigned and a signed matrix, so activations are stored as
-q + 128, with zero point 128. Loading a model tests its operator, too, on rows that overflow 16 bits: CPUs without VNNI
-add neighboring products in 16 bits, which saturate.
+Our own kernels (kernels.py) compute them where they run, and `F.linear` elsewhere. int8 needs the kernels.
 
 Sequences of a run may have different adapters. Every row is multiplied by the low-rank matrices of all n adapters,
 which have few columns in total, and a mask keeps the columns of the row's own adapter. So rows need no sorting, and
@@ -13,21 +9,16 @@ results are batch-invariant.
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from embert.engine.encoders.cpu.kernels import Activation, linear_avx512
-from embert.engine.encoders.cpu.runs import threads_for_elements, threads_for_products
-from embert.engine.errors import UnsupportedModel
+from embert.engine.encoders.cpu.kernels import Activation, linear
+from embert.engine.encoders.cpu.runs import threads_for_products
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.quantization.rows import BLOCK, LEVELS, QuantizedWeight, hadamard
 from embert.engine.weights.adapters import LowRank
 from embert.engine.weights.checkpoint import Checkpoint
 
@@ -81,109 +72,7 @@ def make_linear(
     weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none", *, own_kernels: bool
 ) -> Linear:
     """`weight` is [out, in] and `bias` [out], both in the dtype to compute in: float32 with `own_kernels`."""
-    return (linear_avx512 if own_kernels else TorchLinear)(weight, bias, activation)
-
-
-ZERO = 128  # what stands for 0 in unsigned activations
-# Columns that one product rotates; butterflies of larger strides follow, in place. On a core of an EPYC 16 rows of 384
-# columns take 21 µs, 128 of 384 55 and 512 of 1 536 706. With 32 columns they take 21, 63 and 984, with 128 24, 135 and
-# 2 479.
-FIRST = 16
-_FIRST_OF = torch.from_numpy(hadamard(FIRST).astype(np.float32))
-# Of a row's largest magnitude, so that 127 divided by it is finite. A row of zeros then has integers of 0.
-_SMALLEST = 2.0**-120
-_LEVELS = torch.tensor(float(LEVELS))  # a tensor, because torch divides numbers by multiplying with a reciprocal
-SCALE = 1 / LEVELS / math.sqrt(BLOCK)  # times a row's largest magnitude: the scale of its integers
-# Added to a number of a magnitude below 2²², it leaves the nearest integer, halves to the even one, plus ZERO in the
-# low byte of the sum. That is one pass in place of four that multiply, round, convert and shift.
-_INTEGERS_FROM = 1.5 * 2.0**23 + ZERO
-
-
-@dataclass(frozen=True, slots=True)
-class Quantized:
-    """Rotated rows in int8."""
-
-    shifted: torch.Tensor  # uint8 [n, columns]: q + 128
-    largest: torch.Tensor  # float32 [n, 1]: the largest magnitude; times SCALE it is the scale
-
-
-def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Rotates rows like quantization.rows.rotated, but adds terms in another order."""
-    y = torch.mm(x.reshape(-1, FIRST), _FIRST_OF)
-    stride = FIRST
-    while stride < BLOCK:
-        first, second = y.view(-1, 2, stride).unbind(1)
-        first.add_(second)
-        torch.sub(first, second, alpha=2, out=second)  # of the sum, so that no third buffer is needed
-        stride *= 2
-    return y.view(x.shape)
-
-
-def quantized(x: torch.Tensor) -> Quantized:
-    """Quantizes rows like quantization.rows.quantized_rows: float32 [n, columns]."""
-    y = rotated(x)
-    largest = y.abs().amax(1, keepdim=True)
-    torch.addcmul(_integers_from(y.shape[1]), y, torch.div(_LEVELS, largest.clamp_min(_SMALLEST)), out=y)
-    return Quantized(y.view(torch.int32).to(torch.uint8), largest)
-
-
-@functools.cache
-def _integers_from(columns: int) -> torch.Tensor:
-    """A row of _INTEGERS_FROM: with two factors that are the same for a row's columns, torch's loop takes long."""
-    return torch.full((columns,), _INTEGERS_FROM)
-
-
-def exact_sums(shifted: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
-    """The sums of products of q and the packed weight, times a scale a column: float32 [n, out].
-
-    `zeros` are the weight's zero points, int32 [out].
-    """
-    multiply = torch.ops.onednn.qlinear_pointwise.default
-    y: torch.Tensor = multiply(shifted, 1.0, ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
-    return y
-
-
-class Int8Linear:
-    """See linear.Linear: float32 in, float32 out."""
-
-    def __init__(self, weights: Sequence[QuantizedWeight], bias: torch.Tensor, activation: Activation = "none") -> None:
-        """`weights` lie one below the other; `bias` is float32 [out] of all."""
-        integers = torch.from_numpy(np.concatenate([weight.integers for weight in weights]))
-        self._scales = torch.from_numpy(np.concatenate([weight.scales for weight in weights])) * SCALE
-        self._weight = torch.ops.onednn.qlinear_prepack(integers, None)
-        self._zeros = torch.zeros(len(integers), dtype=torch.int32)
-        self._bias = bias
-        self._activation = activation
-
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        threads_for_elements(x.numel())
-        rows = quantized(x)
-        threads_for_products(rows.shifted, len(self._bias))
-        y = exact_sums(rows.shifted, self._weight, self._scales, self._zeros)
-        threads_for_elements(y.numel())
-        torch.addcmul(self._bias, y, rows.largest, out=y)
-        return _finish(y, residual, gate, self._activation)
-
-
-def check_exact() -> None:
-    """Raise UnsupportedModel where oneDNN's sums are not exact here, or it has none."""
-    x = torch.full((2, BLOCK), 2 * ZERO - 1, dtype=torch.uint8)  # 127, the largest, in every column
-    x[1] = 1  # -127
-    weight = torch.full((16, BLOCK), LEVELS, dtype=torch.int8)
-    weight[1::2] = -LEVELS
-    sums: object
-    try:
-        packed = torch.ops.onednn.qlinear_prepack(weight, None)
-        sums = exact_sums(x, packed, torch.ones(16), torch.zeros(16, dtype=torch.int32))
-        expected = (x.to(torch.float32) - ZERO) @ weight.to(torch.float32).T
-        if torch.equal(sums, expected):
-            return
-        reason = "lacks VNNI: it adds int8 products in 16 bits, which saturate"
-    except (AttributeError, RuntimeError) as error:  # no such operator in this torch; it does not run here
-        reason = f"has no int8 products in this torch: {str(error).partition(chr(10))[0]}"
-    raise UnsupportedModel(f"int8 is not supported on this CPU, which {reason}; use --dtype float32 or bfloat16")
+    return (linear if own_kernels else TorchLinear)(weight, bias, activation)
 
 
 def chosen_adapters(adapters: torch.Tensor, config: EncoderConfig) -> torch.Tensor | None:

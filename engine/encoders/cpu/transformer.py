@@ -18,20 +18,18 @@ from embert.engine.encoders.cpu.attention import LENGTH_STEP, DecoderAttention, 
 from embert.engine.encoders.cpu.disentangled import DisentangledAttention, PositionRows
 from embert.engine.encoders.cpu.kernels import (
     Activation,
-    EmbeddingsAvx512,
-    LayerAvx512,
-    LinearAvx512,
+    KernelEmbeddings,
+    KernelLayer,
+    KernelLinear,
     NormOf,
     can_attend,
-    has_avx512,
-    has_vnni,
-    int8_linear_avx512,
+    instruction_set,
+    int8_linear,
     normalized,
 )
 from embert.engine.encoders.cpu.linear import (
     AdaptedLinear,
     Additions,
-    Int8Linear,
     Linear,
     chosen_adapters,
     make_linear,
@@ -129,8 +127,7 @@ class Layer:
                     _quantize(checkpoint, f"{prefix}{name}.weight", scale)
                     for name, scale in zip(names, scales, strict=True)
                 ]
-                kind = int8_linear_avx512 if own_kernels and has_vnni() else Int8Linear
-                linear_layer = kind(quantized, torch.cat(biases), fused)
+                linear_layer = int8_linear(quantized, torch.cat(biases), fused)
             else:
                 weights = [
                     stored(checkpoint, f"{prefix}{name}.weight").float() * scale
@@ -209,13 +206,13 @@ class Layer:
             x = self._attention_norm(x)
         return self._norm(self._outer(self._feed_forward(x, chosen), chosen, x))
 
-    def _as_one(self) -> LayerAvx512 | None:
+    def _as_one(self) -> KernelLayer | None:
         """The layer as one kernel, where there is one for its kind."""
         linears = [linear.plain for linear in (self._qkv, self._projection, self._inner, self._outer)]
         norms = [None if norm is None else norm.parts for norm in (self._attention_norm, self._norm)]
         if self._pre_norm or self._gate is not None or None in linears or None in norms:
             return None
-        return LayerAvx512(cast("Sequence[LinearAvx512]", linears), cast("Sequence[NormOf]", norms), self._heads)
+        return KernelLayer(cast("Sequence[KernelLinear]", linears), cast("Sequence[NormOf]", norms), self._heads)
 
     def _feed_forward(self, x: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
         """[T, hidden] → [T, intermediate]."""
@@ -281,7 +278,7 @@ class Transformer:
     ) -> None:
         self._config = config
         self._dtype = dtype
-        self.own_kernels = own_kernels = dtype == torch.float32 and has_avx512() and not portable
+        self.own_kernels = own_kernels = dtype == torch.float32 and not portable and instruction_set() is not None
         self._embeddings = _Embeddings(config, checkpoint, dtype, own_kernels=own_kernels)
         self._positions = _positions_of_layers(config, checkpoint, dtype)
         numbers = [config.stored_layer(layer) for layer in range(config.layers)]
@@ -339,10 +336,10 @@ class _Embeddings:
             Norm(config, checkpoint, "embeddings.LayerNorm", own_kernels=own_kernels) if config.embedding_norm else None
         )
         self._projects_first = config.projects_first
-        self._plain: EmbeddingsAvx512 | None = None  # for batches without other types and adapters
+        self._plain: KernelEmbeddings | None = None  # for batches without other types and adapters
         norm = None if self._norm is None or self._scale != 1 or self._projects_first else self._norm.parts
         if own_kernels and self._words.dtype == torch.float32 and self._positions is not None and norm:
-            self._plain = EmbeddingsAvx512(self._words, self._positions, norm)
+            self._plain = KernelEmbeddings(self._words, self._positions, norm)
         self._projection: Linear | None = None
         if config.embedding_size is not None:
             weight, bias = (

@@ -169,7 +169,7 @@ def test_memory_counts_the_rows_of_distances(tmp_path: Path) -> None:
     assert whole - others == (4 * 2 * 2 * 2 * 16 * 64 + table) // 2 + positions
 
 
-@pytest.mark.cpu("int8")
+@pytest.mark.cpu("kernels")
 def test_int8_is_near_the_definition(tmp_path: Path) -> None:
     wide: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256}
     folder = build(tmp_path, "deberta-v2", vocab_size=VOCABULARY, **wide)

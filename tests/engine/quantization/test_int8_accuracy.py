@@ -23,7 +23,7 @@ from tests.engine.quantization.test_cpu import WIDE
 from tests.oracles.model_cases import MODEL_CASES, build
 
 
-@pytest.mark.cpu("int8")
+@pytest.mark.cpu("kernels")
 def test_encoder_says_how_well_it_agrees(default_model: Model) -> None:
     with Engine.load(default_model, device="cpu", dtype="int8") as loaded:
         found = loaded.encoder.int8_accuracy
@@ -41,7 +41,7 @@ def test_encoder_says_how_well_it_agrees(default_model: Model) -> None:
         assert f"cosine to float32 {found.worst:.4f} at worst" in str(found)
 
 
-@pytest.mark.cpu("int8")
+@pytest.mark.cpu("kernels")
 def test_too_little_agreement_is_refused(default_model: Model, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"int8 .* float32: .* 0\.99999"):
         engine.load_encoder(default_model, device="cpu", dtype="int8", min_agreement=0.99999)
@@ -50,7 +50,7 @@ def test_too_little_agreement_is_refused(default_model: Model, tmp_path: Path) -
         engine.load_encoder(default_model, device="cpu", dtype="int8", min_agreement=1.5)
 
 
-@pytest.mark.cpu("int8")
+@pytest.mark.cpu("kernels")
 def test_reranker_and_a_classifier_are_compared_by_logits(tmp_path: Path) -> None:
     for labels in (1, 3):
         folder = build_classifier(tmp_path / str(labels), labels=labels, **WIDE)
@@ -64,7 +64,7 @@ def test_reranker_and_a_classifier_are_compared_by_logits(tmp_path: Path) -> Non
             assert "a score differs by" in loaded.encoder.choice
 
 
-@pytest.mark.cpu("int8")
+@pytest.mark.cpu("kernels")
 def test_splade_and_late_interaction_are_compared_by_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
