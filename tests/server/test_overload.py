@@ -279,7 +279,7 @@ def test_nobody_waits_beyond_the_deadline_of_the_request(slow: Live, hold_file: 
     with clients(slow) as some, held(hold_file):
         answer, took_s = some.ask([GOOD], **{"x-request-timeout": "1"})
         assert answer.status_code == 503
-        assert "not answered within 1 s (X-Request-Timeout)" in answer.json()["error"]
+        assert "not served within 1 s (X-Request-Timeout)" in answer.json()["error"]
         assert int(answer.headers["retry-after"]) >= 1
         assert took_s > 0.9
         assert slow.metrics()[TEXTS_RUN] == before

@@ -134,7 +134,7 @@ def test_only_low_priority_requests_are_throttled(low_priority: bool) -> None:
     context.scope = {SCOPE_KEY: RequestRecord("", b"")}
     handle = MagicMock()
     handle.input_tokenizer.encode, handle.router.encode = tokenize, encode
-    handle.served.chosen.return_value = None, -1
+    handle.served.resolve_options.return_value = None, -1
     handle.answer_bytes.return_value = 32
     context.handle = handle
 
