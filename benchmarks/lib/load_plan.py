@@ -1,4 +1,4 @@
-"""What a load sends and what comes back: requests, the plan of a run, and the responses."""
+"""The requests of a load, the plan of a run, and its responses."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def embert(
 ) -> Iterator[RunningServer]:
     """Start `embert serve` with `options`; without a model, the default one.
 
-    Another `checkout` runs with the interpreter of its own .venv, or with this one if it has none.
+    Another `checkout` runs with the interpreter in its .venv, or with this interpreter if it lacks a .venv.
     """
     python = checkout / ".venv" / "bin" / "python"
     program = str(python) if checkout != ROOT and python.exists() else sys.executable

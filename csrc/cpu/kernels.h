@@ -9,8 +9,8 @@ namespace embert::cpu {
 
 enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu };
 
-// The epilogue of a product, element by element. `residual` and `gate` are [rows, out]; at most one is given, and then
-// there is no activation.
+// The epilogue of a product, element by element. `residual` and `gate` are [rows, out]; at most one is given, and only
+// without an activation.
 struct Epilogue {
   Activation activation = Activation::kNone;
   const float* residual = nullptr;

@@ -16,6 +16,7 @@ import os
 import stat
 import sys
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -160,7 +161,7 @@ class _Piece(NamedTuple):
         )
 
 
-class Reader:
+class Reader(ABC):
     """The rows of several files, one after the other."""
 
     unit = "row"
@@ -221,11 +222,11 @@ class Reader:
         more = f" and {len(self._files) - 1} more files" if len(self._files) > 1 else ""
         return f"{_display_name(self._files[0])}{more}"
 
-    def _read(self) -> Generator[_Piece, None, None]:
-        raise NotImplementedError
+    @abstractmethod
+    def _read(self) -> Generator[_Piece, None, None]: ...
 
-    def _payload(self, contents: list[Any]) -> bytes | memoryview:
-        raise NotImplementedError
+    @abstractmethod
+    def _payload(self, contents: list[Any]) -> bytes | memoryview: ...
 
 
 class LineReader(Reader):
