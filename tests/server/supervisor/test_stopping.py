@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import re
 import signal
@@ -12,7 +14,6 @@ import httpx
 import psutil
 import pytest
 
-from tests.server.connections import connect
 from tests.server.crowd import PATIENCE_S, ask_held, post
 from tests.server.live import PATIENT, STAND_IN, Live, live, until
 from tests.server.stand_in import HELD
@@ -25,9 +26,12 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
         with server.held(), server.client() as client:
             thread = post(server, [[101, HELD, 102]], answers)
             until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request in flight")
-            with connect(server) as idle:
+            idle = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=PATIENCE_S)
+            with contextlib.closing(idle):
+                idle.request("GET", "/livez")  # so that it is accepted
+                idle.getresponse().read()
                 server.signal(signal.SIGTERM)
-                assert idle.recv(1) == b""
+                assert idle.sock.recv(1) == b""
             until(lambda: client.get("/readyz").json()["status"] == "draining", what="readiness to flip")
             for text in ("too late", "too many words " * 50):  # 503 even where there is no room in the queue
                 refused = client.post("/embed", json={"inputs": text})
