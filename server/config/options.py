@@ -31,8 +31,8 @@ __all__ = [
 _PREFIX = "EMBERT_"
 HELD_BYTES, HELD_BODIES = 256_000_000, 8  # default of --max-held-bytes: the larger of 256 MB and 8 bodies
 QUEUE_BATCHES = 256  # default of --max-queue-tokens, in full batches of each engine
-MAX_ANSWER_TOKENS = 131_072  # of one response of /tokenize or /decode
-MAX_ANSWER_WEIGHTS = 2_097_152  # of the sparse vectors, or scores of labels, of one response
+MAX_RESPONSE_TOKENS = 131_072  # of one response of /tokenize or /decode
+MAX_RESPONSE_WEIGHTS = 2_097_152  # of the sparse vectors, or scores of labels, of one response
 GPU_WORKERS = 12  # HTTP processes that keep one GPU busy with short texts; more change nothing
 
 

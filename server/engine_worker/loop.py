@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from embert.engine.errors import EncoderError, EncoderLost
-from embert.server.config.options import MAX_ANSWER_WEIGHTS
+from embert.server.config.options import MAX_RESPONSE_WEIGHTS
 from embert.server.engine_worker.batches import InFlightBatch, InFlightQueue, Responder, batch_of, pack
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.scheduler import Batch
@@ -249,7 +249,7 @@ class EngineLoop:
         else:
             self._health.succeeded()
             model.throughput.add_batch(flight.seconds, batch.counted)
-            self._responder.answer(batch.slices, rows, flight.began, flight.ended, MAX_ANSWER_WEIGHTS)
+            self._responder.answer(batch.slices, rows, flight.began, flight.ended, MAX_RESPONSE_WEIGHTS)
             self._observe(flight)
             if self._tracer is not None:
                 self._tracer.record(flight)

@@ -168,7 +168,7 @@ class Operations:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text format, or OpenMetrics."""
-        exposition = await self._registry.scrapes.answer(scrape_form(request.scope["headers"]))
+        exposition = await self._registry.scrapes.render(scrape_form(request.scope["headers"]))
         return Response(exposition.body, headers={name.decode(): value.decode() for name, value in exposition.headers})
 
 

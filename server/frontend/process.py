@@ -165,7 +165,7 @@ async def _serve(
         keep_running(registry.bodies.watch()),
         keep_running(connections.watch()),
         keep_running(connections.watch_unread()),
-        keep_running(end_slow_readers(connections, registry.held, config.client_timeout, metrics.unread_answers.inc)),
+        keep_running(end_slow_readers(connections, registry.held, config.client_timeout, metrics.unread_responses.inc)),
     ]
     if config.api_key_file is not None:
         threading.Thread(target=exit_on_error(keys.follow), name="api-key-file", daemon=True).start()
@@ -327,7 +327,7 @@ class _MetricsApp:
             return
         is_metrics = scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD")
         try:
-            response = await self._scrapes.answer(scrape_form(scope["headers"])) if is_metrics else _NOTHING
+            response = await self._scrapes.render(scrape_form(scope["headers"])) if is_metrics else _NOTHING
         except ServerError as error:
             await send_error(send, error, ErrorFormat.TEI)
             return

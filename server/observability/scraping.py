@@ -214,7 +214,7 @@ class Scrapes:
         self._lock = asyncio.Lock()
         self._next: dict[Form, asyncio.Task[Exposition]] = {}
 
-    async def answer(self, form: Form) -> Exposition:
+    async def render(self, form: Form) -> Exposition:
         """The metrics of all processes as of now."""
         waiting = self._next.get(form)
         if waiting is None:

@@ -193,7 +193,7 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
         ),
         prompt_name=prompt_name,
     )
-    more = (len(types) - 1) * handle.answer_bytes(encoded, Task.EMBED, dimensions)  # than `run` counts
+    more = (len(types) - 1) * handle.response_bytes(encoded, Task.EMBED, dimensions)  # than `run` counts
     context.hold(more + _BYTES_A_CHARACTER * sum(map(len, texts)), "the response")
     vectors = (await context.run(encoded, dimensions=dimensions)).vectors
     version = b"1" if context.scope["path"].endswith("/v1/embed") else b"2"

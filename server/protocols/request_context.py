@@ -360,7 +360,7 @@ class RequestContext:
         """
         handle = self.handle
         only_one_each = tasks == Task.EMBED or tasks == Task.CLASSIFY  # the operators of flags cost ten times as much
-        size = handle.answer_bytes(encoded, tasks, dimensions)
+        size = handle.response_bytes(encoded, tasks, dimensions)
         if size > SMALL_BYTES and self.wants_raw:
             size //= 2
         self.hold(size, "the response")
@@ -385,7 +385,7 @@ class RequestContext:
             raise
         if self.options.low_priority:
             vector_bytes = sum(rows.values.nbytes for rows in result.rows.values())
-            await self._selector.registry.low_priority_throttle.before_answering(vector_bytes)
+            await self._selector.registry.low_priority_throttle.before_response(vector_bytes)
         self.breakdown.note(result)
         if size > LARGE_RESPONSE:
             await self._selector.registry.turns.wait()

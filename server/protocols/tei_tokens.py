@@ -11,7 +11,7 @@ import orjson
 from pydantic import BaseModel, Field, RootModel
 
 from embert.engine.tokenization.encoded import Chunks, TokenInfo
-from embert.server.config.options import MAX_ANSWER_TOKENS
+from embert.server.config.options import MAX_RESPONSE_TOKENS
 from embert.server.http.errors import EmptyInput, Invalid
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.request_context import JSON, RequestContext
@@ -110,15 +110,17 @@ async def _run(
         prompt=prompt,
     )
     characters = context.breakdown.characters = sum(map(len, texts))
-    most = min(characters + (len(prompt) + 2) * len(texts), MAX_ANSWER_TOKENS)
+    most = min(characters + (len(prompt) + 2) * len(texts), MAX_RESPONSE_TOKENS)
     context.hold(most * _TOKEN_BYTES, "the response")
     began = time.perf_counter()
-    check = partial(handle.check_progress, context.options, partial(handle.limits.check_answer, param=param, more=True))
+    check = partial(
+        handle.check_progress, context.options, partial(handle.limits.check_response_tokens, param=param, more=True)
+    )
     context.breakdown.tokens, result = await handle.tokenizer_pool.run(
         collected(chunks, len(texts)), characters, context.receive, check
     )
     context.breakdown.tokenize_s = time.perf_counter() - began
-    handle.limits.check_answer(context.breakdown.tokens, param)
+    handle.limits.check_response_tokens(context.breakdown.tokens, param)
     return result
 
 
@@ -196,7 +198,7 @@ async def _decoded(context: RequestContext, sequences: Sequence[list[int]], para
     handle.limits.check_count(len(sequences), param)
     handle.check_open()
     tokens = sum(map(len, sequences))
-    handle.limits.check_answer(tokens, param)
+    handle.limits.check_response_tokens(tokens, param)
     context.hold(tokens * _WORD_BYTES, "the response")
     chunks = handle.tokenizer.decode_chunks(sequences, skip_special_tokens=skips)
     began = time.perf_counter()

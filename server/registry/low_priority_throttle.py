@@ -28,7 +28,7 @@ class LowPriorityThrottle:
         """Wait until so many bytes of a body may be tokenized."""
         await self._take(body_bytes)
 
-    async def before_answering(self, vector_bytes: int) -> None:
+    async def before_response(self, vector_bytes: int) -> None:
         """Wait until so many bytes of vectors may be written."""
         await self._take(vector_bytes // _ANSWER_BYTES)
 

@@ -12,7 +12,7 @@ from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
 from embert.engine.options import DefaultPrompt, output_width, resolve_options
 from embert.engine.tasks import NO_TASK, task_names
 from embert.server.config import ModelConfig, ServeConfig, option_name
-from embert.server.config.options import MAX_ANSWER_TOKENS, MAX_ANSWER_WEIGHTS
+from embert.server.config.options import MAX_RESPONSE_TOKENS, MAX_RESPONSE_WEIGHTS
 from embert.server.engine_client.router import Router
 from embert.server.http.errors import Invalid, PayloadTooLarge, TaskMissing
 from embert.server.http.request_head import RequestOptions
@@ -115,7 +115,7 @@ class ModelHandle:
             Task.TOKEN_CLASSES: _BYTES_AN_ENTITY + self.token_labels * _BYTES_A_NUMBER,
         }
 
-    def answer_bytes(self, encoded: Encoded, tasks: Task, dimensions: int = 0) -> int:
+    def response_bytes(self, encoded: Encoded, tasks: Task, dimensions: int = 0) -> int:
         """About the bytes of an answer in JSON, with the numbers that it is written from; without sparse vectors."""
         if tasks == Task.EMBED:
             return encoded.sequences * (dimensions * _BYTES_A_NUMBER or self._embed_bytes)
@@ -308,17 +308,17 @@ class RequestLimits:
         if tokens > self._config.payload_limit:
             raise self._exceeded("payload_limit", f"makes pairs of {_number(tokens, more=more)} tokens", param)
 
-    def check_answer(self, tokens: int, param: str, *, more: bool = False) -> None:
+    def check_response_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
         """The tokens that an answer of /tokenize or /decode is about."""
         self.check_tokens(tokens, param, more=more)
-        if tokens > MAX_ANSWER_TOKENS:
-            raise PayloadTooLarge(f"has {_number(tokens, more=more)} tokens", param, limit=MAX_ANSWER_TOKENS)
+        if tokens > MAX_RESPONSE_TOKENS:
+            raise PayloadTooLarge(f"has {_number(tokens, more=more)} tokens", param, limit=MAX_RESPONSE_TOKENS)
 
     def check_weights(self, weights: int, param: str) -> None:
         """The weights of a response's sparse vectors, counted while they come, and its scores of labels."""
-        if weights > MAX_ANSWER_WEIGHTS:
+        if weights > MAX_RESPONSE_WEIGHTS:
             reason = f"has a response of at least {weights} weights or scores"
-            raise PayloadTooLarge(reason, param, limit=MAX_ANSWER_WEIGHTS)
+            raise PayloadTooLarge(reason, param, limit=MAX_RESPONSE_WEIGHTS)
 
     def _exceeded(self, option: str, reason: str, param: str) -> PayloadTooLarge:
         return PayloadTooLarge(reason, param, limit=getattr(self._config, option), option=option_name(option))

@@ -42,7 +42,7 @@ TRUST = ssl.create_default_context()
 
 T = TypeVar("T")
 
-MAX_WEIGHTS = "embert.server.config.options.MAX_ANSWER_WEIGHTS"  # for `constants` of `live`
+MAX_WEIGHTS = "embert.server.config.options.MAX_RESPONSE_WEIGHTS"  # for `constants` of `live`
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -303,14 +303,14 @@ def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkey
         nonlocal happened
         scrapes = Scrapes(shared, write)
         happened = 1
-        first = asyncio.ensure_future(scrapes.answer(Form()))
+        first = asyncio.ensure_future(scrapes.render(Form()))
         while not began.acquire(blocking=False):  # which it can only be if the loop runs on meanwhile
             await asyncio.sleep(0.001)
         happened = 2
-        others = [asyncio.ensure_future(scrapes.answer(Form())) for _ in range(10)]
+        others = [asyncio.ensure_future(scrapes.render(Form())) for _ in range(10)]
         await asyncio.sleep(0.001)
         others.pop().cancel()  # a client that leaves takes nothing from the others
-        another_form = asyncio.ensure_future(scrapes.answer(Form(gzip=True)))
+        another_form = asyncio.ensure_future(scrapes.render(Form(gzip=True)))
         happened = 3
         for _ in range(3):
             go_on.release()

@@ -71,7 +71,7 @@ def test_long_text_with_a_stride_is_not_cut(tagger: Live) -> None:
     whole = tagger.post("/token_classify", {"inputs": text, "stride": 8, "aggregation_strategy": "simple"})
     assert cut.headers["x-truncated-texts"] == "1"
     assert "x-truncated-texts" not in whole.headers
-    for direction in ("right", "left"):  # what is cut off does not count for MAX_ANSWER_WEIGHTS
+    for direction in ("right", "left"):  # what is cut off does not count for MAX_RESPONSE_WEIGHTS
         many = tagger.post("/token_classify", {"inputs": [text] * 60, "truncation_direction": direction})
         assert (many.status_code, many.headers["x-truncated-texts"]) == (200, "60")
     assert int(whole.headers["x-compute-tokens"]) > 240

@@ -87,7 +87,7 @@ def test_answers_are_throttled_by_their_bytes() -> None:
 
         async def answer() -> None:
             nonlocal done
-            await throttle.before_answering(8 * LARGE)
+            await throttle.before_response(8 * LARGE)
             done += 1
 
         tasks = [asyncio.create_task(answer()) for _ in range(3)]
@@ -108,7 +108,7 @@ class _Recorder(LowPriorityThrottle):
     async def before_tokenizing(self, body_bytes: int) -> None:
         self.asked.append(("tokenize", body_bytes))
 
-    async def before_answering(self, vector_bytes: int) -> None:
+    async def before_response(self, vector_bytes: int) -> None:
         self.asked.append(("answer", vector_bytes))
 
 
@@ -135,7 +135,7 @@ def test_only_low_priority_requests_are_throttled(low_priority: bool) -> None:
     handle = MagicMock()
     handle.input_tokenizer.encode, handle.router.encode = tokenize, encode
     handle.served.resolve_options.return_value = None, -1
-    handle.answer_bytes.return_value = 32
+    handle.response_bytes.return_value = 32
     context.handle = handle
 
     async def request() -> None:
