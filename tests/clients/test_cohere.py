@@ -12,8 +12,8 @@ from tests.clients.conftest import Fleet, Page
 from tests.clients.oracles import DOCUMENTS, QUERY, assert_ranked
 
 
-def pairs(answer: Any) -> list[tuple[int, float]]:
-    return [(result.index, result.relevance_score) for result in answer.results]
+def pairs(response: Any) -> list[tuple[int, float]]:
+    return [(result.index, result.relevance_score) for result in response.results]
 
 
 def test_the_page(page: Page, fleet: Fleet) -> None:
@@ -23,10 +23,10 @@ def test_the_page(page: Page, fleet: Fleet) -> None:
     assert [each.document.text for each in found["with_documents"].results] == [
         DOCUMENTS[each.index] for each in found["with_documents"].results
     ]
-    for answer in (found["ranked"], found["with_documents"]):
-        assert answer.id
-        assert answer.meta.api_version.version in ("1", "2")
-        assert answer.meta.tokens.input_tokens > 0
+    for response in (found["ranked"], found["with_documents"]):
+        assert response.id
+        assert response.meta.api_version.version in ("1", "2")
+        assert response.meta.tokens.input_tokens > 0
 
 
 def test_asynchronously(fleet: Fleet) -> None:

@@ -13,18 +13,18 @@ from tests.clients.oracles import DOCUMENTS, QUERY, assert_embedded, assert_rank
 TEXTS = ["a cat", "a kitten"]
 
 
-def pairs(answer: Any) -> list[tuple[int, float]]:
-    return [(result["index"], result["relevance_score"]) for result in answer.results]
+def pairs(response: Any) -> list[tuple[int, float]]:
+    return [(result["index"], result["relevance_score"]) for result in response.results]
 
 
 def test_the_page(page: Page, fleet: Fleet) -> None:
     found = page("litellm")
     assert_ranked(pairs(found["ranked"]), fleet.folder("reranker"), 2)
-    for answer in (found["embedded"], found["embedded_by_tei"]):
-        assert_embedded([each["embedding"] for each in answer.data], fleet.folder("minilm"), TEXTS)
+    for response in (found["embedded"], found["embedded_by_tei"]):
+        assert_embedded([each["embedding"] for each in response.data], fleet.folder("minilm"), TEXTS)
 
 
-# provider and what follows the address → what the call says beside the usual
+# provider and what follows the address → additional arguments of the call
 PROVIDERS: dict[tuple[str, str], dict[str, Any]] = {
     ("cohere", ""): {},
     ("cohere", "/v1/rerank"): {},
@@ -41,7 +41,7 @@ PROVIDERS: dict[tuple[str, str], dict[str, Any]] = {
 @pytest.mark.parametrize(("provider", "path"), PROVIDERS)
 def test_rerank(fleet: Fleet, provider: str, path: str) -> None:
     options = PROVIDERS[provider, path]
-    answer = litellm.rerank(
+    response = litellm.rerank(
         model=f"{provider}/reranker",
         api_base=fleet.url("reranker") + path,
         api_key="none",
@@ -49,10 +49,10 @@ def test_rerank(fleet: Fleet, provider: str, path: str) -> None:
         documents=DOCUMENTS,
         **options,
     )
-    assert_ranked(pairs(answer), fleet.folder("reranker"))
+    assert_ranked(pairs(response), fleet.folder("reranker"))
     if options.get("return_documents", True):
-        texts = [result["document"]["text"] for result in answer.results]
-        assert texts == [DOCUMENTS[result["index"]] for result in answer.results]
+        texts = [result["document"]["text"] for result in response.results]
+        assert texts == [DOCUMENTS[result["index"]] for result in response.results]
 
 
 def test_infinity_reads_documents_as_strings(fleet: Fleet) -> None:
@@ -64,20 +64,20 @@ def test_infinity_reads_documents_as_strings(fleet: Fleet) -> None:
 
 
 def test_vllm_embeddings(fleet: Fleet) -> None:
-    answer = litellm.embedding(model="hosted_vllm/minilm", api_base=fleet.url("minilm") + "/v1", input=TEXTS)
-    assert_embedded([each["embedding"] for each in answer.data], fleet.folder("minilm"), TEXTS)
-    assert answer.usage.prompt_tokens > 0
+    response = litellm.embedding(model="hosted_vllm/minilm", api_base=fleet.url("minilm") + "/v1", input=TEXTS)
+    assert_embedded([each["embedding"] for each in response.data], fleet.folder("minilm"), TEXTS)
+    assert response.usage.prompt_tokens > 0
 
 
 def test_similarities(fleet: Fleet) -> None:
     """`huggingface/sentence-transformers/…` compares the first text with the others."""
-    answer = litellm.embedding(
+    response = litellm.embedding(
         model="huggingface/sentence-transformers/minilm",
         api_base=fleet.url("minilm"),
         input=["a cat", "a kitten", "a tax form"],
         input_type="sentence-similarity",
     )
-    kitten, form = (each["embedding"] for each in answer.data)
+    kitten, form = (each["embedding"] for each in response.data)
     assert 1 > kitten > form
 
 

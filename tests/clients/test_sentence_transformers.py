@@ -23,8 +23,8 @@ def test_logits(fleet: Fleet) -> None:
     encoder = CrossEncoder(str(fleet.folder("reranker")), device="cpu")
     pairs = [[QUERY, each] for each in DOCUMENTS]
     expected = encoder.predict(pairs, activation_fn=Identity())
-    answer = httpx.post(fleet.url("reranker") + "/predict", json={"inputs": pairs, "raw_scores": True}).json()
-    np.testing.assert_allclose([score["score"] for (score,) in answer], expected, atol=1e-4)
+    response = httpx.post(fleet.url("reranker") + "/predict", json={"inputs": pairs, "raw_scores": True}).json()
+    np.testing.assert_allclose([score["score"] for (score,) in response], expected, atol=1e-4)
 
 
 def test_sparse_vectors(page: Page, fleet: Fleet) -> None:

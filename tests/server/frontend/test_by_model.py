@@ -109,14 +109,14 @@ def test_vertex(http: httpx.Client) -> None:
     bodies: list[dict[str, Any]] = [
         {"inputs": "a cat"}, {"inputs": ["a", "b " * 300], "dimensions": 3}, SIMILARITY, {"inputs": [[101, 102], "c"]},
     ]  # fmt: skip
-    answer = http.post("/vertex", json={"instances": bodies, "parameters": {}}, headers={"accept": "*/*"})
-    assert list(answer.json()) == ["predictions"]
+    response = http.post("/vertex", json={"instances": bodies, "parameters": {}}, headers={"accept": "*/*"})
+    assert list(response.json()) == ["predictions"]
     singles = [http.post("/", json=body) for body in bodies]
-    for prediction, single in zip(answer.json()["predictions"], singles, strict=True):
+    for prediction, single in zip(response.json()["predictions"], singles, strict=True):
         assert np.allclose(np.array(prediction), np.array(single.json()), atol=1e-6)
-    assert answer.headers["x-truncated-texts"] == "1"
+    assert response.headers["x-truncated-texts"] == "1"
     for name in ("x-compute-tokens", "x-compute-characters"):
-        assert int(answer.headers[name]) == sum(int(single.headers[name]) for single in singles)
+        assert int(response.headers[name]) == sum(int(single.headers[name]) for single in singles)
     raw = http.post("/vertex", json={"instances": bodies[:1]}, headers={"accept": "application/octet-stream"})
     assert raw.json() == {"predictions": [singles[0].json()]}
 
@@ -144,9 +144,9 @@ def test_vertex_refuses(client: httpx.Client, instances: Any, status: int, says:
 def test_large_instances(client: httpx.Client) -> None:
     """Bodies that are parsed step by step."""
     ids = [101, *[5, 6, 7, 8, 9] * 4000, 102]
-    answer = client.post("/vertex", json={"instances": [{"inputs": [ids]}, {"inputs": "x " * 50_000}]})
-    assert answer.headers["x-truncated-texts"] == "2"
-    assert np.allclose(answer.json()["predictions"][0], [expected(ids[:256])], atol=1e-6)
+    response = client.post("/vertex", json={"instances": [{"inputs": [ids]}, {"inputs": "x " * 50_000}]})
+    assert response.headers["x-truncated-texts"] == "2"
+    assert np.allclose(response.json()["predictions"][0], [expected(ids[:256])], atol=1e-6)
 
 
 # --- names of models ---
@@ -163,9 +163,9 @@ def test_large_instances(client: httpx.Client) -> None:
     ],
 )
 def test_azures_header_of_keys(lenient: Live, headers: dict[str, str], status: int, says: str) -> None:
-    answer = lenient.post("/embed", {"inputs": "a"}, headers=headers)
-    assert answer.status_code == status
-    assert says in answer.text
+    response = lenient.post("/embed", {"inputs": "a"}, headers=headers)
+    assert response.status_code == status
+    assert says in response.text
 
 
 def test_the_deployment_is_the_model(http: httpx.Client) -> None:
@@ -183,22 +183,22 @@ def test_the_deployment_is_the_model(http: httpx.Client) -> None:
     ("path", "field"), [("/v1/embeddings", "input"), ("/pooling", "input"), ("/v2/embed", "texts")]
 )
 def test_an_empty_name_counts_as_absent(http: httpx.Client, path: str, field: str) -> None:
-    answer = http.post(path, json={field: ["a"], "model": ""})
-    assert answer.status_code == 200
-    assert "x-model" not in answer.headers
+    response = http.post(path, json={field: ["a"], "model": ""})
+    assert response.status_code == 200
+    assert "x-model" not in response.headers
 
 
 def test_teis_users_name_it_instead_of_the_model(http: httpx.Client) -> None:
-    answer = http.post("/v1/embeddings", json={"input": "a", "model": "text-embeddings-inference"})
-    assert answer.json()["model"] == answer.headers["x-model"] == MODEL
+    response = http.post("/v1/embeddings", json={"input": "a", "model": "text-embeddings-inference"})
+    assert response.json()["model"] == response.headers["x-model"] == MODEL
     assert "x-model" not in http.post("/v1/embeddings", json={"input": "a", "model": MODEL}).headers
     refused = http.post("/v1/embeddings", json={"input": [101], "model": "text-embeddings-inference"})
     assert refused.status_code == 422  # ids may be of any model's tokenizer
 
 
 def test_any_model_name(client: httpx.Client) -> None:
-    answer = client.post("/v1/embeddings", json={"input": "a", "model": "text-embedding-3-small"})
-    assert (answer.json()["model"], answer.headers["x-model"]) == (MODEL, MODEL)
+    response = client.post("/v1/embeddings", json={"input": "a", "model": "text-embedding-3-small"})
+    assert (response.json()["model"], response.headers["x-model"]) == (MODEL, MODEL)
     assert client.get("/v1/models/text-embedding-3-small").json()["id"] == MODEL
     refused = client.post("/v1/embeddings", json={"input": [101], "model": "text-embedding-3-small"})
     assert refused.status_code == 422
@@ -212,16 +212,16 @@ def test_any_model_name(client: httpx.Client) -> None:
 def test_mixed_lists(client: httpx.Client) -> None:
     inputs = ["a cat", [101, 5, 102], "a", [6]]
     ids = [[101, 1037, 4937, 102], [101, 5, 102], [101, 1037, 102], [6]]
-    answer = client.post("/embed", json={"inputs": inputs})
-    assert np.allclose(answer.json(), [expected(each) for each in ids], atol=1e-6)
-    assert answer.headers["x-compute-tokens"] == "11"
-    assert answer.headers["x-compute-characters"] == "6"
+    response = client.post("/embed", json={"inputs": inputs})
+    assert np.allclose(response.json(), [expected(each) for each in ids], atol=1e-6)
+    assert response.headers["x-compute-tokens"] == "11"
+    assert response.headers["x-compute-characters"] == "6"
     rows = client.post("/embed_all", json={"inputs": inputs}).json()
     assert [len(each) for each in rows] == [4, 3, 3, 1]
     long = [5, 6] * 10_000  # on the tokenizer's threads, and cut
-    answer = client.post("/embed", json={"inputs": ["x " * 50_000, long, "a cat"]})
-    assert np.allclose(answer.json()[1:], [expected(long[:256]), expected(ids[0])], atol=1e-6)
-    assert answer.headers["x-truncated-texts"] == "2"
+    response = client.post("/embed", json={"inputs": ["x " * 50_000, long, "a cat"]})
+    assert np.allclose(response.json()[1:], [expected(long[:256]), expected(ids[0])], atol=1e-6)
+    assert response.headers["x-truncated-texts"] == "2"
 
 
 @pytest.mark.parametrize(

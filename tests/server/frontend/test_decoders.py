@@ -46,18 +46,18 @@ def served(folders: dict[str, Path], oracle: tuple[CrossEncoder, Path]) -> Itera
 def test_embeddings_with_prompts_and_narrower_vectors(served: Live, folders: dict[str, Path], name: str) -> None:
     reference: Any = SentenceTransformer(str(folders[name]), device="cpu")
     for prompt in ({}, {"prompt_name": "query"}):
-        answer = served.post("/v1/embeddings", {"model": name, "input": TEXTS, **prompt}).json()["data"]
+        response = served.post("/v1/embeddings", {"model": name, "input": TEXTS, **prompt}).json()["data"]
         expected = np.concatenate([reference.encode([text], **prompt) for text in TEXTS])
-        np.testing.assert_allclose([each["embedding"] for each in answer], expected, atol=2e-5)
-    answer = served.post("/v1/embeddings", {"model": name, "input": TEXTS, "dimensions": 16}).json()["data"]
+        np.testing.assert_allclose([each["embedding"] for each in response], expected, atol=2e-5)
+    response = served.post("/v1/embeddings", {"model": name, "input": TEXTS, "dimensions": 16}).json()["data"]
     narrow = np.concatenate([reference.encode([text], truncate_dim=16) for text in TEXTS])
     narrow /= np.linalg.norm(narrow, axis=1, keepdims=True)
-    np.testing.assert_allclose([each["embedding"] for each in answer], narrow, atol=5e-5)
+    np.testing.assert_allclose([each["embedding"] for each in response], narrow, atol=5e-5)
 
 
 def test_scores_of_a_reranker_with_a_chat_template(served: Live, oracle: tuple[CrossEncoder, Path]) -> None:
     query, documents = PAIRS[0][0], [document for _, document in PAIRS if document]
-    answer = served.post("/rerank", {"model": "reranker", "query": query, "texts": documents}).json()
+    response = served.post("/rerank", {"model": "reranker", "query": query, "texts": documents}).json()
     expected = np.concatenate([oracle[0].predict([(query, document)]) for document in documents])
-    scores = {each["index"]: each["score"] for each in answer}
+    scores = {each["index"]: each["score"] for each in response}
     np.testing.assert_allclose([scores[index] for index in range(len(documents))], expected, atol=2e-5)

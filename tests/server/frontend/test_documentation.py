@@ -190,22 +190,22 @@ LOCAL = {"created", "device", "device_name", "backend", "backend_choice", "model
 def test_examples(request: pytest.FixtureRequest, command: str, expected: str) -> None:
     path = command.split()[1].removeprefix("localhost:8080")
     with server_for(request, path, command).client() as client:
-        answer = run_example(client, command)
+        response = run_example(client, command)
     if "…" in expected:
-        assert answer.status_code == 200
+        assert response.status_code == 200
         return
-    assert alike(answer.json(), json.loads(expected)), answer.text
+    assert alike(response.json(), json.loads(expected)), response.text
 
 
 def test_headers_are_documented(http: httpx.Client) -> None:
     raw = {"accept": "application/octet-stream"}
     several = {"input": "a", "model": "text-embeddings-inference", "color": 1}
-    answers = [
+    responses = [
         http.post("/embed", json={"inputs": "a"}, headers=raw),
         http.post("/embed_all", json={"inputs": "a " * 300}, headers=raw),
         http.post("/pooling", json=several),
     ]
-    sent = {name for answer in answers for name in answer.headers} - {"date", "content-type", "content-length"}
+    sent = {name for response in responses for name in response.headers} - {"date", "content-type", "content-length"}
     documented = set(re.findall(r"^\| `([a-z-]+)` \| [^|]+ \|$", API.partition("## Headers")[2], re.MULTILINE))
     assert sent == documented
 
@@ -235,9 +235,9 @@ def test_docs_load_nothing_from_elsewhere(http: httpx.Client) -> None:
     for url in urls:
         prefix, path = urljoin("http://proxy/embert/docs", url).split("/embert")
         assert prefix == "http://proxy"
-        answer = http.get(path)
-        assert answer.status_code == 200
-        assert len(answer.content) > 100
+        response = http.get(path)
+        assert response.status_code == 200
+        assert len(response.content) > 100
     assert "//cdn" not in page
     assert http.get("/redoc").status_code == 404
     (place,) = http.get("/openapi.json").json()["servers"]

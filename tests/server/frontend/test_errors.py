@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.live import Live
 
-CANARY = "canary-7f3a"  # stands in every text sent here, and in no answer
+CANARY = "canary-7f3a"  # stands in every text sent here, and in no response
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 FIELDS = {"/v1/embeddings": "input", "/embed": "inputs"}
 OPENAI, TEI, BOTH = ("/v1/embeddings",), ("/embed",), tuple(FIELDS)
@@ -46,7 +46,7 @@ INPUTS: list[tuple[Any, int, tuple[str, ...]]] = [
     ([CANARY] * 5000, 413, ("`INPUT`", "5000", "2048")),
     ([[101]] * 2049, 413, ("`INPUT`", "2049", "2048")),
 ]
-# Body, status, the named field (None: the body as a whole), what the message holds besides, and paths.
+# Body, status, the named field (None: the body as a whole), other words of the message, and paths.
 BODIES: list[tuple[dict[str, Any] | bytes, int, str | None, tuple[str, ...], tuple[str, ...]]] = [
     ({}, 422, "INPUT", (), BOTH),
     ({"texts": CANARY}, 422, "INPUT", (), BOTH),
@@ -101,13 +101,13 @@ VALID = {
 }
 
 
-def check(answer: httpx.Response, status: int, param: str | None, says: tuple[str, ...]) -> None:
+def check(response: httpx.Response, status: int, param: str | None, says: tuple[str, ...]) -> None:
     """Status, and type, param and message in the format of the path. `param` is only looked at in OpenAI's."""
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/json"
-    assert CANARY not in answer.text
-    body = answer.json()
-    if answer.url.path in ("/v1/embeddings", "/embeddings"):
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert CANARY not in response.text
+    body = response.json()
+    if response.url.path in ("/v1/embeddings", "/embeddings"):
         assert list(body) == ["error"]
         error = body["error"]
         assert sorted(error) == ["code", "message", "param", "type"]
@@ -139,9 +139,9 @@ def test_refused(
     field = FIELDS[path]
     if path in OPENAI and isinstance(body, dict):
         body = {"model": MODEL, **body}
-    answer = http.post(path, content=content(body, field))
+    response = http.post(path, content=content(body, field))
     named = field if param == "INPUT" else param
-    check(answer, status, named, tuple(piece.replace("INPUT", field) for piece in says))
+    check(response, status, named, tuple(piece.replace("INPUT", field) for piece in says))
     assert works(http)
 
 
@@ -220,9 +220,9 @@ def test_bodies_that_are_not_json_on_other_routes(http: httpx.Client, path: str)
 @pytest.mark.parametrize("encoding", ["gzip", "gzip, identity", "ünïcode"])
 def test_compressed_bodies_are_refused(http: httpx.Client, path: str, encoding: str) -> None:
     body = gzip.compress(content({"INPUT": CANARY}, FIELDS[path]))
-    answer = http.post(path, content=body, headers={b"content-encoding": encoding.encode("latin-1")})
-    check(answer, 415, None, ("`Content-Encoding`", "`identity`", f"'{encoding}'"))
-    assert answer.headers["accept-encoding"] == "identity"
+    response = http.post(path, content=body, headers={b"content-encoding": encoding.encode("latin-1")})
+    check(response, 415, None, ("`Content-Encoding`", "`identity`", f"'{encoding}'"))
+    assert response.headers["accept-encoding"] == "identity"
     assert http.post("/embed", json={"inputs": "a"}, headers={"content-encoding": "Identity"}).status_code == 200
 
 
@@ -231,13 +231,13 @@ def test_compressed_bodies_are_refused(http: httpx.Client, path: str, encoding: 
 
 @pytest.mark.parametrize("path", ["/nothing", "/v1/nothing", "/openai/models", "/static-offline-docs/../gate.py"])
 def test_unknown_route(http: httpx.Client, path: str) -> None:
-    answer = http.post(path)
-    assert answer.status_code == 404
+    response = http.post(path)
+    assert response.status_code == 404
     if path.startswith(("/v1/", "/openai/")):
-        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert response.json()["error"]["type"] == "invalid_request_error"
     else:
-        assert answer.json()["error_type"] == "Validation"
-    assert "/docs" in answer.text
+        assert response.json()["error_type"] == "Validation"
+    assert "/docs" in response.text
 
 
 @pytest.mark.parametrize(
@@ -246,9 +246,9 @@ def test_unknown_route(http: httpx.Client, path: str) -> None:
      ("PUT", "/v1/embeddings", "POST"), ("POST", "/health", "GET"), ("DELETE", "/v1/models", "GET")],
 )  # fmt: skip
 def test_wrong_method(http: httpx.Client, method: str, path: str, allowed: str) -> None:
-    answer = http.request(method, path)
-    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
-    error = answer.json()["error"]
+    response = http.request(method, path)
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+    error = response.json()["error"]
     assert method in (error["message"] if path.startswith("/v1/") else error)
 
 

@@ -22,7 +22,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_a_flood_of_one_models_requests_refuses_none_of_another(folders: dict[str, Path]) -> None:
-    """Each model has a budget of its own, while the engine works on neither."""
+    """Each model has its own budget, while the engine works on neither."""
     models = [f"{name}={folders[name]}" for name in ("dense", "heads")]
     with live(*models, *STAND_IN, "--max-queue-tokens", "100", env=PATIENT) as running, ThreadPoolExecutor(40) as pool:
         held = {"inputs": [101, HELD, 102]}

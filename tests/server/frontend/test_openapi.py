@@ -33,7 +33,7 @@ def small(three_heads_folder: Path) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def small_reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """As `small`, of scores, classes and vectors."""
+    """Like `small`, for scores, classes and vectors."""
     folder = build_classifier(tmp_path_factory.mktemp("reranker"), "relevance")
     limits = ("--max-client-batch-size", "16", "--max-client-documents", "16")
     with live(str(folder), "--pooling", "mean", *STAND_IN, *limits) as running:
@@ -42,7 +42,7 @@ def small_reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def small_nli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """As `small`, of zero-shot classes."""
+    """Like `small`, for zero-shot classes."""
     folder = build_classifier(tmp_path_factory.mktemp("nli"), "entailment", "neutral", "contradiction")
     with live(str(folder), *STAND_IN, "--max-client-batch-size", "16", "--max-client-documents", "64") as running:
         yield running
@@ -50,7 +50,7 @@ def small_nli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def small_tagger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """As `small`, of entities."""
+    """Like `small`, for entities."""
     folder = build_classifier(tmp_path_factory.mktemp("tagger"), "O", "B-PER", "I-PER", tokens=True)
     with live(str(folder), *STAND_IN, "--max-client-batch-size", "16") as running:
         yield running
@@ -75,9 +75,9 @@ for arguments in json.loads(sys.argv[1]):
 
 @pytest.mark.timeout(900)
 def test_schemathesis(small: Live, small_reranker: Live, small_nli: Live, small_tagger: Live, tmp_path: Path) -> None:
-    """Examples, boundary values and random bodies: no 5xx, and every answer as the document has it.
+    """Examples, boundary values and random bodies: no 5xx, and every response as the document has it.
 
-    Of all routes on a model of vectors, those included that it cannot answer; then of those that need other models.
+    Of all routes on a model of vectors, those included that it cannot response; then of those that need other models.
     Without one check: to JSON Schema 473.0 is an integer, and a token id it is not.
     """
     operations = sum(map(len, small.get("/openapi.json").json()["paths"].values()))
@@ -146,15 +146,15 @@ def test_every_operation_says_what_its_errors_are(document: dict[str, Any]) -> N
 def test_examples_work(
     small: Live, small_reranker: Live, splade: Live, late_interaction: Live, small_nli: Live, small_tagger: Live
 ) -> None:
-    answered = set()
+    served_paths = set()
     for server in (small, small_reranker, splade, late_interaction, small_nli, small_tagger):
         for path, item in server.get("/openapi.json").json()["paths"].items():
             if "post" not in item:
                 continue
             operation = item["post"]
             example = operation["requestBody"]["content"]["application/json"]["example"]
-            answer = server.post(path.replace("{name}", TEI_NAME), example)
+            response = server.post(path.replace("{name}", TEI_NAME), example)
             missing = 424 if ERROR_FORMATS[path] is ErrorFormat.TEI else 400
-            assert answer.status_code == (missing if operation.get("x-task-missing") else 200), (path, answer.text)
-            answered |= {path} if answer.status_code == 200 else set()
-    assert answered == {path for row in TASKS for path in row.paths}
+            assert response.status_code == (missing if operation.get("x-task-missing") else 200), (path, response.text)
+            served_paths |= {path} if response.status_code == 200 else set()
+    assert served_paths == {path for row in TASKS for path in row.paths}

@@ -20,7 +20,7 @@ from embert.server.http.held_bytes import BodyReader, HeldBytes
 from embert.server.observability.http_metrics import HttpMetrics
 from embert.server.observability.metrics import REJECT_REASONS
 from embert.server.protocols.request_context import RequestContext
-from tests.server.http.echo_server import Answer, Clock, serving
+from tests.server.http.echo_server import Clock, Response, serving
 
 KEY = b"authorization: Bearer right"
 PATHS = ("/embed", "/v1/embeddings", "/v2/embed")  # one for each form of errors
@@ -78,19 +78,21 @@ class Fault:
         return {reason: count for reason, count in counts.items() if count}
 
 
-async def ask(fault: Fault, path: str, key: bytes, body: bytes, *, later: bool, surplus: bool = False) -> Answer:
+async def ask(fault: Fault, path: str, key: bytes, body: bytes, *, later: bool, surplus: bool = False) -> Response:
     async with serving(served=0 if surplus else 100, app=fault.server, server=fault.server) as server:
         client = await server.connect()
         head = b"POST %b HTTP/1.1\r\nhost: h\r\n%b\r\ncontent-length: %d\r\n\r\n" % (path.encode(), key, len(body))
         return await client.ask(*([head, body] if later else [head + body]))
 
 
-def comparable(answer: Answer) -> tuple[int, list[bytes], Any]:
+def comparable(response: Response) -> tuple[int, list[bytes], Any]:
     """Status, header fields and body, without ids, and without what follows from a body that is still to come."""
-    lines = [line for line in answer.head.split(b"\r\n")[1:] if not line.startswith((b"x-request-id:", b"connection:"))]
-    body = json.loads(answer.body)
+    lines = [
+        line for line in response.head.split(b"\r\n")[1:] if not line.startswith((b"x-request-id:", b"connection:"))
+    ]
+    body = json.loads(response.body)
     body.pop("id", None)
-    return answer.status, sorted(lines), body
+    return response.status, sorted(lines), body
 
 
 def both(make: Any, **options: Any) -> tuple[int, dict[str, float], list[tuple[int, str, str]]]:
@@ -99,10 +101,10 @@ def both(make: Any, **options: Any) -> tuple[int, dict[str, float], list[tuple[i
     for later in (False, True):
         fault: Fault = make()
         with asyncio.Runner(loop_factory=Clock) as runner:
-            answer = runner.run(ask(fault, later=later, **options))
-        assert b"x-request-id: " in answer.head
+            response = runner.run(ask(fault, later=later, **options))
+        assert b"x-request-id: " in response.head
         assert fault.held.requests == fault.metrics.requests_in_flight == 0
-        seen.append((comparable(answer), fault.rejected(), fault.log))
+        seen.append((comparable(response), fault.rejected(), fault.log))
     assert seen[0] == seen[1]
     (status, _, _), rejected, log = seen[0]
     assert [entry[0] for entry in log] == [status]

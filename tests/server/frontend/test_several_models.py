@@ -1,4 +1,4 @@
-"""Several models in one server: who answers, by name, by path or by task, and what each may do."""
+"""Several models in one server: which one serves a request, by name, by path or by task, and the limits of each."""
 
 from __future__ import annotations
 
@@ -54,14 +54,16 @@ def client(several: Live) -> Iterator[httpx.Client]:
         yield client
 
 
-def same(answer: Any, expected: Any) -> bool:
-    """Equal but for ids and times of answers; floats nearly."""
+def same(response: Any, expected: Any) -> bool:
+    """Equal but for ids and times of responses; floats nearly."""
     if isinstance(expected, dict):
         names = expected.keys() - {"id", "created", "model"}
-        return answer.keys() == expected.keys() and all(same(answer[name], expected[name]) for name in names)
+        return response.keys() == expected.keys() and all(same(response[name], expected[name]) for name in names)
     if isinstance(expected, list):
-        return len(answer) == len(expected) and all(map(same, answer, expected))
-    return bool(np.isclose(answer, expected, atol=1e-5)) if isinstance(expected, float) else bool(answer == expected)
+        return len(response) == len(expected) and all(map(same, response, expected))
+    return (
+        bool(np.isclose(response, expected, atol=1e-5)) if isinstance(expected, float) else bool(response == expected)
+    )
 
 
 # --- by the name in the body ---
@@ -77,17 +79,17 @@ BY_BODY: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "name", "single"), BY_BODY)
-def test_the_named_model_answers(
+def test_the_named_model_serves_the_request(
     request: pytest.FixtureRequest, client: httpx.Client, path: str, body: dict[str, Any], name: str, single: str
 ) -> None:
-    """As it does in a server of its own."""
+    """A server of this model alone gives the same response."""
     running: Live = request.getfixturevalue(single)
     expected = running.post(path, body).json()
-    answer = client.post(path, json={**body, "model": name})
-    assert answer.status_code == 200, answer.text
-    assert "x-model" not in answer.headers
-    assert answer.json().get("model", name) == name
-    assert same(answer.json(), expected)
+    response = client.post(path, json={**body, "model": name})
+    assert response.status_code == 200, response.text
+    assert "x-model" not in response.headers
+    assert response.json().get("model", name) == name
+    assert same(response.json(), expected)
     below = client.post(f"/models/{name}{path}", json=body)
     assert same(below.json(), expected)
     assert "x-model" not in below.headers
@@ -117,12 +119,12 @@ def test_the_named_model_answers(
     ],
 )
 @pytest.mark.parametrize("named", [{}, {"model": "text-embeddings-inference"}], ids=["unnamed", "tei"])
-def test_without_a_name_the_first_model_with_the_task_answers(
+def test_without_a_name_the_first_model_with_the_task_serves(
     client: httpx.Client, path: str, body: dict[str, Any], name: str, named: dict[str, str]
 ) -> None:
-    answer = client.post(path, json={**named, **body})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["x-model"] == name
+    response = client.post(path, json={**named, **body})
+    assert response.status_code == 200, response.text
+    assert response.headers["x-model"] == name
     assert client.post(path, json={**named, **body}).headers["x-model"] == name  # remembered
 
 
@@ -138,7 +140,7 @@ NAMES = ("org/rank", "dense", "heads", "labels")
         ("/models/gpt/v1/embeddings", 404, NAMES),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_known_ones(
+def test_the_error_of_an_unknown_name_lists_the_known_ones(
     client: httpx.Client, path: str, status: int, says: tuple[str, ...]
 ) -> None:
     refused = client.post(path, json={"input": "a", "model": "gpt"})
@@ -184,16 +186,16 @@ def test_every_route_is_below_a_models_name(client: httpx.Client, name: str) -> 
         ("/decode", {"ids": IDS}),
         ("/predict" if ranks else "/embed_sparse", {"inputs": "a"}),
     ):
-        answer = client.post(f"/models/{name}{route}", json=body)
-        assert answer.status_code == 200, (route, answer.text)
+        response = client.post(f"/models/{name}{route}", json=body)
+        assert response.status_code == 200, (route, response.text)
     assert client.get(f"/models/{name}/info").json()["served_model_name"] == ("org/rank" if ranks else "heads")
 
 
 def test_a_model_id_is_a_name_too(client: httpx.Client, folders: dict[str, Path]) -> None:
     model_id = client.get("/models/dense/info").json()["model_id"]
     assert model_id not in folders
-    answer = client.post("/v1/embeddings", json={"input": "a", "model": model_id})
-    assert answer.json()["model"] == "dense"
+    response = client.post("/v1/embeddings", json={"input": "a", "model": model_id})
+    assert response.json()["model"] == "dense"
     assert client.post(f"/models/{model_id}/embed", json={"inputs": "a"}).status_code == 200
 
 
@@ -203,8 +205,8 @@ def test_path_and_body_name_the_same_model(client: httpx.Client) -> None:
     other = client.post("/models/heads/v1/embeddings", json=body)
     assert other.status_code == 404
     assert all(value in other.json()["error"]["message"] for value in ("`model`", "heads", "'dense'"))
-    answer = client.post("/models/heads/v1/embeddings", json={**body, "model": "text-embeddings-inference"})
-    assert answer.headers["x-model"] == answer.json()["model"] == "heads"
+    response = client.post("/models/heads/v1/embeddings", json={**body, "model": "text-embeddings-inference"})
+    assert response.headers["x-model"] == response.json()["model"] == "heads"
 
 
 @pytest.mark.parametrize(
@@ -221,9 +223,9 @@ def test_path_and_body_name_the_same_model(client: httpx.Client) -> None:
     ],
 )
 def test_paths_are_exact(client: httpx.Client, path: str, status: int, says: str) -> None:
-    answer = client.post(path, json={"inputs": "a"})
-    assert answer.status_code == status
-    assert says in answer.text
+    response = client.post(path, json={"inputs": "a"})
+    assert response.status_code == status
+    assert says in response.text
 
 
 def test_errors_below_a_models_name_have_the_format_of_the_route(client: httpx.Client) -> None:
@@ -282,8 +284,8 @@ def test_limits_are_of_each_model(client: httpx.Client) -> None:
     """Bodies are parsed before the model is known, within the largest limits."""
     texts = ["a " * 20_000] * 5
     for model, status in (("dense", 413), ("heads", 200)):
-        answer = client.post("/v1/embeddings", json={"input": texts, "model": model})
-        assert answer.status_code == status
+        response = client.post("/v1/embeddings", json={"input": texts, "model": model})
+        assert response.status_code == status
         assert client.post(f"/models/{model}/embed", json={"inputs": ["a"] * 5}).status_code == status
 
 
@@ -338,8 +340,8 @@ def test_readiness_is_that_of_each(several: Live) -> None:
     """Probes need no key."""
     assert several.get("/readyz").json() == {"status": "ready", "detail": "", "models": dict.fromkeys(NAMES, "ready")}
     for name in NAMES:
-        answer = several.get(f"/readyz/{name.replace('/', '%2F')}")
-        assert (answer.status_code, answer.json()["models"]) == (200, {name: "ready"})
+        response = several.get(f"/readyz/{name.replace('/', '%2F')}")
+        assert (response.status_code, response.json()["models"]) == (200, {name: "ready"})
     assert several.get("/readyz/gpt").status_code == 401
     assert several.get("/readyz/gpt", headers={"authorization": "Bearer secret"}).status_code == 404
 

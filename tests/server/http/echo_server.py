@@ -96,7 +96,7 @@ async def wait_until(condition: Callable[[], object]) -> None:
 
 
 @dataclass
-class Answer:
+class Response:
     status: int
     head: bytes
     body: bytes
@@ -118,34 +118,34 @@ class Client:
     writer: asyncio.StreamWriter
 
     async def send(self, *pieces: bytes) -> None:
-        """Each in a packet of its own."""
+        """Sends each piece in its own packet."""
         for piece in pieces:
             self.writer.write(piece)
             await self.writer.drain()
             await asyncio.sleep(0.002)
 
-    async def answer(self) -> Answer:
+    async def response(self) -> Response:
         head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
         length = int(re.findall(rb"\r\ncontent-length: (\d+)\r\n", head)[0])
-        return Answer(int(head.split()[1]), head, await self.reader.readexactly(length))
+        return Response(int(head.split()[1]), head, await self.reader.readexactly(length))
 
-    async def ask(self, *pieces: bytes) -> Answer:
+    async def ask(self, *pieces: bytes) -> Response:
         await self.send(*pieces)
-        return await self.answer()
+        return await self.response()
 
-    async def rest(self) -> list[Answer]:
-        """All answers until the server closes its side."""
-        answers = []
+    async def rest(self) -> list[Response]:
+        """All responses until the server closes its side."""
+        responses = []
         while True:
             try:
-                answers.append(await self.answer())
+                responses.append(await self.response())
             except (asyncio.IncompleteReadError, ConnectionError) as error:
                 if getattr(error, "partial", b""):
                     raise
-                return answers
+                return responses
 
     async def is_open(self) -> bool:
-        """Whether another request is answered."""
+        """True if another request is served."""
         return (await self.ask(GET)).status == 200
 
 
@@ -178,7 +178,7 @@ class Serving:
         await wait_until(lambda: len(self.connections) == connections)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers with path, body, and whether the connection is above the limit."""
+        """Echoes path and body, and marks a connection above the limit."""
         self.asked.append(scope["path"])
         try:
             status, body = 200, await self._body(scope, receive)

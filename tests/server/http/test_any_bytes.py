@@ -1,4 +1,4 @@
-"""Whatever a client sends ends in bounded time, and the answers depend on the bytes, not on the packets."""
+"""Whatever a client sends ends in bounded time, and the responses depend on the bytes, not on the packets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mutated(random: Random) -> bytes:
 
 
 class Pipe(asyncio.Transport):
-    """What a client sends, piece by piece, into a protocol without a socket."""
+    """Sends pieces of data into a protocol, without a socket."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Pipe(asyncio.Transport):
 
 
 async def exchange(server: Serving, pieces: list[bytes]) -> list[Any]:
-    """Status and length of each answer, and whether the connection then waits for more."""
+    """Status and length of each response, and the number of connections that wait for more."""
     pipe = Pipe(server.make())
     await pipe.feed(pieces)
     for seconds in (HEAD_TIMEOUT_S, IDLE_S, protocol.LINGER_S):
@@ -117,9 +117,9 @@ async def exchange(server: Serving, pieces: list[bytes]) -> list[Any]:
     await rounds()
     assert not len(server.connections)
     written = pipe.written.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
-    answers = re.findall(rb"HTTP/1\.1 (\d{3}) [^\r]*\r\n(?:[^\r]+\r\n)*?content-length: (\d+)\r\n", written)
+    responses = re.findall(rb"HTTP/1\.1 (\d{3}) [^\r]*\r\n(?:[^\r]+\r\n)*?content-length: (\d+)\r\n", written)
     # Errors have the format of as much of the path as was known.
-    return [*((int(status), int(length) if status == b"200" else 0) for status, length in answers), waiting]
+    return [*((int(status), int(length) if status == b"200" else 0) for status, length in responses), waiting]
 
 
 async def rounds() -> None:
@@ -129,7 +129,7 @@ async def rounds() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 @scene()
-async def test_anything_is_answered_the_same_way_in_any_pieces(server: Serving, seed: int) -> None:
+async def test_the_response_is_the_same_for_any_pieces(server: Serving, seed: int) -> None:
     random = Random(seed)
     for _ in range(150):
         data = mutated(random)
@@ -140,7 +140,7 @@ async def test_anything_is_answered_the_same_way_in_any_pieces(server: Serving, 
         edges = sorted(random.sample(range(len(data) + 1), min(len(data), random.choice((1, 5, 40)))))
         pieces = [data[a:b] for a, b in itertools.pairwise((0, *edges, len(data))) if a < b]
         for cuts in (pieces, cut(data, 1)):
-            answers = await exchange(server, cuts)
-            # An answer before the request's end is the last one; in one packet, the end is there already.
-            early = b"/early" in data and whole[: len(answers) - 1] == answers[:-1]
-            assert answers == whole or early, (data, cuts)
+            responses = await exchange(server, cuts)
+            # A response before the request's end is the last one; in one packet, the end is there already.
+            early = b"/early" in data and whole[: len(responses) - 1] == responses[:-1]
+            assert responses == whole or early, (data, cuts)

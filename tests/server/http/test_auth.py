@@ -1,4 +1,4 @@
-"""Keys: which are accepted, where they come from, which routes need none, and what a wrong one is answered."""
+"""Keys: which are accepted, where they come from, which routes need none, and the response to a wrong one."""
 
 from __future__ import annotations
 
@@ -179,11 +179,11 @@ def stranger(guarded: Live) -> Iterator[httpx.Client]:
 )
 def test_keys(stranger: httpx.Client, value: str | None, says: str) -> None:
     headers = {} if value is None else {b"authorization": value.encode()}
-    answer = stranger.post("/embed", json={"inputs": "a"}, headers=headers)
-    assert answer.status_code == (401 if says else 200)
+    response = stranger.post("/embed", json={"inputs": "a"}, headers=headers)
+    assert response.status_code == (401 if says else 200)
     if says:
-        assert says in answer.json()["error"]
-    assert CANARY not in answer.text
+        assert says in response.json()["error"]
+    assert CANARY not in response.text
 
 
 @pytest.mark.parametrize(
@@ -192,15 +192,15 @@ def test_keys(stranger: httpx.Client, value: str | None, says: str) -> None:
      ("GET", "/nothing"), ("POST", "/")],
 )  # fmt: skip
 def test_401(stranger: httpx.Client, method: str, path: str) -> None:
-    answer = stranger.request(method, path, headers={"authorization": f"Bearer {CANARY}"})
-    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-    error = answer.json()
+    response = stranger.request(method, path, headers={"authorization": f"Bearer {CANARY}"})
+    assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+    error = response.json()
     if path.startswith("/v1/"):
         assert error["error"].items() >= {"type": "authentication_error", "code": "invalid_api_key"}.items()
     else:
         assert error["error_type"] == "Unauthorized"
-    assert "Authorization: Bearer" in answer.text
-    assert CANARY not in answer.text
+    assert "Authorization: Bearer" in response.text
+    assert CANARY not in response.text
 
 
 def test_documentation_and_probes_need_no_key(stranger: httpx.Client) -> None:
@@ -212,7 +212,7 @@ def test_openais_client(guarded: Live) -> None:
     with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="second", max_retries=0) as client:
         assert client.models.list().data[0].id == "mini"
         assert client.embeddings.create(model="mini", input="a").model == "mini"
-        # The model's own id is good too, but the served name is what is answered.
+        # The model's own id is good too, but the response has the served name.
         assert client.embeddings.create(model="sentence-transformers/all-MiniLM-L6-v2", input="a").model == "mini"
         assert client.models.retrieve("sentence-transformers/all-MiniLM-L6-v2").id == "mini"
     with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="third", max_retries=0) as client:

@@ -1,4 +1,4 @@
-"""How many connections there may be, which are closed for others, and that none stays open without end."""
+"""Limits of connections: their number, which ones are closed for others, and how long each stays open."""
 
 from __future__ import annotations
 
@@ -129,21 +129,21 @@ async def test_too_many_connections(server: Serving) -> None:
         await client.send(post(b"a", "/slow"))
     await wait_until(lambda: len(server.asked) == 2)
     third = await server.connect()
-    assert not await (await server.connect()).rest()  # not even an answer
-    answer = await third.ask(GET)
-    assert (answer.body, answer.closes) == (b"/livez  surplus", True)  # marked, for `RequestServer`
+    assert not await (await server.connect()).rest()  # not even a response
+    response = await third.ask(GET)
+    assert (response.body, response.closes) == (b"/livez  surplus", True)  # marked, for `RequestServer`
     assert not await third.rest()
     await server.count(2)
     for sent in (b"", b"\r\n", GET[:9], EARLY, post(b"a", "/slow")):
         client = await server.connect()
         await client.send(sent)
         if sent == EARLY:
-            assert (await client.answer()).body == b"early surplus"
+            assert (await client.response()).body == b"early surplus"
         await skip(SURPLUS_S + 0.1)
         await client.rest()
         await server.count(2)
     server.going.set()
-    assert [(await client.answer()).status for client in busy] == [200, 200]
+    assert [(await client.response()).status for client in busy] == [200, 200]
 
 
 def test_too_many_connections_are_refused_but_for_probes() -> None:
@@ -184,15 +184,15 @@ async def test_empty_lines_do_not_keep_an_idle_connection_open(server: Serving) 
     assert not await used.rest()
     flood = await server.connect()
     await flood.send(b"\r\n" * LIMIT)
-    assert [answer.status for answer in await flood.rest()] == [431]
+    assert [response.status for response in await flood.rest()] == [431]
 
 
 @pytest.mark.parametrize("pause_s", [protocol.LINGER_QUIET_S * 2, protocol.LINGER_QUIET_S / 2])
 @scene()
-async def test_a_connection_lingers_while_a_body_follows_its_answer(server: Serving, pause_s: float) -> None:
+async def test_a_connection_lingers_while_a_body_follows_its_response(server: Serving, pause_s: float) -> None:
     client = await server.connect()
-    answer = await client.ask(EARLY + b"a")
-    assert (answer.body, answer.closes) == (b"early", True)
+    response = await client.ask(EARLY + b"a")
+    assert (response.body, response.closes) == (b"early", True)
     time = asyncio.get_running_loop().time
     began = time()
     with contextlib.suppress(ConnectionError):
@@ -208,7 +208,7 @@ async def test_a_connection_lingers_while_a_body_follows_its_answer(server: Serv
 
 
 @scene()
-async def test_the_bytes_after_an_early_answer_are_limited(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_bytes_after_an_early_response_are_limited(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "LINGER_BYTES", 1_000_000)
     client = await server.connect()
     await client.ask(EARLY)
@@ -221,13 +221,13 @@ async def test_the_bytes_after_an_early_answer_are_limited(server: Serving, monk
 async def test_a_client_that_keeps_sending_reads_its_error(server: Serving, wrong: bytes) -> None:
     client = await server.connect()
     await client.send(wrong, *[b"x" * 100_000] * 50)
-    (answer,) = await client.rest()
-    assert answer.status in (400, 431)
+    (response,) = await client.rest()
+    assert response.status in (400, 431)
 
 
 @pytest.mark.parametrize("direct", [GET, post(b"")], ids=["get", "post"])
 @scene()
-async def test_a_drain_ends_connections_with_their_next_answer(server: Serving, direct: bytes) -> None:
+async def test_a_drain_ends_connections_with_their_next_response(server: Serving, direct: bytes) -> None:
     idle, busy, begun = [await server.connect() for _ in range(3)]
     assert (await idle.ask(GET)).closes is False
     await busy.send(post(b"a", "/slow"))
@@ -237,11 +237,11 @@ async def test_a_drain_ends_connections_with_their_next_answer(server: Serving, 
     assert await idle.rest() == []
     later = await server.connect()
     for client in (later, begun):
-        answer = await client.ask(direct if client is later else direct[20:])
-        assert (answer.status, answer.closes) == (200, True)
+        response = await client.ask(direct if client is later else direct[20:])
+        assert (response.status, response.closes) == (200, True)
         assert await client.rest() == []
     server.going.set()
-    answer = await busy.answer()
-    assert (answer.status, answer.closes) == (200, True)
+    response = await busy.response()
+    assert (response.status, response.closes) == (200, True)
     assert await busy.rest() == []
     await server.count(0)

@@ -1,4 +1,4 @@
-"""What an HTTP process holds for its clients has one limit, which is checked before the work."""
+"""An HTTP process holds a limited number of bytes for its clients, which is checked before the work."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ def test_large_requests_leave_a_quarter_for_small_ones() -> None:
 
 
 @scene()
-async def test_unread_answers_are_counted_until_they_are_read(server: Serving) -> None:
+async def test_unread_responses_are_counted_until_they_are_read(server: Serving) -> None:
     clients = [await server.connect() for _ in range(3)]
     for client in clients:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await client.send(GET_LARGE + GET)
-    await wait_until(lambda: server.held.unread >= 3 * len(LARGE))  # all of each answer, also what is in the kernel
+    await wait_until(lambda: server.held.unread >= 3 * len(LARGE))  # all of each response, also what is in the kernel
     assert server.held.unread < 3 * len(LARGE) + 10_000
     clients[0].writer.transport.abort()
     await server.count(2)
     for client in clients[1:]:
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        assert (await client.answer()).body == LARGE
+        assert (await client.response()).body == LARGE
         assert await client.is_open()
     assert server.held.unread == 0
 
 
 @scene(held=400_000)
-async def test_requests_that_wait_for_earlier_answers_are_counted(server: Serving) -> None:
+async def test_requests_that_wait_for_earlier_responses_are_counted(server: Serving) -> None:
     clients = [await server.connect() for _ in range(2)]
     for client in clients:
         await client.send(post(b"a", "/slow"))
@@ -86,16 +86,16 @@ async def test_requests_that_wait_for_earlier_answers_are_counted(server: Servin
     await wait_until(lambda: server.held.is_full)
     server.going.set()
     server.held.requests = 0
-    answers = await client.rest()
-    assert answers[-1].status == 503
-    assert "--max-held-bytes" in answers[-1].error
+    responses = await client.rest()
+    assert responses[-1].status == 503
+    assert "--max-held-bytes" in responses[-1].error
     for other in clients:
-        assert [(await other.answer()).status for _ in range(3)] == [200] * 3
+        assert [(await other.response()).status for _ in range(3)] == [200] * 3
 
 
 @dataclass(eq=False)
 class Reader:
-    """A connection whose client takes so many bytes a second of what it has not read."""
+    """A connection whose client reads `rate` bytes a second."""
 
     rate: int
     size: int = 50 * MB
@@ -147,7 +147,7 @@ def test_clients_must_read_faster_where_memory_is_scarce(scarce: bool, monkeypat
 
 # --- a server ---
 
-TEXTS = json.dumps({"inputs": [[101, number, 102] for number in range(1000, 3000)]}).encode()  # 12.3 MB of answer
+TEXTS = json.dumps({"inputs": [[101, number, 102] for number in range(1000, 3000)]}).encode()  # 12.3 MB of response
 REFUSED = 'embert_rejected_total{reason="memory"}'
 
 
@@ -158,11 +158,11 @@ def narrow() -> Iterator[Live]:
         yield server
 
 
-def small_ones_are_answered(server: Live) -> bool:
+def serves_small_requests(server: Live) -> bool:
     return server.post("/embed", {"inputs": [101, 7592, 102]}).status_code == 200
 
 
-def test_unread_answers_have_a_limit(narrow: Live) -> None:
+def test_unread_responses_have_a_limit(narrow: Live) -> None:
     before = narrow.metrics()
     with contextlib.ExitStack() as stack:
         for _ in range(8):
@@ -176,7 +176,7 @@ def test_unread_answers_have_a_limit(narrow: Live) -> None:
         ran = metrics["embert_batch_texts_sum"] - before["embert_batch_texts_sum"]
         assert ran <= 8000 + 100  # the refused ones did not run; idle engines do, on a text each
         assert 4e6 < metrics["embert_held_bytes"] < 40e6
-        assert small_ones_are_answered(narrow)
+        assert serves_small_requests(narrow)
     until(lambda: narrow.metrics()["embert_held_bytes"] < 1e6, what="free memory")
     assert narrow.post("/embed", json.loads(TEXTS)).status_code == 200
 
@@ -209,10 +209,14 @@ def test_unfinished_bodies_have_a_limit(narrow: Live) -> None:
             most = max(most, psutil.Process(pid).memory_info().rss)
         assert most - rss < 120e6  # 32 MB of bodies; all of them would be 234 MB
         until(lambda: narrow.metrics()[REFUSED] >= before + 52, what="the refusal of the others")
-        assert small_ones_are_answered(narrow)
-        answer = narrow.post("/v1/embeddings", {"input": large.decode()})
-        assert (answer.status_code, answer.headers["retry-after"], answer.headers["connection"]) == (503, "1", "close")
-        assert "--max-held-bytes" in answer.json()["error"]["message"]
+        assert serves_small_requests(narrow)
+        response = narrow.post("/v1/embeddings", {"input": large.decode()})
+        assert (response.status_code, response.headers["retry-after"], response.headers["connection"]) == (
+            503,
+            "1",
+            "close",
+        )
+        assert "--max-held-bytes" in response.json()["error"]["message"]
     until(lambda: narrow.post("/embed", {"inputs": large.decode()}).status_code == 200, what="free memory")
 
 
@@ -225,7 +229,7 @@ def test_scores_of_many_labels_have_a_limit(tmp_path: Path) -> None:
             "/classify": {"input": ["a"] * 11},
             "/vertex": {"instances": [{"inputs": "a"}] * 11},
         }.items():
-            answer = server.post(path, body)
-            assert answer.status_code == 413
-            assert "3000" in answer.text
+            response = server.post(path, body)
+            assert response.status_code == 413
+            assert "3000" in response.text
         assert server.metrics()["embert_batch_texts_sum"] < 60  # the refused ones did not run

@@ -1,4 +1,4 @@
-"""Browsers, request ids, headers and paths of answers, and several HTTP processes: what is around the routes."""
+"""Browsers, request ids, headers and paths of responses, and several HTTP processes: what is around the routes."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def stranger(two: Live) -> Iterator[httpx.Client]:
 
 def metrics_of(server: Live) -> Samples:
     """From --metrics-port, which needs no key."""
-    answer = httpx.get(f"{server.metrics_url}/metrics")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/plain")
-    lines = (line.rpartition(" ") for line in answer.text.splitlines() if not line.startswith("#"))
+    response = httpx.get(f"{server.metrics_url}/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain")
+    lines = (line.rpartition(" ") for line in response.text.splitlines() if not line.startswith("#"))
     return Samples((name, float(value)) for name, _, value in lines)
 
 
 # --- browsers ---
 
 
-def test_a_preflight_is_answered_counted_and_has_an_id(two: Live, stranger: httpx.Client) -> None:
+def test_a_preflight_is_served_counted_and_has_an_id(two: Live, stranger: httpx.Client) -> None:
     counted = 'embert_requests_total{route="/similarity",status="200"}'
     before = metrics_of(two)[counted]
     headers = {
@@ -61,11 +61,11 @@ def test_a_preflight_is_answered_counted_and_has_an_id(two: Live, stranger: http
         "access-control-request-headers": "authorization, content-type",
         "x-request-id": "pre-1",
     }
-    answer = stranger.options("/similarity", headers=headers)
-    assert (answer.status_code, answer.headers["x-request-id"]) == (200, "pre-1")
-    assert answer.headers["access-control-allow-origin"] == ORIGIN
-    assert "POST" in answer.headers["access-control-allow-methods"]
-    allowed = answer.headers["access-control-allow-headers"].lower()
+    response = stranger.options("/similarity", headers=headers)
+    assert (response.status_code, response.headers["x-request-id"]) == (200, "pre-1")
+    assert response.headers["access-control-allow-origin"] == ORIGIN
+    assert "POST" in response.headers["access-control-allow-methods"]
+    allowed = response.headers["access-control-allow-headers"].lower()
     assert "authorization" in allowed
     assert "content-type" in allowed
     until(lambda: metrics_of(two)[counted] == before + 1, what="the count of the preflight")
@@ -73,41 +73,41 @@ def test_a_preflight_is_answered_counted_and_has_an_id(two: Live, stranger: http
     assert plain.status_code == 401
 
 
-def test_answers_and_errors_name_the_origin(client: httpx.Client, stranger: httpx.Client) -> None:
+def test_responses_and_errors_name_the_origin(client: httpx.Client, stranger: httpx.Client) -> None:
     evil = "https://evil.example"
     for sender, text in ((client, "a"), (client, ""), (stranger, "a")):
-        answers = [sender.post("/embed", json={"inputs": text}, headers={"origin": each}) for each in (ORIGIN, evil)]
-        assert [each.headers.get("access-control-allow-origin") for each in answers] == [ORIGIN, None]
+        responses = [sender.post("/embed", json={"inputs": text}, headers={"origin": each}) for each in (ORIGIN, evil)]
+        assert [each.headers.get("access-control-allow-origin") for each in responses] == [ORIGIN, None]
 
 
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings"])
 def test_a_preflight_of_another_origin_is_refused(stranger: httpx.Client, path: str) -> None:
     headers = {"origin": "https://evil.example", "access-control-request-method": "DELETE"}
-    answer = stranger.options(path, headers=headers)
-    assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
-    assert "access-control-allow-origin" not in answer.headers
-    assert "origin" in answer.headers["vary"].lower()
-    assert answer.headers["x-request-id"]
-    error = answer.json()["error"]
+    response = stranger.options(path, headers=headers)
+    assert (response.status_code, response.headers["content-type"]) == (400, "application/json")
+    assert "access-control-allow-origin" not in response.headers
+    assert "origin" in response.headers["vary"].lower()
+    assert response.headers["x-request-id"]
+    error = response.json()["error"]
     assert "--cors-allow-origin" in (error["message"] if path == "/v1/embeddings" else error)
 
 
 def test_no_origin_is_allowed_by_default(http: httpx.Client) -> None:
-    answer = http.post("/embed", json={"inputs": "a"}, headers={"origin": ORIGIN})
+    response = http.post("/embed", json={"inputs": "a"}, headers={"origin": ORIGIN})
     preflight = http.options("/embed", headers={"origin": ORIGIN, "access-control-request-method": "POST"})
-    assert [answer.status_code, preflight.status_code] == [200, 405]
-    assert all("access-control-allow-origin" not in each.headers for each in (answer, preflight))
+    assert [response.status_code, preflight.status_code] == [200, 405]
+    assert all("access-control-allow-origin" not in each.headers for each in (response, preflight))
 
 
-# --- request ids and the headers of an answer ---
+# --- request ids and the headers of a response ---
 
 
 @pytest.mark.parametrize("id_", ["r-1", "x" * 128, "!\"#$%&'()*+,-./~"])
 def test_a_request_id_is_echoed(http: httpx.Client, id_: str) -> None:
     headers = {"x-request-id": id_}
-    answers = [http.post("/embed", json={"inputs": text}, headers=headers) for text in ("a", "")]
-    answers += [http.get(path, headers=headers) for path in ("/livez", "/nothing")]
-    assert [answer.headers.get_list("x-request-id") for answer in answers] == [[id_]] * 4
+    responses = [http.post("/embed", json={"inputs": text}, headers=headers) for text in ("a", "")]
+    responses += [http.get(path, headers=headers) for path in ("/livez", "/nothing")]
+    assert [response.headers.get_list("x-request-id") for response in responses] == [[id_]] * 4
 
 
 @pytest.mark.parametrize("id_", [None, b"", b"x" * 129, b"two words", b"tab\there", "ünïcode".encode()])
@@ -180,9 +180,9 @@ def test_head_is_get_without_a_body(http: httpx.Client) -> None:
     ],
 )
 def test_a_404_names_the_path_that_was_meant(http: httpx.Client, path: str, meant: str) -> None:
-    answer = http.post(http.base_url.copy_with(raw_path=path.encode()), json={"inputs": "a"})
-    assert answer.status_code == 404
-    assert f"'{path}'; {meant} " in answer.text
+    response = http.post(http.base_url.copy_with(raw_path=path.encode()), json={"inputs": "a"})
+    assert response.status_code == 404
+    assert f"'{path}'; {meant} " in response.text
     assert "%0A" not in http.post("/v1/%0Aembeddings").text
 
 
@@ -201,7 +201,7 @@ def test_paths_do_not_become_labels(http: httpx.Client, server: Live) -> None:
 # --- two HTTP processes, one server ---
 
 
-def test_two_processes_answer_and_their_metrics_are_summed(two: Live) -> None:
+def test_metrics_of_two_processes_are_summed(two: Live) -> None:
     """By requests of low priority, which no other test sends."""
     assert len(two.http_pids) == 2
     with contextlib.ExitStack() as stack:
@@ -227,5 +227,5 @@ def test_two_processes_answer_and_their_metrics_are_summed(two: Live) -> None:
 def test_the_metrics_port_has_metrics_only(two: Live, client: httpx.Client) -> None:
     with httpx.Client(base_url=two.metrics_url) as plain:
         statuses = [plain.get("/info"), plain.post("/metrics"), plain.get("/")]
-        assert [answer.status_code for answer in statuses] == [404] * 3
+        assert [response.status_code for response in statuses] == [404] * 3
     assert client.get("/metrics").status_code == 200  # and it stays where it was

@@ -1,4 +1,4 @@
-"""What the HTTP protocol makes of heads, bodies, chunks, upgrades, and several requests on one connection."""
+"""Heads, bodies, chunks, upgrades, and several requests on one connection."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def head_of(size: int) -> bytes:
 async def test_a_head_has_a_size_in_one_piece_or_many(server: Serving, piece: int) -> None:
     client = await server.connect()
     for _ in range(2):  # the connection stays good
-        answer = await client.ask(*cut(head_of(LIMIT - 20) + b"12345", piece))
-        assert (answer.status, answer.body) == (200, b"/echo 12345")
+        response = await client.ask(*cut(head_of(LIMIT - 20) + b"12345", piece))
+        assert (response.status, response.body) == (200, b"/echo 12345")
     client = await server.connect()
     await client.send(*cut(head_of(LIMIT + 200) + b"12345", piece))
-    (answer,) = await client.rest()
-    assert (answer.status, answer.closes) == (431, True)
-    assert json.loads(answer.body)["error_type"] == "Validation"
-    assert str(LIMIT) in answer.error
+    (response,) = await client.rest()
+    assert (response.status, response.closes) == (431, True)
+    assert json.loads(response.body)["error_type"] == "Validation"
+    assert str(LIMIT) in response.error
     for pieces in ([b"GET / HTTP/1.1\r\nx: ", *[b"x" * 1000] * 5], [b"GET /" + b"x" * 100_000]):  # which never end
         client = await server.connect()
         await client.send(*pieces)
-        assert [answer.status for answer in await client.rest()] == [431]
+        assert [response.status for response in await client.rest()] == [431]
     assert server.counted == [("other", 431)] * 3
 
 
@@ -62,9 +62,9 @@ async def test_a_slow_head(server: Serving) -> None:
     await slow.send(b" h\r\n")  # the time is the whole head's
     assert (await quick.ask(GET[:20], GET[20:])).status == 200
     await skip(HEAD_TIMEOUT_S / 2 + 1)
-    (answer,) = await slow.rest()
-    assert (answer.status, answer.closes) == (408, True)
-    assert f"{HEAD_TIMEOUT_S:g} s" in answer.error
+    (response,) = await slow.rest()
+    assert (response.status, response.closes) == (408, True)
+    assert f"{HEAD_TIMEOUT_S:g} s" in response.error
     await skip(HEAD_TIMEOUT_S)
     assert await quick.is_open()  # the time was the head's, not the connection's
     assert server.counted == [("other", 408)]
@@ -105,15 +105,15 @@ WRONG = {
 @in_pieces
 @pytest.mark.parametrize("name", WRONG)
 @scene()
-async def test_wrong_heads_are_answered_once(server: Serving, name: str, size: int) -> None:
+async def test_wrong_heads_get_one_response(server: Serving, name: str, size: int) -> None:
     sent, named = WRONG[name]
     client = await server.connect()
     await client.send(*cut(sent, size))
-    (answer,) = await client.rest()
-    assert (answer.status, answer.closes) == (400, True)
-    assert b"application/json" in answer.head
-    assert json.loads(answer.body)["error_type"] == "Validation"
-    assert named in answer.error
+    (response,) = await client.rest()
+    assert (response.status, response.closes) == (400, True)
+    assert b"application/json" in response.head
+    assert json.loads(response.body)["error_type"] == "Validation"
+    assert named in response.error
     assert server.counted == [("other", 400)]
     assert not server.asked
 
@@ -126,15 +126,15 @@ async def test_wrong_heads_are_answered_once(server: Serving, name: str, size: i
 )  # fmt: skip
 @scene()
 async def test_valid_heads(server: Serving, head: bytes) -> None:
-    answer = await (await server.connect()).ask(head)
-    assert (answer.status, answer.body) == (200, b"/ ")
+    response = await (await server.connect()).ask(head)
+    assert (response.status, response.body) == (200, b"/ ")
 
 
 @scene()
 async def test_errors_before_the_app_have_the_format_of_the_route(server: Serving) -> None:
     client = await server.connect()
-    answer = await client.ask(b"POST /v1/embeddings HTTP/1.1\r\n\r\n")
-    assert json.loads(answer.body)["error"]["type"] == "invalid_request_error"
+    response = await client.ask(b"POST /v1/embeddings HTTP/1.1\r\n\r\n")
+    assert json.loads(response.body)["error"]["type"] == "invalid_request_error"
 
 
 # --- requests to upgrade to another protocol ---
@@ -155,9 +155,9 @@ async def test_an_upgrade_is_ignored_and_the_body_stays_a_body(server: Serving, 
     in_chunks = chunked(b"abc", INNER).replace(b"\r\n\r\n", b"\r\n" + b"\r\n".join(UPGRADES[name]) + b"\r\n\r\n", 1)
     await client.send(*cut(post(INNER, "/echo", *UPGRADES[name]) + in_chunks, size))
     for body in (INNER, b"abc" + INNER):
-        answer = await client.answer()
-        assert (answer.status, answer.body, answer.closes) == (200, b"/echo " + body, False)
-        assert b"upgrade" not in answer.head.lower()
+        response = await client.response()
+        assert (response.status, response.body, response.closes) == (200, b"/echo " + body, False)
+        assert b"upgrade" not in response.head.lower()
     assert await client.is_open()
     assert server.asked == ["/echo", "/echo", "/livez"]
 
@@ -169,8 +169,8 @@ async def test_an_upgrade_that_waits_for_continue_or_closes(server: Serving) -> 
     await client.send(request[:-3])
     assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     await client.send(b"abc" + INNER)
-    (answer,) = await client.rest()
-    assert (answer.body, answer.closes) == (b"/echo abc", True)
+    (response,) = await client.rest()
+    assert (response.body, response.closes) == (b"/echo abc", True)
     assert server.asked == ["/echo"]
 
 
@@ -197,9 +197,9 @@ async def test_bad_chunks_are_400(server: Serving, end: bytes, size: int) -> Non
     client = await server.connect()
     await client.send(*cut(post(b"a", "/slow") + chunked(b"abc", end=end) + GET, size))
     server.going.set()
-    answers = await client.rest()
-    assert [(answer.status, answer.closes) for answer in answers] == [(200, False), (400, True)]
-    assert server.asked == ["/slow", "/echo"]  # the app answers with the error, in the format of its route
+    responses = await client.rest()
+    assert [(response.status, response.closes) for response in responses] == [(200, False), (400, True)]
+    assert server.asked == ["/slow", "/echo"]  # the app sends the error, in the format of its route
 
 
 @pytest.mark.parametrize("end", [b"5;" + b"x" * 100_000, b"0\r\nx: " + b"x" * 100_000, b"0\r\n" + b"x: y\r\n" * 20_000])
@@ -207,12 +207,12 @@ async def test_bad_chunks_are_400(server: Serving, end: bytes, size: int) -> Non
 async def test_chunk_extensions_and_trailers_have_a_size(server: Serving, end: bytes) -> None:
     client = await server.connect()
     await client.send(*cut(chunked(b"abc", end=end), 1000))
-    (answer,) = await client.rest()
-    assert answer.status == 400
-    assert str(LIMIT) in answer.error
+    (response,) = await client.rest()
+    assert response.status == 400
+    assert str(LIMIT) in response.error
 
 
-# --- several requests on one connection, before the first is answered ---
+# --- several requests on one connection, before the first response ---
 
 
 @scene()
@@ -225,7 +225,7 @@ async def test_a_known_head_gives_the_same_request_in_any_pieces(server: Serving
     known = post(b"abcd")
     assert (await first.ask(known[:-2], known[-2:])).body == b"/echo abcd"
     await first.send(known + post(b"1234") + known[:30])
-    assert [(await first.answer()).body for _ in range(2)] == [b"/echo abcd", b"/echo 1234"]
+    assert [(await first.response()).body for _ in range(2)] == [b"/echo abcd", b"/echo 1234"]
     assert (await first.ask(known[30:])).body == b"/echo abcd"
     assert await first.is_open()
     assert not server.counted  # a large body is not a large head
@@ -233,25 +233,25 @@ async def test_a_known_head_gives_the_same_request_in_any_pieces(server: Serving
 
 @pytest.mark.parametrize("size", [1 << 20, 4999, 61])
 @scene()
-async def test_pipelined_requests_are_answered_in_order(server: Serving, size: int) -> None:
+async def test_pipelined_requests_get_responses_in_order(server: Serving, size: int) -> None:
     client = await server.connect()
     bodies = [b"%d" % number for number in range(200)]
     whole = b"".join(post(body) if number % 2 else chunked(body) for number, body in enumerate(bodies))
     await client.send(*cut(whole, size))
     for body in bodies:
-        assert (await client.answer()).body == b"/echo " + body
+        assert (await client.response()).body == b"/echo " + body
     assert await client.is_open()
 
 
 @in_pieces
 @scene()
-async def test_garbage_after_a_request_is_answered_after_it(server: Serving, size: int) -> None:
+async def test_garbage_after_a_request_gets_its_response_after_it(server: Serving, size: int) -> None:
     client = await server.connect()
     await client.send(*cut(post(b"a", "/slow") + post(b"b") + b"\x00garbage\r\n\r\n" + GET, size))
     server.going.set()
-    answers = await client.rest()
-    assert [answer.status for answer in answers] == [200, 200, 400]
-    assert [answer.closes for answer in answers] == [False, False, True]
+    responses = await client.rest()
+    assert [response.status for response in responses] == [200, 200, 400]
+    assert [response.closes for response in responses] == [False, False, True]
     assert server.counted == [("other", 400)]
 
 
@@ -265,7 +265,7 @@ async def test_a_long_body_is_not_part_of_the_next_head(server: Serving) -> None
     await client.send(third[30:])
     await skip(HEAD_TIMEOUT_S + 1)  # a head that waits unread is not slow
     server.going.set()
-    assert [len((await client.answer()).body) for _ in range(3)] == [100_006, 20_006, 56]
+    assert [len((await client.response()).body) for _ in range(3)] == [100_006, 20_006, 56]
 
 
 @scene()
@@ -280,14 +280,14 @@ async def test_pipelined_requests_are_not_read_without_end(server: Serving) -> N
 
 
 @scene()
-async def test_a_client_that_goes_on_after_its_last_request_gets_the_answer(server: Serving) -> None:
+async def test_a_client_that_goes_on_after_its_last_request_gets_the_response(server: Serving) -> None:
     """Closing at once would reset the connection, and the client would lose what it has not read yet."""
     client = await server.connect()
     await client.send(post(b"a" * 20_000_000, "/slow", b"connection: close"))
     client.writer.write(post(b"b" * 50_000_000))
     await wait_until(lambda: client.writer.transport.get_write_buffer_size() <= 50_000_000)  # some of it has arrived
     server.going.set()
-    assert len((await client.answer()).body) == 20_000_006
+    assert len((await client.response()).body) == 20_000_006
 
 
 @pytest.mark.parametrize("leave", ["FIN", "RST"])
@@ -315,12 +315,12 @@ async def test_a_pipelining_client_that_leaves_is_noticed(server: Serving, more:
 
 
 @scene()
-async def test_a_pipelining_client_that_stays_is_answered(server: Serving) -> None:
+async def test_a_pipelining_client_that_stays_is_served(server: Serving) -> None:
     client = await server.connect()
     await client.send(post(b"a", "/slow"), post(b"b") + post(b"c" * 100_000), post(b"d"))
     await wait_until(lambda: server.connections.unread)
     server.connections.check_unread()
     server.going.set()
-    bodies = [(await client.answer()).body for _ in range(4)]
+    bodies = [(await client.response()).body for _ in range(4)]
     assert bodies == [b"/slow a", b"/echo b", b"/echo " + b"c" * 100_000, b"/echo d"]
     assert not server.connections.unread

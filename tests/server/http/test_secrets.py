@@ -47,7 +47,7 @@ def test_no_text_in_logs_and_errors() -> None:
     options = ["--encoder", f"{__name__}:create", "--log-level", "debug"]
     options += ["--max-client-batch-size", "4", "--max-client-batch-tokens", "600", "--payload-limit", "20000"]
     with live(*options, clean_log=False) as server:
-        answers = [
+        responses = [
             *(server.post("/embed", body) for body in _bodies()),
             *(server.post("/v1/embeddings", {"input": text}) for text in (MARKER, [MARKER, 5], {MARKER: MARKER})),
             server.post("/v1/embeddings", {"input": "a", "model": f"{MARKER} {MARKER}" * 5}),
@@ -61,16 +61,16 @@ def test_no_text_in_logs_and_errors() -> None:
         for words in (110, 160):
             failed = server.post("/embed", {"inputs": f"{MARKER} " + "word " * words})
             assert failed.status_code == 424
-            answers.append(failed)
-        seen = {answer.status_code for answer in answers}
+            responses.append(failed)
+        seen = {response.status_code for response in responses}
         assert seen >= {200, 400, 413, 422, 424, 431, 503}
-        assert any("--max-client-batch-tokens" in answer.text for answer in answers)
+        assert any("--max-client-batch-tokens" in response.text for response in responses)
         nowhere = server.post(f"/{MARKER}", {})  # a 404 names the path that was asked for
         assert nowhere.status_code == 404
         assert MARKER not in str(nowhere.headers)
-        for answer in answers:
-            assert MARKER not in answer.text, answer.text
-            assert MARKER not in str(answer.headers)
+        for response in responses:
+            assert MARKER not in response.text, response.text
+            assert MARKER not in str(response.headers)
         assert MARKER not in server.get("/metrics").text
         assert "an error" in server.log  # but without the text
         assert MARKER not in server.log

@@ -1,4 +1,4 @@
-"""Clients that are slow, silent or gone: each is answered or cut off in time, and others do not notice."""
+"""Clients that are slow, silent or gone: each is served or cut off in time, and others do not notice."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_body_in_small_pieces_takes_no_more_memory_than_a_large_one() -> None:
     tracemalloc.stop()
     assert len(body) == size
     assert peak < 8 * size  # 40 times where every piece is kept
-    assert held.total == size  # until its request is answered
+    assert held.total == size  # until the response is sent
 
 
 @scene()
@@ -107,7 +107,7 @@ def running() -> Iterator[Live]:
 
 @pytest.fixture
 def impatient(running: Live) -> Iterator[Live]:
-    """Others are answered after the test, and nothing of it is left."""
+    """After the test, others are served and nothing of it is left."""
     yield running
     assert running.post("/embed", {"inputs": [101, 7592, 102]}).status_code == 200
     until(lambda: running.metrics()["embert_requests_in_flight"] == 1, what="the end of all requests")
@@ -118,14 +118,14 @@ def test_a_body_that_does_not_come_is_408(impatient: Live, path: str, sent: int)
     counted = f'embert_requests_total{{route="{path}",status="408"}}'
     with connect(impatient) as sock:
         sock.sendall(head(len(GOOD), path) + GOOD[:sent])
-        answer = read_all(sock)  # until the server closes
-    assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b"--client-timeout" in answer
-    assert b"\r\nconnection: close\r\n" in answer
+        response = read_all(sock)  # until the server closes
+    assert response.startswith(b"HTTP/1.1 408 ")
+    assert b"--client-timeout" in response
+    assert b"\r\nconnection: close\r\n" in response
     assert impatient.metrics()[counted] == 1
 
 
-def test_an_answer_that_is_not_read_is_cut_off(impatient: Live) -> None:
+def test_an_response_that_is_not_read_is_cut_off(impatient: Live) -> None:
     texts = json.dumps({"inputs": [[101, number, 102] for number in range(1000, 3000)]}).encode()  # 8 MB of vectors
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -163,7 +163,7 @@ def test_a_client_that_closes_its_side_has_left(impatient: Live, leave: Callable
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/embeddings", 413), ("/nothing", 404), ("/health", 405)])
-def test_a_client_that_sends_everything_first_reads_an_early_answer(impatient: Live, path: str, status: int) -> None:
+def test_a_client_that_sends_everything_first_reads_an_early_response(impatient: Live, path: str, status: int) -> None:
     request = urllib.request.Request(impatient.url + path, bytes(30_000_000), method="POST")
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=60)

@@ -1,4 +1,4 @@
-"""TLS: the bytes that it carries, connections before their handshake, answers that nobody reads, and certificates."""
+"""TLS: the bytes that it carries, connections before their handshake, responses that nobody reads, and certificates."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tls(certificates: Path) -> Contexts:
-    """Of a server, and of clients that trust it."""
+    """Contexts of a server, and of clients that trust it."""
     server, clients = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     server.load_cert_chain(certificates / "server.pem", certificates / "server.key")
     clients.check_hostname = False
@@ -63,10 +63,10 @@ async def test_requests_over_tls(server: Serving, tls: Contexts, version: ssl.TL
     client = await server.connect()
     body = LARGE[:3_000_000]
     await client.send(post(body), post(b"b"), chunked(b"c", b"d"), GET_LARGE)
-    bodies = [(await client.answer()).body for _ in range(4)]
+    bodies = [(await client.response()).body for _ in range(4)]
     assert bodies == [b"/echo " + body, b"/echo b", b"/echo cd", LARGE]
-    answer = await client.ask(post(b"", "/echo", b"connection: close"))
-    assert answer.closes
+    response = await client.ask(post(b"", "/echo", b"connection: close"))
+    assert response.closes
     assert await client.rest() == []
 
 
@@ -101,7 +101,7 @@ async def test_plain_http_is_closed(server: Serving, tls: Contexts) -> None:
 
 
 @scene()
-async def test_an_answer_is_encrypted_as_its_client_reads(server: Serving, tls: Contexts) -> None:
+async def test_an_response_is_encrypted_as_its_client_reads(server: Serving, tls: Contexts) -> None:
     client = await server.connect()
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     await client.send(GET_LARGE + GET)
@@ -111,8 +111,8 @@ async def test_an_answer_is_encrypted_as_its_client_reads(server: Serving, tls: 
     assert raw.get_write_buffer_size() < 200_000
     assert len(LARGE) > connection.transport.get_write_buffer_size() > len(LARGE) // 8
     client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-    assert (await client.answer()).body == LARGE
-    assert (await client.answer()).status == 200
+    assert (await client.response()).body == LARGE
+    assert (await client.response()).status == 200
     assert unread_bytes(connection) == 0
 
 
@@ -120,7 +120,7 @@ async def test_an_answer_is_encrypted_as_its_client_reads(server: Serving, tls: 
 
 
 def trust(certificates: Path, name: str | None) -> ssl.SSLContext:
-    """Of a client with the certificate of this name."""
+    """The context of a client with the certificate of this name."""
     context = ssl.create_default_context(cafile=certificates / "ca.pem")
     if name is not None:
         context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
@@ -188,7 +188,7 @@ def test_files_that_cannot_be_used_leave_the_certificates(
     assert f"--ssl-certfile {file}" in caplog.text
 
 
-def test_a_client_that_sends_everything_first_reads_an_early_answer(secure: Live, certificates: Path) -> None:
+def test_a_client_that_sends_everything_first_reads_an_early_response(secure: Live, certificates: Path) -> None:
     """TLS has no half-closed connections, but the server reads on too."""
     request = urllib.request.Request(secure.url + "/embed", bytes(30_000_000), method="POST")
     with pytest.raises(urllib.error.HTTPError) as refused:

@@ -55,9 +55,9 @@ def expected(jina: Jina, text: str | list[int], task: str | None, prompt: str | 
     return pooled / np.linalg.norm(pooled)
 
 
-def vectors(answer: httpx.Response) -> Any:
-    assert answer.status_code == 200, answer.text
-    found = answer.json()
+def vectors(response: httpx.Response) -> Any:
+    assert response.status_code == 200, response.text
+    found = response.json()
     if isinstance(found, dict):
         return [item.get("embedding") or item["data"] for item in found["data"]]
     return found
@@ -117,9 +117,9 @@ def test_instances_of_all_adapters(adapted: Live, jina: Jina) -> None:
     tasks = [*TASKS, None, QUERY]
     texts = [f"{'a cat ' * number}{number}" for number in range(len(tasks))]
     body = {"instances": [{"inputs": text, "task": task} for text, task in zip(texts, tasks, strict=True)]}
-    answers = adapted.post("/vertex", body).json()["predictions"]
+    responses = adapted.post("/vertex", body).json()["predictions"]
     wanted = [expected(jina, text, task) for text, task in zip(texts, tasks, strict=True)]
-    np.testing.assert_allclose([answer[0] for answer in answers], wanted, atol=1e-5)
+    np.testing.assert_allclose([response[0] for response in responses], wanted, atol=1e-5)
 
 
 def test_slices_of_a_batch_keep_their_adapters() -> None:

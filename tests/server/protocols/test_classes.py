@@ -1,4 +1,4 @@
-"""The routes that classify: what they answer on a model of three labels, and what they refuse."""
+"""The routes that classify: responses of a model of three labels, and errors."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def check_labels(rows: list[dict[str, Any]], expected: Floats, *, of: int = 3) -
 
 
 def test_texts_and_pairs_together(client: httpx.Client, logits: Floats) -> None:
-    answer = client.post("/predict", json={"inputs": TEXTS})
-    for rows, expected in zip(answer.json(), softmax(logits), strict=True):
+    response = client.post("/predict", json={"inputs": TEXTS})
+    for rows, expected in zip(response.json(), softmax(logits), strict=True):
         check_labels(rows, expected)
-    assert answer.headers["x-truncated-texts"] == "2"
-    assert int(answer.headers["x-compute-characters"]) == sum(len(text) for texts in TEXTS for text in texts)
+    assert response.headers["x-truncated-texts"] == "2"
+    assert int(response.headers["x-compute-characters"]) == sum(len(text) for texts in TEXTS for text in texts)
     raw = client.post("/predict", json={"inputs": TEXTS, "raw_scores": True}).json()
     for rows, expected in zip(raw, logits, strict=True):
         check_labels(rows, expected)
 
 
-def test_one_text_or_pair_is_answered_with_one_list(client: httpx.Client, logits: Floats) -> None:
+def test_one_text_or_pair_gets_one_list(client: httpx.Client, logits: Floats) -> None:
     expected = softmax(logits)
     check_labels(client.post("/predict", json={"inputs": "I like it"}).json(), expected[0])
     check_labels(client.post("/predict", json={"inputs": ["I like it"]}).json(), expected[0])
@@ -93,14 +93,14 @@ def test_what_is_cut(client: httpx.Client, classifier: Live, direction: str) -> 
 def test_classify(client: httpx.Client, logits: Floats) -> None:
     chosen = [0, 2, 3]
     texts = [TEXTS[index][0] for index in chosen]
-    answer = client.post("/classify", json={"model": "classifier", "input": texts})
-    content = answer.json()
+    response = client.post("/classify", json={"model": "classifier", "input": texts})
+    content = response.json()
     assert list(content) == ["id", "object", "created", "model", "data", "usage"]
     for index, (row, expected) in enumerate(zip(content["data"], softmax(logits[chosen]), strict=True)):
         assert (row["index"], row["num_classes"]) == (index, 3)
         assert np.allclose(row["probs"], expected, rtol=0, atol=TOLERANCE)
         assert row["label"] == LABELS[expected.argmax()]
-    tokens = int(answer.headers["x-compute-tokens"])
+    tokens = int(response.headers["x-compute-tokens"])
     assert content["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
     raw = client.post("/classify", json={"input": texts[0], "use_activation": False}).json()["data"]
     assert np.allclose([row["probs"] for row in raw], logits[:1], rtol=0, atol=TOLERANCE)
@@ -135,7 +135,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("path", "body", "status", "says"), REFUSED, ids=lambda each: str(each)[:50])
 def test_refused(client: httpx.Client, path: str, body: dict[str, Any], status: int, says: tuple[str, ...]) -> None:
-    answer = client.post(path, json=body)
-    assert answer.status_code == status
-    error = answer.json()["error"]
+    response = client.post(path, json=body)
+    assert response.status_code == status
+    error = response.json()["error"]
     assert all(value in (error if path == "/predict" else error["message"]) for value in says), error

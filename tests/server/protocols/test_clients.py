@@ -1,4 +1,4 @@
-"""What client libraries get, and that it is what transformers computes."""
+"""Client libraries get the vectors that transformers computes."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Oracle:
 
     def hidden(self, ids: list[int]) -> Floats:
         with torch.inference_mode():
-            answer: Floats = self.model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy()
-        return answer
+            response: Floats = self.model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy()
+        return response
 
     def embed(self, texts: list[str]) -> Floats:
         rows = np.stack([self.hidden(self.ids(text)).mean(0) for text in texts])
@@ -77,10 +77,10 @@ def cosines(a: npt.ArrayLike, b: npt.ArrayLike) -> Floats:
     return found
 
 
-def rows(answer: openai.types.CreateEmbeddingResponse) -> Floats:
-    assert [item.index for item in answer.data] == list(range(len(answer.data)))
-    assert all(item.object == "embedding" for item in answer.data)
-    return np.array([item.embedding for item in answer.data], np.float32)
+def rows(response: openai.types.CreateEmbeddingResponse) -> Floats:
+    assert [item.index for item in response.data] == list(range(len(response.data)))
+    assert all(item.object == "embedding" for item in response.data)
+    return np.array([item.embedding for item in response.data], np.float32)
 
 
 # --- openai ---
@@ -88,13 +88,13 @@ def rows(answer: openai.types.CreateEmbeddingResponse) -> Floats:
 
 def test_openai_default_is_base64_and_equals_transformers(client: openai.OpenAI, oracle: Oracle) -> None:
     texts = [*TEXTS, LONG]
-    answer = client.embeddings.create(model=MODEL, input=texts)
-    vectors = rows(answer)
+    response = client.embeddings.create(model=MODEL, input=texts)
+    vectors = rows(response)
     assert cosines(vectors, oracle.embed(texts)).min() >= 0.999999
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
-    assert (answer.object, answer.model) == ("list", MODEL)
+    assert (response.object, response.model) == ("list", MODEL)
     tokens = sum(len(oracle.ids(text)) for text in texts)
-    assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (tokens, tokens)
+    assert (response.usage.prompt_tokens, response.usage.total_tokens) == (tokens, tokens)
 
 
 def test_openai_token_ids_are_used_as_they_are(client: openai.OpenAI, oracle: Oracle) -> None:
@@ -160,10 +160,10 @@ def test_hub_feature_extraction(hub: InferenceClient, oracle: Oracle) -> None:
     assert cosines(vectors, oracle.embed(TEXTS)).min() >= 0.999999
 
 
-# --- every form of the same answer ---
+# --- every form of the same response ---
 
 
-def test_all_forms_of_an_answer_hold_the_same_bits(http: httpx.Client) -> None:
+def test_all_forms_of_an_response_hold_the_same_bits(http: httpx.Client) -> None:
     raw = {"accept": "application/octet-stream"}
     forms = {
         "tei json": np.array(http.post("/embed", json={"inputs": TEXTS}).json(), np.float32),
@@ -177,10 +177,10 @@ def test_all_forms_of_an_answer_hold_the_same_bits(http: httpx.Client) -> None:
         forms[f"{path} base64"] = np.stack([np.frombuffer(buffer, "<f4") for buffer in buffers])
         assert {**floats, "data": None, "id": ""} == {**coded, "data": None, "id": ""}
     for path, field in (("/v1/embeddings", "input"), ("/embed", "inputs"), ("/", "inputs")):
-        answer = http.post(path, json={field: TEXTS}, headers=raw)
-        assert answer.headers["content-type"] == "application/octet-stream"
-        assert answer.headers["x-embedding-shape"] == f"{len(TEXTS)},384"
-        forms[f"{path} raw"] = np.frombuffer(answer.content, "<f4").reshape(-1, 384)
+        response = http.post(path, json={field: TEXTS}, headers=raw)
+        assert response.headers["content-type"] == "application/octet-stream"
+        assert response.headers["x-embedding-shape"] == f"{len(TEXTS)},384"
+        forms[f"{path} raw"] = np.frombuffer(response.content, "<f4").reshape(-1, 384)
     first = forms.pop("tei json")
     assert first.shape == (len(TEXTS), 384)
     for name, form in forms.items():
@@ -188,8 +188,8 @@ def test_all_forms_of_an_answer_hold_the_same_bits(http: httpx.Client) -> None:
 
 
 def test_embed_all_is_the_last_hidden_state(http: httpx.Client, oracle: Oracle) -> None:
-    answer = http.post("/embed_all", json={"inputs": TEXTS[:4]}).json()
-    for text, vectors in zip(TEXTS[:4], answer, strict=True):
+    response = http.post("/embed_all", json={"inputs": TEXTS[:4]}).json()
+    for text, vectors in zip(TEXTS[:4], response, strict=True):
         hidden = oracle.hidden(oracle.ids(text))  # special tokens included, not normalized
         assert np.shape(vectors) == hidden.shape
         assert np.allclose(vectors, hidden, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Cohere's embeddings: its request, and its answer in every type of numbers."""
+"""Cohere's embeddings: its request, and its response in every type of numbers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
 def embed(http: httpx.Client, path: str = "/v2/embed", **fields: Any) -> dict[str, Any]:
-    answer = http.post(path, json={"texts": TEXTS, **fields})
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
+    response = http.post(path, json={"texts": TEXTS, **fields})
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
     return found
 
 

@@ -1,4 +1,4 @@
-"""What clients send by default, as their public sources have it, is answered, and no field of it is ignored."""
+"""Default requests of clients, from their public sources, are served, and no field is ignored."""
 
 from __future__ import annotations
 
@@ -95,20 +95,20 @@ CLASSIFIERS: list[tuple[str, str, Any]] = [
 ]
 
 
-def count(answer: Any) -> int:
-    """The results in an answer, of whatever API."""
-    if isinstance(answer, list):
-        return len(answer)
+def count(response: Any) -> int:
+    """The results in a response, of whatever API."""
+    if isinstance(response, list):
+        return len(response)
     names = ("data", "results", "rankings", "predictions", "embeddings")
-    found = next(answer[name] for name in names if name in answer)
+    found = next(response[name] for name in names if name in response)
     return len(found["float"] if isinstance(found, dict) else found)
 
 
 def check(running: Live, path: str, body: Any) -> None:
-    answer = running.post(path, body)
-    assert answer.status_code == 200, answer.text
-    assert "x-embert-ignored-fields" not in answer.headers
-    assert count(answer.json()) == 2
+    response = running.post(path, body)
+    assert response.status_code == 200, response.text
+    assert "x-embert-ignored-fields" not in response.headers
+    assert count(response.json()) == 2
 
 
 @pytest.mark.parametrize(("path", "body"), [row[1:] for row in EMBEDDERS], ids=[row[0] for row in EMBEDDERS])
@@ -128,7 +128,7 @@ def test_classes(classifier: Live, path: str, body: Any) -> None:
 
 def test_voyages_client_reads_data(reranker: Live) -> None:
     body = {"query": A, "documents": [A, B]}
-    answer = reranker.post("/v1/rerank", body | {"top_k": 1}).json()
-    assert len(answer["results"]) == 1
-    assert answer["data"] == answer["results"]
-    assert answer["object"] == "list"
+    response = reranker.post("/v1/rerank", body | {"top_k": 1}).json()
+    assert len(response["results"]) == 1
+    assert response["data"] == response["results"]
+    assert response["object"] == "list"

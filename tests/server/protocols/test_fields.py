@@ -120,8 +120,8 @@ def test_header_of_many_and_odd_names() -> None:
 
 def test_unknown_fields_are_named_and_counted(server: Live, http: httpx.Client) -> None:
     before = server.metrics()["embert_ignored_fields_total"]
-    answer = http.post("/embed", json={"inputs": "a", "color": 1, "shape": [2], "user": "b"})
-    assert answer.headers["x-embert-ignored-fields"] == "color,shape"
+    response = http.post("/embed", json={"inputs": "a", "color": 1, "shape": [2], "user": "b"})
+    assert response.headers["x-embert-ignored-fields"] == "color,shape"
     instances = [{"inputs": "a", "x": 1}, {"inputs": "b", "x": 1, "y": None}]
     assert http.post("/vertex", json={"instances": instances}).headers["x-embert-ignored-fields"] == "x,y"
     inner = {"inputs": {"source_sentence": "a", "sentences": ["b"], "c": 1}, "parameters": {"d": 2}}
@@ -151,9 +151,9 @@ def test_errors_name_the_field_that_was_sent(http: httpx.Client) -> None:
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"dimensions": 3}},
          "parameters.dimensions"),
     ):  # fmt: skip
-        answer = http.post(path, json=body)
-        assert answer.status_code == 422
-        assert f"`{name}`" in answer.text, answer.text
+        response = http.post(path, json=body)
+        assert response.status_code == 422
+        assert f"`{name}`" in response.text, response.text
 
 
 def test_booleans_may_be_words_and_null_is_no_value(http: httpx.Client) -> None:
@@ -167,13 +167,13 @@ def test_booleans_may_be_words_and_null_is_no_value(http: httpx.Client) -> None:
 
 
 def vectors(http: httpx.Client, **fields: Any) -> list[Any]:
-    answer = http.post("/v1/embeddings", json={"input": ["one two three four five", "six"], **fields})
-    assert answer.status_code == 200, answer.text
-    return [cast("Any", each["embedding"]) for each in answer.json()["data"]]
+    response = http.post("/v1/embeddings", json={"input": ["one two three four five", "six"], **fields})
+    assert response.status_code == 200, response.text
+    return [cast("Any", each["embedding"]) for each in response.json()["data"]]
 
 
 def test_what_other_apis_call_it(http: httpx.Client) -> None:
-    """Fields of the other APIs, each beside the same request in embert's own words."""
+    """Fields of the other APIs, compared with the same request in embert's words."""
     for other, embert in (
         ({"output_dimension": 8, "output_dtype": "float"}, {"dimensions": 8}),
         ({"dimensions": 0, "modality": "text"}, {}),

@@ -1,4 +1,4 @@
-"""/token_classify, /zero_shot and `POST /` of their models, beside transformers' pipelines; and what they refuse."""
+"""/token_classify, /zero_shot and `POST /` of their models, compared with transformers' pipelines, and errors."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def pipeline(task: str, server: Live) -> Any:
     return transformers.pipeline(kind, model_folder(server), device="cpu")
 
 
-def close(answer: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
-    """Whether the entities are the same, in the same order of fields, and their scores equal to 1e-4."""
-    found, wanted = ([entity.pop("score") for entity in entities] for entities in (answer, expected))
-    names = [[[*entity] for entity in entities] for entities in (answer, expected)]
-    return answer == expected and names[0] == names[1] and np.allclose(found, wanted, rtol=0, atol=1e-4)
+def close(response: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    """True if the entities and the order of their fields are the same, and scores equal to 1e-4."""
+    found, wanted = ([entity.pop("score") for entity in entities] for entities in (response, expected))
+    names = [[[*entity] for entity in entities] for entities in (response, expected)]
+    return response == expected and names[0] == names[1] and np.allclose(found, wanted, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("path", ["/token_classify", "/"])
@@ -79,7 +79,7 @@ def test_long_text_with_a_stride_is_not_cut(tagger: Live) -> None:
     assert (refused.status_code, refused.json()["error_type"]) == (422, "Validation")
 
 
-def test_pooling_answers_the_scores_of_tokens(tagger: Live) -> None:
+def test_pooling_returns_the_scores_of_tokens(tagger: Live) -> None:
     for extra in ({}, {"task": "token_classify"}):
         (found,) = tagger.post("/pooling", {"input": "Angela met Merkel", **extra}).json()["data"]
         raw = tagger.post("/pooling", {"input": "Angela met Merkel", "use_activation": False, **extra}).json()
@@ -103,10 +103,10 @@ def test_pooling_answers_the_scores_of_tokens(tagger: Live) -> None:
     ],
 )
 def test_refused_requests_for_entities(tagger: Live, body: dict[str, Any], param: str, named: str) -> None:
-    answer = tagger.post("/token_classify", body)
-    assert answer.status_code in (400, 413, 422), answer.text
-    assert f"`{param}" in answer.json()["error"]
-    assert named in answer.json()["error"]
+    response = tagger.post("/token_classify", body)
+    assert response.status_code in (400, 413, 422), response.text
+    assert f"`{param}" in response.json()["error"]
+    assert named in response.json()["error"]
 
 
 @pytest.mark.parametrize("path", ["/zero_shot", "/"])
@@ -114,8 +114,8 @@ def test_zero_shot_classes_are_those_of_the_pipeline(nli: Live, path: str) -> No
     oracle, texts = pipeline("zero-shot-classification", nli), random_texts(8)
     for parameters in ({}, {"multi_label": True}, {"hypothesis_template": "It is about {}, {{that}}!"}):
         options = {"candidate_labels": LABELED, **parameters}
-        answers = nli.post(path, {"inputs": texts, "parameters": options}).json()
-        for found, expected in zip(answers, oracle(texts, **options), strict=True):
+        responses = nli.post(path, {"inputs": texts, "parameters": options}).json()
+        for found, expected in zip(responses, oracle(texts, **options), strict=True):
             assert (found["sequence"], found["labels"]) == (expected["sequence"], expected["labels"])
             np.testing.assert_allclose(found["scores"], expected["scores"], atol=1e-4)
     (one,) = nli.post(path, {"inputs": texts[:1], "candidate_labels": "animals, taxes"}).json()
@@ -126,28 +126,28 @@ def test_zero_shot_classes_are_those_of_the_pipeline(nli: Live, path: str) -> No
 
 def test_huggingface_hub_reads_a_list_of_labels(nli: Live) -> None:
     body = {"inputs": "a cat", "parameters": {"candidate_labels": LABELED}}
-    answer = httpx.post(f"{nli.url}/", json=body, headers={"user-agent": "unknown/None; hf_hub/1.33.0"}).json()
-    assert [*answer[0]] == ["label", "score"]
-    assert sorted(each["label"] for each in answer) == sorted(LABELED)
+    response = httpx.post(f"{nli.url}/", json=body, headers={"user-agent": "unknown/None; hf_hub/1.33.0"}).json()
+    assert [*response[0]] == ["label", "score"]
+    assert sorted(each["label"] for each in response) == sorted(LABELED)
 
 
-def test_long_labels_of_many_texts_are_no_answer_without_bounds(nli: Live) -> None:
-    """A body of 1 MB would have an answer of 500 MB: a label of spaces has one token."""
-    answer = nli.post("/zero_shot", {"inputs": ["a"] * 500, "candidate_labels": ["a" + " " * 500_000] * 2})
-    assert (answer.status_code, "would have about" in answer.json()["error"]) == (413, True), answer.text[:200]
+def test_long_labels_of_many_texts_have_a_limit(nli: Live) -> None:
+    """A body of 1 MB would have a response of 500 MB: a label of spaces has one token."""
+    response = nli.post("/zero_shot", {"inputs": ["a"] * 500, "candidate_labels": ["a" + " " * 500_000] * 2})
+    assert (response.status_code, "would have about" in response.json()["error"]) == (413, True), response.text[:200]
 
 
-def test_long_words_of_many_sequences_are_no_answer_without_bounds(tagger: Live) -> None:
+def test_long_words_of_many_sequences_have_a_limit(tagger: Live) -> None:
     text = " ".join(["q" * 30_000] * 110)  # each is one token that the vocabulary lacks
     body = {"inputs": text, "aggregation_strategy": "simple", "stride": 45}
-    answer = tagger.post("/token_classify", body)
-    assert (answer.status_code, "would have about" in answer.json()["error"]) == (413, True), answer.text[:200]
+    response = tagger.post("/token_classify", body)
+    assert (response.status_code, "would have about" in response.json()["error"]) == (413, True), response.text[:200]
 
 
 def test_body_without_labels_is_of_predict(nli: Live) -> None:
     for text in ('what is "candidate_labels"?', '"candidate_labels": 1', "candidate_labels"):
-        (answer,) = nli.post("/", {"inputs": [[text]]}).json()
-        assert {each["label"] for each in answer} == set(NLI)
+        (response,) = nli.post("/", {"inputs": [[text]]}).json()
+        assert {each["label"] for each in response} == set(NLI)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +170,10 @@ def test_body_without_labels_is_of_predict(nli: Live) -> None:
     ],
 )
 def test_refused_zero_shot_requests(nli: Live, fields: dict[str, Any], param: str, named: str) -> None:
-    answer = nli.post("/zero_shot", {"inputs": "a text", **fields})
-    assert answer.status_code in (413, 422), answer.text
-    assert f"`{param}`" in answer.json()["error"]
-    assert named in answer.json()["error"]
+    response = nli.post("/zero_shot", {"inputs": "a text", **fields})
+    assert response.status_code in (413, 422), response.text
+    assert f"`{param}`" in response.json()["error"]
+    assert named in response.json()["error"]
 
 
 def test_models_without_the_task(nli: Live, tagger: Live, classifier: Live) -> None:
@@ -184,6 +184,6 @@ def test_models_without_the_task(nli: Live, tagger: Live, classifier: Live) -> N
         (classifier, "/", "zero_shot"),
         (nli, "/token_classify", "token_classify"),
     ):
-        answer = server.post(path, body)
-        assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend"), answer.text
-        assert f"does not have the task {task}" in answer.json()["error"]
+        response = server.post(path, body)
+        assert (response.status_code, response.json()["error_type"]) == (424, "Backend"), response.text
+        assert f"does not have the task {task}" in response.json()["error"]

@@ -19,23 +19,23 @@ TEXTS = ["Hello, world", "a"]
 
 
 def ask(http: httpx.Client, **body: Any) -> dict[str, Any]:
-    answer = http.post("/pooling", json={"input": TEXTS, **body})
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
+    response = http.post("/pooling", json={"input": TEXTS, **body})
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
     return found
 
 
-def arrays(answer: dict[str, Any]) -> list[Floats]:
-    return [np.array(item["data"], np.float32) for item in answer["data"]]
+def arrays(response: dict[str, Any]) -> list[Floats]:
+    return [np.array(item["data"], np.float32) for item in response["data"]]
 
 
 def test_embed_is_the_default_of_a_model_that_embeds(http: httpx.Client) -> None:
-    answer = ask(http, model="text-embeddings-inference", user="somebody", priority=0, truncate_prompt_tokens=-1)
-    assert list(answer) == ["id", "object", "created", "model", "data", "usage"]
-    assert answer["id"].startswith("pool-")
-    assert answer["model"] == "sentence-transformers/all-MiniLM-L6-v2"
-    assert answer["usage"] == {"prompt_tokens": 8, "total_tokens": 8}
-    assert [list(item) for item in answer["data"]] == [["index", "object", "data"]] * 2
+    response = ask(http, model="text-embeddings-inference", user="somebody", priority=0, truncate_prompt_tokens=-1)
+    assert list(response) == ["id", "object", "created", "model", "data", "usage"]
+    assert response["id"].startswith("pool-")
+    assert response["model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert response["usage"] == {"prompt_tokens": 8, "total_tokens": 8}
+    assert [list(item) for item in response["data"]] == [["index", "object", "data"]] * 2
     for body, options in (({}, {}), ({"use_activation": False}, {"normalize": False}), ({"dimensions": 5},) * 2):
         embedded = http.post("/embed", json={"inputs": TEXTS, **options}).json()
         assert (np.array(arrays(ask(http, task="embed", **body))) == np.array(embedded, np.float32)).all()
@@ -59,11 +59,11 @@ def test_base64(http: httpx.Client, task: str, dtype: str, read: str) -> None:
 
 
 def test_texts_are_cut_as_asked(http: httpx.Client, late_interaction: Live) -> None:
-    answer = http.post("/pooling", json={"input": "Hello, world", "truncate_prompt_tokens": 4})
-    assert answer.headers["x-truncated-texts"] == "1"
-    assert answer.json()["usage"]["total_tokens"] == 4
+    response = http.post("/pooling", json={"input": "Hello, world", "truncate_prompt_tokens": 4})
+    assert response.headers["x-truncated-texts"] == "1"
+    assert response.json()["usage"]["total_tokens"] == 4
     cut = http.post("/embed", json={"inputs": [101, 7592, 1010, 102]}).json()
-    assert np.allclose(answer.json()["data"][0]["data"], cut[0], atol=1e-6)
+    assert np.allclose(response.json()["data"][0]["data"], cut[0], atol=1e-6)
     left = {"input": "Hello, world", "truncate_prompt_tokens": 4, "truncation_side": "left", "task": "token_embed"}
     ends = http.post("/embed_all", json={"inputs": [101, 1010, 2088, 102]}).json()
     found = http.post("/pooling", json={**left, "use_activation": False}).json()

@@ -1,4 +1,4 @@
-"""The routes that rerank and score, on a cross-encoder: what they answer, in each format, and what they refuse."""
+"""The routes that rerank and score, on a cross-encoder: responses in each format, and errors."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def close(found: list[float], wanted: Any) -> bool:
     return np.allclose(found, wanted, rtol=0, atol=TOLERANCE)
 
 
-# --- answers ---
+# --- responses ---
 
 
 def test_tei(client: httpx.Client, expected: list[float]) -> None:
     order = ranked(expected)
-    answer = client.post(TEI, json={"query": QUERY, "texts": DOCUMENTS})
-    rows = answer.json()
+    response = client.post(TEI, json={"query": QUERY, "texts": DOCUMENTS})
+    rows = response.json()
     assert [row["index"] for row in rows] == order
     assert all(row.keys() == {"index", "score"} for row in rows)
     assert close([row["score"] for row in rows], sigmoid(np.array(expected)[order]))
-    assert answer.headers["x-truncated-texts"] == "1"
-    assert int(answer.headers["x-compute-characters"]) == sum(len(QUERY) + len(each) for each in DOCUMENTS)
+    assert response.headers["x-truncated-texts"] == "1"
+    assert int(response.headers["x-compute-characters"]) == sum(len(QUERY) + len(each) for each in DOCUMENTS)
     body = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True, "return_text": True, "top_n": 3}
     raw = client.post(TEI, json=body).json()
     assert close([row["score"] for row in raw], np.array(expected)[order[:3]])
@@ -70,8 +70,8 @@ def test_tei(client: httpx.Client, expected: list[float]) -> None:
 def test_empty_texts_are_scored(client: httpx.Client, reranker: Live, query: str, texts: list[str]) -> None:
     logits = logits_of(reranker, [(query, text) for text in texts])[:, 0]
     for path, field, key in ((TEI, "texts", "score"), (V1, "documents", "relevance_score")):
-        answer = client.post(path, json={"query": query, field: texts, "raw_scores": True}).json()
-        rows = answer if path == TEI else answer["results"]
+        response = client.post(path, json={"query": query, field: texts, "raw_scores": True}).json()
+        rows = response if path == TEI else response["results"]
         assert close([row[key] for row in sorted(rows, key=lambda row: row["index"])], logits)
 
 
@@ -88,14 +88,14 @@ def test_documents_and_options_of_several_apis(client: httpx.Client, expected: l
     order = ranked(expected)
     documents = [{"text": text, "title": "ignored"} if index % 2 else text for index, text in enumerate(DOCUMENTS)]
     body = {"model": "reranker", "query": QUERY, "documents": documents, "return_documents": True, "top_n": 4}
-    answer = client.post(path, json=body)
-    content = answer.json()
+    response = client.post(path, json=body)
+    content = response.json()
     assert list(content) == ["id", "object", "model", "results", "data", "usage", "meta"]
     assert (content["object"], content["model"]) == ("rerank", "reranker")
     assert [result["index"] for result in content["results"]] == order[:4]
     assert [result["document"] for result in content["results"]] == [{"text": DOCUMENTS[index]} for index in order[:4]]
     assert close([result["relevance_score"] for result in content["results"]], sigmoid(np.array(expected)[order[:4]]))
-    tokens = int(answer.headers["x-compute-tokens"])
+    tokens = int(response.headers["x-compute-tokens"])
     assert content["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
     assert content["meta"] == {
         "api_version": {"version": "1"},
@@ -128,14 +128,14 @@ def test_infinitys_client_takes_no_other_object(client: httpx.Client, fields: di
 
 def test_cohere(client: httpx.Client, expected: list[float]) -> None:
     order = ranked(expected)
-    answer = client.post(V2, json={"model": "reranker", "query": QUERY, "documents": DOCUMENTS, "priority": 7})
-    content = answer.json()
+    response = client.post(V2, json={"model": "reranker", "query": QUERY, "documents": DOCUMENTS, "priority": 7})
+    content = response.json()
     assert list(content) == ["id", "results", "meta"]
     assert [result["index"] for result in content["results"]] == order
     assert close([result["relevance_score"] for result in content["results"]], sigmoid(np.array(expected)[order]))
     assert content["meta"] == {
         "api_version": {"version": "2"},
-        "tokens": {"input_tokens": int(answer.headers["x-compute-tokens"]), "output_tokens": 0},
+        "tokens": {"input_tokens": int(response.headers["x-compute-tokens"]), "output_tokens": 0},
     }
     best = {"query": QUERY, "documents": DOCUMENTS, "relevant_spans": {"mode": "disabled"}, "top_n": 1}
     assert client.post(V2, json=best).json()["results"] == content["results"][:1]
@@ -147,12 +147,12 @@ def test_cohere(client: httpx.Client, expected: list[float]) -> None:
      (SCORE, "data_1", "data_2")],
 )  # fmt: skip
 def test_vllms_scores(client: httpx.Client, expected: list[float], path: str, first: str, second: str) -> None:
-    answer = client.post(path, json={"model": "reranker", first: QUERY, second: DOCUMENTS})
-    content = answer.json()
+    response = client.post(path, json={"model": "reranker", first: QUERY, second: DOCUMENTS})
+    content = response.json()
     assert list(content) == ["id", "object", "created", "model", "data", "usage"]
     assert [(each["index"], each["object"]) for each in content["data"]] == [(index, "score") for index in range(7)]
     assert close([each["score"] for each in content["data"]], sigmoid(np.array(expected)))
-    tokens = int(answer.headers["x-compute-tokens"])
+    tokens = int(response.headers["x-compute-tokens"])
     assert content["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
     raw = client.post(path, json={first: [QUERY], second: DOCUMENTS, "use_activation": False}).json()["data"]
     assert close([each["score"] for each in raw], expected)
@@ -160,10 +160,10 @@ def test_vllms_scores(client: httpx.Client, expected: list[float], path: str, fi
 
 def test_pair_by_pair(client: httpx.Client, reranker: Live) -> None:
     firsts = DOCUMENTS[::-1]
-    answer = client.post(SCORE, json={"text_1": firsts[1:], "text_2": DOCUMENTS[1:], "use_activation": False}).json()
+    response = client.post(SCORE, json={"text_1": firsts[1:], "text_2": DOCUMENTS[1:], "use_activation": False}).json()
     # The long document meets itself: both are cut.
     logits = logits_of(reranker, [*zip(firsts[1:], DOCUMENTS[1:], strict=True)])
-    assert close([each["score"] for each in answer["data"]], logits[:, 0])
+    assert close([each["score"] for each in response["data"]], logits[:, 0])
 
 
 # --- what is cut ---
@@ -173,10 +173,10 @@ def test_pair_by_pair(client: httpx.Client, reranker: Live) -> None:
 def test_the_longer_text_is_cut(client: httpx.Client, reranker: Live, direction: str) -> None:
     document = " ".join(f"word{i} {i}" for i in range(200))
     body = {"query": QUERY, "texts": [document, "short"], "truncation_direction": direction, "raw_scores": True}
-    answer = client.post(TEI, json=body)
-    assert answer.headers["x-truncated-texts"] == "1"
-    assert answer.headers["x-compute-tokens"] == str(128 + 5 + 1 + 3)
-    (score,) = [row["score"] for row in answer.json() if row["index"] == 0]
+    response = client.post(TEI, json=body)
+    assert response.headers["x-truncated-texts"] == "1"
+    assert response.headers["x-compute-tokens"] == str(128 + 5 + 1 + 3)
+    (score,) = [row["score"] for row in response.json() if row["index"] == 0]
     assert close([score], logits_of(reranker, [(QUERY, document)], side=direction.lower())[0])
     refused = client.post(TEI, json=body | {"truncate": False})
     assert refused.status_code == 422
@@ -247,10 +247,10 @@ REFUSED: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
 ]
 
 
-def message(answer: httpx.Response) -> str:
+def message(response: httpx.Response) -> str:
     """The error's message, in the format of its route."""
-    error = answer.json()
-    path = answer.url.path
+    error = response.json()
+    path = response.url.path
     if path in (V1, V2):
         assert error.keys() == {"id", "message"}
         return str(error["message"])
@@ -264,37 +264,37 @@ def message(answer: httpx.Response) -> str:
 
 @pytest.mark.parametrize(("path", "body", "status", "says"), REFUSED, ids=lambda each: str(each)[:50])
 def test_refused(client: httpx.Client, path: str, body: dict[str, Any], status: int, says: tuple[str, ...]) -> None:
-    answer = client.post(path, json=body)
-    assert answer.status_code == status
-    assert all(value in message(answer) for value in says), answer.text
+    response = client.post(path, json=body)
+    assert response.status_code == status
+    assert all(value in message(response) for value in says), response.text
 
 
 @pytest.mark.parametrize("path", [TEI, V1, V2, SCORE, "/v1/score", "/predict", "/classify"])
 def test_a_model_without_the_task(http: httpx.Client, classifier: Live, path: str) -> None:
-    answer = http.post(path, json={"query": "q", "documents": ["a"]})
+    response = http.post(path, json={"query": "q", "documents": ["a"]})
     task = "classify" if path in ("/predict", "/classify") else "rerank"
-    assert all(value in message(answer) for value in ("all-MiniLM-L6-v2", task, "embed, tokens"))
-    assert answer.status_code == (424 if path in (TEI, "/predict") else 400)
+    assert all(value in message(response) for value in ("all-MiniLM-L6-v2", task, "embed, tokens"))
+    assert response.status_code == (424 if path in (TEI, "/predict") else 400)
     if task == "rerank":
-        answer = classifier.post(path, {"query": "q", "documents": ["a"]})  # which has three labels
-        assert all(value in message(answer) for value in ("classifier", "rerank", "3"))
-        assert answer.status_code == (424 if path == TEI else 400)
+        response = classifier.post(path, {"query": "q", "documents": ["a"]})  # which has three labels
+        assert all(value in message(response) for value in ("classifier", "rerank", "3"))
+        assert response.status_code == (424 if path == TEI else 400)
 
 
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/embed_all", "/similarity"])
 def test_a_cross_encoder_does_not_embed(client: httpx.Client, path: str) -> None:
     inputs: Any = {"source_sentence": "a", "sentences": ["b"]} if path == "/similarity" else "a"
-    answer = client.post(path, json={"inputs": inputs, "input": "a"})
-    assert answer.status_code == (400 if path == "/v1/embeddings" else 424)
-    assert "classify, rerank" in answer.text
+    response = client.post(path, json={"inputs": inputs, "input": "a"})
+    assert response.status_code == (400 if path == "/v1/embeddings" else 424)
+    assert "classify, rerank" in response.text
 
 
 @pytest.mark.parametrize("path", [TEI, V1, V2, SCORE])
 def test_scores_that_are_not_finite_are_an_error_and_never_null(client: httpx.Client, path: str) -> None:
     texts = "texts" if path == TEI else "documents"
-    answer = client.post(path, json={"query": "q", "queries": "q", texts: ["fine", f"{NAN_WORD} is not"]})
-    assert answer.status_code == 424
-    assert "not finite" in message(answer)
+    response = client.post(path, json={"query": "q", "queries": "q", texts: ["fine", f"{NAN_WORD} is not"]})
+    assert response.status_code == 424
+    assert "not finite" in message(response)
     assert client.post(path, json={"query": "q", "queries": "q", texts: ["fine"]}).status_code == 200
 
 
@@ -311,9 +311,9 @@ def small(reranker: Live) -> Iterator[Live]:
 
 def test_as_many_documents_as_are_allowed(small: Live) -> None:
     for documents in (["d e"] * 10_000, [{"text": "d", "title": "t", "url": "u"} for _ in range(10_000)]):
-        answer = small.post(V1, {"query": "q", "documents": documents, "return_documents": True})
-        assert answer.status_code == 200
-        results = answer.json()["results"]
+        response = small.post(V1, {"query": "q", "documents": documents, "return_documents": True})
+        assert response.status_code == 200
+        results = response.json()["results"]
         assert sorted(result["index"] for result in results) == [*range(10_000)]
         assert all(result["document"] == {"text": "d e" if documents[0] == "d e" else "d"} for result in results)
     firsts = {"text_1": ["q"] * 10_000, "text_2": ["d"] * 10_000}
@@ -322,27 +322,27 @@ def test_as_many_documents_as_are_allowed(small: Live) -> None:
 
 def test_a_query_of_many_tokens_and_few_characters(small: Live) -> None:
     """Its tokens count in every pair."""
-    answer = small.post(V2, {"query": "word " * 120, "documents": ["d"] * 9000})
-    assert answer.status_code == 413
-    assert all(value in message(answer) for value in ("`documents`", "1116000", "1000000", "--payload-limit"))
+    response = small.post(V2, {"query": "word " * 120, "documents": ["d"] * 9000})
+    assert response.status_code == 413
+    assert all(value in message(response) for value in ("`documents`", "1116000", "1000000", "--payload-limit"))
 
 
 def test_a_large_body_of_many_strings(small: Live) -> None:
     documents = [{f"field {i}": "a" for i in range(12)} for _ in range(9000)]
-    answer = small.post(V1, {"query": "q", "documents": documents})
-    assert answer.status_code == 413
-    assert "payload-limit" in message(answer)
+    response = small.post(V1, {"query": "q", "documents": documents})
+    assert response.status_code == 413
+    assert "payload-limit" in message(response)
     short = b'{"query":"q","documents":[' + b'"",' * 300_000 + b'""]}'
     with small.client() as opened:
-        answer = opened.post(V1, content=short)
-    assert answer.status_code == 413
-    assert all(value in message(answer) for value in ("164096", "10000", "--max-client-documents"))
+        response = opened.post(V1, content=short)
+    assert response.status_code == 413
+    assert all(value in message(response) for value in ("164096", "10000", "--max-client-documents"))
 
 
 def test_what_the_metrics_count(small: Live) -> None:
     before = small.metrics()
-    answer = small.post(V1, {"query": "q", "documents": ["d"] * 7 + ["d " * 300]})
-    assert answer.status_code == 200
+    response = small.post(V1, {"query": "q", "documents": ["d"] * 7 + ["d " * 300]})
+    assert response.status_code == 200
     after = small.metrics()
     grown = {name: after[name] - before[name] for name in ("embert_texts_total", "embert_truncated_texts_total")}
     assert grown == {"embert_texts_total": 8, "embert_truncated_texts_total": 1}

@@ -51,11 +51,11 @@ def test_floats_json(vectors: Floats) -> None:
 @given(vectors=matrices(), base64_=st.booleans(), model=st.text())
 def test_openai_json(vectors: Floats, base64_: bool, model: str) -> None:
     model = model.encode(errors="ignore").decode()
-    answer = json.loads(asyncio.run(openai_json(vectors, model, 7, base64=base64_)))
-    assert list(answer) == ["id", "object", "data", "model", "usage"]
-    assert (answer["object"], answer["model"]) == ("list", model)
-    assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
-    for index, (item, vector) in enumerate(zip(answer["data"], vectors, strict=True)):
+    response = json.loads(asyncio.run(openai_json(vectors, model, 7, base64=base64_)))
+    assert list(response) == ["id", "object", "data", "model", "usage"]
+    assert (response["object"], response["model"]) == ("list", model)
+    assert response["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    for index, (item, vector) in enumerate(zip(response["data"], vectors, strict=True)):
         assert list(item) == ["object", "embedding", "index"]
         assert (item["object"], item["index"]) == ("embedding", index)
         found = np.frombuffer(base64.b64decode(item["embedding"]), "<f4") if base64_ else item["embedding"]
@@ -101,8 +101,8 @@ def test_typed_openai_json(rows: TaskOutput, base64_: bool) -> None:
     multi = TaskOutput(np.sqrt(np.arange(len(rows.values) * 2, dtype=np.float32)).reshape(-1, 2), rows.offsets)
     every = {Task.EMBED: TaskOutput.one_each(dense), Task.SPARSE: rows, Task.MULTI: multi}
     ids = np.arange(len(rows.values), dtype=np.int32)
-    answer = json.loads(asyncio.run(typed_openai_json(every, "m", 7, base64=base64_, token_ids=ids)))
-    assert (answer["object"], answer["model"], answer["usage"]) == (
+    response = json.loads(asyncio.run(typed_openai_json(every, "m", 7, base64=base64_, token_ids=ids)))
+    assert (response["object"], response["model"], response["usage"]) == (
         "list",
         "m",
         {"prompt_tokens": 7, "total_tokens": 7},
@@ -112,7 +112,7 @@ def test_typed_openai_json(rows: TaskOutput, base64_: bool) -> None:
         found = np.frombuffer(base64.b64decode(vector), "<f4") if base64_ else np.array(vector, np.float32)
         return [float(number) for number in found]
 
-    for index, item in enumerate(answer["data"]):
+    for index, item in enumerate(response["data"]):
         assert item["index"] == index
         assert read(item["embedding"]) == dense[index].tolist()
         pairs = zip(item["sparse"]["indices"], np.array(item["sparse"]["values"], np.float32).tolist(), strict=True)

@@ -35,12 +35,12 @@ def pairs(ids: list[int]) -> list[dict[str, float]]:
     return [{"index": i, "value": count / 2} for i, count in zip(indices.tolist(), counts.tolist(), strict=True)]
 
 
-def raw(answer: httpx.Response) -> tuple[Floats, list[int]]:
-    assert answer.headers["content-type"] == "application/octet-stream", answer.text
-    rows, columns = map(int, answer.headers["x-embedding-shape"].split(","))
-    counts = [int(count) for count in answer.headers["x-sequence-rows"].split(",")]
+def raw(response: httpx.Response) -> tuple[Floats, list[int]]:
+    assert response.headers["content-type"] == "application/octet-stream", response.text
+    rows, columns = map(int, response.headers["x-embedding-shape"].split(","))
+    counts = [int(count) for count in response.headers["x-sequence-rows"].split(",")]
     assert sum(counts) == rows
-    return np.frombuffer(answer.content, "<f4").reshape(rows, columns), counts
+    return np.frombuffer(response.content, "<f4").reshape(rows, columns), counts
 
 
 # --- sparse vectors ---
@@ -48,8 +48,8 @@ def raw(answer: httpx.Response) -> tuple[Floats, list[int]]:
 
 def test_sparse(splade: Live) -> None:
     body: dict[str, Any] = {"inputs": ["a cat", [101, 5, 5, 102], "a a"], "truncate": True, "prompt_name": None}
-    answer = splade.post("/embed_sparse", body)
-    assert answer.json() == [pairs([101, 1037, 4937, 102]), pairs([101, 5, 5, 102]), pairs([101, 1037, 1037, 102])]
+    response = splade.post("/embed_sparse", body)
+    assert response.json() == [pairs([101, 1037, 4937, 102]), pairs([101, 5, 5, 102]), pairs([101, 1037, 1037, 102])]
     assert splade.post("/embed_sparse", {"inputs": "a cat"}).json() == [pairs([101, 1037, 4937, 102])]
     left = splade.post("/embed_sparse", {"inputs": "cat " + "a " * 600, "truncation_direction": "Left"}).json()
     assert 4937 not in [pair["index"] for pair in left[0]]
@@ -88,13 +88,13 @@ def oracle(three_heads: Live) -> dict[Task, TaskOutput]:
 @pytest.mark.parametrize("form", ["float", "base64"])
 def test_three_kinds(three_heads: Live, oracle: dict[Task, TaskOutput], form: str) -> None:
     body = {"input": TEXTS, "embedding_types": ["dense", "sparse", "colbert"], "encoding_format": form}
-    answer = three_heads.post("/v1/embeddings", body)
-    assert answer.headers["x-truncated-texts"] == "1"
+    response = three_heads.post("/v1/embeddings", body)
+    assert response.headers["x-truncated-texts"] == "1"
 
     def vector(value: Any) -> Floats:
         return np.frombuffer(base64.b64decode(value), "<f4") if form == "base64" else np.array(value, np.float32)
 
-    for index, item in enumerate(answer.json()["data"]):
+    for index, item in enumerate(response.json()["data"]):
         assert list(item) == ["object", "embedding", "index", "sparse", "multi_vector", "token_ids"]
         assert np.allclose(vector(item["embedding"]), oracle[Task.EMBED].values[index], atol=1e-5)
         sparse = oracle[Task.SPARSE].slice(index, index + 1)
@@ -165,8 +165,8 @@ def test_queries_and_documents(late_interaction: Live) -> None:
             ("/v1/embeddings", {"input": text, **kinds}),
             ("/pooling", {"input": text}),
         ):
-            answer = late_interaction.post(path, {**body, "input_type": role}).json()
-            item = answer["data"][0] if isinstance(answer, dict) else {"data": answer[0]}
+            response = late_interaction.post(path, {**body, "input_type": role}).json()
+            item = response["data"][0] if isinstance(response, dict) else {"data": response[0]}
             assert np.allclose(item.get("data") or item["multi_vector"], expected, atol=1e-6)
             assert item.get("token_ids", ids) == ids
     assert len(late_interaction.post("/embed_all", {"inputs": "a cat"}).json()[0]) == 5

@@ -1,4 +1,4 @@
-"""How the instances of one `/vertex` request share the event loop with other requests."""
+"""The instances of one `/vertex` request share the event loop with other requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNT = 2048
 
 
 class Context:
-    """Of a request, or of an instance."""
+    """The context of a request, or of an instance."""
 
     def __init__(self) -> None:
         self.breakdown, self.truncated = LatencyBreakdown(), 0
@@ -38,11 +38,11 @@ class Context:
         return part
 
 
-def answered(handler: Callable[[dict[str, Any]], Coroutine[Any, Any, tuple[bytes, bytes]]]) -> tuple[bytes, int]:
+def run_predict(handler: Callable[[dict[str, Any]], Coroutine[Any, Any, tuple[bytes, bytes]]]) -> tuple[bytes, int]:
     async def run() -> tuple[bytes, int]:
         context = Context()
-        answer: Any = lambda part: handler(part.instance)  # noqa: E731 - of a Context
-        _, body = await predict(cast("RequestContext", context), answer)
+        response: Any = lambda part: handler(part.instance)  # noqa: E731 - of a Context
+        _, body = await predict(cast("RequestContext", context), response)
         assert len(asyncio.all_tasks()) == 1
         return body, context.truncated
 
@@ -70,7 +70,7 @@ def test_other_requests_run_between_the_starts_of_instances() -> None:
         running -= 1
         return b"", instance["inputs"].encode()
 
-    body, truncated = answered(handler)
+    body, truncated = run_predict(handler)
     assert body == b'{"predictions":[%b]}' % b",".join(b"%d" % index for index in range(COUNT))
     assert truncated == COUNT * (COUNT + 1) // 2
     assert most <= AT_ONCE
@@ -89,5 +89,5 @@ def test_the_first_error_ends_the_others() -> None:
         return b"", b"1"
 
     with pytest.raises(Invalid, match=r"instances\[100\]"):
-        answered(handler)
+        run_predict(handler)
     assert len(begun) <= 101 + AT_ONCE

@@ -1,4 +1,4 @@
-"""Bodies of many values: what is refused before it is parsed, and ids that are read beside the fields."""
+"""Bodies of many values: errors before parsing, and ids that are parsed separately from the fields."""
 
 from __future__ import annotations
 
@@ -73,16 +73,14 @@ def test_more_than_the_limits_is_refused(body: bytes, texts: int, values: int, s
     last=st.booleans(),
     spaces=st.sampled_from(["", " ", "\n\t"]),
 )
-def test_ids_read_beside_the_fields_are_what_fields_would_hold(
-    inputs: Any, others: dict[str, Any], last: bool, spaces: str
-) -> None:
+def test_split_ids_equal_those_of_a_whole_body(inputs: Any, others: dict[str, Any], last: bool, spaces: str) -> None:
     document = {**others, "inputs": inputs} if last else {"inputs": inputs, **others}
     body = json.dumps(document, separators=(f",{spaces}", f"{spaces}:{spaces}")).encode()
     assert len(set(readings(body))) == 1
 
 
 def readings(body: bytes) -> list[str]:
-    """What `parse` makes of a body as a whole, and with its ids beside it."""
+    """The results of `parse` for a whole body, and with its ids split off."""
     found = []
     for split in (None, split_ids(body)):
         try:

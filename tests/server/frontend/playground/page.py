@@ -1,4 +1,4 @@
-"""What the tests of the page read from it, and type into it."""
+"""Reads from the page, and types into it."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_the_page_asks_for_the_key(chrome: Chrome) -> None:
 
 
 def shown(chrome: Chrome, button: int) -> str:
-    """What that button of the head opens."""
+    """The text that the button opens."""
     chrome.find_elements(By.CSS_SELECTOR, "nav button")[button].click()
     dialog = chrome.find_element(By.ID, "elsewhere")
     until(dialog.is_displayed, what="the dialog")

@@ -106,17 +106,17 @@ def test_the_address_names_a_model_and_a_view(chrome: Chrome, two: Live) -> None
         assert views(chrome) == [view]
 
 
-def test_an_answer_of_the_model_before_is_not_shown(page: Chrome) -> None:
+def test_an_response_of_the_model_before_is_not_shown(page: Chrome) -> None:
     """It comes after the other one was chosen, and that one is asked then."""
     page.execute_script("""
         const real = window.fetch;
         window.fetch = async (path, options) => {
-          const answer = await real(path, options);
+          const response = await real(path, options);
           if (String(path).endsWith("v1/embeddings")) await new Promise((resolve) => { window.release = resolve; });
-          return answer;
+          return response;
         };""")
     page.find_element(By.ID, "go").click()
-    until(lambda: page.execute_script("return Boolean(window.release)"), what="the answer that is kept back")
+    until(lambda: page.execute_script("return Boolean(window.release)"), what="the response that is kept back")
     choose(page, "org/rank")
     until(lambda: contents(page, "#rerank-list li"), what="a ranking")
     page.execute_script("window.release()")

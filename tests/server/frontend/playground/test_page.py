@@ -1,4 +1,4 @@
-"""What a person types, clicks and sees: similarity, times, code, live figures."""
+"""Similarity, times, code and live figures, as a person types, clicks and sees them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def page(chrome: Chrome, server: Live) -> Chrome:
     return chrome
 
 
-# --- the answer ---
+# --- the response ---
 
 
 def test_browsers_get_the_page_and_others_a_hint(http: httpx.Client) -> None:
@@ -110,7 +110,7 @@ def test_every_value_is_reached_with_the_keyboard(page: Chrome) -> None:
     assert shown.index("“a kitten”") < shown.index("“a tax form”")
 
 
-def test_the_answer_and_a_vector_are_shown_and_copied(page: Chrome, http: httpx.Client) -> None:
+def test_the_response_and_a_vector_are_shown_and_copied(page: Chrome, http: httpx.Client) -> None:
     texts = ["a cat", "a kitten"]
     compare(page, texts)
     # Only what asks for it may read the clipboard: keep what is written.
@@ -183,7 +183,7 @@ def test_errors_are_shown(page: Chrome) -> None:
     page.find_element(By.ID, "texts").clear()
     page.find_element(By.ID, "texts").send_keys(Keys.CONTROL, Keys.ENTER)
     until(lambda: text(page, "#message"))
-    for section in ("result", "timing", "code"):  # what stood there answered another question
+    for section in ("result", "timing", "code"):  # it belonged to another request
         assert not page.find_element(By.ID, section).is_displayed()
     compare(page, ["a", "b"])
     assert text(page, "#message") == ""

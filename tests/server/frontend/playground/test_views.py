@@ -19,7 +19,7 @@ def ask(chrome: Chrome, server: Live, view: str, **fields: str) -> None:
     """Open the view of this server's page, fill its form, send it, and look at what it shows."""
     open_page(chrome, f"{server.url}/#{view}")
     result = chrome.find_element(By.CSS_SELECTOR, f"#view-{view} .result")
-    until(result.is_displayed, what="the answer to what stands in the form")
+    until(result.is_displayed, what="the response to what stands in the form")
     send(chrome, view, **fields)
     assert result.is_displayed(), text(chrome, f"#view-{view} .message")
     check_legibility(chrome)
@@ -31,7 +31,7 @@ def send(chrome: Chrome, view: str, **fields: str) -> None:
     for name, value in fields.items():
         chrome.execute_script("document.getElementById(arguments[0]).value = arguments[1]", f"{view}-{name}", value)
     chrome.find_element(By.CSS_SELECTOR, f"#view-{view} button.main").click()
-    until(lambda: not chrome.find_elements(By.CSS_SELECTOR, f"#view-{view} [aria-disabled]"), what="its answer")
+    until(lambda: not chrome.find_elements(By.CSS_SELECTOR, f"#view-{view} [aria-disabled]"), what="its response")
 
 
 def values(chrome: Chrome, view: str) -> list[float]:
@@ -87,8 +87,8 @@ def test_tokens_by_a_model_of_late_interaction(chrome: Chrome, late_interaction:
 def test_a_search(chrome: Chrome, server: Live) -> None:
     query, documents = "sleeping animals", ["the rent is due", "a cat naps on the sofa", "dogs rest"]
     ask(chrome, server, "search", query=query, documents="\n".join(documents))
-    answer = server.post("/similarity", {"inputs": {"source_sentence": query, "sentences": documents}})
-    cosines = dict(zip(documents, answer.json(), strict=True))
+    response = server.post("/similarity", {"inputs": {"source_sentence": query, "sentences": documents}})
+    cosines = dict(zip(documents, response.json(), strict=True))
     ranking = sorted(documents, key=lambda document: -cosines[document])
     assert contents(chrome, "#search-list .name p:first-child") == ranking
     shown = [float(value) for value in contents(chrome, "#search-list data")]
@@ -118,13 +118,13 @@ def test_labels_of_the_readers_own(chrome: Chrome, nli: Live) -> None:
     labels = ["animals", "taxes", "the weather"]
     ask(chrome, nli, "zero", text="what a cat", labels="\n".join(labels), template="It is about {}.")
     body = {"inputs": "what a cat", "candidate_labels": labels, "hypothesis_template": "It is about {}."}
-    answer = nli.post("/zero_shot", body).json()
-    assert contents(chrome, "#zero-list p") == answer["labels"]
-    assert values(chrome, "zero") == pytest.approx(answer["scores"], abs=1e-6)
+    response = nli.post("/zero_shot", body).json()
+    assert contents(chrome, "#zero-list p") == response["labels"]
+    assert values(chrome, "zero") == pytest.approx(response["scores"], abs=1e-6)
     chrome.find_element(By.ID, "zero-several").click()
     send(chrome, "zero")
-    answer = nli.post("/zero_shot", {**body, "multi_label": True}).json()
-    assert values(chrome, "zero") == pytest.approx(answer["scores"], abs=1e-6)
+    response = nli.post("/zero_shot", {**body, "multi_label": True}).json()
+    assert values(chrome, "zero") == pytest.approx(response["scores"], abs=1e-6)
     send(chrome, "zero", template="no place")
     assert "`hypothesis_template`" in text(chrome, "#view-zero .message")
 
