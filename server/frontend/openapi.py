@@ -114,7 +114,7 @@ def _operation(task: TaskRoute, path: str, names: dict[Any, Any], served: Served
         body["schema"] = {"anyOf": [names[request, "validation"] for request in requests]}
         responses = dict.fromkeys(route.response for route in (task, *others))
         content["application/json"]["schema"] = {"anyOf": [names[response, "validation"] for response in responses]}
-    place = re.search(r"\{(\w+)\}", path)
+    name_parameter = re.search(r"\{(\w+)\}", path)
     parameter = {"in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     lacking = 424 if task.error_format is ErrorFormat.TEI else 400
     errors = {**_ERRORS, lacking: _ERRORS[lacking] + _MISSING} if task.needs | task.needs_one else _ERRORS
@@ -123,7 +123,7 @@ def _operation(task: TaskRoute, path: str, names: dict[Any, Any], served: Served
         "summary": task.summary if path == task.path else f"Alias of {task.path}",
         "description": _HEADERS,
         "operationId": "post_" + (re.sub(r"\W+", "_", path).strip("_") or "root"),
-        **({"parameters": [{"name": place[1], **parameter}]} if place else {}),
+        **({"parameters": [{"name": name_parameter[1], **parameter}]} if name_parameter else {}),
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {"200": {"description": "Response", "content": content | _RAW if task.raw else content}}
         | {str(status): {"description": text, "content": error} for status, text in errors.items()},
