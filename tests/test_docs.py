@@ -193,7 +193,7 @@ def curls() -> list[str]:
 
 
 @pytest.mark.parametrize("command", curls())
-def test_curls_are_answered(command: str, server: Live) -> None:
+def test_curl_commands_succeed(command: str, server: Live) -> None:
     words = shlex.split(command.replace("localhost:8080", server.url))
     ran = subprocess.run([*words, "--silent", "--fail"], capture_output=True, text=True, check=True)
     assert json.loads(ran.stdout)["data"][0]["embedding"]

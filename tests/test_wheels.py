@@ -163,7 +163,7 @@ class Environment:
             if env:
                 assert len(vector(client)) == 384
             else:
-                check_answers(client)
+                check_responses(client)
 
 
 @contextlib.contextmanager
@@ -187,7 +187,7 @@ def running_server(process: subprocess.Popen[str], port: int) -> Iterator[httpx.
         assert process.returncode == 0
 
 
-def check_answers(client: httpx.Client) -> None:
+def check_responses(client: httpx.Client) -> None:
     """The packaged model returns vectors, and the page is there."""
     response = client.post("/v1/embeddings", json={"input": "Hello, world"}).json()
     assert response["data"][0]["embedding"][:2] == pytest.approx([-0.0561, 0.0355], abs=1e-3)

@@ -72,7 +72,7 @@ int main(int count, char** arguments) {
     tickets.erase(tickets.begin());
     std::vector<Result> results;
     check(encoder->wait(ticket, results));
-    tell("answered");
+    tell("finished");
     for (const Result& result : results)
       tell(" rows%d=%d columns%d=%d", bit(result.task), result.rows, bit(result.task), result.columns);
     tell("\n");

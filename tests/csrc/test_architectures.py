@@ -1,4 +1,4 @@
-"""Which GPUs the install builds the CUDA encoder for, and what it says of the others."""
+"""GPUs that the install builds the CUDA encoder for, and its messages about the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cmake(*arguments: str | Path, path: Path | None = None) -> subprocess.Comple
     return subprocess.run([tool, *arguments], env=env, capture_output=True, text=True, check=False)
 
 
-def answered(folder: Path, nvidia_smi: str) -> tuple[str, str]:
+def run(folder: Path, nvidia_smi: str) -> tuple[str, str]:
     """Architectures and reason where nvidia-smi is such a script."""
     tool = folder / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
@@ -51,7 +51,7 @@ def answered(folder: Path, nvidia_smi: str) -> tuple[str, str]:
     ],
 )
 def test_gpus_that_can_be_built_for(tmp_path: Path, capabilities: str, architectures: str) -> None:
-    assert answered(tmp_path, f"printf '{capabilities}\\n'") == (architectures, "")
+    assert run(tmp_path, f"printf '{capabilities}\\n'") == (architectures, "")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_gpus_that_can_be_built_for(tmp_path: Path, capabilities: str, architect
     ],
 )
 def test_gpus_that_cannot(tmp_path: Path, tool: str, reason: str) -> None:
-    architectures, said = answered(tmp_path, tool)
+    architectures, said = run(tmp_path, tool)
     assert architectures == ""
     assert said.startswith(reason)
 

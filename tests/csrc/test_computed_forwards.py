@@ -68,7 +68,7 @@ def computed(
     told += ["end", max(most, batch.tokens)]
     tensors = list(layer_tensors(model.config, Checkpoint.open(model).with_adapter(adapter), dtype == INT8))
     told.append(len(tensors))
-    data, out = model.folder / "tensors", model.folder / "answers"
+    data, out = model.folder / "tensors", model.folder / "rows"
     with data.open("wb") as file:
         for name, layer, array, stored in tensors:
             told += [name, layer, STORED[stored], array.ndim, *array.shape]
@@ -77,8 +77,8 @@ def computed(
     command: list[str | Path] = [program, gemm, str(dtype), data, out]
     ran = subprocess.run(command, input=" ".join(map(str, told)), capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    answers = np.fromfile(out, np.float32).reshape(-1, model.config.hidden_size)
-    return answers[: batch.tokens], answers[batch.tokens :]
+    rows = np.fromfile(out, np.float32).reshape(-1, model.config.hidden_size)
+    return rows[: batch.tokens], rows[batch.tokens :]
 
 
 def drawn(model: Model, lengths_of_texts: Sequence[int] = LENGTHS) -> PackedBatch:

@@ -67,7 +67,7 @@ def test_first_rows_go_through_the_classification_head(program: Path, pooling: i
     assert (first["activation"], second["activation"]) == (TANH, IDENTITY)
     assert (first["in"], first["out"], second["in"], second["out"]) == (HIDDEN, HIDDEN, HIDDEN, LABELS)
     assert second["pitch"] == LABELS
-    assert found[-1] == ("answered", {f"rows{CLASSIFY}": len(LONG), f"columns{CLASSIFY}": LABELS})
+    assert found[-1] == ("finished", {f"rows{CLASSIFY}": len(LONG), f"columns{CLASSIFY}": LABELS})
     assert names(found).count("copy") == 1  # logits are written to host memory, as vectors are
 
 
@@ -134,13 +134,13 @@ def test_each_head_runs_for_those_who_want_it(program: Path, gemm: str) -> None:
     assert (tokens["unit_length"], tokens["columns"]) == (0, HIDDEN)
     assert weights["normed"] == (gemm == HOPPER)
     assert (weights["sums"] >= 0) == (gemm == HOPPER)
-    answered = found[-1][1]
-    assert {key: answered[f"rows{key}"] for key in (EMBED, TOKENS, CLASSIFY, SPARSE, MULTI)} == {
+    finished = found[-1][1]
+    assert {key: finished[f"rows{key}"] for key in (EMBED, TOKENS, CLASSIFY, SPARSE, MULTI)} == {
         EMBED: 2, TOKENS: 10, CLASSIFY: 1, SPARSE: 10, MULTI: 40,
     }  # fmt: skip
 
 
-def test_answers_lie_apart(program: Path) -> None:
+def test_outputs_lie_apart(program: Path) -> None:
     found = launches(program, CLS, HOPPER, all_of([3] * 90, ALL), heads=CLASSIFY | SPARSE | MULTI)
     sizes = {
         only(found, "pool")[0]["y"]: 90 * HIDDEN,
@@ -257,7 +257,7 @@ def test_texts_whose_pairs_do_not_fit_run_again(program: Path, others: int) -> N
     pairs = 5 * ((8 << 20) // 3 + 1)
     assert found[-1][1]["rows8"] == pairs
     assert found[-1][1]["rows1"] == (6 if others else 1)
-    assert names(found).count("answered") == 1
+    assert names(found).count("finished") == 1
 
 
 def test_splade_has_its_memory_and_has_run_at_load(program: Path) -> None:

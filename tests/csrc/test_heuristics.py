@@ -11,7 +11,7 @@ from tests.csrc.host_program import CSRC, build
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
-# (rows of W, in, kind, multiprocessors), kind as in heuristics.cpp: with every kernel among the answers.
+# (rows of W, in, kind, multiprocessors), kind as in heuristics.cpp: with every kernel among the results.
 CASES = [
     (384, 1536, 1, 132),
     (2304, 768, 0, 132),
@@ -32,13 +32,13 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("tiles"), *sources)
 
 
-def answered(program: Path, *arguments: object) -> str:
+def output_of(program: Path, *arguments: object) -> str:
     return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=True).stdout
 
 
 def test_the_kernel_fits_its_tile(program: Path) -> None:
     """Cooperative tiles are three kernels: the name of each is that of its tile."""
-    told = answered(program, *(number for case in CASES for number in case)).split()
+    told = output_of(program, *(number for case in CASES for number in case)).split()
     kernels = set()
     for at in range(0, len(told), 4):
         _, kernel, tall, wide = map(int, told[at : at + 4])

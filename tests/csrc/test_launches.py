@@ -31,11 +31,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(tmp_path_factory.mktemp("launches"))
 
 
-def test_the_only_copies_are_the_batch_and_large_answers(program: Path) -> None:
+def test_the_only_copies_are_the_batch_and_large_outputs(program: Path) -> None:
     assert names(launches(program, MEAN, HOPPER, LONG)).count("copy") == 1
     assert (
         names(launches(program, MEAN, HOPPER, [1] * 100)).count("copy") == 2
-    )  # too many answers to be written in place
+    )  # too many outputs to be written in place
     found = launches(program, MEAN, HOPPER, LONG, [300], LONG)
     assert not {"allocate", "synchronize"} & set(names(found)[1:])
 
@@ -74,6 +74,6 @@ def test_two_batches_are_in_flight_in_slots_of_their_own(program: Path) -> None:
     found = launches(program, MEAN, HOPPER, LONG, [300], LONG, [40, 400])
     tickets = [each["ticket"] for each in only(found, "submitted")]
     assert len(set(tickets)) == 4
-    answers = [each["y"] for each in only(found, "pool")]
-    assert answers[0] != answers[1]
-    assert answers[2:] == answers[:2]
+    outputs = [each["y"] for each in only(found, "pool")]
+    assert outputs[0] != outputs[1]
+    assert outputs[2:] == outputs[:2]

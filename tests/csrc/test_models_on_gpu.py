@@ -133,13 +133,13 @@ def test_two_batches_of_many_adapters_in_flight(adapted: CudaEncoder) -> None:
         np.concatenate([adapted.encode(batch.taken(np.array([row]))) for row in range(batch.sequences)])
         for batch in batches
     ]
-    ticket, answers = adapted.submit(batches[0]), []
+    ticket, outputs = adapted.submit(batches[0]), []
     for following in batches[1:]:
         ahead = adapted.submit(following)
-        answers.append(adapted.wait(ticket)[Task.EMBED].values)
+        outputs.append(adapted.wait(ticket)[Task.EMBED].values)
         ticket = ahead
-    answers.append(adapted.wait(ticket)[Task.EMBED].values)
-    assert all(agrees(adapted, got, wanted) for got, wanted in zip(answers, single, strict=True))
+    outputs.append(adapted.wait(ticket)[Task.EMBED].values)
+    assert all(agrees(adapted, got, wanted) for got, wanted in zip(outputs, single, strict=True))
 
 
 def test_a_third_batch_leaves_nothing_behind(adapted: CudaEncoder) -> None:
@@ -183,7 +183,7 @@ def test_other_poolings_with_adapters(jina: Jina, pooling: str) -> None:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_a_classification_head_on_the_host(tmp_path: Path, pooling: str) -> None:
-    """ModernBERT's: logits near those of its own class, and with batch-invariant."""
+    """The logits of a ModernBERT classifier equal transformers', and are batch-invariant."""
     folder = build_classifier(tmp_path, "modernbert", classifier_pooling=pooling)
     encoder = made(engine.load_model(str(folder)), dtype="float16")
     sequences = random_sequences(LENGTHS, 99, seed=9)

@@ -130,15 +130,15 @@ def test_pairs_are_batch_invariant(encoder: CudaEncoder, random: np.random.Gener
     """Other texts and other tasks in the batch change no bits."""
     wanted = [Task.SPARSE, Task.SPARSE | Task.EMBED, Task.TOKENS, Task.EMBED, Task.SPARSE | Task.TOKENS] * 20
     batch = packed(random, random.integers(1, 200, len(wanted)), wanted)
-    answers = encoder.wait(encoder.submit(batch))
-    sparse = answers[Task.SPARSE]
+    outputs = encoder.wait(encoder.submit(batch))
+    sparse = outputs[Task.SPARSE]
     for place, sequence in list(enumerate(batch.sequences_of(Task.SPARSE)))[::7]:
         single = encoder.wait(encoder.submit(of(batch, int(sequence), Task.SPARSE)))[Task.SPARSE]
         assert pairs(single, 0) == pairs(sparse, place), sequence
     for task in (Task.EMBED, Task.TOKENS):
         for place, sequence in list(enumerate(batch.sequences_of(task)))[::13]:
             one = encoder.wait(encoder.submit(of(batch, int(sequence), task)))[task]
-            assert one.values.tobytes() == answers[task].slice(place, place + 1).values.tobytes()
+            assert one.values.tobytes() == outputs[task].slice(place, place + 1).values.tobytes()
 
 
 def test_more_pairs_than_there_is_room_for(encoder: CudaEncoder, random: np.random.Generator) -> None:

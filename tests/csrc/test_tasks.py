@@ -79,7 +79,7 @@ def part(batch: PackedBatch, rows: npt.NDArray[np.int64] | list[int], tasks: Any
     return PackedBatch(np.concatenate(pieces), cumulative(lengths), tasks=np.broadcast_to(np.uint8(tasks), len(rows)))
 
 
-def answered(encoder: CudaEncoder, batch: PackedBatch) -> dict[Task, TaskOutput]:
+def run(encoder: CudaEncoder, batch: PackedBatch) -> dict[Task, TaskOutput]:
     return encoder.wait(encoder.submit(batch))
 
 
@@ -148,18 +148,18 @@ def test_every_head_against_float64(
     lengths = np.diff(batch.cu_seqlens)
     wanted = reference(folder, pooling, states_of(folder, batch, torch.float64))
     of_torch = reference(folder, pooling, states_of(folder, batch, torch.float16))
-    answers = answered(ours, part(batch, list(range(len(lengths))), sum(TASKS)))
+    outputs = run(ours, part(batch, list(range(len(lengths))), sum(TASKS)))
     for task in TASKS:
         allowed = limit or 1.5 * relative_error(of_torch[task], wanted[task])
-        values = answers[task].values
+        values = outputs[task].values
         if task != Task.SPARSE:
             assert relative_error(values, wanted[task]) <= allowed, task
             continue
         exact = token_weight_rows(batch.ids, batch.cu_seqlens, wanted[task][:, 0].astype(np.float32), ())
-        dense, dense_exact = (as_dense(rows) for rows in (answers[task], exact))
+        dense, dense_exact = (as_dense(rows) for rows in (outputs[task], exact))
         assert relative_error(dense, dense_exact) <= allowed
         assert ((dense > 0) == (dense_exact > 0))[dense_exact > max(1e-2, 5 * allowed)].all()
-    for rows, counts in ((answers[Task.MULTI], lengths), (answers[Task.CLASSIFY], np.ones_like(lengths))):
+    for rows, counts in ((outputs[Task.MULTI], lengths), (outputs[Task.CLASSIFY], np.ones_like(lengths))):
         assert (rows.counts == counts).all()
     ours.close()
 
@@ -187,19 +187,19 @@ def test_tasks_of_one_batch_do_not_touch_each_other(
     ours = with_options(folder, pooling, gemm=gemm)
     batch = packed(random, np.array([*LENGTHS, *random.integers(1, 200, 60)]))
     everyone = np.arange(len(LENGTHS) + 60)
-    single = {task: answered(ours, part(batch, everyone, task))[task] for task in TASKS}
+    single = {task: run(ours, part(batch, everyone, task))[task] for task in TASKS}
     for _ in range(20):
         count = int(random.integers(1, len(everyone) + 1))
         rows, tasks = random.permutation(everyone)[:count], random.integers(1, 32, count)
         mixed = part(batch, rows, tasks)
-        answers = answered(ours, mixed)
-        assert set(answers) == {task for task in TASKS if task in mixed.wanted}
-        for task, got in answers.items():
+        outputs = run(ours, mixed)
+        assert set(outputs) == {task for task in TASKS if task in mixed.wanted}
+        for task, got in outputs.items():
             chosen = rows[mixed.sequences_of(task)]
             assert same(ours, got, TaskOutput.joined([single[task].slice(i, i + 1) for i in chosen])), task
     for row in range(len(everyone)):
         for task in TASKS:
-            one = answered(ours, part(batch, [row], task))[task]
+            one = run(ours, part(batch, [row], task))[task]
             assert same(ours, one, single[task].slice(row, row + 1)), (task, row)
     ours.close()
 
@@ -212,12 +212,12 @@ def test_small_batches_of_logits(folder: Path, random: np.random.Generator, grap
     for lengths in ([1], [16], [17], [128], [129, 3], [512], [500, 500], [7] * 64, [100, 90, 300, 1, 33]):
         batch = packed(random, np.array(lengths))
         rows = list(range(len(lengths)))
-        single = answered(ours, part(batch, rows, Task.CLASSIFY))[Task.CLASSIFY]
-        mixed = answered(ours, part(batch, rows, Task.CLASSIFY | Task.EMBED))
+        single = run(ours, part(batch, rows, Task.CLASSIFY))[Task.CLASSIFY]
+        mixed = run(ours, part(batch, rows, Task.CLASSIFY | Task.EMBED))
         assert same(ours, mixed[Task.CLASSIFY], single)
-        assert same(ours, mixed[Task.EMBED], answered(ours, part(batch, rows, Task.EMBED))[Task.EMBED])
+        assert same(ours, mixed[Task.EMBED], run(ours, part(batch, rows, Task.EMBED))[Task.EMBED])
         for row in rows:
-            one = answered(ours, part(batch, [row], Task.CLASSIFY))[Task.CLASSIFY]
+            one = run(ours, part(batch, [row], Task.CLASSIFY))[Task.CLASSIFY]
             assert same(ours, one, single.slice(row, row + 1))
     ours.close()
 
@@ -266,7 +266,7 @@ def test_dimensions_and_normalize_after_dense_modules(encoder: CudaEncoder, rand
         np.testing.assert_allclose(encoder.encode(asked), wanted, rtol=1e-5, atol=1e-7)
         some = np.where(random.random(count) < 0.5, Task.EMBED, Task.EMBED | Task.MULTI).astype(np.uint8)
         some[0] = Task.CLASSIFY
-        mixed = answered(encoder, dataclasses.replace(asked, tasks=some))[Task.EMBED].values
+        mixed = run(encoder, dataclasses.replace(asked, tasks=some))[Task.EMBED].values
         assert same(encoder, TaskOutput.one_each(mixed), TaskOutput.one_each(encoder.encode(asked)[1:]))
 
 
@@ -275,7 +275,7 @@ def test_two_batches_of_tasks_in_flight(encoder: CudaEncoder, random: np.random.
     for count in random.integers(1, 90, 20):
         batch = packed(random, random.integers(1, 150, int(count)))
         batches.append(dataclasses.replace(batch, tasks=random.integers(1, 32, int(count)).astype(np.uint8)))
-    single = [answered(encoder, batch) for batch in batches]
+    single = [run(encoder, batch) for batch in batches]
     tickets = [encoder.submit(batches[0])]
     for i, batch in enumerate([*batches[1:], batches[0]]):
         tickets.append(encoder.submit(batch))
@@ -289,9 +289,9 @@ def test_two_batches_of_tasks_in_flight(encoder: CudaEncoder, random: np.random.
 def test_300_repeats_are_equal(encoder: CudaEncoder, random: np.random.Generator) -> None:
     batch = packed(random, random.integers(1, 300, 40))
     batch = dataclasses.replace(batch, tasks=random.integers(1, 32, 40).astype(np.uint8))
-    first = answered(encoder, batch)
+    first = run(encoder, batch)
     for _ in range(300):
-        for task, rows in answered(encoder, batch).items():
+        for task, rows in run(encoder, batch).items():
             assert rows.values.tobytes() == first[task].values.tobytes()
 
 
@@ -315,10 +315,10 @@ def test_memory_for_tasks_does_not_grow(folder: Path, random: np.random.Generato
         for _ in range(count):
             texts = int(random.integers(1, 60))
             batch = packed(random, random.integers(1, 250, texts))
-            answered(ours, dataclasses.replace(batch, tasks=random.integers(1, 32, texts).astype(np.uint8)))
+            run(ours, dataclasses.replace(batch, tasks=random.integers(1, 32, texts).astype(np.uint8)))
 
-    answered(ours, dataclasses.replace(packed(random, np.full(16384, 1)), tasks=np.array([31, 1] * 8192, np.uint8)))
-    answered(ours, dataclasses.replace(packed(random, np.full(32, 512)), tasks=np.array([31, 30] * 16, np.uint8)))
+    run(ours, dataclasses.replace(packed(random, np.full(16384, 1)), tasks=np.array([31, 1] * 8192, np.uint8)))
+    run(ours, dataclasses.replace(packed(random, np.full(32, 512)), tasks=np.array([31, 30] * 16, np.uint8)))
     encode_batches(50)
     before = ours.memory[2]
     encode_batches(500)

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  # texts that look like others are the point
-"""The default model, small random models written to disk, and HuggingFace's answers to compare with."""
+"""The default model, small random models written to disk, and HuggingFace's results to compare with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from embert.engine.files.tokenizer_config import TokenizerConfig
 from embert.engine.model import Model
 from tests.oracles.model_cases import build, byte_level, write_modules
 
-# What the files beside a tokenizer.json say where it is taken as it stands.
+# What the files next to a tokenizer.json say where it is taken as it stands.
 AS_IT_STANDS = TokenizerConfig(Path("tokenizer_config.json"))
 
 Ids = npt.NDArray[np.int32]
@@ -154,7 +154,7 @@ def small_tokenizer(vocab_size: int) -> Backend:
 
 
 class HuggingFace:
-    """transformers' float32 answers for sequences of one length, so without padding."""
+    """transformers' float32 results for sequences of one length, so without padding."""
 
     def __init__(self, folder: Path) -> None:
         self._model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()

@@ -30,7 +30,7 @@ __all__ = ["StandInEncoder", "StandInGpu"]
 NORM_PARTS = {"gamma": "weight", "beta": "bias"}
 
 # A task's bit, values, offsets, indices.
-Answer = tuple[int, Floats, npt.NDArray[np.int32] | None, npt.NDArray[np.int32] | None]
+Output = tuple[int, Floats, npt.NDArray[np.int32] | None, npt.NDArray[np.int32] | None]
 
 
 class Names:
@@ -118,7 +118,7 @@ class StandInEncoder:
         self.loaded: dict[tuple[str, int], npt.NDArray[Any]] = {}  # by name and layer, as stored
         self.batches: list[tuple[Any, ...]] = []
         self.fails: list[Exception] = []  # what the next submissions raise
-        self._answers: dict[int, list[Answer]] = {}
+        self._outputs: dict[int, list[Output]] = {}
         self._layers = dataclasses.replace(gpu.model, pooling="mean", after_pooling=(), heads=NO_HEADS, embeds=True)
         if gpu.model.config.adapters is None:
             self._cpu = TorchEncoder(self._layers, max_batch_tokens=1 << 20)
@@ -160,7 +160,7 @@ class StandInEncoder:
         """
         if len(ids) > self.options.max_tokens:
             raise Refused(f"a batch of {len(ids)} tokens, at most {self.options.max_tokens}")
-        if len(self._answers) == 2:
+        if len(self._outputs) == 2:
             raise Refused("two batches are in flight already")
         if self.fails:
             raise self.fails.pop()
@@ -169,25 +169,25 @@ class StandInEncoder:
         batch = PackedBatch(ids, cu_seqlens, types)
         texts = [self._cpu.encode(batch.taken(np.array([i])), Task.TOKENS) for i in range(batch.sequences)]
         wanted = [Task.EMBED] * len(texts) if tasks is None else [Task(int(each)) for each in tasks]
-        answers: list[Answer] = []
+        outputs: list[Output] = []
         for task in (task for task in Task if any(task in each for each in wanted)):
             if task == Task.SPARSE and self.heads.splade is not None:
-                answers.append(self._pairs([text for text, each in zip(texts, wanted, strict=True) if task in each]))
+                outputs.append(self._pairs([text for text, each in zip(texts, wanted, strict=True) if task in each]))
                 continue
             rows = [self._rows(task, text) for text, each in zip(texts, wanted, strict=True) if task in each]
             values = np.concatenate(rows)
             if task == Task.EMBED and self.gpu.spoil is not None:
                 values = self.gpu.spoil(values)
-            answers.append((int(task), values, None, None))
+            outputs.append((int(task), values, None, None))
         self.gpu.tickets += 1
-        self._answers[self.gpu.tickets] = answers
+        self._outputs[self.gpu.tickets] = outputs
         return self.gpu.tickets
 
-    def wait(self, ticket: int) -> list[Answer]:
-        """The answers. Each ticket is valid once."""
-        if ticket not in self._answers:
+    def wait(self, ticket: int) -> list[Output]:
+        """The outputs. Each ticket is valid once."""
+        if ticket not in self._outputs:
             raise Refused("this ticket is not in flight")
-        return self._answers.pop(ticket)
+        return self._outputs.pop(ticket)
 
     def _rows(self, task: Task, states: Floats) -> Floats:
         """The rows of one text; neither cut nor of length 1, but for MULTI."""
@@ -213,7 +213,7 @@ class StandInEncoder:
         unit: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return unit
 
-    def _pairs(self, texts: list[Floats]) -> Answer:
+    def _pairs(self, texts: list[Floats]) -> Output:
         _, epsilon, logs, tied = self.heads.splade  # the activation: gelu
         weights = {name.removeprefix("splade."): array for (name, _), array in self.loaded.items()}
         decoder = weights["word"] if tied else weights["decoder.weight"]

@@ -67,7 +67,7 @@ def test_linear_layer(rows: int, inputs: int, outputs: int, activation: Activati
     x, weight, bias = drawn(1, rows, inputs), drawn(2, outputs, inputs), drawn(3, outputs)
     other = drawn(4, rows, outputs)
     exact = F.linear(x.double(), weight.double(), bias.double())
-    allowed: dict[str, Any] = {"rtol": 1e-6, "atol": 2e-6 * math.sqrt(inputs)}  # sums of so many numbers around 1
+    allowed: dict[str, Any] = {"rtol": 1e-6, "atol": 2e-6 * math.sqrt(inputs)}  # sums of `inputs` numbers around 1
     layer = kernels.linear(weight, bias, activation)
     torch.testing.assert_close(layer(x).double(), EXACT[activation](exact), **allowed)
     if activation == "none":

@@ -1,4 +1,4 @@
-"""The CUDA encoder's heads on the host's side: what the extension is told, and how its answers are read."""
+"""The CUDA encoder's heads on the host's side: what the extension is told, and how its outputs are read."""
 
 from __future__ import annotations
 
@@ -79,16 +79,16 @@ def batch(tasks: list[Task] | None = None) -> PackedBatch:
 def test_each_task_is_answered_for_those_who_want_it(model: Model, make: Make) -> None:
     encoder, gpu = make(model)
     mixed = batch(MIXED)
-    answers = encoder.wait(encoder.submit(mixed))
+    outputs = encoder.wait(encoder.submit(mixed))
     assert gpu.batches[-1][6].tolist() == [9, 2, 28, 17]
-    assert set(answers) == set(Task) - {Task.TOKEN_CLASSES}
-    assert {task: rows.offsets.tolist() for task, rows in answers.items() if task != Task.SPARSE} == {
+    assert set(outputs) == set(Task) - {Task.TOKEN_CLASSES}
+    assert {task: rows.offsets.tolist() for task, rows in outputs.items() if task != Task.SPARSE} == {
         Task.EMBED: [0, 1, 2], Task.TOKENS: [0, 1], Task.CLASSIFY: [0, 1], Task.MULTI: [0, 5, 7],
     }  # fmt: skip
-    assert {task: rows.values.shape[1] for task, rows in answers.items()} == {
+    assert {task: rows.values.shape[1] for task, rows in outputs.items()} == {
         Task.EMBED: 20, Task.TOKENS: HIDDEN, Task.CLASSIFY: 2, Task.SPARSE: 1, Task.MULTI: 16,
     }  # fmt: skip
-    for task, rows in answers.items():  # as each task of the same sequences alone
+    for task, rows in outputs.items():  # as each task of the same sequences alone
         alone = encoder.wait(encoder.submit(batch([task] * len(LENGTHS))))[task]
         for place, sequence in enumerate(mixed.sequences_of(task)):
             got, wanted = rows.slice(place, place + 1), alone.slice(sequence, sequence + 1)
@@ -119,8 +119,8 @@ def test_empty_batch(model: Model, make: Make) -> None:
     encoder, gpu = make(model)
     gpu.submit = lambda *_: 7  # type: ignore[method-assign]
     gpu.wait = lambda ticket: [(1, np.empty((0, 20), np.float32), None, None)]  # type: ignore[method-assign]
-    answer = encoder.wait(encoder.submit(PackedBatch(np.empty(0, np.int32), np.zeros(1, np.int32))))
-    assert answer[Task.EMBED].values.shape == (0, 20)
+    output = encoder.wait(encoder.submit(PackedBatch(np.empty(0, np.int32), np.zeros(1, np.int32))))
+    assert output[Task.EMBED].values.shape == (0, 20)
 
 
 def test_tasks_that_a_model_does_not_have_are_refused(model: Model, make: Make) -> None:

@@ -1,4 +1,4 @@
-"""Decoders as embedders and rerankers beside sentence-transformers; test_model_types.py has their layers."""
+"""Decoders as embedders and rerankers compared with sentence-transformers; test_model_types.py has their layers."""
 
 from __future__ import annotations
 
@@ -257,8 +257,8 @@ def test_a_eurobert_that_classifies_or_fills_masks(tmp_path: Path, pooling: str)
     (folder / "chat_template.jinja").write_text(RERANKER_TEMPLATE)
     with engine.Engine.load(str(folder), device="cpu") as loaded:
         assert any("chat template is for models of one label" in notice for notice in loaded.model.notices)
-        answers = [{each.label: each.score for each in answer} for answer in loaded.classify(pairs, raw=True)]
-    scores = [[answer[f"LABEL_{label}"] for label in range(3)] for answer in answers]
+        outputs = [{each.label: each.score for each in output} for output in loaded.classify(pairs, raw=True)]
+    scores = [[output[f"LABEL_{label}"] for label in range(3)] for output in outputs]
     np.testing.assert_allclose(scores, expected, atol=1e-4)
     folder = tmp_path / "ForMaskedLM"
     reference: Any = SentenceTransformer(str(folder), device="cpu")  # the mean, where no file says it
@@ -271,7 +271,7 @@ def test_a_eurobert_that_classifies_or_fills_masks(tmp_path: Path, pooling: str)
 
 @pytest.mark.parametrize("case", ["qwen3", "qwen2, windows", "mistral", "llama, llama3", "gemma3_text"])
 def test_decoders_of_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """Every row in float32 beside transformers in float64, past windows and blocks; both kinds of kernels."""
+    """Every row in float32 compared with transformers in float64, past windows and blocks; both kinds of kernels."""
     build(tmp_path, case, max_position_embeddings=2048)
     sequences = [ids % 50 + 10 for ids in random_sequences([1100, 1, 2, 16, 513], 64)]
     expected = hidden_states(tmp_path, sequences)

@@ -1,4 +1,4 @@
-"""The CPU encoder beside HuggingFace in float32."""
+"""The CPU encoder compared with HuggingFace in float32."""
 
 from __future__ import annotations
 

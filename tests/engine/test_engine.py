@@ -29,7 +29,7 @@ from tests.server.models import three_heads
 
 
 class Lengths(Encoder):
-    """An encoder that answers each sequence's length and first id, and records its batches."""
+    """An encoder that returns each sequence's length and first id, and records its batches."""
 
     name, device, device_name, dtype, choice = "lengths", "nowhere", "nothing", "float32", ""
 
@@ -49,10 +49,10 @@ class Lengths(Encoder):
 
     def wait(self, ticket: PackedBatch) -> dict[Task, TaskOutput]:
         self.in_flight -= 1
-        answer = np.zeros((ticket.sequences, self.width), np.float32)
-        answer[:, 0] = np.diff(ticket.cu_seqlens)
-        answer[:, 1] = ticket.ids[ticket.cu_seqlens[:-1] + 1]
-        return {Task.EMBED: TaskOutput.one_each(answer)}
+        output = np.zeros((ticket.sequences, self.width), np.float32)
+        output[:, 0] = np.diff(ticket.cu_seqlens)
+        output[:, 1] = ticket.ids[ticket.cu_seqlens[:-1] + 1]
+        return {Task.EMBED: TaskOutput.one_each(output)}
 
     def close(self) -> None:
         self.batches.clear()
@@ -193,13 +193,13 @@ def test_vectors_that_are_not_finite(
     wait = three.encoder.wait
 
     def poisoned(ticket: Any) -> dict[Task, TaskOutput]:
-        answer = wait(ticket)
-        for rows in answer.values():
+        output = wait(ticket)
+        for rows in output.values():
             for sequence, ids_of in enumerate(batches.pop(id(ticket))):
                 if np.array_equal(ids_of, ids):
                     assert rows.counts[sequence]
                     rows.values[rows.offsets[sequence + 1] - 1, -1] = wrong
-        return answer
+        return output
 
     batches: dict[int, list[Any]] = {}
     submit = three.encoder.submit

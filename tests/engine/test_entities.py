@@ -1,4 +1,4 @@
-"""Entities and zero-shot classes beside transformers' pipelines, and what Engine refuses."""
+"""Entities and zero-shot classes compared with transformers' pipelines, and what Engine refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLOPs of a model's layers, beside counts by hand."""
+"""FLOPs of a model's layers, compared with counts by hand."""
 
 from __future__ import annotations
 

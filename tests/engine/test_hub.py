@@ -29,7 +29,7 @@ class Hub:
     refusal: tuple[int, str] | None = None  # status and the hub's own error code, whatever the token
     tokens: set[str | None] = field(default_factory=set)  # of requests for the model
 
-    def answer(self, path: str, authorization: str | None) -> tuple[int, dict[str, str], bytes]:
+    def respond(self, path: str, authorization: str | None) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body."""
         if "org/private" not in path:
             return 200, {}, b"{}"
@@ -58,7 +58,7 @@ def hub(tmp_path: Path, build_bert: BuildBert, monkeypatch: pytest.MonkeyPatch) 
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, headers, body = served.answer(self.path, self.headers.get("authorization"))
+            status, headers, body = served.respond(self.path, self.headers.get("authorization"))
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -149,7 +149,7 @@ def test_an_adapter_of_the_hub_names_no_folder(hub: Hub, tmp_path: Path, monkeyp
 
 @pytest.fixture
 def silent_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """In the hub's place: accepts connections and answers nothing."""
+    """In the hub's place: accepts connections and never responds."""
     from huggingface_hub import constants
 
     monkeypatch.setattr("embert.engine.files.hub.HUB_TIMEOUT_S", 0.1)
@@ -211,7 +211,7 @@ def test_what_the_cache_lacks_is_fetched(
 
 
 @pytest.mark.parametrize("model", ["org/private", "sentence-transformers/all-MiniLM-L6-v2"])
-def test_hub_that_never_answers(silent_hub: socket.socket, model: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_hub_that_never_responds(silent_hub: socket.socket, model: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "embert")
     if model == "org/private":
         with pytest.raises(ModelNotFound, match=r"did not respond in time: .*HF_ENDPOINT.*hf download") as caught:

@@ -1,4 +1,4 @@
-"""The tables of keys beside the installed libraries: every key that these read has a row, and readers use the rows."""
+"""The tables of keys compared with the installed libraries: each key that these read has a row, and readers use it."""
 
 from __future__ import annotations
 

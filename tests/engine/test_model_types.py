@@ -1,4 +1,4 @@
-"""Every model type beside HuggingFace: names of tensors and fields, positions, tokenizers."""
+"""Every model type compared with HuggingFace: names of tensors and fields, positions, tokenizers."""
 
 from __future__ import annotations
 
@@ -172,14 +172,14 @@ def test_tensor_names_of_transformers_classes(tmp_path: Path, case: str, head: s
     assert not {name for name in load_file(path) if ".0." in name} & set(own)  # of the first layer, none is the same
     pooling, task = READS[head]
     batch = engine.pack(random_sequences([3, 40], 60)).wanting(task)
-    answers = []
+    outputs = []
     for _ in range(2):
         encoder = engine.load_encoder(engine.load_model(str(folder), pooling=pooling), device="cpu")
-        answers.append(encoder.wait(encoder.submit(batch))[task])
+        outputs.append(encoder.wait(encoder.submit(batch))[task])
         save_file(own, path, {"format": "pt"})
-    assert answers[0].values.size
-    np.testing.assert_array_equal(answers[0].values, answers[1].values)
-    np.testing.assert_array_equal(answers[0].indices, answers[1].indices)
+    assert outputs[0].values.size
+    np.testing.assert_array_equal(outputs[0].values, outputs[1].values)
+    np.testing.assert_array_equal(outputs[0].indices, outputs[1].indices)
 
 
 @pytest.mark.parametrize(

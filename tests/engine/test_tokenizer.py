@@ -229,12 +229,12 @@ def test_decode(tokenizer: engine.Tokenizer) -> None:
 def test_several_threads(default_model: Model, library: Backend, real_texts: list[str]) -> None:
     tokenizer = engine.Tokenizer(default_model)
     texts = [text for text in real_texts if len(text) < 2000][:200]
-    answers = [expected(library, text) for text in texts]
+    known = [expected(library, text) for text in texts]
     wrong: list[str] = []
 
     def work(seed: int) -> None:
         order = np.random.default_rng(seed).permutation(len(texts))
-        wrong.extend(texts[i] for i in order if sequences(tokenizer.encode([texts[i]])) != [answers[i]])
+        wrong.extend(texts[i] for i in order if sequences(tokenizer.encode([texts[i]])) != [known[i]])
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:

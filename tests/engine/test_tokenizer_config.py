@@ -1,4 +1,4 @@
-"""Tokenizers as the files beside tokenizer.json have them: ids and token types are those of AutoTokenizer."""
+"""Tokenizers as the files next to tokenizer.json state them: ids and token types are those of AutoTokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short load tests against a real server. Importing locust changes a process, so it gets a process of its own."""
+"""Short load tests against a real server. Importing locust changes a process, so it runs in a separate process."""
 
 from __future__ import annotations
 

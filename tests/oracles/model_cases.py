@@ -164,7 +164,7 @@ def build(
         if "norm" in name.lower() or name.endswith(("bias", "_embeddings.weight", "embed_tokens.weight")):
             parameter.data += torch.randn_like(parameter) * 0.2
     made.save_pretrained(folder)  # type: ignore[operator]
-    # Tests put tokenizers of any kind beside any model.
+    # Tests put tokenizers of any kind next to any model.
     fields = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "token_type_ids"]}
     (folder / "tokenizer_config.json").write_text(json.dumps(fields))
     if modules:

@@ -26,6 +26,7 @@ from tests.csrc.encoder.random_models import (
     packed,
     part,
     random_bert,
+    random_mpnet,
     relative_error,
     with_cublaslt,
 )
@@ -50,11 +51,31 @@ def test_1000_sequences_against_hugging_face(
     assert relative_error(got, wanted) <= 0.8 * relative_error(hugging_face(folder, batch, torch.float16), wanted)
 
 
+@pytest.fixture(scope="module")
+def mpnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_mpnet(tmp_path_factory.mktemp("mpnet"), num_hidden_layers=4)
+
+
+@pytest.mark.parametrize("model", ["base", "mpnet"])
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("bfloat16", 2e-2)])
-def test_other_types(base: Path, random: np.random.Generator, dtype: str, limit: float) -> None:
+def test_other_types(
+    model: str, request: pytest.FixtureRequest, random: np.random.Generator, dtype: str, limit: float
+) -> None:
+    folder: Path = request.getfixturevalue(model)
     batch = packed(random, random.integers(1, 513, 40))
-    ours = with_cublaslt(base, dtype=dtype)
-    assert relative_error(in_parts(ours, batch), hugging_face(base, batch, torch.float64)) <= limit
+    ours = with_cublaslt(folder, dtype=dtype)
+    assert relative_error(in_parts(ours, batch), hugging_face(folder, batch, torch.float64)) <= limit
+    ours.close()
+
+
+def test_relative_positions_of_narrow_heads(tmp_path: Path, random: np.random.Generator) -> None:
+    folder = random_mpnet(tmp_path, **NARROW)
+    ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS)
+    batch = packed(random, random.integers(1, 513, 100))
+    wanted = hugging_face(folder, batch, torch.float64)
+    assert relative_error(in_parts(ours, batch), wanted) <= 1.1 * relative_error(
+        hugging_face(folder, batch, torch.float16), wanted
+    )
     ours.close()
 
 
@@ -94,17 +115,25 @@ def test_padding_tokens_inside_texts(tmp_path: Path, case: str, graphs: bool) ->
     ours.close()
 
 
-@pytest.mark.parametrize("pooling", ["cls", "last-token", "max"])
+@pytest.mark.parametrize(
+    ("model", "pooling"),
+    [*(("base", pooling) for pooling in ("cls", "last-token", "max")),
+     *(("mpnet", pooling) for pooling in ("mean", "cls", "last-token"))],
+)  # fmt: skip
 @pytest.mark.parametrize("gemm", ["auto", "cublaslt"])
-def test_other_poolings(base: Path, random: np.random.Generator, pooling: str, gemm: str) -> None:
-    ours = with_cublaslt(base, pooling, gemm=gemm)
-    lengths = np.concatenate([[1, 2, 32, 33, 64, 65, 128, 129, 511, 512], random.integers(1, 200, 40)])
+def test_poolings(
+    model: str, request: pytest.FixtureRequest, random: np.random.Generator, pooling: str, gemm: str
+) -> None:
+    """MPNet adds biases by distance to attention scores."""
+    folder: Path = request.getfixturevalue(model)
+    ours = with_cublaslt(folder, pooling, gemm=gemm)
+    lengths = np.concatenate([[1, 2, 16, 17, 32, 33, 64, 65, 128, 129, 511, 512], random.integers(1, 300, 40)])
     batch = packed(random, lengths)
     everyone = np.arange(len(lengths))
     # Many rows of which few are pooled, and few rows: the last layer runs on the pooled ones, or on all.
     together = ours.encode(part(batch, everyone))
-    wanted = hugging_face(base, batch, torch.float64, pooling)
-    of_torch = relative_error(hugging_face(base, batch, torch.float16, pooling), wanted)
+    wanted = hugging_face(folder, batch, torch.float64, pooling)
+    of_torch = relative_error(hugging_face(folder, batch, torch.float16, pooling), wanted)
     assert relative_error(together, wanted) <= 1.1 * of_torch
     for rows in (
         *(everyone[i : i + 1] for i in everyone),

@@ -1,4 +1,4 @@
-"""Adapters: jina-embeddings-v3 in both kinds of files beside transformers' class with the adapters in its weights."""
+"""jina-embeddings-v3 in both kinds of files, compared with transformers' class with the adapters in its weights."""
 
 from __future__ import annotations
 

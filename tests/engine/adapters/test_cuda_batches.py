@@ -38,16 +38,16 @@ def test_what_each_sequence_wants_stays_with_it(model: Model, make: Make, jina: 
              for number in ADAPTERS]  # fmt: skip
     dimensions, normalize = np.arange(len(LENGTHS), dtype=np.int32) * 4, np.arange(len(LENGTHS)) % 3 > 0
     batch = packed(tasks=np.array(tasks, np.uint8), dimensions=dimensions, normalize=normalize)
-    answers = encoder.wait(encoder.submit(batch))
+    outputs = encoder.wait(encoder.submit(batch))
     wanted = expected(jina, batch)
-    assert [*answers] == [Task.EMBED, Task.TOKENS]
+    assert [*outputs] == [Task.EMBED, Task.TOKENS]
     embedding = [i for i, task in enumerate(tasks) if Task.EMBED in task]
     np.testing.assert_allclose(
-        answers[Task.EMBED].values, np.stack([wanted[i].mean(0) for i in embedding]), atol=1e-4
+        outputs[Task.EMBED].values, np.stack([wanted[i].mean(0) for i in embedding]), atol=1e-4
     )  # the stand-in neither cuts nor normalizes
     for_tokens = [i for i, task in enumerate(tasks) if Task.TOKENS in task]
-    np.testing.assert_allclose(answers[Task.TOKENS].values, np.concatenate([wanted[i] for i in for_tokens]), atol=2e-4)
-    assert answers[Task.TOKENS].counts.tolist() == [LENGTHS[i] for i in for_tokens]
+    np.testing.assert_allclose(outputs[Task.TOKENS].values, np.concatenate([wanted[i] for i in for_tokens]), atol=2e-4)
+    assert outputs[Task.TOKENS].counts.tolist() == [LENGTHS[i] for i in for_tokens]
 
 
 def test_two_full_batches_in_flight_and_no_third(model: Model, make: Make) -> None:
@@ -57,7 +57,7 @@ def test_two_full_batches_in_flight_and_no_third(model: Model, make: Make) -> No
     assert first.tokens == second.tokens == encoder.max_batch_tokens
     alone = [encoder.encode(each) for each in (first, second)]
     tickets = [encoder.submit(each) for each in (first, second)]
-    assert [len(each._answers) for each in gpu.encoders] == [2] * 6
+    assert [len(each._outputs) for each in gpu.encoders] == [2] * 6
     for third in (packed(), packed([3], [2]), packed([3, 3], [4, -1])):
         with pytest.raises(EncoderError, match="two batches are in flight already"):
             encoder.submit(third)
@@ -68,7 +68,7 @@ def test_two_full_batches_in_flight_and_no_third(model: Model, make: Make) -> No
     few = encoder.submit(packed([3, 4], [0, 1])), encoder.submit(packed([5, 6], [1, 2]))
     with pytest.raises(EncoderError, match="two batches are in flight already"):
         encoder.submit(packed([3, 4, 5], [0, 1, 2]))  # the first and the third encoder have room
-    assert [len(each._answers) for each in gpu.encoders] == [0, 1, 2, 1, 0, 0]
+    assert [len(each._outputs) for each in gpu.encoders] == [0, 1, 2, 1, 0, 0]
     for ticket in few:
         encoder.wait(ticket)
     assert encoder.encode(packed()).shape == (12, 64)
@@ -84,7 +84,7 @@ def test_part_that_cannot_be_submitted(
     with pytest.raises(EncoderError, match=r"^cuda:0 \(A GPU\): out of memory$") as caught:
         encoder.submit(packed())
     assert type(caught.value) is error
-    assert not any(each._answers for each in gpu.encoders)
+    assert not any(each._outputs for each in gpu.encoders)
     np.testing.assert_array_equal(encoder.encode(packed()), wanted)
 
 
@@ -102,17 +102,17 @@ def test_parts_that_fail_while_they_are_waited_for(
     wait = StandInEncoder.wait
 
     def failing(self: StandInEncoder, ticket: int) -> Any:
-        answers = wait(self, ticket)
+        outputs = wait(self, ticket)
         if (failure := failures.get(gpu.encoders.index(self))) is not None:
             raise failure
-        return answers
+        return outputs
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StandInEncoder, "wait", failing)
         with pytest.raises(EncoderError, match=r"cuda:0 \(A GPU\): [ab]") as caught:
             encoder.wait(ticket)
     assert type(caught.value) is error
-    assert not any(each._answers for each in gpu.encoders)
+    assert not any(each._outputs for each in gpu.encoders)
     np.testing.assert_array_equal(encoder.encode(packed()), wanted)
 
 

@@ -34,7 +34,7 @@ def words(*, markers: bool = False) -> Backend:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Write what transformers needs beside a tokenizer.json."""
+    """Write what transformers needs next to a tokenizer.json."""
     path = str(folder / "tokenizer.json")
     names = {f"{kind}_token": f"[{kind.upper()}]" for kind in ("cls", "sep", "pad", "unk", "mask")}
     kind: Any = transformers.PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""Poolings, and modules after pooling, beside sentence-transformers: on the CPU, and on the host after a GPU."""
+"""Poolings, and modules after pooling, compared with sentence-transformers: on the CPU, and on the host after a GPU."""
 
 from __future__ import annotations
 
@@ -144,15 +144,15 @@ def test_tasks_share_a_batch_on_the_host(
     ticket = on_gpu.submit(mixed)
     tasks[:] = 0  # as soon as it is submitted, its arrays may be used again
     mixed.dimensions[:] = 3  # type: ignore[index]
-    answers = on_gpu.wait(ticket)
+    outputs = on_gpu.wait(ticket)
     tasks[:] = [1, 2, 3, 1]
     mixed.dimensions[:] = [0, 0, 7, 0]  # type: ignore[index]
     wanted: dict[Task, TaskOutput] = on_cpu.wait(on_cpu.submit(mixed))
-    assert set(answers) == set(wanted) == {Task.EMBED, Task.TOKENS}
+    assert set(outputs) == set(wanted) == {Task.EMBED, Task.TOKENS}
     for task, rows in wanted.items():
-        assert answers[task].offsets.tolist() == rows.offsets.tolist()
-        np.testing.assert_allclose(answers[task].values, rows.values, rtol=1e-4, atol=1e-5)
+        assert outputs[task].offsets.tolist() == rows.offsets.tolist()
+        np.testing.assert_allclose(outputs[task].values, rows.values, rtol=1e-4, atol=1e-5)
     with pytest.raises(EncoderError, match=r"dimensions of sequence 0 must be 0 to 20, found 21"):
         on_gpu.submit(PackedBatch(ids[:3], np.array([0, 3], np.int32), dimensions=np.array([21], np.int32)))
     alone = on_gpu.encode(PackedBatch(ids[:3], np.array([0, 3], np.int32)))
-    np.testing.assert_array_equal(alone[0], answers[Task.EMBED].values[0])  # the same bits whatever it is batched with
+    np.testing.assert_array_equal(alone[0], outputs[Task.EMBED].values[0])  # the same bits whatever it is batched with

@@ -1,4 +1,4 @@
-"""Classification heads: what files say of them, and the CPU encoder's logits beside HuggingFace's."""
+"""Classification heads: what files say of them, and the CPU encoder's logits compared with HuggingFace's."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_texts_of_different_tasks_share_a_batch(tmp_path: Path, pooling: str, dt
     sequences = random_sequences([5, 300 % 128, 3, 60, 5, 128] * 4, 90)
     whole = engine.pack(sequences)
     tasks = np.array([1, 4, 5, 4, 2, 7] * 4, np.uint8)
-    answer = encoder.wait(encoder.submit(engine.pack(sequences, tasks=tasks)))
+    output = encoder.wait(encoder.submit(engine.pack(sequences, tasks=tasks)))
     logits, vectors, states = (encoder.encode(whole, task) for task in (Task.CLASSIFY, Task.EMBED, Task.TOKENS))
     close: dict[str, Any] = {"atol": 1e-4 if dtype == "float32" else 0.1, "rtol": 0}
-    np.testing.assert_allclose(answer[Task.CLASSIFY].values, logits[tasks & 4 != 0], **close)
-    np.testing.assert_allclose(answer[Task.EMBED].values, vectors[tasks & 1 != 0], **close)
+    np.testing.assert_allclose(output[Task.CLASSIFY].values, logits[tasks & 4 != 0], **close)
+    np.testing.assert_allclose(output[Task.EMBED].values, vectors[tasks & 1 != 0], **close)
     split = np.split(states, whole.cu_seqlens[1:-1])
     expected = np.concatenate([each for each, wants in zip(split, tasks & 2, strict=True) if wants])
-    np.testing.assert_allclose(answer[Task.TOKENS].values, expected, **close)
+    np.testing.assert_allclose(output[Task.TOKENS].values, expected, **close)
     first = {"cls": whole.cu_seqlens[:-1], "last-token": whole.cu_seqlens[1:] - 1}.get(pooling)
     if first is not None:
         np.testing.assert_allclose(vectors, unit(states[first]), **close)

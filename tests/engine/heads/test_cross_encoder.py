@@ -1,4 +1,4 @@
-"""Engine.score, rerank and classify beside sentence-transformers' CrossEncoder, from its own folders."""
+"""Engine.score, rerank and classify compared with sentence-transformers' CrossEncoder, from its own folders."""
 
 from __future__ import annotations
 

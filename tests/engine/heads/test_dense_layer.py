@@ -1,4 +1,4 @@
-"""Layers of heads in numpy, beside torch's."""
+"""Layers of heads in numpy, compared with torch's."""
 
 from __future__ import annotations
 

@@ -69,15 +69,15 @@ def test_rerank_gives_the_best_first(reranker: engine.Engine) -> None:
 
 
 def test_texts_and_pairs_are_classified_together(classifier: engine.Engine, folder: Callable[[int], Path]) -> None:
-    answers = classifier.classify(["a cat", ("who purrs", "a cat"), "a tax form"])
+    outputs = classifier.classify(["a cat", ("who purrs", "a cat"), "a tax form"])
     single = classifier.tokenizer.encode(["a cat", "a tax form"])
     logits = hugging_face_logits(folder(3), np.split(single.ids, single.lengths[:1]))
-    for answer, row in zip(answers[::2], logits, strict=True):
+    for output, row in zip(outputs[::2], logits, strict=True):
         wanted = torch.from_numpy(row).softmax(0)
         order = np.argsort(-row)
-        assert [each.label for each in answer] == [f"label {i}" for i in order]
-        np.testing.assert_allclose([each.score for each in answer], wanted[order], atol=2e-5)
-    assert answers[1] == classifier.classify([("who purrs", "a cat")])[0] != answers[0]
+        assert [each.label for each in output] == [f"label {i}" for i in order]
+        np.testing.assert_allclose([each.score for each in output], wanted[order], atol=2e-5)
+    assert outputs[1] == classifier.classify([("who purrs", "a cat")])[0] != outputs[0]
     (raw,) = classifier.classify(["a cat"], raw=True)
     np.testing.assert_allclose([each.score for each in raw], np.sort(logits[0])[::-1], atol=1e-4)
     assert isinstance(raw[0], LabelScore)

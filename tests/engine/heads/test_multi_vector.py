@@ -1,4 +1,4 @@
-"""Multi-vectors: late interaction beside sentence-transformers, which reads PyLate's and Stanford's files, too."""
+"""Multi-vectors: late interaction compared with sentence-transformers, which reads PyLate's and Stanford's too."""
 
 from __future__ import annotations
 

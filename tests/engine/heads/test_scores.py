@@ -1,4 +1,4 @@
-"""Logits to scores, beside torch, and at the ends of float32."""
+"""Logits to scores, compared with torch, and at the ends of float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse vectors beside HuggingFace and sentence-transformers: SPLADE in every case, and bge-m3's token weights."""
+"""Sparse vectors compared with HuggingFace and sentence-transformers: SPLADE and bge-m3's token weights."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_word_table_under_the_decoders_name(tmp_path: Path, case: str, metadata:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_vocabulary_of_30522(tmp_path: Path, dtype: str) -> None:
-    # A decoder of its own: nothing but its bias is learned with the head where it is tied to the word table.
+    # A separate decoder: nothing but its bias is learned with the head where it is tied to the word table.
     reference = MaskedLM(
         tmp_path, "bert", vocab_size=30_522, share=0.01, hidden_size=32, tie_word_embeddings=dtype == "bfloat16"
     )

@@ -1,4 +1,4 @@
-"""DeBERTa v2 and v3: buckets of distances, lengths to 512 beside float64, and sentence-transformers' classes."""
+"""DeBERTa v2 and v3: buckets of distances, lengths to 512 compared with float64, and sentence-transformers' classes."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def test_scores_of_pairs_are_those_of_cross_encoder(tmp_path: Path, case: str, l
     expected = np.stack([oracle.predict([pair])[0] for pair in pairs])
     assert np.ptp(expected) > 0.1
     with engine.Engine.load(str(folder), device="cpu") as loaded:
-        answers = [{each.label: each.score for each in answer} for answer in loaded.classify(pairs, raw=True)]
-    scores = [[answer[f"LABEL_{label}"] for label in range(labels)] for answer in answers]
+        outputs = [{each.label: each.score for each in output} for output in loaded.classify(pairs, raw=True)]
+    scores = [[output[f"LABEL_{label}"] for label in range(labels)] for output in outputs]
     np.testing.assert_allclose(scores, expected.reshape(-1, labels), atol=1e-4)
 
 
@@ -156,7 +156,7 @@ def test_the_newer_head_of_a_masked_language_model(tmp_path: Path) -> None:
 
 
 def test_memory_counts_the_rows_of_distances(tmp_path: Path) -> None:
-    """Those of a layer's queries and keys: 32 rows of 64 columns each, of 4 bytes."""
+    """Rows of a layer's queries and keys: 32 rows of 64 columns each, of 4 bytes."""
     folder = build(tmp_path, "deberta-v2")
     save_tokenizer(folder)
     model = engine.load_model(str(folder))

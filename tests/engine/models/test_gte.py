@@ -81,17 +81,17 @@ def test_separate_queries_keys_and_values(tmp_path: Path) -> None:
     folder = build(tmp_path, "gte")
     byte_level(300).save(str(folder / "tokenizer.json"))
     written(folder / "config.json", pack_qkv=False)
-    sequences, answers = random_sequences([3, 40], 60), []
+    sequences, outputs = random_sequences([3, 40], 60), []
     path = folder / "model.safetensors"
     for _ in range(2):
         encoder = engine.load_encoder(engine.load_model(str(folder)), device="cpu")
-        answers.append(encoder.encode(engine.pack(sequences), Task.TOKENS))
+        outputs.append(encoder.encode(engine.pack(sequences), Task.TOKENS))
         tensors = load_file(path)
         for name in [name for name in tensors if "qkv_proj" in name]:
             for kind, part in zip("qkv", tensors.pop(name).chunk(3), strict=True):
                 tensors[name.replace("qkv", kind)] = part.clone()
         save_file(tensors, path, {"format": "pt"})
-    np.testing.assert_array_equal(answers[0], answers[1])
+    np.testing.assert_array_equal(outputs[0], outputs[1])
 
 
 def test_position_table(tmp_path: Path) -> None:
@@ -117,15 +117,15 @@ def test_heads_under_own_names(tmp_path: Path, head: str) -> None:
     folder = build(tmp_path, "gte", head=head, modules=False)
     small_tokenizer(64).save(str(folder / "tokenizer.json"))
     pooling, task = ("splade", Task.SPARSE) if head == "ForMaskedLM" else (None, Task.CLASSIFY)
-    path, ids, answers = folder / "model.safetensors", random_sequences([40], 60)[0], []
+    path, ids, outputs = folder / "model.safetensors", random_sequences([40], 60)[0], []
     for _ in range(2):
         encoder = engine.load_encoder(engine.load_model(str(folder), pooling=pooling), device="cpu")
-        answers.append(encoder.wait(encoder.submit(engine.pack([ids]).wanting(task)))[task])
+        outputs.append(encoder.wait(encoder.submit(engine.pack([ids]).wanting(task)))[task])
         renamed = {name.replace("gte.", "new."): tensor for name, tensor in load_file(path).items()}
         save_file(renamed, path, {"format": "pt"})
         written(folder / "config.json", architectures=[f"New{head}"], rope_scaling=None)
-    assert answers[0].values.size
-    np.testing.assert_array_equal(answers[0].values, answers[1].values)
+    assert outputs[0].values.size
+    np.testing.assert_array_equal(outputs[0].values, outputs[1].values)
 
 
 def test_activation_of_the_masked_lm_head(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""nomic-bert as its own code stores it, beside that code's formulas in float64."""
+"""nomic-bert as its own code stores it, compared with that code's formulas in float64."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Eight bits: the definition, the CPU encoder beside it, and what is said of their cost."""
+"""int8: the definition, the CPU encoder compared with it, and the accuracy that is reported."""

@@ -1,4 +1,4 @@
-"""The CPU encoder in eight bits beside the definition in numpy, and beside float32."""
+"""The CPU encoder in int8 compared with the definition in numpy and with float32."""
 
 from __future__ import annotations
 
