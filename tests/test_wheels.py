@@ -21,10 +21,11 @@ from email.parser import Parser
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from embert import __version__
-from tests.server.live import ROOT, free_port, until
+from tests.server.live import ROOT, until
 
 MODE = os.environ.get("EMBERT_TEST_WHEELS", "")
 BUILD = "import sys; from scikit_build_core import build; print(getattr(build, sys.argv[1])(sys.argv[2]))"
@@ -116,17 +117,11 @@ class Environment:
         return libraries / "site-packages"
 
     def install(self, *words: str | Path) -> None:
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            str(self.bin / "python"),
-            "--disable-pip-version-check",
-            "install",
-            "--no-compile",  # of thousands of modules few are imported
-        ]
-        ran = subprocess.run([*pip, "--quiet", *map(str, words)], capture_output=True, text=True, check=False)
+        self.pip("install", "--no-compile", *words)  # of thousands of modules few are imported
+
+    def pip(self, *words: str | Path) -> None:
+        command = [sys.executable, "-m", "pip", "--python", self.bin / "python", "--quiet", *words]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
     def command(self, *words: str | Path) -> list[str]:
@@ -155,11 +150,9 @@ class Environment:
 
     def check_serving(self, **env: str) -> None:
         """Vectors over HTTP, of the packaged model."""
-        port = free_port()
-        command = self.command("serve", "--host", "127.0.0.1", "--port", str(port))
-        with running_server(
-            subprocess.Popen(command, cwd=self.working, env=self.variables(**env), text=True), port
-        ) as client:
+        command = self.command("serve", "--host", "127.0.0.1", "--port", "0")
+        process = subprocess.Popen(command, cwd=self.working, env=self.variables(**env), text=True)
+        with running_server(process) as client:
             if env:
                 assert len(vector(client)) == 384
             else:
@@ -167,11 +160,18 @@ class Environment:
 
 
 @contextlib.contextmanager
-def running_server(process: subprocess.Popen[str], port: int) -> Iterator[httpx.Client]:
+def running_server(process: subprocess.Popen[str]) -> Iterator[httpx.Client]:
     """A client of what `process` serves, once it is ready; then SIGTERM ends it, within its time and with status 0."""
+
+    def ports() -> list[int]:
+        assert process.poll() is None, "it has ended"
+        connections = psutil.Process(process.pid).net_connections("tcp")
+        return [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
+
     with process:
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            port = until(ports, 120, what="an open port")[0]
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
 
                 def ready() -> bool:
                     assert process.poll() is None, "it has ended"
@@ -183,7 +183,7 @@ def running_server(process: subprocess.Popen[str], port: int) -> Iterator[httpx.
                 yield client
         finally:
             process.terminate()
-            process.wait(40)
+            process.wait(120)
         assert process.returncode == 0
 
 
@@ -264,18 +264,8 @@ def test_released_wheels_serve_from_empty_environments(tmp_path: Path) -> None:
         folder = tmp_path / python.name
         folder.mkdir()
         environment = Environment(folder, python)
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            str(environment.bin / "python"),
-            "download",
-            "--quiet",
-            "--no-index",
-        ]
-        subprocess.run(
-            [*pip, "--no-deps", "--find-links", str(ROOT / "dist"), "--dest", str(folder), "embert"], check=True
+        environment.pip(
+            "download", "--no-index", "--no-deps", "--find-links", ROOT / "dist", "--dest", folder, "embert"
         )
         (chosen,) = folder.glob("embert-*.whl")
         if python.name == own:

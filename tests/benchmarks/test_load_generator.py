@@ -19,8 +19,8 @@ REQUESTS = tuple(post("/embed", {"inputs": str(i)}, kind="query", texts=1, token
 
 
 @contextmanager
-def answering(answer: Callable[[int], bytes]) -> Iterator[int]:
-    """A server that responds to its n-th request with `answer(n)`; empty bytes hang up."""
+def responding(response: Callable[[int], bytes]) -> Iterator[int]:
+    """A server that responds to its n-th request with `response(n)`; empty bytes hang up."""
     numbers = iter(range(10**9))
 
     class Handler(socketserver.StreamRequestHandler):
@@ -32,7 +32,7 @@ def answering(answer: Callable[[int], bytes]) -> Iterator[int]:
                         length = int(line.split(b":")[1])
                 assert head.startswith(b"POST /embed")
                 self.rfile.read(length)
-                if not (content := answer(next(numbers))):
+                if not (content := response(next(numbers))):
                     return
                 self.wfile.write(content)
 
@@ -41,7 +41,7 @@ def answering(answer: Callable[[int], bytes]) -> Iterator[int]:
         request_queue_size = 64
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """The load hangs up when it is done; that is no error."""
+            """The load hangs up when it is done; this is not an error."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -55,21 +55,21 @@ def load(port: int, connections: int = 4, window_s: float = 0.5, rate: float | N
     return run(Plan(port, REQUESTS, connections, window_s, settle_s=0.1, rate=rate), time.monotonic() + 0.1)
 
 
-def test_closed_loop_sends_the_next_request_when_one_is_answered() -> None:
+def test_closed_loop_sends_the_next_request_after_a_response() -> None:
     def slow(number: int) -> bytes:
         time.sleep(0.02)
         return OK
 
-    with answering(slow) as port:
+    with responding(slow) as port:
         responses = load(port)
     assert set(responses.status.tolist()) == {200}
     assert (responses.ended - responses.due).min() >= 0.02
-    assert len(responses.status) <= 4 * (0.6 / 0.02 + 1)
-    assert set(responses.request.tolist()) == set(range(len(REQUESTS)))
+    # Of four connections none sends before an earlier response has come.
+    assert (np.sort(responses.due)[4:] >= np.sort(responses.ended)[:-4]).all()
 
 
 def test_open_loop_sends_at_the_rate_that_is_due() -> None:
-    with answering(lambda number: OK) as port:
+    with responding(lambda number: OK) as port:
         responses = load(port, window_s=1.0, rate=300.0)
     inside = responses.due >= responses.opened
     assert inside.sum() == pytest.approx(300, abs=80)  # Poisson: more than four standard deviations
@@ -86,15 +86,15 @@ def test_open_loop_latency_runs_from_the_moment_due() -> None:
                 time.sleep(0.4)
         return OK
 
-    with answering(stalling) as port:
+    with responding(stalling) as port:
         responses = load(port, window_s=1.0, rate=100.0)
     late = responses.ended - responses.due > 0.05
     assert late.sum() >= 15
 
 
 def test_broken_connection_is_counted_and_replaced() -> None:
-    with answering(lambda number: b"" if number == 5 else OK) as port:
-        responses = load(port, connections=2, window_s=1.5)
+    with responding(lambda number: b"" if number == 0 else OK) as port:
+        responses = load(port, connections=1, window_s=5.0, rate=5.0)
     assert (responses.status == LOST).sum() == 1
-    assert (responses.status == 200).sum() > 10
+    assert (responses.status == 200).sum() == len(responses.status) - 1 > 0
     assert np.isfinite(responses.ended).all()
