@@ -8,43 +8,10 @@ from pathlib import Path
 
 from tests.csrc.host_program import RECORDED, build
 
-__all__ = [
-    "BERT",
-    "CLASSIFY",
-    "CLS",
-    "ELECTRA",
-    "EMBED",
-    "GTE",
-    "HIDDEN",
-    "HOPPER",
-    "JINA",
-    "KINDS",
-    "LAST",
-    "LAYERS",
-    "LONG",
-    "MAX",
-    "MEAN",
-    "MODERN",
-    "MULTI",
-    "NOMIC",
-    "PORTABLE",
-    "QWEN",
-    "SPARSE",
-    "TOKENS",
-    "Batch",
-    "built",
-    "everything",
-    "launches",
-    "names",
-    "only",
-]
-
 CLS, MEAN, MAX, LAST = range(4)
 LAYERS, HIDDEN = 3, 256
-HOPPER, PORTABLE = "hopper", "cublaslt"
-KINDS = range(8)
-BERT, _, MODERN, NOMIC, GTE, ELECTRA, _, JINA = KINDS  # small ones of that kind: recording_device.h
-QWEN = 8
+HOPPER = "hopper"
+BERT, STORED_IN_FLOAT16 = 0, 0  # recorded_forwards.cpp takes other kinds of models and checkpoints, too
 EMBED, TOKENS, CLASSIFY, SPARSE, MULTI = (1 << bit for bit in range(5))
 LONG = [500, 400, 300, 20, 33]
 
@@ -64,14 +31,7 @@ def launches(program: Path, pooling: int, gemm: str, *batches: Batch, **options:
 
 
 def everything(
-    program: Path,
-    pooling: int,
-    gemm: str,
-    *batches: Batch,
-    graphs: int = 0,
-    model: int = BERT,
-    stored: int = 0,
-    heads: int = 0,
+    program: Path, pooling: int, gemm: str, *batches: Batch, graphs: int = 0, heads: int = 0
 ) -> list[Launch]:
     """The same from the moment that the weights are there. `heads`: bits of tasks; EMBED: Dense modules."""
 
@@ -79,7 +39,7 @@ def everything(
         return str(text) if isinstance(text, int) else f"{text[0]}:{text[1]}"
 
     lengths = " / ".join(" ".join(map(written, batch)) for batch in batches).split()
-    options = [str(int(option)) for option in (graphs, model, stored, heads)]
+    options = [str(int(option)) for option in (graphs, BERT, STORED_IN_FLOAT16, heads)]
     command = [str(program), str(pooling), gemm, *options, *lengths]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = []

@@ -13,11 +13,19 @@ from benchmarks.lib.texts import english
 from embert import engine
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.engine import Engine
-from embert.engine.errors import UnsupportedModel
 from embert.engine.quantization.accuracy import accuracy_of_rows
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.csrc import int8
-from tests.csrc.encoder.random_models import LARGE, NARROW, cosines, packed, part, random_bert, relative_error
+from tests.csrc.encoder.random_models import (
+    LARGE,
+    NARROW,
+    cosines,
+    make_encoder,
+    packed,
+    part,
+    random_bert,
+    relative_error,
+)
 from tests.csrc.int8_device import PROVIDERS
 from tests.oracles import model_cases
 
@@ -25,12 +33,7 @@ pytestmark = pytest.mark.gpu
 
 
 def encoder_of(folder: Path, dtype: str, **options: Any) -> CudaEncoder:
-    try:
-        return CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=16384, dtype=dtype, **options)
-    except UnsupportedModel as error:
-        if "compute capability 9.0" not in str(error) and "this build has no cuBLASLt" not in str(error):
-            raise
-        pytest.skip(str(error))
+    return make_encoder(engine.load_model(str(folder)), dtype=dtype, **options)
 
 
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
@@ -107,28 +110,6 @@ def test_other_architectures(tmp_path: Path, random: np.random.Generator, case: 
         cosines(ours.encode(batch), wanted).min() >= 0.99
     )  # weights as large as these make attention pick single tokens
     ours.close()
-
-
-def test_what_it_refuses(tmp_path: Path) -> None:
-    for config, named in (
-        ({"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}, "hidden size 192"),
-        ({"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1000}, "intermediate size 1000"),
-    ):
-        folder = tmp_path / named.replace(" ", "-")
-        folder.mkdir()
-        model = engine.load_model(str(random_bert(folder, num_hidden_layers=1, **config)))
-        with pytest.raises(UnsupportedModel, match=named):
-            CudaEncoder(model, dtype="int8")
-
-
-def test_another_gpu_than_hopper_is_refused(tmp_path: Path) -> None:
-    model = engine.load_model(str(random_bert(tmp_path, **(BASE | {"num_hidden_layers": 1}))))
-    usual = CudaEncoder(model, dtype="float16", graphs=False)
-    usual.close()
-    if usual.compute_capability == 90:
-        pytest.skip("this one is Hopper")
-    with pytest.raises(UnsupportedModel, match=r"compute capability 9\.0"):
-        CudaEncoder(model, dtype="int8")
 
 
 def test_a_thousand_english_sentences_keep_their_neighbors() -> None:

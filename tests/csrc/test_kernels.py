@@ -207,23 +207,6 @@ def test_gather_refuses_a_pooling_that_reads_every_row(device: Device) -> None:
         device.launch.gather(ref.FLOAT16, 0, 768, 0, 0, 0, 0, ref.MEAN, 1, 768, 0, 0, 0)
 
 
-@pytest.mark.parametrize("kind", [ref.CLS, ref.LAST])
-def test_pool_of_gathered_rows(device: Device, random: np.random.Generator, kind: int) -> None:
-    states = ref.drawn(random, (sum(ref.LENGTHS), 768), ref.FLOAT16)
-    ends = np.cumsum(ref.LENGTHS)
-    rows = ends - 1 if kind == ref.LAST else ends - ref.LENGTHS
-    cu_seqlens = device.put(np.concatenate([[0], ends]).astype(np.int32))
-    cuts = device.put(np.zeros(len(ref.LENGTHS), np.uint32))
-    found = []
-    for array, gathered in ((states, False), (states[rows], True)):
-        vectors = device.new(len(ref.LENGTHS) * 768 * 4)
-        device.launch.pool(
-            ref.FLOAT16, kind, device.put(array), cu_seqlens, cuts, len(ref.LENGTHS), 768, vectors, gathered=gathered
-        )
-        found.append(device.get(vectors, (len(ref.LENGTHS), 768), np.float32))
-    assert (found[0] == found[1]).all()
-
-
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize("kind", [ref.CLS, ref.MEAN, ref.MAX, ref.LAST])
 @pytest.mark.parametrize("hidden", [312, 384, 1024])

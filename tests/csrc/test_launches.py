@@ -9,19 +9,15 @@ import pytest
 from tests.csrc.recorded import (
     CLS,
     HOPPER,
-    LAST,
     LAYERS,
     LONG,
     MEAN,
-    PORTABLE,
     built,
     everything,
     launches,
     names,
     only,
 )
-
-IN_FLOAT16, IN_FLOAT32, VECTORS_IN_FLOAT32 = range(3)  # the checkpoint
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
@@ -38,21 +34,6 @@ def test_the_only_copies_are_the_batch_and_large_outputs(program: Path) -> None:
     )  # too many outputs to be written in place
     found = launches(program, MEAN, HOPPER, LONG, [300], LONG)
     assert not {"allocate", "synchronize"} & set(names(found)[1:])
-
-
-@pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])
-@pytest.mark.parametrize(("pooling", "queries"), [(CLS, 1), (LAST, 2)])
-def test_after_the_last_attention_only_pooled_rows_go_on(program: Path, gemm: str, pooling: int, queries: int) -> None:
-    found = launches(program, pooling, gemm, LONG)
-    tokens, texts = sum(LONG), len(LONG)
-    assert [each["queries"] for each in only(found, "attention")] == [0, 0, queries]
-    (gather,) = only(found, "gather")
-    assert (gather["pooling"], gather["rows"]) == (pooling, texts)
-    products = only(found, "linear")
-    assert [each["rows"] for each in products] == [tokens] * (4 * LAYERS - 3) + [texts] * 3
-    assert (products[-3]["x"], products[-3]["residual"]) == (gather["y"], gather["y_residual"])
-    assert products[-3]["residual_sums"] == gather["y_stats"]
-    assert only(found, "pool")[0]["gathered"] == 1
 
 
 def test_at_load_every_row_before_a_layernorm_is_looked_at_once(program: Path) -> None:

@@ -22,6 +22,7 @@ from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.memory_estimate import estimate_memory
 from embert.engine.model import Model
 from embert.engine.tasks import Task
+from tests.csrc.encoder.random_models import make_encoder
 from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, errors, model_checkpoint
 from tests.engine.conftest import random_sequences
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
@@ -34,13 +35,7 @@ MAX_TOKENS = 2048  # more than all texts, and than a graph takes
 
 
 def made(model: Model, **options: Any) -> CudaEncoder:
-    """An encoder that may need cuBLASLt. Skips where this build was made without its header."""
-    try:
-        return CudaEncoder(model, **{"max_batch_tokens": MAX_TOKENS, **options})
-    except UnsupportedModel as error:
-        if "this build has no cuBLASLt" not in str(error):
-            raise
-        pytest.skip(str(error))
+    return make_encoder(model, **{"max_batch_tokens": MAX_TOKENS, **options})
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
@@ -181,28 +176,24 @@ def test_other_poolings_with_adapters(jina: Jina, pooling: str) -> None:
     encoder.close()
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_a_classification_head_on_the_host(tmp_path: Path, pooling: str) -> None:
-    """The logits of a ModernBERT classifier equal transformers', and are batch-invariant."""
-    folder = build_classifier(tmp_path, "modernbert", classifier_pooling=pooling)
+@pytest.mark.parametrize(
+    ("case", "config"),
+    [
+        ("modernbert", {"classifier_pooling": "cls"}),
+        ("modernbert", {"classifier_pooling": "mean"}),
+        *((case, {"pad_token_id": 7}) for case in ("llama", "qwen2", "qwen3")),
+    ],
+)
+def test_classification_heads(tmp_path: Path, case: str, config: dict[str, Any]) -> None:
+    """Logits equal those of transformers' class, where padding at a text's end does not count, and are batch-invariant.
+
+    ModernBERT's head runs on the host.
+    """
+    folder = build_classifier(tmp_path, case, **config)
     encoder = made(engine.load_model(str(folder)), dtype="float16")
     sequences = random_sequences(LENGTHS, 99, seed=9)
-    found = encoder.encode(engine.pack(sequences), Task.CLASSIFY)
-    wanted = hugging_face_logits(folder, sequences)
-    assert np.abs(found - wanted).max() <= 0.02 * np.abs(wanted).max()
-    for row, ids in enumerate(sequences):
-        single = encoder.encode(engine.pack([ids]), Task.CLASSIFY)
-        assert single.tobytes() == found[row].tobytes() or encoder.gemm != "hopper"
-    encoder.close()
-
-
-@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3"])
-def test_a_classification_head_on_the_last_token(tmp_path: Path, case: str) -> None:
-    """Padding at a text's end does not count, as in transformers' class."""
-    folder = build_classifier(tmp_path, case, pad_token_id=7)
-    encoder = made(engine.load_model(str(folder)), dtype="float16")
-    sequences = random_sequences(LENGTHS, 99, seed=9)
-    sequences[3][-2:] = sequences[8][1:] = 7
+    if "pad_token_id" in config:
+        sequences[3][-2:] = sequences[8][1:] = 7
     found = encoder.encode(engine.pack(sequences), Task.CLASSIFY)
     wanted = hugging_face_logits(folder, sequences)
     assert np.abs(found - wanted).max() <= 0.02 * np.abs(wanted).max()

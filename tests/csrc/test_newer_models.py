@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +13,9 @@ import torch
 from embert.engine.batch import PackedBatch, cumulative
 from embert.engine.encoders.cpu.encoder import TorchEncoder
 from embert.engine.encoders.cuda.encoder import CudaEncoder
-from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.tasks import Task
+from tests.csrc.encoder.random_models import make_encoder
 from tests.oracles.described import ARCHITECTURES, described
 
 pytestmark = pytest.mark.gpu
@@ -32,12 +31,15 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return described(tmp_path_factory.mktemp("model"), request.param, max_positions=LONGEST)
 
 
+def random_batch(model: Model) -> PackedBatch:
+    lengths = np.array(LENGTHS, np.int32)
+    ids = np.random.default_rng(7).integers(0, model.config.vocab_size, lengths.sum()).astype(np.int32)
+    return PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
+
+
 @pytest.fixture(scope="module")
 def batch(model: Model) -> PackedBatch:
-    random = np.random.default_rng(7)
-    lengths = np.array(LENGTHS, np.int32)
-    ids = random.integers(0, model.config.vocab_size, lengths.sum()).astype(np.int32)
-    return PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
+    return random_batch(model)
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +48,9 @@ def wanted(model: Model, batch: PackedBatch) -> npt.NDArray[np.float32]:
     return cpu.encode(batch, Task.TOKENS)
 
 
-def made(model: Model, **options: Any) -> CudaEncoder:
-    """An encoder that may need cuBLASLt. Skips where this build was made without its header."""
-    try:
-        return CudaEncoder(model, max_batch_tokens=4096, **options)
-    except UnsupportedModel as error:
-        if "this build has no cuBLASLt" not in str(error):
-            raise
-        pytest.skip(str(error))
-
-
 @pytest.fixture(scope="module")
 def encoder(model: Model) -> Iterator[CudaEncoder]:
-    encoder = made(model)
+    encoder = make_encoder(model, max_batch_tokens=4096)
     yield encoder
     encoder.close()
 
@@ -76,11 +68,9 @@ def test_gammas_of_decoders_in_16_bits_are_in_the_rows(
 ) -> None:
     """No weight is rounded, and rows with factors are divided by them where they are the residual."""
     model = described(tmp_path, kind, max_positions=LONGEST, stored=stored)
-    lengths = np.array(LENGTHS, np.int32)
-    ids = np.random.default_rng(7).integers(0, model.config.vocab_size, lengths.sum()).astype(np.int32)
-    batch = PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
+    batch = random_batch(model)
     wanted = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 14).encode(batch, Task.TOKENS)
-    encoder = made(model, dtype=dtype)
+    encoder = make_encoder(model, max_batch_tokens=4096, dtype=dtype)
     got = encoder.encode(batch, Task.TOKENS)
     encoder.close()
     assert worst(got, wanted) <= ALLOWED[dtype]
@@ -96,7 +86,7 @@ def test_gammas_of_decoders_in_16_bits_are_in_the_rows(
 def test_token_vectors_are_the_cpus(
     model: Model, batch: PackedBatch, wanted: npt.NDArray[np.float32], dtype: str, gemm: str, fold: bool
 ) -> None:
-    encoder = made(model, dtype=dtype, gemm=gemm, fold=fold)
+    encoder = make_encoder(model, max_batch_tokens=4096, dtype=dtype, gemm=gemm, fold=fold)
     try:
         assert worst(encoder.encode(batch, Task.TOKENS), wanted) <= ALLOWED[dtype]
     finally:
@@ -109,7 +99,7 @@ def test_a_checkpoint_in_16_bits(tmp_path: Path, kind: str) -> None:
     model = described(tmp_path, kind, stored=torch.float16, max_positions=LONGEST)
     ids = np.arange(300, dtype=np.int32) % model.config.vocab_size
     batch = PackedBatch(ids, cumulative(np.array([200, 70, 30], np.int32)))
-    encoder = made(model)
+    encoder = make_encoder(model, max_batch_tokens=4096)
     cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 14)
     assert worst(encoder.encode(batch, Task.TOKENS), cpu.encode(batch, Task.TOKENS)) <= ALLOWED["float16"]
 
@@ -119,12 +109,10 @@ def test_a_checkpoint_in_16_bits(tmp_path: Path, kind: str) -> None:
 def test_pooled_vectors_are_the_cpus(tmp_path: Path, kind: str, pooling: str) -> None:
     """With cls and last-token pooling only some rows go through the end of the last layer."""
     model = described(tmp_path, kind, pooling=pooling, max_positions=LONGEST)
-    lengths = np.array(LENGTHS, np.int32)
-    ids = (np.arange(lengths.sum()) * 13 % model.config.vocab_size).astype(np.int32)
-    batch = PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
+    batch = random_batch(model)
     cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 14)
     for gemm in ("auto", "cublaslt"):
-        encoder = made(model, gemm=gemm)
+        encoder = make_encoder(model, max_batch_tokens=4096, gemm=gemm)
         assert worst(encoder.encode(batch), cpu.encode(batch)) <= ALLOWED["float16"]
         encoder.close()
 
