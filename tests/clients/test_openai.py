@@ -14,7 +14,7 @@ def test_the_page(page: Page, fleet: Fleet) -> None:
     text = "Cats purr when they are content."
     assert_embedded([found["dense"]], fleet.folder("bge-m3"), [text])
     weights = found["weights"]
-    with httpx.Client(base_url=fleet.url("bge-m3")) as client:
+    with httpx.Client(base_url=fleet.url("bge-m3"), timeout=60) as client:
         (sparse,) = client.post("/embed_sparse", json={"inputs": text}).json()
         (ids,) = client.post("/tokenize", json={"inputs": text}).json()
     assert [(each["index"], each["value"]) for each in sparse] == list(

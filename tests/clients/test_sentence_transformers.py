@@ -23,7 +23,8 @@ def test_logits(fleet: Fleet) -> None:
     encoder = CrossEncoder(str(fleet.folder("reranker")), device="cpu")
     pairs = [[QUERY, each] for each in DOCUMENTS]
     expected = encoder.predict(pairs, activation_fn=Identity())
-    response = httpx.post(fleet.url("reranker") + "/predict", json={"inputs": pairs, "raw_scores": True}).json()
+    body = {"inputs": pairs, "raw_scores": True}
+    response = httpx.post(fleet.url("reranker") + "/predict", json=body, timeout=60).json()
     np.testing.assert_allclose([score["score"] for (score,) in response], expected, atol=1e-4)
 
 

@@ -13,7 +13,13 @@ import psutil
 
 from tests.server.live import Live, until
 
-__all__ = ["connect", "connection_counts", "head", "one_to_each", "post_on", "read_all", "send"]
+__all__ = ["EVEN", "LINGERS", "connect", "connection_counts", "head", "one_to_each", "post_on", "read_all", "send"]
+
+# For `constants` of `live`, because a busy machine may stop a process for a while:
+# an HTTP process keeps its share of the connections,
+EVEN = {"embert.server.http.acceptor.SILENT_S": 60.0}
+# and the server waits longer for a client that it has refused.
+LINGERS = {f"embert.server.http.protocol.{name}": 300.0 for name in ("LINGER_QUIET_S", "LINGER_S", "SURPLUS_S")}
 
 
 def connect(server: Live, timeout_s: float = 60.0) -> socket.socket:

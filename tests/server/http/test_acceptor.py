@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from embert.server.http.acceptor import SILENT_S, ConnectionCounts
-from tests.server.connections import connect, connection_counts
+from tests.server.connections import EVEN, connect, connection_counts
 from tests.server.live import STAND_IN, Live, live, until
 
 GET = b"GET /livez HTTP/1.1\r\nhost: h\r\n\r\n"
@@ -52,7 +52,7 @@ def test_a_silent_process_is_not_waited_for() -> None:
 
 @pytest.fixture
 def server() -> Iterator[Live]:
-    with live(*STAND_IN, "--workers", "3") as server:
+    with live(*STAND_IN, "--workers", "3", constants=EVEN) as server:
         server.wait_announced()  # all processes are ready
         yield server
 

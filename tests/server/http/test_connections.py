@@ -25,6 +25,7 @@ from embert.server.http.connections import (
     ConnectionSlot,
 )
 from embert.server.http.protocol import SURPLUS_S
+from tests.server.connections import LINGERS
 from tests.server.http.echo_server import EARLY, GET, IDLE_S, INNER, LIMIT, Serving, post, scene, skip, wait_until
 from tests.server.live import PATIENT, ROOT, STAND_IN, live, until
 from tests.server.stand_in import HELD
@@ -147,8 +148,9 @@ async def test_too_many_connections(server: Serving) -> None:
 
 
 def test_too_many_connections_are_refused_but_for_probes() -> None:
+    options = ("--max-connections", "1", "--metrics-port", "0")
     with (
-        live(*STAND_IN, "--max-connections", "1", "--metrics-port", "0", env=PATIENT) as server,
+        live(*STAND_IN, *options, env=PATIENT, constants=LINGERS) as server,
         server.client() as first,
         ThreadPoolExecutor(1) as pool,
     ):

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from embert.server.protocols.request_context import LatencyBreakdown
+from tests.server.connections import EVEN
 from tests.server.live import STAND_IN, Live, Samples, live, until
 from tests.server.stand_in import expected
 
@@ -24,7 +25,7 @@ ORIGIN = "https://app.example"
 def two() -> Iterator[Live]:
     """Two HTTP processes with a key, one origin, and a port for metrics."""
     options = ("--workers", "2", "--api-key", "key", "--cors-allow-origin", ORIGIN, "--metrics-port", "0")
-    with live(*STAND_IN, *options) as running:
+    with live(*STAND_IN, *options, constants=EVEN) as running:
         yield running
 
 
@@ -42,7 +43,7 @@ def stranger(two: Live) -> Iterator[httpx.Client]:
 
 def metrics_of(server: Live) -> Samples:
     """From --metrics-port, which needs no key."""
-    response = httpx.get(f"{server.metrics_url}/metrics")
+    response = server.get(f"{server.metrics_url}/metrics")
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/plain")
     lines = (line.rpartition(" ") for line in response.text.splitlines() if not line.startswith("#"))
@@ -225,7 +226,7 @@ def test_metrics_of_two_processes_are_summed(two: Live) -> None:
 
 
 def test_the_metrics_port_has_metrics_only(two: Live, client: httpx.Client) -> None:
-    with httpx.Client(base_url=two.metrics_url) as plain:
+    with httpx.Client(base_url=two.metrics_url, timeout=60) as plain:
         statuses = [plain.get("/info"), plain.post("/metrics"), plain.get("/")]
         assert [response.status_code for response in statuses] == [404] * 3
     assert client.get("/metrics").status_code == 200  # and it stays where it was

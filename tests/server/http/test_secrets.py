@@ -104,7 +104,7 @@ def _too_late() -> bytes:
 
 
 def _raw(server: Live, data: bytes) -> httpx.Response:
-    with socket.create_connection(("127.0.0.1", server.ports[0]), 10) as connection:
+    with socket.create_connection(("127.0.0.1", server.ports[0]), 60) as connection:
         connection.sendall(data)
         received = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = received.partition(b"\r\n\r\n")

@@ -21,7 +21,7 @@ from embert.server.http import held_bytes
 from embert.server.http.connections import unread_bytes
 from embert.server.http.errors import RequestTimeout
 from embert.server.http.held_bytes import BodyReader, HeldBytes
-from tests.server.connections import connect, head, read_all
+from tests.server.connections import LINGERS, connect, head, read_all
 from tests.server.http.echo_server import Serving, scene, skip, wait_until
 from tests.server.live import PATIENT, STAND_IN, Live, live, until
 from tests.server.stand_in import HELD
@@ -101,7 +101,8 @@ async def test_unread_bytes_include_those_in_the_kernel(server: Serving) -> None
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Live]:
-    with live(*STAND_IN, "--client-timeout", "2", "--max-batch-tokens", "256", env=PATIENT) as server:
+    options = ("--client-timeout", "4", "--max-batch-tokens", "256")
+    with live(*STAND_IN, *options, env=PATIENT, constants=LINGERS) as server:
         yield server
 
 
@@ -173,7 +174,8 @@ def test_a_client_that_sends_everything_first_reads_an_early_response(impatient:
 
 
 def test_few_files_and_idle_connections_leave_others_served() -> None:
-    with live(*STAND_IN, "--max-connections", "40", files=400) as server, contextlib.ExitStack() as stack:
+    options = ("--max-connections", "40")
+    with live(*STAND_IN, *options, files=400, constants=LINGERS) as server, contextlib.ExitStack() as stack:
         for sent in (b"", b"\r\n", head(100_000, "/nosuch") + b"a", b"POST /embed HTTP/1.1\r\n"):
             for _ in range(110):
                 sock = stack.enter_context(connect(server))

@@ -19,6 +19,7 @@ from embert.server.config import ServeConfig
 from embert.server.http.connections import unread_bytes
 from embert.server.http.protocol import HEAD_TIMEOUT_S
 from embert.server.http.tls import Certificates
+from tests.server.connections import LINGERS
 from tests.server.http.echo_server import GET, GET_LARGE, LARGE, Serving, chunked, post, scene, skip, wait_until
 from tests.server.live import STAND_IN, Live, live, until
 
@@ -85,9 +86,9 @@ async def test_a_handshake_has_its_time(server: Serving, tls: Contexts) -> None:
     silent = await server.connect(plain=True)
     await server.count(1)
     await silent.send(b"\x16\x03\x01\x02\x00\x01")  # a record that does not end
-    await skip(HEAD_TIMEOUT_S - 1)
+    await skip(HEAD_TIMEOUT_S / 2)
     assert len(server.connections) == 1
-    await skip(2)
+    await skip(HEAD_TIMEOUT_S)
     await server.count(0)
 
 
@@ -131,7 +132,7 @@ def trust(certificates: Path, name: str | None) -> ssl.SSLContext:
 def secure(certificates: Path) -> Iterator[Live]:
     files = {"--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key", "--ssl-ca-certs": "ca.pem"}
     options = [word for option, name in files.items() for word in (option, str(certificates / name))]
-    with live(*STAND_IN, *options, "--metrics-port", "0", ready=False) as server:
+    with live(*STAND_IN, *options, "--metrics-port", "0", ready=False, constants=LINGERS) as server:
         server.wait_announced()
         yield server
 
@@ -143,8 +144,8 @@ def test_a_client_needs_a_certificate(secure: Live, certificates: Path) -> None:
         with secure.client(verify=trust(certificates, other)) as client, pytest.raises(httpx.TransportError):
             client.post("/embed", json={"inputs": "a"})
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"http://127.0.0.1:{secure.ports[0]}/livez")
-    assert httpx.get(f"{secure.metrics_url}/metrics").status_code == 200  # inside the cluster, plain
+        secure.get(f"http://127.0.0.1:{secure.ports[0]}/livez")
+    assert secure.get(f"{secure.metrics_url}/metrics").status_code == 200  # inside the cluster, plain
     assert "https://127.0.0.1" in secure.log
 
 

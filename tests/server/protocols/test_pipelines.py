@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import transformers
@@ -126,7 +125,7 @@ def test_zero_shot_classes_are_those_of_the_pipeline(nli: Live, path: str) -> No
 
 def test_huggingface_hub_reads_a_list_of_labels(nli: Live) -> None:
     body = {"inputs": "a cat", "parameters": {"candidate_labels": LABELED}}
-    response = httpx.post(f"{nli.url}/", json=body, headers={"user-agent": "unknown/None; hf_hub/1.33.0"}).json()
+    response = nli.post("/", body, headers={"user-agent": "unknown/None; hf_hub/1.33.0"}).json()
     assert [*response[0]] == ["label", "score"]
     assert sorted(each["label"] for each in response) == sorted(LABELED)
 
