@@ -65,9 +65,7 @@ class CohereRanking(BaseModel):
 
 async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(CohereRerankRequest)
-    context.choose(request.model)
-    if request.priority is not None and request.priority > 0:
-        context.lower_priority()
+    context.choose(request.model, priority=request.priority)
     ranking = await rank(
         context,
         request.query,
@@ -163,7 +161,7 @@ class CohereEmbeddings(BaseModel):
 async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /v2/embed` and `/v1/embed`."""
     request = await context.parse(CohereEmbedRequest)
-    handle = context.choose(request.model)
+    handle = context.choose(request.model, priority=request.priority)
     texts, param = _texts(request)
     default: list[EmbeddingType] = ["float"]
     types = list(dict.fromkeys(default if request.embedding_types is None else request.embedding_types))
@@ -178,8 +176,6 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     prompt_name, is_query = None, None
     if request.input_type is not None:
         prompt_name, is_query = read_input_type(handle, request.input_type, texts)
-    if request.priority is not None and request.priority > 0:
-        context.lower_priority()
     truncate, side = _CUTS[request.truncate]
     limit = handle.check_limit(request.max_tokens, is_query=is_query, param="max_tokens")
     encoded = await context.tokenize(

@@ -135,15 +135,13 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     # Azure reads the deployment in the path alone; its clients send the name of OpenAI's model behind it in the body.
     deployment = context.deployment
     name = request.model if deployment is None else deployment
-    handle = context.choose(name, capability=capability)
+    handle = context.choose(name, capability=capability, priority=request.priority)
     check_foreign_ids(context, request.input, name)
     tasks, is_query = _tasks(request)
     handle.served.check_tasks(tasks)
     prompt_name = request.prompt_name
     if request.input_type is not None and is_query is None and request.task is None:
         prompt_name, is_query = read_input_type(handle, request.input_type, request.input, prompt_name)
-    if request.priority is not None and request.priority > 0:
-        context.lower_priority()
     dimensions = handle.served.check_dimensions(request.dimensions or None)  # 0 is the default of Infinity's client
     number_type = _number_type(request, tasks, dimensions or handle.model.width)
     limit = request.truncate_prompt_tokens

@@ -23,7 +23,7 @@ from embert.server.engine_client.router import EncodeResult, TooManyWeights
 from embert.server.http.errors import Invalid, PayloadTooLarge, UnsupportedEncoding, describe_name
 from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options
-from embert.server.observability.request_record import LOW_PRIORITY, SCOPE_KEY, TRACE_KEY, RequestRecord
+from embert.server.observability.request_record import SCOPE_KEY, TRACE_KEY, RequestRecord
 from embert.server.protocols.serialization import raw_rows
 from embert.server.registry.inputs import InputTexts, TextPairs
 from embert.server.registry.model_handle import BYTES_A_WEIGHT, Capability, ModelHandle
@@ -201,24 +201,24 @@ class RequestContext:
             self._shared.ignored = (self._shared.ignored or {}) | dict.fromkeys(translated.ignored)
             self._selector.registry.metrics.ignored_fields.inc(len(translated.ignored))
 
-    def choose(self, *names: str | None, capability: Capability | None = None) -> ModelHandle:
+    def choose(
+        self, *names: str | None, capability: Capability | None = None, priority: int | None = None
+    ) -> ModelHandle:
         """Routes the request to the model that all given names refer to; see ModelSelector.find.
 
-        The response names its model, unless the request has exactly this name.
+        The response names its model, unless the request has exactly this name. A `priority` above 0 is low.
         """
         handle = self._selector.find(names, capability)
         if handle is not self.handle:
             self._set_model(handle)
         record: RequestRecord = self.scope[SCOPE_KEY]
+        if priority is not None and priority > 0:
+            self.options.low_priority = True
         record.model, record.priority = handle.served.name, self.options.priority
         named = [name for name in names if name]
         if named:
             self._says_model = not all(map(handle.served.is_named, named))
         return handle
-
-    def lower_priority(self) -> None:
-        record: RequestRecord = self.scope[SCOPE_KEY]
-        self.options.low_priority, record.priority = True, LOW_PRIORITY
 
     @property
     def path_model(self) -> str | None:
@@ -511,15 +511,11 @@ class LatencyBreakdown:
         """Header fields: TEI's in whole milliseconds, Server-Timing in fractions, of the same microseconds."""
         tokenize_us, queue_us = round(self.tokenize_s * 1e6), round(self.queue_s * 1e6)
         inference_us, total_us = round(self.inference_s * 1e6), round((time.perf_counter() - self.started) * 1e6)
-        timing = b"tokenize;dur=%d.%03d, queue;dur=%d.%03d, inference;dur=%d.%03d, total;dur=%d.%03d" % (
-            tokenize_us // 1000,
-            tokenize_us % 1000,
-            queue_us // 1000,
-            queue_us % 1000,
-            inference_us // 1000,
-            inference_us % 1000,
-            total_us // 1000,
-            total_us % 1000,
+        timing = b"tokenize;dur=%.3f, queue;dur=%.3f, inference;dur=%.3f, total;dur=%.3f" % (
+            tokenize_us / 1000,
+            queue_us / 1000,
+            inference_us / 1000,
+            total_us / 1000,
         )
         return [
             (b"x-compute-type", compute_type),

@@ -156,7 +156,7 @@ async def rerank_documents(
     context: RequestContext, request: RerankFields, documents: Documents, direction: Direction | None
 ) -> tuple[bytes, bytes]:
     """Serves a request with these documents."""
-    handle = context.choose(request.model)
+    handle = context.choose(request.model, priority=request.priority)
     texts = documents_texts(documents)
     if request.return_documents:
         context.hold(2 * sum(map(len, texts)), "the response")
@@ -190,8 +190,6 @@ async def ranked(
     direction: Direction | None,
 ) -> Ranking:
     """The texts of field `param` by their relevance."""
-    if request.priority is not None and request.priority > 0:
-        context.lower_priority()
     return await rank(
         context,
         request.query,

@@ -74,7 +74,7 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
         if documents is None:
             raise Invalid("is required, or `documents` in its place; the request has neither", "texts")
         return await rerank_documents(context, request, documents, direction)
-    context.choose(None)  # TEI's routes do not read `model`
+    context.choose(None, priority=request.priority)  # TEI's routes do not read `model`
     ranking = await ranked(context, request, texts, "texts", direction)
     rows = zip(ranking.indices, ranking.scores, strict=True)
     if request.return_text or request.return_documents:

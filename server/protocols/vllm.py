@@ -134,10 +134,8 @@ class Classes(BaseModel):
 
 async def score(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(ScoreRequest)
-    handle = context.choose(request.model)
+    handle = context.choose(request.model, priority=request.priority)
     params, firsts, seconds = _texts(request)
-    if request.priority is not None and request.priority > 0:
-        context.lower_priority()
     logits, encoded = await score_pairs(
         context,
         firsts,
@@ -171,10 +169,8 @@ def _texts(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]
 
 async def classify(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(ClassifyRequest)
-    handle = context.choose(request.model)
+    handle = context.choose(request.model, priority=request.priority)
     limit = request.truncate_prompt_tokens
-    if request.priority is not None and request.priority > 0:
-        context.lower_priority()
     encoded = await context.tokenize(
         request.input,
         TokenizeOptions(
@@ -266,7 +262,8 @@ class PoolingList(BaseModel):
 
 async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(PoolingRequest)
-    handle = context.choose(request.model, capability=None if request.task is None else _CAPABILITIES[request.task])
+    capability = None if request.task is None else _CAPABILITIES[request.task]
+    handle = context.choose(request.model, capability=capability, priority=request.priority)
     check_foreign_ids(context, request.input, request.model)
     task = _task(handle, request)
     is_query = handle.served.is_query(request.input_type, task)
@@ -274,8 +271,6 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
     prompt_name = None
     if request.input_type is not None and is_query is None and task == Task.EMBED:
         prompt_name, _ = read_input_type(handle, request.input_type, request.input)
-    if request.priority is not None and request.priority > 0:
-        context.lower_priority()
     limit, activates = request.truncate_prompt_tokens, request.use_activation is not False
     dimensions = handle.served.check_dimensions(request.dimensions)
     encoded = await context.tokenize(
