@@ -14,6 +14,7 @@ from huggingface_hub import InferenceClient
 
 from tests.server.live import STAND_IN, Live, live, run_cli
 from tests.server.models import build_classifier, copy_model, edit_json, three_heads, write_config
+from tests.server.refusals import check_refused
 
 QUERY = {"query": "a cat", "documents": ["a car", "a kitten"]}
 RANKS = {"query": "a cat", "texts": ["a car", "a kitten"]}
@@ -132,21 +133,20 @@ NAMES = ("org/rank", "dense", "heads", "labels")
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "says"),
+    ("path", "says"),
     [
-        ("/v1/embeddings", 404, NAMES),
-        ("/classify", 404, NAMES),
-        ("/models/heads/v1/embeddings", 404, ("heads",)),
-        ("/models/gpt/v1/embeddings", 404, NAMES),
+        ("/v1/embeddings", NAMES),
+        ("/classify", NAMES),
+        ("/models/heads/v1/embeddings", ("heads",)),
+        ("/models/gpt/v1/embeddings", NAMES),
     ],
 )
 def test_the_error_of_an_unknown_name_lists_the_known_ones(
-    client: httpx.Client, path: str, status: int, says: tuple[str, ...]
+    client: httpx.Client, path: str, says: tuple[str, ...]
 ) -> None:
     refused = client.post(path, json={"input": "a", "model": "gpt"})
-    error = refused.json()["error"]
-    assert (refused.status_code, error["code"]) == (status, "model_not_found")
-    assert all(value in error["message"] for value in (*says, "'gpt'"))
+    check_refused(refused, 404, (*says, "'gpt'"))
+    assert refused.json()["error"]["code"] == "model_not_found"
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,7 @@ def test_the_error_of_an_unknown_name_lists_the_known_ones(
 def test_a_model_without_the_task_names_those_that_have_it(
     client: httpx.Client, path: str, body: dict[str, Any], status: int, says: tuple[str, ...]
 ) -> None:
-    refused = client.post(path, json=body)
-    assert refused.status_code == status
-    assert all(value in refused.text for value in says), refused.text
+    check_refused(client.post(path, json=body), status, says)
 
 
 # --- by the name in the path ---
@@ -202,9 +200,7 @@ def test_a_model_id_is_a_name_too(client: httpx.Client, folders: dict[str, Path]
 def test_path_and_body_name_the_same_model(client: httpx.Client) -> None:
     body = {"input": "a", "model": "dense"}
     assert client.post("/models/dense/v1/embeddings", json=body).status_code == 200
-    other = client.post("/models/heads/v1/embeddings", json=body)
-    assert other.status_code == 404
-    assert all(value in other.json()["error"]["message"] for value in ("`model`", "heads", "'dense'"))
+    check_refused(client.post("/models/heads/v1/embeddings", json=body), 404, ("`model`", "heads", "'dense'"))
     response = client.post("/models/heads/v1/embeddings", json={**body, "model": "text-embeddings-inference"})
     assert response.headers["x-model"] == response.json()["model"] == "heads"
 
@@ -356,7 +352,3 @@ def test_the_document_is_of_all_models(client: httpx.Client) -> None:
     assert fields["dimensions"]["anyOf"][0]["maximum"] == 384
     missing = [path for path, item in document["paths"].items() if item.get("post", {}).get("x-task-missing")]
     assert missing == ["/zero_shot", "/token_classify"]  # none of these models has such a head
-    for path, item in document["paths"].items():
-        if "post" in item and "{" not in path and path not in missing:
-            example = item["post"]["requestBody"]["content"]["application/json"]["example"]
-            assert client.post(path, json=example).status_code == 200, path

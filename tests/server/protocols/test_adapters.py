@@ -24,6 +24,7 @@ from embert.server.registry.model_handle import ModelHandle
 from tests.oracles.jina_v3 import INSTRUCTIONS, TASKS, VOCABULARY, Jina, flash
 from tests.oracles.model_cases import byte_level
 from tests.server.live import Live, live
+from tests.server.refusals import check_refused
 
 Floats = npt.NDArray[np.float64]
 QUERY, PASSAGE = "retrieval.query", "retrieval.passage"
@@ -110,7 +111,7 @@ def test_token_ids_have_an_adapter_and_no_prompt(adapted: Live, jina: Jina) -> N
     body = {"input": ids, "task": QUERY, "model": "jina"}
     np.testing.assert_allclose(vectors(adapted.post("/v1/embeddings", body))[0], wanted[0], atol=1e-5)
     refused = adapted.post("/embed", {"inputs": ids, "prompt_name": QUERY})
-    assert "`prompt_name` cannot be used with token ids" in refused.json()["error"]
+    check_refused(refused, 422, ["`prompt_name` cannot be used with token ids"])
 
 
 def test_instances_of_all_adapters(adapted: Live, jina: Jina) -> None:
@@ -162,18 +163,14 @@ SIMILARITY = {"source_sentence": "a", "sentences": ["a"]}
 )
 def test_refused(adapted: Live, path: str, body: dict[str, Any], says: tuple[str, ...]) -> None:
     refused = adapted.post(path, body)
-    assert refused.status_code == 422
-    error = refused.json()["error"]
+    check_refused(refused, 422, says)
     if path == "/v1/embeddings":
-        assert (error["type"], error["param"]) == ("invalid_request_error", says[0].strip("`"))
-    assert all(value in str(error) for value in says), error
+        assert refused.json()["error"]["param"] == says[0].strip("`")
 
 
 def test_a_model_without_adapters_refuses_a_task(http: httpx.Client) -> None:
     for path, field in (("/v1/embeddings", "input"), ("/embed_all", "inputs")):
-        refused = http.post(path, json={field: "a", "task": QUERY})
-        assert refused.status_code == 422
-        assert all(value in refused.text for value in ("`task`", "all-MiniLM-L6-v2"))
+        check_refused(http.post(path, json={field: "a", "task": QUERY}), 422, ("`task`", "all-MiniLM-L6-v2"))
         assert http.post(path, json={field: "a", "input_type": "query", "task": None}).status_code == 200
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.server.live import Live
 from tests.server.protocols.oracle import Floats, logits_of, sigmoid, softmax
+from tests.server.refusals import check_refused
 
 LABELS = ("negative", "neutral", "positive")
 TEXTS: list[tuple[str, ...]] = [
@@ -83,8 +84,7 @@ def test_what_is_cut(client: httpx.Client, classifier: Live, direction: str) -> 
     body = {"inputs": text, "truncation_direction": direction.upper(), "raw_scores": True}
     check_labels(client.post("/predict", json=body).json(), logits_of(classifier, [(text,)], side=direction)[0])
     both = client.post("/predict", json=body | {"inputs": [["a", "b"], [text]], "truncate": False})
-    assert both.status_code == 422
-    assert "`inputs`: text 1 has " in both.json()["error"]
+    check_refused(both, 422, ["`inputs`: text 1 has "])
 
 
 # --- /classify ---
@@ -135,7 +135,4 @@ REFUSED: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("path", "body", "status", "says"), REFUSED, ids=lambda each: str(each)[:50])
 def test_refused(client: httpx.Client, path: str, body: dict[str, Any], status: int, says: tuple[str, ...]) -> None:
-    response = client.post(path, json=body)
-    assert response.status_code == status
-    error = response.json()["error"]
-    assert all(value in (error if path == "/predict" else error["message"]) for value in says), error
+    check_refused(client.post(path, json=body), status, says)

@@ -14,7 +14,7 @@ from embert.server.protocols.request_context import LatencyBreakdown, RequestCon
 from embert.server.protocols.vertex import AT_ONCE, VertexRequest, predict
 from embert.server.registry.model_handle import RequestLimits
 
-COUNT = 2048
+COUNT = 512
 
 
 class Context:

@@ -1,0 +1,31 @@
+"""Checks the errors of all APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import httpx
+
+__all__ = ["check_refused", "message"]
+
+
+def message(response: httpx.Response) -> str:
+    """The message of an error, whose fields are those of OpenAI, text-embeddings-inference or Cohere."""
+    body = response.json()
+    if "message" in body:
+        assert body.keys() == {"id", "message"}
+        return str(body["message"])
+    if "error_type" in body:
+        assert body.keys() == {"error", "error_type"}
+        return str(body["error"])
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    return str(body["error"]["message"])
+
+
+def check_refused(response: httpx.Response, status: int, words: Iterable[str]) -> None:
+    """Checks the status, and that the message has all `words`."""
+    found = message(response)
+    assert response.status_code == status, found
+    for word in words:
+        assert word in found, found
