@@ -21,7 +21,7 @@ import uvloop
 from embert.server.engine_client.background import exit_on_error, keep_running
 from embert.server.http.errors import ErrorFormat, ServerError
 from embert.server.http.request_head import scrape_form
-from embert.server.http.response import send_error
+from embert.server.http.response import Response, send_error, send_response
 from embert.server.ipc.control import (
     ControlConnection,
     Drain,
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from embert.server.http.connections import Connections
     from embert.server.observability.http_metrics import HttpMetrics
     from embert.server.observability.scraping import Scrapes
-    from embert.server.observability.tracing.span_export import SpanExport
     from embert.server.registry.model_registry import ModelRegistry
 
 log = logging.getLogger(__name__)
@@ -109,8 +108,11 @@ async def _serve(
         access_log = None
         if config.access_log != "off":
             access_log = AccessLog(config.access_log, f"http-{start.http_index}", write_line)
-        spans = _span_export(start)
-        tracer = None
+        spans = tracer = None
+        if start.traces_url is not None:
+            from embert.server.observability.tracing.span_export import start_span_export
+
+            spans = start_span_export(start.traces_url, start.instance, read_sampler(os.environ))
         if spans is not None:
             from embert.server.observability.tracing.request_trace import RequestTracer
 
@@ -149,7 +151,7 @@ async def _serve(
     servers = [_Server(_uvicorn_config(app, served), partial(Acceptor, listening, connections, counts))]
     jobs = [servers[0].serve([])]
     if start.metrics_fd is not None:
-        servers.append(_Server(_uvicorn_config(_MetricsApp(registry.scrapes), bounded_protocol(*bounds))))
+        servers.append(_Server(_uvicorn_config(partial(_send_metrics, registry.scrapes), bounded_protocol(*bounds))))
         jobs.append(servers[1].serve([socket.socket(fileno=start.metrics_fd)]))
 
     def reload() -> None:
@@ -164,7 +166,6 @@ async def _serve(
         keep_running(_follow(control, router, draining, reload)),
         keep_running(registry.bodies.watch()),
         keep_running(connections.watch()),
-        keep_running(connections.watch_unread()),
         keep_running(end_slow_readers(connections, registry.held, config.client_timeout, metrics.unread_responses.inc)),
     ]
     if config.api_key_file is not None:
@@ -305,35 +306,20 @@ async def _write_metrics(registry: ModelRegistry, counters: SharedCounters, http
         counters.in_flight[http_index] = registry.metrics.requests_in_flight
 
 
-def _span_export(start: StartHttp) -> SpanExport | None:
-    if start.traces_url is None:
-        return None
-    from embert.server.observability.tracing.span_export import start_span_export
-
-    return start_span_export(start.traces_url, start.instance, read_sampler(os.environ))
-
-
 _NOTHING = Exposition(b"only GET /metrics is here\n", ((b"content-type", b"text/plain"),))
 
 
-class _MetricsApp:
-    """The app on --metrics-port."""
-
-    def __init__(self, scrapes: Scrapes) -> None:
-        self._scrapes = scrapes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
-        if scope["type"] != "http":
-            return
-        is_metrics = scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD")
-        try:
-            response = await self._scrapes.render(scrape_form(scope["headers"])) if is_metrics else _NOTHING
-        except ServerError as error:
-            await send_error(send, error, ErrorFormat.TEI)
-            return
-        headers = [*response.headers, (b"content-length", b"%d" % len(response.body))]
-        await send({"type": "http.response.start", "status": 200 if is_metrics else 404, "headers": headers})
-        await send({"type": "http.response.body", "body": response.body})
+async def _send_metrics(scrapes: Scrapes, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - ASGI
+    """The app on --metrics-port, which gets HTTP requests only."""
+    is_metrics = scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD")
+    try:
+        exposition = await scrapes.render(scrape_form(scope["headers"])) if is_metrics else _NOTHING
+    except ServerError as error:
+        await send_error(send, error, ErrorFormat.TEI)
+        return
+    body = exposition.body
+    headers = [*exposition.headers, (b"content-length", b"%d" % len(body))]
+    await send_response(send, Response(200 if is_metrics else 404, headers, body))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,7 @@ log = logging.getLogger(__name__)
 
 SPARE_FILES = 64  # descriptors opened later for other uses: engines, metrics, files of the docs
 MOST_SURPLUS = 1024  # connections above the limit that are refused at the same time; others are closed
-UNREAD_CHECK_S = 0.25
-WATCH_INTERVAL_S = 1.0
+WATCH_INTERVAL_S = 0.25
 LOG_INTERVAL_S = 10.0  # between two lines of a kind
 EVICTED_WITHOUT_FILES = 32  # idle connections closed at once when no descriptor is left
 LEAST_TAKEN = 16_384  # bytes of a response that a client must read in --client-timeout
@@ -152,15 +151,8 @@ class Connections:
         self.remove(evicted)
         return True
 
-    async def watch_unread(self) -> NoReturn:
-        """Abort what is read no further and whose client has left; for ever."""
-        while True:
-            await asyncio.sleep(UNREAD_CHECK_S)
-            if self.unread:
-                self.check_unread()
-
     def check_unread(self) -> None:
-        """See `watch_unread`. Elsewhere, too, a client that closes its side has left."""
+        """Aborts what is read no further if its client has left. Elsewhere, too, one that closes its side has left."""
         poll, by_file = select.poll(), {}
         for connection in self.unread:
             file = connection.transport.get_extra_info("socket").fileno()
@@ -171,12 +163,14 @@ class Connections:
             by_file[file].transport.abort()
 
     async def watch(self) -> NoReturn:
-        """Close connections that are idle for too long, or idle ones when no file can be opened; for ever.
+        """Runs all checks periodically, for ever.
 
         One sweep replaces a timer for each connection, which every request would set and cancel.
         """
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
+            if self.unread:
+                self.check_unread()
             self.close_idle()
             self.check_files()
 

@@ -30,10 +30,7 @@ class Response(NamedTuple):
 
 def error_body(error: ServerError, error_format: ErrorFormat) -> bytes:
     """Renders an error as JSON."""
-    return _body(error, error.message, error_format)
-
-
-def _body(error: ServerError, message: str, error_format: ErrorFormat) -> bytes:
+    message = error.message
     if error_format is ErrorFormat.COHERE:
         return orjson.dumps({"id": str(uuid.uuid4()), "message": message})
     if error_format is ErrorFormat.OPENAI:
@@ -44,8 +41,7 @@ def _body(error: ServerError, message: str, error_format: ErrorFormat) -> bytes:
 
 def error_response(error: ServerError, error_format: ErrorFormat) -> Response:
     """Renders an error as a response in the form of an API."""
-    message = error.message
-    body = _body(error, message, error_format)
+    body = error_body(error, error_format)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
@@ -56,7 +52,7 @@ def error_response(error: ServerError, error_format: ErrorFormat) -> Response:
     if error.status == 415:
         headers.append((b"accept-encoding", b"identity"))
     is_task_missing = error.status == 424 and error_format is not ErrorFormat.TEI and isinstance(error, TaskMissing)
-    return Response(400 if is_task_missing else error.status, headers, body, message, error.outcome)
+    return Response(400 if is_task_missing else error.status, headers, body, error.message, error.outcome)
 
 
 async def send_response(send: Send, response: Response) -> None:

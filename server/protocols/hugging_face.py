@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import orjson
-from pydantic import BaseModel, BeforeValidator, Field, RootModel
+from pydantic import BaseModel, Field, RootModel
 
 from embert.engine import Task
 from embert.engine.entities import DEFAULT_IGNORED, Aggregation, Entity, EntityOptions, entities_of
@@ -26,16 +26,20 @@ from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import joined
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.registry.inputs import TextPairs, check_texts
-from embert.server.request.request_body import MODELS_DIRECTION, Direction, InputForm, InputForms, RequestBody, TextList
+from embert.server.request.request_body import (
+    LOWER_CASE,
+    MODELS_DIRECTION,
+    Direction,
+    InputForm,
+    InputForms,
+    RequestBody,
+    TextList,
+)
 
 _TEXTS = InputForm("a string or a list of strings")
 _INLINE_TOKENS = 1024  # entities of up to this many tokens are made on the event loop: about 2 ms
 _BYTES_A_CHARACTER = 4  # at most, in UTF-8
 _BYTES_A_SCORE = 24  # in JSON
-
-
-def _lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
 
 
 # --- entities ---
@@ -48,7 +52,7 @@ class TokenClassifyRequest(RequestBody):
     input_forms: ClassVar[InputForms] = {"inputs": _TEXTS}
 
     inputs: str | TextList = Field(description="A text, or texts.")
-    aggregation_strategy: Annotated[Aggregation, BeforeValidator(_lower)] = Field(
+    aggregation_strategy: Annotated[Aggregation, LOWER_CASE] = Field(
         "none", description="none: an entity for each token; the others join tokens, as transformers documents them."
     )
     ignore_labels: TextList = Field([*DEFAULT_IGNORED], description="Labels without an entity.")

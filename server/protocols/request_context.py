@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTrace
 
 RequestT = TypeVar("RequestT", bound=RequestBody)
+EncodedT = TypeVar("EncodedT", Encoded, EncodedSpans)
 
 JSON, OCTETS = b"application/json", b"application/octet-stream"
 _A_ROW_A_TOKEN = Task.TOKENS | Task.MULTI
@@ -129,11 +130,13 @@ class RequestContext:
         """In place of `read_body`, with a body that came with its head. Raises ServerError as it does."""
         if PLAIN_KEY not in self.scope:
             _check_encoding(self.scope["headers"])
-        self._selector.registry.bodies.check(len(body))
-        self._body, self._size = body, len(body)
-        self._selector.registry.held.requests += len(body)
+        size = len(body)
+        registry = self._selector.registry
+        registry.bodies.check(size)
+        self._body, self._size = body, size
+        registry.held.requests += size
         record: RequestRecord = self.scope[SCOPE_KEY]
-        record.held = len(body)
+        record.held = size
 
     def begin_of(self, field: str) -> bytes:
         """Returns the first byte of the field's JSON value, or b"". For a choice of schema, before `parse`."""
@@ -251,31 +254,17 @@ class RequestContext:
         Raises InputError or a ServerError for what is wrong with them, and Overloaded, before tokenizing, where the
         queue cannot take as many tokens as there are words.
         """
-        handle, request = self.handle, self.options
-        if request.low_priority:
-            await self._selector.registry.low_priority_throttle.before_tokenizing(self._size)
-        param, is_query = options.param, options.is_query
-        self._param, self._is_query = param, bool(is_query)
-        texts = InputTexts.of(inputs, param)
-        handle.limits.check_count(len(texts.items), param)
+        handle, param, is_query = self.handle, options.param, options.is_query
+        self._is_query = bool(is_query)
+        texts = self._read_texts(inputs, param)
         if texts.kind is not str and prompt_name is not None:
             raise Invalid("cannot be used with token ids, which are taken as they are", "prompt_name")
         prompt, adapter = handle.served.resolve_options(task, prompt_name, is_query)
-        began = time.perf_counter()
-        self.breakdown.characters = texts.characters
+        least = None
         if texts.most_tokens > _QUICK_TOKENS:
             least = partial(texts.least_tokens, handle.model.max_input_length)
-            handle.admission.check_capacity(least, texts.most_tokens, request)
-        encoded = await handle.input_tokenizer.encode(
-            texts,
-            self.receive,
-            partial(handle.check_progress, request, partial(handle.limits.check_tokens, param=param, more=True)),
-            options,
-            prompt,
-        )
-        self.breakdown.tokenize_s, self.breakdown.tokens = time.perf_counter() - began, encoded.tokens
-        handle.limits.check_tokens(self.breakdown.tokens, param)
-        self._note_tokenized(encoded)
+        encode, check = handle.input_tokenizer.encode, handle.limits.check_tokens
+        encoded = await self._encode(encode, texts, least, check, param, options, prompt)
         return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
 
     async def tokenize_spans(
@@ -285,70 +274,73 @@ class RequestContext:
 
         Bounds and errors are those of `tokenize`; also PayloadTooLarge for more scores than a response may have.
         """
-        handle, request, param = self.handle, self.options, options.param
-        if request.low_priority:
-            await self._selector.registry.low_priority_throttle.before_tokenizing(self._size)
-        self._param = param
-        texts = InputTexts.of(inputs, param)
-        handle.limits.check_count(len(texts.items), param)
-        began = time.perf_counter()
-        self.breakdown.characters = texts.characters
+        handle, param = self.handle, options.param
+        texts, least = self._read_texts(inputs, param), None
         if texts.most_tokens > _QUICK_TOKENS:
-            longest = handle.model.max_input_length if stride is None else texts.characters
-            handle.admission.check_capacity(partial(texts.least_tokens, longest), texts.most_tokens, request)
+            least = partial(texts.least_tokens, handle.model.max_input_length if stride is None else texts.characters)
 
-        def check(tokens: int) -> None:
-            handle.limits.check_tokens(tokens, param, more=True)
+        def check(tokens: int, param: str, *, more: bool = False) -> None:
+            handle.limits.check_tokens(tokens, param, more=more)
             handle.limits.check_weights(tokens * handle.token_labels, param)
 
-        spans = await handle.input_tokenizer.encode_spans(
-            texts, self.receive, partial(handle.check_progress, request, check), options, stride
-        )
-        self.breakdown.tokenize_s, self.breakdown.tokens = time.perf_counter() - began, spans.encoded.tokens
-        handle.limits.check_tokens(self.breakdown.tokens, param)
-        self._note_tokenized(spans.encoded)
-        return spans
+        return await self._encode(handle.input_tokenizer.encode_spans, texts, least, check, param, options, stride)
 
     async def tokenize_pairs(self, texts: TextPairs, options: TokenizeOptions) -> Encoded:
         """Pairs of texts, which the caller has counted, to packed ids. Bounds and errors are those of `tokenize`.
 
         The default prompt precedes first texts.
         """
-        handle, request = self.handle, self.options
+        handle = self.handle
+        self.breakdown.characters = texts.characters
+        least = partial(texts.least_tokens, handle.model.max_input_length, options)
+        if prompt := handle.served.default_prompt:
+            texts = texts.with_prompt(prompt)
+        encode, check = handle.input_tokenizer.encode_pairs, handle.limits.check_pair_tokens
+        return await self._encode(encode, texts, least, check, options.second_param, options)
+
+    def _read_texts(self, inputs: TextsAndIds, param: str) -> InputTexts:
+        self._param = param
+        texts = InputTexts.of(inputs, param)
+        self.handle.limits.check_count(len(texts.items), param)
+        self.breakdown.characters = texts.characters
+        return texts
+
+    async def _encode(
+        self,
+        encode: Callable[..., Awaitable[EncodedT]],
+        texts: InputTexts | TextPairs,
+        least: Callable[[], int] | None,
+        check: Callable[..., None],
+        param: str,
+        *arguments: Any,
+    ) -> EncodedT:
+        """Tokenizes with a method of InputTokenizer, and counts the tokens.
+
+        `least` counts the tokens that there are at least; None if there are few. `check` refuses too many in `param`.
+        """
+        handle, request, breakdown = self.handle, self.options, self.breakdown
         if request.low_priority:
             await self._selector.registry.low_priority_throttle.before_tokenizing(self._size)
         began = time.perf_counter()
-        self.breakdown.characters = texts.characters
-        least = partial(texts.least_tokens, handle.model.max_input_length, options)
-        handle.admission.check_capacity(least, texts.most_tokens, request)
-        if prompt := handle.served.default_prompt:
-            texts = texts.with_prompt(prompt)
-        encoded = await handle.input_tokenizer.encode_pairs(
-            texts,
-            self.receive,
-            partial(
-                handle.check_progress,
-                request,
-                partial(handle.limits.check_pair_tokens, param=options.second_param, more=True),
-            ),
-            options,
-        )
-        self.breakdown.tokenize_s, self.breakdown.tokens = time.perf_counter() - began, encoded.tokens
-        handle.limits.check_pair_tokens(self.breakdown.tokens, options.second_param)
-        self._note_tokenized(encoded)
-        return encoded
-
-    def _note_tokenized(self, encoded: Encoded) -> None:
-        work = self.handle.metrics.work(self.handle.served.name, self.options.priority)
-        texts, tokens = encoded.sequences, self.breakdown.tokens
-        work.texts += texts
+        if least is not None:
+            handle.admission.check_capacity(least, texts.most_tokens, request)
+        progress = partial(handle.check_progress, request, partial(check, param=param, more=True))
+        result = await encode(texts, self.receive, progress, *arguments)
+        ended = time.perf_counter()
+        encoded: Encoded = result.encoded if result.__class__ is EncodedSpans else result  # type: ignore[assignment]
+        sequences, tokens = encoded.sequences, encoded.tokens
+        breakdown.tokenize_s, breakdown.tokens = ended - began, tokens
+        check(tokens, param)
+        work = handle.metrics.work(handle.served.name, request.priority)
+        work.texts += sequences
         work.tokens += tokens
         work.truncated_texts += encoded.truncated
-        work.request_texts.observe(texts)
+        work.request_texts.observe(sequences)
         work.text_tokens.observe_many(encoded.lengths.tolist())
         self.truncated += encoded.truncated
         if self.trace is not None:
-            self.trace.tokenized(time.perf_counter(), self.breakdown.tokenize_s, texts, tokens)
+            self.trace.tokenized(ended, breakdown.tokenize_s, sequences, tokens)
+        return result
 
     async def run(
         self, encoded: Encoded, tasks: Task = Task.EMBED, *, dimensions: int = 0, normalize: bool = True

@@ -50,7 +50,8 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-Direction = Annotated[Literal["right", "left"], BeforeValidator(_lower)]
+LOWER_CASE = BeforeValidator(_lower)
+Direction = Annotated[Literal["right", "left"], LOWER_CASE]
 MODELS_DIRECTION: Any = None  # default: as the model's tokenizer does, mostly "right"
 InputType = Literal["query", "document"]  # role of a text for a model of late interaction, or with adapters
 TASK = "One of the model's adapters, which `/info` lists, with its prompt. Default: none."
