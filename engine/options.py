@@ -1,4 +1,4 @@
-"""Choices that a request's options make for a model: its prompt, its adapter, and the width of its vectors.
+"""Rules for the options of a request: its tasks, prompt, adapter, limit of tokens, and width of vectors.
 
 `Engine`, bulk runs, Ray and the server use the same rules.
 """
@@ -10,8 +10,10 @@ from typing import Any
 
 from embert.engine.errors import InputError
 from embert.engine.model import Model
+from embert.engine.tasks import Task, task_names
+from embert.engine.tokenization.tokenizer import Tokenizer
 
-__all__ = ["DefaultPrompt", "output_width", "resolve_options"]
+__all__ = ["DefaultPrompt", "missing_tasks", "output_width", "resolve_limit", "resolve_options"]
 
 ROLES = {True: "retrieval.query", False: "retrieval.passage"}  # adapters of queries and of documents, in jina's words
 _SHOWN_CHARACTERS = 100  # longer names may be texts, which errors never contain
@@ -75,6 +77,27 @@ def output_width(model: Model, dimensions: int | None, param: str = "dimensions"
     if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= width):
         raise InputError(f"must be from 1 to {width}, found {dimensions!r}", param=param)
     return dimensions or width
+
+
+def resolve_limit(
+    tokenizer: Tokenizer, limit: int | None, is_query: bool | None = None, param: str = "limit"
+) -> int | None:
+    """Returns the limit of a text's tokens; None keeps the model's. Raises InputError if it leaves no token."""
+    least = tokenizer.least_limit(is_query)
+    if limit is not None and limit < least:
+        raise InputError(f"must be at least {least}; it is {limit}", param=param)
+    return limit
+
+
+def missing_tasks(model: Model, tasks: Task, *, reranks: bool = False, entails: bool = False) -> list[str]:
+    """Returns the names of the tasks that the model does not have.
+
+    `reranks` requires a classifier of one label, `entails` one with a label of entailment.
+    """
+    for name, required in (("rerank", reranks), ("zero_shot", entails)):
+        if required and name not in model.task_names:
+            return [name]
+    return task_names(tasks & ~model.tasks)
 
 
 def _unknown(param: str, name: Any, kind: str, known: Any) -> InputError:

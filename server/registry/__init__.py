@@ -1,1 +1,1 @@
-"""The models of an HTTP process: which one a request is for, its limits and prompts, and the tokens of texts."""
+"""Models of an HTTP process: the choice of one for a request, its limits and prompts, and the tokens of texts."""

@@ -1,6 +1,6 @@
-"""What a request gives to encode: texts, token ids, both in one list, or pairs of texts. Their sizes, and their tokens.
+"""Inputs of a request: texts, token ids, both in one list, or pairs of texts; their sizes and their tokens.
 
-Small inputs are tokenized on the event loop, large ones in chunks on the tokenizer's threads, in parallel.
+Small inputs are tokenized on the event loop, large ones in chunks on the tokenizer's threads.
 """
 
 from __future__ import annotations
@@ -32,17 +32,15 @@ __all__ = [
     "interleaved",
 ]
 
-# Up to so many are tokenized on the event loop, which costs less than the way to a thread and back.
+# Limits of what is tokenized on the event loop, which costs less than the way to a thread and back.
 _INLINE_CHARACTERS = 4096
 _INLINE_KNOWN_CHARACTERS = 65536  # where the word cache knows all words: half a millisecond
 _INLINE_IDS = 16384
-_WORDS_SOUGHT_IN = 262_144  # characters: a few milliseconds on the event loop
-_SPECIAL_TOKENS = 4  # of a pair, at the most
-MAX_WAITING_BODIES = 2  # the characters, or ids, that may wait for the threads, in bodies of --payload-limit
-_CHARACTERS_PER_S = 1_000_000  # of one thread, at the least
-
-# What stands for texts where a list has ids, too, so that errors name the right index.
-_NO_IDS = [0]
+_COUNTED_CHARACTERS = 262_144  # in which words are counted: a few milliseconds on the event loop
+_SPECIAL_TOKENS = 4  # of a pair, at most
+MAX_WAITING_BODIES = 2  # limit of the characters or ids that wait for the threads, in bodies of --payload-limit
+_CHARACTERS_PER_S = 1_000_000  # of one thread, at least
+_NO_IDS = [0]  # takes the index of a text in a list of ids, so that errors name the right index
 
 ResultT = TypeVar("ResultT")
 
@@ -67,7 +65,7 @@ class InputTexts:
 
     @classmethod
     def of(cls, inputs: TextsAndIds, param: str) -> InputTexts:
-        """From a request's field. Raises EmptyInput when there is nothing to encode."""
+        """Reads the field `param` of a request. Raises EmptyInput if there is nothing to encode."""
         items: Sequence[Any] = [inputs] if isinstance(inputs, str) else inputs
         if items and isinstance(items[0], int):
             return cls([items], list, 0, len(items))
@@ -81,13 +79,13 @@ class InputTexts:
 
     @property
     def most_tokens(self) -> int:
-        """A cheap upper bound, as long as nothing is cut."""
+        """A cheap upper bound if nothing is cut."""
         return self.characters + self.ids + (0 if self.kind is list else 2 * len(self.items))
 
     def least_tokens(self, longest: int) -> int:
         """A lower bound for items cut to `longest`: no token spans a space. Reads only the beginning."""
         tokens = 0
-        characters = _WORDS_SOUGHT_IN
+        characters = _COUNTED_CHARACTERS
         for item in self.items:
             if isinstance(item, str):
                 words = len(item[:characters].split(maxsplit=longest))
@@ -102,38 +100,33 @@ class InputTexts:
 
 @dataclass(frozen=True, slots=True)
 class TextPairs:
-    """Pairs of a first and a second text; None for the second: a single text. One first text is for all pairs."""
+    """Pairs of texts, or single texts, whose second is None. A single item in `firsts` belongs to every pair."""
 
     firsts: Sequence[str]
     seconds: Sequence[str | None]
 
     @property
     def size(self) -> int:
-        """Characters of all texts; one that is in several pairs counts once."""
+        """Characters of all texts. A text of several pairs counts once."""
         return sum({id(text): len(text) for text in (*self.firsts, *self.seconds) if text is not None}.values())
 
     @property
     def characters(self) -> int:
         """Characters of all pairs."""
-        shared = len(self.seconds) if len(self.firsts) == 1 else 1
-        return shared * sum(map(len, self.firsts)) + self._second_characters
+        repeats = len(self.seconds) if len(self.firsts) == 1 else 1
+        return repeats * sum(map(len, self.firsts)) + sum(len(second) for second in self.seconds if second is not None)
 
     def with_prompt(self, prompt: str) -> TextPairs:
-        """The same with a prompt before each first text. One that is in several pairs is copied once."""
+        """Returns the pairs with a prompt before each first text. A text of several pairs is copied once."""
         prompted = {text: prompt + text for text in {*self.firsts}}
         return TextPairs([prompted[text] for text in self.firsts], self.seconds)
 
     @property
-    def _second_characters(self) -> int:
-        return sum(len(second) for second in self.seconds if second is not None)
-
-    @property
     def most_tokens(self) -> int:
-        """A cheap upper bound, as long as nothing is cut."""
+        """A cheap upper bound if nothing is cut."""
         return self.characters + _SPECIAL_TOKENS * len(self.seconds)
 
     def first(self, index: int) -> str:
-        """The first text of a pair."""
         return self.firsts[0 if len(self.firsts) == 1 else index]
 
     def least_tokens(self, longest: int, options: TokenizeOptions) -> int:
@@ -142,7 +135,7 @@ class TextPairs:
         most_first, most_second = (
             min(limit or longest, longest) for limit in (options.first_limit, options.second_limit)
         )
-        left, tokens, first_words = _WORDS_SOUGHT_IN, 0, 0
+        left, tokens, first_words = _COUNTED_CHARACTERS, 0, 0
         for index, second in enumerate(self.seconds):
             if left <= 0:
                 break
@@ -157,7 +150,7 @@ class TextPairs:
         return tokens
 
     def of_kind(self, *, single: bool, filler: str) -> TextPairs:
-        """The single texts, or the pairs. `filler` stands in the others' places, so errors name the right index."""
+        """Returns the single texts, or the pairs. `filler` replaces the others, so that errors name the right index."""
         here = [(second is None) == single for second in self.seconds]
         firsts = [self.first(index) if is_here else filler for index, is_here in enumerate(here)]
         seconds = [second or "" if is_here else "" for second, is_here in zip(self.seconds, here, strict=True)]
@@ -168,12 +161,12 @@ def _words(text: str, characters: int, most: int) -> int:
     return min(len(text[:characters].split(maxsplit=most)), most)
 
 
-# --- their tokens ---
+# --- tokens ---
 
 
 @dataclass(frozen=True, slots=True)
 class InputTokenizer:
-    """A model's tokenizer, here or on its threads. `check` and the errors of its methods: see TokenizerPool.run."""
+    """A model's tokenizer, on the event loop or on threads. `check` and errors of the methods: TokenizerPool.run."""
 
     tokenizer: Tokenizer
     pool: TokenizerPool
@@ -186,7 +179,7 @@ class InputTokenizer:
         options: TokenizeOptions,
         prompt: str,
     ) -> Encoded:
-        """Texts, ids or both, in their order. `prompt` precedes each text."""
+        """Tokenizes texts, ids or both, in their order. `prompt` precedes each text."""
         if inputs.kind is str:
             return await self._encode(inputs.items, inputs.characters, receive, check, options, prompt)
         if inputs.kind is list:
@@ -207,7 +200,7 @@ class InputTokenizer:
         options: TokenizeOptions,
         stride: int | None,
     ) -> EncodedSpans:
-        """Texts, which may be several sequences each, with the characters of their tokens."""
+        """Tokenizes texts into one or several sequences each, with the characters of each token."""
         chunks = self.tokenizer.encode_spans_chunks(texts.items, options, stride=stride)
         if texts.characters <= _INLINE_CHARACTERS and not stride:  # a stride multiplies the tokens
             return _finish_checked(chunks, check)
@@ -216,7 +209,7 @@ class InputTokenizer:
     async def encode_pairs(
         self, texts: TextPairs, receive: Receive, check: Callable[[int], None], options: TokenizeOptions
     ) -> Encoded:
-        """Pairs and single texts, in their order."""
+        """Tokenizes pairs and single texts, in their order."""
         are_single = [second is None for second in texts.seconds]
         if not any(are_single):
             return await self._encode_pairs(texts, receive, check, options)
@@ -272,7 +265,7 @@ class InputTokenizer:
 
 
 def interleaved(are_single: Sequence[bool], singles: Encoded, others: Encoded) -> Encoded:
-    """At each place the single text of one or the pair, or ids, of the other. Both have something at every place."""
+    """Takes each sequence from `singles` or from `others`, which have one for every index."""
     sources = (others, singles)
     starts = [cumulative(source.lengths) for source in sources]
     spans = [slice(*starts[single][index : index + 2]) for index, single in enumerate(are_single)]
@@ -289,12 +282,12 @@ def interleaved(are_single: Sequence[bool], singles: Encoded, others: Encoded) -
 
 
 class TokenizerPool:
-    """One per HTTP process, for all of its models."""
+    """Threads of one HTTP process that tokenize for all of its models."""
 
     def __init__(self, threads: int, payload_limit: int) -> None:
         self._threads, self._payload_limit = threads, payload_limit
         self._executor = ThreadPoolExecutor(threads, "tokenize")
-        self._waiting = 0  # characters, or ids, of the requests that are here
+        self._waiting = 0  # characters or ids of the requests in `run`
 
     async def run(
         self,
@@ -303,11 +296,10 @@ class TokenizerPool:
         receive: Callable[[], Awaitable[Any]] | None,
         check: Callable[[int], None],
     ) -> ResultT:
-        """Do the tokenizer's work for one request of `size` characters, or ids; other requests run between its chunks.
+        """Tokenizes one request of `size` characters or ids; other requests run between its chunks.
 
-        `check` gets the number of tokens so far after each chunk, and raises where the work must end: over a limit, or
-        out of time. Raises Overloaded where too much waits already, CancelledError when the client has left, and what
-        `chunks` raises.
+        `check` gets the number of tokens after each chunk, and raises to end the work: over a limit, or out of time.
+        Raises Overloaded if too much waits, CancelledError if the client has left, and the errors of `chunks`.
         """
         self._check_waiting(size)
         loop = asyncio.get_running_loop()
@@ -340,12 +332,11 @@ class TokenizerPool:
             )
 
     def close(self) -> None:
-        """Stop the threads."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _next_chunk(chunks: Chunks[ResultT], result: list[ResultT]) -> int:
-    """The number of tokens so far; the last chunk puts what it returns into `result`.
+    """Returns the number of tokens so far. The last chunk appends its result to `result`.
 
     An executor's future is in a cycle with its callbacks, so it must not hold the result.
     """
@@ -362,7 +353,7 @@ async def _until_left(receive: Callable[[], Awaitable[Any]]) -> None:
 
 
 def _finish_checked(chunks: Chunks[ResultT], check: Callable[[int], None]) -> ResultT:
-    """Run all chunks here and return the result; `check` gets the number of tokens after each."""
+    """Runs all chunks and returns the result; `check` gets the number of tokens after each."""
     result: list[ResultT] = []
     while True:
         tokens = _next_chunk(chunks, result)
@@ -372,7 +363,7 @@ def _finish_checked(chunks: Chunks[ResultT], check: Callable[[int], None]) -> Re
 
 
 def as_server_error(error: ServerError | InputError) -> ServerError:
-    """The answer to a request whose input the tokenizer refuses."""
+    """Returns the response to an input that the tokenizer refuses."""
     if isinstance(error, InputTooLarge):
         return PayloadTooLarge(error.reason, error.param, subject=error.subject)
     if isinstance(error, InputError):

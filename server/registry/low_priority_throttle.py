@@ -1,8 +1,8 @@
 """Throttles low-priority requests on the event loop, so that interactive requests do not wait for many of them.
 
-Requests that share batches equally are answered at the same time, and their clients ask again at the same time. Of 32
-passages a request, each then keeps the loop busy for a millisecond: eight of them would hold up an interactive request
-for eight. Throttled, the loop looks for new requests after about half a millisecond of low-priority work.
+Requests that share batches equally end at the same time, and their clients send the next ones at the same time. With 32
+passages each, eight of them keep the event loop busy for eight milliseconds, in which an interactive request waits.
+With the throttle, the loop accepts new requests after about half a millisecond of low-priority work.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections import deque
 
 __all__ = ["LowPriorityThrottle"]
 
-_BYTES_OF_A_ROUND = 16_384  # of bodies to tokenize: about half a millisecond
-_ANSWER_BYTES = 8  # of vectors that take as long to write as a byte to tokenize
+_ROUND_BYTES = 16_384  # of bodies to tokenize in one iteration of the event loop: about half a millisecond
+_VECTOR_BYTES = 8  # of vectors, which take as long to write as one byte of a body to tokenize
 
 
 class LowPriorityThrottle:
-    """Lives on the event loop of one HTTP process; not thread-safe."""
+    """Counts the work of one HTTP process in each iteration of its event loop. Not thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._spent = 0  # bytes of this round of the event loop
-        self._counts = False  # whether a round is counted, and its end awaited
+        self._spent = 0  # bytes of this iteration
+        self._counts = False  # a callback awaits the end of this iteration
 
     async def before_tokenizing(self, body_bytes: int) -> None:
-        """Wait until so many bytes of a body may be tokenized."""
+        """Waits until `body_bytes` of a body may be tokenized."""
         await self._take(body_bytes)
 
     async def before_response(self, vector_bytes: int) -> None:
-        """Wait until so many bytes of vectors may be written."""
-        await self._take(vector_bytes // _ANSWER_BYTES)
+        """Waits until `vector_bytes` of vectors may be written."""
+        await self._take(vector_bytes // _VECTOR_BYTES)
 
     async def _take(self, cost: int) -> None:
         loop = asyncio.get_running_loop()
@@ -45,8 +45,8 @@ class LowPriorityThrottle:
         await waiter
 
     def _fits(self, cost: int) -> bool:
-        """A round has at least one request, of any cost."""
-        return not self._spent or self._spent + cost <= _BYTES_OF_A_ROUND
+        """True if the cost fits into this iteration. The first request of an iteration may have any cost."""
+        return not self._spent or self._spent + cost <= _ROUND_BYTES
 
     def _next_round(self) -> None:
         self._spent = 0

@@ -5,34 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 from embert.engine import Encoded, Model, Task, Tokenizer
 from embert.engine.heads.description import Classifier, TokenClassifier
 from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
-from embert.engine.options import DefaultPrompt, output_width, resolve_options
-from embert.engine.tasks import NO_TASK, task_names
+from embert.engine.options import DefaultPrompt, missing_tasks, output_width, resolve_limit, resolve_options
+from embert.engine.tasks import NO_TASK
 from embert.server.config import ModelConfig, ServeConfig, option_name
 from embert.server.config.options import MAX_RESPONSE_TOKENS, MAX_RESPONSE_WEIGHTS
 from embert.server.engine_client.router import Router
-from embert.server.http.errors import Invalid, PayloadTooLarge, TaskMissing
+from embert.server.http.errors import PayloadTooLarge, TaskMissing
 from embert.server.http.request_head import RequestOptions
 from embert.server.ipc.control import ModelInfo
 from embert.server.observability.http_metrics import HttpMetrics
 from embert.server.registry.inputs import InputTokenizer, TokenizerPool
 
-__all__ = ["ANY_NAMES", "BYTES_A_WEIGHT", "TEI_NAME", "Capability", "ModelHandle", "ServedModel"]
+__all__ = ["ANY_NAMES", "BYTES_A_WEIGHT", "Capability", "ModelHandle", "RequestLimits", "ServedModel"]
 
-
-# What an answer in JSON takes, with the float32 that it is written from.
-_BYTES_A_NUMBER = 16
+_BYTES_A_NUMBER = 16  # of a response in JSON, with the float32 that it is written from
 BYTES_A_WEIGHT = 48  # of a sparse vector, or a label's score without the label
 _BYTES_AN_ENTITY = 128
-TEI_NAME = "text-embeddings-inference"  # what its users write into `model` for any model: no model's own name
-ANY_NAMES = frozenset((TEI_NAME, "default/not-specified"))  # and Infinity's, where its user names none
+# Names that stand for any model: users of TEI write the first, and Infinity's client sends the second by default.
+ANY_NAMES = frozenset(("text-embeddings-inference", "default/not-specified"))
 
 
 class ModelHandle:
-    """One per model and HTTP process; ModelRegistry has what they share."""
+    """One model in one HTTP process. ModelRegistry has what the models share."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class ModelHandle:
         pool: TokenizerPool,
         number: int = 0,
     ) -> None:
-        """`number` is the model's in messages between processes."""
+        """`number` identifies the model in messages between processes."""
         self.config = config
         self.number = number
         self.model = model
@@ -59,23 +58,23 @@ class ModelHandle:
         self.most_ids = config.max_client_batch_size * model.max_input_length
         self.tokenizer_pool = pool
         self.input_tokenizer = InputTokenizer(tokenizer, pool)
-        self.low_priority = config.low_priority  # whether its requests give way to others unless they say otherwise
+        self.low_priority = config.low_priority  # the priority of requests without X-Priority
 
     @property
     def engine(self) -> ModelInfo | None:
-        """What the model is on the engines, once one has it."""
+        """Description by the engine that loaded the model last, or None before the first has."""
         return self.router.infos[self.number]
 
     @property
     def state(self) -> str:
-        """`ready`, `loading` (again, too), or `failed`."""
+        """`ready`, `loading` (also after a crash), or `failed`."""
         if self.router.connected(self.number):
             return "ready"
         return "failed" if self.admission.failed else "loading"
 
     @property
     def compute_type(self) -> bytes:
-        """For the header: `cpu`, or `gpu+NVIDIA H100`."""
+        """Value of the header `x-compute-type`: `cpu`, or `gpu+NVIDIA H100`."""
         engine = self.engine
         if engine is None or engine.device == "cpu":
             return b"cpu"
@@ -83,19 +82,19 @@ class ModelHandle:
 
     @property
     def token_vector_limit(self) -> int:
-        """Most tokens of a request for a vector a token: one batch, since such a vector is as large as a text's."""
+        """Limit of tokens for a request that gets a vector for each token: one batch, since the vectors are large."""
         engine = self.engine
         return engine.max_batch_tokens if engine is not None else self.model.max_input_length
 
     @cached_property
     def labels(self) -> int:
-        """How many scores a text has; 0 without a classification head."""
+        """Number of scores of a text; 0 without a classification head."""
         classifier = self.model.heads.classifier
         return 0 if classifier is None else len(classifier.labels)
 
     @cached_property
     def token_labels(self) -> int:
-        """How many scores a token has; 0 without a head that classifies tokens."""
+        """Number of scores of a token; 0 without a head that classifies tokens."""
         classifier = self.model.heads.token_classifier
         return 0 if classifier is None else len(classifier.labels)
 
@@ -105,7 +104,7 @@ class ModelHandle:
 
     @cached_property
     def _row_bytes(self) -> dict[Task, int]:
-        """Of the other tasks, but sparse vectors, whose size is known only afterwards."""
+        """Bytes of a text or token by task; those of sparse vectors are known only afterwards."""
         classifier, multi = self.model.heads.classifier, self.model.heads.multi_vector
         labels = () if classifier is None else classifier.labels
         return {
@@ -116,7 +115,7 @@ class ModelHandle:
         }
 
     def response_bytes(self, encoded: Encoded, tasks: Task, dimensions: int = 0) -> int:
-        """About the bytes of an answer in JSON, with the numbers that it is written from; without sparse vectors."""
+        """Estimated bytes of a response in JSON and the numbers that it is written from, without sparse vectors."""
         if tasks == Task.EMBED:
             return encoded.sequences * (dimensions * _BYTES_A_NUMBER or self._embed_bytes)
         size = encoded.sequences * self._embed_bytes if tasks & Task.EMBED else 0
@@ -126,48 +125,38 @@ class ModelHandle:
         return size
 
     def check_open(self) -> None:
-        """Raise Unavailable when the server is shutting down."""
+        """Raises Unavailable while the server shuts down."""
         if self.admission.draining:
             self.admission.check_ready()
 
     def check_limit(
         self, limit: int | None, *, is_query: bool | None = None, param: str = "truncate_prompt_tokens"
     ) -> int | None:
-        """The `limit` of `tokenize` in a request's words: -1, or None, for what the model takes. Raises Invalid."""
-        if limit is None or limit == -1:
-            return None
-        least = self.tokenizer.least_limit(is_query)
-        if limit < least:
-            either = "-1 or " if param == "truncate_prompt_tokens" else ""
-            raise Invalid(f"must be {either}at least {least}", param, value=str(limit))
-        return limit
+        """Returns the limit of a text's tokens; None and -1 mean the model's. Raises InputError if it is too low."""
+        return resolve_limit(self.tokenizer, None if limit == -1 else limit, is_query, param)
 
     def check_progress(self, request: RequestOptions, check: Callable[[int], None], tokens: int) -> None:
-        """For TokenizerPool.run: `check` the tokens so far; raises Unavailable once the request is out of time."""
+        """Calls `check` with the tokens so far. Raises Unavailable once the request is out of time."""
         check(tokens)
         self.admission.check_time(request)
 
 
-# --- as requests name it ---
+# --- tasks, names and options of requests ---
 
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a model must be able to do to answer a route, or one request of it."""
+    """Requirements of a route, or of one of its requests, for a model."""
 
     needs: Task = NO_TASK  # all of these
     needs_one: Task = NO_TASK  # and at least one of these, if there are any
-    reranks: bool = False  # and have one label
-    entails: bool = False  # and have a label of entailment, for zero-shot classes
+    reranks: bool = False  # and one label
+    entails: bool = False  # and a label of entailment, for zero-shot classes
 
     def suits(self, model: Model) -> bool:
-        """Whether the model can."""
-        classifier = model.heads.classifier
-        reranks = classifier is not None and len(classifier.labels) == 1
-        entails = classifier is not None and classifier.entailment is not None
-        has = model.tasks
-        has_tasks = not self.needs & ~has and bool(self.needs_one & has or not self.needs_one)
-        return has_tasks and reranks >= self.reranks and entails >= self.entails
+        """True if the model meets all of them."""
+        has_one = bool(self.needs_one & model.tasks) or not self.needs_one
+        return has_one and not missing_tasks(model, self.needs, reranks=self.reranks, entails=self.entails)
 
 
 class ServedModel:
@@ -180,17 +169,12 @@ class ServedModel:
         self._default = DefaultPrompt.of(model, config.default_prompt, config.default_prompt_name)
         self.default_prompt = self._default.text
 
-    # --- names ---
-
     def is_named(self, name: str | None) -> bool:
-        """Whether it is a name of this model."""
+        """True if `name` is the served name or the id of this model."""
         return name in (self.name, self._model.model_id)
 
     def suits(self, capability: Capability) -> bool:
-        """Whether the model can do all that."""
         return capability.suits(self._model)
-
-    # --- tasks ---
 
     @cached_property
     def _tasks(self) -> int:
@@ -198,58 +182,45 @@ class ServedModel:
 
     @property
     def classifier(self) -> Classifier:
-        """The classification head. Raises TaskMissing where the model has none."""
+        """The classification head. Raises TaskMissing if the model has none."""
         self.check_tasks(Task.CLASSIFY)
-        classifier = self._model.heads.classifier
-        assert classifier is not None  # noqa: S101 - the task is made of it
-        return classifier
+        return cast("Classifier", self._model.heads.classifier)
 
     @property
     def token_classifier(self) -> TokenClassifier:
-        """The head that classifies tokens. Raises TaskMissing where the model has none."""
+        """The head that classifies tokens. Raises TaskMissing if the model has none."""
         self.check_tasks(Task.TOKEN_CLASSES)
-        classifier = self._model.heads.token_classifier
-        assert classifier is not None  # noqa: S101 - the task is made of it
-        return classifier
+        return cast("TokenClassifier", self._model.heads.token_classifier)
 
     @property
     def task_names(self) -> list[str]:
-        """The model's tasks, for people."""
+        """Names of the model's tasks."""
         return self._model.task_names
 
     def check_tasks(self, needed: Task, *, reranks: bool = False, entails: bool = False) -> None:
-        """Raise TaskMissing where the model does not have all these tasks.
-
-        It may also be asked to rerank, or for a label of entailment.
-        """
+        """Raises TaskMissing unless the model has all these tasks; `reranks` and `entails`: see Capability."""
         if not reranks and not entails and not int(needed) & ~self._tasks:
             return
-        has = self.task_names
-        missing = [name for name in task_names(needed) if name not in has]
-        if reranks and "rerank" not in has:
-            missing = ["rerank"]
-        if entails and "zero_shot" not in has:
-            missing = ["zero_shot"]
-        if missing:
+        if missing := missing_tasks(self._model, needed, reranks=reranks, entails=entails):
             word = f"task{'s' * (len(missing) > 1)} {', '.join(missing)}"
             labels = len(self.classifier.labels) if reranks and Task.CLASSIFY in self._model.tasks else 1
             why = f", which needs a model of one label and not of {labels}" if labels > 1 else ""
             if entails:
                 why = ", which needs a classifier with a label that begins with entail"
             raise TaskMissing(
-                f"{self.name} does not have the {word}{why}; it has {', '.join(has)}"
+                f"{self.name} does not have the {word}{why}; it has {', '.join(self.task_names)}"
                 f"{self.elsewhere(Capability(needed, reranks=reranks, entails=entails))}"
             )
 
     def elsewhere(self, capability: Capability) -> str:
-        """The end of a sentence about what this model cannot do: which other models of the server can."""
+        """Returns the end of a sentence about what this model lacks: the names of other models that have it."""
         if not self.others:
             return ""
         able = [other.name for other in self.others if other.suits(capability)]
         return f"; name {' or '.join(able)} for it" if able else ", and no other model here can do it"
 
     def check_dimensions(self, dimensions: int | None, param: str = "dimensions") -> int:
-        """`dimensions` for the engine, where 0 means all. Raises InputError outside 1 … width."""
+        """Returns `dimensions` for the engine, where 0 means all. Raises InputError outside 1 … width."""
         if dimensions is None:
             return 0
         width = output_width(self._model, dimensions, param)
@@ -262,7 +233,7 @@ class ServedModel:
         return resolve_options(self._model, task, prompt_name, is_query, self._default)
 
     def is_query(self, input_type: str | None, tasks: Task) -> bool | None:
-        """Whether texts are queries, by a field of the request; None where it makes no difference or is not said."""
+        """Returns whether `input_type` stands for queries; None if it makes no difference or is not given."""
         if Task.MULTI in tasks or (input_type is not None and self._model.config.adapters is not None):
             return input_type == "query"
         return None
@@ -272,50 +243,50 @@ class ServedModel:
 
 
 class RequestLimits:
-    """The limits of the server's options. Each check raises PayloadTooLarge, naming the field `param` and the option.
+    """Limits of the server's options. Each check raises PayloadTooLarge, which names the field `param` and the option.
 
-    With `more`, not everything is counted yet.
+    `more` is true while not everything is counted yet.
     """
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
 
     def check_count(self, count: int, param: str) -> None:
-        """The texts of a request."""
+        """Checks the number of texts."""
         if count > self._config.max_client_batch_size:
             raise self._exceeded("max_client_batch_size", f"has {count} texts", param)
 
     def check_documents(self, count: int, param: str) -> None:
-        """The documents or pairs of a request."""
+        """Checks the number of documents or pairs."""
         if count > self._config.max_client_documents:
             raise self._exceeded("max_client_documents", f"has {count} texts", param)
 
     def check_label_pairs(self, texts: int, labels: int, param: str) -> None:
-        """The pairs of each text with each label."""
+        """Checks the number of pairs of each text with each label."""
         if texts * labels > self._config.max_client_documents:
             reason = f"makes {texts * labels} pairs, of {labels} labels and {texts} texts"
             raise self._exceeded("max_client_documents", reason, param)
 
     def check_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
-        """The tokens of a request."""
+        """Checks the tokens of a request."""
         limit = self._config.max_client_batch_tokens
         if limit is not None and tokens > limit:
             raise self._exceeded("max_client_batch_tokens", f"has {_number(tokens, more=more)} tokens", param)
 
     def check_pair_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
-        """The tokens of pairs, whose texts may be in several: no more than a body may have bytes."""
+        """Checks the tokens of pairs. A text may be in many of them: they are limited to the bytes of a body."""
         self.check_tokens(tokens, param, more=more)
         if tokens > self._config.payload_limit:
             raise self._exceeded("payload_limit", f"makes pairs of {_number(tokens, more=more)} tokens", param)
 
     def check_response_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
-        """The tokens that an answer of /tokenize or /decode is about."""
+        """Checks the tokens that a response of /tokenize or /decode lists."""
         self.check_tokens(tokens, param, more=more)
         if tokens > MAX_RESPONSE_TOKENS:
             raise PayloadTooLarge(f"has {_number(tokens, more=more)} tokens", param, limit=MAX_RESPONSE_TOKENS)
 
     def check_weights(self, weights: int, param: str) -> None:
-        """The weights of a response's sparse vectors, counted while they come, and its scores of labels."""
+        """Checks the weights of sparse vectors, counted while they come, or the scores of labels, of a response."""
         if weights > MAX_RESPONSE_WEIGHTS:
             reason = f"has a response of at least {weights} weights or scores"
             raise PayloadTooLarge(reason, param, limit=MAX_RESPONSE_WEIGHTS)

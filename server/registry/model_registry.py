@@ -1,4 +1,4 @@
-"""The models of an HTTP process: what they share, how they are read from files, and which of them a request is for."""
+"""The models of an HTTP process: the state that they share, their loading, and the choice of one for a request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelRegistry:
-    """One per HTTP process."""
+    """The models of one HTTP process, and the state that they share."""
 
     def __init__(
         self,
@@ -40,10 +40,7 @@ class ModelRegistry:
         pool: TokenizerPool,
         broken: Mapping[str, str] | None = None,
     ) -> None:
-        """`handles` are of the server's models, in their order, at least one.
-
-        `broken`: the names of others that cannot be served, each with the reason. Raises ConfigError for equal names.
-        """
+        """`handles` are the models, at least one, in the order of the options. `broken` has reasons by failed model."""
         self.config = config
         self.broken = broken or {}
         self.all = tuple(handles)
@@ -58,38 +55,38 @@ class ModelRegistry:
         self.low_priority_throttle = LowPriorityThrottle()
         self.most_ids = max(handle.most_ids for handle in self.all)
         self._pool = pool
-        self.by_name: dict[str, ModelHandle] = {}  # by served name and by model id, of which the former go first
+        self.by_name: dict[str, ModelHandle] = {}  # by served name and by model id; served names take precedence
         for handle in self.all:
             self.by_name[handle.served.name] = handle
             handle.served.others = [other.served for other in self.all if other is not handle]
         for handle in self.all:
             self.by_name.setdefault(handle.model.model_id, handle)
 
-    # --- which model ---
+    # --- the choice of a model ---
 
     @property
     def names(self) -> list[str]:
-        """The served names, in the models' order; those of broken ones are not among them."""
+        """Served names in the order of the models, without failed ones."""
         return [handle.served.name for handle in self.all]
 
     def check_broken(self, name: str) -> None:
-        """Raise Unavailable for the name of a model that cannot be served."""
+        """Raises Unavailable for the name of a failed model."""
         if name in self.broken:
             raise Unavailable(f"{name} has failed ({self.broken[name]})")
 
     def is_any(self, name: str) -> bool:
-        """Whether this name means any model, unless a model has it as its own."""
+        """True if the name stands for any model. A model with that name takes precedence."""
         return name in ANY_NAMES or "any-model" in self.config.openai_accepts
 
     def unknown(self, name: str, param: str | None = "model", what: str = "") -> ModelUnknown:
-        """The answer to a request that names a model which is not here, in the field `param`."""
+        """Returns the error for an unknown name in the field `param`, or in `what`."""
         names = self.names
         known = f"one of {', '.join(names)}" if self.several else names[0]
         reason = f"must be {known}" if param else f"{what} must be {known}"
         return ModelUnknown(reason, param, value=describe_name(name))
 
     def in_path(self, name: str) -> ModelHandle:
-        """The model of this name or id. Raises ModelUnknown, and Unavailable for one that cannot be served."""
+        """Returns the model with this name or id. Raises ModelUnknown, or Unavailable for a failed model."""
         handle = self.by_name.get(name)
         if handle is None:
             self.check_broken(name)
@@ -97,24 +94,23 @@ class ModelRegistry:
         return handle
 
     def able(self, capability: Capability) -> ModelHandle:
-        """The first model that can do this; the first of all where none can."""
+        """Returns the first model with this capability, or the first of all if none has it."""
         return next((handle for handle in self.all if handle.served.suits(capability)), self.first)
 
     def most(self, option: str) -> int:
-        """The largest value of a limit that models may have for themselves."""
+        """Returns the largest value of a limit that each model may set."""
         return max(int(getattr(handle.config, option)) for handle in self.all)
 
     # --- the process ---
 
     def write_metrics(self) -> None:
-        """Publish all metrics for scrapes."""
+        """Publishes the metrics of this process."""
         self.metrics.held_bytes = self.held.total
         for handle in self.all:
             self.metrics.queues[handle.served.name] = handle.admission.admitted_tokens, handle.admission.queue_limit
         self.metrics.write()
 
     def close(self) -> None:
-        """Stop the threads."""
         self.scrapes.close()
         self._pool.close()
 
@@ -128,10 +124,10 @@ def load_registry(
     routes: Sequence[str],
     tasks: Collection[str],
 ) -> ModelRegistry:
-    """Read what the supervisor lists. Raises EngineError for files that cannot be read, ConfigError for equal names.
+    """Loads the models that the supervisor lists. Raises EngineError if none can be loaded.
 
-    Of several models, one that this process cannot read has failed, which the supervisor learns over `control`, and the
-    others are served. `routes` and `tasks` are labels of metrics.
+    If one of several fails, `control` tells the supervisor and the others are served. `routes` and `tasks` are labels
+    of metrics.
     """
     config = start.config
     router = Router(start.models, counters, start.http_index)
@@ -168,7 +164,7 @@ def load_registry(
 
 
 class ModelSelector:
-    """Of the requests of one path."""
+    """Selects the model for each request of one route."""
 
     __slots__ = ("_by_capability", "_capability", "by_body", "default", "is_open", "path_model", "registry")
 
@@ -181,39 +177,39 @@ class ModelSelector:
         *,
         has_field: bool = False,
     ) -> None:
-        """`capability` is what the route needs. `default` answers requests without a name; None: the first able one.
+        """`default` serves requests without a name; None stands for the first model with the `capability`.
 
-        `path_model`: the name of `default` in the path, where it has one; no other model answers then. `has_field`:
-        whether a body may name a model.
+        `path_model` is the name of `default` in the path, if the path has one; then only `default` serves requests.
+        `has_field` is true if the body of a request may name a model.
         """
         self.registry = registry
         self.default = default or registry.able(capability)
         self.path_model = path_model
-        self.is_open = registry.several and path_model is None  # whether another model may answer than the default
-        self.by_body = self.is_open and has_field  # whether that depends on the body
+        self.is_open = registry.several and path_model is None  # another model than the default may serve a request
+        self.by_body = self.is_open and has_field  # the body selects the model
         self._capability = capability
         self._by_capability: dict[Capability, ModelHandle] = {}
 
     @property
     def can(self) -> bool:
-        """Whether the default model supports this route."""
+        """True if the default model supports this route."""
         capability = self._capability
         return self.default.served.suits(
             Capability(capability.needs, reranks=capability.reranks, entails=capability.entails)
         )
 
     def check(self, handle: ModelHandle) -> None:
-        """Raise TaskMissing where a model cannot do what the route needs."""
+        """Raises TaskMissing if a model lacks a capability of the route."""
         capability = self._capability
         handle.served.check_tasks(capability.needs, reranks=capability.reranks, entails=capability.entails)
 
     def find(self, names: tuple[str | None, ...], capability: Capability | None = None) -> ModelHandle:
-        """The model that a request names; `capability`: what the request needs, where the route leaves that open.
+        """Returns the model that all `names` refer to. Without a name, it is the first with the request's `capability`.
 
         An empty name counts as absent: clients that must send one leave it blank.
 
-        Raises ModelUnknown for a name that no model has, and for names of two models; Unavailable for a model that
-        cannot be served, TaskMissing for one that cannot do what the route needs.
+        Raises ModelUnknown for a name that no model has and for names of two models, Unavailable for a failed model,
+        and TaskMissing for one that lacks a capability of the route.
         """
         registry = self.registry
         selected = None if self.path_model is None else self.default
@@ -244,7 +240,7 @@ class ModelSelector:
         return ModelUnknown(reason, "model", value=describe_name(name))
 
     def _able(self, capability: Capability) -> ModelHandle:
-        """The first model that can do this, else the route's default."""
+        """Returns the first model with the capability, or the route's default."""
         if capability not in self._by_capability:
             able = (handle for handle in (self.default, *self.registry.all) if handle.served.suits(capability))
             self._by_capability[capability] = next(able, self.default)
