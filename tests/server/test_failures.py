@@ -63,9 +63,9 @@ def test_a_failure_is_its_own_requests_only(client: httpx.Client, failing: Live,
     """Requests that were batched with a failing one are answered."""
     others = [[101, 5000 + i, 102] for i in range(12)]
     with ThreadPoolExecutor(14) as pool:
-        with failing.held():  # so that the rest is batched
+        with failing.held() as runs:  # so that the rest is batched
             blocking = pool.submit(client.post, "/embed", json={"inputs": order(HELD)})
-            until(lambda: failing.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
+            until(runs.exists, what="the blocking request")
             bad = pool.submit(client.post, "/embed", json={"inputs": order(number)})
             good = [pool.submit(client.post, "/embed", json={"inputs": ids}) for ids in others]
             until(lambda: failing.metrics()["embert_queue_tokens"] == 3 * 13, what="the others in the queue")
@@ -77,9 +77,9 @@ def test_a_failure_is_its_own_requests_only(client: httpx.Client, failing: Live,
 
 def test_over_the_queue_is_429_with_retry_after(client: httpx.Client, failing: Live) -> None:
     before = failing.metrics()['embert_rejected_total{reason="queue_full"}']
-    with ThreadPoolExecutor(16) as pool, failing.held():
+    with ThreadPoolExecutor(16) as pool, failing.held() as runs:
         blocking = [pool.submit(client.post, "/embed", json={"inputs": order(HELD)})]
-        until(lambda: failing.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
+        until(runs.exists, what="the blocking request")
         blocking += [pool.submit(client.post, "/embed", json={"inputs": [7] * 50}) for _ in range(10)]
         until(lambda: failing.metrics()["embert_queue_tokens"] >= 500, what="the queued requests")
         for path, field, kind in (("/embed", "inputs", "Overloaded"), ("/v1/embeddings", "input", "rate_limit_error")):
@@ -99,9 +99,9 @@ def test_over_the_queue_is_429_with_retry_after(client: httpx.Client, failing: L
 
 def test_health_never_waits_behind_a_batch(client: httpx.Client, failing: Live) -> None:
     with ThreadPoolExecutor(1) as pool:
-        with failing.held():
+        with failing.held() as runs:
             running = pool.submit(client.post, "/embed", json={"inputs": order(HELD)})
-            until(lambda: failing.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
+            until(runs.exists, what="the blocking request")
             for path in ("/health", "/ping", "/readyz", "/livez", "/info", "/metrics", "/v1/models"):
                 answer = client.get(path)
                 assert answer.status_code == 200

@@ -10,6 +10,12 @@ import pytest
 from tests.server.engine_worker.harness import Clock, Harness
 
 
+@pytest.fixture(autouse=True)
+def _no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause of the machine must not put a probe between the batches of a test."""
+    monkeypatch.setattr("embert.server.engine_worker.loop.PROBE_INTERVAL_S", 3600.0)
+
+
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Harness]:
     harness = Harness(tmp_path)

@@ -71,6 +71,7 @@ def test_each_text_of_a_batch_has_its_own_prompt(engine: Harness) -> None:
 def test_what_a_client_no_longer_wants_is_not_run(engine: Harness) -> None:
     engine.occupy()
     gone, kept = engine.send([[2, 2]], [[3, 3]])
+    engine.wait_until(lambda: engine.queued() == 2)
     engine.send(cancelled=[gone])
     engine.wait_until(lambda: engine.queued() == 1)
     engine.release(2)

@@ -55,6 +55,7 @@ class Engine:
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     monkeypatch.setattr(socket_server, "STATUS_INTERVAL_S", 0.05)
+    monkeypatch.setattr(socket_server, "LINGER_S", 60.0)
     made = Engine(f"{tmp_path}/engine")
     yield made
     made.server.close()

@@ -61,8 +61,9 @@ def test_a_full_batch_is_submitted_while_another_runs(engine: Harness) -> None:
 
 
 @pytest.fixture
-def submitted(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def submitted(engine: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of batches submitted to the encoder, each time one is answered."""
+    del clock  # with real time, a pause of the machine would make batches late
     counts: list[int] = []
     answer = engine.loop._responder.answer
 
@@ -141,10 +142,11 @@ def test_the_encoder_never_holds_more_than_two_batches(engine: Harness, monkeypa
 
 @pytest.mark.parametrize("beside_interactive", [False, True])
 def test_full_batches_of_low_priority_wait_only_while_interactive_requests_come(
-    engine: Harness, clock: Clock, beside_interactive: bool
+    engine: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch, beside_interactive: bool
 ) -> None:
     engine.model.throughput.calibrate(0.0, 0.009)
     if beside_interactive:
+        monkeypatch.setattr("embert.server.engine_worker.work_queue.INTERACTIVE_MEMORY_S", 600.0)
         engine.send([[1, 1]])
         engine.receive(1)
     before = len(engine.encoder.batches)

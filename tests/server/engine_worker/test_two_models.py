@@ -134,12 +134,11 @@ def test_an_expired_request_is_not_replaced_by_a_model_whose_encoder_is_full(
     assert two.queued() == 1
 
 
-def test_an_idle_engine_probes_each_of_its_models(two: TwoModels) -> None:
-    two.wait_until(lambda: not two.queued())
-    for _ in range(4):
-        two.loop._health.last_success = 0.0
-        two.loop._on_idle()
-    assert two.order.count("first") == two.order.count("second") == 2
+def test_an_idle_engine_probes_each_of_its_models(two: TwoModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embert.server.engine_worker.loop.PROBE_INTERVAL_S", 0.001)
+    two.loop._wake()
+    two.wait_until(lambda: len(two.order) >= 4)
+    assert two.order[:2].count("first") == two.order[2:4].count("first") == 1
 
 
 def test_the_status_has_the_rate_of_every_model(two: TwoModels) -> None:

@@ -93,7 +93,7 @@ def test_what_is_answered_during_a_download(tmp_path: Path) -> None:
             assert client.get(f"{server.metrics_url}/readyz").status_code == 404
         assert server.get("/metrics", headers=KEY).status_code == 200
         for sent in (b"", b"\xff\xfe\r\n\r\n", b"GET /livez\r\n\r\n", b"x" * 100_000):  # what is no request is dropped
-            with socket.create_connection(("127.0.0.1", server.ports[0]), 20) as stranger:
+            with socket.create_connection(("127.0.0.1", server.ports[0]), 60) as stranger:
                 stranger.sendall(sent)
                 stranger.shutdown(socket.SHUT_WR)
                 with contextlib.suppress(ConnectionError):

@@ -79,9 +79,9 @@ def test_what_a_lost_engine_owed_is_sent_once_more(healing: Live) -> None:
     server = healing
     answers: list[httpx.Response] = []
     slow = [101, HELD, 102]
-    with server.held():
+    with server.held() as runs:
         threads = [post(server, [slow], answers)]
-        until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the first")
+        until(runs.exists, what="the first")
         threads.append(post(server, [[101, 5000, 102]] * 3, answers))  # waits until the first is done
         until(lambda: server.metrics()["embert_queue_tokens"] == 9, what="the second")
         os.kill(server.engine_pids[0], signal.SIGKILL)
@@ -125,7 +125,7 @@ def test_a_killed_http_process_comes_back(healing: Live) -> None:
         crowd.wait_for(50)
     assert not any(status.isdigit() and status not in ("200", "503") for status in crowd.answers), crowd.answers
     assert server.engine_pids == engine  # nobody else was disturbed
-    assert server.metrics()["embert_requests_in_flight"] == 1  # the dead process's share is forgotten
+    until(lambda: server.metrics()["embert_requests_in_flight"] == 1, what="the dead process's share forgotten")
 
 
 def test_restarts_keep_the_totals(healing: Live) -> None:
@@ -157,7 +157,7 @@ def test_restarts_keep_the_totals(healing: Live) -> None:
         assert samples("embert_texts_total") == texts
         assert samples("embert_request_texts_bucket") == sizes
     assert server.metrics()["embert_http_restarts_total"] == restarts + 2
-    assert server.metrics()["embert_requests_in_flight"] == 1
+    until(lambda: server.metrics()["embert_requests_in_flight"] == 1, what="this request alone")
 
 
 def test_a_child_that_cannot_be_started_is_tried_again(healing: Live) -> None:
@@ -203,6 +203,7 @@ def test_a_process_that_does_not_come_back_takes_no_connections(tmp_path: Path) 
             assert server.get("/livez").status_code == 200
         kept.rename(tokenizer)
         until(lambda: server.log.count("is ready again") == 1, what="its return")
+        until(lambda: connection_counts(server) == [0, 0], what="the end of the connections so far")
         with contextlib.ExitStack() as stack:
             for _ in range(30):
                 client = stack.enter_context(server.client())

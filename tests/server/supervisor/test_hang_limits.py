@@ -1,4 +1,4 @@
-"""After how many seconds a forward counts as hung."""
+"""After how many seconds a forward counts as hung, and an outage as final."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embert.server.config import ServeConfig
 from embert.server.ipc.control import ModelInfo
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.supervisor.child import Child
-from embert.server.supervisor.hangs import HangDetector
+from embert.server.supervisor.hangs import GIVE_UP_AFTER_S, HangDetector, Outages
 
 INFO = ModelInfo("torch", "cpu", "a test", "float32", "", 2048, 384, 384, 1.0, 0.001, 0.01)
 
@@ -53,3 +53,18 @@ def test_a_drain_is_no_hang() -> None:
     assert hangs.reason(engine, 2100.0) is None
     engine.draining = engine.ready = False
     assert "--start-timeout" in str(hangs.reason(engine, 2100.0))
+
+
+@pytest.mark.parametrize(
+    ("slowest_start_s", "limit_s"), [(0.0, 600.0), (2.0, GIVE_UP_AFTER_S), (200.0, 400.0)], ids=["none yet", "2", "200"]
+)
+def test_an_outage_may_last_as_long_as_a_start_takes(slowest_start_s: float, limit_s: float) -> None:
+    engines = [Child("engine", index, slowest_start_s=slowest_start_s) for index in range(2)]
+    outages = Outages(start_timeout_s=600.0)
+    assert outages.exceeded_s("engine", engines, 1e9) is None
+    outages.note_loss(engines[0], engines)
+    outages.restart_clocks(1000.0)
+    assert outages.exceeded_s("engine", engines, 1000.0 + limit_s) is None
+    assert outages.exceeded_s("engine", engines, 1001.0 + limit_s) == limit_s + 1
+    engines[1].ready = True
+    assert outages.exceeded_s("engine", engines, 1001.0 + limit_s) is None

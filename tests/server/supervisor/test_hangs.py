@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
@@ -47,8 +48,8 @@ def pid_of_engine(server: Live, index: int) -> int:
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[Live]:
-    """Whose engine hangs after two seconds."""
-    with live(*STAND_IN, "--engine-timeout", "2") as server:
+    """A forward of its engine counts as hung after four seconds."""
+    with live(*STAND_IN, "--engine-timeout", "4") as server:
         yield server
 
 
@@ -76,12 +77,12 @@ def test_a_hanging_engine_is_replaced_and_what_hangs_every_engine_is_given_up_on
     assert metrics["embert_admitted_tokens"] == 0
     until(lambda: server.metrics()["embert_queue_tokens"] == 0, what="the engine's gauge")
     log = server.log
-    hung = log.index("engine-0 hung: a forward runs for more than 2.0 s")
+    hung = log.index("engine-0 hung: a forward runs for more than 4.0 s")
     assert hung < log.index("most recent call first") < log.index("stand_in.py", hung) < log.index("SIGKILL", hung)
 
 
 def test_one_hung_engine_of_two_keeps_nobody_waiting() -> None:
-    with live(*STAND_IN, "--device", "x:0,1", "--engine-timeout", "2") as server, ThreadPoolExecutor(26) as pool:
+    with live(*STAND_IN, "--device", "x:0,1", "--engine-timeout", "4") as server, ThreadPoolExecutor(26) as pool:
         use_both_engines(server)
         other = pid_of_engine(server, 1)
         # While the supervisor is stopped, nobody ends the engine that hangs.
@@ -118,7 +119,7 @@ def test_a_stopped_engine_is_replaced(watched: Live) -> None:
     os.kill(pid, signal.SIGSTOP)
     until(lambda: replaced(server, pid), what="another engine process")
     until(lambda: right(server), what="an answer")
-    assert "engine-0 hung: no sign of life for more than 4.0 s" in server.log
+    assert "engine-0 hung: no sign of life for more than 6.0 s" in server.log
 
 
 def test_a_stopped_server_that_goes_on_replaces_nobody(watched: Live) -> None:
@@ -128,7 +129,7 @@ def test_a_stopped_server_that_goes_on_replaces_nobody(watched: Live) -> None:
     pids = server.pids
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(5)
+    time.sleep(7)
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     assert right(server)
@@ -174,7 +175,7 @@ def test_hung_http_processes_are_replaced_and_the_others_answer(tmp_path: Path) 
         until(lambda: psutil.Process(stopped_pid).status() == psutil.STATUS_STOPPED, what="a stopped process")
         with ThreadPoolExecutor(8) as pool:
             # New connections: some fall to those that hang, and wait in their sockets' queues.
-            asked = [pool.submit(server.post, "/embed", {"inputs": [GOOD]}, timeout=60) for _ in range(8)]
+            asked = [pool.submit(server.post, "/embed", {"inputs": [GOOD]}, timeout=300) for _ in range(8)]
             while {stopped_pid, stuck_pid} & set(server.http_pids):
                 sent = time.monotonic()
                 assert post_on(good, {"inputs": [GOOD]})[0] == 200
@@ -225,7 +226,7 @@ def test_memory_that_is_really_not_there() -> None:
         resource.prlimit(pid, resource.RLIMIT_AS, (used, hard))
         statuses = {server.post("/embed", {"inputs": texts}).status_code for _ in range(3)}
         assert statuses <= {200, 424, 503}
-        if not replaced(server, pid):  # a new process has no limit
+        with contextlib.suppress(ProcessLookupError):  # a new process has no limit
             resource.prlimit(pid, resource.RLIMIT_AS, (hard, hard))
         server.wait_ready()
         until(lambda: server.post("/embed", {"inputs": texts}).status_code == 200, what="an answer")
@@ -250,7 +251,7 @@ def test_messages_that_are_none_hurt_nobody(plain: Live) -> None:
         stranger.send(message)
         assert stranger.closed()
         stranger.close()
-    assert server.log.count("closed a connection that is not from an HTTP process") == 4
+    until(lambda: server.log.count("closed a connection that is not from an HTTP process") == 4, what="the log")
     assert right(server)
     assert server.metrics()['embert_engine_restarts_total{engine="0"}'] == 0
 

@@ -311,7 +311,7 @@ def test_all_addresses_of_ipv6_are_those_of_ipv4_too() -> None:
     (sock,) = listen("::", 0)
     port = sock.getsockname()[1]
     for address in ("::1", "127.0.0.1"):
-        socket.create_connection((address, port), 5).close()
+        socket.create_connection((address, port), 60).close()
     sock.close()
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="--port"):
         listen("::", taken.getsockname()[1])

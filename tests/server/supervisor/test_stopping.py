@@ -48,6 +48,7 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
 def test_a_signal_to_all_processes_at_once() -> None:
     """As systemd's default KillMode does: the engine answers what the HTTP processes wait for, and exits after them."""
     with live(*STAND_IN, "--workers", "2", env=PATIENT) as server:
+        server.wait_announced()  # each process has its handlers
         answers: list[httpx.Response] = []
         with server.held() as runs:
             threads = [post(server, [[101, HELD, 102]], answers) for _ in range(3)]
@@ -78,7 +79,7 @@ def test_other_signals_end_no_process() -> None:
 
 
 def test_drain_timeout_bounds_the_wait() -> None:
-    with live(*STAND_IN, "--drain-timeout", "1") as server, server.held():
+    with live(*STAND_IN, "--drain-timeout", "1", env=PATIENT) as server, server.held():
         answers: list[object] = []
         thread = ask_held(server, answers)
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
@@ -125,14 +126,12 @@ def _answers(server: Live, path: str) -> bool:
         return False
 
 
-SHORT_OUTAGE = {"embert.server.supervisor.hangs.GIVE_UP_AFTER_S": 1.0}
-
-
 def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None:
     """So that whoever watches the server, which answers `/livez` all the time, brings another one."""
     broken = tmp_path / "broken"
-    env = {"STAND_IN_EXIT_FILE": str(broken)}
-    with live(*STAND_IN, env=env, constants=SHORT_OUTAGE, status=1) as server, server.held():
+    env = {"STAND_IN_EXIT_FILE": str(broken), **PATIENT}
+    constants = {"embert.server.supervisor.hangs.GIVE_UP_AFTER_S": 1.0}
+    with live(*STAND_IN, env=env, constants=constants, status=1) as server, server.held():
         server.wait_announced()
         broken.touch()
         answers: list[httpx.Response] = []
@@ -143,18 +142,6 @@ def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None
         assert re.search(r"no engine has been available for \d+ s; exiting", server.log)
         thread.join(PATIENCE_S)
         assert [answer.status_code for answer in answers] == [503]  # and no connection that breaks
-
-
-def test_what_comes_back_in_time_is_waited_for(tmp_path: Path) -> None:
-    """Never for less than twice the longest start: with the second that is asked for, no start could succeed."""
-    broken = tmp_path / "broken"
-    env = {"STAND_IN_EXIT_FILE": str(broken), "STAND_IN_LOAD_S": "2"}
-    with live(*STAND_IN, env=env, constants=SHORT_OUTAGE) as server:
-        (pid,) = server.engine_pids
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
-        server.wait_ready()
-        assert server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200
 
 
 def test_children_do_not_outlive_a_killed_supervisor() -> None:
