@@ -6,7 +6,7 @@ a request's quantum or ends the batch, so a batch costs what is in it.
 Tokens are counted tokens, except in `Request.offsets`, `Slice.tokens` and `Batch.tokens`: a long text counts as more
 than it has, because attention takes time by the square of its length (engine/models/flops.py). A request with a text
 that is a batch of its own is a long one. Long requests share with all others by the tokens that they take, so a request
-that waits beside any number of them waits for the text that is running.
+that waits next to any number of them waits for the text that is running.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["QUANTA", "BatchBuilder", "BatchLimits", "Lane", "ModelQueue", "Reque
 QUANTA = 4
 SKIPPED_MAX = 32  # requests with a deficit that are skipped in one step: their texts are longer than a quantum
 SMALL_SHARE = 8  # a request of at most a quantum divided by this is small: it goes first
-SMALL_PART = 2  # small requests go first in a batch divided by this, while large ones wait
+SMALL_PART = 2  # small requests go first in a batch divided by this while large ones wait
 
 
 class Request:
@@ -57,14 +57,14 @@ class Request:
         self.reply_to, self.payload = reply_to, payload
         self.weights = 0  # of its sparse vectors so far
         self.texts = len(lengths)
-        # Prefix sums of lengths, [texts + 1]. Most requests have one text, and `accumulate` takes longer than the rest.
+        # Prefix sums of lengths, [texts + 1]. Most requests have one text, for which `accumulate` is slow.
         self.offsets = [0, lengths[0]] if self.texts == 1 else list(accumulate(lengths, initial=0))
         self.counted = self.offsets  # prefix sums of counted tokens; the same list where no text is long
         self.tokens = self.offsets[-1]  # counted
         self.taken = 0  # texts already in a batch, of a large request
         # Deficit round robin: the tokens that it may still take in this round. Negative after a text longer than that.
         self.deficit = 0
-        self.has_quantum = False  # of this round, and has not used it up
+        self.has_quantum = False  # part of its quantum of this round is left
 
     @property
     def waiting_texts(self) -> int:
@@ -82,7 +82,7 @@ class Request:
         return self.counted[self.taken + 1] - self.counted[self.taken]
 
     def count(self, tokens: Sequence[int]) -> None:
-        """Set what each text counts as."""
+        """Set the counted tokens of each text."""
         self.counted = list(accumulate(tokens, initial=0))
         self.tokens = self.counted[-1]
 
@@ -101,46 +101,24 @@ class Slice:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class BatchLimits:
     """The limits of a model's batches, and their durations."""
 
-    tokens: int
-    texts: int
-    longest_text: int  # tokens that it has; one that counts as more than `tokens` is a batch of its own
     cost: ThroughputEstimate
-    quantum_tokens: int
-    quantum_texts: int
-    small_tokens: int
-    small_texts: int
-    counts: TokenCounts | None  # None: each text counts as the tokens that it has
+    tokens: int
+    longest_text: int = 0  # in tokens, at least `tokens`; a text that counts as more than `tokens` is a separate batch
+    counts: TokenCounts | None = None  # None: each text counts as its number of tokens
+    quantum_tokens: int = field(init=False)
+    small_tokens: int = field(init=False)
 
-    @classmethod
-    def of(
-        cls,
-        cost: ThroughputEstimate,
-        tokens: int,
-        texts: int | None = None,
-        longest_text: int | None = None,
-        counts: TokenCounts | None = None,
-    ) -> BatchLimits:
-        """`texts` None: only tokens limit a batch. `longest_text` None: `tokens`."""
-        texts = tokens if texts is None else texts
-        quantum_tokens, quantum_texts = max(1, tokens // QUANTA), max(1, texts // QUANTA)
-        return cls(
-            tokens,
-            texts,
-            max(tokens, longest_text or 0),
-            cost,
-            quantum_tokens,
-            quantum_texts,
-            max(1, quantum_tokens // SMALL_SHARE),
-            max(1, quantum_texts // SMALL_SHARE),
-            counts,
-        )
+    def __post_init__(self) -> None:
+        self.longest_text = max(self.tokens, self.longest_text)
+        self.quantum_tokens = max(1, self.tokens // QUANTA)
+        self.small_tokens = max(1, self.quantum_tokens // SMALL_SHARE)
 
     def count(self, request: Request, longest: int) -> bool:
-        """Count the tokens of a request whose longest text has so many; whether it is a long request."""
+        """Count the tokens of a request with a text of `longest` tokens. True if it is a long request."""
         if longest > PLAIN_TOKENS and self.counts is not None:
             counts = self.counts.of(request.lengths)
             request.count(counts)
@@ -166,7 +144,7 @@ class Lane:
 
     @property
     def least_tokens(self) -> int:
-        """Tokens of the text or small request that is next, 0 where none waits: a batch must hold them."""
+        """Tokens of the next text or small request, which a batch must hold; 0 if none waits."""
         if self.long and self.long_is_next:
             return next(iter(self.long.values())).next_tokens
         large = self.next_large()
@@ -176,11 +154,11 @@ class Lane:
 
     @property
     def long_is_next(self) -> bool:
-        """Whether long requests are next, where some wait: nothing else waits, or others have had as much."""
+        """True if waiting long requests are next: nothing else waits, or others have taken as much."""
         return not (self.long_debt and (self.small or self.large))
 
     def next_large(self) -> Request | None:
-        """The large request that is next. It has its quantum of this round, and what the last round left of it."""
+        """The next large request. It has its quantum of this round, and the rest of its last one."""
         large = self.large
         for _ in range(min(len(large), SKIPPED_MAX)):
             request = next(iter(large.values()))
@@ -221,8 +199,8 @@ class ModelQueue:
 
     @property
     def full(self) -> bool:
-        """Whether a batch cannot gain from waiting."""
-        return self.tokens >= self.limits.tokens or self.texts >= self.limits.texts
+        """True if the next batch cannot gain from waiting."""
+        return self.tokens >= self.limits.tokens
 
 
 class Sizes:
@@ -249,23 +227,22 @@ class BatchBuilder:
     """A batch being filled. It takes texts out of their lanes at once."""
 
     def __init__(self, limits: BatchLimits, tokens: int) -> None:
-        """`tokens`: of this batch."""
-        self.limits = limits
-        self.tokens_left, self.texts_left = tokens, limits.texts
-        self.tokens, self.texts = [0, 0], [0, 0]  # of interactive and of low-priority requests
-        self._whole: list[Slice] = []  # small requests, or all that one has left
+        """`tokens` is the size of this batch."""
+        self.limits, self.tokens_left = limits, tokens
+        self.tokens, self.texts = [0, 0], 0  # tokens of interactive and of low-priority requests
+        self._small: list[Slice] = []  # small requests
         self._starts: dict[Request, int] = {}  # first text taken, of large and long requests
-        self.surplus = 0  # of the counted tokens, what texts do not have
+        self.surplus = 0  # counted tokens beyond those that the texts have
 
     def slices(self) -> list[Slice]:
         """The slices taken so far."""
-        return self._whole + [request.piece(first, request.taken) for request, first in self._starts.items()]
+        return self._small + [request.piece(first, request.taken) for request, first in self._starts.items()]
 
     def fill(self, lane: Lane, tokens: int) -> None:
-        """Take what fits into so many tokens: small requests in a part of them, large ones, then again small ones."""
+        """Fill `tokens` tokens: small requests in a part of them, large ones, then small ones again."""
         reserved = max(0, self.tokens_left - tokens)
         self.tokens_left -= reserved
-        if lane.tokens <= self.tokens_left and lane.texts <= self.texts_left:
+        if lane.tokens <= self.tokens_left:
             self._take_all(lane)
         else:
             if lane.long and lane.long_is_next:
@@ -275,12 +252,12 @@ class BatchBuilder:
             if lane.large:
                 self._take_quanta(lane)
             if lane.small:
-                self._take_small(lane, self.tokens_left, self.texts_left)
+                self._take_small(lane, self.tokens_left)
         self.tokens_left += reserved
 
     def _take_all(self, lane: Lane) -> None:
         self._count(lane, lane.tokens, lane.texts)
-        self._whole += lane.small.values()
+        self._small += lane.small.values()
         if lane.long:
             lane.long_debt = sum(request.waiting_tokens for request in lane.long.values())
         for requests in (lane.large, lane.long):
@@ -295,7 +272,7 @@ class BatchBuilder:
         lane.small.clear()
 
     def _take_long(self, lane: Lane) -> None:
-        """Take the next texts of the first long request, what fits; others may then take as much."""
+        """Take the next texts of the first long request that fit. Others may then take as many tokens."""
         request = next(iter(lane.long.values()))
         before = request.waiting_tokens
         taken = self._take(lane, request, self.tokens_left)
@@ -311,49 +288,49 @@ class BatchBuilder:
     def _take_small_first(self, lane: Lane) -> None:
         """Take small requests, in half of the batch if large ones wait.
 
-        The text of the large request whose quantum is next has its place, too: else texts as long as half of a batch
-        would never run. In the batch after one that had no place for small requests, they go before it.
+        The next text of the next large request has its place, too: otherwise texts as long as half of a batch would
+        never run. In the batch after one that had no place for small requests, they go before it.
         """
-        tokens, texts, large = self.tokens_left, self.texts_left, lane.next_large()
+        tokens, large = self.tokens_left, lane.next_large()
         if large is not None:
-            tokens, texts = tokens // SMALL_PART, texts // SMALL_PART
+            tokens //= SMALL_PART
             if lane.small_first:
-                tokens, texts = max(tokens, next(iter(lane.small.values())).tokens), max(texts, 1)
+                tokens = max(tokens, next(iter(lane.small.values())).tokens)
             elif large.next_tokens <= self.tokens_left:
-                tokens, texts = min(tokens, self.tokens_left - large.next_tokens), min(texts, self.texts_left - 1)
-        lane.small_first = not self._take_small(lane, min(tokens, self.tokens_left), min(texts, self.texts_left))
+                tokens = min(tokens, self.tokens_left - large.next_tokens)
+        lane.small_first = not self._take_small(lane, min(tokens, self.tokens_left))
 
-    def _take_small(self, lane: Lane, tokens: int, texts: int) -> bool:
-        """Take small requests, first come, first served, up to so many tokens and texts; whether there was one."""
+    def _take_small(self, lane: Lane, tokens: int) -> bool:
+        """Take small requests of at most `tokens` tokens together, first come, first served. True if there was one."""
         taken: list[Slice] = []
-        tokens_left, texts_left = tokens, texts
+        tokens_left, texts = tokens, 0
         for piece in lane.small.values():
-            if piece.tokens > tokens_left or piece.stop > texts_left:
+            if piece.tokens > tokens_left:
                 break
             tokens_left -= piece.tokens
-            texts_left -= piece.stop
+            texts += piece.stop
             taken.append(piece)
         if len(taken) == len(lane.small):
             lane.small.clear()
         else:
             for piece in taken:
                 del lane.small[piece.request.key]
-        self._count(lane, tokens - tokens_left, texts - texts_left)
-        self._whole += taken
+        self._count(lane, tokens - tokens_left, texts)
+        self._small += taken
         return bool(taken)
 
     def _take_quanta(self, lane: Lane) -> None:
         """Take a quantum of each large request, round by round (deficit round robin; Shreedhar and Varghese, 1995).
 
         A request that the end of the batch interrupts goes on with its quantum in the next batch, before all others.
-        What it leaves of a quantum counts in its next round, and so does a text that was longer. A remainder as small
-        as a small request runs with the quantum before it.
+        The rest of a quantum counts in the next round, and so does a text that was longer. A remainder as small as a
+        small request runs with the quantum before it.
         """
-        limits, large = self.limits, lane.large
-        while self.tokens_left and self.texts_left and (request := lane.next_large()) is not None:
-            first, before = request.taken, request.waiting_tokens
+        large = lane.large
+        while self.tokens_left and (request := lane.next_large()) is not None:
+            before = request.waiting_tokens
             tokens = max(request.deficit, request.next_tokens)
-            if before <= tokens + limits.small_tokens:
+            if before <= tokens + self.limits.small_tokens:
                 tokens = before
             left = before - self._take(lane, request, tokens)
             if left == before:
@@ -364,19 +341,15 @@ class BatchBuilder:
             else:
                 lane.sizes.count(left, 1)
                 request.deficit -= before - left
-                if request.taken - first >= limits.quantum_texts:
-                    request.deficit = min(request.deficit, 0)
                 if request.next_tokens <= request.deficit:
                     return  # the batch is full, and the quantum is not used up
                 request.has_quantum = False
                 large.move_to_end(request.key)
 
     def _take(self, lane: Lane, request: Request, tokens: int) -> int:
-        """Take the request's next texts, what fits into `tokens`, a quantum and the batch; returns their tokens."""
+        """Take the request's next texts that fit into `tokens` and the batch. Returns their tokens."""
         counted, first = request.counted, request.taken
-        limit = counted[first] + min(tokens, self.tokens_left)
-        most = first + min(self.limits.quantum_texts, self.texts_left)
-        stop = min(bisect_right(counted, limit, first) - 1, most)
+        stop = bisect_right(counted, counted[first] + min(tokens, self.tokens_left), first) - 1
         if stop <= first:
             return 0
         self._starts.setdefault(request, first)
@@ -395,8 +368,7 @@ class BatchBuilder:
         if lane.long_debt:
             lane.long_debt = max(0, lane.long_debt - tokens)
         self.tokens[lane.low_priority] += tokens
-        self.texts[lane.low_priority] += texts
+        self.texts += texts
         self.tokens_left -= tokens
-        self.texts_left -= texts
         lane.tokens -= tokens
         lane.texts -= texts

@@ -60,17 +60,13 @@ class LoadedModel:
 
     @property
     def limits(self) -> BatchLimits:
-        """Of its batches."""
-        return BatchLimits.of(
-            self.throughput,
-            self.encoder.batch_tokens,
-            longest_text=self.encoder.max_batch_tokens,
-            counts=self._counts,
-        )
+        """Limits for the batches of this model."""
+        encoder = self.encoder
+        return BatchLimits(self.throughput, encoder.batch_tokens, encoder.max_batch_tokens, self._counts)
 
     @property
     def _counts(self) -> TokenCounts | None:
-        """What its texts count as; None where none is long."""
+        """The counted tokens of its texts; None if no text is long."""
         return TokenCounts(self.model.config) if self.model.max_input_length > PLAIN_TOKENS else None
 
     def _check_finite(self) -> None:

@@ -1,12 +1,12 @@
 """Decides which texts run together. Pure: no clock, no threads, no I/O, no torch; the callers have all of those.
 
-Three rules, with their reasons:
+Three rules and their reasons:
 
 * **Late binding.** `next_batch` is called when the encoder is free, and takes what waits at that moment. A batch that
   was closed earlier would miss the texts that arrive later. Only a *full* batch may be taken ahead (`full`),
   because waiting cannot improve it.
 * **Token budget.** Tokens limit a batch, not texts, because the cost of a packed forward depends on its tokens. A long
-  text counts as more than it has (lanes.py); one that counts as more than the budget is a batch of its own.
+  text counts as more than it has (lanes.py). If it counts as more than the budget, it is a separate batch.
 * **Fair share over time.** Equal parts of every batch would cut requests into slices of a text or two, and what follows
   a batch costs per slice. So large requests share by deficit round robin: each takes a quantum, a quarter of a batch,
   in its round. Small requests go first, in half of a batch. So a small request waits for the batch that is running, and
@@ -14,8 +14,8 @@ Three rules, with their reasons:
 
 A batch has one model. Models share the device's time equally: the model with the least device time is next.
 Interactive requests of any model go before low-priority requests of any model. Low-priority requests fill the capacity
-that the interactive requests of their model leave, as long as that keeps the batch short; otherwise they run in the
-next batch. In every eighth batch a quantum of low-priority requests goes first, so that they progress under any load.
+that the interactive requests of their model leave while that keeps the batch short; otherwise they run in the next
+batch. In every eighth batch a quantum of low-priority requests goes first, so that they progress under any load.
 While interactive requests come, low-priority batches are short, because the next interactive request waits for them.
 A batch is charged its expected time when it is formed, and `settle` corrects that.
 
@@ -36,13 +36,13 @@ from embert.server.engine_worker.lanes import BatchBuilder, BatchLimits, Lane, M
 __all__ = ["Batch", "Scheduler"]
 
 _NEVER = float("inf")  # a deadline
-LOW_PRIORITY_INTERVAL = 8  # one batch in so many serves a low-priority request first
+LOW_PRIORITY_INTERVAL = 8  # every eighth batch serves a low-priority request first
 SETTLED_MAX = 8.0  # times the expected time: a suspended machine must not count as device time
 
 # Low-priority requests may make an interactive batch this much longer: of its own time, or in seconds.
 FILL_SHARE, FILL_S = 0.25, 0.005
-# While interactive requests come, a batch of only low-priority requests takes so long, or so many times its fixed time:
-# shorter ones would cost throughput.
+# While interactive requests come, a batch of only low-priority requests takes SHORT_S, or SHORT_FIXED times its fixed
+# time: shorter ones would cost throughput.
 SHORT_S, SHORT_FIXED = 0.04, 5.0
 INTERACTIVE_MEMORY_S = 10.0  # device time of batches after an interactive request, in which another one is expected
 
@@ -61,8 +61,8 @@ class Batch:
 
     model: Hashable
     slices: list[Slice]
-    tokens: int  # that its texts have
-    counted: int  # what they count as
+    tokens: int
+    counted: int  # counted tokens
     texts: int
     charged: Charge | None = None  # None: made of parts of another batch
 
@@ -82,14 +82,14 @@ class Scheduler:
         self.queue_texts = 0
 
     def add_model(self, model: Hashable, limits: BatchLimits) -> None:
-        """Take requests of a model from now on."""
+        """Accept requests for a model from now on."""
         self._models[model] = ModelQueue(model, limits)
 
     def add(self, request: Request) -> None:
         """Queue a request.
 
-        Raises ValueError for a key that waits in the same lane, a model that is not here, a text of no tokens, or one
-        longer than is taken. Keys must be unique: looking in all lanes would cost every request.
+        Raises ValueError for a key that waits in the same lane, an unknown model, an empty text, or one that is too
+        long. Keys must be unique: looking in all lanes would cost every request.
         """
         key, texts, tokens = request.key, request.texts, request.tokens
         queue = self._models.get(request.model)
@@ -109,7 +109,7 @@ class Scheduler:
             lane.served_s = max(lane.served_s, self._served_s[request.low_priority])
         if not request.low_priority:
             self._since_interactive_s = 0.0
-        if tokens <= limits.small_tokens and texts <= limits.small_texts and longest <= PLAIN_TOKENS:
+        if tokens <= limits.small_tokens and longest <= PLAIN_TOKENS:
             lane.small[key] = Slice(request, 0, texts, tokens)
         else:
             (lane.long if limits.count(request, longest) else lane.large)[key] = request
@@ -125,7 +125,7 @@ class Scheduler:
                 self._forget_finished()
 
     def cancel(self, key: Hashable) -> int:
-        """Drop the waiting texts of a request; returns their number, 0 for an unknown key."""
+        """Drop the waiting texts of a request. Returns their number, 0 for an unknown key."""
         waiting = self._find(key)
         return self._drop(*waiting) if waiting is not None else 0
 
@@ -150,7 +150,7 @@ class Scheduler:
         """Tokens of the model's other requests that run before a new one of `tokens` is done, if nothing else arrives.
 
         Small requests run before. Until a large one is done, each of the other large ones runs as many tokens, or all
-        that it has. The result is at least the sum of these, and at most twice the sum.
+        its tokens. The result is at least the sum of these, and at most twice the sum.
         """
         queue = self._models[model]
         lane = queue.lanes[low_priority]
@@ -160,12 +160,12 @@ class Scheduler:
         return before + queue.lanes[False].tokens if low_priority else before
 
     def tokens_of(self, model: Hashable, *, low_priority: bool) -> int:
-        """Tokens of a model that wait; without `low_priority`, only those of its interactive requests."""
+        """Waiting tokens of a model; without `low_priority`, only those of its interactive requests."""
         queue = self._models[model]
         return queue.tokens if low_priority else queue.lanes[False].tokens
 
     def texts_of(self, model: Hashable) -> int:
-        """Texts of a model that wait."""
+        """Waiting texts of a model."""
         return self._models[model].texts
 
     def full(self) -> bool:
@@ -177,7 +177,7 @@ class Scheduler:
         return not (lane.long and lane.long_is_next)
 
     def next_queue(self) -> tuple[Hashable, bool] | None:
-        """The model of the next batch, and whether a low-priority request goes first in it; None for an empty queue."""
+        """The model of the next batch, and True if a low-priority request goes first in it; None for an empty queue."""
         queue, low_priority_first = self._next()
         return None if queue is None else (queue.name, low_priority_first)
 
@@ -198,14 +198,14 @@ class Scheduler:
                 self._batches_before_low_priority = LOW_PRIORITY_INTERVAL  # low priority leads the next batch instead
         else:
             builder.fill(low_priority, builder.tokens_left)
-        tokens, texts = sum(builder.tokens), sum(builder.texts)
+        tokens, texts = sum(builder.tokens), builder.texts
         self.queue_tokens -= tokens
         self.queue_texts -= texts
         charge = self._charge(queue, builder.tokens, low_priority_first=low_priority_first)
         return Batch(queue.name, builder.slices(), tokens - builder.surplus, tokens, texts, charge)
 
     def settle(self, batch: Batch, seconds: float) -> None:
-        """Replace the charge of a batch by its measured device time: once, when it has run."""
+        """Replace the charge of a batch by its measured device time, once."""
         charge = batch.charged
         if charge is None:
             return
@@ -216,7 +216,7 @@ class Scheduler:
         low_priority.served_s += surplus_s * (1 - charge.interactive)
 
     def _next(self) -> tuple[ModelQueue | None, bool]:
-        """The model of the next batch, and whether a low-priority request goes first in it."""
+        """The model of the next batch, and True if a low-priority request goes first in it."""
         models = self._models.values()
         waiting = [[queue for queue in models if queue.lanes[low].texts] for low in (False, True)]
         is_due = self._batches_before_low_priority >= LOW_PRIORITY_INTERVAL - 1
@@ -235,7 +235,7 @@ class Scheduler:
     def _fill_rest(self, builder: BatchBuilder, low_priority: Lane) -> bool:
         """Fill an interactive batch with low-priority requests, if it stays short and they get enough tokens.
 
-        False: half of the batch or more stays empty, because filling it would take too long.
+        Returns False if half of the batch or more stays empty because filling it would take too long.
         """
         limits, taken = builder.limits, sum(builder.tokens)
         own_s = limits.cost.seconds(taken)
@@ -263,7 +263,7 @@ class Scheduler:
         return charge
 
     def _find(self, key: Hashable) -> tuple[Lane, Request] | None:
-        """Where a request waits, and the request."""
+        """A waiting request and its lane."""
         for queue in self._models.values():
             for lane in queue.lanes:
                 for requests in (lane.large, lane.long):
@@ -288,7 +288,7 @@ class Scheduler:
     def _forget_finished(self) -> None:
         """Rebuild the heap of deadlines, most of whose requests have finished.
 
-        To remove each one when it finishes would cost a search. This costs next to nothing per request.
+        Removing each one when it finishes would cost a search.
         """
         waiting = [request for request in self.waiting() if request.deadline < _NEVER]
         self._deadlines = [(request.deadline, next(self._numbers), request.key) for request in waiting]

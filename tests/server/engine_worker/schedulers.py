@@ -14,9 +14,8 @@ __all__ = ["next_batch", "scheduler_of"]
 
 def scheduler_of(
     tokens: int,
-    texts: int | None = None,
-    longest_text: int | None = None,
     *,
+    longest_text: int = 0,
     models: Sequence[Hashable] = (None, "small", "large"),
     fixed_s: float = 0.0,
     token_s: float = 1e-6,
@@ -27,7 +26,7 @@ def scheduler_of(
     for model in models:
         cost = ThroughputEstimate(tokens)
         cost.calibrate(fixed_s, token_s)
-        scheduler.add_model(model, BatchLimits.of(cost, tokens, texts, longest_text, counts))
+        scheduler.add_model(model, BatchLimits(cost, tokens, longest_text, counts))
     return scheduler
 
 

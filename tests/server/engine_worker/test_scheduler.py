@@ -17,8 +17,8 @@ from embert.server.engine_worker.lanes import Request
 from embert.server.engine_worker.scheduler import LOW_PRIORITY_INTERVAL, Batch
 from tests.server.engine_worker.schedulers import next_batch, scheduler_of
 
-BUDGET, TEXT_BUDGET, LONGEST = 1024, 64, 300
-QUANTUM, SMALL, SMALL_TEXTS = 256, 32, 2  # a quarter of a batch, and an eighth of that
+BUDGET, LONGEST = 1024, 300
+SMALL = 32  # tokens: an eighth of a quarter of a batch
 
 lengths_of_a_request = st.one_of(
     st.lists(st.integers(1, 20), min_size=1, max_size=2),
@@ -26,16 +26,12 @@ lengths_of_a_request = st.one_of(
 )
 
 
-def is_small(lengths: list[int]) -> bool:
-    return sum(lengths) <= SMALL and len(lengths) <= SMALL_TEXTS
-
-
 class SchedulerMachine(RuleBasedStateMachine):
     """Any order of arrivals, batches, cancellations and deadlines, against a model of lists."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = scheduler_of(BUDGET, TEXT_BUDGET)
+        self.scheduler = scheduler_of(BUDGET)
         self.clock = 0.0
         self.count = 0
         self.waiting: dict[int, list[tuple[int, int]]] = {}  # key → (text, tokens) not yet in a batch
@@ -60,7 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.waiting[key], self.models[key] = list(enumerate(lengths)), model
         self.deadlines[key] = self.clock + patience
         self.low_priority |= {key} if low_priority else set()
-        self.small |= {key} if is_small(lengths) else set()
+        self.small |= {key} if sum(lengths) <= SMALL else set()
         self.events += 1
         self.last[key] = self.events
         self.scheduler.add(Request(key, lengths, model, self.deadlines[key], low_priority))
@@ -130,7 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.passed.pop(key, None)
 
     def _check_contents(self, batch: Batch) -> None:
-        assert 1 <= batch.texts <= TEXT_BUDGET
+        assert batch.texts == sum(piece.stop - piece.start for piece in batch.slices)
         assert 1 <= batch.tokens <= BUDGET
         assert len({piece.request.key for piece in batch.slices}) == len(batch.slices)
         tokens = 0
@@ -158,7 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Bound late: the batch ends with a text, or a small request, that does not fit."""
         left = [sum(tokens for _, tokens in self.waiting[key]) for key in lane & self.small & set(self.waiting)]
         left += [self.waiting[key][0][1] for key in (lane - self.small) & set(self.waiting)]
-        if left and batch.texts <= TEXT_BUDGET - SMALL_TEXTS:
+        if left:
             assert batch.tokens + max(left) > BUDGET
 
     @invariant()
@@ -257,8 +253,8 @@ def test_texts_longer_than_half_of_a_batch_and_small_requests_alternate() -> Non
     assert large == [True, False] * 3
 
 
-def test_neither_budget_lets_low_priority_go_first() -> None:
-    scheduler = scheduler_of(2048, 8)
+def test_low_priority_fills_what_an_interactive_request_leaves() -> None:
+    scheduler = scheduler_of(33)
     scheduler.add(Request("bulk", [3] * 400, low_priority=True))
     scheduler.add(Request("interactive", [12]))
     batch = next_batch(scheduler)
