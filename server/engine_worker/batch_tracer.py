@@ -25,7 +25,7 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class BatchTracer:
-    """Of one engine process, used by its device loop."""
+    """Exports the spans of one engine process. Only the device loop uses it."""
 
     def __init__(self, tracer: Tracer, engine: int) -> None:
         self._tracer, self._engine = tracer, engine
@@ -37,7 +37,7 @@ class BatchTracer:
         members = [
             (piece, message, _span_context(message.trace))
             for piece in batch.slices
-            if (message := piece.request.payload).trace
+            if (message := piece.request.message).trace
         ]
         if not members:
             return
@@ -59,7 +59,7 @@ class BatchTracer:
         link = Link(batch_span.get_span_context())
         for piece, message, request in members:
             context = set_span_in_context(NonRecordingSpan(request), Context())
-            if not piece.start:  # no earlier text of it has run
+            if not piece.start:  # none of its texts has run before
                 admitted_ns = round(message.admitted * 1e9) + offset_ns
                 self._tracer.start_span("queue", context, start_time=admitted_ns).end(start_ns)
             inference = self._tracer.start_span(
@@ -84,7 +84,7 @@ def _end(span: Span, end_ns: int, error: Exception | None) -> None:
 
 
 def _span_context(trace: bytes) -> SpanContext:
-    """Of a request's span; see RequestTrace.context."""
+    """The context of a request's span; see RequestTrace.context."""
     ids = TRACE_ID_BYTES + SPAN_ID_BYTES
     trace_id, span_id = int.from_bytes(trace[:TRACE_ID_BYTES]), int.from_bytes(trace[TRACE_ID_BYTES:ids])
     state = TraceState.from_header([trace[ids:].decode("latin-1")]) if len(trace) > ids else None

@@ -1,4 +1,4 @@
-"""A batch after the scheduler: packed for the encoder, in flight on the device, answered."""
+"""A batch after the scheduler: packed for the encoder, in flight on the device, and its responses."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ __all__ = ["InFlightBatch", "InFlightQueue", "Responder", "batch_of", "pack"]
 log = logging.getLogger(__name__)
 
 BATCHES_OF_A_MODEL = 2  # in flight; an encoder takes no more
-UNANSWERED_MAX = 3
-AHEAD_S = 0.0015  # an answer takes the host 0.1 to 1.5 ms
+UNSENT_MAX = 3  # batches that have ended and whose responses are not sent
+AHEAD_S = 0.0015  # the responses of a batch take the host 0.1 to 1.5 ms
 # The next batch is submitted this long before the expected end of the running one: the time that submitting takes plus
 # the error of the expectation.
 LEAD_MIN_S = 0.0005
 LEAD_SHARE = 0.15  # of the time left
-LEAD_TIME_LEFT_MAX_S = 0.1  # beside a longer batch the gap does not matter, and an error would cost more
+LEAD_TIME_LEFT_MAX_S = 0.1  # with a longer batch the gap does not matter, and an error would cost more
 FULL_LEAD_S = 0.002  # time for interactive requests to arrive, without an idle gap on the device
-_ENDED_S = 0.0003  # from so long before its expected end on, a batch counts as ended: less than an answer takes
+_ENDED_S = 0.0003  # before its expected end, from when a batch counts as ended: less than its responses take
 
 _ID_BYTES = 4  # int32
 _USUAL = (0, True, int(Task.EMBED), -1, 0)  # an encoder's defaults
 Send = Callable[..., None]  # SocketServer.send
 
 _ROW_A_TEXT = frozenset((Task.EMBED, Task.CLASSIFY))
-_SENT_AT_ONCE = 1 << 26  # bytes of rows; sparse vectors of one batch can be more than a message may hold
+_MESSAGE_ROW_BYTES = 1 << 26  # sparse vectors of one batch can be larger than a message may be
 
 
 def pack(slices: list[Slice]) -> PackedBatch:
@@ -49,7 +49,7 @@ def pack(slices: list[Slice]) -> PackedBatch:
     tokens = 0
     unusual = typed = False
     for piece in slices:
-        message: EncodeRequest = piece.request.payload
+        message: EncodeRequest = piece.request.message
         offsets, start, stop = piece.request.offsets, piece.start, piece.stop
         ids.append(message.ids if stop - start == len(offsets) - 1 else _span(message.ids, piece))
         if stop - start == 1:
@@ -69,13 +69,13 @@ def pack(slices: list[Slice]) -> PackedBatch:
 
 
 def _span(values: bytes, piece: Slice) -> bytes:
-    """The int32 of a slice's tokens, of those of its request."""
+    """The values, int32, of a slice's tokens."""
     offsets = piece.request.offsets
     return values[_ID_BYTES * offsets[piece.start] : _ID_BYTES * offsets[piece.stop]]
 
 
 def _with_options(batch: PackedBatch, slices: list[Slice], *, typed: bool) -> PackedBatch:
-    messages: list[EncodeRequest] = [piece.request.payload for piece in slices]
+    messages: list[EncodeRequest] = [piece.request.message for piece in slices]
     sizes = [piece.stop - piece.start for piece in slices]
     token_types: npt.NDArray[np.int32] | None = None
     if typed:
@@ -84,24 +84,27 @@ def _with_options(batch: PackedBatch, slices: list[Slice], *, typed: bool) -> Pa
             for message, piece in zip(messages, slices, strict=True)
         ]
         token_types = np.frombuffer(bytearray().join(types), np.int32)
-    dimensions = [message.dimensions for message in messages]
-    normalize = [message.normalize for message in messages]
-    tasks = [message.tasks for message in messages]
-    adapters = [message.adapter for message in messages]
-    prompt_tokens = [message.prompt_tokens for message in messages]
+
+    def of_texts(name: str, default: int, dtype: npt.DTypeLike) -> npt.NDArray[Any] | None:
+        """The option of each text, or None if all texts have the default."""
+        values = [getattr(message, name) for message in messages]
+        if all(value == default for value in values):
+            return None
+        return np.repeat(np.array(values, dtype), sizes)
+
     return dataclasses.replace(
         batch,
         token_types=token_types,
-        dimensions=np.repeat(np.array(dimensions, np.int32), sizes) if any(dimensions) else None,
-        normalize=np.repeat(np.array(normalize, np.bool_), sizes) if not all(normalize) else None,
-        tasks=np.repeat(np.array(tasks, np.uint8), sizes) if any(task != Task.EMBED for task in tasks) else None,
-        adapters=np.repeat(np.array(adapters, np.int8), sizes) if any(adapter >= 0 for adapter in adapters) else None,
-        prompt_tokens=np.repeat(np.array(prompt_tokens, np.int32), sizes) if any(prompt_tokens) else None,
+        dimensions=of_texts("dimensions", 0, np.int32),
+        normalize=of_texts("normalize", True, np.bool_),
+        tasks=of_texts("tasks", Task.EMBED, np.uint8),
+        adapters=of_texts("adapter", -1, np.int8),
+        prompt_tokens=of_texts("prompt_tokens", 0, np.int32),
     )
 
 
 def batch_of(model: Any, slices: list[Slice]) -> Batch:
-    """A batch of these slices."""
+    """Returns a batch of these slices."""
     tokens, texts = sum(piece.tokens for piece in slices), sum(piece.stop - piece.start for piece in slices)
     counted = sum(piece.request.counted[piece.stop] - piece.request.counted[piece.start] for piece in slices)
     return Batch(model, slices, tokens, counted, texts)
@@ -109,7 +112,7 @@ def batch_of(model: Any, slices: list[Slice]) -> Batch:
 
 def runs_isolated(batch: Batch) -> bool:
     """True for an isolated batch (server/engine_worker/work_queue.py)."""
-    return len(batch.slices) == 1 and bool(batch.slices[0].request.payload.isolated)
+    return len(batch.slices) == 1 and bool(batch.slices[0].request.message.isolated)
 
 
 @dataclass(slots=True, eq=False)
@@ -118,15 +121,15 @@ class InFlightBatch:
 
     batch: Batch
     model: LoadedModel
-    ticket: Any  # an EncoderError when submitting failed
+    ticket: Any  # an EncoderError if submitting failed
     started: float
     slot: int  # in the shared counters
     expected_end: float = 0.0  # of this and all before it
     ended: float = 0.0
-    seconds: float = 0.0  # of the device's time
-    lead_s: float = 0.0  # from the submission of what waited to the expected end; 0: none was submitted that way
+    seconds: float = 0.0  # device time
+    lead_s: float = 0.0  # from the submission of the next batch to the expected end; 0: none was submitted that way
     rows: dict[Task, TaskOutput] | EncoderError | None = None  # set when it has ended; None: the encoder was lost
-    is_low_priority: bool = field(init=False)  # no interactive request has a text in it
+    is_low_priority: bool = field(init=False)  # it has no text of an interactive request
 
     def __post_init__(self) -> None:
         self.is_low_priority = all(piece.request.low_priority for piece in self.batch.slices)
@@ -138,12 +141,12 @@ class InFlightBatch:
 
     @property
     def lets_others_follow(self) -> bool:
-        """Whether a batch may be submitted behind it."""
+        """True if a batch may be submitted behind it."""
         return self.model.submits_ahead and not runs_isolated(self.batch)
 
     @property
     def expected_s(self) -> float:
-        """Of the device's time."""
+        """Expected device time in seconds."""
         return self.model.throughput.expected_s(self.batch.counted)
 
 
@@ -152,36 +155,36 @@ class InFlightQueue:
 
     Pure: the caller passes all times, which are seconds of its clock.
 
-    A batch of a small model takes the device no longer than its answer takes the host. So submission comes first. While
-    the device has less than `AHEAD_S` of work left, full batches are submitted before answers are made, and the loop
-    waits for a batch that has already ended in order to submit the next one. Up to `UNANSWERED_MAX` answers are delayed
-    by that; they are made while the device runs a longer batch.
+    A batch of a small model takes the device no longer than its responses take the host. So submission comes first.
+    While the device has less than `AHEAD_S` of work left, full batches are submitted before responses are sent, and the
+    loop waits for a batch that has already ended in order to submit the next one. This delays the responses of up to
+    `UNSENT_MAX` batches until the device runs a longer batch.
 
     A batch that is submitted ahead delays requests that arrive later. So there is never more than one batch beyond
     `AHEAD_S`, or beyond the running one. While interactive requests of a short text come, a full batch is submitted
     only `FULL_LEAD_S` before the device is expected to need it, because a short text that arrives until then goes
     first. For the same reason, one that low-priority requests lead is submitted as late while any interactive requests
-    come. The answers of interactive requests also go before those of low-priority requests.
+    come. The responses to interactive requests also go before those to low-priority requests.
     """
 
     def __init__(self) -> None:
         self.in_flight: deque[InFlightBatch] = deque()
-        self.unanswered: deque[InFlightBatch] = deque()
+        self.unsent: deque[InFlightBatch] = deque()  # ended, responses not sent
         self._free_at = 0.0  # when the device is expected to be idle
 
     def expect(self, flight: InFlightBatch) -> None:
-        """Count a flight that starts: sets its `expected_end`."""
+        """Count a flight that starts, and set its `expected_end`."""
         self._free_at = flight.expected_end = max(self._free_at, flight.started) + flight.expected_s
 
     def left_s(self, now: float) -> float:
-        """How long the device is expected to be busy; negative when it should have ended."""
+        """Expected remaining device time in seconds. Negative if the batch is overdue."""
         return self._free_at - now
 
     def note_end(self, flight: InFlightBatch) -> None:
-        """A flight has ended; it is not in `in_flight` any more."""
+        """Count a flight that has ended and is not in `in_flight` any more."""
         rest_s = flight.ended + sum(other.expected_s for other in self.in_flight)
-        # Batches of one model run one after the other. Those of several models may run side by side, so what is behind
-        # this one may have ended, too.
+        # Batches of one model run one after the other. Those of several models may run side by side, so the batches
+        # behind this one may have ended, too.
         is_serial = all(other.model is flight.model for other in self.in_flight)
         self._free_at = rest_s if is_serial else min(self._free_at, rest_s)
 
@@ -192,16 +195,16 @@ class InFlightQueue:
 
     @property
     def may_grow(self) -> bool:
-        """Whether a batch may be submitted behind the last one."""
-        last = self.in_flight or self.unanswered
+        """True if a batch may be submitted behind the last one."""
+        last = self.in_flight or self.unsent
         return not last or last[-1].lets_others_follow
 
     def needs_batch(self, now: float) -> bool:
         """True if the device is about to be idle, so that even a batch that could wait is submitted."""
-        return self.left_s(now) < AHEAD_S and (len(self.in_flight) == 1 or bool(self.unanswered))
+        return self.left_s(now) < AHEAD_S and (len(self.in_flight) == 1 or bool(self.unsent))
 
     def lead_s(self, now: float, *, full: Callable[[], bool]) -> float:
-        """How long before its expected end a batch is to be submitted behind the only one; 0: not at all.
+        """Seconds before the expected end of the only batch at which to submit the next one; 0: not at all.
 
         `full` returns True if a full batch waits.
         """
@@ -214,52 +217,50 @@ class InFlightQueue:
             return max(0.0, min(left_s, FULL_LEAD_S))
         return max(LEAD_MIN_S, LEAD_SHARE * left_s) if left_s > 2 * LEAD_MIN_S else 0.0
 
-    def next_answer(self) -> InFlightBatch | None:
-        """Which flight is answered next: the oldest with interactive requests, or else the oldest."""
-        return next(
-            (flight for flight in self.unanswered if not flight.is_low_priority), next(iter(self.unanswered), None)
-        )
+    def next_unsent(self) -> InFlightBatch | None:
+        """The next flight to send responses for: the oldest with interactive requests, otherwise the oldest."""
+        return next((flight for flight in self.unsent if not flight.is_low_priority), next(iter(self.unsent), None))
 
-    def waits_before(self, answer: InFlightBatch, now: float, *, more_waits: Callable[[], bool]) -> bool:
-        """Whether the oldest flight is waited for before `answer` is made.
+    def waits_before(self, unsent: InFlightBatch, now: float, *, full: Callable[[], bool]) -> bool:
+        """True if the oldest flight must end before the responses of `unsent` are sent.
 
-        `more_waits`: whether a full batch could follow.
+        `full` returns True if a full batch waits.
         """
-        if not self.in_flight or len(self.unanswered) >= UNANSWERED_MAX:
+        if not self.in_flight or len(self.unsent) >= UNSENT_MAX:
             return False
-        oldest, answer_s = self.in_flight[0], answer.model.answer_s
-        if answer.is_low_priority and not oldest.is_low_priority and oldest.expected_end - now < answer_s:
+        oldest, responses_s = self.in_flight[0], unsent.model.responses_s
+        if unsent.is_low_priority and not oldest.is_low_priority and oldest.expected_end - now < responses_s:
             return True
-        return self.left_s(now) < answer_s and oldest.expected_end - now < _ENDED_S and more_waits()
+        return self.left_s(now) < responses_s and oldest.expected_end - now < _ENDED_S and full()
 
 
 class Responder:
-    """Only the device loop uses it."""
+    """Sends rows and errors to the HTTP processes. Only the device loop uses it."""
 
     def __init__(self, send: Send, drop: Callable[[Hashable], None]) -> None:
         """`drop` removes the waiting texts of a request that has failed."""
         self._send, self._drop = send, drop
 
-    def answer(
+    def send_rows(
         self, slices: list[Slice], rows: Mapping[Task, TaskOutput], started: float, ended: float, most_weights: int
     ) -> None:
         """Send the rows of each task, in the order of the slices, to the requests that they belong to.
 
-        A row that is not finite fails its request, and no other. A request gets no more weights of sparse vectors than
-        `most_weights`: their number is not known before the forward.
+        A row that is not finite fails only its request. A request with more than `most_weights` weights in its sparse
+        vectors fails, too: their number is not known before the forward.
         """
         all_finite = {task: bool(np.isfinite(output.values.sum(dtype=np.float64))) for task, output in rows.items()}
         if len(rows) == 1 and all(all_finite.values()):
             ((task, output),) = rows.items()
-            if task in _ROW_A_TEXT and not any(piece.request.payload.dimensions for piece in slices):
-                self._answer_rows(slices, int(task), output.values, started, ended)
+            if task in _ROW_A_TEXT and not any(piece.request.message.dimensions for piece in slices):
+                self._send_text_rows(slices, int(task), output.values, started, ended)
                 return
         outgoing: dict[Channel, list[PartialResult]] = {}
         pending_bytes = 0  # of the rows in `outgoing`
         next_row = dict.fromkeys(rows, 0)  # by task
         for piece in slices:
             request, texts = piece.request, piece.stop - piece.start
-            message: EncodeRequest = request.payload
+            message: EncodeRequest = request.message
             parts: dict[Task, TaskOutput] = {}
             for task, output in rows.items():
                 if int(task) & message.tasks:
@@ -272,9 +273,8 @@ class Responder:
                 request.weights += len(parts[Task.SPARSE].values)
                 if request.weights > most_weights:
                     self._drop(request.key)
-                    outgoing.setdefault(request.reply_to, []).append(
-                        PartialResult(message.id, piece.start, texts, [], 0.0, 0.0, "weights", str(request.weights))
-                    )
+                    failure = PartialResult.failure(message.id, "weights", str(request.weights))
+                    outgoing.setdefault(request.channel, []).append(failure)
                     continue
             part = PartialResult(
                 message.id,
@@ -284,37 +284,37 @@ class Responder:
                 started - message.admitted,
                 ended - started,
             )
-            outgoing.setdefault(request.reply_to, []).append(part)
+            outgoing.setdefault(request.channel, []).append(part)
             pending_bytes += sum(output.values.nbytes for output in parts.values())
-            if pending_bytes > _SENT_AT_ONCE:
+            if pending_bytes > _MESSAGE_ROW_BYTES:
                 self._send_all(outgoing)
                 pending_bytes = 0
         self._send_all(outgoing)
 
-    def _answer_rows(
+    def _send_text_rows(
         self, slices: list[Slice], task: int, values: npt.NDArray[np.float32], started: float, ended: float
     ) -> None:
-        """`answer` where every text has one whole row of the same task, and all are finite: one message a process."""
+        """Send the rows if every text has one whole row of the same task, and all are finite: a message per process."""
         outgoing: dict[Channel, TextRows] = {}
-        pieces_of: dict[Channel, list[memoryview]] = {}  # of the values: for few texts, numpy takes longer
+        values_of: dict[Channel, list[memoryview]] = {}  # for few texts, numpy takes longer
         memory = np.ascontiguousarray(values).data.cast("B")
         row_bytes, row = values.shape[1] * values.itemsize, 0
         for piece in slices:
             request, start = piece.request, piece.start
-            texts, channel = piece.stop - start, request.reply_to
-            answers = outgoing.get(channel)
-            if answers is None:
-                answers = outgoing[channel] = TextRows(task, b"", [], [], [], started, ended)
-                pieces_of[channel] = []
-            answers.ids.append(request.payload.id)
-            answers.first_texts.append(start)
-            answers.texts.append(texts)
+            texts, channel = piece.stop - start, request.channel
+            rows = outgoing.get(channel)
+            if rows is None:
+                rows = outgoing[channel] = TextRows(task, b"", [], [], [], started, ended)
+                values_of[channel] = []
+            rows.ids.append(request.message.id)
+            rows.first_texts.append(start)
+            rows.texts.append(texts)
             end = row + texts * row_bytes
-            pieces_of[channel].append(memory[row:end])
+            values_of[channel].append(memory[row:end])
             row = end
-        for channel, answers in outgoing.items():
-            answers.values = b"".join(pieces_of[channel])
-            self._send(channel, [], answers)
+        for channel, rows in outgoing.items():
+            rows.values = b"".join(values_of[channel])
+            self._send(channel, [], rows)
 
     def _send_all(self, outgoing: dict[Channel, list[PartialResult]]) -> None:
         for channel, parts in outgoing.items():
@@ -322,16 +322,13 @@ class Responder:
         outgoing.clear()
 
     def fail(self, slices: list[Slice], error: Exception) -> None:
-        """Answer these requests with an error. Their other texts need not run."""
-        trace_id = slices[0].request.payload.trace[:TRACE_ID_BYTES].hex()
+        """Send an error to these requests. Their other texts need not run."""
+        trace_id = slices[0].request.message.trace[:TRACE_ID_BYTES].hex()
         log.error("%d request(s) failed: %s", len(slices), error, extra={"trace_id": trace_id} if trace_id else None)
         for piece in slices:
             request = piece.request
             self._drop(request.key)
-            part = PartialResult(
-                request.payload.id, piece.start, piece.stop - piece.start, [], 0.0, 0.0, "backend", str(error)
-            )
-            self._send(request.reply_to, [part])
+            self._send(request.channel, [PartialResult.failure(request.message.id, "backend", str(error))])
 
 
 def _message(task: Task, rows: TaskOutput, dimensions: int) -> TaskRows:

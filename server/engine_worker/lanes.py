@@ -35,12 +35,27 @@ SMALL_PART = 2  # small requests go first in a batch divided by this while large
 class Request:
     """All texts of one HTTP request.
 
-    `reply_to`, `payload` and `weights` belong to the caller; the scheduler does not read them.
-    `lengths` are the tokens of each text, all ≥ 1. `deadline` is on the caller's clock; it must not start later.
+    `channel`, `message` and `weights` belong to the caller; the scheduler does not read them. `lengths` are the tokens
+    of each text, all ≥ 1. `deadline` is on the caller's clock.
     """
 
-    __slots__ = ("counted", "deadline", "deficit", "has_quantum", "key", "lengths", "low_priority", "model", "offsets",
-                 "payload", "reply_to", "taken", "texts", "tokens", "weights")  # fmt: skip
+    __slots__ = (
+        "channel",
+        "counted",
+        "deadline",
+        "deficit",
+        "has_quantum",
+        "key",
+        "lengths",
+        "low_priority",
+        "message",
+        "model",
+        "offsets",
+        "taken",
+        "texts",
+        "tokens",
+        "weights",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -49,13 +64,13 @@ class Request:
         model: Hashable = None,  # a batch is of one model
         deadline: float = float("inf"),
         low_priority: bool = False,
-        reply_to: Any = None,
-        payload: Any = None,
+        channel: Any = None,
+        message: Any = None,
     ) -> None:
         self.key, self.lengths, self.model = key, lengths, model
         self.deadline, self.low_priority = deadline, low_priority
-        self.reply_to, self.payload = reply_to, payload
-        self.weights = 0  # of its sparse vectors so far
+        self.channel, self.message = channel, message
+        self.weights = 0  # number in its sparse vectors so far
         self.texts = len(lengths)
         # Prefix sums of lengths, [texts + 1]. Most requests have one text, for which `accumulate` is slow.
         self.offsets = [0, lengths[0]] if self.texts == 1 else list(accumulate(lengths, initial=0))

@@ -1,4 +1,4 @@
-"""A model in an engine process: how it is loaded and warmed up, and what is known of its speed."""
+"""A model in an engine process: loads it, warms it up and measures its speed."""
 
 from __future__ import annotations
 
@@ -37,16 +37,15 @@ class LoadedModel:
     """One thread at a time runs batches on it: the one that loads it, then the device loop."""
 
     number: int
-    name: str  # what clients call it
+    name: str  # in requests
     config: ModelConfig
     model: Model
     encoder: Encoder
     throughput: ThroughputEstimate = field(init=False)
     probe: PackedBatch = field(init=False)  # the smallest batch
     full_batch_s: float = 0.0
-    answer_s: float = 0.0  # recent time of the host for the answer to a batch
-    # Whether a batch can wait on the device: a CPU runs one only while it is waited for.
-    submits_ahead: bool = field(init=False)
+    responses_s: float = 0.0  # recent host time for the responses of a batch
+    submits_ahead: bool = field(init=False)  # a batch can wait on the device; a CPU runs one only in `wait`
 
     def __post_init__(self) -> None:
         self.submits_ahead = self.encoder.device != "cpu"
@@ -55,7 +54,7 @@ class LoadedModel:
 
     @property
     def _main_task(self) -> Task:
-        """The task by which it is timed and probed: the first that it has."""
+        """Its first task, with which it is timed and probed."""
         return next(task for task in ALL_TASKS if task in self.model.tasks)
 
     @property
@@ -85,8 +84,8 @@ class LoadedModel:
     def warm_up(self) -> None:
         """Run the smallest batch and the largest, so that no client pays for one-time work.
 
-        Their durations are the only known speed before the first request. Raises EncoderError where every request would
-        fail, because no vector is finite.
+        Their durations are the only known speed before the first request. Raises EncoderError if every request would
+        fail because no vector is finite.
         """
         self._check_finite()
         budget = self.encoder.batch_tokens
@@ -97,11 +96,11 @@ class LoadedModel:
         self.throughput.calibrate(probe_s, max(0.0, self.full_batch_s - probe_s) / full.tokens)
 
     def run(self, batch: PackedBatch) -> None:
-        """Run a batch of the server's own."""
+        """Run a batch that has no requests."""
         self.encoder.wait(self.encoder.submit(batch))
 
     def info(self, load_s: float) -> ModelInfo:
-        """What other processes need to know of the model, after its warm-up."""
+        """Properties of the model for other processes, after its warm-up."""
         encoder = self.encoder
         return ModelInfo(
             encoder=encoder.name,
@@ -119,13 +118,13 @@ class LoadedModel:
 
     @property
     def _longest_text_s(self) -> float:
-        """About how long the longest text takes, from the duration of the largest batch."""
+        """Estimated duration of the longest text, from that of the largest batch."""
         longest, counts = self.model.max_input_length, self._counts
         counted = longest if counts is None else counts.of([longest])[0]
         return self.full_batch_s * counted / self.encoder.batch_tokens
 
     def _shortest_s(self, batch: PackedBatch) -> float:
-        """The duration of a batch; the shortest of three where batches are submitted by their expected end."""
+        """The duration of a batch; the shortest of three if batches are submitted by their expected end."""
         lasted_s = []
         for _ in range(3 if self.submits_ahead else 1):
             started = time.monotonic()
@@ -135,26 +134,25 @@ class LoadedModel:
 
 
 def _batch_of(lengths: list[int], tasks: Task) -> PackedBatch:
-    """A batch of texts of so many tokens each, all of id 0."""
+    """A batch of texts of these lengths, all ids 0."""
     return PackedBatch(np.zeros(sum(lengths), np.int32), cumulative(np.array(lengths, np.int32))).wanting(tasks)
 
 
 class LoadProgress:
-    """Reports how much of a model's weights has been read, at most once in PROGRESS_S."""
+    """Reports the part of a model's weights that has been read, at most once in PROGRESS_S."""
 
     def __init__(self, on_step: Callable[[str], None]) -> None:
         self._on_step, self._reported = on_step, time.monotonic()
 
-    def __call__(self, read: int, whole: int) -> None:
-        """Note the bytes that have been read, of so many."""
+    def __call__(self, read_bytes: int, total_bytes: int) -> None:
         now = time.monotonic()
         if now - self._reported >= PROGRESS_S:
             self._reported = now
-            self._on_step(f"loading the weights, {read / 1e9:.1f} of {whole / 1e9:.1f} GB")
+            self._on_step(f"loading the weights, {read_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB")
 
 
 class Loader:
-    """Loads the models of an engine process in parallel, and hands each over when it is ready.
+    """Loads the models of an engine process in parallel.
 
     A model that cannot be loaded is reported and skipped; the others go on. If the device is lost, all its models are.
     The callbacks run in the loading threads.
@@ -169,10 +167,10 @@ class Loader:
         on_lost: Callable[[Exception], None],
         on_end: Callable[[], None],
     ) -> None:
-        """`on_step` gets a model's number and the current step, `on_ready` a model and the seconds that it took.
+        """`on_step` gets a model's number and the current step, `on_ready` a model and its loading time in seconds.
 
-        `on_failed` gets a number and a sentence. `on_lost`: the device is lost. `on_end` runs whenever the last of the
-        models that were loading has ended.
+        `on_failed` gets a number and a sentence, `on_lost` the error if the device is lost. `on_end` runs whenever no
+        model is loading any more.
         """
         self._device = device
         self._on_step, self._on_ready, self._on_failed = on_step, on_ready, on_failed
@@ -186,7 +184,7 @@ class Loader:
         self._lock = threading.Lock()  # guards `_left`
 
     def start(self, models: Sequence[StartModel], *, one_by_one: bool = False) -> None:
-        """Load the models in threads of their own, or `one_by_one` in their order."""
+        """Load each model in a separate thread, or `one_by_one` in their order."""
         groups = [models] if one_by_one else [[model] for model in models]
         with self._lock:
             self._left += len(groups)

@@ -1,12 +1,12 @@
-"""The device loop: takes batches from the queue, runs them on the encoder and answers them.
+"""The device loop: takes batches from the queue, runs them on the encoder and sends the results.
 
 An engine process has two main threads, so that a forward never waits for a request, nor a request for a long forward:
 
-    device loop        socket → queue → pack → encoder → answers → socket   (this file; only it touches loaded encoders)
+    device loop        socket → queue → pack → encoder → results → socket   (this file; only it touches loaded encoders)
     receiving thread   socket → queue, while the device loop waits long     (socket_server.py, work_queue.py)
 
-A third thread follows the supervisor's control connection. Models load in threads of their own (loaded_model.py), and
-are added here when they are ready.
+A third thread follows the supervisor's control connection. Models load in further threads (loaded_model.py), and are
+added here when they are ready.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from embert.server.engine_worker.scheduler import Batch
 from embert.server.engine_worker.socket_server import SocketServer
 from embert.server.engine_worker.throughput import BusyTime
 from embert.server.engine_worker.work_queue import WorkQueue
-from embert.server.ipc.channel import Channel, EngineStatus, PartialResult
+from embert.server.ipc.channel import EngineStatus
 from embert.server.ipc.control import ControlConnection, Drain, LoadModel, StartEngine, StartModel
 from embert.server.ipc.shared_counters import MAX_BATCHES_IN_FLIGHT, SharedCounters
 from embert.server.observability.logs import exit_now
@@ -38,24 +38,24 @@ __all__ = ["EngineLoop"]
 
 log = logging.getLogger(__name__)
 
-SHORT_WAIT_S = 0.001  # for the encoder; for so long the sockets may stay unread
-ANSWER_MAX_S = 0.01  # that an answer counts for: a pause of the machine counts little
+SHORT_WAIT_S = 0.001  # for the encoder, during which the sockets may stay unread
+RESPONSES_MAX_S = 0.01  # longest time of responses that counts: a pause of the machine counts little
 IDLE_WRITE_S = 0.001  # without work, after which metrics are written: then nothing waits for that
-BUSY_INTERVAL_S = 1.0  # of the gauge
+BUSY_INTERVAL_S = 1.0  # between updates of the gauge
 PROBE_INTERVAL_S = 5.0  # an idle engine runs a forward this often, so that a broken one is noticed
 
 ResultT = TypeVar("ResultT")
 
 
 class EngineLoop:
-    """Owns the encoders and everything around them. `run` is the main thread's."""
+    """Owns the encoders, the queue and the sockets. `run` is the main thread's."""
 
     def __init__(self, start: StartEngine, exit_process: Callable[[int], Any] = exit_now) -> None:
         config = start.config
         self._index = start.index
         self._endpoint = start.endpoint
         self._exit = exit_process
-        self._models: dict[int, LoadedModel] = {}  # by number; `add` puts it there
+        self._models: dict[int, LoadedModel] = {}  # by number
         self._known = len(start.names)
         self._counters = SharedCounters(start.counters_fd, config.http_processes, start.engines, len(start.names))
         self._free_slots = list(range(MAX_BATCHES_IN_FLIGHT))  # of the shared counters
@@ -63,7 +63,11 @@ class EngineLoop:
             self._counters.set_running(self._index, slot, ())
         self._metrics = EngineMetrics(start.index)
         self._busy = BusyTime()
-        self._queue = WorkQueue(self._metrics, self._refuse, self._wake)
+        self._queue = WorkQueue(
+            self._metrics,
+            lambda channel, parts: self._server.send(channel, parts),
+            lambda: self._server.wake(),
+        )
         self._health = Health(start.index, self._counters, self._busy, self._metrics, self._queue.tokens, self._rates)
         self._server = SocketServer(
             self._health.status, self._queue.submit, self._queue.disconnect, self._queue.publish
@@ -71,7 +75,7 @@ class EngineLoop:
         self._responder = Responder(self._server.send, self._queue.drop)
         self._work = InFlightQueue()
         self._probed = 0  # idle probes so far
-        self._written_at, self._is_written = 0.0, False  # metrics
+        self._written_at, self._is_written = 0.0, False  # of metrics
         self._tracer: BatchTracer | None = None
         self._spans: SpanExport | None = None
         if start.traces_url is not None:
@@ -104,7 +108,7 @@ class EngineLoop:
         self._models = {**self._models, model.number: model}
         self._queue.add_model(model)
         self._health.succeeded()
-        self._metrics.write_last_success()  # a model that is ready has it
+        self._metrics.write_last_success()  # its warm-up was one
 
     def _rates(self) -> list[float]:
         models = self._models
@@ -116,13 +120,13 @@ class EngineLoop:
         """Run batches until drained. A free encoder takes the requests that wait.
 
         A GPU gets the next batch while it is busy: a full one at once, any other shortly before the device is expected
-        to need it, and at the latest before rows are answered. While short texts come, a full one waits as long; while
-        interactive requests come, a full one of low-priority requests does. Answers wait while the device is about to
-        be idle (batches.py).
+        to need it, and at the latest before responses are sent. While short texts arrive, a full batch waits as long;
+        while interactive requests arrive, a full one of low-priority requests does. Responses wait while the device is
+        about to be idle (batches.py).
         """
         work = self._work
         while True:
-            if not work.in_flight and not work.unanswered:
+            if not work.in_flight and not work.unsent:
                 batch = self._queue.wait_for_batch(self._server.serve, self._idle_s, self._on_idle)
                 if batch is None:
                     return
@@ -130,22 +134,22 @@ class EngineLoop:
             self._server.serve(0.0)
             if work.may_grow and self._submit_ahead():
                 continue
-            answer = work.next_answer()
-            if answer is None:
+            unsent = work.next_unsent()
+            if unsent is None:
                 if not work.in_flight[0].expected_s or work.left_s(time.monotonic()) > SHORT_WAIT_S:
                     self._server.hand_over()
                 self._submit_before_end()
-            elif not work.waits_before(answer, time.monotonic(), more_waits=self._queue.full):
-                self._answer(answer)
+            elif not work.waits_before(unsent, time.monotonic(), full=self._queue.full):
+                self._send_results(unsent)
                 continue
-            ended = work.in_flight.popleft()
-            self._wait(ended)
-            work.unanswered.append(ended)
-            while not isinstance(ended.rows, dict) and (answer := work.next_answer()):
-                self._answer(answer)  # the halves of a failed batch need the free slot
+            oldest = work.in_flight.popleft()
+            self._wait(oldest)
+            work.unsent.append(oldest)
+            while not isinstance(oldest.rows, dict) and (unsent := work.next_unsent()):
+                self._send_results(unsent)  # the halves of a failed batch need the free slot
 
     def _submit_ahead(self) -> bool:
-        """Submit the next batch if the device is to have it now."""
+        """Submit the next batch if the device needs it now."""
         work, now = self._work, time.monotonic()
         if not work.in_flight:
             return self._follow(full=False)
@@ -155,10 +159,10 @@ class EngineLoop:
         return self._follow(full=True, low_priority=needed or not self._queue.expects_interactive())
 
     def _submit_before_end(self) -> None:
-        """Submit what waits shortly before the only batch is expected to end, so that the encoder is never idle.
+        """Submit the next batch shortly before the only one is expected to end, so that the encoder is never idle.
 
-        Requests that arrive afterwards miss that batch, so it is not done earlier than needed. It is not done at all
-        for batches so short that most of the time to gather requests would be lost.
+        Requests that arrive afterwards miss that batch, so it is submitted as late as possible. It is not submitted
+        ahead of the end of a batch so short that most of the time to gather requests would be lost.
         """
         work = self._work
         lead_s = work.lead_s(time.monotonic(), full=self._queue.full)
@@ -179,14 +183,14 @@ class EngineLoop:
         work.in_flight.append(self._submit(batch))
         return True
 
-    def _answer(self, flight: InFlightBatch) -> None:
-        """Answer a batch that has been waited for, and forget it."""
-        self._work.unanswered.remove(flight)
+    def _send_results(self, flight: InFlightBatch) -> None:
+        """Send the results of a batch that has ended, and forget it."""
+        self._work.unsent.remove(flight)
         began = time.monotonic()
         self._settle(flight)
         self._queue.done(flight.batch)
         ended = time.monotonic()
-        flight.model.answer_s += 0.2 * (min(ended - began, ANSWER_MAX_S) - flight.model.answer_s)
+        flight.model.responses_s += 0.2 * (min(ended - began, RESPONSES_MAX_S) - flight.model.responses_s)
         self._is_written = False
         if ended - self._written_at >= EngineMetrics.WRITE_INTERVAL_S:
             self._write_metrics(ended)
@@ -200,7 +204,7 @@ class EngineLoop:
         started = time.monotonic()
         model = self._models[batch.model]  # type: ignore[index]  # its number
         slot = self._free_slots.pop()
-        self._counters.set_running(self._index, slot, [piece.request.payload.id for piece in batch.slices])
+        self._counters.set_running(self._index, slot, [piece.request.message.id for piece in batch.slices])
         try:
             ticket: Any = self._health.watched(model.number, lambda: model.encoder.submit(pack(batch.slices)))
         except EncoderError as error:
@@ -216,7 +220,7 @@ class EngineLoop:
                 raise ticket
             flight.rows = self._health.watched(flight.model.number, lambda: flight.model.encoder.wait(ticket))
         except EncoderLost as error:
-            # A batch of several requests is not answered: the HTTP processes resend each, isolated. So only the request
+            # A batch of several requests gets no results: the HTTP processes resend each, isolated. So only the request
             # at fault ever fails.
             if len(flight.batch.slices) == 1:
                 self._responder.fail(flight.batch.slices, error)
@@ -237,7 +241,7 @@ class EngineLoop:
             flight.model.throughput.note_prediction(too_long=flight.ended - wait_began < flight.lead_s / 5)
 
     def _settle(self, flight: InFlightBatch) -> None:
-        """Answer a batch that has been waited for."""
+        """Count a batch that has ended, and send its rows or retry its halves."""
         batch, rows, model = flight.batch, flight.rows, flight.model
         if rows is None:
             return
@@ -249,7 +253,7 @@ class EngineLoop:
         else:
             self._health.succeeded()
             model.throughput.add_batch(flight.seconds, batch.counted)
-            self._responder.answer(batch.slices, rows, flight.began, flight.ended, MAX_RESPONSE_WEIGHTS)
+            self._responder.send_rows(batch.slices, rows, flight.began, flight.ended, MAX_RESPONSE_WEIGHTS)
             self._observe(flight)
             if self._tracer is not None:
                 self._tracer.record(flight)
@@ -278,7 +282,7 @@ class EngineLoop:
             self._metrics.cancelled_texts["batched"].inc(cancelled)
 
     def _idle_s(self) -> float:
-        """Seconds without a batch until there is something else to do."""
+        """Seconds without a batch until `_on_idle` has work."""
         return PROBE_INTERVAL_S if self._is_written else IDLE_WRITE_S
 
     def _on_idle(self) -> None:
@@ -298,16 +302,10 @@ class EngineLoop:
         except EncoderError:
             log.exception("the idle probe failed")
 
-    def _wake(self) -> None:
-        self._server.wake()
-
-    def _refuse(self, channel: Channel, parts: list[PartialResult]) -> None:
-        self._server.send(channel, parts)
-
     # --- ending ---
 
     def give_up(self, error: Exception) -> None:
-        """End the process, because the encoder is lost; the supervisor starts another one."""
+        """End the process because the encoder is lost. The supervisor starts another one."""
         log.critical("the encoder is lost, this process ends: %s", error)
         self._server.close()
         if self._spans is not None:
@@ -315,9 +313,9 @@ class EngineLoop:
         self._exit(70)
 
     def follow(self, control: ControlConnection, load: Callable[[StartModel], None]) -> None:
-        """Follow the supervisor's messages, and exit when it does. Runs in a thread of its own.
+        """Follow the supervisor's messages in a separate thread, and exit when the supervisor does.
 
-        `load` begins to load one more model, and returns at once.
+        `load` starts to load one more model, and returns at once.
         """
         while True:
             message = control.receive()
@@ -330,7 +328,7 @@ class EngineLoop:
                 load(message.model)
 
     def close(self) -> None:
-        """Send the remaining answers, then free the encoders."""
+        """Send the remaining results, then free the encoders."""
         self._server.close()
         self._metrics.write()
         if self._spans is not None:
@@ -340,10 +338,10 @@ class EngineLoop:
 
 
 class Health:
-    """What the supervisor and the HTTP processes learn about engine `index`. Times are seconds of CLOCK_MONOTONIC.
+    """Reports the state of engine `index` to the supervisor and the HTTP processes. Times are of CLOCK_MONOTONIC.
 
-    The supervisor reads two numbers of shared memory: when the engine last showed a sign of life, and when its forward
-    began. HTTP processes get an EngineStatus with every message and every second.
+    The supervisor reads two numbers of shared memory: the engine's last sign of life, and the start of its forward.
+    HTTP processes get an EngineStatus with every message and every second.
     """
 
     def __init__(
@@ -355,19 +353,19 @@ class Health:
         queue_tokens: Callable[[], int],
         rates: Callable[[], list[float]],
     ) -> None:
-        """`rates` gives the tokens a second of every model of the server, by number."""
+        """`rates` returns the tokens a second of every model of the server, by number."""
         self._index, self._counters = index, counters
         self._busy, self._metrics, self._queue_tokens, self._rates = busy, metrics, queue_tokens, rates
         self.last_success = 0.0  # end of the last forward that worked
-        self._busy_due = 0.0  # when to compute engine_busy_ratio again
+        self._busy_due = 0.0  # next update of engine_busy_ratio
 
     def succeeded(self) -> None:
-        """A forward has worked."""
+        """Count a forward that has worked."""
         self.last_success = time.monotonic()
         self._metrics.last_success = time.time()
 
     def watched(self, model: int, work: Callable[[], ResultT]) -> ResultT:
-        """Do work of a model, by number, for which the supervisor kills this process if it takes too long.
+        """Run a forward of a model. The supervisor kills this process if it takes too long.
 
         Raises EncoderError in place of MemoryError.
         """

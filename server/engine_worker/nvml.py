@@ -9,11 +9,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from dataclasses import dataclass
 
 from embert.server.observability.metrics import GpuMetrics
 
-__all__ = ["Gpu", "GpuUnknown", "Reading", "report_gpu"]
+__all__ = ["Gpu", "GpuUnknown", "report_gpu"]
 
 log = logging.getLogger(__name__)
 
@@ -24,16 +23,6 @@ _PCI_ADDRESS_BYTES = 32
 
 class GpuUnknown(Exception):
     """NVML cannot report on the device; the message names the library or the call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One sample of a GPU. None: this GPU does not report the value."""
-
-    memory_bytes: int | None  # used, by every process on it
-    memory_limit_bytes: int | None
-    utilization_ratio: float | None  # share of the driver's last sample in which a kernel ran
-    power_watts: float | None
 
 
 class _Memory(ctypes.Structure):  # nvmlMemory_v2_t; version 1 counts memory that the driver reserves as used
@@ -54,7 +43,7 @@ class Gpu:
     """One device, under its CUDA name: `cuda:0`."""
 
     def __init__(self, device: str) -> None:
-        """Raises GpuUnknown when the driver's libraries are not there or do not know the device."""
+        """Raises GpuUnknown if the driver's libraries are missing or do not know the device."""
         address = _pci_address(int(device.partition(":")[2] or 0))
         self._nvml = _library(_NVML)
         _check(self._nvml.nvmlInit_v2(), "nvmlInit")
@@ -62,39 +51,37 @@ class Gpu:
         status = self._nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(self._handle))
         _check(status, "nvmlDeviceGetHandleByPciBusId")
 
-    def read(self) -> Reading:
-        """Take a sample now."""
+    def read(self) -> dict[str, float]:
+        """Returns the present values that this GPU reports, by name in GpuMetrics."""
         memory, utilization, milliwatts = _Memory(_MEMORY_VERSION), _Utilization(), ctypes.c_uint()
-        has_memory = self._ask("nvmlDeviceGetMemoryInfo_v2", memory)
-        return Reading(
-            memory_bytes=memory.used if has_memory else None,
-            memory_limit_bytes=memory.total if has_memory else None,
-            utilization_ratio=utilization.gpu / 100
-            if self._ask("nvmlDeviceGetUtilizationRates", utilization)
-            else None,
-            power_watts=milliwatts.value / 1e3 if self._ask("nvmlDeviceGetPowerUsage", milliwatts) else None,
-        )
+        values: dict[str, float] = {}
+        if self._get("nvmlDeviceGetMemoryInfo_v2", memory):
+            values |= {"memory_bytes": memory.used, "memory_limit_bytes": memory.total}  # used by every process
+        if self._get("nvmlDeviceGetUtilizationRates", utilization):
+            # Share of the driver's last sample in which a kernel ran.
+            values["utilization_ratio"] = utilization.gpu / 100
+        if self._get("nvmlDeviceGetPowerUsage", milliwatts):
+            values["power_watts"] = milliwatts.value / 1e3
+        return values
 
-    def _ask(self, function: str, answer: ctypes.Structure | ctypes.c_uint) -> bool:
-        return bool(getattr(self._nvml, function)(self._handle, ctypes.byref(answer)) == 0)
+    def _get(self, function: str, result: ctypes.Structure | ctypes.c_uint) -> bool:
+        return bool(getattr(self._nvml, function)(self._handle, ctypes.byref(result)) == 0)
 
 
 def report_gpu(device: str) -> None:
-    """Update the gauges of `device` for ever, in a daemon thread; return at once where NVML is not available."""
+    """Update the gauges of `device` for ever, in a daemon thread. Returns at once if NVML is not available."""
     try:
         gpu = Gpu(device)
     except GpuUnknown as error:
         log.info("no metrics of %s: %s", device, error)
         return
-    reading = gpu.read()
-    metrics = GpuMetrics(device, [name for name in GpuMetrics.NAMES if getattr(reading, name) is not None])
+    values = gpu.read()
+    metrics = GpuMetrics(device, list(values))
     while True:
-        for name, gauge in metrics.gauges.items():
-            value = getattr(reading, name)
-            if value is not None:
-                gauge.set(value)
+        for name in metrics.gauges.keys() & values.keys():
+            metrics.gauges[name].set(values[name])
         time.sleep(REPORT_INTERVAL_S)
-        reading = gpu.read()
+        values = gpu.read()
 
 
 def _pci_address(index: int) -> ctypes.Array[ctypes.c_char]:

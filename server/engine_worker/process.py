@@ -33,7 +33,7 @@ def main() -> None:
     name = f"engine-{start.index}"
     configure_logging(name, start.config.log_format, start.config.log_level)
     for number in DRAIN_SIGNALS:
-        signal.signal(number, _go_on)
+        signal.signal(number, _ignore_signal)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     use_memory(MetricMemory(start.memory_fd), name)
     threading.excepthook = _end_process
@@ -51,14 +51,14 @@ def main() -> None:
     loop.close()
 
 
-def _go_on(number: int, frame: object) -> None:
-    """Go on: systemd, for one, signals all processes at once, and the HTTP processes need the answers of this one."""
+def _ignore_signal(number: int, frame: object) -> None:
+    """Goes on: systemd signals all processes at once, and the HTTP processes still need results."""
     del frame
-    log.info("received %s; the supervisor stops this process after the last answer", signal.Signals(number).name)
+    log.info("received %s; the supervisor stops this process after the last response", signal.Signals(number).name)
 
 
 def _loader(start: StartEngine, control: ControlConnection, loop: EngineLoop) -> Loader:
-    """Hands models to the loop; the process ends where none can be loaded."""
+    """Returns a loader that adds models to the loop. The process ends if none can be loaded."""
     on_gpu = threading.Event()
     loaded = threading.Event()
 
@@ -87,7 +87,7 @@ def _loader(start: StartEngine, control: ControlConnection, loop: EngineLoop) ->
 
 
 def _end_process(error: threading.ExceptHookArgs) -> None:
-    """End the process: an engine without one of its threads would look alive without answering."""
+    """End the process: an engine without one of its threads would look alive and send nothing."""
     what = error.exc_type, error.exc_value, error.exc_traceback
     log.critical("internal error in a thread; exiting", exc_info=what)  # type: ignore[arg-type]
     exit_now(70)

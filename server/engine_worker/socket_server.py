@@ -1,10 +1,10 @@
-"""The engine's Unix socket: HTTP processes connect to it, send requests, and get answers and statuses.
+"""The engine's Unix socket: HTTP processes connect to it, send requests, and get results and statuses.
 
-The device loop reads requests itself while it has nothing to run and between two batches, and it sends its answers:
+The device loop reads requests itself while it has nothing to run and between two batches, and it sends the results:
 another thread would have to wake up and acquire the interpreter lock for every message. Before it waits long for the
 encoder, it hands the sockets over to the receiving thread, and takes them back by reading again. The reading thread
-also sends what an HTTP process did not accept at once. The receiving thread sends the status as well, and takes
-over the sockets if the device loop waits longer than expected.
+also sends the rest of messages that an HTTP process did not accept at once. The receiving thread sends the status as
+well, and takes over the sockets if the device loop waits longer than expected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["SocketServer"]
 log = logging.getLogger(__name__)
 
 STATUS_INTERVAL_S = 1.0
-LINGER_S = 2.0  # most seconds that unsent answers delay the end of the process
+LINGER_S = 2.0  # maximum time that unsent results delay the end of the process
 
 
 class SocketServer:
@@ -52,14 +52,14 @@ class SocketServer:
     ) -> None:
         """The reading thread calls `received` with each message, and `gone` once for each closed connection.
 
-        `status` is called for every message that is sent. A new connection gets a status at once, and every connection
-        at least one a second. The receiving thread calls `read` each time that it has read.
+        `status` is called for every outgoing message. A new connection gets a status at once, and every connection
+        at least one a second. The receiving thread calls `read` after each time it has read.
         """
         self._status, self._received, self._gone, self._read = status, received, gone, read
         self._lock = threading.Lock()  # guards writes to channels, and their removal
         self._channels: dict[int, Channel] = {}
-        self._reading = threading.Lock()  # of who reads
-        self._handed_over = threading.Event()  # the receiving thread is to read
+        self._reading = threading.Lock()  # the reading thread holds it
+        self._handed_over = threading.Event()  # the receiving thread should read
         self._ended = False
         self._epoll = select.epoll()
         self._wake = os.eventfd(0)
@@ -68,7 +68,7 @@ class SocketServer:
         self._thread = threading.Thread(target=self._run, name="receive", daemon=True)
 
     def listen(self, name: str) -> None:
-        """Accept connections from now on, in the receiving thread. Raises OSError where the name is taken."""
+        """Accept connections from now on, in the receiving thread. Raises OSError if the name is taken."""
         self._listener.bind(address(name))
         self._listener.listen(1024)
         self._listener.setblocking(False)
@@ -77,7 +77,7 @@ class SocketServer:
         self._thread.start()
 
     def serve(self, timeout_s: float) -> bool:
-        """Wait for messages for so long at most, and handle them; whether anything came, `wake` included."""
+        """Wait for messages for at most `timeout_s`, and handle them. True if there were any, or `wake` was called."""
         if self._ended:
             return False
         while True:
@@ -101,7 +101,7 @@ class SocketServer:
             os.eventfd_write(self._wake, 1)
 
     def send(self, channel: Channel, parts: list[PartialResult], rows: TextRows | None = None) -> None:
-        """Send answers, unless the HTTP process has disconnected. Never blocks."""
+        """Send results, unless the HTTP process has disconnected. Never blocks."""
         message = encode(Results(self._status(), parts, rows))
         with self._lock:
             descriptor = channel.fileno()
@@ -109,7 +109,7 @@ class SocketServer:
                 self._epoll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT)
 
     def close(self) -> None:
-        """End the receiving thread and send the remaining answers, for at most LINGER_S each."""
+        """End the receiving thread and send the remaining results, for at most LINGER_S each."""
         self._ended = True
         self._handed_over.set()
         os.eventfd_write(self._wake, 1)
@@ -140,16 +140,16 @@ class SocketServer:
                 finally:
                     self._reading.release()
                 if handled:
-                    self.wake()  # the device loop may have looked for work before it came
+                    self.wake()  # the device loop may have looked for work before
             status_due = self._send_status(status_due)
 
     def _send_status(self, due: float) -> float:
-        """Send the status to all HTTP processes if it is due; returns when it is due again."""
+        """Send the status to all HTTP processes if it is due. Returns the time when it is due again."""
         now = time.monotonic()
         if now < due:
             return due
         if not self._channels:
-            self._status()  # also a sign of life, which the supervisor wants
+            self._status()  # also a sign of life for the supervisor
         for channel in list(self._channels.values()):
             self.send(channel, [])
         return now + STATUS_INTERVAL_S

@@ -1,4 +1,4 @@
-"""Estimates from past batches: how busy the device is, how fast a model's queue is worked off, when a batch ends.
+"""Estimates from past batches: the load of the device, the rate of a model, the end of a batch.
 
 Pure: the caller passes all times.
 """
@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 __all__ = ["BusyTime", "ThroughputEstimate"]
 
 _MEMORY = 10.0  # batches of one size that are remembered
-_OUTLIER = 2.0  # times what batches of a size took lately: more than that a batch does not count
-_SHORTEST = 0.5  # of the calibrated time: the least that is learned. The machine may have been busy at the start
-_LEAST_WEIGHT = 0.05  # of full batches that were seen long ago; of smaller ones in proportion to their tokens
+_OUTLIER = 2.0  # limit of a duration, as a multiple of recent ones of that size
+_SHORTEST = 0.5  # limit of what is learned, as a share of the calibrated time: the machine may have been busy then
+_LEAST_WEIGHT = 0.05  # of full batches long ago; of smaller ones in proportion to their tokens
 
 
 @dataclass(slots=True)
 class BusyTime:
-    """When the device ran batches, of all models. Times are seconds on the caller's clock."""
+    """The times at which the device ran batches of any model, in seconds of the caller's clock."""
 
     last_ended: float = 0.0
     total_s: float = 0.0
     _spans: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=4096))
 
     def add(self, started: float, ended: float) -> float:
-        """Count a batch; returns the seconds that the device spent on it, without the wait for the batch before."""
+        """Count a batch. Returns the seconds that the device spent on it, without the wait for the batch before."""
         self._spans.append((max(started, self.last_ended), ended))
         seconds = max(0.0, ended - max(started, self.last_ended))
         self.last_ended = ended
@@ -66,7 +66,7 @@ class ThroughputEstimate:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second in full batches, as while there is a queue; 0 before `calibrate`."""
+        """Tokens a second in full batches; 0 before `calibrate`."""
         return self.batch_tokens / self.seconds(self.batch_tokens) if self._line else 0.0
 
     @property
@@ -79,23 +79,23 @@ class ThroughputEstimate:
         return max(_line_s(self._line, tokens), 1e-6) if self._line else 1e-6
 
     def tokens_within(self, seconds: float) -> int:
-        """Tokens of a batch that takes so long, at most a full one; 0 where an empty batch takes longer."""
+        """Tokens of a batch that takes `seconds`, at most a full one; 0 if an empty batch takes longer."""
         if self._line is None or _line_s(self._line, self.batch_tokens) <= seconds:
             return self.batch_tokens
         fixed_s, token_s = self._line
         return max(0, int((seconds - fixed_s) / token_s))
 
     def calibrate(self, fixed_s: float, token_s: float) -> None:
-        """Set the shortest time of a batch: `fixed_s`, and `token_s` for each token. It is what is known at first."""
+        """Set the shortest time of a batch, which is the first estimate: `fixed_s`, and `token_s` for each token."""
         line = self._line = self._shortest = (max(fixed_s, 1e-9), max(token_s, 1e-12))
         for tokens in (1, self.batch_tokens):
             self._sizes[self._size(tokens)] = _Size(tokens, _line_s(line, tokens), 3, 0)
 
     def add_batch(self, seconds: float, tokens: int) -> None:
-        """Learn from a batch that the device spent so long on. Does nothing before `calibrate`."""
+        """Learn from the device time of a batch. Does nothing before `calibrate`."""
         if self._line is None:
             return
-        # A batch whose end is noticed late seems long, and the next one too short.
+        # If the end of a batch is noticed late, it seems long, and the next one too short.
         seconds = max(seconds, _SHORTEST * _line_s(self._shortest, tokens))
         expected_s = _line_s(self._line, tokens)
         self._batches += 1
@@ -112,7 +112,7 @@ class ThroughputEstimate:
         self._line = self._fit(self._line)
 
     def _size(self, tokens: int) -> int:
-        """The size of a batch: 1 for more than half of a full one, 2 for more than a quarter, and so on."""
+        """Size class of a batch: 1 for more than half of a full one, 2 for more than a quarter, and so on."""
         return (self.batch_tokens // tokens).bit_length()
 
     def _fit(self, line: tuple[float, float]) -> tuple[float, float]:
@@ -138,14 +138,14 @@ class ThroughputEstimate:
     def note_prediction(self, *, too_long: bool) -> None:
         """Learn from a batch that was awaited until shortly before its predicted end.
 
-        `too_long`: it had ended before. Predictions then shrink, and recover slowly. They never exceed the calibrated
-        time: an awaited batch never ends before it is looked at, so measuring it would confirm any prediction that a
+        If it had ended before (`too_long`), predictions shrink, and recover slowly. They never exceed the calibrated
+        time: an awaited batch never ends before the loop looks, so measuring it would confirm any prediction that a
         pause of the machine has made too long.
         """
         self._share = 0.7 * self._share if too_long else min(1.0, 1.02 * self._share)
 
     def expected_s(self, tokens: int) -> float:
-        """The least time that a batch is expected to take; 0 before `calibrate`."""
+        """Shortest expected time of a batch; 0 before `calibrate`."""
         return self._share * min(_line_s(self._shortest, tokens), _line_s(self._line, tokens)) if self._line else 0.0
 
 

@@ -25,7 +25,7 @@ __all__ = ["WorkQueue"]
 
 _ID_BYTES = 4  # int32
 SHORT_TOKENS = 128  # of an interactive text for whose sake full batches are formed late
-INTERACTIVE_MEMORY_S = 10.0  # so long after an interactive request another one is expected
+INTERACTIVE_MEMORY_S = 10.0  # after an interactive request, in which another one is expected
 
 
 class WorkQueue:
@@ -34,20 +34,20 @@ class WorkQueue:
     def __init__(
         self, metrics: EngineMetrics, send: Callable[[Channel, list[PartialResult]], None], wake: Callable[[], None]
     ) -> None:
-        """`send` answers requests that cannot run; `wake` ends a wait of the device loop."""
+        """`send` sends the errors of requests that cannot run; `wake` ends a wait of the device loop."""
         self._scheduler = Scheduler()
         self._models: dict[int, LoadedModel] = {}
         self._metrics, self._send, self._wake = metrics, send, wake
         self._lock = threading.RLock()  # guards the scheduler and the fields below
-        self._running: set[Batch] = set()  # and those that wait in `_isolated`
+        self._running: set[Batch] = set()  # includes those in `_isolated`
         self._disconnected: set[Hashable] = set()  # running requests whose client has disconnected
         self._isolated: deque[Batch] = deque()  # batches of one request each
         self._isolated_next = False
         self._draining = False
-        self._interactive_at = -INTERACTIVE_MEMORY_S  # when the last interactive request came
-        self._short_tokens: dict[Hashable, int] = {}  # of a short text, by model
-        self._short_at = -INTERACTIVE_MEMORY_S  # when the last one of a short text came
-        self._published: dict[int, tuple[int, int]] = {}  # texts and tokens that wait, by model, as metrics have them
+        self._interactive_at = -INTERACTIVE_MEMORY_S  # when the last interactive request arrived
+        self._short_tokens: dict[Hashable, int] = {}  # limit of a short text, by model
+        self._short_at = -INTERACTIVE_MEMORY_S  # when the last interactive request of a short text arrived
+        self._published: dict[int, tuple[int, int]] = {}  # waiting texts and tokens in the gauges, by model
 
     def tokens(self) -> int:
         """Tokens waiting for a batch. Reads one number, without the lock."""
@@ -58,26 +58,26 @@ class WorkQueue:
         return self._scheduler.queue_texts
 
     def expects_interactive(self) -> bool:
-        """Whether interactive requests come at present. Reads one number, without the lock."""
+        """True while interactive requests arrive. Reads one number, without the lock."""
         return time.monotonic() - self._interactive_at < INTERACTIVE_MEMORY_S
 
     def expects_short(self) -> bool:
-        """True while interactive requests of a short text come. Reads one number, without the lock."""
+        """True while interactive requests of a short text arrive. Reads one number, without the lock."""
         return time.monotonic() - self._short_at < INTERACTIVE_MEMORY_S
 
     # --- loading threads ---
 
     def add_model(self, model: LoadedModel) -> None:
-        """Take requests for a model from now on."""
+        """Accept requests for a model from now on."""
         with self._lock:
             self._models[model.number] = model
             self._scheduler.add_model(model.number, model.limits)
             self._short_tokens[model.number] = min(SHORT_TOKENS, model.limits.small_tokens)
 
-    # --- who reads the sockets ---
+    # --- the thread that reads the sockets ---
 
     def submit(self, channel: Channel, message: Submit) -> None:
-        """Queue the requests of a message and drop those that it cancels."""
+        """Queue the requests of a message, and drop those that it cancels."""
         with self._lock:
             now = time.monotonic()
             slowest = min([model.throughput.tokens_per_s for model in self._models.values()], default=0.0)
@@ -87,42 +87,44 @@ class WorkQueue:
                 self._cancel(id_)
 
     def disconnect(self, channel: Channel) -> None:
-        """Drop everything that an HTTP process asked for: it has exited."""
+        """Drop all requests of an HTTP process, which has exited."""
         with self._lock:
             for request in self._scheduler.waiting():
-                if request.reply_to is channel:
+                if request.channel is channel:
                     self._cancel(request.key)
-            self._publish()
+            self.publish()
 
     def _accept(self, channel: Channel, message: EncodeRequest, now: float, slowest: float) -> None:
-        """Queue a request; `slowest`: tokens a second of the slowest model, 0 where one is not known."""
+        """Queue a request. `slowest` are the tokens a second of the slowest model, 0 if one is unknown."""
         tokens = len(message.ids) // _ID_BYTES
-        one_text = len(message.lengths) == _ID_BYTES  # as most requests
+        one_text = len(message.lengths) == _ID_BYTES  # most requests
         lengths = [tokens] if one_text else np.frombuffer(message.lengths, np.int32).tolist()
         if not message.low_priority:
             self._interactive_at = now
         if message.model not in self._models:
-            detail = f"model {message.model} is not loaded on this engine"
-            self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "backend", detail)])
+            self._fail(channel, message, "backend", f"model {message.model} is not loaded on this engine")
             return
         if one_text and tokens <= self._short_tokens[message.model] and not message.low_priority:
             self._short_at = now
         waiting = self._scheduler.queue_tokens
-        if waiting and waiting + tokens > slowest * (message.deadline - now):  # else it surely is in time
+        if waiting and waiting + tokens > slowest * (message.deadline - now):  # otherwise it is in time
             wait_s = self._least_wait_s(tokens, message)
             if wait_s and now + wait_s > message.deadline:
                 detail = f"the work queued before it takes {wait_s:.2g} s"
-                self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "cannot_meet_deadline", detail)])
+                self._fail(channel, message, "cannot_meet_deadline", detail)
                 return
         try:
             self._scheduler.add(
                 Request(message.id, lengths, message.model, message.deadline, message.low_priority, channel, message)
             )
         except ValueError as error:
-            self._send(channel, [PartialResult(message.id, 0, 0, [], 0.0, 0.0, "backend", str(error))])
+            self._fail(channel, message, "backend", str(error))
+
+    def _fail(self, channel: Channel, message: EncodeRequest, error: str, detail: str = "") -> None:
+        self._send(channel, [PartialResult.failure(message.id, error, detail)])
 
     def _least_wait_s(self, tokens: int, request: EncodeRequest) -> float:
-        """At least this long until a new request of so many tokens is done; 0 where it can surely meet its deadline.
+        """Lower bound of the seconds until a new request of `tokens` tokens is done; 0 if it meets its deadline.
 
         Models share the device's time equally, so each of the others runs as long as this request's, or until it has
         nothing left.
@@ -169,14 +171,14 @@ class WorkQueue:
     def wait_for_batch(
         self, receive: Callable[[float], bool], idle_s: Callable[[], float], on_idle: Callable[[], None]
     ) -> Batch | None:
-        """Block until there is a batch for a free encoder; None once drained and empty.
+        """Wait for a batch for a free encoder; None once drained and empty.
 
-        `receive` reads what comes within so many seconds, if anything does. `on_idle` runs whenever nothing has come
-        for `idle_s()` seconds.
+        `receive` reads messages, for which it waits a number of seconds; it returns False if none arrive. `on_idle`
+        runs whenever none have arrived for `idle_s()` seconds.
         """
         while True:
             with self._lock:
-                self._answer_expired()
+                self._fail_expired()
                 batch = self._next_batch()
                 if batch is not None:
                     return batch
@@ -186,7 +188,7 @@ class WorkQueue:
                 on_idle()
 
     def full(self) -> bool:
-        """Whether the next batch cannot gain from waiting."""
+        """True if the next batch cannot gain from waiting."""
         with self._lock:
             return self._scheduler.full()
 
@@ -197,7 +199,7 @@ class WorkQueue:
         `exclude`. Another batch does not take its place.
         """
         with self._lock:
-            self._answer_expired()  # first: it may change which queue is next
+            self._fail_expired()  # first: it may change which queue is next
             # Isolated batches need a free encoder, which would never come while batches are submitted ahead.
             if self._isolated or (full and not self._scheduler.full()):
                 return None
@@ -207,12 +209,14 @@ class WorkQueue:
             return self._scheduled()
 
     def done(self, batch: Batch) -> None:
-        """Forget a batch that has been answered or has failed."""
+        """Forget a batch whose responses have been sent, or that has failed."""
         with self._lock:
-            self._forget(batch)
+            self._running.discard(batch)
+            if self._disconnected:
+                self._disconnected &= {piece.request.key for running in self._running for piece in running.slices}
 
     def settle(self, batch: Batch, seconds: float) -> None:
-        """Count what a batch took of the device's time."""
+        """Count the device time of a batch."""
         with self._lock:
             self._scheduler.settle(batch, seconds)
 
@@ -230,25 +234,25 @@ class WorkQueue:
         return sum(piece.stop - piece.start for piece in gone)
 
     def _next_batch(self) -> Batch | None:
-        """The next batch for a free encoder: the scheduler's batches and isolated batches alternate."""
+        """The next batch for a free encoder. The scheduler's batches and isolated batches alternate."""
         self._isolated_next = not self._isolated_next
         if self._isolated_next and (batch := self._next_isolated()):
             return batch
-        return self._scheduled() or self._next_isolated()  # what is scheduled may be for an isolated batch
+        return self._scheduled() or self._next_isolated()  # all requests of the scheduler's batch may be isolated
 
     def _scheduled(self) -> Batch | None:
-        """The scheduler's next batch, without isolated requests; those go to `_isolated`."""
+        """The scheduler's next batch, without isolated requests, which go to `_isolated`."""
         batch = self._scheduler.next_batch()
         if batch is None:
             return None
-        isolated = [piece for piece in batch.slices if piece.request.payload.isolated]
+        isolated = [piece for piece in batch.slices if piece.request.message.isolated]
         if not isolated:
             self._running.add(batch)
             return batch
         batches = [batch_of(batch.model, [piece]) for piece in isolated]
         self._isolated += batches
         self._running.update(batches)
-        others = [piece for piece in batch.slices if not piece.request.payload.isolated]
+        others = [piece for piece in batch.slices if not piece.request.message.isolated]
         if not others:
             return None
         batch = batch_of(batch.model, others)
@@ -261,35 +265,23 @@ class WorkQueue:
             batch = self._isolated.popleft()
             request = batch.slices[0].request
             if request.deadline < time.monotonic():
-                self._answer_late([request])
-            elif request.key not in self._disconnected and request.reply_to.fileno() >= 0:
+                self._fail(request.channel, request.message, "deadline")
+            elif request.key not in self._disconnected and request.channel.fileno() >= 0:
                 return batch
-            self._forget(batch)
+            self.done(batch)
         return None
 
-    def _forget(self, batch: Batch) -> None:
-        self._running.discard(batch)
-        if self._disconnected:
-            self._disconnected &= {piece.request.key for running in self._running for piece in running.slices}
-
-    def _answer_expired(self) -> None:
-        if late := self._scheduler.expire(time.monotonic()):
-            self._answer_late(late)
-
-    def _answer_late(self, late: list[Request]) -> None:
-        for request in late:
-            self._send(request.reply_to, [PartialResult(request.payload.id, 0, 0, [], 0.0, 0.0, "deadline")])
+    def _fail_expired(self) -> None:
+        for request in self._scheduler.expire(time.monotonic()):
+            self._fail(request.channel, request.message, "deadline")
 
     def publish(self) -> None:
-        """Show how much waits: gauges cost as much as a request, so the device loop does it ten times a second."""
+        """Update the gauges of the queue. They cost as much as a request, so it happens ten times a second."""
         with self._lock:
-            self._publish()
-
-    def _publish(self) -> None:
-        for number, model in self._models.items():
-            waiting = self._scheduler.texts_of(number), self._scheduler.tokens_of(number, low_priority=True)
-            if waiting != self._published.get(number):  # an idle model costs no gauge
-                self._published[number] = waiting
-                metrics = self._metrics.of(model.name)
-                metrics.queue_texts.set(waiting[0])
-                metrics.queue_tokens.set(waiting[1])
+            for number, model in self._models.items():
+                waiting = self._scheduler.texts_of(number), self._scheduler.tokens_of(number, low_priority=True)
+                if waiting != self._published.get(number):  # an idle model costs no gauge
+                    self._published[number] = waiting
+                    metrics = self._metrics.of(model.name)
+                    metrics.queue_texts.set(waiting[0])
+                    metrics.queue_tokens.set(waiting[1])

@@ -50,7 +50,7 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     """All texts of one HTTP request."""
 
     id: int  # unique in the server
-    tasks: int  # engine.Task: what each of its texts wants
+    tasks: int  # engine.Task: the tasks of each of its texts
     ids: bytes  # int32 [T], all sequences end to end
     lengths: bytes  # int32 [n]
     token_types: bytes  # int32 [T]; empty: all 0
@@ -59,11 +59,11 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     deadline: float
     admitted: float
     low_priority: bool = False  # runs in the capacity that other requests leave
-    isolated: bool = False  # an engine was lost while it ran this: it needs a batch of its own
-    adapter: int = -1  # the model's that runs on all of its texts; -1: none
+    isolated: bool = False  # an engine was lost while it ran this request, which now runs in a separate batch
+    adapter: int = -1  # index of the adapter for all of its texts; -1: none
     model: int = 0  # its number
     trace: bytes = b""  # of a sampled request: trace id, id of its span, `tracestate`
-    prompt_tokens: int = 0  # first tokens of each text, that pooling leaves out
+    prompt_tokens: int = 0  # first tokens of each text, which pooling leaves out
 
 
 class Submit(msgspec.Struct, array_like=True):
@@ -74,7 +74,7 @@ class Submit(msgspec.Struct, array_like=True):
 
 
 class TaskRows(msgspec.Struct, array_like=True):
-    """The rows of one task for the texts of a part: see embert.engine.batch."""
+    """The rows of one task for some texts: see embert.engine.batch."""
 
     task: int
     values: bytes  # float32 [rows, columns]
@@ -83,7 +83,7 @@ class TaskRows(msgspec.Struct, array_like=True):
 
 
 class PartialResult(msgspec.Struct, array_like=True):
-    """The answer to consecutive texts of one request. A failed request gets one part, with `error`, and no more."""
+    """The rows of consecutive texts of one request. A failed request gets one with `error`, and no more."""
 
     id: int
     first_text: int
@@ -91,16 +91,21 @@ class PartialResult(msgspec.Struct, array_like=True):
     rows: list[TaskRows]
     queue_s: float
     inference_s: float
-    # "backend", "deadline" (has passed), "cannot_meet_deadline" (the queue takes longer) or "weights" (of sparse
-    # vectors, more than an answer may have)
+    # "backend", "deadline" (has passed), "cannot_meet_deadline" (the queue takes longer) or "weights" (too many)
     error: str = ""
-    message: str = ""  # of "weights": how many there are at least
+    message: str = ""  # for "weights": a lower bound of their number
+
+    @classmethod
+    def failure(cls, request: int, error: str, message: str = "") -> PartialResult:
+        """The only result of a failed request."""
+        return cls(request, 0, 0, [], 0.0, 0.0, error, message)
 
 
 class TextRows(msgspec.Struct, array_like=True):
-    """The answers of one batch to the requests of one HTTP process, where each text has one row of the same task.
+    """The rows of one batch for the requests of one HTTP process if each text has one row of the same task.
 
-    Most batches are like this. Lists run over the slices of the batch, `values` over their texts, in the same order.
+    Most batches are like this. Lists have an item for each slice of the batch, `values` a row for each of their texts,
+    in the same order.
     """
 
     task: int
@@ -113,12 +118,12 @@ class TextRows(msgspec.Struct, array_like=True):
 
 
 class EngineStatus(msgspec.Struct, array_like=True):
-    """The engine's state; sent with every message and every second."""
+    """The engine's state, sent with every message and every second."""
 
     index: int
     last_success: float  # end of the last forward that worked
     queue_tokens: int
-    tokens_per_s: list[float]  # by number of the model, measured while a queue of it waits; 0: not known, or not here
+    tokens_per_s: list[float]  # by number of the model, measured while it has a queue; 0: unknown or not loaded
 
 
 class Results(msgspec.Struct, array_like=True):
@@ -135,36 +140,36 @@ _results = msgspec.msgpack.Decoder(Results)
 
 
 def encode(message: Submit | Results) -> bytes:
-    """To bytes; thread-safe."""
+    """Encode a message. Thread-safe."""
     return _encoder.encode(message)
 
 
 def decode_submit(data: bytes | memoryview) -> Submit:
-    """From bytes. Raises msgspec.MsgspecError for what is no Submit."""
+    """Decode a Submit. Raises msgspec.MsgspecError for anything else."""
     return _submit.decode(data)
 
 
 def decode_results(data: bytes | memoryview) -> Results:
-    """From bytes. Raises msgspec.MsgspecError for what is no Results."""
+    """Decode Results. Raises msgspec.MsgspecError for anything else."""
     return _results.decode(data)
 
 
 def address(name: str) -> bytes:
-    """The socket address of a name, in the abstract namespace: no disk can be full, and no cleaner removes it.
+    """The socket address of a name, in the abstract namespace: it needs no disk, and nothing removes it.
 
-    Any user may connect to such an address, so both ends check the other with `is_ours`.
+    Any user may connect to such an address, so both ends call `is_ours`.
     """
     return b"\0" + name.encode()
 
 
 def is_ours(sock: socket.socket) -> bool:
-    """Whether the process at the other end of a connected socket runs as the same user."""
+    """True if the process at the other end of a connected socket runs as the same user."""
     _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return bool(user == os.geteuid())
 
 
 class Channel:
-    """One end of a connection. Never blocks. One thread may send while another receives, but not two of a kind."""
+    """One end of a connection. Never blocks. One thread may send while another receives."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -192,15 +197,15 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: bytes) -> bool:
-        """Send, and keep what the socket does not take yet; True when all is sent.
+        """Send a message, and keep the rest if the socket buffer is full. True when all is sent.
 
-        What is sent to a peer that has exited is lost; `receive` then raises EOFError.
+        Messages to a peer that has exited are lost; `receive` then raises EOFError.
         """
         self._unsent += memoryview(_LENGTH.pack(len(message))), memoryview(message)
         return len(self._unsent) <= 2 and self.flush()
 
     def flush(self) -> bool:
-        """Send more of what was kept; True when all is sent. Call it when the descriptor is writable."""
+        """Send more of the rest. True when all is sent. Call it when the descriptor is writable."""
         unsent = self._unsent
         if not unsent:
             return True
@@ -212,7 +217,7 @@ class Channel:
         return not unsent
 
     def receive(self) -> list[memoryview]:
-        """The messages that are complete. Call it when the descriptor is readable.
+        """Return the complete messages. Call it when the descriptor is readable.
 
         Raises EOFError when the peer has closed its end, ValueError for a length over MESSAGE_BYTES.
         """
@@ -226,7 +231,7 @@ class Channel:
             raise EOFError
         if self._arrived:
             self._arrived += data
-            if len(self._arrived) < self._wanted():
+            if len(self._arrived) < self._needed():
                 return []
             data = bytes(self._arrived)
         messages, start, arrived = [], 0, memoryview(data)
@@ -242,7 +247,7 @@ class Channel:
         return messages
 
     def close(self, within_s: float = 0.0) -> None:
-        """Send what was kept, for at most `within_s` seconds, and close."""
+        """Send the rest, for at most `within_s` seconds, and close."""
         until = time.monotonic() + within_s
         try:
             while self._unsent and (left_s := until - time.monotonic()) > 0:
@@ -251,8 +256,8 @@ class Channel:
         finally:
             self._socket.close()
 
-    def _wanted(self) -> int:
-        """Bytes needed to complete the first message, or its length field where that is incomplete or invalid."""
+    def _needed(self) -> int:
+        """Bytes needed to complete the first message, or its length field if that is incomplete or invalid."""
         if len(self._arrived) < _LENGTH.size:
             return _LENGTH.size
         length: int = _LENGTH.unpack_from(self._arrived)[0]

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What an engine process reports of a model once it is ready there."""
+    """Properties of a model that is ready in an engine process."""
 
     encoder: str
     device: str
@@ -68,11 +68,11 @@ class EngineState(msgspec.Struct, tag=True, frozen=True):
     state: Literal["loading", "ready", "down"]  # ready: a model is
     detail: str = ""
     endpoint: str = ""  # name of the socket that takes requests; new at every start of the engine
-    models: dict[int, ModelState] = {}  # by number: those that the engine has, or is to have
+    models: dict[int, ModelState] = {}  # by number: those that the engine has or will load
 
 
 class StartModel(msgspec.Struct, frozen=True):
-    """A model of the server. Its number is its place among them."""
+    """A model of the server. Its number is its index among them."""
 
     number: int
     config: ModelConfig
@@ -82,7 +82,7 @@ class StartModel(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What clients call it."""
+        """Its name in requests."""
         return self.config.served_name(self.model_id)
 
 
@@ -106,8 +106,8 @@ class StartEngine(msgspec.Struct, tag=True):
     """Supervisor → engine process, first message."""
 
     config: ServeConfig
-    models: list[StartModel]  # those to load
-    one_by_one: bool  # not in parallel: the last start was lost while it loaded, and the model at fault is unknown
+    models: list[StartModel]  # to load
+    one_by_one: bool  # not in parallel: the last process was lost while it loaded, and the model at fault is unknown
     names: list[str]  # of all models of the server, by number
     memory_fd: int  # of metrics
     index: int
@@ -115,21 +115,21 @@ class StartEngine(msgspec.Struct, tag=True):
     endpoint: str
     counters_fd: int
     engines: int  # number of engines in the server
-    traces_url: str | None = None  # as in StartHttp
+    traces_url: str | None = None  # see StartHttp
     instance: str = ""
 
 
 class LoadModel(msgspec.Struct, tag=True):
-    """Supervisor → engine process, later: load this one, too."""
+    """Supervisor → engine process, later: load one more model."""
 
     model: StartModel
 
 
 class Progress(msgspec.Struct, tag=True):
-    """Child → supervisor: the current step of its start, for the log."""
+    """Child → supervisor: the current step of its start, for logs."""
 
     doing: str
-    model: int = -1  # which one it is about; -1: none
+    model: int = -1  # number of the model that it loads or reads; -1: none
 
 
 class ModelReady(msgspec.Struct, tag=True):
@@ -140,7 +140,7 @@ class ModelReady(msgspec.Struct, tag=True):
 
 
 class ModelFailed(msgspec.Struct, tag=True):
-    """Child → supervisor: a model cannot be loaded, or read, and a retry would fail in the same way."""
+    """Child → supervisor: a model cannot be loaded or read, and a retry would fail in the same way."""
 
     model: int
     message: str
@@ -159,9 +159,9 @@ class Failed(msgspec.Struct, tag=True):
 class Drained(msgspec.Struct, tag=True):
     """HTTP process → supervisor, last message: the outcomes of requests for a model since it began to drain."""
 
-    answered: int
+    answered: int  # with a response
     refused: int
-    lost: int  # begun, and never answered or not read before the connection was cut
+    lost: int  # without a response, or not read before the connection was cut
 
 
 class Drain(msgspec.Struct, tag=True):
@@ -204,7 +204,7 @@ class ControlConnection:
         return cls(socket.socket(fileno=fd))
 
     def send(self, message: Message) -> None:
-        """Send one message. Where the peer has exited it is dropped; the reader sees the end of the stream."""
+        """Send one message. It is dropped if the peer has exited; the reader sees the end of the stream."""
         try:
             with self._sending:
                 self.socket.sendall(_encoder.encode(message) + b"\n")
@@ -212,7 +212,7 @@ class ControlConnection:
             return
 
     def receive(self) -> Message | None:
-        """Block for the next message; None at the end of the stream."""
+        """Wait for the next message; None at the end of the stream."""
         while b"\n" not in self._buffer:
             if not self._fill():
                 return None
@@ -220,7 +220,7 @@ class ControlConnection:
         return _decoder.decode(head)
 
     def drain(self) -> Iterator[Message | None]:
-        """The messages available after the socket became readable; the last item is None at the end of the stream."""
+        """Messages available after the socket became readable; the last item is None at the end of the stream."""
         alive = self._fill()
         yield from self.buffered()
         if not alive:

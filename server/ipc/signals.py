@@ -11,12 +11,12 @@ from types import FrameType
 __all__ = ["DRAIN_SIGNALS", "handle_signals"]
 
 DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-# Their default ends the process. Children inherit that they are ignored.
+# By default they end the process. Children inherit that they are ignored.
 _IGNORED = (signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR)
 
 
 def handle_signals(end: Callable[[int], object], reload: Callable[[], object]) -> None:
-    """Call `end` with the number of a signal that ends the server, and `reload` for SIGHUP.
+    """Set handlers: `end` gets the number of a signal that ends the server, `reload` runs on SIGHUP.
 
     SIGHUP ends a server whose terminal has been closed, unless nohup started it.
     """

@@ -13,9 +13,9 @@ import pytest
 from tests.server.engine_worker.virtual import Run, Speed, VirtualEngine
 
 SPEEDS = {
-    "small": Speed(device_s=0.0009, submit_s=0.00035, answer_s=0.001),
-    "large": Speed(device_s=0.0057, submit_s=0.00045, answer_s=0.0014),
-    "asked": Speed(device_s=0.0009, submit_s=0.0002, answer_s=0.0005),
+    "small": Speed(device_s=0.0009, submit_s=0.00035, responses_s=0.001),
+    "large": Speed(device_s=0.0057, submit_s=0.00045, responses_s=0.0014),
+    "asked": Speed(device_s=0.0009, submit_s=0.0002, responses_s=0.0005),
 }
 LARGE_S = SPEEDS["large"].device_s
 

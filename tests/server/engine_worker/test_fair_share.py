@@ -22,7 +22,7 @@ from embert.server.engine_worker.work_queue import WorkQueue
 from tests.server.engine_worker.schedulers import next_batch, scheduler_of
 from tests.server.engine_worker.virtual import BATCH_TOKENS, Speed, VirtualEngine
 
-MINILM = Speed(device_s=0.0009, submit_s=0.00035, answer_s=0.0004, slice_s=20e-6)
+MINILM = Speed(device_s=0.0009, submit_s=0.00035, responses_s=0.0004, slice_s=20e-6)
 
 
 def percentile(values: list[float], percent: float) -> float:
@@ -182,7 +182,7 @@ def test_a_short_text_waits_for_no_batch_that_is_bound_early(
     clients: int, slower: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run() -> tuple[float, float]:
-        speed = Speed(device_s=0.0052, submit_s=0.0003, answer_s=0.0008)
+        speed = Speed(device_s=0.0052, submit_s=0.0003, responses_s=0.0008)
         engine = VirtualEngine(tmp_path, monkeypatch, {"base": speed}, slower=slower)
         found = engine.run(floods={"base": clients}, short=("base", 100.0), seconds=1.0)
         return found.tokens_per_s["base"], percentile(found.waited_s["short"], 50)

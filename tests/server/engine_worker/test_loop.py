@@ -160,15 +160,15 @@ def test_clients_that_leave_running_requests_leave_nothing_behind(engine: Harnes
 
 
 def test_messages_stay_small_and_answers_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "_SENT_AT_ONCE", 100)
+    monkeypatch.setattr(batches, "_MESSAGE_ROW_BYTES", 100)
     sent: list[list[PartialResult]] = []
     dropped: list[Any] = []
     answering = Responder(lambda _, parts: sent.append(parts), dropped.append)
     messages = [EncodeRequest(id_, Task.SPARSE, b"", b"", b"", 0, True, 60.0, 0.0) for id_ in range(4)]
-    slices = [Request(message.id, [1], reply_to="x", payload=message).piece(0, 1) for message in messages]
+    slices = [Request(message.id, [1], channel="x", message=message).piece(0, 1) for message in messages]
     counts = np.array([0, 20, 30, 80, 90], np.int32)  # prefix sums: the third text has 50 weights
     rows = TaskOutput(np.ones((90, 1), np.float32), counts, np.arange(90, dtype=np.int32))
-    answering.answer(slices, {Task.SPARSE: rows}, 1.0, 2.0, most_weights=40)
+    answering.send_rows(slices, {Task.SPARSE: rows}, 1.0, 2.0, most_weights=40)
     assert [[(part.id, part.error, part.message) for part in parts] for parts in sent] == [
         [(0, "", ""), (1, "", "")],
         [(2, "weights", "50"), (3, "", "")],

@@ -65,13 +65,13 @@ def submitted(engine: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch) ->
     """The number of batches submitted to the encoder, each time one is answered."""
     del clock  # with real time, a pause of the machine would make batches late
     counts: list[int] = []
-    answer = engine.loop._responder.answer
+    send_rows = engine.loop._responder.send_rows
 
     def counted(*arguments: Any) -> None:
         counts.append(len(engine.encoder.batches))
-        answer(*arguments)
+        send_rows(*arguments)
 
-    monkeypatch.setattr(engine.loop._responder, "answer", counted)
+    monkeypatch.setattr(engine.loop._responder, "send_rows", counted)
     return counts
 
 
@@ -99,7 +99,7 @@ def test_a_second_full_batch_is_submitted_before_an_answer_is_made(engine: Harne
 
 def test_answers_wait_while_the_encoder_has_next_to_nothing_to_do(engine: Harness, submitted: list[int]) -> None:
     """Batches that take no time, beside which an answer takes long: up to three answers wait."""
-    engine.model.answer_s = 0.01
+    engine.model.responses_s = 0.01
     engine.hold()
     engine.send(*[[[number] * BUDGET] for number in range(1, 9)])
     engine.wait_until_running()

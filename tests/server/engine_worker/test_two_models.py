@@ -136,7 +136,7 @@ def test_an_expired_request_is_not_replaced_by_a_model_whose_encoder_is_full(
 
 def test_an_idle_engine_probes_each_of_its_models(two: TwoModels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embert.server.engine_worker.loop.PROBE_INTERVAL_S", 0.001)
-    two.loop._wake()
+    two.loop._server.wake()
     two.wait_until(lambda: len(two.order) >= 4)
     assert two.order[:2].count("first") == two.order[2:4].count("first") == 1
 

@@ -39,7 +39,7 @@ class Speed:
 
     device_s: float
     submit_s: float  # of the host's time
-    answer_s: float
+    responses_s: float
     slice_s: float = 0.0  # of the host's time, for the answer to each slice
 
     def of(self, tokens: int) -> float:
@@ -205,7 +205,7 @@ class VirtualEngine:
             loaded = LoadedModel(number, name, ModelConfig(), model, gpu)
             loaded.throughput.calibrate(gpu.speed.of(0), (gpu.speed.of(BATCH_TOKENS) - gpu.speed.of(0)) / BATCH_TOKENS)
             self._loop.add(loaded)
-        monkeypatch.setattr(self._loop._responder, "answer", self._answer)
+        monkeypatch.setattr(self._loop._responder, "send_rows", self._respond)
         monkeypatch.setattr(self._loop._queue, "wait_for_batch", self._wait_for_batch)
         self._channel = cast("Channel", HttpProcess())
         self._ids = count(1)
@@ -278,18 +278,18 @@ class VirtualEngine:
         self._open[request.id] = [texts, asked, self._clock.now, 0]
         self._loop._queue.submit(self._channel, Submit([request], []))
 
-    def _answer(self, slices: list[Slice], *_: Any) -> None:
+    def _respond(self, slices: list[Slice], *_: Any) -> None:
         speed = self._gpus[self._names[cast("int", slices[0].request.model)]].speed
         tokens = sum(piece.tokens for piece in slices)
-        self._clock.sleep(speed.answer_s * tokens / BATCH_TOKENS + speed.slice_s * len(slices))
+        self._clock.sleep(speed.responses_s * tokens / BATCH_TOKENS + speed.slice_s * len(slices))
         self._run.slices.append(len(slices))
         for piece in slices:
-            waits = self._open[piece.request.payload.id]
+            waits = self._open[piece.request.message.id]
             name = waits[1]
             waits[0] -= piece.stop - piece.start
             waits[3] += 1
             if not waits[0]:
-                del self._open[piece.request.payload.id]
+                del self._open[piece.request.message.id]
                 self._run.waited_s[name].append(self._clock.now - waits[2])
                 self._run.pieces[name].append(waits[3])
                 if name in self._floods:
