@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -24,35 +25,23 @@ ERRORS = {ErrorFormat.OPENAI: "OpenAIError", ErrorFormat.TEI: "TeiError", ErrorF
 
 
 @pytest.fixture(scope="module")
-def small(three_heads_folder: Path) -> Iterator[Live]:
-    """A server whose largest requests are small, since boundary values are sent."""
-    with live(str(three_heads_folder), *STAND_IN, "--max-client-batch-size", "16") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def small_reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Like `small`, for scores, classes and vectors."""
-    folder = build_classifier(tmp_path_factory.mktemp("reranker"), "relevance")
-    limits = ("--max-client-batch-size", "16", "--max-client-documents", "16")
-    with live(str(folder), "--pooling", "mean", *STAND_IN, *limits) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def small_nli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Like `small`, for zero-shot classes."""
-    folder = build_classifier(tmp_path_factory.mktemp("nli"), "entailment", "neutral", "contradiction")
-    with live(str(folder), *STAND_IN, "--max-client-batch-size", "16", "--max-client-documents", "64") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def small_tagger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Like `small`, for entities."""
-    folder = build_classifier(tmp_path_factory.mktemp("tagger"), "O", "B-PER", "I-PER", tokens=True)
-    with live(str(folder), *STAND_IN, "--max-client-batch-size", "16") as running:
-        yield running
+def servers(three_heads_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Live]]:
+    """Servers of vectors, scores, zero-shot classes and entities. Their largest requests are small."""
+    labels = {
+        "reranker": ("relevance",),
+        "nli": ("entailment", "neutral", "contradiction"),
+        "tagger": ("O", "B-PER", "I-PER"),
+    }
+    folders = {"vectors": three_heads_folder}
+    for name, names in labels.items():
+        folders[name] = build_classifier(tmp_path_factory.mktemp(name), *names, tokens=name == "tagger")
+    limits = ("--max-client-batch-size", "16", "--max-client-documents", "64")
+    with contextlib.ExitStack() as stack:
+        started = {}
+        for name, folder in folders.items():
+            pooling = ("--pooling", "mean") if name == "reranker" else ()
+            started[name] = stack.enter_context(live(str(folder), *pooling, *STAND_IN, *limits))
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +62,19 @@ for arguments in json.loads(sys.argv[1]):
 
 
 @pytest.mark.timeout(900)
-def test_schemathesis(small: Live, small_reranker: Live, small_nli: Live, small_tagger: Live, tmp_path: Path) -> None:
+def test_schemathesis(servers: dict[str, Live], tmp_path: Path) -> None:
     """Examples, boundary values and random bodies: no 5xx, and every response as the document has it.
 
     Of all routes on a model of vectors, those included that it cannot response; then of those that need other models.
     Without one check: to JSON Schema 473.0 is an integer, and a token id it is not.
     """
-    operations = sum(map(len, small.get("/openapi.json").json()["paths"].values()))
+    operations = sum(map(len, servers["vectors"].get("/openapi.json").json()["paths"].values()))
     scores = [path for row in TASKS if row.needs == Task.CLASSIFY for path in row.paths if path not in SHARED_PATHS]
-    runs: list[tuple[Live, list[str], int]] = [
-        (small, [".*"], operations),
-        (small_reranker, scores, len(scores)),
-        (small_nli, ["/zero_shot", "/invocations"], 2),
-        (small_tagger, ["/token_classify", "/pooling", "/invocations"], 3),
+    runs: list[tuple[str, list[str], int]] = [
+        ("vectors", [".*"], operations),
+        ("reranker", scores, len(scores)),
+        ("nli", ["/zero_shot", "/invocations"], 2),
+        ("tagger", ["/token_classify", "/pooling", "/invocations"], 3),
     ]
     options = [
         "--checks", "all", "--phases", "examples,coverage,fuzzing", "--max-examples", "3", "--generation-deterministic",
@@ -93,8 +82,8 @@ def test_schemathesis(small: Live, small_reranker: Live, small_nli: Live, small_
         "--request-timeout", "30", "--continue-on-failure", "--no-color",
     ]  # fmt: skip
     arguments = [
-        ["run", f"{server.url}/openapi.json", *options, "--include-path-regex", f"^({'|'.join(paths)})$"]
-        for server, paths, _ in runs
+        ["run", f"{servers[name].url}/openapi.json", *options, "--include-path-regex", f"^({'|'.join(paths)})$"]
+        for name, paths, _ in runs
     ]
     (tmp_path / "schemathesis.toml").write_text('[checks]\nnegative_data_rejection.expected-statuses = ["4xx"]\n')
     ended = subprocess.run(
@@ -107,7 +96,7 @@ def test_schemathesis(small: Live, small_reranker: Live, small_nli: Live, small_
     )
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
     assert [int(selected) for selected in re.findall(r"(\d+) selected / ", ended.stdout)] == [each for *_, each in runs]
-    assert all(server.get("/health").status_code == 200 for server, *_ in runs)
+    assert all(server.get("/health").status_code == 200 for server in servers.values())
 
 
 def test_the_document_states_the_models_bounds(document: dict[str, Any]) -> None:
@@ -142,11 +131,9 @@ def test_every_operation_says_what_its_errors_are(document: dict[str, Any]) -> N
                     assert content == {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
 
 
-def test_examples_work(
-    small: Live, small_reranker: Live, splade: Live, late_interaction: Live, small_nli: Live, small_tagger: Live
-) -> None:
+def test_examples_work(servers: dict[str, Live], splade: Live, late_interaction: Live) -> None:
     served_paths = set()
-    for server in (small, small_reranker, splade, late_interaction, small_nli, small_tagger):
+    for server in (*servers.values(), splade, late_interaction):
         for path, item in server.get("/openapi.json").json()["paths"].items():
             if "post" not in item:
                 continue

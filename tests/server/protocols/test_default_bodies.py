@@ -104,26 +104,20 @@ def count(response: Any) -> int:
     return len(found["float"] if isinstance(found, dict) else found)
 
 
-def check(running: Live, path: str, body: Any) -> None:
+CASES = [
+    pytest.param(model, path, body, id=f"{model}: {client}")
+    for model, rows in (("server", EMBEDDERS), ("reranker", RERANKERS), ("classifier", CLASSIFIERS))
+    for client, path, body in rows
+]
+
+
+@pytest.mark.parametrize(("model", "path", "body"), CASES)
+def test_default_request(request: pytest.FixtureRequest, model: str, path: str, body: Any) -> None:
+    running: Live = request.getfixturevalue(model)
     response = running.post(path, body)
     assert response.status_code == 200, response.text
     assert "x-embert-ignored-fields" not in response.headers
     assert count(response.json()) == 2
-
-
-@pytest.mark.parametrize(("path", "body"), [row[1:] for row in EMBEDDERS], ids=[row[0] for row in EMBEDDERS])
-def test_embeddings(server: Live, path: str, body: Any) -> None:
-    check(server, path, body)
-
-
-@pytest.mark.parametrize(("path", "body"), [row[1:] for row in RERANKERS], ids=[row[0] for row in RERANKERS])
-def test_reranking(reranker: Live, path: str, body: Any) -> None:
-    check(reranker, path, body)
-
-
-@pytest.mark.parametrize(("path", "body"), [row[1:] for row in CLASSIFIERS], ids=[row[0] for row in CLASSIFIERS])
-def test_classes(classifier: Live, path: str, body: Any) -> None:
-    check(classifier, path, body)
 
 
 def test_voyages_client_reads_data(reranker: Live) -> None:

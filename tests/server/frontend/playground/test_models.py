@@ -54,7 +54,7 @@ def test_a_model_is_chosen(page: Chrome, two: Live) -> None:
     options = page.find_elements(By.CSS_SELECTOR, "#chooser option")
     assert [option.text for option in options] == ["dense", "org/rank", "broken (failed)"]
     assert [option.is_enabled() for option in options] == [True, True, False]
-    assert text(page, "#state").startswith("ready: broken has failed (")
+    until(lambda: text(page, "#state").startswith("ready: broken has failed ("), what="the state")
     assert not page.find_element(By.ID, "model").is_displayed()
     assert views(page) == ["view-similarity"]
     page.find_element(By.ID, "dimensions").send_keys("7")

@@ -70,7 +70,7 @@ def test_links_of_the_page_behind_a_path(http: httpx.Client, prefix: str, base: 
 
 
 def test_a_heat_map_of_what_was_typed(page: Chrome, http: httpx.Client) -> None:
-    assert text(page, "#state") == "ready"
+    until(lambda: text(page, "#state") == "ready", what="the state")
     assert text(page, "#model") == http.get("/info").json()["served_model_name"]
     texts = ["a cat on a mat", "<b>the kitten</b> & 'the' \"rug\"", "interest rates", "Zinsen 利率 🏦"]
     compare(page, texts)
