@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 
-_SCRIPTS = ("base.js", "answer.js", "live.js", "views.js", "main.js")
+_SCRIPTS = ("base.js", "response.js", "live.js", "views.js", "main.js")
 
 
 def _read(name: str) -> str:

@@ -37,31 +37,31 @@ async function ask(path, body, accept = "application/json") {
   const headers = { accept, ...authorization() };
   if (body) headers["content-type"] = "application/json";
   const options = body ? { method: "POST", headers, body: JSON.stringify(body) } : { headers };
-  const answer = await fetch(path, { cache: "no-store", ...options }).catch(({ message }) => {
+  const response = await fetch(path, { cache: "no-store", ...options }).catch(({ message }) => {
     throw new Refused(0, `The server cannot be reached: ${message}`);
   });
-  if (answer.ok) return answer;
-  const text = await answer.text();
+  if (response.ok) return response;
+  const text = await response.text();
   let message = text;
   try {
     const { error } = JSON.parse(text);
     message = error?.message ?? error ?? text;
   } catch { /* not ours: a proxy's page, shown as it is */ }
-  if (answer.status === 401) showKeyForm(sent);
-  throw new Refused(answer.status, message);
+  if (response.status === 401) showKeyForm(sent);
+  throw new Refused(response.status, message);
 }
 
 async function call(path, body) { // a request for work, and all that the page shows of it
   const started = performance.now();
-  const answer = await ask(path, body);
-  const text = await answer.text();
+  const response = await ask(path, body);
+  const text = await response.text();
   return {
     path, body, text,
     data: JSON.parse(text),
     total: performance.now() - started,
-    timing: answer.headers.get("server-timing"),
-    tokens: Number(answer.headers.get("x-compute-tokens")),
-    cut: Number(answer.headers.get("x-truncated-texts")), // how many texts
+    timing: response.headers.get("server-timing"),
+    tokens: Number(response.headers.get("x-compute-tokens")),
+    cut: Number(response.headers.get("x-truncated-texts")), // how many texts
   };
 }
 
@@ -144,8 +144,8 @@ function hideKeyForm() {
 async function checkLinks() {
   linksChecked = true;
   for (const link of document.querySelectorAll("nav a")) {
-    const answer = await fetch(link.href, { method: "HEAD", cache: "no-store" }).catch(() => null);
-    if (answer?.status !== 401) continue;
+    const response = await fetch(link.href, { method: "HEAD", cache: "no-store" }).catch(() => null);
+    if (response?.status !== 401) continue;
     const path = link.getAttribute("href");
     const button = make("button", link.textContent, { type: "button", class: "link", "aria-haspopup": "dialog" });
     button.addEventListener("click", () => openElsewhere(path, link.textContent));

@@ -77,11 +77,11 @@ function startLive() {
   async function sample() {
     if (document.hidden || refused === key) return;
     const sent = key;
-    const answer = await ask("metrics", null, "text/plain").catch((error) => {
+    const response = await ask("metrics", null, "text/plain").catch((error) => {
       if (error.status === 401) refused = sent;
       throw error;
     });
-    samples.push(parseMetrics(await answer.text()));
+    samples.push(parseMetrics(await response.text()));
     if (samples.length > WINDOW + 1) samples.shift();
     const [before, after] = [samples[0], samples.at(-1)];
     if (after.requests < before.requests) samples.splice(0, samples.length - 1); // the server was restarted
@@ -117,7 +117,7 @@ function startLive() {
   async function loop() {
     try {
       await Promise.all([sample(), document.hidden ? null : showState()]);
-    } catch { /* the state above says that the server does not answer */ }
+    } catch { /* the state above says that the server does not respond */ }
     setTimeout(loop, EVERY_MS);
   }
   loop();

@@ -7,15 +7,15 @@ let view = "similarity";
 async function showState() { // the states of the models, unless nothing can be asked
   const state = element("state");
   try {
-    const answer = await fetch("readyz", { cache: "no-store", headers: authorization() });
-    const { status, detail, models: states = {} } = answer.status === 401 ? { status: "wants a key" } : await answer.json(); // --keyless page
+    const response = await fetch("readyz", { cache: "no-store", headers: authorization() });
+    const { status, detail, models: states = {} } = response.status === 401 ? { status: "wants a key" } : await response.json(); // --keyless page
     state.dataset.state = status;
     state.textContent = detail ? `${status}: ${detail}` : status;
     showStates(states);
     return status === "draining" ? {} : states;
   } catch {
     state.dataset.state = "down";
-    state.textContent = "does not answer";
+    state.textContent = "does not respond";
     return {};
   }
 }
@@ -114,10 +114,10 @@ async function run(name) {
     result.hidden = false;
   } catch (error) {
     if (asked !== info) return;
-    delete outcomes[name]; // an old answer beside an error looks like its own
+    delete outcomes[name]; // an old response next to an error would look like its response
     result.hidden = true;
     const retry = error.status === 429 || error.status === 503 ? " Try again in a moment." : "";
-    message.textContent = error instanceof Refused ? error.message + retry : `The answer cannot be read: ${error.message}`;
+    message.textContent = error instanceof Refused ? error.message + retry : `The response cannot be read: ${error.message}`;
     message.hidden = false;
   } finally {
     running.delete(name);
@@ -127,7 +127,7 @@ async function run(name) {
   }
 }
 
-function runFirst() { // what stands in a form that has no answer yet
+function runFirst() { // what stands in a form that has no response yet
   if (info && !outcomes[view]) run(view);
 }
 

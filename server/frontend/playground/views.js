@@ -10,7 +10,7 @@ async function lengthsOf(texts, prompt = "") { // of the first texts; none where
   if (prompt) body.prompt_name = prompt;
   try {
     return (await (await ask(route("tokenize"), body)).json()).map((tokens) => tokens.length);
-  } catch { // the answer stands without its lengths
+  } catch { // the response stands without its lengths
     return [];
   }
 }
@@ -128,11 +128,11 @@ async function compare() {
   const body = { model: info.served_model_name, input: texts };
   if (dimensions) body.dimensions = dimensions;
   if (prompt) body.prompt_name = prompt;
-  const answer = await call("v1/embeddings", body);
-  const vectors = answer.data.data.map(({ embedding }) => embedding);
+  const response = await call("v1/embeddings", body);
+  const vectors = response.data.data.map(({ embedding }) => embedding);
   const lengths = await lengthsOf(texts.slice(0, MOST), prompt);
-  showMatrix(texts, vectors, lengths, answer.cut);
-  return { calls: [answer], python: embeddingsInPython(body), vectors: { texts, rows: vectors } };
+  showMatrix(texts, vectors, lengths, response.cut);
+  return { calls: [response], python: embeddingsInPython(body), vectors: { texts, rows: vectors } };
 }
 
 function showMatrix(allTexts, vectors, lengths, cut) {
@@ -204,10 +204,10 @@ VIEWS.rerank = { title: "Rerank", task: "rerank", run: rerank };
 async function rerank() {
   const [query, documents] = [element("rerank-query").value.trim(), lines("rerank-documents")];
   if (!query || documents.length === 0) throw new Refused(400, "Write a query and at least one document.");
-  const answer = await call("v1/rerank", { ...naming(), query, documents });
+  const response = await call("v1/rerank", { ...naming(), query, documents });
   const [ofQuery, ...lengths] = await lengthsOf([query, ...documents]);
-  const areCut = lengths.length === documents.length ? longest(lengths, answer.cut) : new Set();
-  const results = answer.data.results.toSorted((a, b) => b.relevance_score - a.relevance_score);
+  const areCut = lengths.length === documents.length ? longest(lengths, response.cut) : new Set();
+  const results = response.data.results.toSorted((a, b) => b.relevance_score - a.relevance_score);
   const widths = shares(results.map((result) => result.relevance_score));
   drawBars(element("rerank-list"), results.slice(0, MOST).map(({ index, relevance_score: value }, i) => {
     const length = lengths[index] === undefined ? "" : ` · ${count(lengths[index], "token")}`;
@@ -215,10 +215,10 @@ async function rerank() {
     return { label: documents[index], value, share: widths[i], note: `document ${index + 1}${length}${cut}` };
   }));
   const said = [ofQuery === undefined ? "" : `The query has ${count(ofQuery, "token")}.`];
-  if (answer.cut) said.push(`${number(answer.cut)} of ${count(documents.length, "document")} cut, to ${number(info.max_input_length)} tokens with the query.`);
+  if (response.cut) said.push(`${number(response.cut)} of ${count(documents.length, "document")} cut, to ${number(info.max_input_length)} tokens with the query.`);
   if (results.length > MOST) said.push(`The best ${MOST} of ${number(results.length)} are shown.`);
   element("rerank-note").textContent = said.join(" ");
-  return { calls: [answer] };
+  return { calls: [response] };
 }
 
 // --- the labels of a text ---
@@ -228,14 +228,14 @@ VIEWS.classify = { title: "Labels", task: "classify", run: classify };
 async function classify() {
   const text = element("classify-text").value.trim();
   if (!text) throw new Refused(400, "Write a text.");
-  const answer = await call(route("predict"), { inputs: text });
-  const labels = answer.data.toSorted((a, b) => b.score - a.score);
+  const response = await call(route("predict"), { inputs: text });
+  const labels = response.data.toSorted((a, b) => b.score - a.score);
   const widths = shares(labels.map((label) => label.score));
   drawBars(element("classify-list"), labels.slice(0, MOST).map(({ label, score: value }, i) => ({ label, value, share: widths[i] })));
   const [length] = await lengthsOf([text]);
   const most = labels.length > MOST ? `, the best ${MOST} of ${number(labels.length)} labels` : "";
-  element("classify-note").textContent = lengthText(length, answer.cut > 0, info.max_input_length) + most;
-  return { calls: [answer] };
+  element("classify-note").textContent = lengthText(length, response.cut > 0, info.max_input_length) + most;
+  return { calls: [response] };
 }
 
 // --- labels of the reader's own ---
@@ -246,13 +246,13 @@ async function labelFreely() {
   const [text, labels] = [element("zero-text").value.trim(), lines("zero-labels")];
   if (!text || labels.length === 0) throw new Refused(400, "Write a text and at least one label.");
   const body = { inputs: text, candidate_labels: labels, hypothesis_template: element("zero-template").value, multi_label: element("zero-several").checked };
-  const answer = await call(route("zero_shot"), body);
-  const { labels: names, scores } = answer.data;
+  const response = await call(route("zero_shot"), body);
+  const { labels: names, scores } = response.data;
   drawBars(element("zero-list"), names.slice(0, MOST).map((label, i) => ({ label, value: scores[i], share: scores[i] })));
-  const said = [cutText(answer.cut, labels.length, info.max_input_length).replace("text", "pair")];
+  const said = [cutText(response.cut, labels.length, info.max_input_length).replace("text", "pair")];
   if (names.length > MOST) said.push(`The best ${MOST} of ${number(names.length)} are shown.`);
   element("zero-note").textContent = said.filter(Boolean).join(" ");
-  return { calls: [answer] };
+  return { calls: [response] };
 }
 
 // --- the entities of a text, marked in it ---
@@ -265,18 +265,18 @@ async function findEntities() {
   const text = element("entities-text").value.trim();
   if (!text) throw new Refused(400, "Write a text.");
   const body = { inputs: text, aggregation_strategy: element("entities-strategy").value };
-  const answer = await call(route("token_classify"), body);
-  const found = answer.data.map(({ entity, entity_group: group, ...rest }) => ({ label: group ?? entity, ...rest }));
+  const response = await call(route("token_classify"), body);
+  const found = response.data.map(({ entity, entity_group: group, ...rest }) => ({ label: group ?? entity, ...rest }));
   drawMarked(element("entities-marked"), text, found);
   const points = [...text]; // positions count code points, and JavaScript's count halves of some
   drawBars(element("entities-list"), found.slice(0, MOST).map(({ label, score: value, start, end }) => (
     { label: points.slice(start, end).join(""), value, share: value, note: `${label} · ${start} to ${end}` }
   )));
   const [length] = await lengthsOf([text]);
-  const said = [lengthText(length, answer.cut > 0, info.max_input_length), found.length === 1 ? "1 entity" : `${number(found.length)} entities`];
+  const said = [lengthText(length, response.cut > 0, info.max_input_length), found.length === 1 ? "1 entity" : `${number(found.length)} entities`];
   if (found.length > MOST) said.push(`the first ${MOST} are listed`);
   element("entities-note").textContent = said.filter(Boolean).join(", ");
-  return { calls: [answer] };
+  return { calls: [response] };
 }
 
 function drawMarked(place, text, found) {
@@ -304,8 +304,8 @@ VIEWS.sparse = { title: "Sparse", task: "sparse", run: weigh };
 async function weigh() {
   const text = element("sparse-text").value.trim();
   if (!text) throw new Refused(400, "Write a text.");
-  const answer = await call(route("embed_sparse"), { inputs: text });
-  const all = answer.data[0].toSorted((a, b) => b.value - a.value);
+  const response = await call(route("embed_sparse"), { inputs: text });
+  const all = response.data[0].toSorted((a, b) => b.value - a.value);
   const shownOnes = all.slice(0, MOST_WORDS);
   const words = await wordsOf(shownOnes.map(({ index }) => index));
   const highest = shownOnes[0]?.value ?? 1;
@@ -313,10 +313,10 @@ async function weigh() {
     { label: words[i], value, share: Math.max(0, value / highest), title: `id ${index}` }
   )));
   const [length] = await lengthsOf([text]);
-  const said = [lengthText(length, answer.cut > 0, info.max_input_length), count(all.length, "weight")];
+  const said = [lengthText(length, response.cut > 0, info.max_input_length), count(all.length, "weight")];
   if (all.length > MOST_WORDS) said.push(`the ${MOST_WORDS} highest are shown`);
   element("sparse-note").textContent = said.filter(Boolean).join(", ");
-  return { calls: [answer] };
+  return { calls: [response] };
 }
 
 // --- a query's tokens against a document's: late interaction ---

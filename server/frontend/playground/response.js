@@ -61,8 +61,8 @@ function postsInPython(calls) {
     "import httpx",
     "",
     ...calls.flatMap(({ path, body }) => [
-      `answer = httpx.post("${baseUrl()}/${path}", json=${inPython(body)}${headers})`,
-      "print(answer.raise_for_status().json())",
+      `response = httpx.post("${baseUrl()}/${path}", json=${inPython(body)}${headers})`,
+      "print(response.raise_for_status().json())",
     ]),
   ].join("\n");
 }
@@ -78,13 +78,13 @@ function embeddingsInPython({ model, input, dimensions, prompt_name: prompt }) {
     "texts = [",
     ...input.map((text) => `    ${JSON.stringify(text)},`),
     "]",
-    `answer = client.embeddings.create(model=${JSON.stringify(model)}, input=texts${options})`,
-    "vectors = np.array([item.embedding for item in answer.data])",
+    `response = client.embeddings.create(model=${JSON.stringify(model)}, input=texts${options})`,
+    "vectors = np.array([item.embedding for item in response.data])",
     "print((vectors @ vectors.T).round(2))",
   ].join("\n");
 }
 
-// --- the request as code, the answer as JSON, its vectors; each to be copied ---
+// --- the request as code, the response as JSON, its vectors; each to be copied ---
 
 const SHOWN_CHARACTERS = 20_000; // of a long one; what is copied is whole
 const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
