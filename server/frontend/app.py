@@ -13,7 +13,10 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embert import __version__
 from embert.server.frontend.openapi import ERROR_MODELS, complete_document, description
@@ -38,8 +41,7 @@ from embert.server.frontend.routes import (
 )
 from embert.server.frontend.serve import RequestObserver, RequestServer, TaskEndpoint
 from embert.server.http.auth import Keys
-from embert.server.http.cors import Cors
-from embert.server.http.errors import ErrorFormats, Invalid, NotFound, ServerError, describe_name
+from embert.server.http.errors import BadRequest, ErrorFormats, Invalid, NotFound, ServerError, describe_name
 from embert.server.http.response import error_body
 from embert.server.observability.access_log import AccessLog
 from embert.server.registry.model_handle import ModelHandle
@@ -112,7 +114,7 @@ def _add_operations(app: FastAPI, registry: ModelRegistry) -> None:
             responses[status] = {"model": ERROR_MODELS[operation.error_format], "description": text}
         for path in operation.paths:
             app.add_api_route(
-                _any_length(path),
+                path.replace("}", ":path}"),  # in Starlette's form, with which the name may hold slashes
                 MethodType(operation.endpoint, operations),
                 methods=["GET"],
                 tags=["operations"],
@@ -137,11 +139,6 @@ async def _docs() -> HTMLResponse:
         swagger_css_url=style,
         swagger_favicon_url=icon,
     )
-
-
-def _any_length(path: str) -> str:
-    """A pattern for Starlette, whose `{id}` may hold slashes."""
-    return path.replace("}", ":path}")
 
 
 def _complete_openapi(app: FastAPI, registry: ModelRegistry) -> None:
@@ -220,3 +217,34 @@ def _no_route(path: str, registry: ModelRegistry, by_model: Mapping[str, ModelPa
         if suggestion
         else f"no such route: {shown_path}; /docs lists them"
     )
+
+
+class Cors(CORSMiddleware):
+    """Sends a refused preflight an error in the form of its route."""
+
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...], error_formats: ErrorFormats) -> None:
+        super().__init__(
+            app,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],  # includes `authorization`, so that browsers can send a key
+            expose_headers=["*"],
+        )
+        self._error_formats = error_formats
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] == "http" and scope["method"] == "OPTIONS":
+            headers = Headers(scope=scope)
+            if "origin" in headers and "access-control-request-method" in headers:
+                await self._preflight(scope["path"], headers)(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
+
+    def _preflight(self, path: str, headers: Headers) -> Response:
+        response = self.preflight_response(request_headers=headers)
+        if response.status_code != 400:
+            return response
+        error = BadRequest(f"{bytes(response.body).decode()} (--cors-allow-origin)")
+        kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        return Response(error_body(error, self._error_formats[path]), 400, kept, media_type="application/json")

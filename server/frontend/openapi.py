@@ -76,8 +76,8 @@ def description(registry: ModelRegistry) -> str:
     )
 
 
-def complete_document(document: dict[str, Any], served: Served) -> dict[str, Any]:
-    """Add the tasks to FastAPI's document in place, with the bounds of the models served, and return it.
+def complete_document(document: dict[str, Any], served: Served) -> None:
+    """Adds the tasks to FastAPI's document, with the bounds of the models served.
 
     Of several models a bound is the largest, and a choice has those of all. `x-task-missing` marks the routes that no
     model can serve.
@@ -101,7 +101,6 @@ def complete_document(document: dict[str, Any], served: Served) -> dict[str, Any
     _state_bounds(document["components"]["schemas"], served)
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)
-    return document
 
 
 def _operation(task: TaskRoute, path: str, names: dict[Any, Any], served: Served) -> dict[str, Any]:

@@ -377,16 +377,11 @@ def error_formats_by_path(model_paths: Mapping[str, str] | None = None) -> Error
 
 def keyless_paths(groups: Iterable[str], models: Iterable[str] = ()) -> frozenset[str]:
     """The paths that need no key for GET, with these values of --keyless; `models` are the names in paths."""
-    names, values = tuple(models), set(groups)
-    keyless = [route for route in OPERATIONS if route.keyless in values]
-    return frozenset(
-        named for route in keyless for path in (*route.paths, *route.files) for named in _with_names(path, names)
-    )
-
-
-def _with_names(path: str, names: tuple[str, ...]) -> Iterator[str]:
-    begin, brace, rest = path.partition("{")
-    yield from (begin + name + rest.partition("}")[2] for name in names) if brace else (path,)
+    values = set(groups)
+    paths = {path for route in OPERATIONS if route.keyless in values for path in (*route.paths, *route.files)}
+    patterns = [_ends(path) for path in paths if "{" in path]
+    named = {begin + name + end for name in models for begin, end in patterns}
+    return frozenset(named.union(path for path in paths if "{" not in path))
 
 
 class ModelPath(NamedTuple):

@@ -289,8 +289,7 @@ class RequestObserver:
 
     def refuse(self, request: ObservedRequest, error: ServerError) -> Response:
         """Counts a refused request, and renders the error in the form of its route."""
-        if error.reject_reason is not None:
-            self.count_rejected(error)
+        self.count_rejected(error)
         response = error_response(error, self.error_formats[request.scope["path"]])
         request.record.status, request.record.outcome = response.status, response.outcome
         if request.trace is not None:

@@ -145,7 +145,7 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
     function = activation(handle.served.classifier, raw=request.use_activation is False)
     numbers = json_numbers(scores(logits[:, None], function)[:, 0])
     rows = await joined(b'{"index":%d,"object":"score","score":%b}' % row for row in enumerate(numbers))
-    return JSON, _list("score", handle.served.name, rows, encoded.tokens)
+    return JSON, _list("score", handle.served.name, rows, encoded.tokens, completion_tokens=0)
 
 
 def _texts(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]]:
@@ -184,7 +184,7 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
     classifier = handle.served.classifier
     probabilities = scores(result.vectors, activation(classifier, raw=request.use_activation is False))
     rows = await joined(_class_rows(result.vectors, probabilities, classifier.labels))
-    return JSON, _list("classify", handle.served.name, rows, encoded.tokens)
+    return JSON, _list("classify", handle.served.name, rows, encoded.tokens, completion_tokens=0)
 
 
 def _class_rows(
@@ -197,14 +197,10 @@ def _class_rows(
         yield b'{"index":%d,"label":%b,"probs":%b,"num_classes":%d}' % (index, written[best], probs, len(labels))
 
 
-def _list(kind: str, model: str, rows: bytes, tokens: int) -> bytes:
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
-    return b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(_metadata(kind, model))[:-1], rows, orjson.dumps(usage))
-
-
-def _metadata(kind: str, model: str) -> dict[str, object]:
-    """The first fields of a response."""
-    return {"id": f"{kind}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
+def _list(kind: str, model: str, rows: bytes, tokens: int, **more_usage: int) -> bytes:
+    metadata = {"id": f"{kind}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens, **more_usage}
+    return b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(metadata)[:-1], rows, orjson.dumps(usage))
 
 
 # --- /pooling ---
@@ -338,8 +334,6 @@ def _of_texts(handle: ModelHandle, task: Task, rows: TaskOutput, *, activates: b
 async def _written(
     context: RequestContext, request: PoolingRequest, texts: list[Floats], tokens: int
 ) -> tuple[bytes, bytes]:
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    metadata = _metadata("pool", context.handle.served.name)
     items = []
     pauses = Pauses()
     for index, rows in enumerate(texts):
@@ -351,4 +345,4 @@ async def _written(
             data = await (floats_json(rows) if rows.ndim == 2 else flat_json(rows))
         items.append(b'{"index":%d,"object":"pooling","data":%b}' % (index, data))
         await pauses.after(rows.size)
-    return JSON, b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(metadata)[:-1], b",".join(items), orjson.dumps(usage))
+    return JSON, _list("pool", context.handle.served.name, b",".join(items), tokens)
