@@ -69,11 +69,11 @@ class RequestServer:
         application where browsers of other origins are allowed.
         """
         self._tasks = tasks
-        self._patterns: list[_Pattern] = []
-        for path, task in tasks.items():
-            begin, found, end = path.partition("{name}")
-            if found:
-                self._patterns.append(_Pattern(begin, end, task))
+        self._patterns = [
+            (re.compile(re.escape(path).replace(r"\{name\}", "(?P<name>.*)"), re.DOTALL), task)
+            for path, task in tasks.items()
+            if "{name}" in path
+        ]
         self._operations, self._observer, self._keys, self._probes = operations, observer, keys, probes
         self._has_cors = cors is not None
         self._task_app = self._send_task if cors is None else cors(self._send_task)
@@ -143,7 +143,7 @@ class RequestServer:
 
     def has_task(self, path: str) -> bool:
         """True if there is a task at this path."""
-        return path in self._tasks or any(pattern.matches(path) for pattern in self._patterns)
+        return path in self._tasks or any(pattern.fullmatch(path) for pattern, _ in self._patterns)
 
     async def _send_task(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -210,24 +210,11 @@ class RequestServer:
                 )
 
     def _find(self, scope: Scope) -> TaskEndpoint:
-        """The task at a path with the name of a model in it."""
-        path: str = scope["path"]
-        pattern = next(pattern for pattern in self._patterns if pattern.matches(path))
-        scope["path_params"] = {"name": path[len(pattern.begin) : len(path) - len(pattern.end)]}
-        return pattern.task
-
-
-class _Pattern(NamedTuple):
-    """A path with the name of a model between `begin` and `end`."""
-
-    begin: str
-    end: str
-    task: TaskEndpoint
-
-    def matches(self, path: str) -> bool:
-        """True if the path has this form. The name may be empty."""
-        begin, end, _ = self
-        return path.startswith(begin) and path.endswith(end) and len(path) >= len(begin) + len(end)
+        """The task at a path with the name of a model in it, which may be empty."""
+        matches = ((pattern.fullmatch(scope["path"]), task) for pattern, task in self._patterns)
+        match, task = next((match, task) for match, task in matches if match)
+        scope["path_params"] = match.groupdict()
+        return task
 
 
 class ObservedRequest(NamedTuple):
