@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,25 +46,10 @@ def _build(folder: Path, head: str, **config: Any) -> Path:
     return folder
 
 
-def _reranker(folder: Path) -> Path:
-    return _build(folder, "ForSequenceClassification", num_labels=1)
-
-
-def _labels(labels: Sequence[str]) -> dict[str, Any]:
+def _labeled(head: str, labels: Sequence[str]) -> Callable[[Path], Path]:
     names = dict(enumerate(labels))
-    return {"id2label": names, "label2id": {label: number for number, label in names.items()}}
-
-
-def _classifier(folder: Path) -> Path:
-    return _build(folder, "ForSequenceClassification", **_labels(LABELS))
-
-
-def _tagger(folder: Path) -> Path:
-    return _build(folder, "ForTokenClassification", **_labels(ENTITIES))
-
-
-def _nli(folder: Path) -> Path:
-    return _build(folder, "ForSequenceClassification", **_labels(NLI))
+    numbers = {label: number for number, label in names.items()}
+    return functools.partial(_build, head=head, id2label=names, label2id=numbers)
 
 
 def _splade(folder: Path) -> Path:
@@ -104,11 +90,11 @@ def _bge_m3(folder: Path) -> Path:
 # --served-model-name → what writes its files into a folder, and gives the folder to serve
 BUILD: dict[str, Callable[[Path], Path]] = {
     "minilm": copy_model,
-    "reranker": _reranker,
-    "classifier": _classifier,
+    "reranker": functools.partial(_build, head="ForSequenceClassification", num_labels=1),
+    "classifier": _labeled("ForSequenceClassification", LABELS),
     "splade": _splade,
     "bge-m3": _bge_m3,
     "colbert": _colbert,
-    "tagger": _tagger,
-    "nli": _nli,
+    "tagger": _labeled("ForTokenClassification", ENTITIES),
+    "nli": _labeled("ForSequenceClassification", NLI),
 }

@@ -126,7 +126,7 @@ def _cut(value: Any, random: Random) -> bytes:
 
 
 def _documents(value: Any, random: Random) -> bytes:
-    field = _first_name(value)
+    field = (next(iter(value), "inputs") if isinstance(value, dict) else "inputs").encode()
     depth = random.choice((10, 200, 1000, 20_000))
     return random.choice((
         b"", b" ", b"null", b"[]", b"{}", b"1", b'"x"', b"true", b"\x1f\x8b\x08\x00garbage", b"\xff\xfe{\x00}\x00",
@@ -136,10 +136,6 @@ def _documents(value: Any, random: Random) -> bytes:
         b'{"%b":"a",%b}' % (field, b",".join(b'"k%d":1' % number for number in range(3000))),
         b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", b"0\r\n\r\nGET /livez HTTP/1.1\r\nhost: x\r\n\r\n",
     ))  # fmt: skip
-
-
-def _first_name(value: Any) -> bytes:
-    return (next(iter(value), "inputs") if isinstance(value, dict) else "inputs").encode()
 
 
 def _paths(value: Any, front: Path = ()) -> Iterator[Path]:

@@ -145,24 +145,15 @@ def _chunks(body: bytes, random: Random) -> list[bytes]:
 
 
 UPGRADES: tuple[tuple[bytes, ...], ...] = (
-    (
-        b"Connection: Upgrade, HTTP2-Settings",
-        b"Upgrade: h2c",
-        b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA",
-    ),
-    (
-        b"Connection: Upgrade",
-        b"Upgrade: websocket",
-        b"Sec-WebSocket-Version: 13",
-        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-    ),
+    (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c",
+     b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA"),
+    (b"Connection: Upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Version: 13",
+     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="),
     (b"Connection: upgrade", b"Upgrade: TLS/1.0"),
     (b"Connection: keep-alive, Upgrade", b"Upgrade: h2c, websocket, foo/2"),
-    (b"Connection: Upgrade", b"Upgrade:"),
-    (b"Connection: Upgrade",),
-    (b"Upgrade: h2c",),
+    (b"Connection: Upgrade", b"Upgrade:"), (b"Connection: Upgrade",), (b"Upgrade: h2c",),
     (b"Connection: Upgrade, close", b"Upgrade: websocket"),
-)
+)  # fmt: skip
 
 
 def upgrade(head: Head, random: Random) -> None:

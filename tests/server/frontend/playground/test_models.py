@@ -43,13 +43,6 @@ def choose(page: Chrome, name: str) -> None:
     Select(page.find_element(By.ID, "chooser")).select_by_value(name)
 
 
-def asked_paths(page: Chrome) -> list[str]:
-    """The paths of what the page has sent since it was loaded, in their order."""
-    script = "return performance.getEntriesByType('resource').map((each) => new URL(each.name).pathname)"
-    found: list[str] = page.execute_script(script)
-    return found
-
-
 def test_a_model_is_chosen(page: Chrome, two: Live) -> None:
     options = page.find_elements(By.CSS_SELECTOR, "#chooser option")
     assert [option.text for option in options] == ["dense", "org/rank", "broken (failed)"]
@@ -63,7 +56,8 @@ def test_a_model_is_chosen(page: Chrome, two: Live) -> None:
     assert views(page) == ["view-rerank"]
     assert page.title == "embert · org/rank"
     assert "longest text 128 tokens" in text(page, "#facts").replace("\n", " ")
-    assert "/models/org/rank/tokenize" in asked_paths(page)
+    script = "return performance.getEntriesByType('resource').map((each) => new URL(each.name).pathname)"
+    assert "/models/org/rank/tokenize" in page.execute_script(script)
     query = page.find_element(By.ID, "rerank-query").get_attribute("value")
     documents = (page.find_element(By.ID, "rerank-documents").get_attribute("value") or "").split("\n")
     ranking = two.post("/models/org/rank/rerank", {"query": query, "texts": documents}).json()
