@@ -1,4 +1,4 @@
-"""Which models a server has, and the options of each: of the command line, or of a TOML file.
+"""The models of a server with the options of each, from the command line or from a TOML file.
 
 [[models]]
 name = "search"
@@ -8,7 +8,7 @@ model = "BAAI/bge-small-en-v1.5"
 name = "rerank"
 model = "BAAI/bge-reranker-v2-m3"
 device = "cuda:1"
-priority = "bulk"
+low_priority = true
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any
 from embert.engine.files.hub import DEFAULT_MODEL_ID
 from embert.server.config.options import ConfigError, ServeConfig, option_name
 
-__all__ = ["MODEL_OPTIONS", "PRIORITIES", "ModelConfig", "model_configs"]
+__all__ = ["ModelConfig", "model_configs"]
 
-PRIORITIES = ("interactive", "bulk")
-# Options that a model may have for itself. In the file they have the names of the command line, with underscores.
-MODEL_OPTIONS = (
+# Keys of a model in the file, next to `name` and `model`: options of the command line, with underscores, and one more.
+_MODEL_OPTIONS = (
+    "low_priority",
     "revision",
     "device",
     "dtype",
@@ -46,31 +46,26 @@ MODEL_OPTIONS = (
     "max_client_batch_tokens",
     "auto_truncate",
 )
-_OF_ONE_MODEL = ("revision", "served_model_name")  # on the command line
-_NAMED = re.compile(r"([^/=]+)=(.+)", re.DOTALL)
-_UNSUITABLE = re.compile(r"[\x00-\x20\x7f?#%{}\\]|^/|/$|//")  # in a name, which is part of paths
+_SINGLE_MODEL_OPTIONS = ("revision", "served_model_name")  # on the command line
+_NAMED_MODEL = re.compile(r"([^/=]+)=(.+)", re.DOTALL)
+_NOT_IN_NAMES = re.compile(r"[\x00-\x20\x7f?#%{}\\]|^/|/$|//")  # a name is part of paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(ServeConfig):
-    """The options as they hold for one model: the server's, and in their place the model's own."""
+    """The options of one model: its own, and the server's for those that it does not set."""
 
     source: str | None = None  # a folder or a hub id; None: the packaged model
-    priority: str = "interactive"  # of requests whose header names none
+    low_priority: bool = False  # of requests without X-Priority
 
     @property
     def name(self) -> str:
-        """Name of the model for clients and metrics: a model's id is what `source` says."""
+        """Name of the model for clients and metrics."""
         return self.served_name(self.source or DEFAULT_MODEL_ID)
-
-    @property
-    def low_priority(self) -> bool:
-        """True if requests give way to others unless they say otherwise."""
-        return self.priority == "bulk"
 
 
 def model_configs(config: ServeConfig) -> tuple[ModelConfig, ...]:
-    """The models of a server, at least one, in the order in which they were given. Raises ConfigError."""
+    """Returns the models of a server, at least one, in the order of the options. Raises ConfigError."""
     if config.config is not None:
         if config.model:
             raise ConfigError(f"--config {config.config} lists the models; MODEL {config.model[0]!r} is one too many")
@@ -79,16 +74,15 @@ def model_configs(config: ServeConfig) -> tuple[ModelConfig, ...]:
         arguments: tuple[str | None, ...] = config.model or (None,)
         configs = tuple(_from_argument(config, argument) for argument in arguments)
     if len(configs) > 1 or config.config is not None:
-        for option in _OF_ONE_MODEL:
+        for option in _SINGLE_MODEL_OPTIONS:
             if getattr(config, option) is not None:
                 raise ConfigError(
                     f"{option_name(option)} is for a server of one model; with several, write NAME=MODEL, or a file "
                     "for --config"
                 )
-    named = Counter(model.name for model in configs)
-    for name, times in named.items():
-        if times > 1:
-            raise ConfigError(f"{times} models are named {name!r}; give each another name, as in NAME=MODEL")
+    for name, count in Counter(model.name for model in configs).items():
+        if count > 1:
+            raise ConfigError(f"{count} models are named {name!r}; give each another name, as in NAME=MODEL")
     return configs
 
 
@@ -98,10 +92,10 @@ def _for_model(config: ServeConfig, **values: Any) -> ModelConfig:
 
 
 def _from_argument(config: ServeConfig, argument: str | None) -> ModelConfig:
-    named = None if argument is None or Path(argument).exists() else _NAMED.fullmatch(argument)
-    if named is None:
+    match = None if argument is None or Path(argument).exists() else _NAMED_MODEL.fullmatch(argument)
+    if match is None:
         return _for_model(config, source=argument)
-    name, source = named[1], named[2]
+    name, source = match.groups()
     if config.served_model_name is not None:
         raise ConfigError(f"--served-model-name and {argument!r} name the same model; give one of them")
     _check_name(name, f"the name in {argument!r}")
@@ -125,19 +119,17 @@ def _from_file(config: ServeConfig, path: str) -> list[ModelConfig]:
 
 
 def _from_table(config: ServeConfig, table: dict[str, Any], where: str) -> ModelConfig:
-    known = ("name", "model", "priority", *MODEL_OPTIONS)
+    known = ("name", "model", *_MODEL_OPTIONS)
     for key in table:
         if key not in known:
             raise ConfigError(f"{where}: {key!r} is not known; known are {', '.join(known)}")
-    values = {key: _typed(key, value, where) for key, value in table.items()}
+    values = {key: _convert(key, value, where) for key, value in table.items()}
     if "model" not in values:
         raise ConfigError(f"{where}: `model` is missing, a local folder or a hub id")
     name = values.pop("name", None)
     if name is not None:
         _check_name(name, f"{where}: `name`")
-    if values.get("priority", PRIORITIES[0]) not in PRIORITIES:
-        raise ConfigError(f"{where}: `priority` must be one of {', '.join(PRIORITIES)}; it is {values['priority']!r}")
-    # Of two options that exclude each other, the model's own replaces the server's.
+    # These options exclude each other, so the model's own one replaces the server's other one.
     for own, other in (("default_prompt", "default_prompt_name"), ("default_prompt_name", "default_prompt")):
         if own in values and other not in values:
             values[other] = None
@@ -147,19 +139,19 @@ def _from_table(config: ServeConfig, table: dict[str, Any], where: str) -> Model
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _typed(key: str, value: Any, where: str) -> Any:
-    hint = typing.get_type_hints(ModelConfig)[key] if key in MODEL_OPTIONS else str
-    wanted = next((kind for kind in (bool, int, float) if hint in (kind, kind | None)), str)
-    if wanted is float and type(value) is int:
+def _convert(key: str, value: Any, where: str) -> Any:
+    hint = typing.get_type_hints(ModelConfig)[key] if key in _MODEL_OPTIONS else str
+    expected = next((kind for kind in (bool, int, float) if hint in (kind, kind | None)), str)
+    if expected is float and type(value) is int:
         return float(value)
-    if type(value) is not wanted:
+    if type(value) is not expected:
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text in quotes"}
-        raise ConfigError(f"{where}: `{key}` must be {words[wanted]}; it is {value!r}")
+        raise ConfigError(f"{where}: `{key}` must be {words[expected]}; it is {value!r}")
     return value
 
 
 def _check_name(name: str, what: str) -> None:
-    if not name or _UNSUITABLE.search(name):
+    if not name or _NOT_IN_NAMES.search(name):
         raise ConfigError(
             f"{what} must be letters, digits and marks such as - and /, because paths hold it; it is {name!r}"
         )

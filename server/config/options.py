@@ -36,10 +36,10 @@ MAX_RESPONSE_WEIGHTS = 2_097_152  # of the sparse vectors, or scores of labels, 
 GPU_WORKERS = 12  # HTTP processes that keep one GPU busy with short texts; more change nothing
 
 
-# A comment, so that no key there is can be taken for a name, and so that older versions read the file as well.
+# In a comment, so that no key can be taken for a name, and so that older versions read the file as well.
 _KEY_NAME = re.compile(r"#\s*name:\s*([\w.-]{1,64})")
-_KEY_ENDS = " \t\r\n"  # not a part of a key: headers cannot carry them at its ends
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # no header can carry these
+_KEY_ENDS = " \t\r\n"  # stripped from keys: a header field cannot have them at its ends
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # not allowed in a header field
 KEY_FILE_LIMIT = 1 << 20  # bytes
 
 
@@ -53,7 +53,7 @@ def _option(default: Any, help: str, **extra: Any) -> Any:  # noqa: A002 - argpa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
-    """The validated options of `embert serve`, the same in every process. Tuples are repeatable options."""
+    """Options of `embert serve`, checked, the same in every process. Tuples are repeatable options."""
 
     model: tuple[str, ...] = _option(
         (),
@@ -74,26 +74,26 @@ class ServeConfig:
     )
     min_agreement: float = _option(
         MIN_ACCURACY,
-        "least cosine of the vectors of --dtype int8 to those of the usual number format; a model below it is refused",
+        "least cosine between vectors of --dtype int8 and of the usual number format; a model below it is refused",
         low=0.0,
         high=1.0,
         metavar="COSINE",
     )
     encoder: str = _option("auto", "auto, cuda, cuda-portable, torch, or package.module:factory of your own")
     pooling: str | None = _option(
-        None, "pooling, in place of the model's own", choices=("cls", "mean", "max", "last-token", "splade")
+        None, "pooling that replaces the model's own", choices=("cls", "mean", "max", "last-token", "splade")
     )
     default_prompt_name: str | None = _option(
-        None, "name of the model's prompt that precedes every text whose request names none"
+        None, "name of the model's prompt that precedes the texts of a request without one"
     )
-    default_prompt: str | None = _option(None, "prompt text that precedes every text whose request names none")
+    default_prompt: str | None = _option(None, "text of the prompt that precedes the texts of a request without one")
     max_batch_tokens: int | None = _option(None, "token budget of one batch; default: the encoder's own", low=1)
     max_queue_tokens: int | None = _option(
-        None, "maximum tokens admitted and not yet answered, then 429; default: 256 batches for each engine", low=1
+        None, "maximum tokens of requests without a response, then 429; default: 256 batches for each engine", low=1
     )
     max_queue_seconds: float = _option(
         10.0,
-        "maximum seconds of work admitted and not yet answered, at the measured rate, then 429; 0: no limit",
+        "maximum seconds of work of requests without a response, at the measured rate, then 429; 0: no limit",
         low=0.0,
     )
     max_client_batch_size: int = _option(2048, "maximum texts in one request, then 413", low=1)
@@ -103,8 +103,8 @@ class ServeConfig:
     payload_limit: int = _option(10_000_000, "maximum bytes of a request body, then 413", low=1)
     max_held_bytes: int | None = _option(
         None,
-        "maximum bytes that one HTTP process holds for its clients, bodies, answers and what is not read of them, then "
-        "503; default: 256000000, or 8 times --payload-limit where that is more",
+        "maximum bytes of bodies and of responses that one HTTP process holds, then 503; default: 256000000 or 8 times "
+        "--payload-limit, whichever is larger",
         low=1,
     )
     max_client_batch_tokens: int | None = _option(
@@ -113,8 +113,8 @@ class ServeConfig:
     max_connections: int = _option(16_384, "maximum connections of each HTTP process, then 503", low=1)
     openai_accepts: tuple[str, ...] = _option(
         (),
-        "what OpenAI's routes accept in addition: token-ids, in requests that name this model, as TEI's routes always "
-        "do; any-model, requests whatever model they name, which `x-model` answers",
+        "additions to OpenAI's routes: token-ids accepts token ids in requests that name this model, as TEI's routes "
+        "always do; any-model accepts any name of a model, and the header x-model has the name of the one used",
         choices=("token-ids", "any-model"),
     )
     auto_truncate: bool = _option(
@@ -124,49 +124,49 @@ class ServeConfig:
     engine_timeout: float | None = _option(
         None,
         "maximum seconds of one forward; then the engine counts as hung and is replaced; default: 30, or three times "
-        "what the longest text takes",
+        "the time of the longest text",
         low=1.0,
     )
     start_timeout: float = _option(
         600.0, "maximum seconds until a process is ready; then it is killed and started again", low=1.0
     )
     client_timeout: float = _option(
-        30.0, "maximum seconds that a client may pause while it sends its body or reads its answer", low=0.1
+        30.0, "maximum seconds that a client may pause while it sends its body or reads its response", low=0.1
     )
     timeout_keep_alive: float = _option(75.0, "seconds after which a connection without a request is closed", low=1.0)
     drain_timeout: float = _option(30.0, "seconds that requests in flight have to finish after SIGTERM", low=0.0)
     workers: int = _option(
         0,
-        "HTTP processes; 0 means three quarters of the CPUs next to a GPU, at most 12 a GPU, and else a quarter, at "
-        "most 4; at least 1",
+        "HTTP processes; 0: with a GPU three quarters of the CPUs, at most 12 for each GPU; else a quarter, "
+        "at most 4; at least 1",
         low=0,
         high=256,
     )
-    tokenization_workers: int = _option(0, "tokenizing threads of each HTTP process; 0 means two", low=0, high=256)
+    tokenization_workers: int = _option(0, "threads of each HTTP process that tokenize; 0: two", low=0, high=256)
     api_key: tuple[str, ...] = _option(
         (), "key that clients must send as `Authorization: Bearer KEY`", secret=True, guards=True
     )
-    api_key_file: str | None = _option(None, "file with such keys, one a line; read again when it changes", guards=True)
+    api_key_file: str | None = _option(None, "file of keys, one in each line; read again when it changes", guards=True)
     keyless: tuple[str, ...] = _option(
         ("probes", "page"),
-        "what needs no key, where keys are set; probes never do, except with none",
+        "routes that need no key if there are keys; probes need one only with none",
         choices=("probes", "page", "metrics", "docs", "none"),
     )
     cors_allow_origin: tuple[str, ...] = _option(
-        (), "origin that may call from a browser, such as https://example.com; * for all"
+        (), "origin from which browsers may send requests, such as https://example.com; * for all"
     )
     metrics_port: int | None = _option(None, "serve /metrics on this port too, without a key", low=0, high=65535)
     otlp_endpoint: str | None = _option(
-        None, "URL of an OpenTelemetry collector that takes traces over OTLP/HTTP, such as http://collector:4318"
+        None, "URL of an OpenTelemetry collector that accepts traces over OTLP/HTTP, such as http://collector:4318"
     )
     log_format: str = _option("text", "format of log lines", choices=("text", "json"))
-    access_log: str = _option("off", "a log line for each request", choices=("off", "text", "json"))
+    access_log: str = _option("off", "log a line for each request", choices=("off", "text", "json"))
     log_level: str = _option("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
     ssl_keyfile: str | None = _option(None, "file of the TLS private key; default: the file of the certificate")
     ssl_certfile: str | None = _option(None, "file of the TLS certificate chain")
     ssl_ca_certs: str | None = _option(
         None,
-        "file of the CA certificates of clients, each of which then needs a certificate that one of them has signed",
+        "file of CA certificates; each client then needs a certificate that one of them has signed",
     )
 
     def __post_init__(self) -> None:
@@ -193,11 +193,11 @@ class ServeConfig:
 
     @property
     def keyless_groups(self) -> tuple[str, ...]:
-        """`keyless`, with the probes: an orchestrator sends no key."""
+        """`keyless` and the probes: an orchestrator sends no key."""
         return () if self.keyless == ("none",) else ("probes", *self.keyless)
 
     def served_name(self, model_id: str) -> str:
-        """The name of a model for clients and metrics."""
+        """Returns the name of a model for clients and metrics."""
         return self.served_model_name or model_id
 
     @property
@@ -212,7 +212,7 @@ class ServeConfig:
         return min(GPU_WORKERS * gpus, cpus * 3 // 4) if gpus else min(4, cpus // 4)
 
     def queue_budget(self, max_batch_tokens: int, engines: int) -> int:
-        """`max_queue_tokens`, with the default resolved for this number of engines."""
+        """Returns `max_queue_tokens`, with the default resolved for this number of engines."""
         return self.max_queue_tokens or QUEUE_BATCHES * max_batch_tokens * engines
 
     @property
@@ -246,8 +246,7 @@ def _check(option: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{name} must not be blank")
 
 
-# An origin as browsers write it into a header: nothing after the port, no capitals, no usual port. `null` is that of a
-# file and of a sandbox.
+# An origin in a header of a browser: nothing after the port, no capitals, no default port. Files and sandboxes: `null`.
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?", re.ASCII)
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 
@@ -258,13 +257,13 @@ def _is_origin(text: str) -> bool:
 
 
 def _check_origin(origin: str) -> None:
-    """Raise ConfigError for a value that no browser sends, so that it would allow nothing."""
+    """Raises ConfigError for a value that no browser sends and that would allow nothing."""
     if _is_origin(origin):
         return
     scheme, slashes, rest = origin.lower().partition("://")
     host = re.split("[/?#]", rest)[0].removesuffix(_USUAL_PORTS.get(scheme, "none"))
-    meant = scheme + slashes + host
-    hint = f"; did you mean {meant}?" if _is_origin(meant) else ""
+    suggestion = scheme + slashes + host
+    hint = f"; did you mean {suggestion}?" if _is_origin(suggestion) else ""
     raise ConfigError(
         "--cors-allow-origin must be an origin as browsers send it, such as http://localhost:3000, or * for all; "
         f"it is {origin!r}, which matches none{hint}"
@@ -273,16 +272,16 @@ def _check_origin(origin: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key, and what the access log calls it."""
+    """A key, and its name in the access log."""
 
     name: str
     key: str = field(repr=False)
 
 
 def read_api_keys(config: ServeConfig) -> list[ApiKey]:
-    """All keys, including those of --api-key-file. Raises ConfigError for a file that cannot be read or has no key.
+    """Returns all keys, with those of --api-key-file. Raises ConfigError for a file that cannot be read or has no key.
 
-    In the file, a comment `# name: NAME` names the key below it. Others are called after their place: option-1, file-1.
+    In the file, a comment `# name: NAME` names the key below it. Other keys are named by index: option-1, file-1.
     """
     keys = [_api_key(f"option-{i}", key, f"--api-key number {i}") for i, key in enumerate(config.api_key, 1)]
     path = config.api_key_file
@@ -295,8 +294,8 @@ def read_api_keys(config: ServeConfig) -> list[ApiKey]:
         name = ""
         for number, line in enumerate(text.split("\n"), 1):  # splitlines would divide keys at U+2028 and U+0085
             stripped = line.strip(_KEY_ENDS)
-            if named := _KEY_NAME.fullmatch(stripped):
-                name = named[1]
+            if match := _KEY_NAME.fullmatch(stripped):
+                name = match[1]
             elif stripped and not stripped.startswith("#"):
                 file_keys.append(
                     _api_key(name or f"file-{len(file_keys) + 1}", line, f"--api-key-file {path}: line {number}")
@@ -316,17 +315,17 @@ def _api_key(name: str, text: str, source: str) -> ApiKey:
 
 
 def _read_key_file(path: str) -> bytes:
-    """The content. Raises OSError, also for what is no regular file: reading a FIFO or a device may never end."""
+    """Returns the content. Raises OSError; also if it is not a regular file: reading a FIFO or device may never end."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)
 
     with open(path, "rb", opener=opener) as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode):
+        metadata = os.fstat(file.fileno())
+        if not stat.S_ISREG(metadata.st_mode):
             raise OSError("it is not a regular file")
-        if facts.st_size > KEY_FILE_LIMIT:
-            raise OSError(f"it has {facts.st_size} bytes; the limit is {KEY_FILE_LIMIT}")
+        if metadata.st_size > KEY_FILE_LIMIT:
+            raise OSError(f"it has {metadata.st_size} bytes; the limit is {KEY_FILE_LIMIT}")
         return file.read(KEY_FILE_LIMIT)
 
 
@@ -342,7 +341,7 @@ def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
     options += [f"--ssl-keyfile {config.ssl_keyfile}"] if config.ssl_keyfile else []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # Without a password, OpenSSL would ask for one on the terminal.
+        # Without this function OpenSSL would read a password from the terminal.
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, _no_password)
         if config.ssl_ca_certs is not None:
             options = [f"--ssl-ca-certs {config.ssl_ca_certs}"]
@@ -363,16 +362,16 @@ def environment_name(name: str) -> str:
     return _PREFIX + name.upper()
 
 
-# What Kubernetes tells a pod of a service named `embert` or `embert-…`, and Docker a linked container.
+# Variables that Kubernetes sets for a service named `embert` or `embert-…`, and Docker for a linked container.
 _SERVICE_LINK = re.compile(r"EMBERT_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _LINK_URL = re.compile(r"(tcp|udp|sctp)://")
-# Variables of the image's scripts, of the build and of the tests, which may be there when a server starts.
+# Variables of the image's scripts, of the build and of the tests, which may be set when a server starts.
 _OTHERS = ("EMBERT_CUDA", "EMBERT_CPU", "EMBERT_CPU_ISA", "EMBERT_CUDA_ARCHITECTURES", "EMBERT_PREFIX", "EMBERT_WHEELS",
            "EMBERT_MODEL_FOLDER", "EMBERT_VENV", "EMBERT_CONSTRAINTS", "EMBERT_COVERAGE")  # fmt: skip
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError for an EMBERT_ variable that is no option: a misspelt one would be ignored in silence."""
+    """Raises ConfigError for an EMBERT_ variable that is not an option: a misspelt one would have no effect."""
     known = environment_names()
     if _LINK_URL.match(port := environment.get("EMBERT_PORT", "")):
         raise ConfigError(
@@ -384,13 +383,12 @@ def check_environment(environment: Mapping[str, str]) -> None:
             continue
         if _SERVICE_LINK.fullmatch(name) or (name.endswith("_PORT") and _LINK_URL.match(environment[name])):
             continue
-        near = difflib.get_close_matches(
-            name.removeprefix(_PREFIX), [option.removeprefix(_PREFIX) for option in known], 1
-        )
-        meant = f"did you mean {_PREFIX}{near[0]}?" if near else "`embert serve --help` lists them"
-        raise ConfigError(f"{name} is not an option of `embert serve`; {meant}")
+        options = [option.removeprefix(_PREFIX) for option in known]
+        near = difflib.get_close_matches(name.removeprefix(_PREFIX), options, 1)
+        hint = f"did you mean {_PREFIX}{near[0]}?" if near else "`embert serve --help` lists them"
+        raise ConfigError(f"{name} is not an option of `embert serve`; {hint}")
 
 
 def environment_names() -> list[str]:
-    """The variables of all options, in their order."""
+    """Returns the variables of all options, in their order."""
     return [environment_name(option.name) for option in dataclasses.fields(ServeConfig)]

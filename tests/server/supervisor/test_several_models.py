@@ -154,7 +154,7 @@ def test_the_models_of_a_file(folders: dict[str, Path], tmp_path: Path) -> None:
         [[models]]
         name = "rank"
         model = "{folders["rank"]}"
-        priority = "bulk"
+        low_priority = true
         """
     )
     with live("--config", str(tmp_path / "models.toml"), *STAND_IN) as server:
