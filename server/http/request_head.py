@@ -12,13 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import httptools
 
 from embert.server.http.errors import BadRequest, HeadTooLarge, Invalid, describe_name
 from embert.server.observability.request_record import INTERACTIVE, LOW_PRIORITY
-from embert.server.observability.scraping import OPENMETRICS, PROMETHEUS, Form
+from embert.server.observability.scraping import Form
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -164,7 +163,6 @@ _QUOTED = rb'"(?:[^"\\]|\\.?)*+(?:"|\Z)'  # an unclosed one ends with the header
 _ELEMENT = re.compile(rb'(?:[^,"]|' + _QUOTED + rb")++")
 _PARAMETER = re.compile(rb'(?:[^;"]|' + _QUOTED + rb")++")
 _WEIGHT = re.compile(rb"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")
-_EXACT, _WITH_VERSION = 2, 3  # how specific a range is
 MAX_BYTES = 2048  # of a client's headers of one name; parsing them takes 0.4 µs a byte on the event loop
 
 
@@ -181,73 +179,42 @@ def prefers(media_type: bytes, default: bytes, values: list[bytes], header: str 
     return wanted[0] > 0 and wanted > _weight(default, ranges)
 
 
-# https://prometheus.io/docs/instrumenting/content_negotiation/; where a client takes several alike, the first of them
-_FORMATS = ((PROMETHEUS, "0.0.4"), (PROMETHEUS, "1.0.0"), (OPENMETRICS, "1.0.0"), (OPENMETRICS, "0.0.1"))
-_ESCAPING = frozenset(("allow-utf-8", "underscores", "dots", "values"))
-
-
 def scrape_form(headers: Iterable[tuple[bytes, bytes]]) -> Form:
     """The format of metrics that a client asks for. Raises HeadTooLarge as `prefers` does."""
     accept = [value for name, value in headers if name == b"accept"]
     encodings = [value for name, value in headers if name == b"accept-encoding"]
-    gzip = prefers(b"gzip", b"identity", encodings, "Accept-Encoding")
-    if accept in ([], [b"*/*"]):
-        return Form(gzip=gzip)
-    ranges = _ranges(accept, "Accept")
-    name, version = max(_FORMATS, key=lambda form: _weight(form[0].encode(), ranges, form[1].encode()))
-    asked = next((each.parameters for each in ranges if each.has(name.encode(), version.encode())), {})
-    escaping = asked.get(b"escaping", b"").decode("latin-1")
-    if escaping not in _ESCAPING:
-        escaping = "underscores" if (name, version) == (PROMETHEUS, "1.0.0") else ""
-    return Form(name, version, escaping, gzip)
+    return Form(
+        openmetrics=prefers(b"application/openmetrics-text", b"text/plain", accept),
+        gzip=prefers(b"gzip", b"identity", encodings, "Accept-Encoding"),
+    )
 
 
-class _Range(NamedTuple):
-    """An element of `Accept`. A malformed weight counts as 0."""
-
-    name: bytes
-    weight: float
-    parameters: dict[bytes, bytes]
-
-    def has(self, media_type: bytes, version: bytes) -> bool:
-        """True if it names this media type in this version."""
-        return self.name == media_type and self.parameters.get(b"version") == version
-
-
-def _ranges(values: list[bytes], header: str) -> list[_Range]:
-    """Raises HeadTooLarge for headers of more than MAX_BYTES."""
+def _ranges(values: list[bytes], header: str) -> list[tuple[bytes, float]]:
+    """Names and weights of all elements. Raises HeadTooLarge for headers of more than MAX_BYTES."""
     if (size := sum(map(len, values)) + len(values)) > MAX_BYTES:
         raise HeadTooLarge(f"`{header}` has {size} bytes", limit=MAX_BYTES)
     return [_range(element) for value in values for element in _ELEMENT.findall(value)]
 
 
-def _range(element: bytes) -> _Range:
-    name, *parts = [part.strip() for part in _PARAMETER.findall(element)] or [b""]
-    weight, parameters = 1.0, {}
-    for part in parts:
-        key, _, value = part.partition(b"=")
-        key, value = key.strip().lower(), value.strip()
-        if key == b"q":
+def _range(element: bytes) -> tuple[bytes, float]:
+    """A malformed weight counts as 0."""
+    name, *parameters = [part.strip() for part in _PARAMETER.findall(element)] or [b""]
+    weight = 1.0
+    for parameter in parameters:
+        key, _, value = parameter.partition(b"=")
+        if key.strip().lower() == b"q":
+            value = value.strip()
             weight = float(value) if _WEIGHT.fullmatch(value) else 0.0
             break
-        parameters[key] = value.strip(b'"')
-    return _Range(name.lower(), weight, parameters)
+    return name.lower(), weight
 
 
-def _weight(media_type: bytes, ranges: list[_Range], version: bytes = b"") -> tuple[float, int]:
-    """The weight that the most specific matching range gives, and how specific that range is.
-
-    With `version`, a range that names another version does not match.
-    """
+def _weight(media_type: bytes, ranges: list[tuple[bytes, float]]) -> tuple[float, int]:
+    """The weight that the most specific matching range gives, and how specific that range is."""
     found: dict[int, float] = {}
-    wildcards = (b"*/*", media_type.partition(b"/")[0] + b"/*", media_type)
-    for each in ranges:
-        if each.name not in wildcards:
-            continue
-        specificity = wildcards.index(each.name)
-        if version and specificity == _EXACT and (named := each.parameters.get(b"version")):
-            if named != version:
-                continue
-            specificity = _WITH_VERSION
-        found[specificity] = max(each.weight, found.get(specificity, 0.0))
+    names = (b"*/*", media_type.partition(b"/")[0] + b"/*", media_type)
+    for name, weight in ranges:
+        if name in names:
+            specificity = names.index(name)
+            found[specificity] = max(weight, found.get(specificity, 0.0))
     return (found[max(found)], max(found)) if found else (0.0, -1)

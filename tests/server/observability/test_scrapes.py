@@ -20,11 +20,12 @@ from prometheus_client.samples import Exemplar
 from embert.server.frontend.serve import read_ids
 from embert.server.http.request_head import scrape_form
 from embert.server.observability.metric_memory import MetricMemory
-from embert.server.observability.scraping import OPENMETRICS, ExemplarOf, Form, exposition
+from embert.server.observability.scraping import ExemplarOf, Form, exposition
 from tests.server.connections import one_to_each
 from tests.server.live import ROOT, STAND_IN, Live, live, until
 
 parse_openmetrics: Any = openmetrics.text_string_to_metric_families
+OPENMETRICS = "application/openmetrics-text"
 PROMETHEUS = (  # what Prometheus 3.5 sends
     b"application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
     b"application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
@@ -70,14 +71,10 @@ def exemplars(server: Live) -> dict[str, Exemplar]:
         ([(b"accept", b"text/plain;version=0.0.4;q=0.5,*/*;q=0.1")], Form()),
         ([(b"accept", b"application/vnd.google.protobuf;q=0.7,text/plain;version=0.0.4;q=0.3")], Form()),
         ([(b"accept", b"text/plain;version=9, application/openmetrics-text;version=9")], Form()),
-        ([(b"accept", b'text/plain; version="1.0.0"')], Form(version="1.0.0", escaping="underscores")),
-        ([(b"accept", b"text/plain;version=1.0.0;escaping=dots")], Form(version="1.0.0", escaping="dots")),
-        ([(b"accept", b"application/openmetrics-text")], Form(OPENMETRICS, "1.0.0")),
-        ([(b"accept", b"application/openmetrics-text; version=0.0.1,*/*;q=0.1")], Form(OPENMETRICS, "0.0.1")),
-        (
-            [(b"accept", PROMETHEUS), (b"accept-encoding", b"gzip")],
-            Form(OPENMETRICS, "1.0.0", "allow-utf-8", gzip=True),
-        ),
+        ([(b"accept", b'text/plain; version="1.0.0"')], Form()),
+        ([(b"accept", b"application/openmetrics-text")], Form(openmetrics=True)),
+        ([(b"accept", b"application/openmetrics-text; version=0.0.1,*/*;q=0.1")], Form(openmetrics=True)),
+        ([(b"accept", PROMETHEUS), (b"accept-encoding", b"gzip")], Form(openmetrics=True, gzip=True)),
         ([(b"accept-encoding", b"deflate, gzip;q=0.5, br")], Form(gzip=True)),
         ([(b"accept-encoding", b"gzip;q=0")], Form()),
         ([(b"accept-encoding", b"identity, gzip;q=0.5")], Form()),
@@ -169,7 +166,7 @@ def test_a_process_that_dies_is_replaced_in_them(two: Live) -> None:
     until(two.is_ready, what="readiness")
 
 
-@pytest.mark.parametrize("form", [Form(), Form(OPENMETRICS, "1.0.0")])
+@pytest.mark.parametrize("form", [Form(), Form(openmetrics=True)])
 def test_a_process_that_has_just_begun(form: Form) -> None:
     memory = MetricMemory.create(["engine-0", "engine-1"])
     memory.region("engine-0").begin()
