@@ -18,8 +18,7 @@ from embert.server.bulk.reader import LineReader, Reader, expand, open_input
 from embert.server.bulk.rows import input_schema, json_schema
 from embert.server.bulk.run import DeviceConfig, embed_files, embed_texts
 from embert.server.bulk.writer import FileWriter, FolderWriter, StreamWriter, Writer
-from embert.server.cli import encoder_options, report_failure
-from embert.server.cli.input_files import checked_format
+from embert.server.cli.arguments import encoder_options, read_format
 from embert.server.config import ConfigError
 
 __all__ = ["embed"]
@@ -27,8 +26,8 @@ __all__ = ["embed"]
 _SHARD_TEXTS = 250_000
 
 
-def embed(arguments: argparse.Namespace) -> int:
-    """Run the command; returns the exit status."""
+def embed(arguments: argparse.Namespace) -> None:
+    """Runs the command."""
     _check(arguments)
     output: Writer | None = None
     try:
@@ -59,18 +58,14 @@ def embed(arguments: argparse.Namespace) -> int:
                 embed_files(job, model, source, output, device_config, resume=arguments.resume, quiet=arguments.quiet)
     except BrokenPipeError:
         raise
-    except (EngineError, OSError, BulkError) as error:
-        _say_what_is_complete(output)
-        report_failure(error)
-        return 1
-    except KeyboardInterrupt:
-        _say_what_is_complete(output)
+    except (EngineError, OSError, BulkError, KeyboardInterrupt):
+        if output is not None and output.completed and not output.is_finished:
+            sys.stderr.write(f"embert: {output.completed} texts are complete; --resume goes on after them\n")
         raise
-    return 0
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for options that do not go together."""
+    """Raises ConfigError for options that do not go together."""
     if bool(arguments.texts) == (arguments.file is not None):
         raise ConfigError("give texts, or --file with files of texts (- for standard input), and not both")
     if arguments.resume and (arguments.file is None or arguments.output is None):
@@ -104,8 +99,8 @@ def _is_folder(arguments: argparse.Namespace) -> bool:
 
 def _output_format(arguments: argparse.Namespace) -> OutputFormat:
     if arguments.output_format is not None:
-        chosen: OutputFormat = arguments.output_format
-        return chosen
+        output_format: OutputFormat = arguments.output_format
+        return output_format
     if _is_folder(arguments):
         return "parquet"
     suffix = Path(arguments.output or "").suffix
@@ -121,7 +116,7 @@ def _job(arguments: argparse.Namespace, files: Sequence[str]) -> Job:
         normalize=arguments.normalize,
         dimensions=arguments.dimensions,
         truncate=arguments.truncate,
-        input_format=checked_format(arguments, files),
+        input_format=read_format(arguments, files),
         column=arguments.column or "text",
         keep=None if arguments.keep_all else tuple(dict.fromkeys(arguments.keep or ())),
         output_format=_output_format(arguments),
@@ -130,7 +125,7 @@ def _job(arguments: argparse.Namespace, files: Sequence[str]) -> Job:
 
 
 def _with_schema(job: Job, source: Reader | None) -> Job:
-    """The job with the schema of the kept columns. Raises BulkError if the input does not have them."""
+    """Adds the schema of the kept columns to the job. Raises BulkError if the input does not have them."""
     columns: Sequence[str] = job.kept_columns or ()
     if job.output_format == "parquet":
         if job.input_format == "jsonl" and isinstance(source, LineReader):
@@ -163,8 +158,3 @@ def _output(arguments: argparse.Namespace, job: Job, files: Sequence[str], stack
             FolderWriter(path, job.output_format, arguments.shard_texts or _SHARD_TEXTS, resume=arguments.resume)
         )
     return stack.enter_context(FileWriter(path, overwrite=arguments.overwrite, resume=arguments.resume))
-
-
-def _say_what_is_complete(output: Writer | None) -> None:
-    if output is not None and output.completed and not output.is_finished:
-        sys.stderr.write(f"embert: {output.completed} texts are complete; --resume goes on after them\n")

@@ -1,4 +1,4 @@
-"""`embert info MODEL`: what a model is, and how this machine would run it."""
+"""`embert info MODEL`: the metadata of a model, and the encoder that would run it on this machine."""
 
 from __future__ import annotations
 
@@ -12,49 +12,38 @@ import orjson
 from embert.engine import Model, load_encoder, load_model
 from embert.engine.errors import EngineError
 from embert.engine.tokenization.tokenizer import Tokenizer
-from embert.server.bulk.job import BulkError
 from embert.server.bulk.writer import write_errors
-from embert.server.cli import encoder_options, report_failure
+from embert.server.cli.arguments import encoder_options
 
 __all__ = ["info"]
 
 
-def info(arguments: argparse.Namespace) -> int:
-    """Run the command; returns the exit status. What the files say is printed even where the model cannot run here."""
+def info(arguments: argparse.Namespace) -> None:
+    """Runs the command. The metadata of the files is printed even if the model cannot run here."""
+    model = load_model(arguments.model, revision=arguments.revision, pooling=arguments.pooling)
+    metadata = _model_metadata(model)
+    failure: EngineError | None = None
     try:
-        model = load_model(arguments.model, revision=arguments.revision, pooling=arguments.pooling)
-    except EngineError as error:
-        report_failure(error)
-        return 1
-    facts = _facts(model)
-    failure: Exception | None = None
-    try:
-        facts |= _encoder_facts(model, arguments)
+        metadata |= _encoder_metadata(model, arguments)
     except EngineError as error:
         failure = error
-    try:
-        with write_errors("standard output"):
-            _print(facts if failure is None or not arguments.json else facts | {"error": str(failure)}, arguments)
-    except BulkError as error:
-        failure = error
+    with write_errors("standard output"):
+        _print(metadata if failure is None or not arguments.json else metadata | {"error": str(failure)}, arguments)
     if failure is not None:
-        report_failure(failure)
-        return 1
-    return 0
+        raise failure
 
 
-def _print(facts: dict[str, Any], arguments: argparse.Namespace) -> None:
+def _print(metadata: dict[str, Any], arguments: argparse.Namespace) -> None:
     if arguments.json:
-        sys.stdout.write(orjson.dumps(facts, option=orjson.OPT_INDENT_2).decode() + "\n")
+        sys.stdout.write(orjson.dumps(metadata, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:
-        for name, value in facts.items():
+        for name, value in metadata.items():
             shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
             sys.stdout.write(f"{name.replace('_', ' '):20} {'-' if shown in (None, '') else shown}\n")
     sys.stdout.flush()
 
 
-def _facts(model: Model) -> dict[str, Any]:
-    """What the model's files say."""
+def _model_metadata(model: Model) -> dict[str, Any]:
     config, classifier = model.config, model.heads.classifier
     return {
         "model": model.model_id,
@@ -79,8 +68,8 @@ def _facts(model: Model) -> dict[str, Any]:
     }
 
 
-def _encoder_facts(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
-    """How this machine runs it. Raises EngineError where it cannot."""
+def _encoder_metadata(model: Model, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Loads the encoder. Raises EngineError if this machine cannot run the model."""
     Tokenizer(model)  # raises for one that cannot be read
     began = time.monotonic()
     encoder = load_encoder(model, **encoder_options(arguments))

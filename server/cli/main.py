@@ -18,18 +18,19 @@ from embert.server.config import ConfigError, ServeConfig, check_environment, en
 __all__ = ["main", "parse_serve"]
 
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
-_SOURCE = "a local folder or a hub id"  # of the one model of a command other than serve
+_SOURCE = "a local folder or a hub id"  # MODEL of a command other than serve
+_OPTIONS = {"labels": "label", "ignore_labels": "ignore_label"}  # arguments of the engine whose options differ
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """As argparse's own, but without the usage, which is longer than a screen."""
+        """Omits the usage that argparse prints, which is longer than a screen."""
         _fail(f"{message}; {self.prog} --help lists the options", 2)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line. Raises SystemExit: 0, 1 for a failure, 2 for wrong arguments."""
-    arguments = _parsed(argv)
+    """Runs the command line. Raises SystemExit: 0, 1 for a failure, 2 for wrong arguments."""
+    arguments = _parse(argv)
     try:
         if arguments.command == "serve":
             config = _serve_config(arguments, os.environ)  # first, so that wrong arguments are reported at once
@@ -39,9 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             if sys.stdout is None and arguments.command != "embed":  # which may have --output
                 _fail("standard output is closed", 1)
-            module = "classify" if arguments.command == "entities" else arguments.command
-            run = getattr(importlib.import_module(f"embert.server.cli.{module}"), arguments.command)
-            status = run(arguments)
+            status = _run(arguments)
     except ConfigError as error:
         _fail(error, 2)
     except KeyboardInterrupt:
@@ -57,11 +56,42 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse_serve(argv: Sequence[str], environment: Mapping[str, str]) -> ServeConfig:
-    """The configuration of `embert serve ARGV`. Raises ConfigError, or SystemExit for arguments that are none."""
-    return _serve_config(_parsed(["serve", *argv]), environment)
+    """Returns the configuration of `embert serve ARGV`. Raises ConfigError, or SystemExit for unknown arguments."""
+    return _serve_config(_parse(["serve", *argv]), environment)
 
 
-def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+def _run(arguments: argparse.Namespace) -> int:
+    """Runs a command other than serve; returns the exit status."""
+    from embert.engine.errors import EngineError
+    from embert.server.bulk.job import BulkError
+
+    module = "classify" if arguments.command == "entities" else arguments.command
+    run = getattr(importlib.import_module(f"embert.server.cli.{module}"), arguments.command)
+    try:
+        run(arguments)
+    except BrokenPipeError:
+        raise
+    except (EngineError, OSError, BulkError) as error:
+        sys.stderr.write(f"embert: error: {_message(error)}\n")
+        return 1
+    return 0
+
+
+def _message(error: Exception) -> str:
+    """Describes the error in one line. An argument of the engine is named as its option: `top_n` is --top-n."""
+    from embert.engine.errors import InputError
+
+    if isinstance(error, InputError):
+        name = error.param.partition("[")[0]
+        option = "--" + _OPTIONS.get(name, name).replace("_", "-")
+        prefix = "" if error.param == "texts" else f"{option}:" if error.subject else option
+        return " ".join(filter(None, (prefix, error.subject, error.reason)))
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:  # without the errno
+        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    return str(error)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments, unknown = _parser().parse_known_args(argv)
     if unknown:
         command = f"embert {arguments.command}"
@@ -85,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser(
         "serve",
-        help="answer HTTP requests",
+        help="serve models over HTTP",
         description="Serve a model over HTTP. Every option is also an environment variable: --max-batch-tokens is "
         "EMBERT_MAX_BATCH_TOKENS; repeatable ones take a comma-separated list there.",
         argument_default=argparse.SUPPRESS,
@@ -111,9 +141,9 @@ def _parser() -> argparse.ArgumentParser:
     embed.add_argument(
         "--no-normalize", dest="normalize", action="store_false", help="do not scale vectors to length 1"
     )
-    embed.add_argument("--no-truncate", dest="truncate", action="store_false", help="fail on a text that is too long")
-    embed.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
-    _add_model_options(embed)
+    _add_common_options(embed)
+    embed.add_argument("--model", "-m", metavar="MODEL", help=f"{_SOURCE}; default: the packaged model")
+    _add_load_options(embed, "pooling")
 
     rerank = commands.add_parser(
         "rerank",
@@ -122,14 +152,13 @@ def _parser() -> argparse.ArgumentParser:
         "score}, best first.",
     )
     rerank.add_argument("model", metavar="MODEL", help=f"a reranker: {_SOURCE}")
-    rerank.add_argument("--query", required=True, metavar="TEXT", help="what the texts are scored with")
+    rerank.add_argument("--query", required=True, metavar="TEXT", help="the query to score the texts with")
     _add_input_options(rerank)
     rerank.add_argument("--top-n", type=int, metavar="N", help="the best N texts only")
     rerank.add_argument("--raw", action="store_true", help="the model's logits instead of scores")
     rerank.add_argument("--return-text", action="store_true", help="the texts too")
     rerank.add_argument("--prompt-name", metavar="NAME", help="name of the model's prompt that precedes the query")
-    rerank.add_argument("--no-truncate", dest="truncate", action="store_false", help="fail on a pair that is too long")
-    rerank.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
+    _add_common_options(rerank, "pair")
     _add_load_options(rerank)
 
     classify = commands.add_parser(
@@ -149,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     classify.add_argument(
         "--hypothesis-template",
         metavar="TEXT",
-        help="with --label: what a label says of a text, with {} for the label (default: This example is {}.)",
+        help="with --label: the sentence that a label stands for, with {} for the label (default: This example is {}.)",
     )
     classify.add_argument(
         "--multi-label", action="store_true", help="with --label: score each label by itself, not against the others"
@@ -165,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
         "--aggregation-strategy",
         choices=("none", "simple", "first", "average", "max"),
         default="simple",
-        help="how tokens are joined (default: %(default)s)",
+        help="method that joins tokens to entities (default: %(default)s)",
     )
     entities.add_argument(
         "--ignore-label", action="append", metavar="LABEL", help="a label without entities; repeat it (default: O)"
@@ -177,18 +206,25 @@ def _parser() -> argparse.ArgumentParser:
         help="read a long text in sequences that share N tokens; default: cut it",
     )
 
-    info = commands.add_parser("info", help="show what a model is and how it would be served")
+    info = commands.add_parser("info", help="show the metadata of a model and the encoder that would run it")
     info.add_argument("--json", action="store_true", help="as JSON")
-    _add_model_options(info, positional=True)
+    info.add_argument("model", nargs="?", metavar="MODEL", help=f"{_SOURCE}; default: the packaged model")
+    _add_load_options(info, "pooling")
     return parser
+
+
+def _add_common_options(parser: argparse.ArgumentParser, inputs: str = "text") -> None:
+    parser.add_argument(
+        "--no-truncate", dest="truncate", action="store_false", help=f"fail on a {inputs} that is too long"
+    )
+    parser.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
 
 
 def _add_labeling_options(parser: argparse.ArgumentParser, kind: str) -> None:
     parser.add_argument("model", metavar="MODEL", help=kind + _SOURCE)
     _add_input_options(parser, required=True)
     parser.add_argument("--keep-all", action="store_true", help="all columns of the input go to the output")
-    parser.add_argument("--no-truncate", dest="truncate", action="store_false", help="fail on a text that is too long")
-    parser.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
+    _add_common_options(parser)
     _add_load_options(parser)
 
 
@@ -227,14 +263,14 @@ def _add_bulk_options(embed: argparse.ArgumentParser) -> None:
         "--output-format", choices=("jsonl", "npy", "parquet"), help="format of the output; of a folder: parquet"
     )
     embed.add_argument(
-        "--shard-texts", type=int, metavar="N", help="rows of the input a file of a folder (default: 250000)"
+        "--shard-texts", type=int, metavar="N", help="rows of the input in each file of a folder (default: 250000)"
     )
     embed.add_argument(
         "--keep",
         nargs="+",
         action="extend",
         metavar="NAME",
-        help="columns of the input that go to the output, in place of the text's",
+        help="columns of the input that go to the output, instead of the text's",
     )
     embed.add_argument("--keep-all", action="store_true", help="all columns of the input go to the output")
     embed.add_argument("--overwrite", action="store_true", help="replace the file that --output names")
@@ -244,16 +280,8 @@ def _add_bulk_options(embed: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="processes that read, tokenize and format; 0: what the engines leave of the CPUs (default: 0)",
+        help="processes that read, tokenize and format; 0: one for each CPU that the engines leave (default: 0)",
     )
-
-
-def _add_model_options(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
-    if positional:
-        parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{_SOURCE}; default: the packaged model")
-    else:
-        parser.add_argument("--model", "-m", metavar="MODEL", help=f"{_SOURCE}; default: the packaged model")
-    _add_load_options(parser, "pooling")
 
 
 def _add_load_options(parser: argparse.ArgumentParser, *more: str) -> None:
@@ -263,12 +291,8 @@ def _add_load_options(parser: argparse.ArgumentParser, *more: str) -> None:
         _add_option(parser, option, default=option.default, **({} if choices is None else {"choices": choices}))
 
 
-def _help(name: str) -> str:
-    return str(ServeConfig.__dataclass_fields__[name].metadata["help"])
-
-
 def _kind(option: dataclasses.Field[Any]) -> tuple[type, bool]:
-    """The type of one value of an option, and whether it may be repeated."""
+    """Returns the type of one value of an option, and True if it may be repeated."""
     hint = typing.get_type_hints(ServeConfig)[option.name]
     if isinstance(hint, types.UnionType):
         hint = next(member for member in typing.get_args(hint) if member is not type(None))
@@ -278,7 +302,7 @@ def _kind(option: dataclasses.Field[Any]) -> tuple[type, bool]:
 
 
 def _add_option(parser: argparse.ArgumentParser, option: dataclasses.Field[Any], **common: Any) -> None:
-    """Add an option of `embert serve`. It has no default here: ServeConfig has it, below the environment's value."""
+    """Adds an option of `embert serve`. ServeConfig has its default, which an environment variable replaces."""
     kind, repeatable = _kind(option)
     text = option.metadata["help"].replace("%", "%%")
     default = option.default

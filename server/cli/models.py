@@ -1,4 +1,4 @@
-"""The models of `embert serve` before any process is started: read, checked, given devices with enough memory."""
+"""Plans the models of `embert serve` before any process starts: reads and checks them, and assigns their devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GIB = 1 << 30
 def plan(
     configs: Sequence[ModelConfig], on_download: Callable[[str, int, int], None]
 ) -> tuple[list[PlannedModel], dict[str, str]]:
-    """The models that can be read, and the reasons why others cannot, by name. Logs both.
+    """Returns the models that can be served, and the reasons by name for those that cannot. Logs both.
 
     Downloads missing models in parallel; `on_download` gets a model's name, its downloaded bytes and its known total.
     Raises ConfigError for options that do not fit a model.
@@ -59,12 +59,12 @@ def plan(
 
 
 def _with_devices(models: Sequence[tuple[ModelConfig, Model]]) -> list[PlannedModel]:
-    where = devices_of([(config.device, config.encoder, config.dtype, model) for config, model in models])
+    assigned = devices_of([(config.device, config.encoder, config.dtype, model) for config, model in models])
     return [
         PlannedModel(
             StartModel(number, config, str(model.folder), model.model_id, model.revision), model, tuple(devices)
         )
-        for number, ((config, model), devices) in enumerate(zip(models, where, strict=True))
+        for number, ((config, model), devices) in enumerate(zip(models, assigned, strict=True))
     ]
 
 
@@ -82,7 +82,7 @@ def _read(config: ModelConfig, on_download: Callable[[str, int, int], None]) -> 
 
 
 def _check(config: ModelConfig, model: Model) -> None:
-    """Check the options that depend on the model. Raises ConfigError."""
+    """Checks the options that depend on the model. Raises ConfigError."""
     longest = model.max_input_length
     if config.max_batch_tokens is not None and config.max_batch_tokens < longest:
         raise ConfigError(
@@ -110,83 +110,83 @@ def _log_model(planned: PlannedModel, *, several: bool) -> None:
     for notice in model.notices:
         log.warning("%s", notice)
     config = planned.start.config
-    # A process on "cpu" does not know that "auto" was meant.
+    # The process gets the device "cpu", not "auto", and cannot log this.
     if planned.devices == ("cpu",) and (reason := _gpu_refusal(config, model)):
         log.warning("%s; it runs on the CPU", reason)
 
 
 def _gpu_refusal(config: ModelConfig, model: Model) -> str | None:
-    """Why a model whose device is free to choose runs on no GPU; None: it does, or a device was asked for."""
+    """Returns the reason why "auto" does not run the model on a GPU, or None."""
     return refusal(model, config.dtype) if config.device == config.encoder == "auto" else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A memory that models share."""
+class _Memory:
+    """Memory of a GPU or of the host, which models share."""
 
     name: str
-    processes: tuple[str, ...]  # the devices whose processes use it
+    processes: tuple[str, ...]  # devices whose processes use it
     size: int  # bytes
     on_gpu: bool
 
 
 def _check_memory(planned: Sequence[PlannedModel]) -> dict[str, str]:
-    """Log the plan for several models. Raises ConfigError with the sum if they do not fit together.
+    """Logs the plan for several models. Raises ConfigError with the sum if they do not fit together.
 
-    Of several models, returns those that are too large for the device by themselves, as a reason by name; the others
-    are planned without them. A third-party encoder is not counted, because its needs are unknown.
+    Returns the reason by name for each of several models that is too large by itself; the others are planned without
+    them. A third-party encoder is not counted, because its needs are unknown.
     """
     too_large: dict[str, str] = {}
     models = [model for model in planned if ":" not in model.start.config.encoder]
     gpus = gpu_memory() if any(device != "cpu" for model in models for device in model.devices) else []
-    for place in _places(models, gpus):
+    for memory in _memories(models, gpus):
         sizes = {
-            model.start.name: _memory_estimate(model, on_gpu=place.on_gpu)
+            model.start.name: _memory_estimate(model, on_gpu=memory.on_gpu)
             for model in models
             for device in model.devices
-            if device in place.processes and model.start.name not in too_large
+            if device in memory.processes and model.start.name not in too_large
         }
         for name, size in list(sizes.items()):
-            own_size = _sum({name: size}, place)
-            if len(planned) > 1 and own_size > place.size:
+            own_size = _sum({name: size}, memory)
+            if len(planned) > 1 and own_size > memory.size:
                 too_large[name] = (
-                    f"{name} needs {_gib(own_size)} GiB of {place.name}'s memory, which has {_gib(place.size)}"
+                    f"{name} needs {_gib(own_size)} GiB of {memory.name}'s memory, which has {_gib(memory.size)}"
                 )
                 del sizes[name]
-        needed = _sum(sizes, place)
+        needed = _sum(sizes, memory)
         parts = " + ".join(f"{name} {_gib(size.resident)}" for name, size in sizes.items())
-        if needed > place.size and len(planned) == 1:
+        if needed > memory.size and len(planned) == 1:
             (size,) = sizes.values()
             summed = [("weights", size.weights), ("activations", size.activations), ("loading", size.loading)]
             summed.append(("the process", needed - size.resident - size.loading))
             terms = " + ".join(f"{name} {_gib(part)}" for name, part in summed if part)
             raise ConfigError(
-                f"{planned[0].model.model_id} needs {_gib(needed)} GiB of {place.name}'s memory, which has "
-                f"{_gib(place.size)} ({terms}); choose a smaller --dtype, lower --max-batch-tokens, or another device"
+                f"{planned[0].model.model_id} needs {_gib(needed)} GiB of {memory.name}'s memory, which has "
+                f"{_gib(memory.size)} ({terms}); choose a smaller --dtype, lower --max-batch-tokens, or another device"
             )
-        if needed > place.size:
+        if needed > memory.size:
             raise ConfigError(
-                f"the models need {_gib(needed)} GiB of {place.name}'s memory, which has {_gib(place.size)} "
+                f"the models need {_gib(needed)} GiB of {memory.name}'s memory, which has {_gib(memory.size)} "
                 f"({parts}, and the processes); leave models out, give them other devices, or lower --max-batch-tokens"
             )
         if len(sizes) > 1:
-            log.info("memory   %s of %s GiB on %s (%s)", _gib(needed), _gib(place.size), place.name, parts)
+            log.info("memory   %s of %s GiB on %s (%s)", _gib(needed), _gib(memory.size), memory.name, parts)
     return too_large
 
 
-def _places(models: list[PlannedModel], gpus: list[int]) -> list[_Place]:
+def _memories(models: list[PlannedModel], gpus: list[int]) -> list[_Memory]:
     devices = dict.fromkeys(device for model in models for device in model.devices)
-    # Of a single model, "auto" is the GPU where there is one that runs it.
+    # With a single model, "auto" is the GPU if there is one that runs it.
     auto_is_gpu = bool(gpus) and all(_gpu_refusal(model.start.config, model.model) is None for model in models)
     on_gpu = [device for device in devices if device.startswith("cuda") or (device == "auto" and auto_is_gpu)]
-    places = [
-        _Place(device, (device,), gpus[_number(device)], on_gpu=True)
+    memories = [
+        _Memory(device, (device,), gpus[_number(device)], on_gpu=True)
         for device in on_gpu
         if _number(device) < len(gpus) and gpus[_number(device)]
     ]
     on_host = tuple(device for device in devices if device not in on_gpu)
     host = usable_memory()
-    return [*places, _Place("the host", on_host, host, on_gpu=False)] if on_host and host is not None else places
+    return [*memories, _Memory("the host", on_host, host, on_gpu=False)] if on_host and host is not None else memories
 
 
 def _memory_estimate(planned: PlannedModel, *, on_gpu: bool) -> MemoryEstimate:
@@ -195,9 +195,9 @@ def _memory_estimate(planned: PlannedModel, *, on_gpu: bool) -> MemoryEstimate:
     return estimate_memory(planned.model, device=device, dtype=config.dtype, max_batch_tokens=config.max_batch_tokens)
 
 
-def _sum(sizes: Mapping[str, MemoryEstimate], place: _Place) -> int:
-    """Models load one after the other on a GPU, so only the largest loading peak counts."""
-    processes = len(place.processes) * process_bytes("cuda" if place.on_gpu else "cpu")
+def _sum(sizes: Mapping[str, MemoryEstimate], memory: _Memory) -> int:
+    """Returns the bytes of all models. They load one after the other, so only the largest loading peak counts."""
+    processes = len(memory.processes) * process_bytes("cuda" if memory.on_gpu else "cpu")
     loading = max((size.loading for size in sizes.values()), default=0)
     return sum(size.resident for size in sizes.values()) + loading + processes
 

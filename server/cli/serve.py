@@ -1,4 +1,4 @@
-"""`embert serve`: reports every error that can be found before a process is started, then runs the supervisor."""
+"""`embert serve`: reports every error that can be found before a process starts, then runs the supervisor."""
 
 from __future__ import annotations
 
@@ -25,19 +25,16 @@ __all__ = ["serve"]
 
 log = logging.getLogger(__name__)
 
-LEAST_FILES, FILES_A_PROCESS = 128, 4  # of the supervisor; an HTTP process can then serve 30 connections
+LEAST_FILES, FILES_A_PROCESS = 128, 4  # open files of the supervisor; an HTTP process can then serve 30 connections
 
 
 def serve(config: ServeConfig, sockets: list[socket.socket] | None = None) -> int:
-    """Run the server until it is told to stop; returns the exit status.
-
-    `sockets` listen already, in place of --host and --port.
-    """
+    """Runs the server until a signal ends it; returns the exit status. `sockets` replace --host and --port."""
     began = time.monotonic()
     configure_logging("supervisor", config.log_format, config.log_level)
     # Process 1 of a container ignores SIGTERM by default, and a model takes minutes to download. The supervisor later
     # installs its own handlers. HTTP processes, which read keys and certificates, do not run yet.
-    handle_signals(_end_start, lambda: None)
+    handle_signals(_exit_during_start, lambda: None)
     context = tls_context(config)
     read_api_keys(config)
     _raise_open_files(config.http_processes)
@@ -55,7 +52,7 @@ def serve(config: ServeConfig, sockets: list[socket.socket] | None = None) -> in
         log.error("%s: %s", NO_MEMORY, error)  # noqa: TRY400
         return 1
     use_memory(memory, "supervisor")
-    # Needed until the models are there: the supervisor keeps little in memory.
+    # Imported late: the supervisor keeps little in memory.
     from embert.server.cli.waiting_server import Downloads, waiting_server
     from embert.server.observability.metrics import SupervisorMetrics
 
@@ -71,7 +68,7 @@ def serve(config: ServeConfig, sockets: list[socket.socket] | None = None) -> in
 
 
 def _raise_open_files(http_processes: int) -> None:
-    """Raise the limit of open files to the hard limit, for all processes. Raises ConfigError where that is too low."""
+    """Raises the limit of open files to the hard limit, for all processes. Raises ConfigError if that is too low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     least = LEAST_FILES + FILES_A_PROCESS * http_processes
@@ -83,9 +80,9 @@ def _raise_open_files(http_processes: int) -> None:
 
 
 def _traces_url(config: ServeConfig) -> str | None:
-    """Where spans go, if anywhere. Raises ConfigError where --otlp-endpoint cannot be used.
+    """Returns the URL that spans are sent to, or None. Raises ConfigError if --otlp-endpoint cannot be used.
 
-    OpenTelemetry's variables may be meant for every program of a machine: where they cannot be used, a line says so.
+    OpenTelemetry's variables may be meant for every program of a machine: if they cannot be used, a line is logged.
     """
     try:
         url = traces_url(config.otlp_endpoint, os.environ)
@@ -99,7 +96,7 @@ def _traces_url(config: ServeConfig) -> str | None:
     return url
 
 
-def _end_start(number: int) -> NoReturn:
-    """Exit at once: no process has been started yet."""
+def _exit_during_start(number: int) -> NoReturn:
+    """Exits at once: no process has been started yet."""
     log.info("received %s during startup; exiting", signal.Signals(number).name)
     exit_now(0)  # SystemExit would wait for the threads of a download

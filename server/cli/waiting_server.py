@@ -1,8 +1,8 @@
-"""Answers HTTP while models are downloaded: that may take minutes, and probes and Prometheus ask from the start on.
+"""Serves HTTP while models are downloaded: that may take minutes, and probes and Prometheus send requests meanwhile.
 
-/livez is 200, /readyz 503 with the downloaded bytes, /metrics has the supervisor's metrics, and all else is 503. It
-runs in a thread of the supervisor, on the sockets that the HTTP processes get afterwards, and only if reading the
-models takes longer than a moment. A connection carries one request.
+/livez is 200, /readyz 503 with the downloaded bytes, /metrics has the supervisor's metrics, and all other paths are
+503. The server is a thread of the supervisor, on the sockets that the HTTP processes get afterwards. It starts only if
+reading the models takes longer than a moment. A connection carries one request.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.3  # local models are read within that
 LOG_INTERVAL_S = 10.0
-REQUEST_S = 5.0  # for a request to come and its answer to go
-MOST_CONNECTIONS = 256
+REQUEST_S = 5.0  # limit for a request and its response
+MAX_CONNECTIONS = 256
 _HEAD_BYTES = 65_536
 _PROBES = frozenset({"/livez", "/readyz", "/health", "/ping"})
 
 
 @dataclass
 class Downloads:
-    """The progress of each model's download. Download threads write it."""
+    """Progress of each model's download, which download threads write."""
 
     names: Sequence[str]  # of the models
     _bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def note(self, name: str, done: int, total: int) -> None:
-        """Set the downloaded bytes of a model, and the known total."""
+        """Sets the downloaded bytes of a model, and the known total."""
         self._bytes[name] = done, total
 
     def __str__(self) -> str:
-        loads = [f"{name}, {done / 1e6:.0f} of {total / 1e6:.0f} MB" for name, (done, total) in self._bytes.items()]
-        return f"downloading {'; '.join(loads)}" if loads else "reading the models"
+        parts = [f"{name}, {done / 1e6:.0f} of {total / 1e6:.0f} MB" for name, (done, total) in self._bytes.items()]
+        return f"downloading {'; '.join(parts)}" if parts else "reading the models"
 
 
 @contextmanager
@@ -65,8 +65,9 @@ def waiting_server(
     downloads: Downloads,
     memory: MetricMemory,
 ) -> Iterator[None]:
-    """Answer until the end of the context; the sockets stay open after it. Raises ConfigError for keys."""
-    server = _WaitingServer(Keys(config, _open_paths(config)), downloads, memory)
+    """Serves until the end of the context; the sockets stay open after it. Raises ConfigError for keys."""
+    keyless = _PROBES | {"/metrics"} if "metrics" in config.keyless else _PROBES
+    server = _WaitingServer(Keys(config, keyless), downloads, memory)
     ended = threading.Event()
 
     def run() -> None:
@@ -80,10 +81,6 @@ def waiting_server(
     finally:
         ended.set()
         thread.join()
-
-
-def _open_paths(config: ServeConfig) -> frozenset[str]:
-    return _PROBES | {"/metrics"} if "metrics" in config.keyless else _PROBES
 
 
 @dataclass
@@ -100,7 +97,7 @@ class _WaitingServer:
         metrics_socket: socket.socket | None,
         ended: threading.Event,
     ) -> None:
-        """Answer until `ended`. Clients that are not accepted by then stay in the sockets' backlogs."""
+        """Serves until `ended`. Clients that are not accepted by then stay in the sockets' backlogs."""
         loop = asyncio.get_running_loop()
         listening = [(sock, context, False) for sock in sockets]
         if metrics_socket is not None:
@@ -116,13 +113,13 @@ class _WaitingServer:
             await asyncio.wait(self._tasks, timeout=1.0)
 
     def _accept(self, sock: socket.socket, context: ssl.SSLContext | None, *, only_metrics: bool) -> None:
-        """Accept a client. It is in `_tasks` from then on, so the end of `serve` waits for its answer."""
+        """Accepts a client. It is in `_tasks` from then on, so the end of `serve` waits for its response."""
         try:
             connection, _ = sock.accept()
         except OSError as error:  # the client has left, or too many files are open
             log.debug("no connection accepted: %s", error)
             return
-        if len(self._tasks) >= MOST_CONNECTIONS:
+        if len(self._tasks) >= MAX_CONNECTIONS:
             connection.close()
             return
         task = asyncio.create_task(self._handle(connection, context, only_metrics=only_metrics))
@@ -140,15 +137,15 @@ class _WaitingServer:
                 closing.callback(transport.close)
                 writer = asyncio.StreamWriter(transport, protocol, reader, loop)
                 head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(head, only_metrics=only_metrics))
+                writer.write(self._respond(head, only_metrics=only_metrics))
                 await writer.drain()
                 if writer.can_write_eof():
                     writer.write_eof()
                 while await reader.read(_HEAD_BYTES):  # a body; closing before it is read would reset the connection
                     pass
 
-    def _answer(self, head: bytes, *, only_metrics: bool) -> bytes:
-        """The whole answer. Raises ValueError for an invalid request head."""
+    def _respond(self, head: bytes, *, only_metrics: bool) -> bytes:
+        """Returns the whole response. Raises ValueError for an invalid request head."""
         first, *lines = head.split(b"\r\n")[:-2]
         method, target, _ = first.decode("ascii").split(" ")
         pairs = [line.partition(b":") for line in lines]
@@ -156,16 +153,16 @@ class _WaitingServer:
         path = target.partition("?")[0]
         status, body, more = 404, b"only GET /metrics is here\n", [(b"content-type", b"text/plain")]
         if path == "/metrics" or not only_metrics:
-            status, body, more = self._respond(method, path, headers, only_metrics=only_metrics)
-        shown = [*more, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-        answer = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n".encode()
-        answer += b"".join(b"%b: %b\r\n" % header for header in shown)
-        return answer + b"\r\n" + (b"" if method == "HEAD" else body)
+            status, body, more = self._route(method, path, headers, only_metrics=only_metrics)
+        fields = [*more, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        response = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n".encode()
+        response += b"".join(b"%b: %b\r\n" % field for field in fields)
+        return response + b"\r\n" + (b"" if method == "HEAD" else body)
 
-    def _respond(
+    def _route(
         self, method: str, path: str, headers: list[tuple[bytes, bytes]], *, only_metrics: bool
     ) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
-        """Status, body and headers. The port that has only metrics needs no key."""
+        """Returns status, body and headers. The port that has only metrics needs no key."""
         what, json = str(self.downloads), [(b"content-type", b"application/json")]
         try:
             if not only_metrics:
