@@ -17,7 +17,7 @@ from embert.engine.host import usable_memory
 from embert.engine.memory_estimate import MemoryEstimate, estimate_memory, process_bytes
 from embert.server.config import ConfigError, ModelConfig
 from embert.server.ipc.control import StartModel
-from embert.server.supervisor.start_messages import PlannedModel
+from embert.server.supervisor.planned_model import PlannedModel
 
 __all__ = ["plan"]
 

@@ -10,7 +10,7 @@ from embert.engine.model import Model
 from embert.engine.tasks import Task
 from embert.server.config import ServeConfig
 from embert.server.ipc.control import EngineState
-from embert.server.supervisor.start_messages import PlannedModel
+from embert.server.supervisor.planned_model import PlannedModel
 
 __all__ = ["announce"]
 
@@ -25,11 +25,10 @@ def announce(
     sock: socket.socket,
     took_s: float,
 ) -> bool:
-    """Log encoders, limits and address, and a command to try; False where no model works.
+    """Log encoders, limits and address, and a command to try. Returns False if no model works.
 
-    `sock` is a listening one, `took_s` the whole start.
-
-    `broken` are the names of models that cannot be read, here or by HTTP processes, with the reasons.
+    `broken` has the names of models that cannot be read, with the reasons. `sock` is listening, and `took_s` is the
+    duration of the whole start.
     """
     works: list[PlannedModel] = []
     for model in models:
@@ -80,7 +79,7 @@ def announce(
 
 
 def _example(model: Model) -> tuple[str, str]:
-    """A path and a body that this model answers."""
+    """A path and a body for this model."""
     if Task.EMBED in model.tasks:
         return "/v1/embeddings", '{"input": "Hello, world"}'
     if model.heads.classifier is not None and len(model.heads.classifier.labels) == 1:
@@ -89,7 +88,7 @@ def _example(model: Model) -> tuple[str, str]:
 
 
 def _url(sock: socket.socket, *, tls: bool) -> str:
-    """Where a client on this machine finds the server."""
+    """URL of the server for a client on this machine."""
     host, port = sock.getsockname()[:2]
     shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
     return f"{'https' if tls else 'http'}://{shown}:{port}"

@@ -1,4 +1,4 @@
-"""One child process: its start and the pause before it, its control connection, its end."""
+"""One child process: its start and the pause before that, its control connection, its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Backoff:
     _delay_s: float = BACKOFF_FIRST_S
 
     def next_s(self) -> float:
-        """The pause now; the next one is twice as long."""
+        """Returns the pause; the next one is twice as long."""
         delay_s = self._delay_s
         self._delay_s = min(2 * delay_s, BACKOFF_MAX_S)
         return delay_s
@@ -53,19 +53,19 @@ class Child:
     starts: int = 0
     backoff: Backoff = field(default_factory=Backoff)
     started: float = 0.0
-    start_at: float | None = None  # when to start it (again)
+    start_at: float | None = None  # time of its next start
     ready: bool = False
     ready_since: float = float("inf")
     slowest_start_s: float = 0.0  # of the starts that succeeded; 0: none has
     doing: str = ""  # the step of its start that it last reported
-    reads: int = -1  # of an HTTP process that starts: the model, by number, whose files it reads; -1: none
-    reported: float = 0.0  # when its start was last logged
+    reads: int = -1  # number of the model whose files a starting HTTP process reads; -1: none
+    reported: float = 0.0  # time of the last log line about its start
     hang_limit_s: float = HTTP_HANG_S  # longest time without a sign of life, or in one forward
     limits_unknown: bool = True  # no model of this start has reported its batch time
     process: subprocess.Popen[bytes] | None = None
     control: ControlConnection | None = None
-    draining: bool = False  # has been asked to drain and exit
-    killed: bool = False  # by the supervisor because it hung, or about to be, and not yet reaped
+    draining: bool = False  # it has got Drain
+    killed: bool = False  # it hung; the supervisor has killed it, or is about to, and has not reaped it
     endpoint: str = ""  # Unix socket of this start
 
     @property
@@ -76,7 +76,7 @@ class Child:
     def spawn(self, inherited: Sequence[int], selector: selectors.BaseSelector) -> None:
         """Start the process with these descriptors, and register the parent's end of its control connection.
 
-        Raises OSError, and leaves nothing open then, where the system has no descriptors, memory or processes left.
+        Raises OSError, with nothing left open, if the system has no descriptors, memory or processes left.
         """
         parent_end, child_end = socket.socketpair()
         with child_end:
@@ -97,24 +97,19 @@ class Child:
                 raise
         self.control = ControlConnection(parent_end)
         self.starts += 1
-        self.ready, self.draining, self.killed, self.ready_since, self.start_at = (
-            False,
-            False,
-            False,
-            float("inf"),
-            None,
-        )
+        self.ready = self.draining = self.killed = False
+        self.ready_since, self.start_at = float("inf"), None
         self.limits_unknown, self.reads = True, -1
         self.started = self.reported = time.monotonic()
         self.doing = "importing modules"
 
     def send(self, message: Message) -> None:
-        """Send a message, if the process runs."""
+        """Send a message if the process runs."""
         if self.control is not None:
             self.control.send(message)
 
     def became_ready(self) -> None:
-        """Note the moment."""
+        """Store the time."""
         self.ready, self.ready_since = True, time.monotonic()
         self.slowest_start_s = max(self.slowest_start_s, self.ready_since - self.started)
 
@@ -125,18 +120,18 @@ class Child:
         return delay_s
 
     def dump_stacks(self) -> None:
-        """Ask a hung process for the stacks of its threads in the log; `kill_hung` comes a moment later."""
+        """Make a hung process log the stacks of its threads, a moment before `kill_hung`."""
         assert self.process is not None  # noqa: S101 - only a running process hangs
         self.ready, self.killed = False, True
         self.process.send_signal(DUMP_SIGNAL)
 
     def kill_hung(self) -> None:
-        """Kill the process without waiting for its end, which is then handled like any other."""
+        """Kill the process. Its end is handled like any other."""
         assert self.process is not None  # noqa: S101 - only a running process hangs
         self.process.kill()
 
     def kill(self) -> None:
-        """Kill the process, if it runs, and wait a few seconds for its end."""
+        """Kill the process if it runs, and wait a few seconds for its end."""
         if self.process is not None:
             self.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -144,17 +139,17 @@ class Child:
 
     @property
     def connected(self) -> bool:
-        """Whether our end of the control connection is open."""
+        """True if this end of the control connection is open."""
         return self.control is not None and self.control.socket.fileno() >= 0
 
     def disconnect(self, selector: selectors.BaseSelector) -> None:
-        """Close our end of the control connection, if it is open."""
+        """Close this end of the control connection if it is open."""
         if self.control is not None and self.connected:
             selector.unregister(self.control.socket)
             self.control.socket.close()
 
     def exit_status(self) -> int | None:
-        """The status of a process that has ended; negative: killed by that signal. None while none has ended."""
+        """Exit status of the process; negative: killed by that signal. None if it runs, or there is none."""
         return None if self.process is None else self.process.poll()
 
     def mark_dead(self) -> None:

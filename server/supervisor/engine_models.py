@@ -1,11 +1,11 @@
-"""The models of one engine process as the supervisor knows them: what each start loads, and their states.
+"""The models of one engine process: the models to load at each start, and their states.
 
 A model that breaks must not take the others along:
 
 * One that ends the process while it loads is quarantined. After the first such loss the process loads its models one by
   one, so that the next loss names the model.
 * One whose forwards end the process repeatedly is quarantined for a while, and then loaded by the running process.
-* Where the process ends while it loads one model and runs another, either may be at fault. It counts for both, and none
+* If the process ends while it loads one model and runs another, either may be at fault. It counts for both, and none
   is quarantined for ever on such evidence.
 
 The only model of a process is never quarantined: there are no other models to protect.
@@ -33,10 +33,10 @@ class _Losses:
     count: int = 0
     last: float = float("-inf")
     in_doubt: bool = False  # another model may be at fault
-    quarantine_s: float = QUARANTINE_S  # for how long the model is quarantined the next time
+    quarantine_s: float = QUARANTINE_S  # duration of the next quarantine
 
     def next_quarantine_s(self) -> float:
-        """The duration of the quarantine that begins now; doubles the next one."""
+        """Returns the duration of the quarantine that begins now, and doubles the next one."""
         quarantine_s, self.quarantine_s = self.quarantine_s, min(2 * self.quarantine_s, QUARANTINE_MAX_S)
         return quarantine_s
 
@@ -54,7 +54,7 @@ class EngineModels:
         self._one_by_one = False
 
     def begin(self) -> tuple[list[int], bool]:
-        """The process starts: returns the models that it loads, and whether one by one."""
+        """Begin a start of the process. Returns the models that it loads, and True if it loads them one by one."""
         self._loading.clear()
         wanted = [number for number in self.numbers if number not in self._quarantined]
         self.states = {number: ModelState("failed", why) for number, (why, _) in self._quarantined.items()}
@@ -63,7 +63,7 @@ class EngineModels:
         return sorted(wanted, key=lambda number: self._load_losses[number].count), self._one_by_one
 
     def due(self, now: float) -> list[int]:
-        """Ends expired quarantines; returns the models that the running process loads now."""
+        """End expired quarantines. Returns the models that the running process loads now."""
         due = [number for number, (_, until) in self._quarantined.items() if until <= now]
         for number in due:
             del self._quarantined[number]
@@ -71,31 +71,31 @@ class EngineModels:
         return due
 
     def loads(self, number: int, doing: str) -> None:
-        """The process is loading a model, and at this step of it."""
+        """Store the current step of loading a model."""
         self._loading.add(number)
         if self.states[number].state == "loading":
             self.states = {**self.states, number: ModelState("loading", doing)}
 
     def ready(self, number: int, info: ModelInfo) -> None:
-        """A model is ready."""
+        """Store that a model is ready."""
         self._end(number, ModelState("ready", "", info))
         self._load_losses[number] = _Losses()
 
     def failed(self, number: int, message: str) -> None:
-        """A model cannot be loaded."""
+        """Store that a model cannot be loaded."""
         self._end(number, ModelState("failed", message))
 
     def late(self, message: str) -> list[int]:
-        """The models that are still loading after too long; they count as failed until they are ready."""
+        """Returns the models that have been loading for too long. They count as failed until they are ready."""
         late = [number for number, state in self.states.items() if state.state == "loading"]
         for number in late:
             self.states = {**self.states, number: ModelState("failed", message)}
         return late
 
     def lost(self, exit_detail: str, now: float, running: int | None = None) -> tuple[int, str] | None:
-        """The process has ended, possibly in a forward of the model `running`.
+        """Count an end of the process, possibly in a forward of the model `running`.
 
-        `exit_detail` is for example `was killed by SIGKILL`. Returns the model that is quarantined for it, and why.
+        `exit_detail` is for example `was killed by SIGKILL`. Returns the model that is quarantined, and the reason.
         """
         blamed, self._loading = self._loading, set()
         self._one_by_one = len(self.numbers) > 1 and bool(blamed or self._one_by_one)
@@ -113,12 +113,12 @@ class EngineModels:
 
     @property
     def settled(self) -> bool:
-        """Whether no model is loading any more."""
+        """True if no model is loading any more."""
         return all(state.state != "loading" for state in self.states.values())
 
     @property
     def all_failed(self) -> bool:
-        """Whether every model has failed."""
+        """True if every model has failed."""
         return all(state.state == "failed" for state in self.states.values())
 
     def _end(self, number: int, state: ModelState) -> None:

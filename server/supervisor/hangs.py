@@ -1,4 +1,4 @@
-"""What the supervisor watches for: children that run but do no work, and outages of all children of a kind.
+"""Detects children that run but do no work, and outages of all children of a kind.
 
 Hung children are killed, and then restarted like any other that dies. Each process writes signs of life into shared
 memory (server/ipc/shared_counters.py).
@@ -16,10 +16,10 @@ from embert.server.supervisor.child import Child, Kind
 
 __all__ = ["STABLE_S", "HangDetector", "Outages"]
 
-HANG_MIN_S, HANG_BATCHES = 5.0, 100  # a forward hangs after the time of so many full batches, but not before 5 s
+HANG_MIN_S, HANG_BATCHES = 5.0, 100  # a forward hangs after the time of 100 full batches, but not before 5 s
 # Without --engine-timeout. On a few cores a text of thousands of tokens takes minutes.
 USUAL_BOUND_S, LONGEST_TEXTS = 30.0, 3
-STABLE_S = 2.0  # a failure after being ready for so long counts as a first failure
+STABLE_S = 2.0  # a process that was ready for longer starts without a pause when it is lost
 GIVE_UP_AFTER_S = 300.0  # longer than a GPU or a file system may be away and still come back by itself
 SIGN_MARGIN_S = 2.0  # signs of life come every second
 
@@ -44,9 +44,9 @@ class HangDetector:
         engine.limits_unknown = False
 
     def reason(self, child: Child, now: float) -> str | None:
-        """Why a child counts as hung, for the log; None where it does not.
+        """The reason for which a child counts as hung, or None.
 
-        One that drains does not: it shows no sign of life while it frees its memory, and --drain-timeout ends it.
+        A child that drains does not: it shows no sign of life while it frees its memory, and --drain-timeout ends it.
         """
         if child.draining:
             return None
@@ -78,23 +78,23 @@ class HangDetector:
 
 
 class Outages:
-    """Since when no engine, or no HTTP process, has been able to work (GIVE_UP_AFTER_S)."""
+    """The times since when no engine, or no HTTP process, has been ready (GIVE_UP_AFTER_S)."""
 
     def __init__(self, start_timeout_s: float) -> None:
         self._start_timeout_s = start_timeout_s
         self._since: dict[Kind, float] = {}
 
     def note_loss(self, child: Child, siblings: Sequence[Child]) -> None:
-        """A child was lost: an outage of its kind begins if none of its siblings is ready."""
+        """Count a lost child. An outage of its kind begins if none of its siblings is ready."""
         if not any(sibling.ready for sibling in siblings):
             self._since.setdefault(child.kind, time.monotonic())
 
     def restart_clocks(self, now: float) -> None:
-        """Measure current outages from now on, because the supervisor itself was stopped."""
+        """Measure outages from now on, because the supervisor itself was stopped."""
         self._since = dict.fromkeys(self._since, now)
 
     def exceeded_s(self, kind: Kind, children: Sequence[Child], now: float) -> float | None:
-        """The seconds of an outage that has lasted too long, else None. Ends the outage of a kind that is stable."""
+        """Seconds of an outage that has lasted too long, otherwise None. Ends the outage of a kind that is stable."""
         if any(child.ready and now - child.ready_since > STABLE_S for child in children):
             self._since.pop(kind, None)
         since = self._since.get(kind)
@@ -103,6 +103,6 @@ class Outages:
         return now - since if now - since > self._limit_s(children) else None
 
     def _limit_s(self, children: Sequence[Child]) -> float:
-        """GIVE_UP_AFTER_S, or more where a start takes so long that it could not succeed within that."""
+        """GIVE_UP_AFTER_S, or longer if no start could succeed within that."""
         slowest_s = max(child.slowest_start_s for child in children)
         return max(GIVE_UP_AFTER_S, 2 * slowest_s or self._start_timeout_s)

@@ -12,7 +12,7 @@ _BACKLOG = 4096
 
 
 def listen(host: str, port: int, option: str = "--port") -> list[socket.socket]:
-    """Opens the port on every address that `host` stands for, on `::` for IPv4 too.
+    """Opens the port on every address of `host`, on `::` for IPv4 too.
 
     The sockets can be inherited and do not block: processes that share one may accept at the same moment. Raises
     ConfigError with one sentence that names `option`.
@@ -23,9 +23,9 @@ def listen(host: str, port: int, option: str = "--port") -> list[socket.socket]:
         raise ConfigError(f"--host {host} is not an address of this machine: {error}") from None
     sockets: list[socket.socket] = []
     for family, *_, address in dict.fromkeys(addresses):
-        wanted = address[0], sockets[0].getsockname()[1] if sockets else port, *address[2:]
+        address = address[0], sockets[0].getsockname()[1] if sockets else port, *address[2:]
         try:
-            sock = _bound(family, wanted, both=host == "::")
+            sock = _bind(family, address, both=host == "::")
             sock.listen(_BACKLOG)
         except OSError as error:
             raise ConfigError(
@@ -35,7 +35,7 @@ def listen(host: str, port: int, option: str = "--port") -> list[socket.socket]:
     return sockets
 
 
-def _bound(family: int, address: tuple[object, ...], *, both: bool) -> socket.socket:
+def _bind(family: int, address: tuple[object, ...], *, both: bool) -> socket.socket:
     """Returns a bound TCP socket. `both`: an IPv6 socket also takes IPv4, for any system default."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import time
+import uuid
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from embert.server.ipc.control import (
     Progress,
     Ready,
     Reload,
+    StartEngine,
+    StartHttp,
     describe_exit,
 )
 from embert.server.ipc.shared_counters import SharedCounters
@@ -43,7 +46,7 @@ from embert.server.supervisor.announcement import announce
 from embert.server.supervisor.child import Child, Kind
 from embert.server.supervisor.engine_models import EngineModels
 from embert.server.supervisor.hangs import STABLE_S, HangDetector, Outages
-from embert.server.supervisor.start_messages import PlannedModel, StartMessages
+from embert.server.supervisor.planned_model import PlannedModel
 
 if TYPE_CHECKING:
     from embert.server.observability.metrics import SupervisorMetrics
@@ -52,14 +55,15 @@ __all__ = ["Supervisor"]
 
 log = logging.getLogger(__name__)
 
-NO_MEMORY = "the memory that processes share cannot be made"  # with the reason
+NO_MEMORY = "cannot allocate shared memory"  # precedes the reason
 FIRST_STARTS = 3  # a process that dies this often before the server was ever ready will not come up
 READING_LOSSES_MAX = 2  # HTTP processes lost while they read one model
-PROGRESS_REPORTS = 10  # at most so many log lines about one start, spread over --start-timeout
+PROGRESS_REPORTS = 10  # maximum log lines about one start, spread over --start-timeout
 GIVE_UP_GRACE_S = 5.0  # for clients to get their 503
+DRAIN_GRACE_S = 5.0  # after --drain-timeout, for the processes to end
 UNKILLABLE_S = 10.0  # a process blocked in a driver or a file system survives SIGKILL; the supervisor exits without it
 WATCH_INTERVAL_S = 0.5
-SAME_SIGNAL_S = 0.5  # `timeout` and shells signal the process and then its group; the two count as one
+SAME_SIGNAL_S = 0.5  # `timeout` and shells signal the process and then its group, which counts as one signal
 
 
 @dataclass(eq=False)
@@ -74,31 +78,30 @@ class Supervisor:
     began: float
     memory: MetricMemory  # of metrics, with a region for this process
     metrics: SupervisorMetrics
-    traces_url: str | None = None  # where spans go; None: no traces
+    traces_url: str | None = None  # of the collector; None: no traces
+    _instance: str = field(default_factory=lambda: str(uuid.uuid4()), init=False)  # a unique name of this server
     _name: str = field(default_factory=lambda: f"embert-{secrets.token_hex(8)}", init=False)  # of its sockets
     _http_processes: list[Child] = field(init=False)
     _engines: list[Child] = field(init=False)
     _states: list[EngineState] = field(init=False)
     _engine_models: list[EngineModels] = field(init=False)  # of each engine
     _counters: SharedCounters = field(init=False)
-    _messages: StartMessages = field(init=False)
     _hangs: HangDetector = field(init=False)
     _outages: Outages = field(init=False)
-    # Models that an HTTP process cannot read, by name, with the reason; and how many such processes ended over one.
-    _unreadable: dict[str, str] = field(default_factory=dict, init=False)
-    _reading_losses: Counter[int] = field(default_factory=Counter, init=False)
-    _watched: float = field(default_factory=time.monotonic, init=False)  # when `_watch` last ran
+    _unreadable: dict[str, str] = field(default_factory=dict, init=False)  # by HTTP processes: name → reason
+    _reading_losses: Counter[int] = field(default_factory=Counter, init=False)  # HTTP processes lost reading a model
+    _watched: float = field(default_factory=time.monotonic, init=False)  # last run of `_watch`
     _stopping: bool = field(default=False, init=False)
     _kill_at: float = field(default=float("inf"), init=False)
     _announced: bool = field(default=False, init=False)
-    # What the loop has to do for signals. Their handlers must not send: they may have interrupted a message.
+    # Calls that the loop makes for signals. Handlers must not send: they may have interrupted a message.
     _signals: deque[Callable[[], None]] = field(default_factory=deque, init=False)
     _signalled: float = field(default=float("-inf"), init=False)
     _status: int = field(default=0, init=False)
     _drained: dict[int, Drained] = field(default_factory=dict, init=False)  # by HTTP process
 
     def run(self) -> int:
-        """Serve until told to stop: 0 after SIGTERM or SIGINT, 1 after giving up on a child or a second signal."""
+        """Serve until a signal. Returns 0 after SIGTERM or SIGINT, 1 after giving up on a child or a second signal."""
         devices = self.devices
         self._engines = [Child("engine", i) for i in range(len(devices))]
         self._http_processes = [Child("http", i) for i in range(self.config.http_processes)]
@@ -109,9 +112,6 @@ class Supervisor:
             log.error("%s: %s", NO_MEMORY, error)  # noqa: TRY400
             return 1
         self.metrics.add_engines(range(len(devices)))
-        self._messages = StartMessages(
-            self.config, self.models, self.broken, self.memory.fd, self._counters.fd, self.traces_url
-        )
         self._hangs = HangDetector(self.config, self._counters)
         self._outages = Outages(self.config.start_timeout)
         self._engine_models = [
@@ -154,7 +154,6 @@ class Supervisor:
         return self._status
 
     def _log_end(self) -> None:
-        """The last line of the log."""
         ends = self._drained.values()
         log.info(
             "stopped; requests since the signal: %d answered, %d refused, %d lost",
@@ -165,7 +164,7 @@ class Supervisor:
 
     @property
     def devices(self) -> list[str]:
-        """One for each engine process."""
+        """The device of each engine process."""
         return list(dict.fromkeys(device for model in self.models for device in model.devices))
 
     @property
@@ -176,7 +175,7 @@ class Supervisor:
         return self._engines if kind == "engine" else self._http_processes
 
     def _awaited(self) -> list[Child]:
-        """The children that keep the loop running."""
+        """Children for which the loop goes on."""
         if not self._stopping:
             return self._children
         if time.monotonic() > self._kill_at + UNKILLABLE_S:
@@ -193,7 +192,7 @@ class Supervisor:
     # --- starting ---
 
     def _start(self, child: Child) -> None:
-        """Start a child, or schedule another try where the system has no descriptors, memory or processes left."""
+        """Start a child, or schedule another try if the system has no descriptors, memory or processes left."""
         inherited = [self._counters.fd, self.memory.fd]
         try:
             if child.kind == "http":
@@ -213,9 +212,33 @@ class Supervisor:
     def _instructions(self, child: Child) -> Message:
         if child.kind == "engine":
             numbers, one_by_one = self._engine_models[child.index].begin()
-            return self._messages.engine(child, self.devices, numbers, one_by_one=one_by_one)
-        metrics_socket = self.metrics_socket if child.index == 0 else None
-        return self._messages.http(child, self.sockets, metrics_socket, self._states)
+            return StartEngine(
+                config=self.config,
+                models=[self.models[number].start for number in numbers],
+                one_by_one=one_by_one,
+                names=[model.start.name for model in self.models],
+                memory_fd=self.memory.fd,
+                index=child.index,
+                device=self.devices[child.index],
+                endpoint=child.endpoint,
+                counters_fd=self._counters.fd,
+                engines=len(self._engines),
+                traces_url=self.traces_url,
+                instance=self._instance,
+            )
+        return StartHttp(
+            config=self.config,
+            models=[model.start for model in self.models],
+            broken=self.broken,
+            memory_fd=self.memory.fd,
+            socket_fds=[sock.fileno() for sock in self.sockets],
+            metrics_fd=self.metrics_socket.fileno() if self.metrics_socket and child.index == 0 else None,
+            http_index=child.index,
+            counters_fd=self._counters.fd,
+            engines=self._states,
+            traces_url=self.traces_url,
+            instance=self._instance,
+        )
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -250,7 +273,7 @@ class Supervisor:
         if message.model >= 0:
             if child.kind == "engine":
                 self._engine_models[child.index].loads(message.model, message.doing)
-                self._tell_engine(child)
+                self._send_engine_state(child)
             else:
                 child.reads = message.model
             if len(self.models) > 1:
@@ -274,7 +297,7 @@ class Supervisor:
         self._note_ready(child)
         self._hangs.add_limit(child, message.info)
         self.metrics.hang_limit[child.index].set(child.hang_limit_s)
-        self._tell_engine(child)
+        self._send_engine_state(child)
         if len(self.models) > 1:
             name, info = self.models[message.model].start.name, message.info
             log.info("%s is ready on %s, %.1f s after it began to load", name, child.name, info.load_s)
@@ -289,8 +312,8 @@ class Supervisor:
         several = len(self.models) > 1
         log.error("%s%s", f"{self.models[message.model].start.name}: " if several else "", message.message)
         self._engine_models[child.index].failed(message.model, message.message)
-        self._tell_engine(child)
-        # The server was never ready: wrong models or options, which a retry does not fix.
+        self._send_engine_state(child)
+        # The server was never ready: a retry does not fix wrong models or options.
         is_fatal = not several or all(models.all_failed for models in self._engine_models)
         if not self._announced and is_fatal:
             self._give_up()
@@ -304,7 +327,7 @@ class Supervisor:
             self._give_up()
 
     def _announce(self) -> None:
-        """Log what is served, once every model is ready or has failed."""
+        """Log the models and addresses once every model is ready or has failed."""
         engines = zip(self._engines, self._engine_models, strict=True)
         if self._announced or self._stopping or not all(process.ready for process in self._http_processes):
             return
@@ -316,13 +339,13 @@ class Supervisor:
             if not announce(self.config, self.models, broken, self._states, self.sockets[0], took_s):
                 self._give_up()
 
-    def _tell_engine(self, child: Child) -> None:
+    def _send_engine_state(self, child: Child) -> None:
         """Send the state of an engine and its models to the HTTP processes."""
         state: Literal["ready", "loading"] = "ready" if child.ready else "loading"
         models = dict(self._engine_models[child.index].states)
-        self._tell_state(EngineState(child.index, state, "", child.endpoint if child.ready else "", models))
+        self._send_state(EngineState(child.index, state, "", child.endpoint if child.ready else "", models))
 
-    def _tell_state(self, state: EngineState) -> None:
+    def _send_state(self, state: EngineState) -> None:
         self._states[state.index] = state
         ready = {
             number
@@ -370,17 +393,17 @@ class Supervisor:
         self._watch_outages(now)
 
     def _watch_models(self, engine: Child, now: float) -> None:
-        """Give up on models that load for too long, and load those that were quarantined for long enough."""
+        """Give up on models that load for too long, and load those whose quarantine has ended."""
         models, limit_s = self._engine_models[engine.index], self.config.start_timeout
         if not models.settled and now - engine.started > limit_s:
             for number in models.late(f"not ready {limit_s:g} s after the start of {engine.name} (--start-timeout)"):
                 log.error("%s: %s", self.models[number].start.name, models.states[number].detail)
-            self._tell_engine(engine)
+            self._send_engine_state(engine)
             self._announce()
         if due := models.due(now):
             for number in due:
                 engine.send(LoadModel(self.models[number].start))
-            self._tell_engine(engine)
+            self._send_engine_state(engine)
 
     def _watch_outages(self, now: float) -> None:
         """Exit after too long without any engine or any HTTP process; a service manager may restart the server."""
@@ -418,7 +441,7 @@ class Supervisor:
             if (quarantined := models.lost(exit_detail, time.monotonic(), running)) is not None:
                 log.error("%s is quarantined: %s", self.models[quarantined[0]].start.name, quarantined[1])
             detail = f"the engine process {exit_detail} and is being restarted"
-            self._tell_state(EngineState(child.index, "down", detail, models=dict(models.states)))
+            self._send_state(EngineState(child.index, "down", detail, models=dict(models.states)))
         else:
             all_failed = False
             if self._stopping:  # without its last message, what was in flight is lost
@@ -484,12 +507,12 @@ class Supervisor:
     def _stop(self) -> None:
         self._stopping = True
         self.metrics.draining.set(1)
-        self._kill_at = time.monotonic() + self.config.drain_timeout + 5.0
+        self._kill_at = time.monotonic() + self.config.drain_timeout + DRAIN_GRACE_S
         for process in self._http_processes:
             process.send(Drain())
 
     def _stop_in_order(self) -> None:
-        """Drain the engines only after the HTTP processes, which need their answers, have exited."""
+        """Drain the engines only after the HTTP processes, which need their results, have exited."""
         if not self._stopping:
             return
         if all(process.process is None for process in self._http_processes):

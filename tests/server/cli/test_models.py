@@ -12,7 +12,7 @@ import pytest
 from embert.server.cli import models
 from embert.server.cli.models import plan
 from embert.server.config import ConfigError, ServeConfig, model_configs
-from embert.server.supervisor.start_messages import PlannedModel
+from embert.server.supervisor.planned_model import PlannedModel
 from tests.server.models import build_classifier, copy_model, edit_json
 
 MIB = 1 << 20

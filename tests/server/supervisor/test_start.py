@@ -250,7 +250,7 @@ def test_environment_variables_are_named_in_errors() -> None:
 @pytest.mark.parametrize(
     ("limit", "status", "says"),
     [
-        ("-f 0", 1, ("memory that processes share",)),  # no file may hold a byte
+        ("-f 0", 1, ("cannot allocate shared memory",)),  # no file may hold a byte
         ("-n 64", 2, ("64 files", "at least 136")),
     ],
 )
