@@ -17,14 +17,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
 from embert.engine.tokenization.encoded import Encoded
 from embert.server.config import ServeConfig
+from embert.server.engine_client.connection import EngineConnection
 from embert.server.http.errors import Overloaded, Unavailable
 from embert.server.http.request_head import TIMEOUT_HEADER, RequestOptions
-from embert.server.ipc.channel import EngineStatus
 from embert.server.ipc.control import EngineState
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.request_record import EXPIRED
@@ -36,25 +35,6 @@ LARGE_PART = 8  # of the limit divided by this: what a request counts as at most
 MIN_BATCHES = 2  # of each engine that the limit always holds; with fewer an engine would wait between two batches
 
 
-class Engine(Protocol):
-    """An engine, as admission sees it."""
-
-    @property
-    def running(self) -> frozenset[int]:
-        """The models that are ready there."""
-        ...
-
-    @property
-    def state(self) -> EngineState:
-        """Its state, as the supervisor reports it."""
-        ...
-
-    @property
-    def status(self) -> EngineStatus | None:
-        """Its last status; None before the first."""
-        ...
-
-
 class Admission:
     """Counts the tokens of one model that this HTTP process has admitted, and admits more within the limit."""
 
@@ -63,11 +43,11 @@ class Admission:
         config: ServeConfig,
         counters: SharedCounters,
         http_index: int,
-        engines: Mapping[int, Engine],
+        engines: Mapping[int, EngineConnection],
         model: int = 0,
         name: str = "",
     ) -> None:
-        """`config` is the model's, `model` its number, `name` what errors call it, empty where there is only one.
+        """`config` is the model's, `model` its number, `name` its name in errors, empty if it is the only model.
 
         `http_index` is this process's index in the counters; `engines`, by index, are the router's.
         """
@@ -75,7 +55,7 @@ class Admission:
         self.max_queue_tokens = config.max_queue_tokens or 0  # 0 until an engine reports its batch size
         self.admitted_tokens = 0  # by this process, and not finished
         self.was_ready = False
-        self.counts: TokenCounts | None = None  # queue cost of its texts; None: the tokens that they have
+        self.counts: TokenCounts | None = None  # queue cost of its texts; None: their number of tokens
         self._config, self._model, self._name = config, model, name
         self._counters, self._http_index = counters, http_index
         self._engines = engines
@@ -100,7 +80,7 @@ class Admission:
 
     @property
     def _states(self) -> list[EngineState]:
-        """States of the engines that have the model, or may have it: one that is down does not report its models."""
+        """States of the engines that have the model, or may have it: an engine that is down reports no models."""
         states = (self._engines[index].state for index in sorted(self._engines))
         return [state for state in states if self._model in state.models or not state.models]
 
@@ -138,7 +118,7 @@ class Admission:
     # --- limits ---
 
     def note(self, state: EngineState) -> None:
-        """Store an engine's state. The budget's default is that of all engines that have the model."""
+        """Store an engine's state. The default budget is the sum over the engines that have the model."""
         running = [engine.state for engine in self._engines.values() if self._model in engine.running]
         infos = [other.models[self._model].info for other in running]
         self._least_limit = MIN_BATCHES * sum(info.max_batch_tokens for info in infos if info is not None)
@@ -168,7 +148,7 @@ class Admission:
         return rate
 
     def _others_s(self) -> list[float]:
-        """The work of each model that shares an engine with this one, in seconds; of unknown rate: none."""
+        """The work of each model that shares an engine with this one, in seconds, if its rate is known."""
         sharing: set[int] = set()
         for engine in self._engines.values():
             if self._model in engine.running:
@@ -217,10 +197,10 @@ class Admission:
             raise self.too_late(options)
 
     def check_capacity(self, least: Callable[[], int], most: int, options: RequestOptions) -> None:
-        """Raise Overloaded for what cannot be admitted, before it is tokenized.
+        """Raise Overloaded for a request that cannot be admitted, before it is tokenized.
 
-        `most` is a cheap upper bound of the request's tokens. `least` counts a lower bound; it runs only where `most`
-        does not fit.
+        `most` is a cheap upper bound of the request's tokens. `least` counts a lower bound; it runs only if `most` does
+        not fit.
         """
         admitted = self._counters.admitted(self._model)
         # `check` reports a server that is not ready.
@@ -231,7 +211,7 @@ class Admission:
             raise self._overloaded(admitted, tokens, options, exact=tokens == most)
 
     def check(self, tokens: int, options: RequestOptions) -> int:
-        """Returns the queue cost of a tokenized request. Raises Unavailable or Overloaded where it cannot enter."""
+        """Returns the queue cost of a tokenized request. Raises Unavailable or Overloaded if it cannot enter."""
         self.check_ready()
         admitted = self._counters.admitted(self._model)
         cost = self._cost(tokens, admitted, options)
@@ -273,7 +253,7 @@ class Admission:
         )
 
     def _retry_after_s(self) -> int:
-        """Whole seconds until the model's queue is empty, at the rates the engines last worked at."""
+        """Whole seconds until the model's queue is empty, at the last rates of the engines."""
         rate = self.tokens_per_s
         if not rate:
             return 1

@@ -1,6 +1,6 @@
 """Tasks that run as long as an HTTP process. One that fails ends the process, and the supervisor restarts it.
 
-Without its sweeps, a process would look alive and miss deadlines, keys or the supervisor's messages for ever.
+Without these tasks, a process would look alive and miss deadlines, keys or the supervisor's messages for ever.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One engine in an HTTP process: its state, and the socket to its present start.
 
-Everything that one tick of the event loop wants to send leaves in one message.
+All requests of one tick of the event loop leave in one message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["EngineConnection"]
 
 log = logging.getLogger(__name__)
 
-LAST_READS = 64  # of what an engine sent before it was lost; a socket buffers no more
+LAST_READS = 64  # from the socket of a lost engine, which buffers no more
 
 
 class EngineConnection:
@@ -32,7 +32,7 @@ class EngineConnection:
         on_results: Callable[[Results], None],
         on_lost: Callable[[EngineConnection, set[int]], None],
     ) -> None:
-        """The callbacks run when the engine's first status arrives, when results arrive, and when the connection ends.
+        """The callbacks run when the engine's first status arrives, when results arrive and when the connection ends.
 
         `on_lost` gets the ids of the requests that had not left this process.
         """
@@ -55,13 +55,13 @@ class EngineConnection:
         return self.state.state == "ready"
 
     def update(self, state: EngineState) -> None:
-        """Store the supervisor's state of the engine. It does not connect or disconnect."""
+        """Store the state that the supervisor reports. Does not connect or disconnect."""
         self.state = state
         models = state.models.items() if state.state == "ready" else ()
         self.running = frozenset(number for number, model in models if model.state == "ready")
 
     def connect(self) -> None:
-        """Connect to a ready engine unless already connected. Where that fails, the next sweep tries again.
+        """Connect to a ready engine unless already connected. If that fails, the next sweep tries again.
 
         The engine sends its status at once, and only then gets requests.
         """
@@ -75,7 +75,7 @@ class EngineConnection:
         self._loop.add_reader(self._channel.fileno(), exit_on_error(self._read))
 
     def disconnect(self) -> None:
-        """Close the socket, drop what is in flight, and call `on_lost`. Does nothing where there is no connection."""
+        """Close the socket, drop unsent messages, and call `on_lost`. Does nothing without a connection."""
         channel = self._channel
         if channel is None:
             return
@@ -105,7 +105,7 @@ class EngineConnection:
             self._schedule_flush()
 
     def cancel(self, request: int, tokens: int) -> None:
-        """Tell the engine that the client has disconnected."""
+        """Send the engine that the client has disconnected."""
         if self._channel is None:
             return
         self.tokens -= tokens

@@ -58,12 +58,12 @@ class TooManyWeights(Exception):
 
 @dataclass(slots=True)
 class EncodeResult:
-    """The rows of one request, by task, and how long they took."""
+    """The rows of one request, by task, and their times."""
 
     rows: dict[Task, TaskOutput]
     queue_s: float
     inference_s: float
-    engine: int = -1  # that ran it, or the last of its texts
+    engine: int = -1  # index of the engine that ran the last of its texts
     token_ids: npt.NDArray[np.int32] | None = None  # of MULTI's rows
 
     @property
@@ -162,7 +162,7 @@ class Router:
             admission.draining = True
 
     def health(self) -> tuple[bool, float | None]:
-        """True if inference works, and the age in seconds of the last forward that did (None: none yet)."""
+        """True if inference works, and the age in seconds of the last forward that worked (None: none yet)."""
         successes = {
             engine.index: engine.status.last_success
             for engine in self._engines.values()
@@ -171,7 +171,7 @@ class Router:
         if not successes:
             return any(admission.ready for admission in self.admissions), None
         now = time.monotonic()
-        # A forward may take long, of a long text on a CPU. The supervisor ends one that hangs.
+        # A forward of a long text on a CPU may take long. The supervisor ends one that hangs.
         is_healthy = any(
             (self._counters.forward_since[index] or now) - last <= HEALTH_MAX_AGE_S for index, last in successes.items()
         )
@@ -285,7 +285,7 @@ class Router:
         return next((state.info for state in states if state is not None and state.info is not None), None)
 
     def _take_back(self, engine: EngineConnection) -> None:
-        """Send the requests of an engine for models that it does not run any more to another engine."""
+        """Send an engine's requests for models that it does not run any more to another engine."""
         for pending in list(self._pending.values()):
             if pending.engine == engine.index and pending.message.model not in engine.running:
                 engine.cancel(pending.id, pending.tokens)
@@ -294,7 +294,7 @@ class Router:
                 self._send(pending)
 
     def _fail_unservable(self) -> None:
-        """Fail requests for models that no engine will have."""
+        """Fail requests for models that have failed on every engine."""
         for pending in list(self._pending.values()):
             admission = self.admissions[pending.message.model]
             if pending.engine < 0 and admission.failed:
@@ -333,11 +333,11 @@ class Router:
 
     def _send(self, pending: PendingRequest) -> None:
         model = pending.message.model
-        # One that has not greeted yet may be dying: its socket still takes connections for a moment.
+        # An engine that has not greeted yet may be dying: its socket accepts connections for a moment longer.
         able = [engine for engine in self._engines.values() if engine.status is not None and model in engine.running]
         engine = able[0] if len(able) == 1 else min(able, key=self._load_of, default=None)
         if engine is None:
-            return  # it stays pending until an engine greets that has the model
+            return  # pending until an engine with the model greets
         pending.engine = pending.last_engine = engine.index
         engine.send(pending.message, pending.tokens)
 
@@ -362,7 +362,8 @@ class Router:
             if part.error:
                 self._fail(pending, self._error(part, pending))
             else:
-                self._add(pending, part.first_text, part.texts, _rows_of(part), part.queue_s, part.inference_s)
+                rows = {_TASKS[message.task]: _rows(message, part.texts) for message in part.rows}
+                self._add(pending, part.first_text, part.texts, rows, part.queue_s, part.inference_s)
         if results.rows is not None:
             self._take_rows(results.rows)
 
@@ -444,11 +445,6 @@ class Router:
         self._sweeper.cancel()
         for engine in self._engines.values():
             engine.disconnect()
-
-
-def _rows_of(part: PartialResult) -> dict[Task, TaskOutput]:
-    """The rows of a part, by task."""
-    return {_TASKS[message.task]: _rows(message, part.texts) for message in part.rows}
 
 
 def _rows(message: TaskRows, texts: int) -> TaskOutput:

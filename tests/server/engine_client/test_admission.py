@@ -43,7 +43,7 @@ def ready_engine(index: int, rates: dict[int, float]) -> Engine:
 
 def admission_of(rates: list[float | None], **options: Any) -> Admission:
     """Admission with ready engines of these rates in tokens/s; None: an engine whose rate is not known yet."""
-    engines = {index: ready_engine(index, {0: rate or 0.0}) for index, rate in enumerate(rates)}
+    engines: Any = {index: ready_engine(index, {0: rate or 0.0}) for index, rate in enumerate(rates)}
     for index, rate in enumerate(rates):
         if rate is None:
             engines[index].status = None
@@ -55,7 +55,7 @@ def admission_of(rates: list[float | None], **options: Any) -> Admission:
 
 def admissions_of(*engines: dict[int, float], **options: Any) -> list[Admission]:
     """Admissions of models that are called a, b, …: each engine has some, by number, at rates in tokens/s."""
-    found = {index: ready_engine(index, rates) for index, rates in enumerate(engines)}
+    found: Any = {index: ready_engine(index, rates) for index, rates in enumerate(engines)}
     models = 1 + max(number for rates in engines for number in rates)
     counters = SharedCounters.create(1, len(engines), models)
     for engine in found.values():
@@ -309,7 +309,7 @@ def test_the_budget_is_that_of_the_engines_which_have_the_model() -> None:
     ],
 )
 def test_a_model_that_has_failed_says_why(models: list[dict[int, ModelState]], failed: bool, says: str) -> None:
-    engines = {index: Engine(EngineState(index, "ready", "", "", each)) for index, each in enumerate(models)}
+    engines: Any = {index: Engine(EngineState(index, "ready", "", "", each)) for index, each in enumerate(models)}
     admission = Admission(ServeConfig(), SharedCounters.create(1, 2, 2), 0, engines, 1, "b")
     assert (admission.ready, admission.failed) == (False, failed)
     with pytest.raises(Unavailable) as refused:
