@@ -20,7 +20,7 @@ from embert.engine.tasks import Task
 InputFormat = Literal["text", "jsonl", "csv", "tsv", "parquet"]
 OutputFormat = Literal["jsonl", "npy", "parquet"]
 
-# A block ends after this many rows or bytes; a longer row is a block of its own.
+# A block ends after this many rows or bytes; a longer row is a separate block.
 BLOCK_TEXTS, BLOCK_BYTES = 4096, 8 << 20  # enough that the texts of a batch are of nearly the same length
 MULTI_BLOCK_TEXTS, MULTI_BLOCK_BYTES = 256, 128 << 10  # one vector per token: about 30 000 of 4 KB
 MAX_ROW_BYTES = 32 << 20  # of one line, CSV record or text

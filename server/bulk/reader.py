@@ -314,7 +314,7 @@ class TableReader(Reader):
                     stream.close()
                 if names:  # an empty file has no header, and no rows
                     self._check(file, self._pa.schema([(name, self._pa.string()) for name in names]))
-        if self.schema is None:  # empty CSV files: the output has the columns asked for
+        if self.schema is None:  # empty CSV files: the output has the requested columns
             names = [*dict.fromkeys([*(job.kept_columns or ()), job.column])]
             self.schema = self._pa.schema([(name, self._pa.string()) for name in names])
 

@@ -28,7 +28,7 @@ def run_manifest(
     """
     manifest: dict[str, Any] = {"model": model.model_id, "revision": model.revision}
     if not re.fullmatch("[0-9a-f]{40}", model.revision or ""):  # a commit identifies the files
-        # Modules, heads and adapters have folders of their own.
+        # Modules, heads and adapters have their own folders.
         folders = [model.folder, *([] if model.base is None else [model.base])]
         manifest["model's files"] = {
             str(path.relative_to(folder.parent)): [path.stat().st_size, path.stat().st_mtime_ns, _digest(path)]

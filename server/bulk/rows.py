@@ -116,7 +116,7 @@ def _parse_json_lines(job: Job, payload: bytes) -> ParsedRows:
 
 
 def _large_integer(job: Job, line: bytes, row: Mapping[str, Any]) -> str:
-    """The error for a kept field with an integer that orjson has rounded to a float of 64 bits; else nothing."""
+    """The error for a kept field with an integer that orjson has rounded to a float of 64 bits, or ""."""
     exact = json.loads(line)
     for name in exact if job.kept_columns is None else job.kept_columns:
         if exact.get(name) != row.get(name):
@@ -273,7 +273,7 @@ class Layout:
         values = [row.get(kept.name) for row in parsed.content]
 
         def column_of(values: list[Any]) -> tuple[Any, str]:
-            """The column, and why it is none."""
+            """The column, or the reason why there is none."""
             try:
                 column = self._pa.array(values, kept.type)
             except (self._pa.ArrowException, OverflowError) as error:
@@ -286,8 +286,8 @@ class Layout:
             row, value = next(pair for pair in zip(parsed.rows, values, strict=True) if column_of([pair[1]])[1])
             raise ColumnError(
                 row,
-                f"field {kept.name!r} is not {kept.type}, as in the first lines, so it is no column of a Parquet "
-                f"file: {column_of([value])[1]}: {orjson.dumps(value).decode()[:80]}",
+                f"field {kept.name!r} is not {kept.type}, as in the first lines, so it cannot be a column of a "
+                f"Parquet file: {column_of([value])[1]}: {orjson.dumps(value).decode()[:80]}",
             )
         return column
 
@@ -352,6 +352,6 @@ def json_schema(job: Job, lines: bytes) -> Any:
         try:
             type_ = pa.array([row.get(name) for row in rows]).type
         except pa.ArrowException as error:
-            raise BulkError(f"field {name!r} has values of several types, so it is no column: {error}") from None
+            raise BulkError(f"field {name!r} has values of several types, so it cannot be a column: {error}") from None
         fields.append(pa.field(name, pa.string() if type_ == pa.null() or name == job.column else type_))
     return pa.schema(fields)

@@ -26,7 +26,7 @@ from embert.server.ipc.control import describe_exit
 
 _EXIT_TIMEOUT_S = 10.0  # for a process that was killed
 _PROGRESS_INTERVAL_S = 0.1
-# A worker that has work is lost after so many seconds without a message, where it uses no CPU time either: it is
+# A worker that has work is lost after this many seconds without a message if it uses no CPU time either: it is
 # stopped, or waits for ever. On a GPU a batch takes less, so CPU time does not count: a wait for the device may use it.
 _SILENCE_S = 60
 
@@ -163,7 +163,7 @@ class WorkerProcess:
         try:
             status = self._process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            return "does not answer"
+            return "does not end"
         return describe_exit(status) + ("; perhaps memory ran out" if status == -signal.SIGKILL else "")
 
 

@@ -5,7 +5,7 @@ a request's quantum or ends the batch, so a batch costs what is in it.
 
 Tokens are counted tokens, except in `Request.offsets`, `Slice.tokens` and `Batch.tokens`: a long text counts as more
 than it has, because attention takes time by the square of its length (engine/models/flops.py). A request with a text
-that is a batch of its own is a long one. Long requests share with all others by the tokens that they take, so a request
+that is a separate batch is a long one. Long requests share with all others by the tokens that they take, so a request
 that waits next to any number of them waits for the text that is running.
 """
 

@@ -39,7 +39,7 @@ _NEVER = float("inf")  # a deadline
 LOW_PRIORITY_INTERVAL = 8  # every eighth batch serves a low-priority request first
 SETTLED_MAX = 8.0  # times the expected time: a suspended machine must not count as device time
 
-# Low-priority requests may make an interactive batch this much longer: of its own time, or in seconds.
+# Low-priority requests may make an interactive batch this much longer: a share of its time, or seconds.
 FILL_SHARE, FILL_S = 0.25, 0.005
 # While interactive requests come, a batch of only low-priority requests takes SHORT_S, or SHORT_FIXED times its fixed
 # time: shorter ones would cost throughput.

@@ -1,7 +1,7 @@
 """The requests that wait for the encoder and the batches that run on it, shared by two threads under one lock.
 
 The thread that reads the sockets (socket_server.py) adds and cancels; the device loop takes batches. A request that ran
-when an engine was lost arrives with `isolated` set. It runs in a batch of its own, and no batch is submitted behind or
+when an engine was lost arrives with `isolated` set. It runs in a separate batch, and no batch is submitted behind or
 before it, so if an engine is lost again the cause is known.
 """
 

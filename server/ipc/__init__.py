@@ -1,1 +1,1 @@
-"""How the processes of one server talk: framing, messages, the control connection, counters in shared memory."""
+"""Communication of the processes of one server: messages, the control connection, counters in shared memory."""

@@ -4,8 +4,8 @@ A process sends at most one message per loop tick in each direction, for any num
 msgpack arrays. Arrays in them travel as little-endian bytes. Times are seconds of CLOCK_MONOTONIC, which all processes
 of a machine share.
 
-A round trip takes 44 µs (p99 142) on an H100's host. Over ZeroMQ it takes 142 µs (p99 331), because ZeroMQ has threads
-of its own that must wake up at both ends.
+A round trip takes 44 µs (p99 142) on an H100's host. Over ZeroMQ it takes 142 µs (p99 331), because threads of ZeroMQ
+must wake up at both ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 18  # per recv
-_SOCKET_BYTES = 1 << 20  # send buffer asked for; the system may allow less
+_SOCKET_BYTES = 1 << 20  # requested send buffer; the system may allow less
 _PIECES = 64  # buffers per sendmsg
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 MESSAGE_BYTES = 1 << 30  # a larger length is invalid

@@ -1,8 +1,8 @@
 """The supervisor's loop: starts, watches, restarts and stops the processes.
 
 supervisor ── control ── HTTP process 0 … N-1     all share the listening sockets, which stay open while one restarts
-           └─ control ── engine process 0 … G-1  one per device, with all models of that device; each start has a Unix
-                                                 socket of its own
+           └─ control ── engine process 0 … G-1  one per device, with all models of that device; each start has its own
+                                                 Unix socket
 """
 
 from __future__ import annotations
