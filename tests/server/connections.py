@@ -42,7 +42,7 @@ def head(length: int, path: str = "/embed") -> bytes:
 
 
 def send(server: Live, body: object) -> socket.socket:
-    """POST to /embed without waiting for the answer; who closes the socket leaves."""
+    """POST to /embed without waiting for the response; who closes the socket leaves."""
     content = json.dumps(body).encode()
     sock = connect(server)
     sock.sendall(head(len(content)) + content)
@@ -50,7 +50,7 @@ def send(server: Live, body: object) -> socket.socket:
 
 
 def read_all(sock: socket.socket) -> bytes:
-    """What comes until the other side closes."""
+    """All bytes until the other side closes."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while piece := sock.recv(65536):
@@ -85,5 +85,5 @@ def one_to_each(server: Live) -> Iterator[dict[int, http.client.HTTPConnection]]
 def post_on(connection: http.client.HTTPConnection, body: Any, **headers: str) -> tuple[int, dict[str, str], str]:
     """Status, headers and body of a POST /embed."""
     connection.request("POST", "/embed", json.dumps(body), headers)
-    answer = connection.getresponse()
-    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode()
+    response = connection.getresponse()
+    return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read().decode()

@@ -1,4 +1,4 @@
-"""Clients that ask without pause, or wait for one answer, while a test does something to the server."""
+"""Clients that send requests without pause, or wait for one response, while a test changes the server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PATIENCE_S = 60.0  # no client may wait longer than this, whatever happens
 
 @dataclass
 class Crowd:
-    """Clients that ask for known vectors without pause, and what became of their requests."""
+    """Clients that request known vectors without pause, and the outcomes."""
 
     server: Live
     clients: int = 16
-    answers: Counter[str] = field(default_factory=Counter)
+    responses: Counter[str] = field(default_factory=Counter)
     slowest_s: float = 0.0
     wrong: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -52,31 +52,31 @@ class Crowd:
             sequences = [[101, 1000 + number, 2000 + turn % 500 + text, 102] for text in range(1 + number % 4)]
             began = time.perf_counter()
             try:
-                answer = await http.post("/embed", json={"inputs": sequences})
+                response = await http.post("/embed", json={"inputs": sequences})
             except httpx.TransportError as error:
-                self.answers[type(error).__name__] += 1
+                self.responses[type(error).__name__] += 1
                 await asyncio.sleep(0.02)
                 continue
             finally:
                 self.slowest_s = max(self.slowest_s, time.perf_counter() - began)
-            self.answers[str(answer.status_code)] += 1
-            if answer.status_code == 200:
+            self.responses[str(response.status_code)] += 1
+            if response.status_code == 200:
                 wanted = np.stack([expected(ids) for ids in sequences])
-                self.wrong += not np.allclose(np.array(answer.json()), wanted, atol=1e-5)
+                self.wrong += not np.allclose(np.array(response.json()), wanted, atol=1e-5)
             else:
-                assert answer.headers["retry-after"]
+                assert response.headers["retry-after"]
                 await asyncio.sleep(0.02)
 
     def wait_for(self, more: int, kind: str = "200") -> None:
-        """Until so many more answers of a kind have come."""
-        before = self.answers[kind]
-        until(lambda: self.answers[kind] >= before + more, what=f"{more} more answers {kind}")
+        """Wait until `more` responses of a kind have arrived."""
+        before = self.responses[kind]
+        until(lambda: self.responses[kind] >= before + more, what=f"{more} more responses {kind}")
 
 
 def published(server: Live) -> Samples:
-    """Metrics with the batches of all answers so far, and of one more text: an engine writes them after it answers."""
+    """Metrics with the batches of all responses so far, and of one more text: an engine writes them later."""
     asked, before = time.time(), server.metrics()["embert_batch_texts_sum"]
-    until(lambda: server.post("/embed", {"inputs": [[101, 7592, 102]]}).status_code == 200, what="an answer")
+    until(lambda: server.post("/embed", {"inputs": [[101, 7592, 102]]}).status_code == 200, what="a response")
 
     def newest() -> Samples | None:
         metrics = server.metrics()
@@ -105,14 +105,14 @@ def use_both_engines(server: Live) -> None:
 
 
 def post(server: Live, ids: list[list[int]], into: list[httpx.Response]) -> threading.Thread:
-    """Send a request from a thread of its own."""
+    """Send a request from a separate thread."""
     thread = threading.Thread(target=lambda: into.append(server.post("/embed", {"inputs": ids})))
     thread.start()
     return thread
 
 
 def ask_held(server: Live, into: list[object]) -> threading.Thread:
-    """Send a request that waits for `held` from a thread of its own; the server may leave before it answers."""
+    """Send a request that waits for `held` from a separate thread. The server may end without a response."""
 
     def ask() -> None:
         try:

@@ -15,7 +15,7 @@ LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
 def build_driver(folder: Path) -> dict[str, str]:
-    """Compile both libraries into `folder`; the answer is the environment in which a server finds them."""
+    """Compile both libraries into `folder`; the response is the environment in which a server finds them."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler to make the stand-in driver with")

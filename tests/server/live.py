@@ -59,17 +59,17 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def until(condition: Callable[[], T], timeout_s: float = 60.0, *, what: str = "the condition") -> T:
-    """The first true answer of `condition`, asked again and again. AssertionError after `timeout_s`."""
+    """Call `condition` until it is true, and return its result. AssertionError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     pause_s = 0.01
     while True:
-        answer = condition()
-        if answer:
-            return answer
+        response = condition()
+        if response:
+            return response
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not come true within {timeout_s:g} s")
         time.sleep(pause_s)
-        pause_s = min(1.3 * pause_s, 0.1)  # asking takes time from those who are to answer
+        pause_s = min(1.3 * pause_s, 0.1)  # the condition may take CPU time from the server
 
 
 def free_port() -> int:
@@ -96,7 +96,7 @@ class Samples(dict[str, float]):
         return sum(found)
 
     def get(self, sample: str, default: float = 0.0) -> float:  # type: ignore[override]
-        """As `self[sample]`, or the default."""
+        """Returns `self[sample]`, or the default."""
         try:
             return self[sample]
         except KeyError:
@@ -147,7 +147,7 @@ class Live:
 
     @property
     def pids(self) -> list[int]:
-        """Of all processes, the supervisor first."""
+        """PIDs of all processes, the supervisor first."""
         return [self.process.pid, *self.http_pids, *self.engine_pids]
 
     @property
@@ -186,7 +186,7 @@ class Live:
         return Samples((name, float(value)) for name, _, value in (line.rpartition(" ") for line in lines))
 
     def is_ready(self) -> bool:
-        """Whether /readyz says so. False while nothing answers."""
+        """True if /readyz is 200. False without a response."""
         if self.process.poll() is not None:
             raise AssertionError(f"the server ended with status {self.process.returncode}")
         try:
@@ -198,7 +198,7 @@ class Live:
         until(self.is_ready, timeout_s, what="readiness")
 
     def wait_announced(self) -> None:
-        """Until the log says that every process is ready. One HTTP process answers /readyz with 200 before that."""
+        """Wait until the log reports that every process is ready. /readyz of one HTTP process is 200 before that."""
         until(lambda: "ready    http" in self.log, START_TIMEOUT_S, what="the announcement")
 
     def signal(self, number: int = signal.SIGTERM) -> None:

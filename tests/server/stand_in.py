@@ -41,7 +41,7 @@ LOSE = 12  # EncoderLost
 CRASH = 13  # the process ends at once, as after a segmentation fault
 HANG = 14  # never comes back
 HUNGRY = 15  # wants more memory than there is
-HELD = 16  # makes a file `runs` beside STAND_IN_HELD_FILE, and waits while that exists
+HELD = 16  # makes a file `runs` next to STAND_IN_HELD_FILE, and waits while that exists
 SLEEP = 20  # SLEEP + n: n tenths of a second, n up to 60
 
 WIDTH = 384
@@ -109,14 +109,14 @@ class StandIn(Encoder):
             raise EncoderLost("the stand-in was told to be lost")
         if FAIL in orders:
             raise EncoderError("the stand-in was told to fail")
-        answer = {}
+        response = {}
         for task in batch.wanted:
             rows = [self._rows(task, batch, int(index)) for index in batch.sequences_of(task)]
             for index, row in zip(batch.sequences_of(task), rows, strict=True):
                 if orders[index] == NAN:
                     row.values[0, row.values.shape[1] // 2] = np.nan
-            answer[task] = TaskOutput.joined(rows)
-        return answer
+            response[task] = TaskOutput.joined(rows)
+        return response
 
     def _rows(self, task: Task, batch: PackedBatch, index: int) -> TaskOutput:
         """The rows of one sequence."""
@@ -175,10 +175,10 @@ def _vector(ids: npt.NDArray[Any], width: int) -> npt.NDArray[np.float32]:
 
 
 def expected(ids: list[int]) -> npt.NDArray[np.float32]:
-    """The answer for one text given as ids, float32 [384]."""
+    """The vector of one text given as ids, float32 [384]."""
     row = _vector(np.array(ids), WIDTH)
-    answer: npt.NDArray[np.float32] = row / np.linalg.norm(row)
-    return answer
+    response: npt.NDArray[np.float32] = row / np.linalg.norm(row)
+    return response
 
 
 def token_vectors(ids: list[int], columns: int, *, unit: bool = True) -> npt.NDArray[np.float32]:

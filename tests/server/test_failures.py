@@ -1,4 +1,4 @@
-"""What the server says when the encoder fails, when there is too much work, when time runs out, and while it loads."""
+"""Responses when the encoder fails, when there is too much work, and while it loads."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ def failing() -> Iterator[Live]:
 def client(failing: Live) -> Iterator[httpx.Client]:
     with failing.client() as client:
         yield client
-        answer = client.post("/embed", json={"inputs": GOOD})  # whatever happened
-        assert np.allclose(answer.json()[0], expected(GOOD), atol=1e-6)
+        response = client.post("/embed", json={"inputs": GOOD})  # whatever happened
+        assert np.allclose(response.json()[0], expected(GOOD), atol=1e-6)
 
 
-def facts(answer: httpx.Response) -> tuple[int, str, str]:
+def error_of(response: httpx.Response) -> tuple[int, str, str]:
     """Status, type and message, in either dialect."""
-    error = answer.json()["error"]
+    error = response.json()["error"]
     if isinstance(error, str):
-        return answer.status_code, answer.json()["error_type"], error
+        return response.status_code, response.json()["error_type"], error
     assert error["param"] is None
     assert error["code"] is None
-    return answer.status_code, error["type"], error["message"]
+    return response.status_code, error["type"], error["message"]
 
 
 @pytest.mark.parametrize("number", [FAIL, NAN])
 def test_a_failed_forward_is_424(client: httpx.Client, number: int) -> None:
     said = "told to fail" if number == FAIL else "not finite"
-    status, kind, message = facts(client.post("/embed", json={"inputs": order(number)}))
+    status, kind, message = error_of(client.post("/embed", json={"inputs": order(number)}))
     assert (status, kind) == (424, "Backend")
     assert said in message
-    status, kind, message = facts(client.post("/v1/embeddings", json={"input": [GOOD, order(number)], **NAMED}))
+    status, kind, message = error_of(client.post("/v1/embeddings", json={"input": [GOOD, order(number)], **NAMED}))
     assert (status, kind) == (424, "server_error")
     assert said in message
     for accept in ("application/json", "application/octet-stream"):
@@ -60,7 +60,7 @@ def test_a_failed_forward_is_424(client: httpx.Client, number: int) -> None:
 
 @pytest.mark.parametrize("number", [FAIL, NAN])
 def test_a_failure_is_its_own_requests_only(client: httpx.Client, failing: Live, number: int) -> None:
-    """Requests that were batched with a failing one are answered."""
+    """Other requests of the batch get their vectors."""
     others = [[101, 5000 + i, 102] for i in range(12)]
     with ThreadPoolExecutor(14) as pool:
         with failing.held() as runs:  # so that the rest is batched
@@ -71,8 +71,8 @@ def test_a_failure_is_its_own_requests_only(client: httpx.Client, failing: Live,
             until(lambda: failing.metrics()["embert_queue_tokens"] == 3 * 13, what="the others in the queue")
         assert blocking.result().status_code == 200
         assert bad.result().status_code == 424
-        for ids, answer in zip(others, good, strict=True):
-            assert np.allclose(answer.result().json()[0], expected(ids), atol=1e-6)
+        for ids, response in zip(others, good, strict=True):
+            assert np.allclose(response.result().json()[0], expected(ids), atol=1e-6)
 
 
 def test_over_the_queue_is_429_with_retry_after(client: httpx.Client, failing: Live) -> None:
@@ -83,14 +83,14 @@ def test_over_the_queue_is_429_with_retry_after(client: httpx.Client, failing: L
         blocking += [pool.submit(client.post, "/embed", json={"inputs": [7] * 50}) for _ in range(10)]
         until(lambda: failing.metrics()["embert_queue_tokens"] >= 500, what="the queued requests")
         for path, field, kind in (("/embed", "inputs", "Overloaded"), ("/v1/embeddings", "input", "rate_limit_error")):
-            answer = client.post(path, json={field: [7] * 200, **NAMED})
-            status, type_, message = facts(answer)
+            response = client.post(path, json={field: [7] * 200, **NAMED})
+            status, type_, message = error_of(response)
             assert (status, type_) == (429, kind)
             assert "503" in message  # what the queue holds
             assert "200" in message  # what was sent
             assert "600" in message
             assert "--max-queue-tokens" in message
-            assert 1 <= int(answer.headers["retry-after"]) <= 60
+            assert 1 <= int(response.headers["retry-after"]) <= 60
         small = pool.submit(client.post, "/embed", json={"inputs": GOOD})  # there is room for this one
         until(lambda: failing.metrics()["embert_queue_tokens"] > 500, what="the small request")
     assert {each.result().status_code for each in (*blocking, small)} == {200}
@@ -103,14 +103,14 @@ def test_health_never_waits_behind_a_batch(client: httpx.Client, failing: Live) 
             running = pool.submit(client.post, "/embed", json={"inputs": order(HELD)})
             until(runs.exists, what="the blocking request")
             for path in ("/health", "/ping", "/readyz", "/livez", "/info", "/metrics", "/v1/models"):
-                answer = client.get(path)
-                assert answer.status_code == 200
+                response = client.get(path)
+                assert response.status_code == 200
         running.result()
 
 
 def test_while_loading() -> None:
     with live(*STAND_IN, loading=True) as server, server.client() as client:
-        _until_it_answers(client)
+        _wait_for_http_process(client)
         ready = client.get("/readyz")
         assert ready.status_code == 503
         assert ready.json()["status"] == "loading"
@@ -129,11 +129,11 @@ def test_while_loading() -> None:
             ("/embed_all", {"inputs": "a"}, "Unhealthy"),
             ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"]}}, "Unhealthy"),
         ):
-            answer = client.post(path, json=body)
-            status, type_, message = facts(answer)
+            response = client.post(path, json=body)
+            status, type_, message = error_of(response)
             assert (status, type_) == (503, kind)
             assert "loading" in message
-            assert int(answer.headers["retry-after"]) >= 1
+            assert int(response.headers["retry-after"]) >= 1
         # What is wrong with a request is said before that it came too early; and tokenizing needs no engine.
         assert client.post("/embed", json={"inputs": []}).status_code == 400
         assert client.post("/tokenize", json={"inputs": "a"}).status_code == 200
@@ -148,14 +148,14 @@ def test_while_loading() -> None:
         assert all(after[name] > 0 for name in limits)
 
 
-def _until_it_answers(client: httpx.Client) -> None:
-    """By an HTTP process: the process that plans answers before, and knows less."""
+def _wait_for_http_process(client: httpx.Client) -> None:
+    """The process that plans responds before, and has less in /info."""
 
-    def answers() -> bool:
+    def responses() -> bool:
         try:
-            answer = client.get("/info", timeout=10)
+            response = client.get("/info", timeout=10)
         except httpx.TransportError:
             return False
-        return answer.status_code == 200 and "max_input_length" in answer.json()
+        return response.status_code == 200 and "max_input_length" in response.json()
 
-    until(answers, what="an answer")
+    until(responses, what="a response")

@@ -15,16 +15,16 @@ TEXTS = ["a cat sat on the mat", "the dog barked at night", "interest rates rose
 
 
 @pytest.mark.cpu("kernels")
-def test_the_server_answers_and_says_what_int8_costs() -> None:
+def test_the_server_logs_the_accuracy_of_int8() -> None:
     with live("--device", "cpu", "--dtype", "int8") as server:
-        answer = server.post("/embed", {"inputs": TEXTS}).json()
+        response = server.post("/embed", {"inputs": TEXTS}).json()
         server.wait_announced()
         assert server.get("/info").json()["model_dtype"] == "int8"
         assert "int8; " in server.log
         assert "cosine to float32 0.99" in server.log
         assert "of ten nearest neighbors kept (208 sentences)" in server.log
     with Engine.load(device="cpu") as exact:
-        cosines = (np.array(answer) * exact.embed(TEXTS)).sum(1)
+        cosines = (np.array(response) * exact.embed(TEXTS)).sum(1)
     assert cosines.min() >= 0.999
     assert cosines.max() < 1 - 1e-5  # in eight bits indeed
 
@@ -45,9 +45,9 @@ def test_commands_take_the_options(capsys: pytest.CaptureFixture[str]) -> None:
             main((*arguments, "--device", "cpu", "--dtype", "int8"))
         return capsys.readouterr().out
 
-    facts = json.loads(printed("info", "--json"))
-    assert facts["dtype"] == "int8"
-    assert facts["agreement"]["worst"] >= 0.999
-    assert facts["agreement"]["neighbors"] >= 0.97
+    error_of = json.loads(printed("info", "--json"))
+    assert error_of["dtype"] == "int8"
+    assert error_of["agreement"]["worst"] >= 0.999
+    assert error_of["agreement"]["neighbors"] >= 0.97
     lines = printed("embed", "-q", *TEXTS).splitlines()
     assert [len(json.loads(line)["embedding"]) for line in lines] == [384] * 3

@@ -1,7 +1,4 @@
-"""More work than can be done: who is admitted, who is told to come back, whose time is up, and who goes first.
-
-The stand-in works at a known speed here, so that what the server makes of its own measurements can be judged.
-"""
+"""Overload: admission, refusals, deadlines and priorities. The stand-in works at a known speed."""
 
 from __future__ import annotations
 
@@ -62,27 +59,27 @@ class Clients:
 
     def __init__(self, server: Live, pool: ThreadPoolExecutor) -> None:
         self.server, self._pool = server, pool
-        self.answered: list[Future[tuple[httpx.Response, float]]] = []  # of what was sent, in the order of the answers
+        self.finished: list[Future[tuple[httpx.Response, float]]] = []  # in the order of the responses
 
     def send(self, inputs: list[list[int]], **headers: str) -> Future[tuple[httpx.Response, float]]:
-        """Send a request; its answer, and the seconds that it took."""
+        """Send a request; its response, and the seconds that it took."""
         sent = self._pool.submit(self.ask, inputs, **headers)
-        sent.add_done_callback(self.answered.append)
+        sent.add_done_callback(self.finished.append)
         return sent
 
     def ask(self, inputs: list[list[int]], **headers: str) -> tuple[httpx.Response, float]:
         began = time.perf_counter()
-        answer = self.server.post("/embed", {"inputs": inputs}, headers=headers)
-        return answer, time.perf_counter() - began
+        response = self.server.post("/embed", {"inputs": inputs}, headers=headers)
+        return response, time.perf_counter() - began
 
     def fill(self, *requests: list[list[int]], **headers: str) -> list[Future[tuple[httpx.Response, float]]]:
-        """Send these, the first one ahead of the others, and wait until all tokens are admitted or answered."""
+        """Send these, the first one ahead of the others, and wait until all tokens are admitted or finished."""
         sent: list[Future[tuple[httpx.Response, float]]] = []
         tokens = [min(sum(map(len, inputs)), 4000 // 8) for inputs in requests]  # an eighth of the limit at most
 
         def all_were_admitted() -> bool:
-            answered = sum(count for count, future in zip(tokens, sent, strict=False) if future.done())
-            return answered + self.server.metrics()["embert_admitted_tokens"] >= sum(tokens[: len(sent)])
+            finished = sum(count for count, future in zip(tokens, sent, strict=False) if future.done())
+            return finished + self.server.metrics()["embert_admitted_tokens"] >= sum(tokens[: len(sent)])
 
         for some in (requests[:1], requests[1:]):
             sent += [self.send(inputs, **headers) for inputs in some]
@@ -181,11 +178,11 @@ def test_what_has_more_words_than_there_is_room_for_is_refused_without_tokenizin
                 (["two words"] * 150, "at least 300"),
                 ([[7] * 50] * 4, "200"),
             ):
-                answer = client.post("/embed", json={"inputs": inputs})
-                assert answer.status_code == 429
+                response = client.post("/embed", json={"inputs": inputs})
+                assert response.status_code == 429
                 said = f"holds 503 tokens and this request has {has}; the limit is 600 (--max-queue-tokens)"
-                assert said in answer.json()["error"]
-                assert int(answer.headers["retry-after"]) >= 1
+                assert said in response.json()["error"]
+                assert int(response.headers["retry-after"]) >= 1
             assert server.metrics()["embert_request_texts_count"] == seen
         # Spaces are no words: it is tokenized, and there is room.
         assert client.post("/embed", json={"inputs": "a" + " " * 1000 + "b"}, timeout=30).status_code == 200
@@ -204,9 +201,9 @@ def test_what_a_killed_http_process_had_admitted_is_free_again() -> None:
             filling = pool.submit(post_on, first, {"inputs": [[101, HELD, 102], *[[7] * 200] * 2]})
             # The first two of its texts run together, the third waits.
             until(lambda: server.metrics()["embert_queue_tokens"] == 200, what="the request")
-            until(partial(_admitted, server, 600 // 8), what="its admission")  # either process may answer the scrape
+            until(partial(_admitted, server, 600 // 8), what="its admission")  # either process may get the scrape
             os.kill(victim, signal.SIGKILL)
-            # And what it had queued is not run: its answers would find nobody.
+            # And what it had queued is not run: its responses would find nobody.
             until(lambda: server.metrics()["embert_queue_tokens"] == 0, what="the end of its requests")
         until(lambda: server.metrics()["embert_admitted_tokens"] == 0, what="the freed budget")
         assert post_on(second, {"inputs": [7] * 200})[0] == 200
@@ -220,10 +217,10 @@ def test_retry_after_is_what_the_queue_takes_at_the_measured_rate(slow: Live, ho
         with held(hold_file):
             sent = some.fill(GOOD_ALONE, *[[LONG]] * 15)
             for inputs in ([LONG], [LONG] * 4):  # one text or several
-                answer, _ = some.ask(inputs)
-                assert answer.status_code == 429
+                response, _ = some.ask(inputs)
+                assert response.status_code == 429
                 # Four seconds at the stand-in's speed; what is measured of it is slower on a busy machine.
-                assert 3 <= int(answer.headers["retry-after"]) <= 60
+                assert 3 <= int(response.headers["retry-after"]) <= 60
         assert statuses(sent) == {200}
 
 
@@ -246,12 +243,12 @@ def test_the_queue_is_bounded_by_the_seconds_it_takes_at_the_measured_rate() -> 
                 until(lambda: sum(future.done() for future in sent) >= 16 - 8, what="the refusals")
                 assert server.metrics()["embert_admitted_tokens"] <= limit
             assert {blocking.result()[0].status_code, *statuses(sent)} == {200, 429}
-            refused = [answer for answer, _ in (future.result() for future in sent) if answer.status_code == 429]
-            for answer in refused:
-                error = answer.json()["error"]
+            refused = [response for response, _ in (future.result() for future in sent) if response.status_code == 429]
+            for response in refused:
+                error = response.json()["error"]
                 assert f"the limit is {limit} (--max-queue-seconds 1 at " in error
                 queued, rate = map(int, re.findall(r"(?:holds|at) (\d+) tokens", error))
-                assert int(answer.headers["retry-after"]) == pytest.approx(queued / rate, abs=1)
+                assert int(response.headers["retry-after"]) == pytest.approx(queued / rate, abs=1)
         assert server.post("/embed", {"inputs": [LONG] * 5}).status_code == 200  # more than the limit, and alone
 
 
@@ -261,26 +258,26 @@ def test_the_queue_is_bounded_by_the_seconds_it_takes_at_the_measured_rate() -> 
 @pytest.mark.parametrize("given", ["0", "-1", "soon", "", "inf", "nan", "1e3", "1_0", "0.0", "1" * 20])
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/embed_all", "/similarity"])
 def test_a_timeout_that_cannot_be_is_422(slow: Live, path: str, given: str) -> None:
-    answer = slow.post(path, {}, headers={"x-request-timeout": given})
-    assert answer.status_code == 422
-    assert f"`X-Request-Timeout` must be a number of seconds above 0; it is {given!r}" in answer.text
+    response = slow.post(path, {}, headers={"x-request-timeout": given})
+    assert response.status_code == 422
+    assert f"`X-Request-Timeout` must be a number of seconds above 0; it is {given!r}" in response.text
 
 
 @pytest.mark.parametrize("given", ["high", "BULK", ""])
 def test_a_priority_that_cannot_be_is_422(slow: Live, given: str) -> None:
-    answer = slow.post("/v1/embeddings", {"input": "a"}, headers={"x-priority": given})
-    assert answer.status_code == 422
-    assert answer.json()["error"]["param"] == "X-Priority"
-    assert f"must be `interactive` or `bulk`; it is {given!r}" in answer.text
+    response = slow.post("/v1/embeddings", {"input": "a"}, headers={"x-priority": given})
+    assert response.status_code == 422
+    assert response.json()["error"]["param"] == "X-Priority"
+    assert f"must be `interactive` or `bulk`; it is {given!r}" in response.text
 
 
 def test_nobody_waits_beyond_the_deadline_of_the_request(slow: Live, hold_file: Path) -> None:
     before = texts_run(slow)
     with clients(slow) as some, held(hold_file):
-        answer, took_s = some.ask([GOOD], **{"x-request-timeout": "1"})
-        assert answer.status_code == 503
-        assert "not served within 1 s (X-Request-Timeout)" in answer.json()["error"]
-        assert int(answer.headers["retry-after"]) >= 1
+        response, took_s = some.ask([GOOD], **{"x-request-timeout": "1"})
+        assert response.status_code == 503
+        assert "not served within 1 s (X-Request-Timeout)" in response.json()["error"]
+        assert int(response.headers["retry-after"]) >= 1
         assert took_s > 0.9
         assert slow.metrics()[TEXTS_RUN] == before
     until(lambda: slow.metrics()[TEXTS_RUN] == before + 1, what="the end of the batch that it was in")
@@ -288,14 +285,12 @@ def test_nobody_waits_beyond_the_deadline_of_the_request(slow: Live, hold_file: 
 
 def test_the_servers_own_timeout_bounds_that_of_the_request() -> None:
     with live(*STAND_IN, "--request-timeout", "0.5") as server:
-        answer = server.post("/embed", {"inputs": [[101, SLEEP + 20, 102]]}, headers={"x-request-timeout": "100"})
-        assert answer.status_code == 503
-        assert "within 0.5 s (--request-timeout)" in answer.json()["error"]
+        response = server.post("/embed", {"inputs": [[101, SLEEP + 20, 102]]}, headers={"x-request-timeout": "100"})
+        assert response.status_code == 503
+        assert "within 0.5 s (--request-timeout)" in response.json()["error"]
 
 
-def test_a_deadline_that_cannot_be_met_is_answered_early_and_does_not_reach_the_encoder(
-    slow: Live, hold_file: Path
-) -> None:
+def test_a_deadline_that_cannot_be_met_fails_early_and_does_not_reach_the_encoder(slow: Live, hold_file: Path) -> None:
     rejected = 'embert_rejected_total{reason="deadline"}'
     ran, before = texts_run(slow), slow.metrics()[rejected]
     with clients(slow) as some:
@@ -307,11 +302,11 @@ def test_a_deadline_that_cannot_be_met_is_answered_early_and_does_not_reach_the_
             assert "cannot be served in time, the work queued before it takes" in hopeless.json()["error"]
             assert "it has 3 s (X-Request-Timeout)" in hopeless.json()["error"]
             assert 2 <= int(hopeless.headers["retry-after"]) <= 60
-            # Small requests take their turns between the others' texts: this one can be answered, and is.
+            # Small requests take their turns between the others' texts: this one is in time.
             small = some.send([GOOD], **{"x-request-timeout": "50"})
             until(lambda: slow.metrics()["embert_admitted_tokens"] == 14 * 250 + 3, what="the small request")
         assert small.result()[0].status_code == 200
-        assert some.answered.index(small) < 13  # ahead of others that were there before
+        assert some.finished.index(small) < 13  # ahead of others that were there before
         assert statuses(sent) == {200}
     assert texts_run(slow) - ran == 15 + 1
     assert slow.metrics()[rejected] == before + 1
@@ -358,7 +353,7 @@ def test_interactive_requests_keep_their_latency_beside_large_ones(slow: Live, h
             small = [some.send([GOOD]) for _ in range(3)]
             until(lambda: slow.metrics()["embert_admitted_tokens"] == 4 * 500 + 9, what="their admission")
         assert statuses(small) == statuses(large) == {200}
-        assert set(some.answered[:3]) == set(small)
+        assert set(some.finished[:3]) == set(small)
 
 
 def test_bulk_leaves_room_in_the_queue_and_lets_others_go_first(slow: Live, hold_file: Path) -> None:
@@ -373,15 +368,15 @@ def test_bulk_leaves_room_in_the_queue_and_lets_others_go_first(slow: Live, hold
             until(lambda: slow.metrics()["embert_admitted_tokens"] == 15 * 250, what="their admission")
         assert statuses(urgent) == statuses(waiting) == {200}
         # First come, first served would have been all twelve before them.
-        assert max(some.answered.index(each) for each in urgent) < 10
+        assert max(some.finished.index(each) for each in urgent) < 10
 
 
-def test_answers_under_overload_are_right_and_each_ones_own(slow: Live) -> None:
+def test_responses_under_overload_are_right(slow: Live) -> None:
     def ask(some: Clients, number: int) -> tuple[int, bool]:
         texts = [[101, 1000 + number, 2000 + text, 102] for text in range(1 + number % 7)]
-        answer, _ = some.ask(texts, **({"x-priority": "bulk"} if number % 3 == 0 else {}))
-        right = answer.status_code != 200 or np.allclose(answer.json(), [expected(ids) for ids in texts], atol=1e-5)
-        return answer.status_code, right
+        response, _ = some.ask(texts, **({"x-priority": "bulk"} if number % 3 == 0 else {}))
+        right = response.status_code != 200 or np.allclose(response.json(), [expected(ids) for ids in texts], atol=1e-5)
+        return response.status_code, right
 
     with clients(slow) as some, ThreadPoolExecutor(32) as pool:
         filling = some.fill(*[[LONG]] * 15)
@@ -402,8 +397,8 @@ def test_a_flood_gets_200_or_429_and_the_queue_stays_bounded() -> None:
             crowd.wait_for(50, "429")
             assert server.metrics()["embert_admitted_tokens"] <= 64
             assert server.get("/health").status_code == 200
-        assert set(crowd.answers) == {"200", "429"}
+        assert set(crowd.responses) == {"200", "429"}
         metrics = server.metrics()
-        assert metrics[refused] == before + crowd.answers["429"]
+        assert metrics[refused] == before + crowd.responses["429"]
         assert metrics["embert_admitted_tokens"] == 0
         until(lambda: server.metrics()["embert_queue_tokens"] == 0, what="the engine's gauge")

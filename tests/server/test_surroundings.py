@@ -20,8 +20,8 @@ GOOD = [101, 7592, 102]
 
 
 def works(server: Live) -> bool:
-    answer = server.post("/embed", {"inputs": [GOOD]})
-    return answer.status_code == 200 and np.allclose(answer.json(), [expected(GOOD)], atol=1e-5)
+    response = server.post("/embed", {"inputs": [GOOD]})
+    return response.status_code == 200 and np.allclose(response.json(), [expected(GOOD)], atol=1e-5)
 
 
 def make_it_talk(server: Live) -> None:
@@ -32,7 +32,7 @@ def make_it_talk(server: Live) -> None:
     os.kill(pid, signal.SIGKILL)
     until(lambda: server.engine_pids not in ([], [pid]), what="another engine process")
     server.wait_ready()
-    until(lambda: works(server), what="an answer")
+    until(lambda: works(server), what="a response")
 
 
 # --- the disk ---
@@ -47,7 +47,7 @@ def test_nothing_is_written_to_a_disk_and_nothing_there_is_missed(tmp_path: Path
             os.kill(pid, signal.SIGKILL)
             until(lambda pid=pid: pid not in server.pids and len(server.pids) == 4, what="another process")  # type: ignore[misc]
             until(server.is_ready, what="readiness")
-        until(lambda: works(server), what="an answer")
+        until(lambda: works(server), what="a response")
         until(lambda: server.metrics()["embert_texts_total"] > texts, what="totals that go on")
         for pid in server.pids:  # of files, only memory, logs and what the system gives
             maps = [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
@@ -110,9 +110,9 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
         assert late.status_code == 503
         assert time.monotonic() - began > 0.4
         assert 1 <= int(late.headers["retry-after"]) <= 60
-        answer = server.post("/embed", {"inputs": [[101, SLEEP + 5, 102]]})
-        assert 0 < int(answer.headers["x-inference-time"]) < 60_000  # a jump is a year
-        assert int(answer.headers["x-queue-time"]) < 60_000
+        response = server.post("/embed", {"inputs": [[101, SLEEP + 5, 102]]})
+        assert 0 < int(response.headers["x-inference-time"]) < 60_000  # a jump is a year
+        assert int(response.headers["x-queue-time"]) < 60_000
         assert server.pids == pids
         assert server.metrics()["embert_request_duration_seconds_sum" + '{route="/embed"}'] < 60
 
@@ -124,7 +124,7 @@ def test_the_wall_clock_is_only_reported_and_measures_no_duration() -> None:
         )
         for path in (ROOT / "server").rglob("*.py")
     }
-    # Moments of the last success, of the start in OpenAI's list of models, of an answer in vLLM's form, of spans, of
+    # Moments of the last success, of the start in OpenAI's list of models, of a response in vLLM's form, of spans, of
     # lines of the access log, and of exemplars.
     told = {"engine_worker/loop.py", "frontend/operations.py", "protocols/vllm.py"}
     told |= {f"observability/{name}.py" for name in ("tracing/span_export", "access_log", "http_metrics")}

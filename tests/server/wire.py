@@ -60,7 +60,7 @@ class Wire:
 
 
 def parts_of(results: Results) -> list[PartialResult]:
-    """All answers of a message, those of `rows` as parts, too, without their time in the queue."""
+    """All results of a message, those of `rows` as PartialResult, too, without their time in the queue."""
     parts, rows = [*results.parts], results.rows
     if rows is not None:
         text_bytes = len(rows.values) // sum(rows.texts)

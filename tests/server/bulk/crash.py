@@ -1,7 +1,7 @@
 """Runs that write an output and die before their N-th durable step.
 
 `python -m tests.server.bulk.crash file|parquet|folder` reads a line for each run: `["PATH", N]`, or with "--resume"
-after it. Steps are calls that change what is on the disk. 0 lets the run end. The answer to a line is the number of
+after it. Steps are calls that change what is on the disk. 0 lets the run end. The response to a line is the number of
 rows that the run continues after, unless it dies before it knows, and its exit status.
 
 Each run is a process of its own, forked from this one, because importing takes a hundred times as long as writing.

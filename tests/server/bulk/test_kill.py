@@ -119,7 +119,7 @@ def test_killed_before_every_step_that_lasts(tmp_path: Path, kind: str) -> None:
 
 @contextlib.contextmanager
 def crashing(kind: str) -> Iterator[Callable[..., list[int]]]:
-    """Runs of crash.py: they take a path, steps and options, and give its answer."""
+    """Runs of crash.py: they take a path, steps and options, and give its response."""
     command = [sys.executable, "-m", "tests.server.bulk.crash", kind]
     with subprocess.Popen(
         command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1

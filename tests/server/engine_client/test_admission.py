@@ -205,7 +205,7 @@ def test_no_client_fills_the_queue_for_others(requests: list[tuple[int, bool, bo
             assert admission.admitted_tokens <= limit - limit // 8
 
 
-def test_a_server_that_takes_nothing_answers_503() -> None:
+def test_a_server_that_is_not_ready_responds_503() -> None:
     admission = admission_of([])
     with pytest.raises(Unavailable, match="starting") as refused:
         admission.check(1, asks())

@@ -52,7 +52,7 @@ class Clock:
 
 
 class Recorder(Encoder):
-    """Vectors are [sum of ids, length, first id, 1]; remembers its batches, and waits to be let go."""
+    """Vectors are [sum of ids, length, first id, 1]. Stores its batches, and can wait in a forward."""
 
     name, device, device_name, dtype, choice = "recorder", "cuda:0", "a test", "float32", "asked for"
     width = hidden_size = WIDTH
@@ -78,20 +78,20 @@ class Recorder(Encoder):
         if FAILS in batch.ids:
             raise EncoderError("a kernel failed")
         texts = np.split(batch.ids, batch.cu_seqlens[1:-1])
-        answer: dict[Task, TaskOutput] = {}
+        response: dict[Task, TaskOutput] = {}
         for task in batch.wanted:
             of_task = [texts[index] for index in batch.sequences_of(task)]
             if task == Task.EMBED:
                 rows = [vector_of(text.tolist()) for text in of_task]
-                answer[task] = TaskOutput.one_each(np.array(rows, np.float32).reshape(-1, WIDTH))
+                response[task] = TaskOutput.one_each(np.array(rows, np.float32).reshape(-1, WIDTH))
             elif task == Task.CLASSIFY:
-                answer[task] = TaskOutput.one_each(self._logits(batch))
+                response[task] = TaskOutput.one_each(self._logits(batch))
             else:
                 offsets = cumulative(np.array([len(text) for text in of_task], np.int32))
-                answer[task] = TaskOutput(
+                response[task] = TaskOutput(
                     np.repeat(np.concatenate(of_task)[:, None], WIDTH, 1).astype(np.float32), offsets
                 )
-        return answer
+        return response
 
     def _logits(self, batch: PackedBatch) -> npt.NDArray[np.float32]:
         """Two labels: the sum of ids, and of token types times ids."""
@@ -176,12 +176,12 @@ class Harness:
         )
 
     def receive(self, texts: int) -> dict[int, list[PartialResult]]:
-        """Parts by request, until they answer this many texts (an error answers one)."""
+        """Results by request, until there are this many texts (an error counts as one)."""
         parts: dict[int, list[PartialResult]] = {}
         deadline = time.monotonic() + 60
         while texts > 0:
             message = self.wire.next(deadline - time.monotonic())
-            assert message is not None, f"{texts} texts without an answer after 60 s"
+            assert message is not None, f"{texts} texts without a response after 60 s"
             for part in parts_of(decode_results(message)):
                 parts.setdefault(part.id, []).append(part)
                 texts -= 1 if part.error else part.texts

@@ -85,7 +85,7 @@ def test_a_killed_engine_comes_back_on_the_gpu() -> None:
         os.kill(pid, 9)
         until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
         # Each of several HTTP processes learns of it in its own time.
-        until(lambda: server.post("/embed", {"inputs": "the same text"}).status_code == 200, what="an answer")
+        until(lambda: server.post("/embed", {"inputs": "the same text"}).status_code == 200, what="a response")
         assert server.post("/embed", {"inputs": "the same text"}).json() == before
 
 
@@ -98,17 +98,17 @@ def test_two_models_of_one_gpu_give_the_bits_that_each_gives_by_itself(tmp_path:
         some = texts[number % 48 : number % 48 + 16]
         if number % 2:
             body = {"model": "scores", "query": "what is it", "documents": some}
-            answer = server.post("/v1/rerank", body).json()
-            return sorted((each["index"], each["relevance_score"]) for each in answer["results"])
-        answer = server.post("/v1/embeddings", {"model": "vectors", "input": some}).json()
-        return [each["embedding"] for each in answer["data"]]
+            response = server.post("/v1/rerank", body).json()
+            return sorted((each["index"], each["relevance_score"]) for each in response["results"])
+        response = server.post("/v1/embeddings", {"model": "vectors", "input": some}).json()
+        return [each["embedding"] for each in response["data"]]
 
     with live(f"vectors={embedder.folder}", f"scores={reranker}", "--device", "cuda:0") as server:
         assert len(server.engine_pids) == 1
         single = [asked(server, number) for number in range(48)]
         with ThreadPoolExecutor(16) as pool:
             together = list(pool.map(lambda number: asked(server, number % 48), range(480)))
-    assert all(answer == single[number % 48] for number, answer in enumerate(together))
+    assert all(response == single[number % 48] for number, response in enumerate(together))
 
 
 def test_requests_of_all_adapters_at_once(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_requests_of_all_adapters_at_once(tmp_path: Path) -> None:
 
 @pytest.fixture
 def several_gpus() -> int:
-    """How many GPUs there are; without at least two, the test is skipped."""
+    """The number of GPUs. Skips the test without at least two."""
     gpus = len(devices("cuda"))
     if gpus < 2:
         pytest.skip(f"{gpus} GPU(s); wants two")
@@ -146,8 +146,8 @@ def test_every_gpu_has_an_engine_and_all_give_the_same_bits(several_gpus: int) -
     texts = [f"text {number}: {'embeddings of many lengths, ' * (number % 40)}" for number in range(64)]
     with live(*MODEL) as server, ThreadPoolExecutor(8) as pool:
         assert len(server.engine_pids) == several_gpus
-        answers = list(pool.map(lambda _: server.post("/embed", {"inputs": texts}).json(), range(64 * several_gpus)))
-        assert all(answer == answers[0] for answer in answers)
+        responses = list(pool.map(lambda _: server.post("/embed", {"inputs": texts}).json(), range(64 * several_gpus)))
+        assert all(response == responses[0] for response in responses)
         metrics = server.metrics()
         batches = [metrics[f'embert_batches_total{{engine="{engine}"}}'] for engine in range(several_gpus)]
         assert min(batches) > 0, f"an idle GPU: {batches}"
@@ -157,11 +157,11 @@ def test_one_gpu_serves_on_while_the_engine_of_another_comes_back(several_gpus: 
     with live(*MODEL) as server:
         before = server.post("/embed", {"inputs": "the same text"}).json()
         pids = server.engine_pids
-        stop, answers = threading.Event(), []
+        stop, responses = threading.Event(), []
 
         def ask() -> None:
             while not stop.is_set():
-                answers.append(server.post("/embed", {"inputs": "the same text"}))
+                responses.append(server.post("/embed", {"inputs": "the same text"}))
 
         asking = [threading.Thread(target=ask) for _ in range(4)]
         for thread in asking:
@@ -171,6 +171,6 @@ def test_one_gpu_serves_on_while_the_engine_of_another_comes_back(several_gpus: 
         stop.set()
         for thread in asking:
             thread.join()
-        assert len(answers) > 10
-        assert {answer.status_code for answer in answers} == {200}  # what the dead engine had went to another
-        assert all(answer.json() == before for answer in answers)
+        assert len(responses) > 10
+        assert {response.status_code for response in responses} == {200}  # what the dead engine had went to another
+        assert all(response.json() == before for response in responses)

@@ -1,6 +1,6 @@
-"""What the device loop keeps the device busy with, in virtual time: rates of several models, and who waits how long.
+"""The device loop in virtual time: rates of several models, and waits.
 
-`small` takes the device less time than its answers take the host, as MiniLM-L6 does on an H100; `large` is BERT-base.
+`small` takes the device less time than its responses take the host, as MiniLM-L6 does on an H100; `large` is BERT-base.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def test_a_vector_that_is_not_finite_fails_only_its_request(engine: Harness) -> 
     assert "not finite" in parts[bad][0].message
 
 
-def test_a_lost_encoder_answers_and_ends_the_process(engine: Harness) -> None:
+def test_a_lost_encoder_fails_its_request_and_ends_the_process(engine: Harness) -> None:
     bad, *_ = engine.send([[LOST]])
     parts = engine.receive(1)
     assert [part.error for part in parts[bad]] == ["backend"]

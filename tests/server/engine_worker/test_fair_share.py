@@ -1,4 +1,4 @@
-"""Fair share over random traffic: how many pieces requests are cut into, and who waits how long."""
+"""Fair share over random traffic: the number of slices of a request, and waits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def percentile(values: list[float], percent: float) -> float:
 
 @pytest.mark.parametrize("clients", [16, 256])
 @pytest.mark.parametrize("low_priority", [(), ("m",)])
-def test_requests_of_32_passages_are_answered_in_at_most_three_pieces(
+def test_requests_of_32_passages_run_in_at_most_three_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: int, low_priority: tuple[str, ...]
 ) -> None:
     """The real loop before a simulated GPU: each piece is a slice of a batch, and a message to an HTTP process."""

@@ -64,8 +64,8 @@ def test_a_real_gpu_says_the_same_as_nvidia_smi() -> None:
     except GpuUnknown as error:
         pytest.skip(str(error))
     asked = "--query-gpu=memory.used,memory.total,power.draw", "--format=csv,noheader,nounits", "--id=0"
-    answer = subprocess.run(["nvidia-smi", *asked], capture_output=True, text=True, check=True).stdout
-    used, total, power = map(float, answer.split(","))
+    response = subprocess.run(["nvidia-smi", *asked], capture_output=True, text=True, check=True).stdout
+    used, total, power = map(float, response.split(","))
     values = gpu.read()
     assert values["memory_bytes"] == pytest.approx(used * 2**20, abs=2**30)
     assert values["memory_limit_bytes"] == total * 2**20

@@ -1,4 +1,4 @@
-"""The device loop: batches bound late, answers to whom they belong, nothing run for clients that left."""
+"""The device loop: batches bound late, results to the right requests, nothing run for clients that left."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_each_text_of_a_batch_has_its_own_prompt(engine: Harness) -> None:
     assert second.prompt_tokens.tolist() == [0, 2, 2]
 
 
-def test_what_a_client_no_longer_wants_is_not_run(engine: Harness) -> None:
+def test_a_cancelled_request_does_not_run(engine: Harness) -> None:
     engine.occupy()
     gone, kept = engine.send([[2, 2]], [[3, 3]])
     engine.wait_until(lambda: engine.queued() == 2)
@@ -81,7 +81,7 @@ def test_what_a_client_no_longer_wants_is_not_run(engine: Harness) -> None:
     assert not any(2 in batch.ids for batch in engine.encoder.batches)
 
 
-def test_a_request_past_its_deadline_is_answered_and_not_run(engine: Harness) -> None:
+def test_a_request_past_its_deadline_fails_and_does_not_run(engine: Harness) -> None:
     engine.occupy()
     late, *_ = engine.send([[2, 2], [2, 2]], patience_s=-1.0)
     engine.wait_until(lambda: engine.queued() == 2)
@@ -123,7 +123,7 @@ def test_pairs_and_texts_share_a_batch_and_keep_their_token_types(engine: Harnes
     assert rows(parts[texts][0]) == [vector_of([2, 3])]
 
 
-def test_each_request_says_how_its_vectors_are_cut_and_scaled(engine: Harness) -> None:
+def test_dimensions_and_normalization_are_those_of_each_request(engine: Harness) -> None:
     engine.occupy()
     cut, *_ = engine.send([[2], [3]], dimensions=2)
     engine.send([[4]], normalize=False)
@@ -159,16 +159,16 @@ def test_clients_that_leave_running_requests_leave_nothing_behind(engine: Harnes
         engine.wait_until(lambda: not engine.loop._queue._running and not engine.loop._queue._disconnected)
 
 
-def test_messages_stay_small_and_answers_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_small_and_weights_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "_MESSAGE_ROW_BYTES", 100)
     sent: list[list[PartialResult]] = []
     dropped: list[Any] = []
-    answering = Responder(lambda _, parts: sent.append(parts), dropped.append)
+    responder = Responder(lambda _, parts: sent.append(parts), dropped.append)
     messages = [EncodeRequest(id_, Task.SPARSE, b"", b"", b"", 0, True, 60.0, 0.0) for id_ in range(4)]
     slices = [Request(message.id, [1], channel="x", message=message).piece(0, 1) for message in messages]
     counts = np.array([0, 20, 30, 80, 90], np.int32)  # prefix sums: the third text has 50 weights
     rows = TaskOutput(np.ones((90, 1), np.float32), counts, np.arange(90, dtype=np.int32))
-    answering.send_rows(slices, {Task.SPARSE: rows}, 1.0, 2.0, most_weights=40)
+    responder.send_rows(slices, {Task.SPARSE: rows}, 1.0, 2.0, most_weights=40)
     assert [[(part.id, part.error, part.message) for part in parts] for parts in sent] == [
         [(0, "", ""), (1, "", "")],
         [(2, "weights", "50"), (3, "", "")],

@@ -1,4 +1,4 @@
-"""What a batch costs the scheduler: in proportion to what is in it, however much waits. Lines are counted, not time."""
+"""The cost of a batch is in proportion to its content, not to the queue. Lines are counted, not time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interactive requests beside low-priority ones on a slow encoder: batches stay short, and nobody starves."""
+"""Interactive requests next to low-priority ones on a slow encoder: batches stay short, and nobody starves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUERY, TEXT = 5, 62  # tokens
 
 @dataclass
 class Encoder:
-    """Clients that ask for one short text, `think_s` after each answer, beside low-priority requests, one at a time."""
+    """Clients that send a short text `think_s` after each response, next to one low-priority request at a time."""
 
     clients: int
     think_s: float = 0.002
@@ -79,8 +79,7 @@ def test_a_large_low_priority_request_is_done_beside_a_few_queries(clients: int)
 
 
 def test_low_priority_fills_interactive_batches_where_that_takes_no_time() -> None:
-    """As on a GPU: MiniLM on an H100."""
-    scheduler = scheduler_of(16384, fixed_s=0.0001, token_s=5e-8)
+    scheduler = scheduler_of(16384, fixed_s=0.0001, token_s=5e-8)  # MiniLM on an H100
     scheduler.add(Request("bulk", [TEXT] * 2048, low_priority=True))
     scheduler.add(Request("query", [QUERY]))
     batch = next_batch(scheduler)

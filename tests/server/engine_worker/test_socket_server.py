@@ -1,4 +1,4 @@
-"""What several threads send at once arrives whole, and nothing goes to a lost connection."""
+"""Messages of several threads arrive whole, and none goes to a lost connection."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_full_batch_is_submitted_while_another_runs(engine: Harness) -> None:
 
 @pytest.fixture
 def submitted(engine: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of batches submitted to the encoder, each time one is answered."""
+    """The number of batches submitted to the encoder, each time the rows of one are sent."""
     del clock  # with real time, a pause of the machine would make batches late
     counts: list[int] = []
     send_rows = engine.loop._responder.send_rows
@@ -75,7 +75,7 @@ def submitted(engine: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch) ->
     return counts
 
 
-def test_the_encoder_works_on_while_answers_are_made(engine: Harness, submitted: list[int]) -> None:
+def test_the_encoder_works_while_responses_are_sent(engine: Harness, submitted: list[int]) -> None:
     engine.hold()
     engine.send([[1, 2]])
     engine.wait_until_running()
@@ -86,7 +86,7 @@ def test_the_encoder_works_on_while_answers_are_made(engine: Harness, submitted:
     assert submitted == [2, 2]
 
 
-def test_a_second_full_batch_is_submitted_before_an_answer_is_made(engine: Harness, submitted: list[int]) -> None:
+def test_a_second_full_batch_is_submitted_before_responses_are_sent(engine: Harness, submitted: list[int]) -> None:
     engine.model.throughput.calibrate(0.5, 0.0)
     engine.hold()
     engine.send(*[[[number] * BUDGET] for number in range(1, 6)])
@@ -97,8 +97,8 @@ def test_a_second_full_batch_is_submitted_before_an_answer_is_made(engine: Harne
     assert submitted == [3, 4, 5, 5, 5]
 
 
-def test_answers_wait_while_the_encoder_has_next_to_nothing_to_do(engine: Harness, submitted: list[int]) -> None:
-    """Batches that take no time, beside which an answer takes long: up to three answers wait."""
+def test_responses_wait_while_the_encoder_is_nearly_idle(engine: Harness, submitted: list[int]) -> None:
+    """The responses of up to three batches wait."""
     engine.model.responses_s = 0.01
     engine.hold()
     engine.send(*[[[number] * BUDGET] for number in range(1, 9)])

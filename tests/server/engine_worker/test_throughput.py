@@ -64,7 +64,7 @@ def test_the_fixed_time_and_that_of_a_token_are_learned(fixed: float, token: flo
 
 @pytest.mark.parametrize("tokens", [3, 12, 40, 200])
 def test_short_batches_say_nothing_of_full_ones(tokens: int) -> None:
-    """Their fixed time is ten times what it was, as beside busy HTTP processes."""
+    """Their fixed time is ten times what it was, as next to busy HTTP processes."""
     rng, estimate = Random(7), calibrated()
     rate = estimate.tokens_per_s
     for _ in range(3000):

@@ -26,8 +26,8 @@ class Doubled(Recorder):
         return super().submit(batch)
 
     def wait(self, ticket: PackedBatch) -> dict[Task, TaskOutput]:
-        answer = super().wait(ticket)
-        return {task: TaskOutput(2 * each.values, each.offsets) for task, each in answer.items()}
+        response = super().wait(ticket)
+        return {task: TaskOutput(2 * each.values, each.offsets) for task, each in response.items()}
 
 
 class TwoModels(Harness):
@@ -105,7 +105,7 @@ def test_an_unknown_model_is_an_error_of_its_request(two: TwoModels) -> None:
 
 
 def test_a_deadline_counts_the_work_of_both(two: TwoModels) -> None:
-    """Of the other model only as much as this one's own: the two share the device."""
+    """The other model's work counts up to this one's: the two share the device."""
     for model in (two.model, two.second):
         model.throughput.calibrate(0.0, 1.0)  # a token a second
     two.occupy()

@@ -35,12 +35,12 @@ TEXTS = 32  # of a request that is one of many
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a full batch of a model takes, in seconds."""
+    """Times of a full batch of a model, in seconds."""
 
     device_s: float
     submit_s: float  # of the host's time
     responses_s: float
-    slice_s: float = 0.0  # of the host's time, for the answer to each slice
+    slice_s: float = 0.0  # of the host's time, for the response to each slice
 
     def of(self, tokens: int) -> float:
         return 0.0001 + (self.device_s - 0.0001) * tokens / BATCH_TOKENS
@@ -155,14 +155,12 @@ class HttpProcess:
 
 @dataclass
 class Run:
-    """What a run has found."""
+    """Measurements of a run."""
 
     tokens_per_s: dict[str, float] = field(default_factory=dict)
     busy_s: dict[str, float] = field(default_factory=dict)
-    waited_s: dict[str, list[float]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # of each request, for its answer
-    pieces: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # of each answered request
+    waited_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # of each request
+    pieces: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # slices of each finished request
     slices: list[int] = field(default_factory=list)  # of each batch
 
 
@@ -209,7 +207,7 @@ class VirtualEngine:
         monkeypatch.setattr(self._loop._queue, "wait_for_batch", self._wait_for_batch)
         self._channel = cast("Channel", HttpProcess())
         self._ids = count(1)
-        self._open: dict[int, list[Any]] = {}  # texts without an answer, the model, when it was sent, pieces so far
+        self._open: dict[int, list[Any]] = {}  # texts without a response, the model, when it was sent, pieces so far
         self._floods: dict[str, float] = {}
         self._seconds = self._until = 0.0
         self._run = Run()
@@ -222,7 +220,7 @@ class VirtualEngine:
         short: tuple[str, float] | None = None,
         seconds: float = 2.0,
     ) -> Run:
-        """Clients of some models, so many each, ask again 2 ms after an answer; others ask now and then.
+        """Run clients that send again 2 ms after a response, a number for each model, and others now and then.
 
         `asked`: a model without such clients, and its requests of four texts a second; `short`: any model, and requests
         of one text of 16 tokens a second, which the results call "short".

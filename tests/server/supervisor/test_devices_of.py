@@ -1,4 +1,4 @@
-"""Where each of several models runs: one process a device, and none of them mixed."""
+"""Devices of each of several models: one process a device."""
 
 from __future__ import annotations
 

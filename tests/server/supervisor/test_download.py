@@ -1,4 +1,4 @@
-"""A start that downloads its model: what probes, Prometheus and clients are told meanwhile."""
+"""A start that downloads its model: responses to probes, Prometheus and clients meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def slow_hub(folder: Path) -> Iterator[tuple[str, threading.Event]]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, headers, body = hub.answer(self.path, self.headers.get("authorization"))
+            status, headers, body = hub.respond(self.path, self.headers.get("authorization"))
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
@@ -65,18 +65,18 @@ def downloading(folder: Path, *options: str, status: int = 0) -> Iterator[tuple[
             yield server, go_on
 
 
-def answer(server: Live, path: str, **options: dict[str, str]) -> httpx.Response | None:
+def response(server: Live, path: str, **options: dict[str, str]) -> httpx.Response | None:
     try:
         return server.get(path, **options)
     except httpx.TransportError:
         return None
 
 
-def test_what_is_answered_during_a_download(tmp_path: Path) -> None:
+def test_routes_during_a_download(tmp_path: Path) -> None:
     with downloading(tmp_path, "--workers", "2", "--metrics-port", "0", "--api-key", "of-the-test") as (server, go_on):
 
         def half() -> bool:
-            found = answer(server, "/readyz")
+            found = response(server, "/readyz")
             return found is not None and HALF.fullmatch(found.json()["detail"]) is not None
 
         until(half, what="half of the weights")
@@ -112,4 +112,4 @@ def test_what_is_answered_during_a_download(tmp_path: Path) -> None:
 
 def test_a_download_can_be_ended(tmp_path: Path) -> None:
     with downloading(tmp_path) as (server, _):
-        until(lambda: answer(server, "/livez"), what="an answer")
+        until(lambda: response(server, "/livez"), what="a response")

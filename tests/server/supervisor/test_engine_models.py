@@ -1,4 +1,4 @@
-"""What the supervisor knows of an engine's models: a model that ends the process does not take the others along."""
+"""A model that ends the process does not take the others along."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_gpus_are_counted_in_a_process_of_its_own(
 
 
 def test_gpus_that_are_hidden_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The question itself, answered by this build: with the CUDA extension or without."""
+    """Runs the real count, with the CUDA extension or without."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     asked: list[subprocess.CompletedProcess[str]] = []
@@ -110,8 +110,8 @@ def batches(server: Live) -> list[float]:
 
 def right(server: Live, number: int) -> bool:
     ids = [101, 1000 + number, 102]
-    answer = server.post("/embed", {"inputs": [ids]})
-    return answer.status_code == 200 and np.allclose(answer.json(), [expected(ids)], atol=1e-5)
+    response = server.post("/embed", {"inputs": [ids]})
+    return response.status_code == 200 and np.allclose(response.json(), [expected(ids)], atol=1e-5)
 
 
 def test_each_has_a_process_and_the_queue_is_as_long_as_they_are_many(two: Live) -> None:
@@ -134,13 +134,13 @@ def test_work_goes_to_the_engine_with_less_of_it(two: Live) -> None:
     def fewest() -> float:
         return min(after - earlier for after, earlier in zip(batches(two), before, strict=True))
 
-    until(lambda: fewest() >= 3, what="batches of both engines in the metrics, which follow the answers")
+    until(lambda: fewest() >= 3, what="batches of both engines in the metrics, which follow the responses")
 
 
 def test_one_of_them_may_die(two: Live) -> None:
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(right, two, number) for number in range(200)]
-        until(lambda: sum(future.done() for future in asked) > 20, what="the first answers")
+        until(lambda: sum(future.done() for future in asked) > 20, what="the first responses")
         os.kill(two.engine_pids[0], signal.SIGKILL)
         # What it owed went to the other one.
         assert all(future.result() for future in asked)

@@ -1,4 +1,4 @@
-"""Processes killed, lost and broken for real: every client gets an answer in bounded time; the process comes back."""
+"""Processes killed, lost and broken for real: every client gets a response in bounded time; the process comes back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def healing(_healing: Live) -> Live:
     return _healing
 
 
-def test_a_killed_engine_comes_back_and_every_request_is_answered(healing: Live) -> None:
+def test_a_killed_engine_comes_back_and_every_request_gets_a_response(healing: Live) -> None:
     server = healing
     before = server.metrics()['embert_engine_restarts_total{engine="0"}']
     with Crowd(server) as crowd:
@@ -52,7 +52,7 @@ def test_a_killed_engine_comes_back_and_every_request_is_answered(healing: Live)
             until(lambda old=pid: server.engine_pids not in ([], [old]), what="a new engine process")  # type: ignore[misc]
             server.wait_ready()
             crowd.wait_for(50)
-    assert set(crowd.answers) <= {"200", "503"}, crowd.answers
+    assert set(crowd.responses) <= {"200", "503"}, crowd.responses
     metrics = server.metrics()
     assert metrics['embert_engine_restarts_total{engine="0"}'] == before + 2
     assert metrics['embert_engine_up{engine="0"}'] == 1
@@ -66,7 +66,7 @@ def test_an_engine_may_die_before_everybody_was_ready_and_then_one_of_two_http_p
         os.kill(pid, signal.SIGKILL)
         until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
         # Each HTTP process learns of it in its own time.
-        until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="an answer")
+        until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="a response")
         server.wait_announced()
         killed = psutil.Process(server.http_pids[0])
         killed.kill()
@@ -77,18 +77,18 @@ def test_an_engine_may_die_before_everybody_was_ready_and_then_one_of_two_http_p
 
 def test_what_a_lost_engine_owed_is_sent_once_more(healing: Live) -> None:
     server = healing
-    answers: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
     slow = [101, HELD, 102]
     with server.held() as runs:
-        threads = [post(server, [slow], answers)]
+        threads = [post(server, [slow], responses)]
         until(runs.exists, what="the first")
-        threads.append(post(server, [[101, 5000, 102]] * 3, answers))  # waits until the first is done
+        threads.append(post(server, [[101, 5000, 102]] * 3, responses))  # waits until the first is done
         until(lambda: server.metrics()["embert_queue_tokens"] == 9, what="the second")
         os.kill(server.engine_pids[0], signal.SIGKILL)
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert [answer.status_code for answer in answers] == [200, 200]
-    by_size = sorted((np.array(answer.json()) for answer in answers), key=len)
+    assert [response.status_code for response in responses] == [200, 200]
+    by_size = sorted((np.array(response.json()) for response in responses), key=len)
     np.testing.assert_allclose(by_size[0], [expected(slow)], atol=1e-5)
     np.testing.assert_allclose(by_size[1], [expected([101, 5000, 102])] * 3, atol=1e-5)
 
@@ -100,18 +100,18 @@ def test_a_request_that_kills_engines_fails_none_of_its_neighbors(pair: Live, po
     up = [f'embert_engine_up{{engine="{i}"}}' for i in range(2)]
     until(lambda: [server.metrics()[name] for name in up] == [1, 1], what="both engines")
     use_both_engines(server)
-    answers: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
     killed: list[httpx.Response] = []
     with server.held():
-        busy = [post(server, [[101, HELD, 102]], answers) for _ in range(2)]
+        busy = [post(server, [[101, HELD, 102]], responses) for _ in range(2)]
         until(lambda: server.metrics()["embert_admitted_tokens"] == 6, what="both engines at work")
         threads = [post(server, [[101, poison, 102]], killed)]
-        threads += [post(server, [[101, 1000 + number, 102]], answers) for number in range(12)]
+        threads += [post(server, [[101, 1000 + number, 102]], responses) for number in range(12)]
         until(lambda: server.metrics()["embert_admitted_tokens"] == 6 + 3 * 13, what="all of them")
     for thread in (*busy, *threads):
         thread.join(PATIENCE_S * 2)
-    assert [answer.status_code for answer in killed] == [424]
-    assert Counter(answer.status_code for answer in answers) == {200: 14}
+    assert [response.status_code for response in killed] == [424]
+    assert Counter(response.status_code for response in responses) == {200: 14}
 
 
 def test_a_killed_http_process_comes_back(healing: Live) -> None:
@@ -123,7 +123,7 @@ def test_a_killed_http_process_comes_back(healing: Live) -> None:
         os.kill(pid, signal.SIGKILL)
         until(lambda: server.http_pids not in ([], [pid]), what="a new HTTP process")
         crowd.wait_for(50)
-    assert not any(status.isdigit() and status not in ("200", "503") for status in crowd.answers), crowd.answers
+    assert not any(status.isdigit() and status not in ("200", "503") for status in crowd.responses), crowd.responses
     assert server.engine_pids == engine  # nobody else was disturbed
     until(lambda: server.metrics()["embert_requests_in_flight"] == 1, what="the dead process's share forgotten")
 
@@ -136,7 +136,7 @@ def test_restarts_keep_the_totals(healing: Live) -> None:
         return sum(value for sample, value in server.metrics().items() if sample.startswith(name))
 
     def ask() -> None:
-        until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="an answer")
+        until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="a response")
 
     def killed(pids: Callable[[], list[int]]) -> None:
         (pid,) = pids()

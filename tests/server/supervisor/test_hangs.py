@@ -1,4 +1,4 @@
-"""Processes that hang, stop, run out of memory or lose a thread: the supervisor sees it, and clients are answered."""
+"""Processes that hang, stop, run out of memory or lose a thread: the supervisor sees it, and clients get responses."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ GOOD = [101, 7592, 102]
 
 
 def right(server: Live, ids: list[int] = GOOD) -> bool:
-    """Whether a request is answered, and rightly."""
-    answer = server.post("/embed", {"inputs": [ids]})
-    return answer.status_code == 200 and np.allclose(answer.json(), [expected(ids)], atol=1e-5)
+    """True if a request gets the right vectors."""
+    response = server.post("/embed", {"inputs": [ids]})
+    return response.status_code == 200 and np.allclose(response.json(), [expected(ids)], atol=1e-5)
 
 
 def replaced(server: Live, pid: int) -> bool:
@@ -62,9 +62,9 @@ def plain() -> Iterator[Live]:
 def test_a_hanging_engine_is_replaced_and_what_hangs_every_engine_is_given_up_on(watched: Live) -> None:
     server = watched
     (pid,) = server.engine_pids
-    answer = server.post("/embed", {"inputs": [[101, HANG, 102]]})
-    assert answer.status_code == 424
-    assert "lost twice" in answer.json()["error"]
+    response = server.post("/embed", {"inputs": [[101, HANG, 102]]})
+    assert response.status_code == 424
+    assert "lost twice" in response.json()["error"]
     until(lambda: replaced(server, pid), what="another engine process")
     server.wait_ready()
     assert right(server)
@@ -93,19 +93,21 @@ def test_one_hung_engine_of_two_keeps_nobody_waiting() -> None:
             for number in range(24):
                 assert right(server, [101, 1000 + number, 102])
             assert not hanging.done()
-            # Half of what comes while neither answers goes to the one that hangs, and waits there.
+            # Half of the requests while neither responds goes to the one that hangs, and waits there.
             os.kill(other, signal.SIGSTOP)
             asked = [[101, 1000 + number, 102] for number in range(24)]
             waiting = [pool.submit(server.post, "/embed", {"inputs": [ids]}) for ids in asked]
             until(lambda: server.metrics()["embert_admitted_tokens"] == 25 * 3, what="all requests")
             os.kill(other, signal.SIGCONT)
-            until(lambda: server.metrics()["embert_admitted_tokens"] == 13 * 3, what="the answers of the other engine")
+            until(
+                lambda: server.metrics()["embert_admitted_tokens"] == 13 * 3, what="the responses of the other engine"
+            )
         finally:
             server.signal(signal.SIGCONT)
-        # It is ended, then the other one that is asked in its stead: who waited with it on either is answered.
-        for ids, answer in zip(asked, waiting, strict=True):
-            assert answer.result().status_code == 200, answer.result().text
-            assert np.allclose(answer.result().json(), [expected(ids)], atol=1e-5)
+        # It is ended, and then the other one, which gets its request: all that waited with it get responses.
+        for ids, response in zip(asked, waiting, strict=True):
+            assert response.result().status_code == 200, response.result().text
+            assert np.allclose(response.result().json(), [expected(ids)], atol=1e-5)
         assert hanging.result().status_code == 424
         until(lambda: [server.metrics()[f'embert_engine_up{{engine="{i}"}}'] for i in range(2)] == [1, 1])
         server.wait_ready()
@@ -118,7 +120,7 @@ def test_a_stopped_engine_is_replaced(watched: Live) -> None:
     (pid,) = server.engine_pids
     os.kill(pid, signal.SIGSTOP)
     until(lambda: replaced(server, pid), what="another engine process")
-    until(lambda: right(server), what="an answer")
+    until(lambda: right(server), what="a response")
     assert "engine-0 hung: no sign of life for more than 6.0 s" in server.log
 
 
@@ -159,8 +161,8 @@ signal.signal(signal.SIGUSR2, block)
 """
 
 
-def test_hung_http_processes_are_replaced_and_the_others_answer(tmp_path: Path) -> None:
-    """One is stopped, of another only the event loop hangs; the third answers all the time."""
+def test_hung_http_processes_are_replaced_and_the_others_respond(tmp_path: Path) -> None:
+    """One is stopped, of another only the event loop hangs; the third responds all the time."""
     (tmp_path / "sitecustomize.py").write_text(BLOCK)
     paths = os.pathsep.join(filter(None, [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH")]))
     with live(*STAND_IN, "--workers", "3", env={"PYTHONPATH": paths}) as server, one_to_each(server) as connections:
@@ -229,7 +231,7 @@ def test_memory_that_is_really_not_there() -> None:
         with contextlib.suppress(ProcessLookupError):  # a new process has no limit
             resource.prlimit(pid, resource.RLIMIT_AS, (hard, hard))
         server.wait_ready()
-        until(lambda: server.post("/embed", {"inputs": texts}).status_code == 200, what="an answer")
+        until(lambda: server.post("/embed", {"inputs": texts}).status_code == 200, what="a response")
         np.testing.assert_allclose(server.post("/embed", {"inputs": texts}).json(), good, atol=1e-5)
 
 
@@ -265,7 +267,7 @@ def test_a_lost_thread_ends_the_engine_process(plain: Live) -> None:
     stranger.send(encode(Submit([request], [])))
     until(lambda: replaced(server, pid), what="another engine process")
     stranger.close()
-    until(lambda: right(server), what="an answer")
+    until(lambda: right(server), what="a response")
     assert "internal error" in server.log
 
 
@@ -275,8 +277,8 @@ def test_restarts_back_off(tmp_path: Path) -> None:
     with live(*STAND_IN, env={"STAND_IN_CRASH_FILE": str(crash)}) as server:
         time.sleep(2.2)  # of good service
         crash.touch()
-        answer = server.post("/embed", {"inputs": [GOOD]}, headers={"x-request-timeout": "4"})
-        assert answer.status_code == 503
+        response = server.post("/embed", {"inputs": [GOOD]}, headers={"x-request-timeout": "4"})
+        assert response.status_code == 503
         until(lambda: "restarting in 0.8 s" in server.log, what="the fourth death")
         waits = re.findall(r"restarting in ([\d.]+) s", server.log)
         assert waits[:4] == ["0.1", "0.2", "0.4", "0.8"]
@@ -289,4 +291,4 @@ def test_restarts_back_off(tmp_path: Path) -> None:
         os.kill(server.engine_pids[0], signal.SIGKILL)
         until(lambda: len(re.findall("restarting in 0.1 s", server.log)) == 2, what="a short wait again")
         server.wait_ready()
-        until(lambda: right(server), what="an answer")
+        until(lambda: right(server), what="a response")

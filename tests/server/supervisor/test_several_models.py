@@ -34,16 +34,16 @@ def named(folders: dict[str, Path]) -> list[str]:
 
 
 def right(server: Live, model: str, ids: list[int] = GOOD) -> bool:
-    answer = server.post(f"/models/{model}/embed", {"inputs": [ids]})
-    return answer.status_code == 200 and bool(np.allclose(answer.json(), [expected(ids)], atol=1e-5))
+    response = server.post(f"/models/{model}/embed", {"inputs": [ids]})
+    return response.status_code == 200 and bool(np.allclose(response.json(), [expected(ids)], atol=1e-5))
 
 
 def state(server: Live, model: str) -> str:
     try:
-        answer = server.get(f"/readyz/{model}")
-    except httpx.TransportError:  # the process that answers during the start leaves
+        response = server.get(f"/readyz/{model}")
+    except httpx.TransportError:  # the process that responds during the start ends
         return "no response"
-    return str(answer.json()["models"][model]) if answer.status_code == 200 else str(answer.status_code)
+    return str(response.json()["models"][model]) if response.status_code == 200 else str(response.status_code)
 
 
 @pytest.fixture
@@ -56,13 +56,13 @@ def slow(named: list[str]) -> Iterator[Live]:
 def test_a_model_is_ready_while_another_loads(slow: Live) -> None:
     until(lambda: state(slow, "a") == "ready", what="the first model")
     assert right(slow, "a")
-    answer = slow.get("/readyz")
-    assert (answer.status_code, answer.json()["models"]["b"]) == (503, "loading")
-    assert "b is not ready (loading" in answer.json()["detail"]
+    response = slow.get("/readyz")
+    assert (response.status_code, response.json()["models"]["b"]) == (503, "loading")
+    assert "b is not ready (loading" in response.json()["detail"]
     assert slow.get("/readyz/b").status_code == 503
-    answer = slow.post("/models/b/embed", {"inputs": [GOOD]})
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
-    assert answer.json()["error"].startswith("b is not ready (loading")
+    response = slow.post("/models/b/embed", {"inputs": [GOOD]})
+    assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+    assert response.json()["error"].startswith("b is not ready (loading")
     slow.end_loading()
     slow.wait_ready()
     assert right(slow, "b")
@@ -86,9 +86,9 @@ def test_models_that_fail_to_load_do_not_take_the_others_along(named: list[str],
         readiness = server.get("/readyz/b")
         assert readiness.status_code == 503
         assert "the stand-in was told not to load" in readiness.text
-        answer = server.post("/models/b/embed", {"inputs": [GOOD]})
-        assert answer.status_code == 503
-        assert "the stand-in was told not to load" in answer.json()["error"]
+        response = server.post("/models/b/embed", {"inputs": [GOOD]})
+        assert response.status_code == 503
+        assert "the stand-in was told not to load" in response.json()["error"]
         assert len(server.engine_pids) == 1
 
 
@@ -105,7 +105,7 @@ def test_a_model_that_ends_its_process_while_it_loads_is_left_out(named: list[st
         # Left out of later starts, too.
         os.kill(pid, signal.SIGKILL)
         until(lambda: server.engine_pids not in ([], [pid]), what="another engine process")
-        until(lambda: right(server, "a"), what="an answer")
+        until(lambda: right(server, "a"), what="a response")
         assert "3 times" in server.get("/readyz/b").text
 
 
@@ -115,7 +115,7 @@ def test_when_no_model_can_be_loaded_the_server_ends(named: list[str]) -> None:
         assert server.log.count("the stand-in was told not to load") == 3
 
 
-def test_an_engine_that_dies_in_one_model_answers_for_the_others(named: list[str]) -> None:
+def test_an_engine_that_dies_in_one_model_serves_the_others(named: list[str]) -> None:
     """What waited for another model is sent again; only the request at fault fails. The model is quarantined in the
     end."""
     with live(*named, *STAND_IN, env=PATIENT, clean_log=False) as server, ThreadPoolExecutor(12) as pool:
@@ -134,11 +134,11 @@ def test_an_engine_that_dies_in_one_model_answers_for_the_others(named: list[str
         while "b is quarantined" not in server.log:
             until(lambda: all(state(server, name) == "ready" for name in ("a", "b", "rank")), what="all models")
             server.post("/models/b/embed", {"inputs": [[101, CRASH, 102]]}, timeout=120)
-            until(lambda: right(server, "a"), what="an answer of the other model")
+            until(lambda: right(server, "a"), what="a response of the other model")
         assert "quarantined for 60 s" in server.get("/readyz/b").text
-        answer = server.post("/models/b/embed", {"inputs": [GOOD]})
-        assert answer.status_code == 503
-        assert "repeatedly in forwards" in answer.json()["error"]
+        response = server.post("/models/b/embed", {"inputs": [GOOD]})
+        assert response.status_code == 503
+        assert "repeatedly in forwards" in response.json()["error"]
         assert right(server, "a")
         assert server.get("/readyz").status_code == 200
 

@@ -1,4 +1,4 @@
-"""Signals, drains and the end of the server: children end in order, and no client is left without an answer."""
+"""Signals, drains and the end of the server: children end in order, and no client is left without a response."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.server.stand_in import HELD
 def test_sigterm_lets_requests_in_flight_finish() -> None:
     with live(*STAND_IN, "--max-queue-tokens", "100", env=PATIENT) as server:
         server.wait_announced()  # or its log ends without what has become of the requests
-        answers: list[httpx.Response] = []
+        responses: list[httpx.Response] = []
         with server.held(), server.client() as client:
-            thread = post(server, [[101, HELD, 102]], answers)
+            thread = post(server, [[101, HELD, 102]], responses)
             until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request in flight")
             idle = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=PATIENCE_S)
             with contextlib.closing(idle):
@@ -39,26 +39,26 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
                 assert refused.headers["retry-after"]
                 assert refused.headers["connection"] == "close"
         thread.join(PATIENCE_S)
-        assert [answer.status_code for answer in answers] == [200]
-        assert answers[0].headers["connection"] == "close"
+        assert [response.status_code for response in responses] == [200]
+        assert responses[0].headers["connection"] == "close"
         assert server.wait() == 0
         assert "1 answered, 2 refused, 0 lost" in server.log.splitlines()[-1]
 
 
 def test_a_signal_to_all_processes_at_once() -> None:
-    """As systemd's default KillMode does: the engine answers what the HTTP processes wait for, and exits after them."""
+    """As systemd's default KillMode does: the engine sends the results that HTTP processes wait for, and exits after them."""
     with live(*STAND_IN, "--workers", "2", env=PATIENT) as server:
         server.wait_announced()  # each process has its handlers
-        answers: list[httpx.Response] = []
+        responses: list[httpx.Response] = []
         with server.held() as runs:
-            threads = [post(server, [[101, HELD, 102]], answers) for _ in range(3)]
+            threads = [post(server, [[101, HELD, 102]], responses) for _ in range(3)]
             until(lambda: server.metrics()["embert_admitted_tokens"] == 9 and runs.exists(), what="requests in flight")
             for pid in server.pids:
                 os.kill(pid, signal.SIGTERM)
             until(lambda: "the supervisor stops this process" in server.log, what="the engine's signal")
         for thread in threads:
             thread.join(PATIENCE_S)
-        assert [answer.status_code for answer in answers] == [200] * 3
+        assert [response.status_code for response in responses] == [200] * 3
         assert server.wait() == 0
         assert "ERROR" not in server.log
 
@@ -80,23 +80,23 @@ def test_other_signals_end_no_process() -> None:
 
 def test_drain_timeout_bounds_the_wait() -> None:
     with live(*STAND_IN, "--drain-timeout", "1", env=PATIENT) as server, server.held():
-        answers: list[object] = []
-        thread = ask_held(server, answers)
+        responses: list[object] = []
+        thread = ask_held(server, responses)
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
         thread.join(PATIENCE_S)
-        (answer,) = answers
-        assert isinstance(answer, httpx.Response)
-        assert answer.status_code == 503  # and no connection that breaks
-        assert "shutting down" in answer.json()["error"]
+        (response,) = responses
+        assert isinstance(response, httpx.Response)
+        assert response.status_code == 503  # and no connection that breaks
+        assert "shutting down" in response.json()["error"]
 
 
 def test_a_second_signal_ends_at_once() -> None:
     with live(*STAND_IN, status=1, env=PATIENT) as server, server.held():
         server.wait_announced()
-        answers: list[object] = []
-        thread = ask_held(server, answers)
+        responses: list[object] = []
+        thread = ask_held(server, responses)
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
         # `timeout` and shells tell one wish twice, which is no second one: here both arrive in the same moment.
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
@@ -114,12 +114,12 @@ def test_a_second_signal_ends_at_once() -> None:
 def test_a_signal_stops_a_loading_server(number: signal.Signals) -> None:
     with live(*STAND_IN, "--drain-timeout", "300", loading=True) as server:
         until(lambda: server.engine_pids and server.http_pids, what="the children")
-        until(lambda: _answers(server, "/livez"), what="an answer")
+        until(lambda: _responds(server, "/livez"), what="a response")
         server.signal(number)
         assert server.wait() == 0
 
 
-def _answers(server: Live, path: str) -> bool:
+def _responds(server: Live, path: str) -> bool:
     try:
         return server.get(path).status_code == 200
     except httpx.TransportError:
@@ -127,21 +127,21 @@ def _answers(server: Live, path: str) -> bool:
 
 
 def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None:
-    """So that whoever watches the server, which answers `/livez` all the time, brings another one."""
+    """A service manager then starts another one: /livez alone would not show the outage."""
     broken = tmp_path / "broken"
     env = {"STAND_IN_EXIT_FILE": str(broken), **PATIENT}
     constants = {"embert.server.supervisor.hangs.GIVE_UP_AFTER_S": 1.0}
     with live(*STAND_IN, env=env, constants=constants, status=1) as server, server.held():
         server.wait_announced()
         broken.touch()
-        answers: list[httpx.Response] = []
-        thread = post(server, [[101, HELD, 102]], answers)
+        responses: list[httpx.Response] = []
+        thread = post(server, [[101, HELD, 102]], responses)
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
         os.kill(server.engine_pids[0], signal.SIGKILL)
         assert server.wait() == 1
         assert re.search(r"no engine has been available for \d+ s; exiting", server.log)
         thread.join(PATIENCE_S)
-        assert [answer.status_code for answer in answers] == [503]  # and no connection that breaks
+        assert [response.status_code for response in responses] == [503]  # and no connection that breaks
 
 
 def test_children_do_not_outlive_a_killed_supervisor() -> None:
