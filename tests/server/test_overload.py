@@ -150,7 +150,7 @@ def test_the_budget_is_that_of_all_http_processes_together() -> None:
 
 
 def test_a_request_larger_than_the_budget_enters_beside_others_and_leaves_room_for_them() -> None:
-    """Of any priority. It counts as an eighth of the limit."""
+    """It counts as an eighth of the limit, with any priority."""
     with live(*STAND_IN, *SMALL_QUEUE, env=PATIENT) as server, ThreadPoolExecutor(16) as pool:
         with server.held():
             filling = fill(server, pool, texts=2)

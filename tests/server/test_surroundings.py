@@ -1,4 +1,4 @@
-"""What a server stands in: logs that nobody takes, a full disk, a clock that jumps."""
+"""Logs without a reader, a full disk, a clock that jumps."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Wire:
         return self._received.popleft()
 
     def closed(self, within_s: float = 30.0) -> bool:
-        """Whether the other side closes in time; what it sends before is dropped."""
+        """True if the other side closes in time. Drops its messages."""
         try:
             while self.next(within_s) is not None:
                 pass

@@ -99,9 +99,7 @@ def test_one_hung_engine_of_two_keeps_nobody_waiting() -> None:
             waiting = [pool.submit(server.post, "/embed", {"inputs": [ids]}) for ids in asked]
             until(lambda: server.metrics()["embert_admitted_tokens"] == 25 * 3, what="all requests")
             os.kill(other, signal.SIGCONT)
-            until(
-                lambda: server.metrics()["embert_admitted_tokens"] == 13 * 3, what="the responses of the other engine"
-            )
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 13 * 3, what="the other engine's responses")
         finally:
             server.signal(signal.SIGCONT)
         # It is ended, and then the other one, which gets its request: all that waited with it get responses.
@@ -125,7 +123,7 @@ def test_a_stopped_engine_is_replaced(watched: Live) -> None:
 
 
 def test_a_stopped_server_that_goes_on_replaces_nobody(watched: Live) -> None:
-    """As after a machine slept: nobody was looking, so nobody hung."""
+    """This is like a machine that slept."""
     server = watched
     server.wait_ready()
     pids = server.pids

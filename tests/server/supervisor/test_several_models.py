@@ -116,8 +116,7 @@ def test_when_no_model_can_be_loaded_the_server_ends(named: list[str]) -> None:
 
 
 def test_an_engine_that_dies_in_one_model_serves_the_others(named: list[str]) -> None:
-    """What waited for another model is sent again; only the request at fault fails. The model is quarantined in the
-    end."""
+    """Requests of another model are sent again; only the one at fault fails. The model is quarantined in the end."""
     with live(*named, *STAND_IN, env=PATIENT, clean_log=False) as server, ThreadPoolExecutor(12) as pool:
         with server.held() as runs:
             held = pool.submit(server.post, "/models/b/embed", {"inputs": [[101, HELD, 102]]})

@@ -38,7 +38,7 @@ def complaint(stderr: str) -> str:
 
 
 def wrong(*options: str, env: dict[str, str] | None = None) -> str:
-    """As `refused`, of options: these are found before anything starts, so the command runs in this process."""
+    """Like `refused`, in this process: wrong options are found before anything starts."""
     err = io.StringIO()
     opened: list[socket.socket] = []
 

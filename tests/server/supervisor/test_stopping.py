@@ -46,7 +46,7 @@ def test_sigterm_lets_requests_in_flight_finish() -> None:
 
 
 def test_a_signal_to_all_processes_at_once() -> None:
-    """As systemd's default KillMode does: the engine sends the results that HTTP processes wait for, and exits after them."""
+    """systemd does this by default. The engine still sends the results that the HTTP processes wait for."""
     with live(*STAND_IN, "--workers", "2", env=PATIENT) as server:
         server.wait_announced()  # each process has its handlers
         responses: list[httpx.Response] = []
