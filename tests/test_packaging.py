@@ -31,7 +31,7 @@ def command_path() -> Path:
     return Path(sys.executable).with_name("embert")
 
 
-def test_command_lies_beside_the_interpreter() -> None:
+def test_command_is_next_to_the_interpreter() -> None:
     assert os.access(command_path(), os.X_OK)
     (entry,) = metadata.entry_points(group="console_scripts", name="embert")
     assert callable(entry.load())

@@ -80,7 +80,7 @@ def test_bits_are_compared_not_values() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(cuda.unavailable_reason() is not None, reason=cuda.unavailable_reason() or "")
-def test_build_beside_itself(written: dict[str, Any], extension: str) -> None:
+def test_build_compared_with_itself(written: dict[str, Any], extension: str) -> None:
     command = [f"one={extension}", f"two={extension}", "--models", "narrow", "--workloads", "2x8", "--rounds", "1"]
     builds.main(command)
     (row,) = written["builds"]["rows"]

@@ -19,7 +19,7 @@ def test_perfect_server_batches_what_waits() -> None:
     assert latencies == pytest.approx(sorted([alone_ms, alone_ms + two_ms - 0.1, alone_ms + two_ms - 0.2]))
 
 
-def test_loop_answers_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_loop_finishes_every_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine_loop.main(["--seconds", "0.3", "--output", str(tmp_path)])
     assert "at random, perfect" in capsys.readouterr().out
     figures = json.loads(next(tmp_path.glob("hand-over-*.json")).read_text())["figures"]

@@ -167,7 +167,7 @@ def test_memory_is_six_times_that_of_the_model(jina: Jina, adapted: CudaEncoder)
 
 @pytest.mark.parametrize("pooling", ["cls", "last-token", "max"])
 def test_other_poolings_with_adapters(jina: Jina, pooling: str) -> None:
-    """With the first two, only some rows go through the end of the last layer."""
+    """For the first two only some rows go through the end of the last layer."""
     model = engine.load_model(str(jina.folder), pooling=pooling)
     encoder, cpu = made(model), engine.load_encoder(model, device="cpu")
     batch = random_batch(np.random.default_rng(8), 30)

@@ -94,7 +94,7 @@ def test_attention_with_a_window(
 def test_a_window_hides_all_that_is_outside(
     device: Device, random: np.random.Generator, window: int, hopper: bool
 ) -> None:
-    """With huge scores outside: if one key too many were seen, nothing else would count."""
+    """Scores outside are huge: if one key too many were seen, nothing else would count."""
     length, heads, query = 700, 2, 350
     qkv = ref.drawn(random, (length, 3, heads, 64), ref.FLOAT16)
     inside = slice(query - window, query + window + 1)

@@ -107,7 +107,7 @@ def test_a_checkpoint_in_16_bits(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last-token"])
 @pytest.mark.parametrize("kind", ["ModernBERT's", "Nomic's", "ELECTRA's"])
 def test_pooled_vectors_are_the_cpus(tmp_path: Path, kind: str, pooling: str) -> None:
-    """With cls and last-token pooling only some rows go through the end of the last layer."""
+    """In cls and last-token pooling only some rows go through the end of the last layer."""
     model = described(tmp_path, kind, pooling=pooling, max_positions=LONGEST)
     batch = random_batch(model)
     cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 14)

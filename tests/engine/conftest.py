@@ -20,8 +20,10 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from embert import engine
 from embert.engine.encoders.base import Encoder
+from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.files.tokenizer_config import TokenizerConfig
 from embert.engine.model import Model
+from tests.engine.stand_in_gpu import StandInGpu
 from tests.oracles.model_cases import build, byte_level, write_modules
 
 # What the files next to a tokenizer.json say where it is taken as it stands.
@@ -29,6 +31,7 @@ AS_IT_STANDS = TokenizerConfig(Path("tokenizer_config.json"))
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+Install = Callable[..., StandInGpu]
 
 
 class BuildBert(Protocol):
@@ -50,6 +53,18 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "torch":
         without_own_kernels(monkeypatch)
     return str(request.param)
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a stand-in for a model in the place of the CUDA extension, and returns it."""
+
+    def install(model: Model, **options: Any) -> StandInGpu:
+        gpu = StandInGpu(model, **options)
+        monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+        return gpu
+
+    return install
 
 
 @pytest.fixture(scope="session")

@@ -22,9 +22,10 @@ from embert.engine.heads.embedding import DenseLayer, LayerNorm
 from embert.engine.model import Model
 from embert.engine.models.tensor_names import TensorNames, WeightMapping
 from embert.engine.tasks import Task
-from tests.engine.conftest import Floats
 
 __all__ = ["StandInEncoder", "StandInGpu"]
+
+Floats = npt.NDArray[np.float32]
 
 
 NORM_PARTS = {"gamma": "weight", "beta": "bias"}

@@ -94,7 +94,7 @@ FAST = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL}
 
 
 def stored(tokenizer: Backend) -> Backend:
-    """With truncation and padding in tokenizer.json, which callers of the library set again."""
+    """Truncation and padding are in tokenizer.json, and callers of the library set them again."""
     tokenizer.enable_truncation(5, stride=2)
     tokenizer.enable_padding(length=24, direction="left")
     return tokenizer

@@ -21,23 +21,9 @@ from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.weights.checkpoint import Checkpoint
-from tests.engine.conftest import BuildBert, Floats, HuggingFace, ModelFolder
-from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
+from tests.engine.conftest import BuildBert, Floats, HuggingFace, Install, ModelFolder
+from tests.engine.stand_in_gpu import StandInEncoder
 from tests.oracles.model_cases import SHORT_CASES, build, byte_level
-
-Install = Callable[..., StandInGpu]
-
-
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Put a stand-in in the extension's place."""
-
-    def installed(model: Model, **options: Any) -> StandInGpu:
-        gpu = StandInGpu(model, **options)
-        monkeypatch.setattr(cuda, "_extension", lambda: gpu)
-        return gpu
-
-    return installed
 
 
 @pytest.fixture
@@ -107,7 +93,7 @@ def test_old_gpu(model: Model, install: Install) -> None:
     assert encoder.choice.startswith(f"no CUDA device: {reason}; ")
 
 
-def test_old_gpu_beside_a_new_one(model: Model, install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_gpu_next_to_a_new_one(model: Model, install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = install(model)
     monkeypatch.setattr(gpu, "device_count", lambda: 2)
     monkeypatch.setattr(gpu, "device_info", lambda index: ("A GPU", (61, 90)[index], 1 << 34))
@@ -223,27 +209,6 @@ def test_dimensions_are_refused_by_name(model: Model, install: Install) -> None:
         for wrong in (-1, 65):
             with pytest.raises(EncoderError, match=f"dimensions of sequence 0 must be 0 to 64, found {wrong}"):
                 encoder.encode(batch([5, 6], dimensions=np.array([wrong], np.int32)))
-
-
-def test_closed_encoder_says_so(model: Model, install: Install) -> None:
-    install(model)
-    encoder = CudaEncoder(model)
-    ticket = encoder.submit(batch([5]))
-    encoder.close()
-    encoder.close()
-    with pytest.raises(EncoderError, match="the encoder is closed"):
-        encoder.submit(batch([5]))
-    with pytest.raises(EncoderError, match="the encoder is closed"):
-        encoder.wait(ticket)
-
-
-def test_ticket_is_redeemed_once(model: Model, install: Install) -> None:
-    install(model)
-    encoder = CudaEncoder(model)
-    ticket = encoder.submit(batch([5]))
-    encoder.wait(ticket)
-    with pytest.raises(EncoderError, match="this ticket is not in flight"):
-        encoder.wait(ticket)
 
 
 def test_in_int8_only_tables_have_to_fit_float16(build_bert: BuildBert, install: Install) -> None:

@@ -15,15 +15,14 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.batch import PackedBatch
-from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.cuda.heads import without_padding
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Norm, Splade, TokenWeights
 from embert.engine.model import Model
 from embert.engine.tasks import Task
-from tests.engine.conftest import BuildBert
-from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
+from tests.engine.conftest import BuildBert, Install
+from tests.engine.stand_in_gpu import StandInEncoder
 from tests.oracles.model_cases import write_modules
 from tests.oracles.pipelines import LABELS, write
 
@@ -59,12 +58,11 @@ Make = Callable[..., tuple[CudaEncoder, StandInEncoder]]
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(install: Install) -> Make:
     """An encoder before a stand-in for the extension."""
 
     def made(model: Model, **options: Any) -> tuple[CudaEncoder, StandInEncoder]:
-        gpu = StandInGpu(model)
-        monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+        gpu = install(model)
         return CudaEncoder(model, **options), gpu.encoders[0]
 
     return made
@@ -76,7 +74,7 @@ def batch(tasks: list[Task] | None = None) -> PackedBatch:
     return PackedBatch(ids, cu_seqlens, tasks=None if tasks is None else np.array(tasks, np.uint8))
 
 
-def test_each_task_is_answered_for_those_who_want_it(model: Model, make: Make) -> None:
+def test_each_sequence_gets_the_tasks_that_it_wants(model: Model, make: Make) -> None:
     encoder, gpu = make(model)
     mixed = batch(MIXED)
     outputs = encoder.wait(encoder.submit(mixed))

@@ -10,24 +10,22 @@ import numpy as np
 import pytest
 
 from embert import engine
-from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.cuda.shapes import check_layers, layer_attention, refusal
 from embert.engine.encoders.devices import devices
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import Attention, DynamicNtk, Rotary
+from tests.engine.conftest import Install
 from tests.engine.stand_in_gpu import StandInGpu
 from tests.oracles.described import LAYERS, described
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tuple[Model, StandInGpu]:
+def made(tmp_path: Path, install: Install, request: pytest.FixtureRequest) -> tuple[Model, StandInGpu]:
     """A model of the kind that the test names, and a stand-in for the extension."""
     model = described(tmp_path, request.param)
-    gpu = StandInGpu(model)
-    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
-    return model, gpu
+    return model, install(model)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Backend
 
 from embert import engine
-from embert.engine.errors import BrokenModel, EncoderError, InputError, InputTooLarge, UnsupportedModel
+from embert.engine.errors import EncoderError, InputError, InputTooLarge, UnsupportedModel
 from embert.engine.files.chat_template import read_pair_text
 from embert.engine.files.tokenizer_config import QWEN_PATTERN
 from embert.engine.heads.checkpoints.classifier import read_classifier
@@ -176,16 +176,6 @@ def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path, case: str
         narrow = oracle.encode(TEXTS[:1], truncate_dim=16)
         narrow /= np.linalg.norm(narrow)
         np.testing.assert_allclose(loaded.embed(TEXTS[:1], dimensions=16), narrow, atol=2e-5)
-
-
-@pytest.mark.parametrize(("case", "tokenizer"), CASES, ids=[case for case, _ in CASES])
-def test_token_ids_are_those_of_auto_tokenizer(tmp_path: Path, case: str, tokenizer: Any) -> None:
-    folder = embedder(tmp_path, case, tokenizer)
-    oracle: Any = transformers.AutoTokenizer.from_pretrained(folder)
-    model = engine.load_model(str(folder))
-    encoded = engine.Tokenizer(model).encode(TEXTS, TokenizeOptions(truncate=True))
-    expected = [oracle(text, truncation=True, max_length=100)["input_ids"] for text in TEXTS]
-    assert encoded.ids.tolist() == [token_id for ids in expected for token_id in ids]
 
 
 def test_embedding_gemma_with_two_dense_modules(tmp_path: Path) -> None:
@@ -482,42 +472,41 @@ def test_options_of_tojson_are_those_of_transformers(tmp_path: Path) -> None:
     assert pair_text.before == '{\n "a"=1;\n "b"="\\u00e4"\n}'
 
 
+BOTH_WAYS = {"use_bidirectional_attention": True}
+
+
 @pytest.mark.parametrize(
-    ("case", "tokenizer", "fields"),
+    ("case", "tokenizer", "fields", "wanted"),
     [
         *(
-            (case, tokenizer, {"use_bidirectional_attention": True})
+            (case, tokenizer, fields, wanted)
             for case, tokenizer in (("llama", llama), ("mistral", llama), ("qwen2", qwen), ("qwen3", qwen))
+            for fields, wanted in (
+                (BOTH_WAYS, {}),
+                ({"auto_map": {"AutoModel": "modeling.Both"}, **BOTH_WAYS}, {"is_causal": False}),
+            )
         ),
-        ("mistral", llama, {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("mistral", llama, {"layer_types": ["full_attention", "sliding_attention"]}, None),
     ],
 )
-def test_fields_that_other_model_types_have(tmp_path: Path, case: str, tokenizer: Any, fields: dict[str, Any]) -> None:
-    """transformers ignores Gemma's field in other decoders, and takes a Mistral with Ministral's field for one."""
+def test_fields_that_other_model_types_have(
+    tmp_path: Path, case: str, tokenizer: Any, fields: dict[str, Any], wanted: dict[str, Any] | None
+) -> None:
+    """transformers ignores Gemma's field in other decoders, but in models that have their own code.
+
+    It takes a Mistral with Ministral's field for one. `wanted` are the fields of the model compared with.
+    """
     folder = embedder(tmp_path, case, tokenizer)
-    edit_json(folder / "config.json", **fields)
+    config = (folder / "config.json").read_text()
+    edit_json(folder / "config.json", **(fields if wanted is None else wanted))
     texts = [TEXTS[0], TEXTS[-1]]  # the last one is longer than a window
     oracle: Any = SentenceTransformer(str(folder), device="cpu")
+    expected = np.concatenate([oracle.encode([text]) for text in texts])
+    (folder / "config.json").write_text(config)
+    edit_json(folder / "config.json", **fields)
     with engine.Engine.load(str(folder), device="cpu") as loaded:
-        expected = np.concatenate([oracle.encode([text]) for text in texts])
         np.testing.assert_allclose(loaded.embed(texts), expected, atol=2e-5)
-    ignored = "use_bidirectional_attention" in fields
-    assert any("use_bidirectional_attention" in notice for notice in loaded.model.notices) == ignored
-
-
-@pytest.mark.parametrize(
-    ("case", "tokenizer"), [("llama", llama), ("mistral", llama), ("qwen2", qwen), ("qwen3", qwen)]
-)
-def test_models_with_code_of_their_own_attend_both_ways(tmp_path: Path, case: str, tokenizer: Any) -> None:
-    folder = embedder(tmp_path, case, tokenizer)
-    fields = json.loads((folder / "config.json").read_text())
-    edit_json(folder / "config.json", is_causal=False)
-    oracle: Any = SentenceTransformer(str(folder), device="cpu")
-    expected = oracle.encode([TEXTS[0]])
-    both_ways = {"auto_map": {"AutoModel": "modeling.Both"}, "use_bidirectional_attention": True}
-    (folder / "config.json").write_text(json.dumps({**fields, **both_ways}))
-    with engine.Engine.load(str(folder), device="cpu") as loaded:
-        np.testing.assert_allclose(loaded.embed([TEXTS[0]]), expected, atol=2e-5)
+    assert any("use_bidirectional_attention" in notice for notice in loaded.model.notices) == (wanted == {})
 
 
 def test_a_language_model_embeds_only_where_it_is_asked_to(tmp_path: Path) -> None:
@@ -538,26 +527,11 @@ def test_a_language_model_embeds_only_where_it_is_asked_to(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("case", "fields", "error", "words"),
-    [
-        ("qwen3", {"num_key_value_heads": 3}, BrokenModel, ["num_attention_heads 4", "num_key_value_heads 3"]),
-        ("qwen3", {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, UnsupportedModel, ["longrope"]),
-        ("llama", {"rope_scaling": {"type": "linear"}}, BrokenModel, ["rope_scaling.factor"]),
-        ("llama", {"rope_scaling": {"type": "linear", "factor": 2, "beta_fast": 3}}, UnsupportedModel, ["beta_fast"]),
-        ("qwen3", {"quantization_config": {"quant_method": "awq"}}, UnsupportedModel, ["quantization_config"]),
-        ("gemma3_text", {"attn_logit_softcapping": 50.0}, UnsupportedModel, ["attn_logit_softcapping", "50.0"]),
-        ("qwen2", {"layer_types": ["sliding_attention"] * 2}, UnsupportedModel, ["layer_types", "use_sliding_window"]),
-        ("llama", {"head_dim": 15}, UnsupportedModel, ["15"]),
-        ("qwen3", {"model_type": "qwen3_moe"}, UnsupportedModel, ["qwen3_moe"]),
-        ("gemma3_text", {"model_type": "gemma3"}, UnsupportedModel, ["gemma3"]),
-        ("eurobert", {"is_causal": True}, UnsupportedModel, ["is_causal", "True"]),
-    ],
+    ("case", "field", "value"),
+    [("qwen3", "quantization_config", {"quant_method": "awq"}), ("eurobert", "is_causal", True)],
 )
-def test_what_is_refused(
-    tmp_path: Path, case: str, fields: dict[str, Any], error: type[Exception], words: list[str]
-) -> None:
+def test_what_is_refused(tmp_path: Path, case: str, field: str, value: object) -> None:
     folder = embedder(tmp_path, case, qwen)
-    edit_json(folder / "config.json", **fields)
-    with pytest.raises(error) as caught:
+    edit_json(folder / "config.json", **{field: value})
+    with pytest.raises(UnsupportedModel, match=f"{folder}.* {field} "):
         engine.load_model(str(folder))
-    assert all(word in str(caught.value) for word in [str(folder), *words])

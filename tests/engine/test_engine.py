@@ -358,7 +358,7 @@ def test_encoders_that_are_refused(
 
 
 def test_cpu_without_torch(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch is an extra: who needs it and has it not is told what to install, and why it is needed."""
+    """torch is an extra: who needs it and does not have it is told what to install, and why it is needed."""
     monkeypatch.setattr("embert.engine.encoders.loader._cuda_unavailable", lambda: "built without CUDA")
     for module in [name for name in sys.modules if name.startswith("embert.engine.encoders.cpu")]:
         monkeypatch.delitem(sys.modules, module)
@@ -366,15 +366,3 @@ def test_cpu_without_torch(default_model: Model, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UnsupportedModel, match=r"torch .*built without CUDA.*pip install 'embert\[cpu\]'"):
         engine.load_encoder(default_model)
-
-
-def test_errors_of_a_forward_reach_the_caller(
-    default_model: Model, tokenizer: engine.Tokenizer, float32_encoder: Encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(float32_encoder, "_transformer", fail)
-    loaded = engine.Engine(default_model, tokenizer, float32_encoder)
-    with pytest.raises(EncoderError, match=r"the forward of 200 sequences, \d+ tokens, .* failed: out of memory"):
-        loaded.embed(["some text"] * 200)

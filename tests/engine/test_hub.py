@@ -55,6 +55,9 @@ def hub(tmp_path: Path, build_bert: BuildBert, monkeypatch: pytest.MonkeyPatch) 
     from huggingface_hub import constants
 
     served = Hub(build_bert())
+    monkeypatch.setattr("embert.engine.files.hub.HUB_TIMEOUT_S", 120)  # however busy this machine is
+    for name in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):
+        monkeypatch.setattr(constants, name, 120)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from embert.engine import load_model
 from embert.engine.host import usable_memory
 from embert.engine.memory_estimate import MIB, estimate_memory, process_bytes
 from tests.engine.test_cpus import OVERLAY, V2, files
-from tests.oracles.jina_v3 import peft
 
 GIB = 1 << 30
 
@@ -69,10 +67,3 @@ def test_eight_bits_on_a_gpu_take_rows_of_integers() -> None:
         for dtype in ("float16", "int8")
     )
     assert int8 - float16 == 2048 * (1536 + 4)
-
-
-def test_each_adapter_has_weights_and_tables_of_its_own_on_a_gpu(tmp_path: Path) -> None:
-    model = load_model(str(peft(tmp_path).folder))
-    plain = dataclasses.replace(model, config=dataclasses.replace(model.config, adapters=None))
-    planned, single = (estimate_memory(each, device="cuda") for each in (model, plain))
-    assert (planned.weights, planned.activations) == (6 * single.weights, 6 * single.activations)

@@ -81,7 +81,7 @@ def _made() -> Any:
 
 
 def _random(folder: Path, *, shared: bool) -> Jina:
-    """With `shared`, query, key and value have one right side."""
+    """If `shared`, query, key and value have one right side."""
     torch.manual_seed(0)
     model = _made()
     for name, parameter in model.named_parameters():

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from embert import engine
-from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.model import Model
 from tests.engine.adapters.on_gpu import TOKENS, Make
+from tests.engine.conftest import Install
 from tests.engine.stand_in_gpu import StandInGpu
 from tests.oracles.jina_v3 import Jina, flash
 
@@ -24,12 +24,11 @@ def model(jina: Jina) -> Model:
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(install: Install) -> Make:
     """An encoder on a stand-in for the extension."""
 
     def made(model: Model, *, gpu: dict[str, Any] | None = None, **options: Any) -> tuple[CudaEncoder, StandInGpu]:
-        stand_in = StandInGpu(model, **(gpu or {}))
-        monkeypatch.setattr(cuda, "_extension", lambda: stand_in)
+        stand_in = install(model, **(gpu or {}))
         encoder = CudaEncoder(model, **{"max_batch_tokens": TOKENS, **options})
         for each in stand_in.encoders:
             each.batches.clear()  # of the self test

@@ -17,15 +17,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import BrokenModel, ModelError, UnsupportedModel
 from embert.engine.files.json_files import Verdict
 from embert.engine.files.key_tables import ADAPTER_CONFIG
 from embert.engine.lora import read_lora
 from embert.engine.tasks import Task
-from tests.engine.conftest import BuildBert, HuggingFace, random_sequences, small_tokenizer, unit
-from tests.engine.stand_in_gpu import StandInGpu
+from tests.engine.conftest import BuildBert, HuggingFace, Install, random_sequences, small_tokenizer, unit
 from tests.oracles.model_cases import build
 from tests.server.models import edit_json
 
@@ -149,7 +147,7 @@ def test_adapter_of_a_classifier(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, np.stack(wanted), rtol=1e-4, atol=1e-4)
 
 
-def test_tied_decoder_is_the_bases_word_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tied_decoder_is_the_bases_word_table(tmp_path: Path, install: Install) -> None:
     build(tmp_path, "bert", head="ForMaskedLM", modules=False)
     small_tokenizer(VOCABULARY).save(str(tmp_path / "tokenizer.json"))
     base: Any = transformers.BertForMaskedLM.from_pretrained(tmp_path)
@@ -164,8 +162,7 @@ def test_tied_decoder_is_the_bases_word_table(tmp_path: Path, monkeypatch: pytes
         logits = base(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
         wanted = torch.log1p(torch.relu(logits)).max(0).values.numpy()
     model = engine.load_model(str(tmp_path), pooling="splade")
-    gpu = StandInGpu(model)
-    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+    install(model)
     for encoder in (engine.load_encoder(model, device="cpu"), CudaEncoder(model, dtype="float32")):
         rows = encoder.wait(encoder.submit(engine.pack([ids]).wanting(Task.SPARSE)))[Task.SPARSE]
         found = np.zeros(VOCABULARY, np.float32)

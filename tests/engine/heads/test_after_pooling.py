@@ -16,12 +16,10 @@ from transformers import PreTrainedTokenizerFast
 
 from embert import engine
 from embert.engine.batch import PackedBatch, TaskOutput
-from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import EncoderError
 from embert.engine.tasks import Task
-from tests.engine.conftest import BuildBert, small_tokenizer
-from tests.engine.stand_in_gpu import StandInGpu
+from tests.engine.conftest import BuildBert, Install, small_tokenizer
 
 HIDDEN = 64
 TEXTS = ["a cat", "b", "the longest of these texts, by far", "dogs 42"]
@@ -80,13 +78,12 @@ CASES: dict[str, tuple[Callable[[], tuple[torch.nn.Module, ...]], Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_sentence_transformers(
-    save: Callable[..., tuple[SentenceTransformer, Path]], monkeypatch: pytest.MonkeyPatch, case: str
+    save: Callable[..., tuple[SentenceTransformer, Path]], install: Install, case: str
 ) -> None:
     after, pooling = CASES[case]
     oracle, folder = save(*after(), pooling=pooling)
     model = engine.load_model(str(folder))
-    gpu = StandInGpu(model)
-    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+    install(model)
     tokenizer = engine.Tokenizer(model)
     for encoder in (engine.load_encoder(model, device="cpu"), CudaEncoder(model, dtype="float32")):
         loaded = engine.Engine(model, tokenizer, encoder)
@@ -104,12 +101,11 @@ def test_sentence_transformers(
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "lasttoken", ("weightedmean", "mean_sqrt_len_tokens")])
 def test_prompts_that_are_not_pooled(
-    save: Callable[..., tuple[SentenceTransformer, Path]], monkeypatch: pytest.MonkeyPatch, pooling: Any
+    save: Callable[..., tuple[SentenceTransformer, Path]], install: Install, pooling: Any
 ) -> None:
     oracle, folder = save(pooling=pooling, include_prompt=False)
     model = engine.load_model(str(folder))
-    gpu = StandInGpu(model)
-    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+    install(model)
     tokenizer = engine.Tokenizer(model)
     for encoder in (engine.load_encoder(model, device="cpu"), CudaEncoder(model, dtype="float32")):
         loaded = engine.Engine(model, tokenizer, encoder)
@@ -125,12 +121,11 @@ def test_prompts_that_are_not_pooled(
 
 
 def test_tasks_share_a_batch_on_the_host(
-    save: Callable[..., tuple[SentenceTransformer, Path]], monkeypatch: pytest.MonkeyPatch
+    save: Callable[..., tuple[SentenceTransformer, Path]], install: Install
 ) -> None:
     _, folder = save(dense(2 * HIDDEN, 20), pooling=("weightedmean", "cls"))
     model = engine.load_model(str(folder))
-    gpu = StandInGpu(model)
-    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+    install(model)
     on_gpu, on_cpu = CudaEncoder(model, dtype="float32"), engine.load_encoder(model, device="cpu")
     ids = np.random.default_rng(0).integers(5, 30, 11).astype(np.int32)
     tasks = np.array([Task.EMBED, Task.TOKENS, Task.EMBED | Task.TOKENS, Task.EMBED], np.uint8)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.errors import BrokenModel, EncoderError, ModelError, UnsupportedModel
+from embert.engine.errors import BrokenModel, ModelError, UnsupportedModel
 from embert.engine.heads.description import NO_HEADS, Classifier
 from embert.engine.tasks import Task
 from tests.engine.conftest import random_sequences, unit
@@ -60,12 +60,6 @@ def test_texts_of_different_tasks_share_a_batch(tmp_path: Path, pooling: str, dt
     first = {"cls": whole.cu_seqlens[:-1], "last-token": whole.cu_seqlens[1:] - 1}.get(pooling)
     if first is not None:
         np.testing.assert_allclose(vectors, unit(states[first]), **close)
-
-
-def test_cross_encoder_does_not_embed(tmp_path: Path) -> None:
-    encoder = engine.load_encoder(engine.load_model(str(build_classifier(tmp_path))), device="cpu")
-    with pytest.raises(EncoderError, match=r"this model's tasks are .*CLASSIFY.*; the batch wants .*EMBED"):
-        encoder.encode(engine.pack(random_sequences([3], 90)))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from embert.engine.heads.embedding import ACTIVATIONS, DenseLayer, LayerNorm
+from embert.engine.heads.embedding import ACTIVATIONS
 
 TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda x: x,
@@ -30,15 +30,3 @@ def test_activations(name: str) -> None:
     assert found.dtype == np.float32
     wanted = TORCH[name](torch.from_numpy(x).double()).numpy()
     np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("with_beta", [False, True])
-def test_norm_follows_the_activation(with_beta: bool) -> None:
-    generator = torch.Generator().manual_seed(5)
-    x, weight, gamma, beta = (torch.randn(*shape, generator=generator) for shape in ((7, 20), (24, 20), (24,), (24,)))
-    norm = LayerNorm(gamma.numpy(), beta.numpy() if with_beta else None, 1e-5)
-    found = DenseLayer(weight.numpy(), None, "gelu", norm)(x.numpy())
-    assert found.dtype == np.float32
-    wanted = F.layer_norm(F.gelu(x.double() @ weight.double().T), (24,), gamma.double(), None, 1e-5)
-    wanted = wanted + beta.double() if with_beta else wanted
-    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-5)

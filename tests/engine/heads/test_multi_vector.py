@@ -86,7 +86,7 @@ def limited(folder: Path) -> Path:
 
 
 def byte_level(folder: Path) -> Path:
-    """With a tokenizer whose tokens after a space are others."""
+    """The tokenizer's tokens after a space are others."""
     tokens = [*SPECIAL, *LETTERS, *"!?.,'Ġ", *(f"Ġ{letter}" for letter in "wait")]
     merges = [("Ġ", letter) for letter in "wait"]
     tokenizer = Backend(models.BPE({token: i for i, token in enumerate(tokens)}, merges))

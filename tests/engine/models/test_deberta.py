@@ -80,7 +80,7 @@ def test_rows_of_distances_are_those_of_transformers(count: int, farthest: int) 
 
 @pytest.mark.parametrize("case", CASES)
 def test_lengths_to_512(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """With our own kernels where this CPU runs them, and without."""
+    """Our own kernels, where this CPU runs them, and torch's."""
     config: dict[str, Any] = {"max_position_embeddings": 512}
     if case not in ("deberta-v2, c2p", "deberta-v2, plain"):
         config["position_buckets"] = 256

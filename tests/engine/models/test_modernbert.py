@@ -14,15 +14,13 @@ from safetensors.torch import load_file
 
 from embert import engine
 from embert.engine.batch import pack
-from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.shapes import check_heads
 from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
 from embert.engine.tasks import Task
-from tests.engine.conftest import random_sequences, without_own_kernels
+from tests.engine.conftest import Install, random_sequences, without_own_kernels
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
-from tests.engine.stand_in_gpu import StandInGpu
 from tests.oracles.exact import cosines, hidden_states, near
 from tests.oracles.model_cases import build, byte_level
 
@@ -84,7 +82,7 @@ def test_local_theta_defaults_to_the_global_one(config: Path) -> None:
 def test_windows_at_their_borders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: int, lengths: list[int]
 ) -> None:
-    """With our own kernels where this CPU runs them, and without."""
+    """Our own kernels, where this CPU runs them, and torch's."""
     folder = build(tmp_path, "modernbert", num_hidden_layers=3, local_attention=local, max_position_embeddings=512)
     sequences = random_sequences(lengths, 60)
     expected = hidden_states(folder, sequences)
@@ -114,14 +112,11 @@ def test_masked_lm_without_biases(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_classification_head_on_the_host_after_a_gpu(
-    tmp_path: Path, pooling: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_classification_head_on_the_host_after_a_gpu(tmp_path: Path, pooling: str, install: Install) -> None:
     """The extension pools as the head asks; the logits are those of transformers, and of the CPU encoder."""
     folder = build_classifier(tmp_path, "modernbert", classifier_pooling=pooling)
     model = engine.load_model(str(folder))
-    gpu = StandInGpu(model)
-    monkeypatch.setattr(cuda, "_extension", lambda: gpu)
+    gpu = install(model)
     encoder = engine.load_encoder(model)
     assert encoder.device == "cuda:0"
     assert (gpu.encoders[0].config.pooling, gpu.encoders[0].heads.classifier) == (pooling, [])

@@ -56,6 +56,18 @@ REFUSED: dict[str, list[dict[str, Any] | tuple[dict[str, Any], str]]] = {
         {"inner_group_num": True},
     ],
     "eurobert": [{"classifier_pooling": "max"}, {"clf_pooling": "mean"}, {"hidden_act": "mish"}],
+    "qwen3": [
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
+        ({ROPE: {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope'"),
+        {"model_type": "qwen3_moe"},
+    ],
+    "qwen2": [({"layer_types": ["sliding_attention"] * 2}, "layer_types")],
+    "gemma3_text": [{"attn_logit_softcapping": 50.0}, {"model_type": "gemma3"}],
+    "llama": [
+        ({"head_dim": 15}, "rotate pairs of a head's columns, found 15"),
+        ({"rope_scaling": {"type": "linear"}}, "has no rope_scaling.factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 2, "beta_fast": 3}}, "rope_scaling.beta_fast"),
+    ],
     "deberta-v2": [
         {"conv_kernel_size": 3},
         {"pooler_hidden_size": 32},
