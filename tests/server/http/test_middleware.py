@@ -25,7 +25,8 @@ ORIGIN = "https://app.example"
 def two() -> Iterator[Live]:
     """Two HTTP processes with a key, one origin, and a port for metrics."""
     options = ("--workers", "2", "--api-key", "key", "--cors-allow-origin", ORIGIN, "--metrics-port", "0")
-    with live(*STAND_IN, *options, constants=EVEN) as running:
+    with live(*STAND_IN, *options, constants=EVEN, ready=False) as running:
+        running.wait_announced()  # both accept connections
         yield running
 
 
