@@ -246,5 +246,5 @@ class Cors(CORSMiddleware):
         if response.status_code != 400:
             return response
         error = BadRequest(f"{bytes(response.body).decode()} (--cors-allow-origin)")
-        kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
-        return Response(error_body(error, self._error_formats[path]), 400, kept, media_type="application/json")
+        allowed = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        return Response(error_body(error, self._error_formats[path]), 400, allowed, media_type="application/json")

@@ -107,7 +107,7 @@ class RequestServer:
             else:
                 await context.read_body()
             content_type, payload = await handler(context)
-            context.breakdown.encoded()
+            context.breakdown.note_encoded()
             if request.trace is not None and context.breakdown.received is not None:
                 request.trace.stage("encode", context.breakdown.received, time.perf_counter())
             response = Response(200, context.response_headers(content_type, len(payload)), payload)

@@ -16,7 +16,7 @@ from embert.engine.tokenization.encoded import Direction, TokenizeOptions
 from embert.server.http.errors import Invalid
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import check_number_type, read_input_type
-from embert.server.protocols.ranking import joined, rank
+from embert.server.protocols.ranking import join_rows, rank
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.rerank import CohereMeta, RerankResult, cohere_meta, result_rows
 from embert.server.protocols.serialization import quantize, response_id, rows_json
@@ -76,7 +76,7 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
             second_limit=request.max_tokens_per_doc or _DOCUMENT_TOKENS, param="query", second_param="documents"
         ),
     )
-    rows = await joined(result_rows(ranking, request.documents if request.return_documents else None))
+    rows = await join_rows(result_rows(ranking, request.documents if request.return_documents else None))
     meta = cohere_meta(b"2", ranking.tokens)
     return JSON, b'{"id":"%b","results":[%b],"meta":%b}' % (str(uuid.uuid4()).encode(), rows, meta)
 
@@ -196,7 +196,7 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     if version == b"1" and request.embedding_types is None:
         written, form = await rows_json(vectors), b"floats"
     else:
-        rows = [b'"%b":%b' % (kind.encode(), await _typed(vectors, kind)) for kind in types]
+        rows = [b'"%b":%b' % (kind.encode(), await _write_type(vectors, kind)) for kind in types]
         written, form = b"{%b}" % b",".join(rows), b"by_type"
     meta = cohere_meta(version, encoded.tokens)
     return JSON, b'{"id":"%b","embeddings":%b,"texts":%b,"meta":%b,"response_type":"embeddings_%b"}' % (
@@ -208,7 +208,7 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     )
 
 
-async def _typed(vectors: npt.NDArray[np.float32], kind: EmbeddingType) -> bytes:
+async def _write_type(vectors: npt.NDArray[np.float32], kind: EmbeddingType) -> bytes:
     match kind:
         case "float":
             return await rows_json(vectors)

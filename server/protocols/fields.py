@@ -68,10 +68,10 @@ def _cuts(side: str) -> Callable[[Any], Mapping[str, Any]]:
         "RIGHT": {"truncate": True, side: "right"},
     }
 
-    def translated(value: Any) -> Mapping[str, Any]:
+    def translate(value: Any) -> Mapping[str, Any]:
         return words.get(value.upper(), {"truncate": value}) if isinstance(value, str) else {"truncate": value}
 
-    return translated
+    return translate
 
 
 def _number_type(value: Any) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from embert.engine.heads.zero_shot import (
 from embert.engine.tokenization.encoded import Chunks, TokenizeOptions, finish
 from embert.server.http.errors import PayloadTooLarge
 from embert.server.protocols.fields import FIELDS
-from embert.server.protocols.ranking import joined
+from embert.server.protocols.ranking import join_rows
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.registry.inputs import TextPairs, check_texts
 from embert.server.request.request_body import (
@@ -106,7 +106,7 @@ async def token_classify(context: RequestContext) -> tuple[bytes, bytes]:
     logits = np.split(rows.values, rows.offsets[1:-1])
     entities = entities_of(texts, spans, logits, classifier.labels, handle.tokenizer, options)
 
-    def written() -> Chunks[bytes]:
+    def write() -> Chunks[bytes]:
         pieces: list[bytes] = []
         for each in entities:
             if each is not None:
@@ -115,10 +115,10 @@ async def token_classify(context: RequestContext) -> tuple[bytes, bytes]:
         return b",".join(pieces)
 
     if spans.encoded.tokens <= _INLINE_TOKENS:
-        payload = finish(written())
+        payload = finish(write())
     else:
         check = partial(handle.check_progress, context.options, lambda _: None)
-        payload = await handle.tokenizer_pool.run(written(), spans.encoded.tokens, context.receive, check)
+        payload = await handle.tokenizer_pool.run(write(), spans.encoded.tokens, context.receive, check)
     return JSON, payload if isinstance(request.inputs, str) else b"[%b]" % payload
 
 
@@ -216,7 +216,7 @@ async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
         results.append(zero_shot_labels(rows, labels, entailment, multi_label=request.multi_label))
     if isinstance(request.inputs, str) and context.has_agent(b"hf_hub/"):
         return JSON, orjson.dumps(results[0])
-    written = await joined(
+    written = await join_rows(
         orjson.dumps(
             {
                 "sequence": text,

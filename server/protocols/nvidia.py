@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import Usage
-from embert.server.protocols.ranking import Document, documents_texts, joined, rank
+from embert.server.protocols.ranking import Document, documents_texts, join_rows, rank
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody
 
@@ -63,6 +63,6 @@ async def ranking(context: RequestContext) -> tuple[bytes, bytes]:
             second_param="passages",
         ),
     )
-    rows = await joined(b'{"index":%d,"logit":%b}' % row for row in zip(result.indices, result.scores, strict=True))
+    rows = await join_rows(b'{"index":%d,"logit":%b}' % row for row in zip(result.indices, result.scores, strict=True))
     usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (result.tokens, result.tokens)
     return JSON, b'{"rankings":[%b],%b}' % (rows, usage)

@@ -97,8 +97,8 @@ async def rank(
     logits, encoded = await score_pairs(context, [query], texts, options=options)
     # Scores of logits far from 0 may be equal, so logits decide.
     order = np.argsort(-logits, kind="stable")[: top_n or None]
-    chosen = scores(logits[order][:, None], activation(context.handle.served.classifier, raw=raw))[:, 0]
-    return Ranking(order.tolist(), json_numbers(chosen), encoded.tokens)
+    best = scores(logits[order][:, None], activation(context.handle.served.classifier, raw=raw))[:, 0]
+    return Ranking(order.tolist(), json_numbers(best), encoded.tokens)
 
 
 # --- JSON ---
@@ -110,7 +110,7 @@ def json_numbers(values: Floats) -> list[bytes]:
     return text.split(b",") if text else []
 
 
-async def joined(rows: Iterable[bytes]) -> bytes:
+async def join_rows(rows: Iterable[bytes]) -> bytes:
     """The rows with commas between them; the event loop runs other requests between many or long ones."""
     pieces: list[bytes] = []
     size = 0

@@ -484,7 +484,7 @@ class LatencyBreakdown:
         """The engine gave no rows: all of the time counts as time in its queue."""
         self.engine, self.queue_s = engine, waited_s
 
-    def encoded(self) -> None:
+    def note_encoded(self) -> None:
         """Notes that the body of the response is complete."""
         if self.received is not None:
             self.encode_s = time.perf_counter() - self.received

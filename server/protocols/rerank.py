@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.protocols.fields import FIELDS
-from embert.server.protocols.ranking import DOCUMENTS, Documents, Ranking, documents_texts, joined, rank
+from embert.server.protocols.ranking import DOCUMENTS, Documents, Ranking, documents_texts, join_rows, rank
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody
 
@@ -160,10 +160,10 @@ async def rerank_documents(
     texts = documents_texts(documents)
     if request.return_documents:
         context.hold(2 * sum(map(len, texts)), "the response")
-    ranking = await ranked(context, request, texts, "documents", direction)
-    data = rows = await joined(result_rows(ranking, texts if request.return_documents else None))
+    ranking = await rank_texts(context, request, texts, "documents", direction)
+    data = rows = await join_rows(result_rows(ranking, texts if request.return_documents else None))
     if request.return_documents:
-        data = await joined(_voyage_rows(ranking, texts))
+        data = await join_rows(_voyage_rows(ranking, texts))
     tokens = ranking.tokens
     is_voyage = _VOYAGE.intersection(context.names.values()) or _INFINITY.isdisjoint(request.model_fields_set)
     return JSON, (
@@ -182,7 +182,7 @@ async def rerank_documents(
     )
 
 
-async def ranked(
+async def rank_texts(
     context: RequestContext,
     request: RerankFields,
     texts: list[str],

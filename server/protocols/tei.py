@@ -95,7 +95,7 @@ class SparseVectors(RootModel[list[list[SparseValue]]]):
 async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(EmbedRequest)
     dimensions = context.handle.served.check_dimensions(request.dimensions)
-    encoded = await _tokenized(context, request)
+    encoded = await _tokenize(context, request)
     result = await context.run(encoded, dimensions=dimensions, normalize=request.normalize)
     if context.wants_raw:
         return context.raw(result.vectors)
@@ -104,7 +104,7 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
 
 async def embed_sparse(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(EmbedSparseRequest)
-    result = await context.run(await _tokenized(context, request), Task.SPARSE)
+    result = await context.run(await _tokenize(context, request), Task.SPARSE)
     return JSON, await sparse_json(result.rows[Task.SPARSE])
 
 
@@ -116,14 +116,14 @@ async def embed_all(context: RequestContext) -> tuple[bytes, bytes]:
     handle.served.check_tasks(task)
     request = await context.parse(EmbedAllRequest)
     is_query = handle.served.is_query(request.input_type, task)
-    result = await context.run(await _tokenized(context, request, is_query), task)
+    result = await context.run(await _tokenize(context, request, is_query), task)
     rows = result.rows[task]
     if context.wants_raw:
         return context.raw(rows.values, rows.counts.tolist())
     return JSON, await nested_floats_json(rows.values, rows.counts.tolist())
 
 
-async def _tokenized(context: RequestContext, request: EmbedSparseRequest, is_query: bool | None = None) -> Encoded:
+async def _tokenize(context: RequestContext, request: EmbedSparseRequest, is_query: bool | None = None) -> Encoded:
     return await context.tokenize(
         request.inputs,
         TokenizeOptions(truncate=request.truncate, direction=request.truncation_direction, is_query=is_query),

@@ -16,9 +16,9 @@ from embert.engine.heads.scores import scores
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import EmptyInput, Invalid
 from embert.server.protocols.fields import FIELDS
-from embert.server.protocols.ranking import DOCUMENTS, Documents, activation, joined, json_numbers
+from embert.server.protocols.ranking import DOCUMENTS, Documents, activation, join_rows, json_numbers
 from embert.server.protocols.request_context import JSON, RequestContext
-from embert.server.protocols.rerank import Reranked, RerankFields, ranked, rerank_documents
+from embert.server.protocols.rerank import Reranked, RerankFields, rank_texts, rerank_documents
 from embert.server.registry.inputs import TextPairs
 from embert.server.request.request_body import (
     MODELS_DIRECTION,
@@ -75,7 +75,7 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
             raise Invalid("is required, or `documents` in its place; the request has neither", "texts")
         return await rerank_documents(context, request, documents, direction)
     context.choose(None, priority=request.priority)  # TEI's routes do not read `model`
-    ranking = await ranked(context, request, texts, "texts", direction)
+    ranking = await rank_texts(context, request, texts, "texts", direction)
     rows = zip(ranking.indices, ranking.scores, strict=True)
     if request.return_text or request.return_documents:
         results = (
@@ -83,7 +83,7 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
         )
     else:
         results = (b'{"index":%d,"score":%b}' % row for row in rows)
-    return JSON, b"[%b]" % await joined(results)
+    return JSON, b"[%b]" % await join_rows(results)
 
 
 # --- predict ---
@@ -148,7 +148,7 @@ async def predict(context: RequestContext) -> tuple[bytes, bytes]:
     function = activation(classifier, raw=request.raw_scores)
     if parameters is not None and parameters.function_to_apply is not None:
         function = _FUNCTIONS[parameters.function_to_apply]
-    rows = await joined(_rows(logits, function, classifier, None if parameters is None else parameters.top_k))
+    rows = await join_rows(_rows(logits, function, classifier, None if parameters is None else parameters.top_k))
     is_single = isinstance(request.inputs, str) or isinstance(request.inputs[0], str)
     # @huggingface/inference reads a list of lists without parameters, too.
     if is_single and parameters is None and not context.has_agent(b"@huggingface/inference"):

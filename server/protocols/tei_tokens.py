@@ -75,13 +75,13 @@ async def tokenize(context: RequestContext) -> tuple[bytes, bytes]:
         raise EmptyInput("must not be an empty list", "inputs")
     handle.limits.check_count(len(texts), "inputs")
     handle.check_open()
-    return JSON, await _run(context, request, texts, "inputs", _written)
+    return JSON, await _run(context, request, texts, "inputs", _write_tokens)
 
 
 async def _tokenize_prompt(context: RequestContext, request: TokenizeRequest, prompt: str) -> tuple[bytes, bytes]:
     handle = context.choose(request.model)
     handle.check_open()
-    tokens = await _run(context, request, [prompt], "prompt", _listed)
+    tokens = await _run(context, request, [prompt], "prompt", _list_tokens)
     ids = [token.id for token in tokens]
     metadata = {
         "count": len(ids),
@@ -124,7 +124,7 @@ async def _run(
     return result
 
 
-def _listed(chunks: Iterator[TokenChunk], texts: int) -> Chunks[tuple[int, list[TokenInfo]]]:  # noqa: ARG001 - as _written
+def _list_tokens(chunks: Iterator[TokenChunk], texts: int) -> Chunks[tuple[int, list[TokenInfo]]]:  # noqa: ARG001
     """The tokens of one text, and their number."""
     tokens: list[TokenInfo] = []
     for chunk in chunks:
@@ -134,7 +134,7 @@ def _listed(chunks: Iterator[TokenChunk], texts: int) -> Chunks[tuple[int, list[
     return len(tokens), tokens
 
 
-def _written(chunks: Iterator[TokenChunk], texts: int) -> Chunks[tuple[int, bytes]]:
+def _write_tokens(chunks: Iterator[TokenChunk], texts: int) -> Chunks[tuple[int, bytes]]:
     """Write tokens as JSON, chunk by chunk; returns their number and the JSON."""
     rows: list[list[bytes]] = [[] for _ in range(texts)]
     count = 0
@@ -164,7 +164,7 @@ class Texts(RootModel[list[str]]):
 async def decode(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(DecodeRequest)
     sequences = InputTexts.of(request.ids, "ids").items
-    return JSON, orjson.dumps(await _decoded(context, sequences, "ids", skips=request.skip_special_tokens))
+    return JSON, orjson.dumps(await _decode(context, sequences, "ids", skips=request.skip_special_tokens))
 
 
 class DetokenizeRequest(RequestBody):
@@ -188,11 +188,11 @@ async def detokenize(context: RequestContext) -> tuple[bytes, bytes]:
     context.choose(request.model)
     if not request.tokens:
         raise EmptyInput("must not be an empty list", "tokens")
-    (text,) = await _decoded(context, [request.tokens], "tokens", skips=False)
+    (text,) = await _decode(context, [request.tokens], "tokens", skips=False)
     return JSON, orjson.dumps({"prompt": text})
 
 
-async def _decoded(context: RequestContext, sequences: Sequence[list[int]], param: str, *, skips: bool) -> list[str]:
+async def _decode(context: RequestContext, sequences: Sequence[list[int]], param: str, *, skips: bool) -> list[str]:
     """The texts of token ids in the field `param`; `skips`: without special tokens."""
     handle = context.handle
     handle.limits.check_count(len(sequences), param)

@@ -19,7 +19,7 @@ from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import Invalid, TaskMissing
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import Usage, check_foreign_ids, read_input_type
-from embert.server.protocols.ranking import activation, joined, json_numbers, score_pairs
+from embert.server.protocols.ranking import activation, join_rows, json_numbers, score_pairs
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.rerank import PairFields
 from embert.server.protocols.serialization import Pauses, flat_json, floats_json
@@ -144,7 +144,7 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
     )
     function = activation(handle.served.classifier, raw=request.use_activation is False)
     numbers = json_numbers(scores(logits[:, None], function)[:, 0])
-    rows = await joined(b'{"index":%d,"object":"score","score":%b}' % row for row in enumerate(numbers))
+    rows = await join_rows(b'{"index":%d,"object":"score","score":%b}' % row for row in enumerate(numbers))
     return JSON, _list("score", handle.served.name, rows, encoded.tokens, completion_tokens=0)
 
 
@@ -183,7 +183,7 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
     result = await context.run(encoded, Task.CLASSIFY)
     classifier = handle.served.classifier
     probabilities = scores(result.vectors, activation(classifier, raw=request.use_activation is False))
-    rows = await joined(_class_rows(result.vectors, probabilities, classifier.labels))
+    rows = await join_rows(_class_rows(result.vectors, probabilities, classifier.labels))
     return JSON, _list("classify", handle.served.name, rows, encoded.tokens, completion_tokens=0)
 
 
@@ -281,8 +281,8 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
         prompt_name=prompt_name,
     )
     result = await context.run(encoded, task, dimensions=dimensions, normalize=activates)
-    texts = _of_texts(handle, task, result.rows[task], activates=activates)
-    return await _written(context, request, texts, encoded.tokens)
+    texts = _split_by_text(handle, task, result.rows[task], activates=activates)
+    return await _write(context, request, texts, encoded.tokens)
 
 
 def _task(handle: ModelHandle, request: PoolingRequest) -> Task:
@@ -314,7 +314,7 @@ def _check_fields(request: PoolingRequest, task: Task) -> None:
         raise Invalid("must be true for multi-vectors, which have length 1", "use_activation")
 
 
-def _of_texts(handle: ModelHandle, task: Task, rows: TaskOutput, *, activates: bool) -> list[Floats]:
+def _split_by_text(handle: ModelHandle, task: Task, rows: TaskOutput, *, activates: bool) -> list[Floats]:
     """The numbers of each text: [columns], or [tokens, columns]."""
     values = rows.values
     if task == Task.CLASSIFY:
@@ -331,7 +331,7 @@ def _of_texts(handle: ModelHandle, task: Task, rows: TaskOutput, *, activates: b
 # --- writing ---
 
 
-async def _written(
+async def _write(
     context: RequestContext, request: PoolingRequest, texts: list[Floats], tokens: int
 ) -> tuple[bytes, bytes]:
     items = []

@@ -100,7 +100,7 @@ def translate_fields(values: Mapping[str, Any], own: Collection[str], fields: Fi
             pass
         elif field is not None and field.verdict is Verdict.REFUSED:
             if not field.takes(value):
-                raise _refused(name, field, value)
+                raise _refusal(name, field, value)
         elif field is None or field.verdict is Verdict.HONORED:
             if field is not None and values.get(field.ignored_with) is not None:
                 continue
@@ -147,7 +147,7 @@ def _flat(values: Mapping[str, Any], fields: Fields) -> list[tuple[str, Any]]:
     return result
 
 
-def _refused(name: str, field: KnownField, value: Any) -> Invalid:
+def _refusal(name: str, field: KnownField, value: Any) -> Invalid:
     if not field.unless:
         return Invalid(f"is not supported and must be null or absent: {field.reason}", name)
     wanted = ", ".join(map(json.dumps, field.unless))

@@ -159,12 +159,12 @@ def _validate_other_words(schema: type[RequestT], error: ValidationError, values
     """The request in a value that the schema does not take, if other words are all that is wrong."""
     if not isinstance(values, dict):
         raise Invalid("the request body must be a JSON object", value=describe(values))
-    translated = _translated(schema, values)
+    translated = _translate(schema, values)
     note(translated)
     return _validate_translated(schema, translated, error if translated.values == values else None)
 
 
-def _translated(schema: type[RequestBody], values: Mapping[str, Any]) -> TranslatedFields:
+def _translate(schema: type[RequestBody], values: Mapping[str, Any]) -> TranslatedFields:
     """The body and the objects in it in the words of their schemas. Of null where there is a default, nothing stays."""
     translated = translate_fields(values, schema.model_fields, schema.known)
     for name, value in [*translated.values.items()]:
@@ -177,7 +177,7 @@ def _translated(schema: type[RequestBody], values: Mapping[str, Any]) -> Transla
         kind = next((type_ for type_ in kinds if isinstance(type_, type) and issubclass(type_, RequestBody)), None)
         if kind is not None and isinstance(value, dict):
             try:
-                inner = _translated(kind, value)
+                inner = _translate(kind, value)
             except Invalid as error:
                 error.nest(name)
                 raise
@@ -201,9 +201,9 @@ def _validate_translated(
             return schema.model_validate(values)
         except ValidationError as second:
             error = second
-    explained = _explain(schema, error)
-    explained.rename(translated.names)
-    raise explained from None
+    explanation = _explain(schema, error)
+    explanation.rename(translated.names)
+    raise explanation from None
 
 
 def _read_booleans(values: dict[str, Any], error: ValidationError) -> bool:
