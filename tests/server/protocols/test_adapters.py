@@ -127,7 +127,7 @@ def test_slices_of_a_batch_keep_their_adapters() -> None:
     def piece(adapter: int, *lengths: int) -> Any:
         ids = bytes(4 * sum(lengths))
         message = EncodeRequest(0, Task.EMBED, ids, b"", b"", 0, True, 60.0, 0.0, adapter=adapter)
-        return Request(adapter, lengths, payload=message).piece(0, len(lengths))
+        return Request(adapter, lengths, message=message).piece(0, len(lengths))
 
     found = pack([piece(2, 1, 3), piece(-1, 2), piece(0, 4, 1, 1)]).adapters
     assert found is not None
