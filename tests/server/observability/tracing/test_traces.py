@@ -85,7 +85,7 @@ def test_a_request_is_a_tree_of_spans(pair: Pair) -> None:
     assert {span.parent_id for span in stages} == {root.span_id}
     assert all(within(span, root) for span in stages)
     for before, after in itertools.pairwise(stages):
-        assert before.ended <= after.started + 100_000  # nanoseconds; the exporter reads two clocks
+        assert before.ended <= after.started + 1_000_000  # nanoseconds; two processes each compare two clocks
     assert not any(span.failed or span.is_server for span in stages)
     inference = by_name(spans, "inference")
     assert inference.attributes == {"embert.texts": 2, "embert.tokens": tokens, "embert.engine": 0}
@@ -208,7 +208,7 @@ def test_a_deadline_that_passes_is_an_error(pair: Pair) -> None:
     with ThreadPoolExecutor(1) as pool, server.held() as runs:
         first = pool.submit(ask, server, order(HELD), holding)
         until(runs.exists, what="the batch that the other waits for")
-        answer = ask(server, GOOD, trace, **{"x-request-timeout": "1"})
+        answer = ask(server, GOOD, trace, **{"x-request-timeout": "3"})
         assert answer.status_code == 503
         spans = received(receiver, trace, (EMBED, "tokenize", "queue"))
     assert first.result().status_code == 200
@@ -217,7 +217,7 @@ def test_a_deadline_that_passes_is_an_error(pair: Pair) -> None:
     assert root.attributes["error.type"] == "503"
     assert root.failed
     assert root.message == answer.json()["error"]
-    assert "was not served within 1 s" in root.message
+    assert "was not served within 3 s" in root.message
     assert queue.failed
     assert queue.ended - queue.started > 0.1e9
 
