@@ -1,18 +1,14 @@
-"""HTTP processes grow with the machine's cores, but not those of the tests' servers: they are the same everywhere."""
+"""The default number of HTTP processes."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-import psutil
 import pytest
 
 from embert.engine.host import visible_gpus
-from embert.server.cli.main import parse_serve
 from embert.server.config import ServeConfig
-from tests.server.engine_worker.harness import Harness
-from tests.server.live import Live, environment
 
 
 def pretend_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
@@ -57,19 +53,3 @@ def test_gpus_are_those_that_cuda_may_use(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert visible_gpus(tmp_path) == gpus
     assert visible_gpus(tmp_path / "none") == 0
-
-
-def test_a_server_of_the_tests_has_one_unless_it_is_started_with_more(
-    server: Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_cores(monkeypatch, 16)
-    pretend_gpus(monkeypatch, 0)
-    for variables in (environment(), psutil.Process(server.process.pid).environ()):
-        assert parse_serve([], variables).http_processes == 1
-        assert parse_serve(["--workers", "2"], variables).http_processes == 2
-        assert parse_serve(["--workers", "0"], variables).http_processes == 4
-
-
-def test_an_engine_in_threads_has_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_cores(monkeypatch, 16)
-    Harness(tmp_path).close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -115,20 +114,6 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
         assert int(response.headers["x-queue-time"]) < 60_000
         assert server.pids == pids
         assert server.metrics()["embert_request_duration_seconds_sum" + '{route="/embed"}'] < 60
-
-
-def test_the_wall_clock_is_only_reported_and_measures_no_duration() -> None:
-    uses = {
-        str(path.relative_to(ROOT / "server")): len(
-            re.findall(r"\btime\.time(?:_ns)?\(|\bdatetime\b", path.read_text())
-        )
-        for path in (ROOT / "server").rglob("*.py")
-    }
-    # Moments of the last success, of the start in OpenAI's list of models, of a response in vLLM's form, of spans, of
-    # lines of the access log, and of exemplars.
-    told = {"engine_worker/loop.py", "frontend/operations.py", "protocols/vllm.py"}
-    told |= {f"observability/{name}.py" for name in ("tracing/span_export", "access_log", "http_metrics")}
-    assert {name: count for name, count in uses.items() if count} == dict.fromkeys(told, 1)
 
 
 def test_log_lines_are_whole() -> None:

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from embert.engine import PackedBatch, Task, TaskOutput
-from embert.server.engine_worker.scheduler import Batch
-from tests.server.engine_worker.harness import BUDGET, FAILS, Harness, Recorder, rows, vector_of
+from tests.server.engine_worker.harness import FAILS, Harness, Recorder, rows, vector_of
 
 
 class Doubled(Recorder):
@@ -61,27 +60,6 @@ def test_each_request_runs_on_its_model(two: TwoModels) -> None:
     for text, one, other in zip(texts, first, second, strict=True):
         assert rows(parts[one][0]) == [vector_of(text)]
         assert rows(parts[other][0]) == [[2 * value for value in vector_of(text)]]
-
-
-def test_two_models_under_load_share_the_time(two: TwoModels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of the second are expected to take, and take, three times as long."""
-    two.model.throughput.calibrate(0.0, 0.001)
-    two.second.throughput.calibrate(0.0, 0.003)
-    settle = two.loop._queue.settle
-
-    def settle_as_expected(batch: Batch, _: float) -> None:
-        settle(batch, batch.charged.seconds if batch.charged else 0.0)
-
-    monkeypatch.setattr(two.loop._queue, "settle", settle_as_expected)
-    two.occupy()
-    two.send([[5] * BUDGET] * 30)
-    two.send([[5] * BUDGET] * 30, model=1)
-    two.wait_until(lambda: two.queued() >= 58)
-    two.encoder.free = True
-    two.release(100)
-    two.receive(61)
-    order = two.order[2:42]
-    assert 0.2 < order.count("second") / len(order) < 0.3
 
 
 def test_a_failed_batch_of_one_model_is_run_again_in_halves_on_it(two: TwoModels) -> None:

@@ -243,19 +243,6 @@ def test_every_process_dumps_its_stacks_and_goes_on(plain: Live) -> None:
     assert right(plain)
 
 
-def test_messages_that_are_none_hurt_nobody(plain: Live) -> None:
-    """Whoever may connect to the engine's socket, which nobody else should."""
-    server = plain
-    for message in (b"", b"\xff" * 100, b"\x93\xa1x\x90", b"\x92\x01"):
-        stranger = Wire.connect(server.engine_endpoint)
-        stranger.send(message)
-        assert stranger.closed()
-        stranger.close()
-    until(lambda: server.log.count("closed a connection that is not from an HTTP process") == 4, what="the log")
-    assert right(server)
-    assert server.metrics()['embert_engine_restarts_total{engine="0"}'] == 0
-
-
 def test_a_lost_thread_ends_the_engine_process(plain: Live) -> None:
     """A process that cannot receive would look alive: here, a request that no HTTP process can have sent."""
     server = plain

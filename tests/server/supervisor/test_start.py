@@ -14,13 +14,11 @@ from unittest import mock
 
 import pytest
 
-from embert.engine import load_encoder, load_model
-from embert.engine.errors import BrokenModel, EngineError
 from embert.server.cli.main import main
 from embert.server.config import ConfigError
 from embert.server.supervisor.sockets import listen
-from tests.server.live import EMBERT, ROOT, STAND_IN, environment, live, run_cli
-from tests.server.models import copy_model, edit_json
+from tests.server.live import EMBERT, ROOT, STAND_IN, environment, run_cli
+from tests.server.models import copy_model
 
 
 def refused(*options: str, env: dict[str, str] | None = None, status: int = 1) -> str:
@@ -75,44 +73,6 @@ def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
     assert "save_pretrained" in said  # the command that makes one
 
 
-# What makes one sentence of an error in a server is the same for all: see the two above, and the truncated file.
-
-
-def test_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=rf"{tmp_path}.*config\.json"):
-        load_model(str(tmp_path))
-
-
-def test_a_tokenizer_that_is_not_one(tmp_path: Path) -> None:
-    copy_model(tmp_path, without=("tokenizer.json",))
-    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
-    with pytest.raises(EngineError, match=r"tokenizer\.json"):
-        load_model(str(tmp_path)).tokenizer  # noqa: B018 - read when it is first needed
-
-
-def test_a_pickled_checkpoint(tmp_path: Path) -> None:
-    copy_model(tmp_path, without=("model.safetensors",))
-    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/pwned'\ntR.")
-    with pytest.raises(EngineError, match=r"pickled.*from_pretrained"):
-        load_model(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("empty", b""),
-        ("not safetensors", b"x" * 1000),
-        ("header longer than the file", (10**15).to_bytes(8, "little") + b"{}"),
-        ("no tensors", (2).to_bytes(8, "little") + b"{}"),
-    ],
-)
-def test_a_broken_safetensors_file(tmp_path: Path, name: str, content: bytes) -> None:
-    copy_model(tmp_path, without=("model.safetensors",))
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(BrokenModel, match=r"model\.safetensors"):
-        load_encoder(load_model(str(tmp_path)), device="cpu")
-
-
 def test_a_truncated_safetensors_file(tmp_path: Path) -> None:
     copy_model(tmp_path)
     whole = (tmp_path / "model.safetensors").read_bytes()
@@ -121,28 +81,7 @@ def test_a_truncated_safetensors_file(tmp_path: Path) -> None:
     assert "model.safetensors" in refused(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"model_type": "rwkv", "architectures": ["RwkvModel"]}, "rwkv"),
-        ({"hidden_act": "quick_gelu"}, "quick_gelu"),
-    ],
-)
-def test_an_unsupported_architecture(tmp_path: Path, changed: dict[str, object], named: str) -> None:
-    copy_model(tmp_path)
-    edit_json(tmp_path / "config.json", **changed)
-    with pytest.raises(EngineError, match=f"(?i){named}"):
-        load_model(str(tmp_path))
-
-
-def test_a_config_that_is_not_json(tmp_path: Path) -> None:
-    copy_model(tmp_path, without=("config.json",))
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(EngineError, match=r"config\.json"):
-        load_model(str(tmp_path))
-
-
-# --- the encoder, whose trouble shows only in its own process ---
+# --- the encoder, whose errors arise in its own process ---
 
 
 @pytest.mark.parametrize(
@@ -151,26 +90,6 @@ def test_a_config_that_is_not_json(tmp_path: Path) -> None:
 )
 def test_an_encoder_that_does_not_load(way: str, said: str) -> None:
     assert said in refused(*STAND_IN, env={"STAND_IN_LOAD": way})
-
-
-@pytest.mark.parametrize(
-    ("encoder", "said"),
-    [
-        ("nonsense", "'nonsense'"),
-        ("tests.server.nowhere:create", "tests.server.nowhere"),
-        ("tests.server.stand_in:nothing", "nothing"),
-        ("cuda", "cuda"),
-    ],
-)
-def test_an_encoder_that_is_not_there(encoder: str, said: str) -> None:
-    with pytest.raises(EngineError, match=said):
-        load_encoder(load_model(), encoder=encoder)
-
-
-@pytest.mark.parametrize("device", ["tpu", "cuda:97"])
-def test_a_device_that_is_not_there(device: str) -> None:
-    with pytest.raises(EngineError, match=device):
-        load_encoder(load_model(), device=device)
 
 
 def test_devices_that_are_not_there() -> None:
@@ -188,12 +107,6 @@ def test_a_port_in_use_is_named_with_its_option(option: str) -> None:
     assert str(port) in said
     assert "in use" in said
     assert option in said
-
-
-def test_a_second_server_on_the_same_port() -> None:
-    with live(*STAND_IN) as first:
-        assert "in use" in wrong("--port", str(first.ports[0]))
-        assert first.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize(
