@@ -15,6 +15,7 @@ import numpy as np
 from tests.server.live import Live, Samples, until
 from tests.server.stand_in import HELD, SLEEP, expected
 
+GOOD = [101, 7592, 102]
 PATIENCE_S = 60.0  # no client may wait longer than this, whatever happens
 
 
@@ -123,3 +124,9 @@ def ask_held(server: Live, into: list[object]) -> threading.Thread:
     thread = threading.Thread(target=ask)
     thread.start()
     return thread
+
+
+def right(server: Live, ids: list[int] = GOOD, path: str = "/embed") -> bool:
+    """True if a request gets the right vector."""
+    response = server.post(path, {"inputs": [ids]})
+    return response.status_code == 200 and bool(np.allclose(response.json(), [expected(ids)], atol=1e-5))

@@ -201,6 +201,12 @@ class Live:
         """Wait until the log reports that every process is ready. /readyz of one HTTP process is 200 before that."""
         until(lambda: "ready    http" in self.log, START_TIMEOUT_S, what="the announcement")
 
+    def kill_engine(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal to the only engine process, and wait until there is another one."""
+        (pid,) = self.engine_pids
+        os.kill(pid, number)
+        until(lambda: self.engine_pids not in ([], [pid]), what="another engine process")
+
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 

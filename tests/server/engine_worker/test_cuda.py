@@ -81,9 +81,7 @@ def test_the_portable_path_can_be_asked_for_and_agrees() -> None:
 def test_a_killed_engine_comes_back_on_the_gpu() -> None:
     with live(*ONE_GPU) as server:
         before = server.post("/embed", {"inputs": "the same text"}).json()
-        (pid,) = server.engine_pids
-        os.kill(pid, 9)
-        until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
+        server.kill_engine()
         # Each of several HTTP processes learns of it in its own time.
         until(lambda: server.post("/embed", {"inputs": "the same text"}).status_code == 200, what="a response")
         assert server.post("/embed", {"inputs": "the same text"}).json() == before

@@ -10,14 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from embert.engine.encoders import devices as module
 from embert.engine.encoders.devices import devices
-from tests.server.crowd import use_both_engines
+from tests.server.crowd import right, use_both_engines
 from tests.server.live import PATIENT, STAND_IN, Live, live, until
-from tests.server.stand_in import HELD, expected
+from tests.server.stand_in import HELD
 
 
 @pytest.mark.parametrize(
@@ -108,12 +107,6 @@ def batches(server: Live) -> list[float]:
     return [metrics[f'embert_batches_total{{engine="{index}"}}'] for index in range(2)]
 
 
-def right(server: Live, number: int) -> bool:
-    ids = [101, 1000 + number, 102]
-    response = server.post("/embed", {"inputs": [ids]})
-    return response.status_code == 200 and np.allclose(response.json(), [expected(ids)], atol=1e-5)
-
-
 def test_each_has_a_process_and_the_queue_is_as_long_as_they_are_many(two: Live) -> None:
     assert len(two.engine_pids) == 2
     assert two.get("/info").json()["max_queue_tokens"] == 2 * 256 * 256
@@ -128,7 +121,9 @@ def test_work_goes_to_the_engine_with_less_of_it(two: Live) -> None:
             until(
                 lambda: two.metrics()["embert_admitted_tokens"] == 1003, what="the request that keeps one engine busy"
             )
-            assert all(pool.map(lambda number: right(two, number), range(20)))  # nobody waits for that one
+            assert all(
+                pool.map(lambda number: right(two, [101, 1000 + number, 102]), range(20))
+            )  # nobody waits for that one
         assert busy.result().status_code == 200
 
     def fewest() -> float:
@@ -139,7 +134,7 @@ def test_work_goes_to_the_engine_with_less_of_it(two: Live) -> None:
 
 def test_one_of_them_may_die(two: Live) -> None:
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(right, two, number) for number in range(200)]
+        asked = [pool.submit(right, two, [101, 1000 + number, 102]) for number in range(200)]
         until(lambda: sum(future.done() for future in asked) > 20, what="the first responses")
         os.kill(two.engine_pids[0], signal.SIGKILL)
         # What it owed went to the other one.

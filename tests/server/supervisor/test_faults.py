@@ -47,9 +47,7 @@ def test_a_killed_engine_comes_back_and_every_request_gets_a_response(healing: L
     with Crowd(server) as crowd:
         crowd.wait_for(50)
         for _ in range(2):
-            (pid,) = server.engine_pids
-            os.kill(pid, signal.SIGKILL)
-            until(lambda old=pid: server.engine_pids not in ([], [old]), what="a new engine process")  # type: ignore[misc]
+            server.kill_engine()
             server.wait_ready()
             crowd.wait_for(50)
     assert set(crowd.responses) <= {"200", "503"}, crowd.responses
@@ -62,9 +60,7 @@ def test_a_killed_engine_comes_back_and_every_request_gets_a_response(healing: L
 def test_an_engine_may_die_before_everybody_was_ready_and_then_one_of_two_http_processes() -> None:
     """Several HTTP processes take their time; the engine is lost when the first of them already serves."""
     with live(*STAND_IN, "--workers", "2") as server:
-        (pid,) = server.engine_pids
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
+        server.kill_engine()
         # Each HTTP process learns of it in its own time.
         until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="a response")
         server.wait_announced()
@@ -184,11 +180,8 @@ def descriptors(pid: int) -> set[int]:
 
 
 def test_a_signal_without_a_name_kills_nobody_else(healing: Live) -> None:
-    server = healing
-    (pid,) = server.engine_pids
-    os.kill(pid, signal.SIGRTMIN + 7)
-    until(lambda: server.engine_pids not in ([], [pid]), what="a new engine process")
-    assert f"engine-0 was killed by signal {signal.SIGRTMIN + 7}" in server.log
+    healing.kill_engine(signal.SIGRTMIN + 7)
+    assert f"engine-0 was killed by signal {signal.SIGRTMIN + 7}" in healing.log
 
 
 def test_a_process_that_does_not_come_back_takes_no_connections(tmp_path: Path) -> None:

@@ -19,18 +19,10 @@ import pytest
 
 from embert.server.ipc.channel import EncodeRequest, Submit, encode
 from tests.server.connections import one_to_each, post_on
-from tests.server.crowd import use_both_engines
+from tests.server.crowd import GOOD, right, use_both_engines
 from tests.server.live import PATIENT, ROOT, STAND_IN, Live, live, until
 from tests.server.stand_in import HANG, HELD, HUNGRY, SLEEP, expected
 from tests.server.wire import Wire
-
-GOOD = [101, 7592, 102]
-
-
-def right(server: Live, ids: list[int] = GOOD) -> bool:
-    """True if a request gets the right vectors."""
-    response = server.post("/embed", {"inputs": [ids]})
-    return response.status_code == 200 and np.allclose(response.json(), [expected(ids)], atol=1e-5)
 
 
 def replaced(server: Live, pid: int) -> bool:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 
+from tests.server import crowd
+from tests.server.crowd import GOOD
 from tests.server.live import PATIENT, ROOT, STAND_IN, Live, live, until
 from tests.server.models import build_classifier, copy_model
-from tests.server.stand_in import CRASH, HELD, expected
-
-GOOD = [101, 7592, 102]
+from tests.server.stand_in import CRASH, HELD
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +31,7 @@ def named(folders: dict[str, Path]) -> list[str]:
 
 
 def right(server: Live, model: str, ids: list[int] = GOOD) -> bool:
-    response = server.post(f"/models/{model}/embed", {"inputs": [ids]})
-    return response.status_code == 200 and bool(np.allclose(response.json(), [expected(ids)], atol=1e-5))
+    return crowd.right(server, ids, f"/models/{model}/embed")
 
 
 def state(server: Live, model: str) -> str:
@@ -100,11 +96,9 @@ def test_a_model_that_ends_its_process_while_it_loads_is_left_out(named: list[st
         assert "models: 2 of 3" in server.log
         assert right(server, "a")
         assert "ended with status 3 while it loaded this model, 3 times" in server.get("/readyz/b").text
-        (pid,) = server.engine_pids
         assert server.get("/readyz").status_code == 200
         # Left out of later starts, too.
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: server.engine_pids not in ([], [pid]), what="another engine process")
+        server.kill_engine()
         until(lambda: right(server, "a"), what="a response")
         assert "3 times" in server.get("/readyz/b").text
 
