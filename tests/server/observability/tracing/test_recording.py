@@ -122,7 +122,7 @@ def test_a_long_tracestate_is_dropped(excess: int) -> None:
 def ended_batch(sizes: list[int], *, traced: bool = True) -> InFlightBatch:
     context = bytes.fromhex(TRACE + SPAN) if traced else b""
     message = SimpleNamespace(trace=context, admitted=1.0)
-    request = SimpleNamespace(payload=message, low_priority=False)
+    request = SimpleNamespace(message=message, low_priority=False)
     slices = [SimpleNamespace(request=request, start=0, stop=size, tokens=3 * size) for size in sizes]
     batch = Batch(None, slices, 3 * sum(sizes), 3 * sum(sizes), sum(sizes))  # type: ignore[arg-type]
     return InFlightBatch(batch, None, None, started=2.0, slot=0, ended=3.0)  # type: ignore[arg-type]
