@@ -1,7 +1,7 @@
-"""The access log: a line for each request, where --access-log asks for it. It has no text and no key of a client.
+"""The access log of --access-log: a line for each request, without any text or key of a client.
 
-Lines go where all log lines go, in the same order, and a slow reader delays no request (logs.py). They are made
-without the logging package, whose records cost several times as much.
+Lines go to the log, in order with its other lines, and a slow reader delays no request (logs.py). They do not use the
+logging package, whose records cost several times as much.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Client = tuple[str, int] | None  # host and port of a peer; None: a Unix socket
 
 
 class AccessLog:
-    """Of one HTTP process."""
+    """The access log of one HTTP process."""
 
     def __init__(self, form: str, process: str, write: Callable[[bytes], None]) -> None:
         """`form` is `text` or `json`; `write` takes a line with its end."""
         self._process, self._pid, self._write = process, os.getpid(), write
         self._line = self._json if form == "json" else self._text
-        self._second, self._clock = 0, ("", "")  # of the last line: for both forms
+        self._second, self._clock = 0, ("", "")  # of the last line, as text and JSON lines have it
 
     def note(self, record: RequestRecord, seconds: float, client: Client) -> None:
-        """Write a line about a request that has ended. Its fields are those of `RequestRecord`."""
+        """Writes a line about a request that has ended. Its fields are those of `RequestRecord`."""
         self._write(self._line(record, seconds, "" if client is None else _address(*client)))
 
     def _json(self, record: RequestRecord, seconds: float, peer: str) -> bytes:
@@ -79,7 +79,7 @@ class AccessLog:
         return line.encode() + b"\n"
 
     def _now(self, form: int) -> tuple[str, int]:
-        """The time up to the second as text or JSON lines have it, and milliseconds."""
+        """Returns the time in seconds as text (0) or JSON (1) lines have it, and milliseconds."""
         now = time.time_ns() // 1_000_000
         second, milliseconds = divmod(now, 1000)
         if second != self._second:

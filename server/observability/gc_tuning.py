@@ -1,4 +1,4 @@
-"""Settings of Python's garbage collector for a process that answers requests.
+"""Settings of Python's garbage collector for a process that serves requests.
 
 A collection stops the process. One over all objects that the imports leave takes 20 ms in an HTTP process and 7 ms in
 an engine; one over 50 000 new objects takes 10 ms. At 10 000 requests a second, such a pause delays a hundred of them.
@@ -12,12 +12,12 @@ __all__ = ["after_startup", "before_imports"]
 
 
 def before_imports() -> None:
-    """Collect rarely while modules load: their objects are permanent, so collecting every 700 objects finds nothing."""
+    """Makes collections rare while modules load: their objects are permanent, so a collection finds nothing."""
     gc.set_threshold(50_000, 20, 100)
 
 
 def after_startup() -> None:
-    """Freeze all objects of the start, so that no later collection visits them, and collect new ones in small portions.
+    """Excludes all objects of the start from later collections, and makes collections of new ones small.
 
     A request makes no reference cycles, so a collection finds hardly anything; 5 000 objects take a millisecond.
     """

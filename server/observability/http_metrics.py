@@ -1,10 +1,10 @@
 """The metrics of HTTP processes, all written on the event loop.
 
 A request only appends to lists and adds to numbers. `write` publishes them ten times a second, and before every scrape
-that this process answers.
+that this process serves.
 
-Series are made when they are first needed, except those that a served model surely has: a label's values multiply, and
-few servers see low-priority requests, or more than a handful of routes.
+A series begins with its first observation, except those that every served model has: the values of labels multiply, and
+few servers get low-priority requests, or requests on more than a few routes.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ __all__ = ["HttpMetrics", "Work"]
 _TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _TOKEN_BUCKETS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _LABELS = ["model", "priority"]
-# At zero from the first request of a route to a model on: a rate misses the error that makes its series.
+# Their series begin, at zero, with the first request of a route to a model: a rate omits the first value of a series.
 _ERRORS = ((424, ""), (429, ""), (500, ""), (503, ""), (503, EXPIRED))
 
 HistogramT = TypeVar("HistogramT", bound=BufferedHistogram)
 
 
 class RequestHistogram(BufferedHistogram):
-    """One that knows of each bucket the last request that fell into it."""
+    """A histogram that keeps the last request of each bucket."""
 
     def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
         super().__init__(histogram, bounds)
@@ -55,7 +55,7 @@ class RequestHistogram(BufferedHistogram):
         self.newest: dict[int, tuple[RequestRecord, float, float]] = {}  # by bucket: request, seconds, Unix time
 
     def observe_request(self, record: RequestRecord, seconds: float) -> None:
-        """Observe the duration of a request."""
+        """Adds the duration of a request."""
         self._values.append(seconds)
         self._records.append(record)
 
@@ -67,7 +67,7 @@ class RequestHistogram(BufferedHistogram):
 
 
 class HttpMetrics:
-    """Of one HTTP process."""
+    """The metrics of one HTTP process."""
 
     WRITE_INTERVAL_S = 0.1
 
@@ -79,30 +79,30 @@ class HttpMetrics:
         models: Sequence[str] = (),
         engines: int = 0,
     ) -> None:
-        """`routes` are all values of that label, `tasks` those of them that ask something of a model.
+        """`routes` are all values of that label, and `tasks` the routes that use a model.
 
-        The series of `models`, served names, on this number of engines are there from the start.
+        `models` are served names, whose series on this number of engines begin at the start.
         """
         self._families = _Families()
         self._work: dict[tuple[str, str], Work] = {}
         self._durations: dict[tuple[str, str, str, str], RequestHistogram] = {}
-        answered_help = "HTTP requests answered; status 499: the client disconnected first."
-        self._requests = counter("requests_total", answered_help, ["route", *_LABELS, "status", "outcome"])
-        self._answers: dict[tuple[str, str, str, int, str], _Answers] = {}  # by their labels
+        requests_help = "HTTP requests by status; 499: the client disconnected before the response."
+        self._requests = counter("requests_total", requests_help, ["route", *_LABELS, "status", "outcome"])
+        self._responses: dict[tuple[str, str, str, int, str], _Responses] = {}  # by their labels
         self.requests_in_flight = 0
-        self.ended = dict.fromkeys(OUTCOMES, 0)  # requests that asked something of a model, until the last write
+        self.ended = dict.fromkeys(OUTCOMES, 0)  # requests that used a model, until the last write
         self.queues: dict[str, tuple[int, int]] = {}  # by model: tokens admitted by this process, and the limit of all
         self.open_connections: Callable[[], int] = int  # 0 until set
         self.connections_limit = 0
         self.held_bytes = 0
-        self._held = gauge("held_bytes", "Bytes held for clients: bodies, answers, and what is not read of them.")
+        self._held = gauge("held_bytes", "Bytes of bodies, and of responses until clients have read them.")
         self._in_flight = gauge("requests_in_flight", "HTTP requests in progress, including this scrape.")
-        self._admitted = gauge("admitted_tokens", "Tokens admitted and not yet answered.", ["model"])
+        self._admitted = gauge("admitted_tokens", "Tokens of admitted requests without a response.", ["model"])
         limit_help = "Limit of admitted tokens, which a low measured rate reduces; above it, 429."
         self._queue_limit = gauge("queue_limit_tokens", limit_help, ["model"], "livemax")  # the same in all processes
         self._connections = gauge("open_connections", "Connections that clients have open, idle ones included.")
         self._connections_limit = gauge(
-            "connections_limit", "Most open connections of all HTTP processes; above it, 503 or closed at once."
+            "connections_limit", "Limit of open connections of all HTTP processes; above it, 503 or closed at once."
         )
         rejected = counter("rejected_total", "Requests refused, by reason.", ["reason"])
         self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
@@ -119,27 +119,27 @@ class HttpMetrics:
         self.write()
 
     def work(self, model: str, priority: str) -> Work:
-        """The series of a served model's requests of one priority."""
+        """Returns the series of a served model's requests of one priority."""
         work = self._work.get((model, priority))
         if work is None:
             work = self._work[model, priority] = Work(self._families, model, priority)
         return work
 
     def count(self, route: str, status: int) -> None:
-        """Count an answer that no app gave."""
+        """Counts a response to bytes that are not a request."""
         self._count(route, "", "", status).inc()
 
     def observe(self, record: RequestRecord, seconds: float) -> None:
-        """Count a request that has ended, and observe its parts."""
+        """Counts a request that has ended, and observes its parts."""
         key = record.route, record.model, record.priority, record.status, record.outcome
-        answers = self._answers.get(key) or self._made(*key)
-        answers.new += 1
-        answers.duration.observe_request(record, seconds)
-        if answers.work is not None:
-            answers.work.observe(record, seconds)
+        responses = self._responses.get(key) or self._add_responses(*key)
+        responses.new += 1
+        responses.duration.observe_request(record, seconds)
+        if responses.work is not None:
+            responses.work.observe(record, seconds)
 
     def exemplars(self) -> list[ExemplarOf]:
-        """A request of each bucket of their durations; of a trace's request, the trace."""
+        """Returns the last request of each bucket of durations, by its trace if it has one."""
         exemplars = []
         for (route, model, priority, outcome), histogram_ in self._durations.items():
             labels = {"route": route, "model": model, "priority": priority, "outcome": outcome}
@@ -149,8 +149,8 @@ class HttpMetrics:
                 exemplars.append(ExemplarOf({**labels, "le": le}, kind, id_.decode(), seconds, unix_time))
         return [exemplar for exemplar in exemplars if exemplar.fits]
 
-    def _made(self, route: str, model: str, priority: str, status: int, outcome: str) -> _Answers:
-        """The series for the first request with these labels, and those of its errors, at zero."""
+    def _add_responses(self, route: str, model: str, priority: str, status: int, outcome: str) -> _Responses:
+        """Adds the series for the first request with these labels, and those of its errors, at zero."""
         if model:
             for error in _ERRORS:
                 self._count(route, model, priority, *error)
@@ -159,26 +159,26 @@ class HttpMetrics:
         if duration is None:
             duration = self._durations[labels] = self._families.duration(*labels)
         work = self.work(model, priority) if priority else None
-        answers = _Answers(self._count(route, model, priority, status, outcome), duration, work, labels[-1])
-        self._answers[route, model, priority, status, outcome] = answers
-        return answers
+        responses = _Responses(self._count(route, model, priority, status, outcome), duration, work, labels[-1])
+        self._responses[route, model, priority, status, outcome] = responses
+        return responses
 
     def _count(self, route: str, model: str, priority: str, status: int, outcome: str = "") -> Counter:
-        """The counter of these answers; it is there, at zero, from now on."""
+        """Returns the counter with these labels. Its series begins now, at zero."""
         return self._requests.labels(route, model, priority, str(status), outcome or outcome_of(status))
 
     def write(self) -> None:
-        """Publish everything that has been observed since the last call."""
+        """Publishes all observations since the last call."""
         for work in self._work.values():
             work.write()
         for histogram_ in self._families.histograms:
             histogram_.write()
-        for answers in self._answers.values():
-            if answers.new:
-                answers.counter.inc(answers.new)
-                if answers.work is not None:
-                    self.ended[answers.outcome] += answers.new
-                answers.new = 0
+        for responses in self._responses.values():
+            if responses.new:
+                responses.counter.inc(responses.new)
+                if responses.work is not None:
+                    self.ended[responses.outcome] += responses.new
+                responses.new = 0
         self._in_flight.set(self.requests_in_flight)
         for model, (admitted, limit) in self.queues.items():
             self._admitted.labels(model).set(admitted)
@@ -189,12 +189,12 @@ class HttpMetrics:
 
 
 @dataclass(slots=True)
-class _Answers:
+class _Responses:
     """Requests of one route, model and priority that ended with one status and outcome."""
 
     counter: Counter
     duration: RequestHistogram
-    work: Work | None  # where their time went; None: they ask nothing of a model
+    work: Work | None  # parts of their time; None: they use no model
     outcome: str
     new: int = 0  # since the last write
 
@@ -210,21 +210,21 @@ class Work:
         self._engines: dict[int, tuple[BufferedHistogram, BufferedHistogram]] = {}
         self.texts = self.tokens = self.truncated_texts = 0  # since the last write
         self._counters = families.counters(model, priority)
-        # Without the priority: how long texts are says little about who waits for them.
+        # Without the priority, which the length of a text hardly depends on.
         self.request_texts, self.text_tokens = families.sizes(model)
 
     def on(self, engine: int) -> tuple[BufferedHistogram, BufferedHistogram]:
-        """Time in the queue of an engine, and on it."""
+        """Returns the histograms of the time in the queue of an engine, and on the engine."""
         histograms = self._engines.get(engine)
         if histograms is None:
             histograms = self._engines[engine] = self._families.engine(*self._labels, str(engine))
         return histograms
 
     def observe(self, record: RequestRecord, seconds: float) -> None:
-        """Observe the parts of a request's time.
+        """Observes the parts of a request's time, and the rest as `other`.
 
-        `other` is what is left. Parts of several texts' work at the same time, as that of `/vertex`, can be more than
-        the whole; they are then scaled to it.
+        Instances of `/vertex` run at the same time, so the sum of their parts can exceed the duration; it is then
+        scaled to the duration.
         """
         parts = record.parts
         if parts is None:
@@ -250,7 +250,7 @@ class Work:
             self._encode.observe(encode_s)
 
     def write(self) -> None:
-        """Publish the counters."""
+        """Publishes the counters."""
         for name, series in self._counters:
             if value := getattr(self, name):
                 series.inc(value)
@@ -258,12 +258,12 @@ class Work:
 
 
 class _Families:
-    """The metrics that have several series. Their histograms are kept in `histograms`, to be written."""
+    """The metrics with several series. `histograms` are those to write."""
 
     def __init__(self) -> None:
         self.histograms: list[BufferedHistogram] = []
         self._sizes: dict[str, tuple[BufferedHistogram, BufferedHistogram]] = {}
-        duration_help = "From the request's headers to the end of its answer."
+        duration_help = "From the request's headers to the end of its response."
         durations = histogram(
             "request_duration_seconds", duration_help, REQUEST_BUCKETS_S, ["route", *_LABELS, "outcome"]
         )
@@ -278,10 +278,10 @@ class _Families:
         self._inference = self._maker(
             "inference_duration_seconds", inference_help, REQUEST_BUCKETS_S, [*_LABELS, "engine"]
         )
-        encode_help = "From the vectors of one request to the body of its answer."
+        encode_help = "From the vectors of one request to the body of its response."
         self.encode = self._maker("response_encode_duration_seconds", encode_help, HOST_BUCKETS_S, _LABELS)
         other_help = (
-            "All else of one request: reading and parsing its body, sockets, sending the answer. "
+            "The rest of one request: reading and parsing its body, sockets, sending the response. "
             "With tokenize, queue, inference and encode, it adds up to the request's duration."
         )
         self.other = self._maker("request_other_duration_seconds", other_help, REQUEST_BUCKETS_S, _LABELS)
@@ -297,17 +297,17 @@ class _Families:
         )
 
     def counters(self, *labels: str) -> list[tuple[str, Counter]]:
-        """The counters of one model and priority, with the names of their numbers in Work."""
+        """Returns the counters of one model and priority, with the names of their attributes of Work."""
         return [(name, family.labels(*labels)) for name, family in self._counters]
 
     def sizes(self, model: str) -> tuple[BufferedHistogram, BufferedHistogram]:
-        """Texts of a request, and tokens of a text."""
+        """Returns the histograms of the texts of a request and of the tokens of a text."""
         if model not in self._sizes:
             self._sizes[model] = self._texts(model), self._tokens(model)
         return self._sizes[model]
 
     def engine(self, *labels: str) -> tuple[BufferedHistogram, BufferedHistogram]:
-        """Time in the queue of an engine, and on it."""
+        """Returns the histograms of the time in the queue of an engine, and on the engine."""
         return self._queue(*labels), self._inference(*labels)
 
     def _maker(

@@ -27,9 +27,9 @@ _STDERR = 2
 WAITING_BYTES = 1 << 20  # of lines that stderr does not accept yet
 FLUSH_S = 0.5
 RETRY_S = 0.01
-DUMP_SIGNAL = signal.SIGUSR1  # every process answers it with the stacks of its threads
+DUMP_SIGNAL = signal.SIGUSR1  # makes every process write the stacks of its threads
 
-# Of the request that this task works on, in hexadecimal; empty: it has no trace.
+# Trace of the request that this task works on, in hexadecimal, or empty.
 trace_id: ContextVar[str] = ContextVar("trace_id", default="")
 
 
@@ -64,14 +64,14 @@ class _Json(logging.Formatter):
 
 
 def _trace_id(record: logging.LogRecord) -> str:
-    """Of the line itself (`extra`), else of the request that is worked on."""
+    """Returns the trace of the line itself (`extra`), or of the request that this task works on."""
     return str(getattr(record, "trace_id", "")) or trace_id.get()
 
 
 class _Stderr(logging.Handler):
-    """Writes each record at once. What stderr does not accept is buffered for a thread, so that no caller ever blocks.
+    """Writes each record at once. Bytes that stderr does not accept are left to a thread, so that no caller blocks.
 
-    Records are written whole and in order. Records that find the buffer full are dropped, and a line tells how many.
+    Records are written whole and in order. If the buffer is full, records are dropped, and a line has their number.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class _Stderr(logging.Handler):
         self.write(line.encode(errors="backslashreplace") + b"\n")
 
     def write(self, data: bytes) -> None:
-        """Write a whole line, with its end, after those before it."""
+        """Writes a whole line, with its end, after those before it."""
         with self._changed:
             if not self._waiting:
                 data = self._write_part(data)
@@ -106,7 +106,7 @@ class _Stderr(logging.Handler):
                 self._lost += 1
 
     def flush(self) -> None:
-        """Wait up to FLUSH_S for a slow reader to take the buffered lines; every process calls this at its end."""
+        """Waits up to FLUSH_S until the reader has read the buffered lines; every process calls this at its end."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, FLUSH_S)
 
@@ -115,7 +115,7 @@ class _Stderr(logging.Handler):
         self._waiting_bytes += len(data)
 
     def _write_part(self, data: bytes) -> bytes:
-        """Write what stderr accepts of a line and return the rest."""
+        """Writes a line, and returns the rest that stderr does not accept."""
         try:
             return data[self._write(data) :]
         except BlockingIOError:
@@ -157,12 +157,12 @@ class _Stderr(logging.Handler):
 
 
 def _write_to(fd: int) -> Callable[[bytes], int]:
-    """A function that writes to a descriptor and raises BlockingIOError instead of blocking.
+    """Returns a function that writes to a descriptor and raises BlockingIOError instead of blocking.
 
     O_NONBLOCK is set on a new open file, not on the given descriptor: other processes share that one and expect it to
     block.
     """
-    with contextlib.suppress(OSError):  # there is no stderr, or the reader of this pipe has exited
+    with contextlib.suppress(OSError):  # stderr is closed, or the reader of this pipe has exited
         mode = os.fstat(fd).st_mode
         if stat.S_ISSOCK(mode):
             return partial(_send, socket.socket(fileno=os.dup(fd)))
@@ -177,7 +177,7 @@ def _send(sock: socket.socket, data: bytes) -> int:
 
 
 def configure_logging(process: str, log_format: str, log_level: str) -> Callable[[bytes], None]:
-    """Send all loggers of this process to stderr, one line a record; `extra` fields appear in JSON lines.
+    """Makes all loggers of this process write to stderr, one line for each record, in JSON with the `extra` fields.
 
     SIGUSR1 writes the stacks of all threads there, as plain text. With a full disk, or a pipe, socket or terminal
     without a reader, lines are dropped and no caller blocks. Returns a function that writes a preformatted line.
@@ -196,6 +196,6 @@ def configure_logging(process: str, log_format: str, log_level: str) -> Callable
 
 
 def exit_now(status: int) -> NoReturn:
-    """End this process at once, without waiting for its threads; a slow reader of the log gets up to FLUSH_S."""
+    """Ends this process without waiting for its threads, but up to FLUSH_S for a slow reader of the log."""
     logging.shutdown()
     os._exit(status)

@@ -1,7 +1,7 @@
 """The definition of every metric, but for those of requests (http_metrics.py).
 
-All processes write to memory that they share (metric_memory.py), and any of them can answer `/metrics` for all.
-`use_memory` must run before a process makes its metrics.
+All processes write to memory that they share (metric_memory.py), and each of them can serve `/metrics` for all.
+A process calls `use_memory` before it creates its metrics.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ MODEL_FACTS = ("model", "model_id", "dtype", "backend", "device")
 _TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _BATCH_TOKEN_BUCKETS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _RATIO_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-# A step of about two each: a quantile read from them is off by less than half. Every bound is a series for each set of
-# labels, so each histogram has only those in which its observations fall.
+# Each bound is about twice the one before, so the error of a quantile is less than half. Every bound is a series for
+# each set of labels, so each histogram has only the bounds between which its observations fall.
 HOST_BUCKETS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 REQUEST_BUCKETS_S = (
     0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
@@ -51,10 +51,7 @@ REQUEST_BUCKETS_S = (
 
 
 def use_memory(memory: MetricMemory, process: str) -> Region:
-    """Make this process write its metrics to its region, and continue those of the last `process`, which must be dead.
-
-    Metrics that were made before stay where they are.
-    """
+    """Makes this process write new metrics to its region, where it continues those of a dead `process`."""
     from prometheus_client import values
 
     region = memory.region(process)
@@ -64,21 +61,21 @@ def use_memory(memory: MetricMemory, process: str) -> Region:
 
 
 def counter(name: str, help_: str, labels: Sequence[str] = ()) -> Counter:
-    """`embert_NAME`, which ends in `_total`."""
+    """Creates `embert_NAME`, which ends in `_total`."""
     from prometheus_client import Counter
 
     return Counter(f"embert_{name}", help_, labels, registry=None)
 
 
 def gauge(name: str, help_: str, labels: Sequence[str] = (), mode: str = "livesum") -> Gauge:
-    """`embert_NAME`; `mode` says how one number is made of those of several processes."""
+    """Creates `embert_NAME`. `mode` selects how the numbers of several processes are combined."""
     from prometheus_client import Gauge
 
     return Gauge(f"embert_{name}", help_, labels, registry=None, multiprocess_mode=mode)  # type: ignore[arg-type]
 
 
 def histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
-    """`embert_NAME` with these bucket bounds, rising."""
+    """Creates `embert_NAME` with these bucket bounds, in increasing order."""
     from prometheus_client import Histogram
 
     return Histogram(f"embert_{name}", help_, labels, registry=None, buckets=tuple(buckets))
@@ -97,7 +94,7 @@ class BufferedHistogram:
         self.observe_many = self._values.extend
 
     def write(self) -> None:
-        """Do for all collected values what `Histogram.observe` does for one: add to a bucket and to the sum."""
+        """Adds all collected values to their buckets and to the sum, as `Histogram.observe` does for one."""
         if not self._values:
             return
         import numpy as np  # not in the supervisor
@@ -111,11 +108,11 @@ class BufferedHistogram:
         self._values.clear()
 
     def _note(self, buckets: npt.NDArray[np.intp]) -> None:
-        """Do more with the values, whose buckets these are."""
+        """Hook for subclasses: `buckets` has the index of each value's bucket."""
 
 
 class EngineMetrics:
-    """Written by engine processes: a batch only appends to lists and adds to numbers, which `write` publishes."""
+    """Metrics of an engine process. A batch only appends to lists and adds to numbers, which `write` publishes."""
 
     WRITE_INTERVAL_S = 0.1
 
@@ -127,14 +124,14 @@ class EngineMetrics:
         self._duration = histogram("batch_duration_seconds", "One batch on the encoder.", REQUEST_BUCKETS_S, both)
         self._texts = histogram("batch_texts", "Texts of one batch.", _TEXT_BUCKETS, both)
         self._tokens = histogram("batch_tokens", "Tokens of one batch.", _BATCH_TOKEN_BUCKETS, both)
-        fill_help = "Tokens of one batch, of long texts counted tokens, ÷ the token budget."
+        fill_help = "Tokens of one batch ÷ the token budget; long texts count more than their tokens."
         self._fill = histogram("batch_token_fill_ratio", fill_help, _RATIO_BUCKETS, both)
         padding_help = "Padding tokens computed; 0, because batches are packed."
         self._padding = counter("padding_tokens_total", padding_help, both)
         self._queue_texts = gauge("queue_texts", "Texts waiting for a batch.", ["model"])
         self._queue_tokens = gauge(
             "queue_tokens",
-            "Tokens waiting for a batch, of long texts counted tokens; scale replicas on this.",
+            "Tokens waiting for a batch; long texts count more than their tokens. Scale replicas on this.",
             ["model"],
         )
         self.models: dict[str, EngineModelMetrics] = {}  # by served name; `of` adds them
@@ -148,12 +145,12 @@ class EngineMetrics:
 
     @cached_property
     def _last_success(self) -> Gauge:
-        """Not there before the first success. It outlives the process: its replacement has yet to succeed."""
+        """Created with the first success. The series outlives the process until its replacement succeeds."""
         help_ = "Unix time of the last successful forward, including warm-up and idle probes."
         return gauge("engine_last_success_timestamp_seconds", help_, ["engine"], "max").labels(self._label)
 
     def of(self, model: str) -> EngineModelMetrics:
-        """The series of a model on this engine, by its served name."""
+        """Returns the series of a model on this engine, by its served name."""
         metrics = self.models.get(model)
         if metrics is None:
             labels = self._label, model
@@ -171,25 +168,25 @@ class EngineMetrics:
         return metrics
 
     def write_last_success(self) -> None:
-        """Publish it; any thread may call this."""
+        """Publishes the time of the last success; any thread may call this."""
         if self.last_success:
             self._last_success.set(self.last_success)
 
     def write(self) -> None:
-        """Publish what the device loop has noted since the last call; only the device loop calls it."""
+        """Publishes all observations since the last call; only the device loop may call this."""
         self.write_last_success()
         for metrics in list(self.models.values()):
             metrics.write()
 
     def describe(self, facts: dict[str, str]) -> None:
-        """Export what a model is; the keys are MODEL_FACTS."""
+        """Exports the description of a model; the keys are MODEL_FACTS."""
         info_help = "Always 1; the labels describe the model, whose served name is `model`."
         gauge("model_info", info_help, MODEL_FACTS, "livemax").labels(*(facts[name] for name in MODEL_FACTS)).set(1)
 
 
 @dataclass(slots=True)
 class EngineModelMetrics:
-    """Of one model on one engine."""
+    """Metrics of one model on one engine."""
 
     _batches: Counter
     _busy: Counter
@@ -200,11 +197,11 @@ class EngineModelMetrics:
     padding_tokens: Counter
     queue_texts: Gauge
     queue_tokens: Gauge
-    batches: int = 0  # since the last `write`, as the next one
+    batches: int = 0  # since the last `write`, as is `busy_s`
     busy_s: float = 0.0
 
     def write(self) -> None:
-        """Publish all but the gauges."""
+        """Publishes all but the gauges."""
         self._batches.inc(self.batches)
         self._busy.inc(self.busy_s)
         self.batches, self.busy_s = 0, 0.0
@@ -213,7 +210,7 @@ class EngineModelMetrics:
 
 
 class GpuMetrics:
-    """Written by engine processes on a GPU. A gauge without a value from this GPU is omitted."""
+    """Metrics of an engine process on a GPU. A gauge without a value from this GPU is omitted."""
 
     NAMES: ClassVar[dict[str, str]] = {
         "memory_bytes": "GPU memory in use by all processes.",
@@ -229,19 +226,19 @@ class GpuMetrics:
 
 
 class SpanMetrics:
-    """Written by the processes that export spans. The supervisor makes them too: they are there, at zero, without."""
+    """Metrics of processes that export spans. The supervisor creates them too, so that they always exist."""
 
     def __init__(self) -> None:
-        self.exported = counter("spans_exported_total", "Spans that the collector has taken.")
-        dropped_help = "Spans that were dropped: the collector did not take them, or too many waited for it."
+        self.exported = counter("spans_exported_total", "Spans that the collector accepted.")
+        dropped_help = "Spans that were dropped: the collector did not accept them, or too many waited for it."
         self.dropped = counter("spans_dropped_total", dropped_help)
 
 
 class SupervisorMetrics:
-    """Written by the supervisor, from before it knows what its engines are."""
+    """Metrics of the supervisor."""
 
     def __init__(self, models: Sequence[str], version: str) -> None:
-        """Metrics for models of these names, all at zero."""
+        """Creates the metrics of models with these names, all at zero."""
         gauge("build_info", "Always 1; the label is the version.", ["version"], "livemax").labels(version).set(1)
         ready_help = "1 while an engine is ready for the model, else 0; a download included."
         ready = gauge("model_ready", ready_help, ["model"], "livemax")
@@ -249,7 +246,7 @@ class SupervisorMetrics:
         starting_help = "1 from the start until the server was ready once, for --start-timeout at most."
         self.starting = gauge("starting", starting_help, mode="livemax")
         self.starting.set(1)
-        self.draining = gauge("draining", "1 from SIGTERM on, while requests in flight are answered.", mode="livemax")
+        self.draining = gauge("draining", "1 after SIGTERM, while requests in flight complete.", mode="livemax")
         self._http_restarts = counter("http_restarts_total", "Restarts of HTTP processes.")
         old_help = "Deprecated: the same as embert_http_restarts_total, until the next release."
         self._api_restarts = counter("api_restarts_total", old_help)
@@ -262,12 +259,11 @@ class SupervisorMetrics:
         self.engine_restarts: dict[int, Counter] = {}
 
     def count_http_restart(self) -> None:
-        """Count the restart of an HTTP process."""
         self._http_restarts.inc()
         self._api_restarts.inc()
 
     def add_engines(self, engines: Sequence[int]) -> None:
-        """Metrics for these engines, all at zero."""
+        """Creates the metrics of these engines, all at zero."""
         up = gauge("engine_up", "1 while the engine is ready, else 0.", ["engine"], "livemax")
         limit_help = "A forward that takes longer counts as hung, and the engine is replaced; 0 until it is known."
         limit = gauge("engine_hang_limit_seconds", limit_help, ["engine"], "livemax")

@@ -1,6 +1,6 @@
 """The record of one request, for metrics and the access log.
 
-The layers that a request passes fill it in. It lies in the ASGI scope under SCOPE_KEY.
+The layers that a request passes fill it in. It is in the ASGI scope under SCOPE_KEY.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CLIENT_LEFT = 499  # nginx's number, for metrics and the access log only
 
 
 def outcome_of(status: int) -> str:
-    """One of OUTCOMES, where the error itself does not say it."""
+    """Returns one of OUTCOMES for a response whose error does not have one."""
     if status < 400:
         return ANSWERED
     if status == 429:
@@ -48,13 +48,13 @@ def outcome_of(status: int) -> str:
 
 
 class Parts(Protocol):
-    """The seconds of each part of a request; 0.0 for a part that it did not reach."""
+    """Seconds of each part of a request; 0.0 for a part that it did not reach."""
 
     tokenize_s: float
     queue_s: float
     inference_s: float
     encode_s: float
-    engine: int  # that had it, or had it last; -1: none
+    engine: int  # index of the last engine that ran it; -1: none
     tokens: int
 
 
@@ -64,11 +64,11 @@ class RequestRecord:
 
     route: str
     id: bytes  # printable ASCII: the client's X-Request-Id, or generated
-    trace_id: bytes = b""  # 32 hexadecimal digits: of the trace that it belongs to, if any
-    priority: str = ""  # one of PRIORITIES; empty on routes that ask nothing of a model
+    trace_id: bytes = b""  # 32 hexadecimal digits, or empty
+    priority: str = ""  # one of PRIORITIES; empty on routes that use no model
     model: str = ""  # its served name; empty where the request was refused before it was known
     status: int = 0
-    outcome: str = ""  # one of OUTCOMES, where an error says it; empty: `outcome_of` its status
-    key: str = ""  # the name of the key that it was sent with
+    outcome: str = ""  # one of OUTCOMES if an error has one; empty: `outcome_of` its status
+    key: str = ""  # name of the API key
     parts: Parts | None = None
     held: int = 0  # bytes of HeldBytes.requests, until it has ended

@@ -1,7 +1,7 @@
-"""Answers to Prometheus scrapes: `GET /metrics` of any HTTP process has the metrics of all processes.
+"""Responses to Prometheus scrapes: `GET /metrics` of each HTTP process has the metrics of all processes.
 
-prometheus_client keeps exemplars, and what it reads from /proc, for one process, and not at all with several. So each
-process leaves its pid and its exemplars beside its metrics, and the process that answers a scrape reads all of them.
+With several processes, prometheus_client has neither exemplars nor metrics from /proc. So each process writes its pid
+and its exemplars next to its metrics, and the process that serves a scrape reads all of them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
-    """A whole answer."""
+    """Body and header fields of a response."""
 
     body: bytes
     headers: tuple[tuple[bytes, bytes], ...]
 
 
 def exposition(memory: MetricMemory, form: Form = Form()) -> Exposition:
-    """The metrics of all processes."""
+    """Returns the metrics of all processes."""
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.openmetrics import exposition as openmetrics
 
@@ -74,7 +74,6 @@ class _Regions:
         self._memory = memory
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus' interface."""
         from prometheus_client import Metric
         from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -101,17 +100,16 @@ def _decode(key: bytes) -> _Key:
     return _decoder.decode(key)
 
 
-SKIPPED_METRICS = {"process_virtual_memory_bytes"}  # of a process with CUDA or torch it says nothing
+SKIPPED_METRICS = {"process_virtual_memory_bytes"}  # without meaning for a process with CUDA or torch
 
 
 class _ProcessesCollector:
-    """`process_…`, as all Prometheus clients name them, with the label `process`."""
+    """The `process_…` metrics of all Prometheus clients, with the label `process`."""
 
     def __init__(self, memory: MetricMemory) -> None:
         self._memory = memory
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus' interface."""
         from prometheus_client import ProcessCollector
 
         together: dict[str, Metric] = {}
@@ -129,11 +127,11 @@ class _ProcessesCollector:
 
 
 PUBLISH_INTERVAL_S = 1.0
-MOST_CHARACTERS = 128  # of an exemplar's label and its value; OpenMetrics' limit
+MAX_CHARACTERS = 128  # of an exemplar's label and its value: OpenMetrics' limit
 
 
 class ExemplarOf(msgspec.Struct, array_like=True):
-    """One of a histogram's bucket."""
+    """Exemplar of one bucket of a histogram."""
 
     labels: dict[str, str]  # of the bucket, with `le`
     kind: str  # trace_id or request_id
@@ -143,12 +141,12 @@ class ExemplarOf(msgspec.Struct, array_like=True):
 
     @property
     def fits(self) -> bool:
-        """Whether it is short enough for a scrape."""
-        return len(self.kind) + len(self.id) <= MOST_CHARACTERS
+        """True if it is short enough for a scrape."""
+        return len(self.kind) + len(self.id) <= MAX_CHARACTERS
 
 
 async def publish(region: Region, take: Callable[[], list[ExemplarOf]]) -> NoReturn:
-    """Publish what `take` returns when it changes, for ever."""
+    """Publishes the result of `take` each time it changes."""
     written = b""
     while True:
         data = msgspec.msgpack.encode(take())
@@ -159,13 +157,12 @@ async def publish(region: Region, take: Callable[[], list[ExemplarOf]]) -> NoRet
 
 
 class _WithExemplars:
-    """A collector's metrics, and the exemplars of one of them."""
+    """Adds exemplars to one of a collector's metrics."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]], histogram: str, memory: MetricMemory) -> None:
         self._collect, self._histogram, self._memory = collect, histogram, memory
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus' interface."""
         from prometheus_client.samples import Exemplar
 
         newest = self._read()
@@ -180,7 +177,7 @@ class _WithExemplars:
             yield metric
 
     def _read(self) -> dict[frozenset[tuple[str, str]], ExemplarOf]:
-        """The newest of all processes, by the labels of their bucket."""
+        """Returns the newest exemplars of all processes, by the labels of their bucket."""
         newest: dict[frozenset[tuple[str, str]], ExemplarOf] = {}
         written = filter(None, (region.exemplars for region in self._memory.regions))
         for data in written:
@@ -192,7 +189,7 @@ class _WithExemplars:
 
 
 class Scrapes:
-    """Answers the scrapes of one HTTP process without blocking its event loop.
+    """Serves the scrapes of one HTTP process without blocking its event loop.
 
     Reading every process's file takes tens of milliseconds. One thread does it, once for all scrapes that wait for the
     same form.
@@ -206,7 +203,7 @@ class Scrapes:
         self._next: dict[Form, asyncio.Task[Exposition]] = {}
 
     async def render(self, form: Form) -> Exposition:
-        """The metrics of all processes as of now."""
+        """Returns the current metrics of all processes."""
         waiting = self._next.get(form)
         if waiting is None:
             waiting = self._next[form] = asyncio.create_task(self._collect(form))
@@ -219,5 +216,4 @@ class Scrapes:
             return await asyncio.get_running_loop().run_in_executor(self._thread, exposition, self._memory, form)
 
     def close(self) -> None:
-        """Stop the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,1 +1,1 @@
-"""OpenTelemetry traces. Only `settings` is imported by processes without traces; the others need the extra `otel`."""
+"""OpenTelemetry traces. Processes without traces import only `settings`; the other modules need the extra `otel`."""

@@ -1,4 +1,4 @@
-"""Spans of requests, as an HTTP process sees them."""
+"""Spans of requests in an HTTP process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.types import Scope
 
 from embert.server.observability.logs import trace_id as logged_trace_id
-from embert.server.observability.request_record import CLIENT_LEFT, LOW_PRIORITY, TRACE_KEY, RequestRecord
+from embert.server.observability.request_record import CLIENT_LEFT, INTERACTIVE, TRACE_KEY, RequestRecord
 from embert.server.observability.tracing.span_export import Clock
 
 __all__ = ["RequestTrace", "RequestTracer"]
@@ -32,7 +32,7 @@ class _Headers(Getter[Headers]):
         name = key.encode()
         values = [value.decode("latin-1") for header, value in carrier if header == name]
         if key == "traceparent":
-            return values if len(values) == 1 else None  # as the specification says of several
+            return values if len(values) == 1 else None  # the specification ignores several
         return values if sum(map(len, values)) <= STATE_MAX else None
 
     def keys(self, carrier: Headers) -> list[str]:
@@ -44,18 +44,18 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class RequestTracer:
-    """Of one HTTP process, used on its event loop."""
+    """Begins the traces of requests of one HTTP process, on its event loop."""
 
     def __init__(self, tracer: Tracer, process: str, quiet: frozenset[str]) -> None:
-        """`process` names it. `quiet` are the routes that start no trace, because probes ask for them all the time."""
+        """`process` is its name. `quiet` are routes that start no trace, because probes use them all the time."""
         self._tracer, self._process, self._quiet = tracer, process, quiet
         self._clock = Clock()
 
     def begin(self, scope: Scope, route: str, started: float, *, called: bool = True) -> RequestTrace | None:
-        """The trace of a request; None where it is not sampled. `route` is its label in metrics.
+        """Returns the trace of a request, which is also in the scope, or None if it is not sampled.
 
-        `called`: whether it may be of a caller's trace, which its headers tell. The trace is in the scope, too. Log
-        lines carry the trace's id from now on, also that of a caller's trace which is not sampled.
+        `route` is its label in metrics. With `called`, the headers may name the trace of a caller. Log lines have the
+        id of the trace from now on, also if the caller's trace is not sampled.
         """
         context = _PROPAGATOR.extract(scope["headers"], Context(), _HEADERS) if called else Context()
         parent = get_current_span(context).get_span_context()
@@ -98,35 +98,35 @@ class RequestTrace:
         self._context = set_span_in_context(span, Context())
         self.trace_id = span.get_span_context().trace_id.to_bytes(16)
         self.texts = self.tokens = 0
-        self.reason = ""  # what the answer says where it is an error
-        self.exception = ""  # the name of the one that the app raised
+        self.reason = ""  # message of an error response
+        self.exception = ""  # name of the exception that the app raised
 
     @property
     def context(self) -> bytes:
-        """For an engine: trace id [16], id of the request's span [8], `tracestate`."""
+        """Trace context for an engine: trace id [16], id of the request's span [8], `tracestate`."""
         span = self._span.get_span_context()
         return self.trace_id + span.span_id.to_bytes(8) + span.trace_state.to_header().encode("latin-1")
 
     def tokenized(self, ended: float, seconds: float, texts: int, tokens: int) -> None:
-        """Note that so many texts have been tokenized."""
+        """Adds texts and their tokens, and exports the time of tokenizing them."""
         self.texts += texts
         self.tokens += tokens
         self.stage("tokenize", ended - seconds, ended)
 
     def stage(self, name: str, started: float, ended: float, reason: str = "") -> None:
-        """Export a part of the request's way; `reason` says why it failed."""
+        """Exports a stage of the request. `reason` is the message of a failure."""
         span = self._tracer.start_span(name, self._context, start_time=self._unix_ns(started))
         if reason:
             span.set_status(StatusCode.ERROR, reason[:REASON_MAX])
         span.end(self._unix_ns(ended))
 
     def end(self, record: RequestRecord, ended: float) -> None:
-        """Export the request, which has been answered, or whose client has left."""
+        """Exports the request after its response, or after its client has left."""
         attributes, status = self._attributes, record.status
         attributes["embert.request_id"] = record.id.decode()
         if record.model:
             attributes["embert.model"] = record.model
-            attributes["embert.priority"] = "bulk" if record.priority == LOW_PRIORITY else "interactive"
+            attributes["embert.priority"] = record.priority or INTERACTIVE
         if self.texts:
             attributes |= {"embert.texts": self.texts, "embert.tokens": self.tokens}
         if status == CLIENT_LEFT:

@@ -1,4 +1,4 @@
-"""Where spans go, and which requests have any: from the options of `embert serve` and OpenTelemetry's own variables.
+"""The collector of spans and the sampling of requests, from `--otlp-endpoint` and OpenTelemetry's variables.
 
 The specification of the variables: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """
@@ -15,13 +15,13 @@ __all__ = ["INSTALL_OTEL", "Sampler", "TracingUnavailable", "read_sampler", "sho
 INSTALL_OTEL = "pip install 'embert[otel]'"
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 _PATH = "/v1/traces"
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")  # the first is taken as it is
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")  # the first is a complete URL
 _PARENT_BASED = "parentbased_"
 _SAMPLERS = ("always_on", "always_off", "traceidratio")
 
 
 class TracingUnavailable(ValueError):
-    """Traces were asked for and cannot be exported; the message is one sentence for users."""
+    """Traces cannot be exported as configured; the message is one sentence for users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +33,34 @@ class Sampler:
 
 
 def traces_url(option: str | None, environment: Mapping[str, str]) -> str | None:
-    """The URL that takes spans; None if tracing is off.
+    """Returns the URL that accepts spans, or None without traces.
 
-    `option` is that of --otlp-endpoint. Raises TracingUnavailable where spans cannot be exported there.
+    `option` is the value of --otlp-endpoint. Raises TracingUnavailable if spans cannot be exported to the URL.
     """
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
-    named = next((name for name in _ENDPOINTS if environment.get(name)), None)
+    source = next((name for name in _ENDPOINTS if environment.get(name)), None)
     if option is not None:
-        named, url = "--otlp-endpoint", option
-    elif named is None or environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() != "otlp":
+        source, url = "--otlp-endpoint", option
+    elif source is None or environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() != "otlp":
         return None
     else:
-        url = environment[named]
+        url = environment[source]
     if not _is_url(url):
-        raise TracingUnavailable(f"{named} must be a URL such as http://collector:4318; it is {shown(url)}")
+        raise TracingUnavailable(f"{source} must be a URL such as http://collector:4318; it is {shown(url)}")
     _check_protocol(environment)
     if not _is_installed():
-        raise TracingUnavailable(f"{named} {shown(url)} needs OpenTelemetry's exporter: {INSTALL_OTEL}")
-    return url if named == _ENDPOINTS[0] else _with_path(url)
+        raise TracingUnavailable(f"{source} {shown(url)} needs OpenTelemetry's exporter: {INSTALL_OTEL}")
+    if source == _ENDPOINTS[0] or urlsplit(url).path.endswith(_PATH):
+        return url
+    return url.removesuffix("/") + _PATH
 
 
 def shown(url: str) -> str:
-    """The URL for log lines, without a password or a key in it."""
+    """Returns the URL for log lines, without a password or a key."""
     scheme, slashes, rest = url.partition("?")[0].partition("://")
     host, slash, path = rest.partition("/")
     return scheme + slashes + host.rpartition("@")[2] + slash + path
-
-
-def _with_path(base: str) -> str:
-    """The URL for traces below a collector's base URL; a URL for traces stays as it is."""
-    return base if urlsplit(base).path.endswith(_PATH) else base.removesuffix("/") + _PATH
 
 
 def _is_url(text: str) -> bool:
@@ -92,9 +89,9 @@ def _is_installed() -> bool:
 
 
 def read_sampler(environment: Mapping[str, str]) -> Sampler:
-    """Returns the share of the requests that have spans, by OTEL_TRACES_SAMPLER and its argument; by default all.
+    """Returns the sampler of OTEL_TRACES_SAMPLER and its argument; by default all requests have spans.
 
-    Raises TracingUnavailable for values that it does not know.
+    Raises TracingUnavailable for unknown values.
     """
     name = environment.get("OTEL_TRACES_SAMPLER", "").strip().lower() or "parentbased_always_on"
     kind = name.removeprefix(_PARENT_BASED)

@@ -27,16 +27,16 @@ __all__ = ["Clock", "SpanExport", "start_span_export", "tracer_provider"]
 
 log = logging.getLogger(__name__)
 
-WAITING_SPANS = 8192  # for the collector, unless OTEL_BSP_MAX_QUEUE_SIZE says otherwise; a span takes about 2 kB
-FLUSH_S = 2.0  # most seconds that a collector delays the end of a process
-RESPONSE_BYTES, RESPONSE_S = 65_536, 5.0  # of a collector's response, which has a few bytes
+WAITING_SPANS = 8192  # default of OTEL_BSP_MAX_QUEUE_SIZE, in spans for the collector of about 2 kB
+FLUSH_S = 2.0  # limit for the delay of a process's end by a collector
+RESPONSE_BYTES, RESPONSE_S = 65_536, 5.0  # limits for a collector's response, which has a few bytes
 _CLOCK_INTERVAL_S = 10.0  # the machine's time may be set
 
 
 def start_span_export(url: str, instance: str, sampler: Sampler | None = None) -> SpanExport | None:
-    """Export spans of this process; None, with a line in the log, where OpenTelemetry's variables are wrong.
+    """Starts the export of this process's spans. Returns None and logs a line if OpenTelemetry's variables are invalid.
 
-    `instance` is a name for this server that no other has. Without a sampler every span is exported.
+    `instance` is a unique name of this server. Without a sampler every span is exported.
     """
     try:
         return SpanExport(url, instance, sampler)
@@ -46,7 +46,7 @@ def start_span_export(url: str, instance: str, sampler: Sampler | None = None) -
 
 
 class SpanExport:
-    """A tracer, and the thread of OpenTelemetry's that sends what it records."""
+    """A tracer, and OpenTelemetry's thread that sends its spans."""
 
     def __init__(self, url: str, instance: str, sampler: Sampler | None) -> None:
         """The SDK reads headers, compression, certificates and times from OpenTelemetry's own variables."""
@@ -58,7 +58,7 @@ class SpanExport:
         self.tracer: Tracer = provider.get_tracer("embert", __version__)
 
     def close(self) -> None:
-        """Export what waits, for FLUSH_S at most."""
+        """Exports the waiting spans, for FLUSH_S at most."""
         # The processor's own limit is 30 s.
         thread = threading.Thread(target=self._processor.shutdown, name="last-spans", daemon=True)
         thread.start()
@@ -68,7 +68,7 @@ class SpanExport:
 
 
 def tracer_provider(sampler: Sampler | None, resource: Resource) -> TracerProvider:
-    """OpenTelemetry's, which exports nothing yet."""
+    """Creates OpenTelemetry's provider, without a processor."""
     own: sampling.Sampler = sampling.ALWAYS_ON
     if sampler is not None:
         own = sampling.TraceIdRatioBased(sampler.ratio)
@@ -83,19 +83,19 @@ def tracer_provider(sampler: Sampler | None, resource: Resource) -> TracerProvid
 
 
 class Clock:
-    """Unix time in nanoseconds for seconds of CLOCK_MONOTONIC, which perf_counter reads too."""
+    """Converts seconds of CLOCK_MONOTONIC, which perf_counter reads too, to Unix time in nanoseconds."""
 
     def __init__(self) -> None:
         self._offset_ns = 0
         self._due = 0.0
 
     def offset_ns(self) -> int:
-        """Unix time less CLOCK_MONOTONIC. Times of one request or batch are converted with one offset."""
+        """Returns Unix time minus CLOCK_MONOTONIC. Times of one request or batch are converted with one offset."""
         now = time.monotonic()
         if now >= self._due:
             self._due = now + _CLOCK_INTERVAL_S
             best_ns = 1 << 62
-            for _ in range(8):  # the reading that was interrupted least
+            for _ in range(8):  # keeps the fastest reading
                 before, unix, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
                 if after - before < best_ns:
                     best_ns, self._offset_ns = after - before, unix - (before + after) // 2
@@ -103,7 +103,7 @@ class Clock:
 
 
 class _BoundedProcessor(BatchSpanProcessor):
-    """Drops and counts new spans while too many wait: OpenTelemetry's drops old ones and counts none."""
+    """Drops and counts new spans while too many wait: OpenTelemetry's class drops old ones and counts none."""
 
     def __init__(self, exporter: _CountingExporter, metrics: SpanMetrics) -> None:
         text = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
@@ -113,7 +113,6 @@ class _BoundedProcessor(BatchSpanProcessor):
         super().__init__(exporter, max_queue_size=self._limit)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """See SpanProcessor."""
         if self._accepted - self._exporter.finished >= self._limit:
             self._metrics.dropped.inc()
             return
@@ -122,17 +121,17 @@ class _BoundedProcessor(BatchSpanProcessor):
 
 
 class _BoundedSession(requests.Session):
-    """Reads at most RESPONSE_BYTES of a response, in RESPONSE_S: a collector's may never end."""
+    """Reads at most RESPONSE_BYTES of a response, in RESPONSE_S: a collector's response may never end."""
 
     def request(self, *args: Any, **options: Any) -> requests.Response:
         """See requests.Session. The response has no content: the exporter reads the status and the header fields."""
         response = super().request(*args, **{**options, "stream": True})
         until, left = time.monotonic() + RESPONSE_S, RESPONSE_BYTES
-        with contextlib.suppress(Exception):  # the status has arrived, whatever is wrong with the rest
+        with contextlib.suppress(Exception):  # the status has arrived, and the rest is not used
             while left > 0 and time.monotonic() < until and (piece := response.raw.read1(left)):
                 left -= len(piece)
         response._content = b""
-        response.close()  # which keeps the connection where the response has ended
+        response.close()  # keeps the connection if the response has ended
         return response
 
     def get_redirect_target(self, resp: requests.Response) -> None:
@@ -140,21 +139,20 @@ class _BoundedSession(requests.Session):
 
 
 class _CountingExporter(SpanExporter):
-    """Counts spans, and logs once that the collector does not take them."""
+    """Counts spans, and logs once that the collector does not accept them."""
 
     def __init__(self, exporter: SpanExporter, collector: str, metrics: SpanMetrics) -> None:
         """`collector` is its URL for the log."""
         self._exporter, self._collector, self._metrics = exporter, collector, metrics
-        self.finished = 0  # spans that wait no more
-        self._lost = 0  # since the collector last took spans
+        self.finished = 0  # spans that were sent or dropped
+        self._lost = 0  # spans since the collector last accepted some
         self._messages = _LastMessages()
-        # Its own lines come with every try, and quote malformed headers of clients.
+        # OpenTelemetry logs every attempt, and quotes malformed headers of clients.
         logging.getLogger("opentelemetry").handlers = [logging.NullHandler()]
         logging.getLogger("opentelemetry").propagate = False
         logging.getLogger("opentelemetry.exporter").handlers = [self._messages]
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """See SpanExporter."""
         self._messages.texts.clear()
         try:
             result = self._exporter.export(spans)
@@ -174,12 +172,11 @@ class _CountingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """See SpanExporter."""
         self._exporter.shutdown()
 
 
 class _LastMessages(logging.Handler):
-    """Keeps the last lines: the last but one tells why it was tried again, the last that it was given up."""
+    """Keeps the last two lines: the reason of a retry, and the end of the retries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +187,7 @@ class _LastMessages(logging.Handler):
 
 
 def _resource(instance: str) -> Resource:
-    """What all spans say of this server; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come first."""
+    """Returns attributes of all spans; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence."""
     own = {
         "service.name": "embert",
         "service.version": __version__,
