@@ -1,6 +1,6 @@
 // embert.engine._cpu: kernels for the CPU encoder. Addresses of float32 rows in and out; the GIL is released.
 //
-// Compiled for any x86-64: Python calls `select`, and then only the kernels of an instruction set that this CPU has.
+// Compiled for any x86-64 or aarch64: Python calls `select`, and then only kernels that this CPU can run.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -8,6 +8,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 
 #include <algorithm>
 #include <cstdint>
@@ -43,26 +47,52 @@ Norm norm_of(const NormTuple& norm, int hidden) {
   return {gamma.data(), beta.data(), epsilon};
 }
 
-// Instruction sets, each with those before it. AVX-512 without VNNI multiplies int8 as AVX2 does.
-enum class InstructionSet { kNone, kAvx2, kAvx512, kAvx512Vnni };
+// Kernels of an instruction set.
+struct InstructionSet {
+  const char* name;
+  const Kernels* kernels;
+  const Kernels* int8_kernels;  // for int8_linear
+  bool supported;               // by this CPU
+};
 
-InstructionSet of_this_cpu() {
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return InstructionSet::kNone;
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-      !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq")) {
-    return InstructionSet::kAvx2;
-  }
-  return __builtin_cpu_supports("avx512vnni") ? InstructionSet::kAvx512Vnni : InstructionSet::kAvx512;
+// The instruction sets of this architecture; each has those before it.
+std::vector<InstructionSet> instruction_sets() {
+#if defined(__x86_64__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  return {{"AVX2", &avx2::kKernels, &avx2::kKernels, avx2},
+          {"AVX512", &avx512::kKernels, &avx2::kKernels, avx512},
+          {"AVX512_VNNI", &avx512::kKernels, &avx512::kKernels, vnni}};
+#elif defined(__aarch64__)
+  const bool dot = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+  return {{"NEON", &neon::kKernels, &neon::kKernels, true},
+          {"NEON_DOT", &neon_dot::kKernels, &neon_dot::kKernels, dot}};
+#endif
+}
+
+std::vector<std::string> names_of_instruction_sets() {
+  std::vector<std::string> names;
+  for (const InstructionSet& set : instruction_sets()) names.push_back(set.name);
+  return names;
 }
 
 const Kernels* kernels = nullptr;       // the selected ones
 const Kernels* int8_kernels = nullptr;  // for int8_linear
 
-// Selects the best kernels that this CPU has and `limit` allows; returns the instruction set, kNone if it has none.
-InstructionSet select_kernels(InstructionSet limit) {
-  const InstructionSet selected = std::min(limit, of_this_cpu());
-  kernels = selected >= InstructionSet::kAvx512 ? &avx512::kKernels : &avx2::kKernels;
-  int8_kernels = selected >= InstructionSet::kAvx512Vnni ? &avx512::kKernels : &avx2::kKernels;
+// Selects the best kernels that this CPU has, up to those of the instruction set `limit`; returns the name of theirs,
+// empty if it has none.
+std::string select_kernels(const std::string& limit) {
+  std::string selected;
+  for (const InstructionSet& set : instruction_sets()) {
+    if (set.supported) {
+      selected = set.name;
+      kernels = set.kernels;
+      int8_kernels = set.int8_kernels;
+    }
+    if (set.name == limit) break;
+  }
   return selected;
 }
 
@@ -91,12 +121,8 @@ NB_MODULE(_cpu, module) {
   using namespace embert::cpu;
   using embert::Address;
   module.doc() = "Kernels of the CPU encoder.";
-  select_kernels(InstructionSet::kAvx512Vnni);
-  nb::enum_<InstructionSet>(module, "InstructionSet")
-      .value("NONE", InstructionSet::kNone)
-      .value("AVX2", InstructionSet::kAvx2)
-      .value("AVX512", InstructionSet::kAvx512)
-      .value("AVX512_VNNI", InstructionSet::kAvx512Vnni);
+  nb::set_leak_warnings(false);  // processes end while encoders exist
+  module.def("instruction_sets", &names_of_instruction_sets);
   module.def("select", &select_kernels, "limit"_a);
   module.def("lanes", [] { return kernels->lanes; });
 

@@ -102,11 +102,20 @@ struct Kernels {
                  float* context, int threads, const DistanceRows& distances);
 };
 
+#if defined(__x86_64__)
 namespace avx2 {
 extern const Kernels kKernels;
 }
 namespace avx512 {
 extern const Kernels kKernels;
 }
+#elif defined(__aarch64__)
+namespace neon {
+extern const Kernels kKernels;
+}
+namespace neon_dot {
+extern const Kernels kKernels;
+}
+#endif
 
 }  // namespace embert::cpu

@@ -8,8 +8,14 @@
 #elif defined(__AVX2__)
 #define EMBERT_ISA avx2
 #include "cpu/simd_avx2.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define EMBERT_ISA neon_dot
+#include "cpu/simd_neon.h"
+#elif defined(__aarch64__)
+#define EMBERT_ISA neon
+#include "cpu/simd_neon.h"
 #else
-#error "simd.h needs AVX2 or AVX-512"
+#error "simd.h needs AVX2, AVX-512 or NEON"
 #endif
 
 namespace embert::cpu::EMBERT_ISA {

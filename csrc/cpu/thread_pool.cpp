@@ -20,6 +20,8 @@ constexpr std::uint64_t kNoTask = 0xffffffff;  // more than any job has
 inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");  // yield does nothing on most cores
 #endif
 }
 

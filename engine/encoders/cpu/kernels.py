@@ -43,16 +43,13 @@ def _import_kernels() -> ModuleType | None:
 _cpu = _import_kernels()
 
 
-INSTRUCTION_SETS = ("AVX2", "AVX512", "AVX512_VNNI")
-
-
 @functools.cache
-def _selected(limit: str) -> str:
-    """Select kernels; return the name of their instruction set, NONE if this CPU has no kernels."""
-    if limit not in INSTRUCTION_SETS:
-        raise UnsupportedModel(f"EMBERT_CPU_ISA is {limit!r}; supported: {', '.join(INSTRUCTION_SETS)}")
-    kernels = _kernels()
-    return str(kernels.select(getattr(kernels.InstructionSet, limit)).name)
+def _select(limit: str) -> str:
+    """Select kernels; return the name of their instruction set, "" if this CPU has no kernels."""
+    names = _kernels().instruction_sets()
+    if limit and limit not in names:
+        raise UnsupportedModel(f"EMBERT_CPU_ISA is {limit!r}; supported: {', '.join(names)}")
+    return str(_kernels().select(limit))
 
 
 def instruction_set() -> str | None:
@@ -60,15 +57,12 @@ def instruction_set() -> str | None:
 
     EMBERT_CPU_ISA selects a smaller one, as ONEDNN_MAX_CPU_ISA does for oneDNN.
     """
-    if _cpu is None:
-        return None
-    name = _selected(os.environ.get("EMBERT_CPU_ISA") or INSTRUCTION_SETS[-1])
-    return None if name == "NONE" else name
+    return None if _cpu is None else _select(os.environ.get("EMBERT_CPU_ISA", "")) or None
 
 
 def kernels_name() -> str:
     """Name of the instruction set in the start-up log."""
-    return (instruction_set() or "").replace("AVX512", "AVX-512").replace("_", " ")
+    return (instruction_set() or "").replace("AVX512", "AVX-512").replace("_", " ").replace("DOT", "dot product")
 
 
 class KernelLinear:
