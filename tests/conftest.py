@@ -104,7 +104,7 @@ def missing_on_cpu(feature: str) -> str:
     from embert.engine.encoders.cpu import kernels  # imports torch, which most workers of `--fast` do not need
 
     if feature == "kernels":
-        return "" if kernels.instruction_set() else "our own kernels were not built, or this CPU lacks AVX2"
+        return "" if kernels.instruction_set() else "our own kernels were not built, or need AVX2 or NEON"
     raise pytest.UsageError(f"cpu({feature!r}): the feature is 'kernels'")
 
 

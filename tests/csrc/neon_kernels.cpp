@@ -1,7 +1,7 @@
 // Runs the CPU kernels for NEON on arrays from standard input; test_neon.py runs it on an emulated CPU.
 //
-// usage: neon_kernels neon|neon_dot model|attend|int8 THREADS NUMBER…, numbers as each function below reads them. Float32
-// arrays come in and go out in the order in which the functions use them.
+// usage: neon_kernels neon|neon_dot model|attend|int8 THREADS NUMBER…, numbers as each function below reads them.
+// Float32 arrays come in and go out in the order in which the functions use them.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -34,7 +34,9 @@ class Neon:
     def __init__(self, program: Path, name: str) -> None:
         self._program, self._name = program, name
 
-    def __call__(self, kernel: str, numbers: Sequence[int], *arrays: npt.NDArray[np.generic], threads: int = 1) -> Floats:
+    def __call__(
+        self, kernel: str, numbers: Sequence[int], *arrays: npt.NDArray[np.generic], threads: int = 1
+    ) -> Floats:
         command = ["qemu-aarch64", self._program, self._name, kernel, threads, *numbers]
         given = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
         done = subprocess.run([str(part) for part in command], input=given, capture_output=True, check=True)
@@ -125,7 +127,9 @@ def test_attention_with_rope_and_a_window(neon: Neon, window: int) -> None:
     qkv = 0.5 * drawn(1, length, 3, heads, size)
     angles = np.arange(length)[:, None] / 100.0 ** (np.arange(size // 2) * 2 / size)
     gamma = drawn(2, heads * size)
-    found = neon("attend", [length, heads, size, window], qkv, *(f(angles).astype(np.float32) for f in (np.cos, np.sin)), gamma)
+    found = neon(
+        "attend", [length, heads, size, window], qkv, *(f(angles).astype(np.float32) for f in (np.cos, np.sin)), gamma
+    )
     q, k, v = torch.from_numpy(qkv).double().permute(1, 2, 0, 3)
     low, high = (torch.from_numpy(f(angles)).repeat(1, 2) for f in (np.cos, np.sin))
 
