@@ -218,11 +218,7 @@ async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
         return JSON, orjson.dumps(results[0])
     written = await join_rows(
         orjson.dumps(
-            {
-                "sequence": text,
-                "labels": [each.label for each in result],
-                "scores": [each.score for each in result],
-            }
+            {"sequence": text, "labels": [each.label for each in result], "scores": [each.score for each in result]}
         )
         for text, result in zip(texts, results, strict=True)
     )

@@ -21,7 +21,6 @@ from embert.server.request.request_body import IDS, IdList, IdLists, InputForm, 
 ResultT = TypeVar("ResultT")
 TokenChunk = list[tuple[int, list[TokenInfo]]]
 
-
 _TOKEN_BYTES = 72  # of a token in a JSON response
 _WORD_BYTES = 16  # of a token as text
 
@@ -101,14 +100,10 @@ async def _run(
 ) -> ResultT:
     """The tokens of texts in the field `param`, as `collected` makes them."""
     handle = context.handle
-    prompt = (
-        handle.served.resolve_options(prompt_name=request.prompt_name)[0] if request.prompt_name is not None else ""
-    )
-    chunks = handle.tokenizer.tokenize_chunks(
-        texts,
-        add_special_tokens=request.add_special_tokens,
-        prompt=prompt,
-    )
+    prompt = ""
+    if request.prompt_name is not None:
+        prompt, _ = handle.served.resolve_options(prompt_name=request.prompt_name)
+    chunks = handle.tokenizer.tokenize_chunks(texts, add_special_tokens=request.add_special_tokens, prompt=prompt)
     characters = context.breakdown.characters = sum(map(len, texts))
     most = min(characters + (len(prompt) + 2) * len(texts), MAX_RESPONSE_TOKENS)
     context.hold(most * _TOKEN_BYTES, "the response")

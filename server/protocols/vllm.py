@@ -77,11 +77,9 @@ class PairScore(BaseModel):
     score: float
 
 
-class TokenUsage(BaseModel):
+class TokenUsage(Usage):
     """Tokens read."""
 
-    prompt_tokens: int
-    total_tokens: int
     completion_tokens: int
 
 
