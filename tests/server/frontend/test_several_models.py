@@ -41,7 +41,7 @@ def several(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     """A reranker, two models of dense vectors of which the second has sparse and multi-vectors, and a classifier."""
     more: dict[str, dict[str, Any]] = {
         "dense": {"max_client_batch_size": 4},
-        "heads": {"priority": "bulk", "max_client_batch_size": 8},
+        "heads": {"low_priority": True, "max_client_batch_size": 8},
     }
     models = [{"name": name, "model": str(folder), **more.get(name, {})} for name, folder in folders.items()]
     config = write_config(tmp_path_factory.mktemp("config") / "models.toml", *models)
