@@ -33,7 +33,7 @@ class LabelScore:
 
 
 def scores(logits: Floats, activation: str) -> Floats:
-    """float32 [n, labels] → float32 of the same shape, by a Classifier's `activation`.
+    """float32 [n, labels] → float32 of the same shape, by a Classifier's `activation`: identity, sigmoid or softmax.
 
     A larger logit never gets a smaller score: the work is done in float64 and rounded at the end. Logits far from 0 may
     get equal scores, so rank by logits.
@@ -43,11 +43,9 @@ def scores(logits: Floats, activation: str) -> Floats:
     x = logits.astype(np.float64)
     if activation == "sigmoid":
         y = 1 / (1 + np.exp(np.minimum(-x, LARGEST_EXPONENT)))
-    elif activation == "softmax":
+    else:
         y = np.exp(x - x.max(-1, keepdims=True))
         y /= y.sum(-1, keepdims=True)
-    else:
-        raise ValueError(f"activation {activation!r} is not one of sigmoid, softmax, identity")
     return y.astype(np.float32)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from embert.engine.errors import UnsupportedModel
 from embert.engine.heads.description import Layer, Splade, TokenWeights
@@ -22,6 +22,7 @@ MOST_DISTANCE_ROWS = 32_767
 MOST_FLOAT32_COLUMNS, MOST_FLOAT32_RMS_COLUMNS = 1024, 2048
 MOST_INT8_COLUMNS, MOST_INT8_INNER = 1024, 8192
 HEAD_ACTIVATIONS = ("identity", "tanh", "relu", "sigmoid", "gelu", "gelu_tanh")
+_NOT_RUN = ", which the CUDA encoder does not run"
 _LABEL_STEP = 8
 _INT8_STEP = 128
 _HEAD_STEP = 8  # columns: attention's kernels copy 16 bytes at a time
@@ -37,7 +38,7 @@ def refusal(model: Model, dtype: str = "auto") -> str | None:
     if dtype not in ("float32", "int8"):
         return None
     reason = _unfit_for_dtype(model.config, dtype)
-    return reason and f"{model.model_id} has {reason}, which the CUDA encoder does not run in {dtype}"
+    return reason and f"{model.model_id} has {reason}{_NOT_RUN} in {dtype}"
 
 
 def _unfit_for_dtype(config: EncoderConfig, dtype: str) -> str | None:
@@ -89,7 +90,7 @@ def check_layers(model: Model) -> None:
         (_sees_only_itself(config), "has windows of one token"),
     ):
         if unable:
-            raise UnsupportedModel(f"{model.model_id} {what}, which the CUDA encoder does not run")
+            _refuse(model, what)
 
 
 def describe(cuda: Any, model: Model, dtype: str) -> Any:
@@ -189,45 +190,31 @@ def padded_head(config: EncoderConfig) -> int:
 
 def check_heads(model: Model) -> None:
     """Raise UnsupportedModel for heads that the extension cannot compute."""
-    heads = model.heads
-    if heads.multi_vector is not None and heads.multi_vector.unattended is not None:
-        raise UnsupportedModel(
-            f"{model.model_id} expands queries by tokens that are not attended to, which the CUDA encoder does not run"
-        )
-    if heads.classifier is not None and heads.classifier.pooling == "late":
-        raise UnsupportedModel(
-            f"{model.model_id} has a classification head that takes the mean of rows after its first layer, which the "
-            "CUDA encoder does not run"
-        )
-    token_classifier = heads.token_classifier
-    if token_classifier is not None and len(token_classifier.labels) > MOST_TOKEN_LABELS:
-        raise UnsupportedModel(
-            f"{model.model_id} has {len(token_classifier.labels)} labels for tokens; the CUDA encoder runs at most "
-            f"{MOST_TOKEN_LABELS}"
-        )
+    heads, classifier, token_classifier = model.heads, model.heads.classifier, model.heads.token_classifier
     on_the_host = classifies_on_the_host(model)
-    if heads.classifier is not None and heads.classifier.padding_id is not None and not model.config.causal:
-        raise UnsupportedModel(
-            f"{model.model_id} classifies by the last token that is not padding, with attention in both directions, "
-            "which the CUDA encoder does not run"
-        )
+    if heads.multi_vector is not None and heads.multi_vector.unattended is not None:
+        _refuse(model, "expands queries by tokens that are not attended to")
+    if token_classifier is not None and len(token_classifier.labels) > MOST_TOKEN_LABELS:
+        labels = f"has {len(token_classifier.labels)} labels for tokens"
+        _refuse(model, labels, f"; the CUDA encoder runs at most {MOST_TOKEN_LABELS}")
+    if classifier is not None and classifier.pooling == "late":
+        _refuse(model, "has a classification head that takes the mean of rows after its first layer")
+    if classifier is not None and classifier.padding_id is not None and not model.config.causal:
+        _refuse(model, "classifies by the last token that is not padding, with attention in both directions")
     if on_the_host and model.embeds:
-        raise UnsupportedModel(
-            f"{model.model_id} embeds and has a classification head that is computed on the host, from pooled rows; "
-            "the CUDA encoder does not run both"
-        )
-    classifier = heads.classifier.layers if heads.classifier and not on_the_host else ()
-    for linear in classifier:
-        if linear.activation not in HEAD_ACTIVATIONS:
-            raise UnsupportedModel(
-                f"{model.model_id} has {linear.activation} in its classification head, which the CUDA encoder does not "
-                f"run; it runs {', '.join(HEAD_ACTIVATIONS)}"
-            )
+        both = "embeds and has a classification head that is computed on the host, from pooled rows"
+        _refuse(model, both, "; the CUDA encoder does not run both")
+    for layer in classifier.layers if classifier is not None and not on_the_host else ():
+        if layer.activation not in HEAD_ACTIVATIONS:
+            runs = f"{_NOT_RUN}; it runs {', '.join(HEAD_ACTIVATIONS)}"
+            _refuse(model, f"has {layer.activation} in its classification head", runs)
     if isinstance(heads.sparse, Splade) and heads.sparse.transform.outputs != model.config.hidden_size:
-        raise UnsupportedModel(
-            f"{model.model_id} has a sparse head of {heads.sparse.transform.outputs} columns on hidden states of "
-            f"{model.config.hidden_size}, which the CUDA encoder does not run"
-        )
+        columns = heads.sparse.transform.outputs
+        _refuse(model, f"has a sparse head of {columns} columns on hidden states of {model.config.hidden_size}")
+
+
+def _refuse(model: Model, what: str, end: str = _NOT_RUN) -> NoReturn:
+    raise UnsupportedModel(f"{model.model_id} {what}{end}")
 
 
 def _task_heads(cuda: Any, model: Model) -> Any:
