@@ -31,9 +31,7 @@ class PackedBatch:
     normalize: npt.NDArray[np.bool_] | None = None  # [B]; None means all True
     tasks: npt.NDArray[np.uint8] | None = None  # [B], each a combination of Task's flags; None means all EMBED
     adapters: npt.NDArray[np.int8] | None = None  # [B], indices in Adapters.names, -1 for none; None means all -1
-    prompt_tokens: npt.NDArray[np.int32] | None = (
-        None  # [B], number of first tokens that are not pooled; None means all 0
-    )
+    prompt_tokens: npt.NDArray[np.int32] | None = None  # [B], first tokens that are not pooled; None means all 0
 
     @property
     def tokens(self) -> int:

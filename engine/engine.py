@@ -114,9 +114,9 @@ class Engine:
         `batch_tokens` bounds the tokens of a forward; None is the encoder's own bound. `progress` is called after each
         batch with the number of its texts.
 
-        Raises InputError for a model that does not embed, for `texts` that are no list of strings, for an unknown task
-        or prompt, for dimensions outside 1 … width, for a text that is not valid Unicode, or too long while `truncate`
-        is false; EncoderError if a forward fails or a vector is not finite.
+        Raises InputError for a model that does not embed, for `texts` that are not a list of strings, for an unknown
+        task or prompt, for dimensions outside 1 … width, for a text that is not valid Unicode, or too long while
+        `truncate` is false; EncoderError if a forward fails or a vector is not finite.
         """
         require_task(self.model, Task.EMBED)
         _check_flags(normalize=normalize, truncate=truncate)
@@ -282,7 +282,7 @@ class Engine:
         check_labels(labels, "labels")
         seconds = hypotheses(hypothesis_template, labels)
         prompt = resolve_options(self.model, prompt_name=options.get("prompt_name"))[0]
-        answer = []
+        results = []
         for text in texts:
             encoded = self.tokenizer.encode_pairs(
                 [prompt + text],
@@ -292,8 +292,8 @@ class Engine:
                 ),
             )
             logits = self._logits(classifier, encoded, options)
-            answer.append(zero_shot_labels(logits, labels, classifier.entailment, multi_label=multi_label))
-        return answer
+            results.append(zero_shot_labels(logits, labels, classifier.entailment, multi_label=multi_label))
+        return results
 
     def entities(
         self,
@@ -455,7 +455,7 @@ def _missing(model: Model, task: Task, param: str) -> InputError:
 
 
 def _check_options(options: ScoreOptions) -> None:
-    """Raise TypeError for an unknown option, as Python's calls do; InputError for a flag that is no bool."""
+    """Raise TypeError for an unknown option, as Python's calls do; InputError for a flag that is not a bool."""
     unknown = options.keys() - ScoreOptions.__annotations__.keys()
     if unknown:
         known = ", ".join(ScoreOptions.__annotations__)
@@ -464,7 +464,7 @@ def _check_options(options: ScoreOptions) -> None:
 
 
 def _check_flags(**flags: object) -> None:
-    """Raise InputError for what is no bool: the string "false" is true."""
+    """Raise InputError for what is not a bool: the string "false" is true."""
     for name, value in flags.items():
         if not isinstance(value, (bool, np.bool_)):
             raise InputError(f"must be True or False, found {value!r}", param=name)

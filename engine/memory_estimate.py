@@ -14,7 +14,7 @@ from embert.engine.models.encoder_config import position_bytes, tensor_shapes
 MIB = 1 << 20
 _CUDA_PROCESS = 512 * MIB  # of GPU memory: context, kernels, graphs
 _CPU_PROCESS = 450 * MIB  # Python, torch and its threads' heaps
-_FOLDED_COLUMNS = 1024  # hidden states of more have norms of their own
+_FOLDED_COLUMNS = 1024  # hidden states of more have separate norms
 _TOKEN = 2048  # bytes of a token in addition to its rows: ids, sums, and what attention keeps
 # Tokens of a batch without --max-batch-tokens; a longer text gets its own batch.
 _BATCH_TOKENS = {"cuda": 16_384, "cpu": 2048}

@@ -356,7 +356,7 @@ class _Checkpoint:
         limit = min(self.module.max_length or tokenizer.max_length or config.max_positions, config.max_positions)
         if multi_vector is None:
             return limit, None
-        # Queries and documents with lengths of their own are not bound by the transformer's: PyLate stores there the
+        # Queries and documents that state lengths are not bound by the transformer's: PyLate stores there the
         # length of whatever it encoded last.
         multi_vector = multi_vector.within(limit)
         return min(config.max_positions, multi_vector.longest), multi_vector

@@ -136,7 +136,7 @@ def _slopes(heads: int) -> npt.NDArray[np.float64]:
 def buckets(distances: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
     """Distance → bucket of `count`: the first half for keys before the query, the second half for keys after it."""
     half = count // 2
-    near = half // 2  # distances with a bucket of their own
+    near = half // 2  # each of these distances has its bucket
     far = np.abs(distances)
     # The model was trained with float32 logarithms, and the borders of buckets depend on their rounding. numpy's own
     # float32 logarithm differs between CPUs; its float64 one, rounded to float32, does not.

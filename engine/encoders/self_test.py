@@ -70,68 +70,68 @@ def normed_magnitudes(ids: Ints, config: EncoderConfig, checkpoint: Checkpoint) 
 
 class _Reference:
     def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, adapter: int, *, int8: bool) -> None:
-        self._is = config
+        self._config = config
         self._checkpoint = checkpoint
         self._adapter = adapter
         self._int8 = int8
 
     def hidden_state(self, ids: Ints) -> Floats:
         x = self._embed(ids)
-        if self._is.embedding_size is not None and self._is.projects_first:
+        if self._config.embedding_size is not None and self._config.projects_first:
             x = self._linear(x, EMBEDDING_PROJECTION)
-        if self._is.embedding_norm:
+        if self._config.embedding_norm:
             x = self._norm(x, "embeddings.LayerNorm")
-        if self._is.embedding_size is not None and not self._is.projects_first:
+        if self._config.embedding_size is not None and not self._config.projects_first:
             x = self._linear(x, EMBEDDING_PROJECTION)
         bias = self._bias(len(ids))
-        for layer in range(self._is.layers):
+        for layer in range(self._config.layers):
             x = self._layer(x, layer, bias)
-        return self._norm(x, FINAL_NORM) if self._is.pre_norm else x
+        return self._norm(x, FINAL_NORM) if self._config.pre_norm else x
 
     def _embed(self, ids: Ints) -> Floats:
-        words = self._rows(WORD_EMBEDDINGS, ids) * np.float32(self._is.embedding_scale)
+        words = self._rows(WORD_EMBEDDINGS, ids) * np.float32(self._config.embedding_scale)
         x = words + self._rows(TOKEN_TYPE_EMBEDDINGS, slice(1))
-        return x + self._rows(POSITION_EMBEDDINGS, slice(len(ids))) if self._is.position_table else x
+        return x + self._rows(POSITION_EMBEDDINGS, slice(len(ids))) if self._config.position_table else x
 
     def _layer(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
-        prefix = f"encoder.layer.{self._is.stored_layer(layer)}."
-        attention_norm, pre_norm = self._is.has_attention_norm(layer), self._is.pre_norm
+        prefix = f"encoder.layer.{self._config.stored_layer(layer)}."
+        attention_norm, pre_norm = self._config.has_attention_norm(layer), self._config.pre_norm
         sublayer_input = self._norm(x, f"{prefix}attention.output.LayerNorm") if pre_norm and attention_norm else x
         mixed = self._linear(self._attention(sublayer_input, layer, bias), f"{prefix}attention.output.dense")
-        x = x + (self._norm(mixed, prefix + ATTENTION_SUBLAYER_NORM) if self._is.sublayer_norms else mixed)
+        x = x + (self._norm(mixed, prefix + ATTENTION_SUBLAYER_NORM) if self._config.sublayer_norms else mixed)
         if attention_norm and not pre_norm:
             x = self._norm(x, f"{prefix}attention.output.LayerNorm")
         sublayer_input = self._norm(x, f"{prefix}output.LayerNorm") if pre_norm else x
         inner = self._linear(sublayer_input, f"{prefix}intermediate.dense")
-        if self._is.gated:
+        if self._config.gated:
             inner = inner * self._activate(self._linear(sublayer_input, f"{prefix}intermediate.gate"))
         else:
             inner = self._activate(inner)
         fed = self._linear(inner, f"{prefix}output.dense")
-        x = x + (self._norm(fed, prefix + SUBLAYER_NORM) if self._is.sublayer_norms else fed)
+        x = x + (self._norm(fed, prefix + SUBLAYER_NORM) if self._config.sublayer_norms else fed)
         return x if pre_norm else self._norm(x, f"{prefix}output.LayerNorm")
 
     def _attention(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
-        length, heads, size = len(x), self._is.heads, self._is.head_size
-        known = self._is.attention_of(layer)
-        prefix = f"encoder.layer.{self._is.stored_layer(layer)}."
+        length, heads, size = len(x), self._config.heads, self._config.head_size
+        attention = self._config.attention_of(layer)
+        prefix = f"encoder.layer.{self._config.stored_layer(layer)}."
         q, k, v = (
             self._linear(x, f"{prefix}attention.self.{name}").reshape(length, -1, size).swapaxes(0, 1)
             for name in ("query", "key", "value")
         )
-        if self._is.qk_norm:
+        if self._config.qk_norm:
             q, k = self._norm(q, prefix + QUERY_NORM), self._norm(k, prefix + KEY_NORM)
-        if known.rotary is not None:
-            q, k = _rotate(q, known.rotary), _rotate(k, known.rotary)
+        if attention.rotary is not None:
+            q, k = _rotate(q, attention.rotary), _rotate(k, attention.rotary)
         k, v = (np.repeat(shared, heads // len(shared), 0) for shared in (k, v))
-        scores = q @ k.swapaxes(1, 2) * np.float32(self._is.score_scale)
+        scores = q @ k.swapaxes(1, 2) * np.float32(self._config.score_scale)
         if bias is not None:
             scores = scores + bias
-        if self._is.disentangled is not None:
-            scores = scores + self._by_position(q, k, prefix) * np.float32(self._is.score_scale)
-        if known.window is not None:
-            scores = np.where(np.abs(_distances(length)) > known.window, -np.inf, scores)
-        if self._is.causal:
+        if self._config.disentangled is not None:
+            scores = scores + self._by_position(q, k, prefix) * np.float32(self._config.score_scale)
+        if attention.window is not None:
+            scores = np.where(np.abs(_distances(length)) > attention.window, -np.inf, scores)
+        if self._config.causal:
             scores = np.where(_distances(length) > 0, -np.inf, scores)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
@@ -140,7 +140,7 @@ class _Reference:
 
     def _by_position(self, q: Floats, k: Floats, prefix: str) -> Floats:
         """The parts of disentangled attention's scores by distance: [heads, queries, keys]."""
-        relative, length = self._is.disentangled, q.shape[1]
+        relative, length = self._config.disentangled, q.shape[1]
         assert relative is not None  # noqa: S101 - the caller has asked
         rows = relative_rows(relative, length)[_distances(length) + length - 1]
         table = self._rows(RELATIVE_EMBEDDINGS, slice(None))
@@ -163,10 +163,10 @@ class _Reference:
 
     def _bias(self, length: int) -> Floats | None:
         """Biases of attention's scores: [heads, queries, keys]."""
-        if self._is.relative_buckets:
+        if self._config.relative_buckets:
             by_distance = bias_by_distance(self._checkpoint.float32(RELATIVE_ATTENTION_BIAS), length)
-        elif self._is.alibi:
-            by_distance = alibi_by_distance(self._is.heads, length)
+        elif self._config.alibi:
+            by_distance = alibi_by_distance(self._config.heads, length)
         else:
             return None
         return by_distance[:, _distances(length) + length - 1]
@@ -192,26 +192,26 @@ class _Reference:
 
     def _added(self, name: str) -> tuple[Floats, Floats] | None:
         """The two matrices whose product the adapter adds to a weight; None: nothing."""
-        low_rank, adapters = self._checkpoint.low_rank(name), self._is.adapters
+        low_rank, adapters = self._checkpoint.low_rank(name), self._config.adapters
         if self._adapter < 0 or low_rank is None or adapters is None:
             return None
         return low_rank.left[self._adapter] * np.float32(adapters.scale), low_rank.right[self._adapter]
 
     def _norm(self, x: Floats, name: str) -> Floats:
-        gamma = self._checkpoint.float32(f"{name}.weight") + np.float32(self._is.norm_offset)
-        epsilon = np.float32(self._is.layer_norm_eps)
-        if not self._is.rms_norm:
+        gamma = self._checkpoint.float32(f"{name}.weight") + np.float32(self._config.norm_offset)
+        epsilon = np.float32(self._config.layer_norm_eps)
+        if not self._config.rms_norm:
             x = x - x.mean(-1, keepdims=True)
         y: Floats = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + epsilon) * gamma
-        if not self._is.rms_norm:
+        if not self._config.rms_norm:
             y += self._checkpoint.float32(f"{name}.bias")
         return y
 
     def _activate(self, x: Floats) -> Floats:
-        if self._is.activation == "relu":
+        if self._config.activation == "relu":
             return np.maximum(x, np.float32(0))
         half, one = np.float32(0.5), np.float32(1)
-        match self._is.activation:
+        match self._config.activation:
             case "gelu":
                 curve: Floats = _erf(x / math.sqrt(2)).astype(np.float32)
             case "silu":  # x times its logistic function

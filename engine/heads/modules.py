@@ -162,7 +162,7 @@ def _kind(folder: Path, module: dict[str, Any], previous: str) -> str:
     if module["type"] == PYLATE_DENSE:
         return "token Dense"
     if module["type"] == JINA_TRANSFORMER:
-        # Others call code of their own by the same name, and it is never run.
+        # Other authors call their code by the same name, and it is never run.
         path = folder / module["path"] / "config.json"
         return "Transformer" if path.is_file() and "lora_adaptations" in read_object(path) else ""
     if not module["type"].startswith("sentence_transformers."):

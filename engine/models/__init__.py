@@ -55,7 +55,7 @@ MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
 }
 
 
-# Their directions of attention are what code of their own changes.
+# Code that comes with a model may change their directions of attention.
 DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 
 

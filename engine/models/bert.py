@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.models.tensor_names import Classification, FusedWeight, MaskedLM, TensorNames, WeightMapping
+from embert.engine.models.tensor_names import QKV, Classification, FusedWeight, MaskedLM, TensorNames, WeightMapping
 
 # HuggingFace's names → the function that is computed. `gelu` is the exact (erf) form; the other two are the tanh form.
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
@@ -51,8 +51,7 @@ GATED_PARTS = {
 
 def fused_qkv(name: str) -> dict[str, FusedWeight]:
     """Queries, keys and values in one stored tensor."""
-    parts = ("attention.self.query", "attention.self.key", "attention.self.value")
-    return {part: FusedWeight(name, index, 3) for index, part in enumerate(parts)}
+    return {part: FusedWeight(name, index, 3) for index, part in enumerate(QKV)}
 
 
 def read(config: ConfigFile) -> EncoderConfig:

@@ -18,6 +18,7 @@ from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import Attention, EncoderConfig
 from embert.engine.models.rotary import read_rotary
 from embert.engine.models.tensor_names import (
+    ATTENTION,
     FINAL_NORM,
     KEY_NORM,
     QUERY_NORM,
@@ -30,7 +31,6 @@ from embert.engine.models.tensor_names import (
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-ATTENTION = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")
 FEED_FORWARD = ("intermediate.gate", "intermediate.dense", "output.dense")
 PARTS = {
     "embeddings.word_embeddings": "embed_tokens",

@@ -96,7 +96,7 @@ class Disentangled:
     farthest: int  # the distance from which on all share the last row
     content_to_position: bool  # scores have q·K
     position_to_content: bool  # scores have Q·k
-    shared: bool  # K and Q are made by the linear layers of keys and queries, not by layers of their own
+    shared: bool  # K and Q are made by the linear layers of keys and queries, not by separate ones
     norm: bool  # a norm of the table's rows comes first
 
     @property

@@ -12,10 +12,10 @@ import math
 from typing import Any
 
 from embert.engine.models.config_file import ConfigFile
-from embert.engine.models.decoder import ATTENTION, CLASSIFICATION, FEED_FORWARD, FULL, PARTS, SLIDING, decoder_config
+from embert.engine.models.decoder import CLASSIFICATION, FEED_FORWARD, FULL, PARTS, SLIDING, decoder_config
 from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
 from embert.engine.models.rotary import read_rotary
-from embert.engine.models.tensor_names import ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM, WeightMapping
+from embert.engine.models.tensor_names import ATTENTION, ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM, WeightMapping
 
 # What transformers takes where config.json does not say.
 DEFAULTS: dict[str, Any] = {

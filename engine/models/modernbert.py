@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from embert.engine.models.bert import ACTIVATIONS, read_bert_like
+from embert.engine.models.bert import ACTIVATIONS, fused_qkv, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
 from embert.engine.models.rotary import rotary_of
 from embert.engine.models.tensor_names import (
+    ATTENTION,
     FINAL_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     Classification,
@@ -49,9 +50,7 @@ SCHEME = WeightMapping(
         "embeddings.word_embeddings": "embeddings.tok_embeddings",
         "embeddings.LayerNorm": "embeddings.norm",
         "attention.output.LayerNorm": "attn_norm",
-        "attention.self.query": FusedWeight("attn.Wqkv", 0, 3),
-        "attention.self.key": FusedWeight("attn.Wqkv", 1, 3),
-        "attention.self.value": FusedWeight("attn.Wqkv", 2, 3),
+        **fused_qkv("attn.Wqkv"),
         "attention.output.dense": "attn.Wo",
         "output.LayerNorm": "mlp_norm",
         "intermediate.gate": FusedWeight("mlp.Wi", 0, 2),
@@ -69,10 +68,7 @@ BIASES = {
         ("embeddings.LayerNorm", "attention.output.LayerNorm", "output.LayerNorm", FINAL_NORM, "head.norm"),
         False,
     ),
-    "attention_bias": (
-        ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"),
-        False,
-    ),
+    "attention_bias": (ATTENTION, False),
     "mlp_bias": (("intermediate.gate", "intermediate.dense", "output.dense"), False),
     "classifier_bias": (("head.dense",), False),
     "decoder_bias": (("decoder",), True),

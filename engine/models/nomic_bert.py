@@ -18,6 +18,7 @@ from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig
 from embert.engine.models.rotary import rotary_of, with_rope_parameters, with_rotary
 from embert.engine.models.tensor_names import (
+    ATTENTION,
     TOKEN_TYPE_EMBEDDINGS,
     Classification,
     FusedWeight,
@@ -66,7 +67,6 @@ OLDER: Mapping[str, str | FusedWeight] = {
 MAPPINGS = (WeightMapping(OLDER, PREFIXES, "encoder.layers."), WeightMapping(GATED_PARTS, PREFIXES, "layers."))
 PLAIN_SCHEMES = (WeightMapping({**OLDER, "intermediate.dense": "mlp.fc1"}, PREFIXES, "encoder.layers."),)
 
-ATTENTION = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")
 INNER = ("intermediate.gate", "intermediate.dense")
 # The head's activation is the layers' own.
 MASKED_LM = MaskedLM(

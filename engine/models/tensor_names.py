@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+# Linear layers of attention.
+QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
+ATTENTION = (*QKV, "attention.output.dense")
+
 WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
 POSITION_EMBEDDINGS = "embeddings.position_embeddings.weight"
 TOKEN_TYPE_EMBEDDINGS = "embeddings.token_type_embeddings.weight"  # noqa: S105  # a tensor, not a secret

@@ -362,7 +362,7 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (EngineError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises bare Exception, and its panics are no Exception at all
+    except BaseException as error:  # the library raises bare Exception, and its panics are not an Exception at all
         raise BrokenModel(f"{path} is not a tokenizer that can be read: {error}") from error
 
 

@@ -237,7 +237,7 @@ class Pairs:
         if capacities.second < capacities.pair:
             second = np.minimum(second, capacities.second)
         if options.only_first and self._backend.cuts(options):
-            first = self._beside(first, second, template, capacities, options)
+            first = self._cut_first(first, second, template, capacities, options)
         else:
             first, second = _truncated_counts(first, second, capacities.pair)
         cut = (first < known_first) | (second < known_second)
@@ -272,7 +272,7 @@ class Pairs:
                 yield total
         return Encoded(ids, lengths, truncated, types)
 
-    def _beside(
+    def _cut_first(
         self, first: Counts, second: Counts, template: PairTemplate, capacities: _Capacities, options: TokenizeOptions
     ) -> Counts:
         """The tokens of first texts that stay where second ones are whole, as by HuggingFace's `only_first`."""

@@ -116,7 +116,7 @@ class Tokenizer:
     def encode(self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, prompt: str = "") -> Encoded:
         """Tokenize, with the special tokens of a single text. `prompt` is put before every text.
 
-        Raises InputError for `texts` that are no list of strings, and for a text that is too long and not to be cut,
+        Raises InputError for `texts` that are not a list of strings, and for a text that is too long and not to be cut,
         has no split point for more than `most_unbroken` characters, or is not valid Unicode.
         """
         check_texts(texts, options.param)

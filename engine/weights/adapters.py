@@ -75,7 +75,7 @@ def additions_to_weight(
 
 
 class PeftFiles:
-    """Adapters in files of their own, as PEFT writes them."""
+    """Adapters in separate files, as PEFT writes them."""
 
     def __init__(self, folder: Path, tensors: TensorNames, adapters: Adapters) -> None:
         """`folder` holds the adapters' folders. Raises BrokenModel."""

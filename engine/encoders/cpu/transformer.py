@@ -47,6 +47,7 @@ from embert.engine.models.tensor_names import (
     POSITION_EMBEDDINGS,
     POSITION_KEY,
     POSITION_QUERY,
+    QKV,
     QUERY_NORM,
     RELATIVE_ATTENTION_BIAS,
     RELATIVE_EMBEDDINGS,
@@ -57,8 +58,6 @@ from embert.engine.models.tensor_names import (
 )
 from embert.engine.quantization.rows import QuantizedWeight, quantized_weight
 from embert.engine.weights.checkpoint import PADDING_POSITION, Checkpoint
-
-QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
 
 
 class Norm:

@@ -31,6 +31,7 @@ from embert.engine.models.tensor_names import (
     POSITION_EMBEDDINGS,
     POSITION_KEY,
     POSITION_QUERY,
+    QKV,
     QUERY_NORM,
     RELATIVE_ATTENTION_BIAS,
     RELATIVE_EMBEDDINGS,
@@ -278,7 +279,7 @@ Floats = npt.NDArray[np.float32]
 # Tokens that the magnitudes of columns are taken from. Large columns are large in every token, so a few suffice.
 TOKENS = 32
 TOGETHER = {
-    "attention.self.query": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    QKV[0]: QKV,
     "intermediate.dense": ("intermediate.dense",),
 }
 
