@@ -19,7 +19,7 @@ class ColumnError(ValueError):
 
 
 def texts(table: pa.Table, column: str) -> list[str]:
-    """The texts of a column, whose type is one of Arrow's strings, plain or as a dictionary.
+    """Returns the texts of a column, whose type is one of Arrow's strings, plain or as a dictionary.
 
     Raises ColumnError, which names the column, and the row of the first null.
     """
@@ -41,12 +41,12 @@ def texts(table: pa.Table, column: str) -> list[str]:
 
 
 def vectors(rows: Floats) -> pa.Array:
-    """float32 [n, width] → FixedSizeList<float32>[width], without copying the numbers."""
+    """Converts float32 [n, width] to FixedSizeList<float32>[width], without copying the numbers."""
     return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(rows).reshape(-1)), rows.shape[1])
 
 
 def sparse_vectors(rows: Sequence[SparseVector]) -> pa.Array:
-    """Struct<indices: list<int32>, values: list<float32>>, a pair of lists of the same length in each row."""
+    """Returns struct<indices: list<int32>, values: list<float32>>, two lists of the same length in each row."""
     offsets = _offsets([len(row.indices) for row in rows])
     indices = np.concatenate([row.indices for row in rows]) if rows else np.empty(0, np.int32)
     values = np.concatenate([row.values for row in rows]) if rows else np.empty(0, np.float32)
@@ -58,18 +58,18 @@ def sparse_vectors(rows: Sequence[SparseVector]) -> pa.Array:
 
 
 def multi_vectors(rows: Sequence[Floats], columns: int) -> pa.Array:
-    """List<FixedSizeList<float32>[columns]>, a vector for each token that has one."""
+    """Returns list<FixedSizeList<float32>[columns]>, a vector for each token that has one."""
     numbers = np.concatenate(rows) if rows else np.empty((0, columns), np.float32)
     return pa.ListArray.from_arrays(_offsets([len(row) for row in rows]), vectors(numbers))
 
 
 def class_scores(rows: Sequence[Sequence[LabelScore]]) -> pa.Array:
-    """List<struct<label: string, score: float32>>, best first."""
+    """Returns list<struct<label: string, score: float32>>, best first."""
     kind = pa.list_(pa.struct([("label", pa.string()), ("score", pa.float32())]))
     return pa.array([[{"label": label.label, "score": label.score} for label in row] for row in rows], kind)
 
 
 def _offsets(counts: Sequence[int]) -> pa.Array:
-    """Where the lists of these lengths start and end, laid end to end."""
+    """Returns the offsets of consecutive lists of these lengths."""
     ends: Any = np.cumsum(counts, dtype=np.int64)
-    return pa.array(np.concatenate([[0], ends]), pa.int32())  # raises where there are more than int32 can count
+    return pa.array(np.concatenate([[0], ends]), pa.int32())  # raises if the last one exceeds int32

@@ -1,4 +1,4 @@
-"""A stage of Ray Data: each actor holds one engine, and adds a column to the Arrow tables that it is given."""
+"""A stage of Ray Data: each actor has one engine, and adds a column to Arrow tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 class Options(LoadOptions, total=False):
-    """And those of the engine's methods, with their meaning and their defaults."""
+    """Options of `Engine.load` and of the engine's methods, with their meanings and defaults."""
 
     prompt_name: str | None
     truncate: bool
@@ -106,7 +106,7 @@ class Embedder:
             raise EmbedderError(str(error)) from None
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """The rows of `batch`, in their order, with the new column as the last.
+        """Returns the rows of `batch`, in their order, with the new column as the last.
 
         Raises ColumnError for a column that is missing, exists already, has a null, or is not of strings; EmbedderError
         for inputs that the engine refuses, such as a text that is too long while `truncate` is false. If the engine is
@@ -131,11 +131,11 @@ class Embedder:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A task: the name of its column, its own options, how many columns it reads, and what makes the new one."""
+    """A task of the stage."""
 
     output_column: str
-    options: tuple[str, ...]
-    columns: tuple[int, ...]
+    options: tuple[str, ...]  # in addition to those of all tasks
+    columns: tuple[int, ...]  # allowed numbers of columns to read
     run: Callable[[Engine, Sequence[Any], Mapping[str, Any]], pa.Array]
 
 

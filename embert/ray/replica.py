@@ -1,6 +1,6 @@
 """A replica of Ray Serve: an actor that starts `embert serve`, forwards requests to it and monitors it.
 
-The server works as without Ray: batches, limits, errors, headers, and restarts of engines are its own.
+Batches, limits, errors, headers, and restarts of engines are those of the server, as without Ray.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from embert.server.http.errors import Unavailable
 from embert.server.http.response import error_body
 
 LOG_LINES = 20  # of the server's log, in the error of a start that fails
-POLL_S = 0.05  # between two questions whether the server is ready
+POLL_S = 0.05  # between two probes of readiness
 PROBE_TIMEOUT_S = 10.0
-LAST_ANSWERS_S = 0.2  # for the answers of a replica that ends
+LAST_RESPONSES_S = 0.2  # for the responses of a replica that ends
 _ERROR_FORMATS = error_formats_by_path()
-# What belongs to one connection. Ray's proxies put the date and the request's id on every answer.
+# Header fields that belong to one connection. Ray's proxies add the date and the request's id to every response.
 _NOT_TO_SERVER = frozenset(
     {b"connection", b"content-length", b"expect", b"host", b"keep-alive", b"te", b"transfer-encoding", b"upgrade"}
 )
@@ -46,13 +46,13 @@ class ReplicaError(Exception):
 
 
 class Replica:
-    """What Ray Serve runs. One server process tree and one HTTP client of it."""
+    """Actor of Ray Serve, with one process tree of a server and one HTTP client."""
 
     _server: subprocess.Popen[bytes] | None = None
     _ending = False
 
     async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Ray Serve awaits it
-        """Start the server and wait until it is ready. Raises ReplicaError, with the end of its log, where it ends."""
+        """Starts the server and waits until it is ready. Raises ReplicaError, with the end of its log, if it ends."""
         began = time.monotonic()
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),  # max_ongoing_requests is the limit
@@ -62,7 +62,7 @@ class Replica:
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
         keys = read_api_keys(config)
-        self._probe = {"authorization": f"Bearer {keys[0]}"} if keys else {}
+        self._probe = {"authorization": f"Bearer {keys[0].key}"} if keys else {}
         self._log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
         self._url = f"http://127.0.0.1:{await asyncio.to_thread(self._start_server, config)}"
         while not await self._is_ready():
@@ -72,18 +72,19 @@ class Replica:
         self._start_s = self._ready_at - began
 
     async def __call__(self, request: Request) -> Response:
-        """The server's answer, its bytes and headers; 503 where its connection breaks, as with a lost HTTP process."""
+        """Forwards a request. Returns the server's response, or 503 if the connection breaks."""
         scope = request.scope
         headers = [
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in _kept(scope["headers"], _NOT_TO_SERVER)
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in _without(scope["headers"], _NOT_TO_SERVER)
         ]
         body = await request.body() or None
         try:
             async with self._client.request(
                 request.method, self._url_of(scope), headers=headers, data=body, allow_redirects=False
-            ) as answer:
-                response = Response(await answer.read(), answer.status)
-                response.raw_headers = _kept(answer.raw_headers, _NOT_TO_CLIENT)
+            ) as received:
+                response = Response(await received.read(), received.status)
+                response.raw_headers = _without(received.raw_headers, _NOT_TO_CLIENT)
                 return response
         except aiohttp.ClientError as error:
             self._end_without_server()
@@ -92,10 +93,10 @@ class Replica:
             return Response(error_body(lost, error_format), 503, {"retry-after": "1"}, media_type="application/json")
 
     async def check_health(self) -> None:
-        """Called by Ray Serve, which replaces a replica where this raises a few times in a row.
+        """Ray Serve calls this, and replaces a replica if it raises a few times in a row.
 
-        Raises ReplicaError once the server has ended, and where it is not ready for longer than its start took: until
-        then it is restarting an engine, which takes less time than a new replica.
+        Raises ReplicaError once the server has ended, or if it is not ready for longer than its start took: until then
+        it restarts an engine, which takes less time than a new replica.
         """
         self._check_running()
         now = time.monotonic()
@@ -105,26 +106,26 @@ class Replica:
             raise ReplicaError(f"the server has not been ready for {now - self._ready_at:.0f} s")
 
     async def __del__(self) -> None:
-        """Called by Ray Serve after the last request. Shuts the server down gracefully."""
+        """Ray Serve calls this after the last request. Shuts the server down gracefully."""
         await self._client.close()
         if self._server is not None:
             self._server.terminate()
             await asyncio.to_thread(self._server.wait)
 
     def _url_of(self, scope: Mapping[str, Any]) -> URL:
-        """The server's URL for a request to the application, without the application's route prefix."""
+        """Returns the server's URL for a request, without the application's route prefix."""
         path = scope["raw_path"].decode("latin-1").removeprefix(scope["root_path"]) or "/"
         query = scope["query_string"].decode("latin-1")
         return URL(f"{self._url}{path}{'?' if query else ''}{query}", encoded=True)
 
     def _start_server(self, config: ServeConfig) -> int:
-        """Start the process, and return its port. Raises ReplicaError."""
+        """Starts the process, and returns its port. Raises ReplicaError."""
         self._server = subprocess.Popen(
             [sys.executable, "-P", "-m", "embert.ray.server_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            process_group=0,  # a signal to Ray's worker is none to the server, which drains first
+            process_group=0,  # a signal to Ray's worker does not reach the server, which drains first
         )
         stdin, stdout, stderr = self._server.stdin, self._server.stdout, self._server.stderr
         assert stdin is not None  # noqa: S101 - a pipe, and so are the others
@@ -142,9 +143,9 @@ class Replica:
         return int(port)
 
     def _end_without_server(self) -> None:
-        """End this worker after its server has ended, once its pending requests are answered.
+        """Ends this worker if its server has ended, once its pending requests have responses.
 
-        Its answers are errors from now on, and quick ones: Ray would prefer it, until health checks tell.
+        Its responses are fast errors from now on, so Ray would prefer it until the health check fails.
         """
         try:
             self._check_running()
@@ -152,7 +153,7 @@ class Replica:
             if not self._ending:
                 self._ending = True
                 sys.stderr.write(f"{error}\nthis replica ends, too\n")
-                asyncio.get_running_loop().call_later(LAST_ANSWERS_S, os._exit, 1)
+                asyncio.get_running_loop().call_later(LAST_RESPONSES_S, os._exit, 1)
 
     def _check_running(self) -> None:
         status = None if self._server is None else self._server.poll()
@@ -163,18 +164,18 @@ class Replica:
     async def _is_ready(self) -> bool:
         timeout = aiohttp.ClientTimeout(PROBE_TIMEOUT_S)
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with self._client.get(f"{self._url}/readyz", headers=self._probe, timeout=timeout) as answer:
-                status: int = answer.status
+            async with self._client.get(f"{self._url}/readyz", headers=self._probe, timeout=timeout) as response:
+                status: int = response.status
                 return status == 200
         return False
 
     def _relay(self, log: IO[bytes]) -> None:
-        """Copy the server's log to this worker's, which Ray collects; keep its last lines."""
+        """Copies the server's log to this worker's, which Ray collects, and keeps the last lines."""
         for line in log:
             text = line.decode(errors="replace").rstrip()
             self._log.append(text)
             sys.stderr.write(f"{text}\n")
 
 
-def _kept(headers: Iterable[tuple[bytes, bytes]], without: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower(), value) for name, value in headers if name.lower() not in without]
+def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower(), value) for name, value in headers if name.lower() not in names]

@@ -1,6 +1,6 @@
 """`python -m embert.ray.server_process`: `embert serve` for one replica of Ray Serve, on a port of the loopback.
 
-stdin    the options, a ServeConfig as one line of JSON; its end says that the replica is gone, and ends this too
+stdin    the options, a ServeConfig as one line of JSON; its end means that the replica has ended, and ends the server
 stdout   the port, on a line
 """
 
@@ -20,7 +20,7 @@ from embert.server.supervisor.sockets import listen
 
 
 def main() -> None:
-    """Run the server. Raises SystemExit with the status of `embert serve`."""
+    """Runs the server. Raises SystemExit with the status of `embert serve`."""
     replica = FileIO(sys.stdin.fileno(), closefd=False)  # without a buffer, whose lock a thread would hold at the end
     config = msgspec.json.decode(replica.readline(), type=ServeConfig)
     threading.Thread(target=_end_with, args=(replica,), name="replica", daemon=True).start()
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _end_with(replica: FileIO) -> None:
-    """Drain and end once the replica's end of the pipe is closed, as it is when the replica is killed."""
+    """Drains and ends once the replica has closed the pipe, also by being killed."""
     replica.read()
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""An application of Ray Serve: replicas of `embert serve`, as many as the requests in flight ask for."""
+"""An application of Ray Serve: replicas of `embert serve`, whose number follows the requests in flight."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ray import serve
 from embert.ray.replica import Replica
 from embert.server.config import ConfigError, ServeConfig
 
-# A replica answers many requests at a time, because a batch is made of what waits.
+# A replica serves many requests at a time, because a batch is formed of those that wait.
 TARGET_ONGOING_REQUESTS = 32
 MAX_ONGOING_REQUESTS = 256
-MAX_QUEUED_REQUESTS = 1024  # that wait in each of Ray's proxies while every replica has its most
+MAX_QUEUED_REQUESTS = 1024  # in each of Ray's proxies while every replica has MAX_ONGOING_REQUESTS
 MAX_REPLICAS = 8
-RAYS_OWN = ("host", "port", "ssl_")  # Ray's proxies listen, for all replicas
+RAY_OPTIONS = ("host", "port", "ssl_")  # prefixes of options of Ray's proxies, which listen for all replicas
 
 
 def deployment(
@@ -27,19 +27,19 @@ def deployment(
     serve_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> serve.Application:
-    """An application for `serve.run`, whose routes, answers and errors are those of `embert serve MODEL`.
+    """Returns an application for `serve.run`, whose routes, responses and errors are those of `embert serve MODEL`.
 
     Several models are a list, each as MODEL or NAME=MODEL.
 
-    `num_cpus` and `num_gpus` are a replica's, and what its engines run on: a GPU each, or the CPU with so many threads.
-    `serve_options` are arguments of `ray.serve.deployment`, in place of ours or beside them; the keys of an
-    `autoscaling_config` are taken one by one. `options` are those of `embert serve` with underscores, except for the
-    address and TLS, which are Ray's.
+    `num_cpus` and `num_gpus` are those of a replica. Each of its engines runs on one GPU, or on the CPU with `num_cpus`
+    threads. `serve_options` are arguments of `ray.serve.deployment`, which replace or extend the defaults here; the
+    keys of an `autoscaling_config` do so one by one. `options` are those of `embert serve` with underscores, except for
+    the address and TLS, which Ray configures.
 
     Raises ConfigError for an option that is unknown or has a value that is not allowed.
     """
     for name in options:
-        if name.startswith(RAYS_OWN):
+        if name.startswith(RAY_OPTIONS):
             raise ConfigError(
                 f"`{name}` is not a replica's: Ray Serve's proxies listen, and serve.start configures them"
             )
@@ -51,21 +51,21 @@ def deployment(
         arguments["autoscaling_config"] = scaling | dict(arguments.get("autoscaling_config") or {})
         arguments.pop("num_replicas", None)
     actor = {"num_cpus": num_cpus, "num_gpus": num_gpus} | dict(arguments.pop("ray_actor_options", None) or {})
-    ours: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "name": "embert",
         "ray_actor_options": actor,
         "max_ongoing_requests": MAX_ONGOING_REQUESTS,
         "max_queued_requests": MAX_QUEUED_REQUESTS,
         "backpressure_config": {"status_code": 429, "retry_after_s": 1},
-        # A request that is answered last has had all of its time, and the server ends in order after it.
+        # Time for the last request, and then for the server to drain.
         "graceful_shutdown_timeout_s": config.request_timeout + config.drain_timeout,
     }
-    bound: serve.Deployment = serve.deployment(**ours | arguments)(Replica)
+    bound: serve.Deployment = serve.deployment(**defaults | arguments)(Replica)
     return bound.bind(config)
 
 
 def application(arguments: Mapping[str, Any]) -> serve.Application:
-    """For Ray Serve's config files: `import_path: embert.ray:application`, and `args` with the arguments above."""
+    """Builds the application of Ray Serve's config files: `import_path: embert.ray:application`, `args` as above."""
     return deployment(**arguments)
 
 
