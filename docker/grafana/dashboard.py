@@ -52,17 +52,17 @@ PARTS = {  # of a request; together they are its duration
 
 
 def healthy() -> Iterator[Panel]:
-    """Is it healthy?"""
+    """Health"""
     yield stat(
         "Engines up",
-        "Engines that can work ÷ engines there are. Below 100 % one is being started again, and the log says why.",
+        "Ready engines ÷ all engines. Below 100 % one restarts, and the log has the reason.",
         f"sum(embert_engine_up{{{SELECT}}}) / count(embert_engine_up{{{SELECT}}})",
         "percentunit",
         steps((RED, None), (GREEN, 1)),
     )
     yield stat(
         "Models ready",
-        "Models that an engine is ready for ÷ models there are. Below 100 %: a start, or a model that fails.",
+        "Models with a ready engine ÷ all models. Below 100 %: a start, or a model that fails.",
         f"sum(embert_model_ready{{{OF_MODEL}}}) / count(embert_model_ready{{{OF_MODEL}}})",
         "percentunit",
         steps((RED, None), (GREEN, 1)),
@@ -81,7 +81,7 @@ def healthy() -> Iterator[Panel]:
         )
     yield stat(
         "99 of 100 served within",
-        "The slow end of latency, HTTP included, of requests that got a response: refusing takes no time. When it is "
+        "The slow end of latency, HTTP included, of requests with a result; refusals are not included. When it is "
         'high, "Where the time goes" says which part is.',
         quantile(0.99, DURATION, ANSWERED),
         "s",
@@ -113,7 +113,7 @@ def healthy() -> Iterator[Panel]:
 
 
 def fast() -> Iterator[Panel]:
-    """How fast, and which stage is slow?"""
+    """Latency by stage"""
     yield lines(
         "Latency of requests",
         "From a request's headers to its response's end. Half, 90 % and 99 % of responses stay below the curves. A dot "
@@ -183,7 +183,7 @@ def fast() -> Iterator[Panel]:
         )
     yield lines(
         "A batch on the encoder",
-        "How long batches run; a request waits for the running one at least. --engine-timeout must be well above.",
+        "Duration of batches; a request waits at least for the running one. --engine-timeout must be well above.",
         [
             target(quantile(share, "embert_batch_duration_seconds", OF_ENGINE), f"p{share * 100:g}")
             for share in (0.5, 0.9, 0.99)
@@ -193,7 +193,7 @@ def fast() -> Iterator[Panel]:
 
 
 def full() -> Iterator[Panel]:
-    """How full is it?"""
+    """Load and capacity"""
     yield lines(
         "Tokens waiting",
         "Tokens waiting for a batch (the HPA scales on this), all admitted ones, and the limit of those before 429.",
@@ -266,7 +266,7 @@ def full() -> Iterator[Panel]:
 
 
 def traffic() -> Iterator[Panel]:
-    """Which requests come?"""
+    """Requests"""
     yield lines(
         "Requests by route",
         "Which protocols clients use; without probes and scrapes.",
@@ -290,7 +290,7 @@ def traffic() -> Iterator[Panel]:
     )
     yield lines(
         "Texts and tokens",
-        "The work itself. Tokens a second is what capacity is measured in.",
+        "Capacity is measured in tokens a second.",
         [
             target(rate("embert_tokens_total", WORK, "model"), "tokens {{model}}"),
             target(rate("embert_texts_total", WORK, "model"), "texts {{model}}"),
@@ -299,14 +299,14 @@ def traffic() -> Iterator[Panel]:
     )
     yield lines(
         "Texts of a request",
-        "How many texts clients send at once.",
+        "Number of texts in a request.",
         [target(quantile(share, "embert_request_texts", OF_MODEL), f"p{share * 100:g}") for share in (0.5, 0.99)],
         "short",
         width=6,
     )
     yield lines(
         "Tokens of a text",
-        "How long texts are, after cutting.",
+        "Length of texts after truncation.",
         [target(quantile(share, "embert_text_tokens", OF_MODEL), f"p{share * 100:g}") for share in (0.5, 0.99)],
         "short",
         width=6,
@@ -319,8 +319,8 @@ def traffic() -> Iterator[Panel]:
         width=6,
     )
     yield lines(
-        "Texts nobody waits for",
-        "Their client left: queued ones never ran, batched ones ran for nobody; and responses that nobody read.",
+        "Texts of lost clients",
+        "Texts whose client disconnected: queued ones did not run, batched ones ran in vain. And responses not read.",
         [
             target(rate("embert_cancelled_texts_total", by="stage"), "{{stage}}"),
             target(rate("embert_unread_answers_total"), "responses not read"),
@@ -331,11 +331,11 @@ def traffic() -> Iterator[Panel]:
 
 
 def runs() -> Iterator[Panel]:
-    """Which models run where?"""
+    """Models and processes"""
     hidden = dict.fromkeys(("Time", "Value", "__name__", "job"), True)
     yield panel(
         "table",
-        "What runs where",
+        "Models by replica",
         "The model, precision, encoder and device of each replica.",
         [target(f"embert_model_info{{{OF_MODEL}}}", format="table", instant=True, range=False)],
         8,
@@ -355,7 +355,7 @@ def runs() -> Iterator[Panel]:
     )
     yield lines(
         "Processes lost",
-        "Started again, and among them those that showed no life and were ended. The log says how each of them ended.",
+        "Restarts, and among them hung processes that were killed. The log has the reason of each.",
         [
             target(f"increase(embert_engine_restarts_total{{{SELECT}}}{RATE})", "{{instance}} engine {{engine}}"),
             target(f"increase(embert_http_restarts_total{{{SELECT}}}{RATE})", "{{instance}} HTTP process"),
@@ -391,7 +391,7 @@ def runs() -> Iterator[Panel]:
     )
     yield lines(
         "Spans of traces",
-        "What the collector took, and what was dropped because it did not. Nothing where traces are off.",
+        "Spans that the collector accepted, and dropped ones. Empty without traces.",
         [
             target(rate("embert_spans_exported_total"), "exported"),
             target(rate("embert_spans_dropped_total"), "dropped"),
@@ -423,7 +423,7 @@ def dashboard() -> Panel:
         each["id"] = number
     return {
         "uid": "embert", "title": "embert", "tags": ["embert"], "schemaVersion": 39, "version": 1,
-        "description": "An embedding server: is it healthy, how fast, how full, what for.", "editable": True,
+        "description": "An embedding server: health, latency, load, requests, models.", "editable": True,
         "time": {"from": "now-1h", "to": "now"}, "refresh": "15s", "timezone": "browser", "graphTooltip": 1,
         "annotations": {"list": [{
             "name": "engine started again", "enable": True, "iconColor": "red", "datasource": SOURCE,

@@ -8,11 +8,11 @@ from panels import DCGM, SELECT, Panel, lines, target
 
 
 def gpu() -> Iterator[Panel]:
-    """What does the GPU do? (empty without one)"""
+    """GPU (empty without one)"""
     each = "{{instance}} {{device}}"
     yield lines(
         "GPU memory",
-        "Used by all processes on the GPU, and what it has. embert takes its share at start; growth is somebody else.",
+        "Used by all processes on the GPU, and its size. embert allocates at start; growth is another process.",
         [
             target(f"embert_gpu_memory_bytes{{{SELECT}}}", each),
             target(f"embert_gpu_memory_limit_bytes{{{SELECT}}}", f"limit of {each}"),
@@ -38,7 +38,7 @@ def dcgm() -> Iterator[Panel]:
     """GPU (DCGM)"""
     each = "{{Hostname}} GPU {{gpu}} {{exported_pod}}"
     yield lines(
-        "What the GPU works at (DCGM)",
+        "GPU activity (DCGM)",
         "Shares of the time in which its tensor cores, its memory and anything of it were at work. Tensor cores are "
         "busy with long batches, memory with short ones; neither, and the GPU waits for the host.",
         [
@@ -58,7 +58,7 @@ def dcgm() -> Iterator[Panel]:
     )
     yield lines(
         "GPU memory (DCGM)",
-        "Used, and used and free together. Another process on a GPU of embert's shows here too.",
+        "Used, and used and free together. Includes other processes on the GPU.",
         [
             target(f"DCGM_FI_DEV_FB_USED{{{DCGM}}} * 1048576", each),
             target(f"(DCGM_FI_DEV_FB_USED{{{DCGM}}} + DCGM_FI_DEV_FB_FREE{{{DCGM}}}) * 1048576", f"limit of {each}"),
