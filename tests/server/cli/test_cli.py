@@ -11,31 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from embert import __version__
-from embert.server.cli.main import main, parse_serve
+from embert.server.cli.main import parse_serve
 from embert.server.config import (
     ConfigError,
     ServeConfig,
-    environment_name,
-    option_name,
     read_api_keys,
 )
+from tests.server.cli.command import run
 from tests.server.live import ROOT, STAND_IN, environment, run_cli
 from tests.server.models import build_classifier, copy_model, edit_json
 from tests.server.stand_in import expected
 
 TEXTS = ["Hello, world", "a second text", "Ünïcode 👩‍🚀"]
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """`embert` in this process: exit status, stdout, stderr."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    out, err = capsys.readouterr()
-    return int(ended.value.code or 0), out, err
 
 
 # --- embed ---
@@ -453,12 +442,6 @@ def test_a_key_in_the_environment_is_not_repeated_in_an_error() -> None:
     with pytest.raises(ConfigError) as error:
         read_api_keys(ServeConfig(api_key=("s3cret",), api_key_file="/nonexistent"))
     assert "s3cret" not in str(error.value)
-
-
-@given(st.text(st.characters(codec="ascii", categories=["Ll"]), min_size=1).map(lambda name: f"a_{name}"))
-def test_names(name: str) -> None:
-    assert option_name(name) == "--a-" + name[2:]
-    assert environment_name(name) == "EMBERT_A_" + name[2:].upper()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from embert.engine import Engine
-from embert.server.cli.main import main
 from tests.engine.heads.classifiers import build_classifier
+from tests.server.cli.command import run
 
 TEXTS = ["a cat", "a tax form", "", "ünïcode"]
 
@@ -19,14 +19,6 @@ TEXTS = ["a cat", "a tax form", "", "ünïcode"]
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(build_classifier(tmp_path_factory.mktemp("reranker"), labels=1))
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """`embert` in this process: exit status, stdout, stderr."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    out, err = capsys.readouterr()
-    return int(ended.value.code or 0), out, err
 
 
 def test_a_line_for_each_text_best_first(capsys: pytest.CaptureFixture[str], reranker: str, tmp_path: Path) -> None:
