@@ -1,10 +1,10 @@
 // y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)): the GEMM of an encoder.
 //
-// There are two providers: cuBLASLt for every device and type, and our own Hopper kernels, which also apply LayerNorms
-// (EPILOGUES.md). Our own kernels are batch-invariant: the bits of an output row depend only on its own row and the
-// weights, for every `rows`, because no split of K varies with the number of rows. cuBLASLt is configured not to split
-// K either, but does not guarantee the order of additions in a block. Its rows are equal up to rounding. int8 sums are
-// exact, so int8 rows have equal bits with either provider, which then both apply LayerNorms in their GEMMs.
+// There are two providers: cuBLASLt for every device, in FP16, BF16 and FP32, and our own Hopper kernels, which
+// multiply int8 too and apply LayerNorms (EPILOGUES.md). Our own kernels are batch-invariant: the bits of an output row
+// depend only on its own row and the weights, for every `rows`, because no split of K varies with the number of rows.
+// cuBLASLt may split K for few rows (cublaslt.cpp), and does not guarantee the order of additions in a block: its rows
+// are equal up to rounding.
 #pragma once
 
 #include <memory>

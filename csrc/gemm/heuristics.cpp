@@ -112,6 +112,7 @@ GemmConfig choose_int8_config(const GemmShape& shape, int num_sms) {
     if (shape.residual) few.columns = 32;  // with 64 columns the scales do not fit the registers
     return few;
   }
+  // As if with RoPE or gates, which keeps plain_config from kCooperative256: it has no such kernel in int8.
   const GemmShape in_steps{shape.m, shape.n, (shape.k + 1) / 2, shape.residual, true};
   if (!shape.residual) return plain_config(in_steps, num_sms);
   const GemmConfig wide = residual_config(in_steps, num_sms / kCluster);

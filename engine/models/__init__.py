@@ -1,7 +1,7 @@
 """config.json → `EncoderConfig`: one file per architecture, and the table of `model_type`s.
 
-Nothing outside this package depends on the name of a model type.
-The encoders compute what the `EncoderConfig` describes.
+Outside this package only the tables of tokenizer classes and of configuration keys name model types. The encoders
+compute what the `EncoderConfig` describes.
 """
 
 from __future__ import annotations

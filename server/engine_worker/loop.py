@@ -149,7 +149,7 @@ class EngineLoop:
                 self._send_results(unsent)  # the halves of a failed batch need the free slot
 
     def _submit_ahead(self) -> bool:
-        """Submit the next batch if the device needs it now."""
+        """Submit the next batch if the device needs it now, or a full one if no short text is expected."""
         work, now = self._work, time.monotonic()
         if not work.in_flight:
             return self._follow(full=False)

@@ -2,9 +2,9 @@
 
 Three rules and their reasons:
 
-* **Late binding.** `next_batch` is called when the encoder is free, and takes what waits at that moment. A batch that
-  was closed earlier would miss the texts that arrive later. Only a *full* batch may be taken ahead (`full`),
-  because waiting cannot improve it.
+* **Late binding.** `next_batch` is called when the encoder is free or about to be (loop.py), and takes what waits at
+  that moment. A batch that was closed earlier would miss the texts that arrive later. Only a *full* batch may be taken
+  earlier (`full`), because waiting cannot improve it.
 * **Token budget.** Tokens limit a batch, not texts, because the cost of a packed forward depends on its tokens. A long
   text counts as more than it has (lanes.py). If it counts as more than the budget, it is a separate batch.
 * **Fair share over time.** Equal parts of every batch would cut requests into slices of a text or two, and what follows

@@ -64,7 +64,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class TaskRoute(Route):
-    """`POST`: work for an engine or the tokenizer, in plain ASGI."""
+    """`POST`: work for an engine or the tokenizer, served by `RequestServer`."""
 
     method: ClassVar[str] = "POST"
     handler: Handler

@@ -1,5 +1,5 @@
-// Two elements of y from their accumulators: the common end of all our epilogues, identical to the bit
-// (EPILOGUES.md).
+// Two elements of y from their accumulators: the common end of our epilogues with bias, activation or residual,
+// identical to the bit (EPILOGUES.md).
 #pragma once
 
 #include "common/numeric.cuh"

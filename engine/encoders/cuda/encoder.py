@@ -105,7 +105,7 @@ class CudaEncoder(Encoder):
     (no TF32), or "int8": the layers' products of rotated integers, all else in float16 (csrc/EPILOGUES.md); for models
     like BERT, and for compute capability 9.0 unless `gemm` is "cublaslt". `gemm` is "auto", "hopper" (our own kernels,
     for compute capability 9.0) or "cublaslt": the portable path for any GPU, whose attention does without Hopper's
-    instructions and whose LayerNorms are separate kernels, but in int8.
+    instructions and whose LayerNorms are separate kernels.
     `fold` lets the matrix products compute LayerNorms where they can; `fold_refusal` says why a model's weights do not
     allow it, else it is empty. `graphs` captures CUDA graphs of small batches at start.
 
