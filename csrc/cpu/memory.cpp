@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -12,18 +13,42 @@
 namespace embert::cpu {
 namespace {
 
-// Large blocks ask for huge pages, where the kernel gives them on request: a forward of a short text reads each weight
-// once, and with pages of 4 KB an eighth of its time goes to page tables. Less than half a page is left to small ones.
+constexpr std::size_t kLine = 64, kHugePage = 1 << 21;
+constexpr std::size_t kPage = 1 << 16;  // the largest usual page
+
+// Large blocks are mappings that ask for huge pages, where the kernel gives them on request: a forward of a short text
+// reads each weight once, and with pages of 4 KB an eighth of its time goes to page tables. In the heap their alignment
+// would leave gaps. Returns the size of a block's mapping; 0: it is in the heap.
+std::size_t mapped_bytes(std::size_t bytes) {
+  if (bytes < kHugePage / 2) return 0;
+  const std::size_t huge_pages = (bytes + kHugePage / 2) / kHugePage;
+  return std::max(huge_pages * kHugePage, (bytes + kPage - 1) / kPage * kPage);
+}
+
+void* map(std::size_t bytes) {
+  void* const first = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (first == MAP_FAILED) throw std::bad_alloc();
+  char* const start = static_cast<char*>(first);
+  const std::size_t before = -reinterpret_cast<std::uintptr_t>(start) % kHugePage;
+  if (before > 0) munmap(start, before);
+  munmap(start + before + bytes, kHugePage - before);
+  madvise(start + before, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // without them it is only slower
+  return start + before;
+}
+
 void* allocate(std::size_t bytes) {
-  constexpr std::size_t kLine = 64, kHugePage = 1 << 21;
-  const std::size_t huge_bytes = (bytes + kHugePage / 2) / kHugePage * kHugePage;
-  const std::size_t alignment = huge_bytes > 0 ? kHugePage : kLine, least_bytes = std::max(bytes, huge_bytes);
-  void* const memory = std::aligned_alloc(alignment, (least_bytes + alignment - 1) / alignment * alignment);
+  if (const std::size_t mapped = mapped_bytes(bytes)) return map(mapped);
+  void* const memory = std::aligned_alloc(kLine, (bytes + kLine - 1) / kLine * kLine);
   if (!memory) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-  if (huge_bytes > 0) madvise(memory, huge_bytes, MADV_HUGEPAGE);  // without them it is only slower
-#endif
   return memory;
+}
+
+void release(void* memory, std::size_t bytes) {
+  if (const std::size_t mapped = mapped_bytes(bytes)) {
+    munmap(memory, mapped);
+  } else {
+    std::free(memory);
+  }
 }
 
 }  // namespace
@@ -33,14 +58,14 @@ Memory::Memory(std::size_t bytes) : first_(allocate(bytes)), bytes_(bytes) {
 }
 
 Memory::~Memory() {
-  std::free(first_);
+  release(first_, bytes_);
 }
 
 void* Memory::at_least(std::size_t bytes) {
   if (bytes > bytes_) {
     void* const larger = allocate(bytes);
     if (bytes_ > 0) std::memcpy(larger, first_, bytes_);
-    std::free(first_);
+    release(first_, bytes_);
     first_ = larger;
     bytes_ = bytes;
   }

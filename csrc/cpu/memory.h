@@ -1,7 +1,7 @@
 // Memory of the kernels: aligned and zeroed for weights, and each thread's scratch memory.
 //
-// What allocates is compiled once, for any x86-64: an inline function of the standard library that is compiled for two
-// instruction sets would be linked in one of them for both.
+// What allocates is compiled once, for any CPU of the architecture: an inline function of the standard library that is
+// compiled for two instruction sets would be linked in one of them for both.
 #pragma once
 
 #include <cstddef>
