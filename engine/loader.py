@@ -28,8 +28,8 @@ def load_encoder(
     `dtype` is "auto" (float16 on CUDA, float32 on a CPU), "float32", "float16", "bfloat16" or "int8".
     `max_batch_tokens` is the largest batch, in tokens, that the encoder takes; None is the encoder's own choice.
     `encoder` is "auto", "cuda", "cuda-portable" (CUDA without Hopper's own kernels, as other GPUs run it, for
-    comparison), "torch" (the CPU), "torch-portable" (the CPU without our own kernels, as CPUs without AVX2 run
-    it), or "package.module:factory", called as `load_encoder` is, without `encoder`.
+    comparison), "torch" (the CPU), "torch-portable" (the CPU without our own kernels, as CPUs
+    without AVX2 and NEON run it), or "package.module:factory", called as `load_encoder` is, without `encoder`.
 
     The encoder's `choice` says in one sentence why it was chosen. Raises UnsupportedModel for a device or dtype that
     is not available, for a model that the encoder cannot run and for a CPU without torch, BrokenModel for weights that

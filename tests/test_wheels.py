@@ -279,7 +279,7 @@ def test_released_wheels_serve_from_empty_environments(tmp_path: Path) -> None:
         if MODE == "cuda":
             assert "manylinux" in chosen.name
             assert environment.python("import embert.engine._cuda").returncode == 0
-            if platform.machine() == "x86_64":
+            if platform.machine() in ("x86_64", "aarch64"):
                 assert environment.python("import embert.engine._cpu").returncode == 0
         if python.name == own:
             environment.check_serving()

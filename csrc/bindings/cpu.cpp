@@ -81,8 +81,8 @@ std::vector<std::string> names_of_instruction_sets() {
 const Kernels* kernels = nullptr;       // the selected ones
 const Kernels* int8_kernels = nullptr;  // for int8_linear
 
-// Selects the best kernels that this CPU has, up to those of the instruction set `limit`; returns the name of theirs,
-// empty if it has none.
+// Selects the best kernels that this CPU has, up to those of the instruction set `limit`, empty for all; returns the
+// name of theirs, empty if it has none.
 std::string select_kernels(const std::string& limit) {
   std::string selected;
   for (const InstructionSet& set : instruction_sets()) {
@@ -121,6 +121,7 @@ NB_MODULE(_cpu, module) {
   using namespace embert::cpu;
   using embert::Address;
   module.doc() = "Kernels of the CPU encoder.";
+  select_kernels("");
   nb::set_leak_warnings(false);  // processes end while encoders exist
   module.def("instruction_sets", &names_of_instruction_sets);
   module.def("select", &select_kernels, "limit"_a);

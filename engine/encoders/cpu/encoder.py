@@ -107,7 +107,7 @@ class TorchEncoder(Encoder):
             )
         if self.dtype == "int8" and (portable or instruction_set() is None):
             raise UnsupportedModel(
-                "int8 needs embert's kernels for CPUs with AVX2, which this CPU or installation lacks"
+                "int8 needs embert's kernels for CPUs with AVX2 or NEON, which this CPU or installation lacks"
                 if not portable
                 else "int8 does not run on --encoder torch-portable"
             )
