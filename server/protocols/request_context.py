@@ -293,10 +293,13 @@ class RequestContext:
         handle = self.handle
         self.breakdown.characters = texts.characters
         least = partial(texts.least_tokens, handle.model.max_input_length, options)
-        if prompt := handle.served.default_prompt:
-            texts = texts.with_prompt(prompt)
-        encode, check = handle.input_tokenizer.encode_pairs, handle.limits.check_pair_tokens
-        return await self._encode(encode, texts, least, check, options.second_param, options)
+
+        def encode(pairs: TextPairs, *arguments: Any) -> Awaitable[Encoded]:
+            prompt = handle.served.default_prompt
+            pairs = pairs.with_prompt(prompt) if prompt else pairs  # once the queue has room for it
+            return handle.input_tokenizer.encode_pairs(pairs, *arguments)
+
+        return await self._encode(encode, texts, least, handle.limits.check_pair_tokens, options.second_param, options)
 
     def _read_texts(self, inputs: TextsAndIds, param: str) -> InputTexts:
         self._param = param
