@@ -80,12 +80,15 @@ def output_width(model: Model, dimensions: int | None, param: str = "dimensions"
 
 
 def resolve_limit(
-    tokenizer: Tokenizer, limit: int | None, is_query: bool | None = None, param: str = "limit"
+    tokenizer: Tokenizer, limit: int | None, is_query: bool | None = None, param: str = "limit", others: str = ""
 ) -> int | None:
-    """Returns the limit of a text's tokens; None keeps the model's. Raises InputError if it leaves no token."""
+    """Returns the limit of a text's tokens; None keeps the model's. Raises InputError if it leaves no token.
+
+    `others` are values that the caller allows too, in the error.
+    """
     least = tokenizer.least_limit(is_query)
     if limit is not None and limit < least:
-        raise InputError(f"must be at least {least}; it is {limit}", param=param)
+        raise InputError(f"must be {others}at least {least}; it is {limit}", param=param)
     return limit
 
 

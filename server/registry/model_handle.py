@@ -133,7 +133,8 @@ class ModelHandle:
         self, limit: int | None, *, is_query: bool | None = None, param: str = "truncate_prompt_tokens"
     ) -> int | None:
         """Returns the limit of a text's tokens; None and -1 mean the model's. Raises InputError if it is too low."""
-        return resolve_limit(self.tokenizer, None if limit == -1 else limit, is_query, param)
+        others = "-1 or " if param == "truncate_prompt_tokens" else ""
+        return resolve_limit(self.tokenizer, None if limit == -1 else limit, is_query, param, others)
 
     def check_progress(self, request: RequestOptions, check: Callable[[int], None], tokens: int) -> None:
         """Calls `check` with the tokens so far. Raises Unavailable once the request is out of time."""
