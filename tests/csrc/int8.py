@@ -54,7 +54,7 @@ class _Int8Reference(_Reference):
         return self._norm(_stored(x + self._out(inner, f"{at}output.dense")), f"{at}output.LayerNorm")
 
     def _attended(self, context: Floats, name: str) -> Floats:
-        blocks = self._is.head_size == HEAD
+        blocks = self._config.head_size == HEAD
         return self._of_blocks(context, name, HEAD) if blocks else self._linear(context, name)
 
     def _out(self, inner: Floats, name: str) -> Floats:
@@ -66,7 +66,7 @@ class _Int8Reference(_Reference):
 
     @functools.cached_property
     def _factors(self) -> dict[str, Floats]:
-        return column_factors(self._is, self._checkpoint)
+        return column_factors(self._config, self._checkpoint)
 
     def _linear(self, x: Floats, name: str) -> Floats:
         weight, bias = (self._checkpoint.float32(f"{name}.{each}") for each in ("weight", "bias"))
