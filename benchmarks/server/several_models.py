@@ -75,7 +75,7 @@ class Bench:
             file = Path(self.folders["large"]).with_name("models.toml")
             tables = [
                 f'[[models]]\nname = "{name}"\nmodel = "{self.folders[name]}"\n'
-                + ('priority = "bulk"\n' if name == "large" else "")
+                + ("low_priority = true\n" if name == "large" else "")
                 for name in names
             ]
             file.write_text("\n".join(tables))

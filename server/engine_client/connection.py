@@ -105,7 +105,7 @@ class EngineConnection:
             self._schedule_flush()
 
     def cancel(self, request: int, tokens: int) -> None:
-        """Send the engine that the client has disconnected."""
+        """Tell the engine that the client has disconnected."""
         if self._channel is None:
             return
         self.tokens -= tokens

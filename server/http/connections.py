@@ -30,7 +30,7 @@ SPARE_FILES = 64  # descriptors opened later for other uses: engines, metrics, f
 MOST_SURPLUS = 1024  # connections above the limit that are refused at the same time; others are closed
 WATCH_INTERVAL_S = 0.25
 LOG_INTERVAL_S = 10.0  # between two lines of a kind
-EVICTED_WITHOUT_FILES = 32  # idle connections closed at once when no descriptor is left
+EVICTED_WITHOUT_FILES = 8  # idle connections closed at once when no descriptor is left
 LEAST_TAKEN = 16_384  # bytes of a response that a client must read in --client-timeout
 LEAST_TAKEN_PER_S = 32_768  # bytes a second, if memory is scarce
 

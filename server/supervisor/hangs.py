@@ -19,7 +19,7 @@ __all__ = ["STABLE_S", "HangDetector", "Outages"]
 HANG_MIN_S, HANG_BATCHES = 5.0, 100  # a forward hangs after the time of 100 full batches, but not before 5 s
 # Without --engine-timeout. On a few cores a text of thousands of tokens takes minutes.
 USUAL_BOUND_S, LONGEST_TEXTS = 30.0, 3
-STABLE_S = 2.0  # a process that was ready for longer starts without a pause when it is lost
+STABLE_S = 2.0  # a process that was ready for longer starts after the shortest pause when it is lost
 GIVE_UP_AFTER_S = 300.0  # longer than a GPU or a file system may be away and still come back by itself
 SIGN_MARGIN_S = 2.0  # signs of life come every second
 
