@@ -27,7 +27,7 @@ class ThreadPool {
   }
 
   // While one of many threads exists, threads without work wait longer before they sleep: another call follows at once.
-  // Few threads are woken soon, and beside other processes a longer wait took 4 % more CPU time.
+  // Few threads are woken soon, and next to other processes a longer wait took 4 % more CPU time.
   class Session {
    public:
     explicit Session(int threads) : counted_(threads > kFewThreads) { shared().sessions_ += counted_; }

@@ -41,14 +41,14 @@ def run(word: str, folder: Path) -> dict[str, Any]:
 
 
 def write_texts(folder: Path) -> None:
-    """What the examples read."""
+    """Write files that the examples read."""
     (folder / "texts").mkdir()
     for number in range(2):
         pq.write_table(pa.table({"body": TEXTS[number::2]}), folder / "texts" / f"{number}.parquet")
 
 
 def vectors(folder: Path, column: str) -> dict[str, list[float]]:
-    """What the examples have written: text → vector."""
+    """Vectors that the examples have written, by text."""
     tables = [pq.read_table(path).to_pylist() for path in (folder / "vectors").glob("*.parquet")]
     rows = [row for table in tables for row in table]
     assert len(rows) == len(TEXTS)

@@ -273,7 +273,7 @@ def test_a_server_is_killed_under_load(pair: str) -> None:
 
 
 def test_requests_in_flight_make_replicas(growing: str, cluster: LocalCluster) -> None:
-    """And the application ends once they are answered."""
+    """The application ends once they are answered."""
     from ray import serve
 
     held, runs = cluster.folder / "held", cluster.folder / "runs"

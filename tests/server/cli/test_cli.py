@@ -268,7 +268,7 @@ def test_info_of_a_model_that_cannot_run_here(capsys: pytest.CaptureFixture[str]
 
 
 def test_info_of_a_tokenizer_that_cannot_be_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """As `embert serve`, whose HTTP processes read it."""
+    """`embert serve` refuses it too, because its HTTP processes read it."""
     folder = build_classifier(tmp_path / "model", "a", "b")
     edit_json(folder / "tokenizer.json", post_processor={"type": "none"})
     status, _, err = run(capsys, "info", str(folder), *STAND_IN)

@@ -71,7 +71,7 @@ def test_means_of_parts_add_up_to_the_mean_request_under_load(server: Live, prio
 
 
 def test_parts_are_the_answers_own(server: Live) -> None:
-    """What the headers of an answer say is what is observed."""
+    """The headers of a response have the observed times."""
     before = server.metrics()
     headers = server.post("/embed", {"inputs": ["a text"] * 40}).headers["server-timing"]
     grown = growth(server, before)

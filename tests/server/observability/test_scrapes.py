@@ -1,4 +1,4 @@
-"""What a scrape is answered with: OpenMetrics and its exemplars, gzip, and what /proc says of each process."""
+"""Responses to a scrape: OpenMetrics and its exemplars, gzip, and metrics of each process from /proc."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def scraped(server: Live, **headers: str) -> httpx.Response:
 
 
 def exemplars(server: Live) -> dict[str, Exemplar]:
-    """Of the request duration, by the id in them."""
+    """Exemplars of the request duration, by the id in them."""
     found = {}
     for family in parse_openmetrics(scraped(server, accept=OPENMETRICS).text):
         for sample in family.samples:

@@ -44,7 +44,7 @@ async def _order(costs: list[int], cancelled: tuple[int, ...] = ()) -> list[str]
 
 
 def _rounds(order: list[str]) -> list[list[str]]:
-    """What worked between two looks of the event loop."""
+    """Work between two looks of the event loop."""
     rounds: list[list[str]] = [[]]
     for entry in order:
         if entry == "|":

@@ -1,4 +1,4 @@
-"""What a request can ask for, and what the server does by default: truncation, prompts, dimensions, tokens.
+"""Options of a request, and the defaults of the server: truncation, prompts, dimensions, tokens.
 
 The stand-in's vectors depend only on the ids, so they tell which ids the server made of a text.
 """

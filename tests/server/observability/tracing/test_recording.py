@@ -62,7 +62,7 @@ class Recorder:
 
 
 def begin(sampler: Sampler, headers: Headers, recorder: Recorder | None = None, route: str = "/embed") -> bool:
-    """Whether a request is sampled, on a server whose probes are on /livez."""
+    """True if a request is sampled, on a server whose probes are on /livez."""
     tracer = RequestTracer((recorder or Recorder(sampler)).tracer, "http-7", frozenset({"/livez"}))
     scope = {"type": "http", "method": "POST", "scheme": "http", "path": route, "headers": headers}
     trace = copy_context().run(tracer.begin, scope, route, 1.0, called=bool(headers))

@@ -39,7 +39,7 @@ Pair = tuple[Live, OtlpReceiver]
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
-    """Of requests without a caller's span, none are sampled."""
+    """No request without a caller's span is sampled."""
     with traced("--max-batch-tokens", "256", env=PATIENT | UNSAMPLED) as (server, receiver):
         yield server, receiver
 

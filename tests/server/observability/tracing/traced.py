@@ -44,7 +44,7 @@ def traced(*options: str, env: Mapping[str, str] | None = None, **more: Any) -> 
 
 
 class Trace:
-    """What a caller sends, and then looks for."""
+    """Headers that a caller sends, and the trace that it then looks for."""
 
     def __init__(self, *, sampled: bool = True) -> None:
         self.id = secrets.token_hex(16)
