@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import fcntl
 import os
@@ -22,7 +23,7 @@ from embert.server.bulk.rows import Layout
 _WRITE_BYTES = 256 << 10  # per call: for more, the system may search a long time for contiguous memory
 
 
-class Writer:
+class Writer(abc.ABC):
     """Takes blocks in the order of the input. Use as a context manager."""
 
     shard_rows: int | None = None
@@ -32,23 +33,23 @@ class Writer:
     digest = ""  # of the input that they are from
     completed = 0  # texts that a crash would not lose
 
-    def begin(self, manifest: dict[str, Any], layout: Layout, *, resume: bool) -> None:
+    def begin(self, manifest: dict[str, Any], layout: Layout, *, resume: bool) -> None:  # noqa: B027 - optional
         """Continue after the completed rows, or start from the beginning.
 
         Raises CannotResume where the completed rows were made from another manifest.
         """
 
+    @abc.abstractmethod
     def write(self, block: Block, content: bytes | memoryview) -> None:
         """Write the next block."""
-        raise NotImplementedError
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 - optional
         """Complete the output."""
 
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:  # noqa: B027 - optional
         pass
 
 
@@ -70,13 +71,13 @@ class _DurableWriter(Writer):
         self._thread = ThreadPoolExecutor(1, "embert-commit")
         self._commit: Future[None] | None = None
 
+    @abc.abstractmethod
     def _paths(self, number: int) -> tuple[Path, Path]:
         """A file of the output while it is written, and in the end."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _save_complete(self, state: dict[str, Any]) -> None:
         """Record that a file is complete."""
-        raise NotImplementedError
 
     def begin(self, manifest: dict[str, Any], layout: Layout, *, resume: bool) -> None:
         """Continue after the completed blocks, or start from the beginning."""
