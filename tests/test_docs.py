@@ -155,7 +155,7 @@ def measurements() -> list[tuple[str, str, str]]:
     made = re.compile(r'make (bench|load|soak) ARGS=("[^"]*"|[\w.]+)')
     found = []
     for page in PAGES:
-        text = page.read_text()
+        text = page.read_text().replace("\\\n", "")  # a command may have several lines
         found += [(page.name, module, arguments.strip()) for module, arguments in started.findall(text)]
         for target, quoted in made.findall(text):
             arguments = " ".join(quoted.strip('"').split())

@@ -1,4 +1,5 @@
-// Registers of NEON, for simd.h. Four floats, 32 registers. The dot product is an instruction set of its own.
+// Registers of NEON, for simd.h. Four floats, 32 registers. The namespace for CPUs with the dot product differs in
+// int8.
 #pragma once
 
 #include <arm_neon.h>

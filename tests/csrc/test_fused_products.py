@@ -180,7 +180,7 @@ def test_turned_rows_are_batch_invariant(
 
 
 def test_position_0_turns_nothing(device: Device, random: np.random.Generator) -> None:
-    """Where all are (1, 0), y is the plain product's, to the bit."""
+    """Factors of (1, 0), those of position 0, leave the bits of the plain product."""
     fused = Fused(device, random, ref.FLOAT16, 2304, 768, "")
     fused.prepare(2304)
     x, _ = fused.norm.rows(random, 1000, ref.FLOAT16)
