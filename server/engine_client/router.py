@@ -133,7 +133,7 @@ class Router:
         ]
         # By number: what a model is on the engines, once one has it.
         self.infos: list[ModelInfo | None] = [None] * len(models)
-        self._counters, self._http_index = counters, http_index
+        self.counters, self._http_index = counters, http_index
         self._pending: dict[int, PendingRequest] = {}
         # Engines report what they run by request ids only, so no two HTTP processes may use the same id.
         self._ids = itertools.count((os.getpid() << 40) + 1)
@@ -173,7 +173,7 @@ class Router:
         now = time.monotonic()
         # A forward of a long text on a CPU may take long. The supervisor ends one that hangs.
         is_healthy = any(
-            (self._counters.forward_since[index] or now) - last <= HEALTH_MAX_AGE_S for index, last in successes.items()
+            (self.counters.forward_since[index] or now) - last <= HEALTH_MAX_AGE_S for index, last in successes.items()
         )
         return is_healthy, now - max(successes.values())
 
@@ -248,7 +248,7 @@ class Router:
 
     def _has_run(self, pending: PendingRequest) -> bool:
         """True if texts of the request have run or are running."""
-        return bool(pending.parts) or any(pending.id in self._counters.running(index) for index in self._engines)
+        return bool(pending.parts) or any(pending.id in self.counters.running(index) for index in self._engines)
 
     def give_up(self, *, unready: bool = False) -> None:
         """Fail all pending requests with 503, or with `unready` those for models that are not ready.
@@ -307,7 +307,7 @@ class Router:
             for request in self._pending.values()
             if request.engine == engine.index and not request.future.done()
         ]
-        ran = self._counters.running(engine.index)
+        ran = self.counters.running(engine.index)
         for pending in owed:
             pending.engine = -1
             pending.losses += pending.id not in never_sent

@@ -120,7 +120,8 @@ class Operations:
     async def readyz(self) -> Response:
         """503 while a model loads for the first time, while none can work and, first thing, while draining.
 
-        A model that has failed must not keep the others from their requests.
+        Also until every HTTP process has started: those that start later would get none of the connections that clients
+        keep open. A model that has failed must not keep the others from their requests.
         """
         registry = self._registry
         states = {handle.served.name: handle.state for handle in registry.all}
@@ -132,6 +133,8 @@ class Operations:
             status = "failed" if set(states.values()) == {"failed"} else "loading"
             unready = [handle for handle in registry.all if states[handle.served.name] != "ready"]
             return _readiness(status, _unready(unready, registry.broken), states)
+        if not registry.router.counters.all_http_started():
+            return _readiness("loading", "not all HTTP processes have started", states)
         failed = [handle for handle in registry.all if handle.state == "failed"]
         return _readiness("ready", _unready(failed, registry.broken), states)
 

@@ -83,6 +83,10 @@ class SharedCounters:
         """Unfinished tokens of a model in all HTTP processes."""
         return int(sum(self.admitted_tokens[model]))
 
+    def all_http_started(self) -> bool:
+        """Whether each HTTP process has accepted connections at some time, even if it has died since."""
+        return all(self.http_alive)
+
     def forget_http(self, http_index: int) -> None:
         """Set the counters of an HTTP process that has died."""
         self.in_flight[http_index], self.connections[http_index] = 0.0, math.inf

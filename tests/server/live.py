@@ -198,7 +198,7 @@ class Live:
         until(self.is_ready, timeout_s, what="readiness")
 
     def wait_announced(self) -> None:
-        """Wait until the log reports that every process is ready. /readyz of one HTTP process is 200 before that."""
+        """Wait until the log reports that every process is ready, which can be after /readyz is 200."""
         until(lambda: "ready    http" in self.log, START_TIMEOUT_S, what="the announcement")
 
     def kill_engine(self, number: int = signal.SIGKILL) -> None:
