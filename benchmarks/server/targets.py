@@ -140,7 +140,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--clients", type=int, default=max(1, min(4, cores // 4)), help="processes of the load generator"
     )
-    parser.add_argument("--workers", type=int, default=min(8, max(1, cores // 2)), help="HTTP processes for BERT-base")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--serve-options", default="", help="more options for `embert serve`, as one string")
     parser.add_argument("--no-rivals", action="store_true")
@@ -173,7 +172,7 @@ class _Run:
         """Measure throughput, the idle server, and the p99 under load."""
         workloads = {"passages": self.passages, "fifty": self.fifty}
         self._baseline("base", self.base, workloads, self.single)
-        with self._embert(self.base, self.options.workers) as server:
+        with self._embert(self.base) as server:
             base64 = self._closed(server, "32 passages, base64", self.passages, in_base64, 96)
             self._closed(server, "32 passages, JSON floats", self.passages, in_floats, 96)
             self._closed(server, "64 texts of 50 tokens, base64", self.fifty, in_base64, 96)
@@ -187,9 +186,9 @@ class _Run:
         self._baseline("base", self.base, workloads, self.single)
 
     def small_model(self) -> None:
-        """Measure single queries with 8 HTTP processes."""
+        """Measure single queries."""
         self._baseline("small", self.small, {"queries": self.queries}, self.queries)
-        with self._embert(self.small, self._scaled(8)) as server:
+        with self._embert(self.small) as server:
             closed = self._closed(server, "one text of 16 tokens", self.queries, in_base64, 512)
             self._open(server, "one text of 16 tokens, 70 % of 15,000/s", self.queries, 10_500)
             self._open(server, "one text of 16 tokens, 70 %", self.queries, 0.7 * _rate(closed))
@@ -235,9 +234,14 @@ class _Run:
             self._say(f"encoder alone, {name}, {kind}: {rate:,.0f} tokens/s")
         return self.baselines[name]
 
-    def _embert(self, model: Path, workers: int) -> AbstractContextManager[RunningServer]:
-        options = ["--workers", str(workers), "--device", self.options.device]
-        return embert(*options, *shlex.split(self.options.serve_options), model=str(model), environment=FINE_BUCKETS)
+    def _embert(self, model: Path) -> AbstractContextManager[RunningServer]:
+        return embert(
+            "--device",
+            self.options.device,
+            *shlex.split(self.options.serve_options),
+            model=str(model),
+            environment=FINE_BUCKETS,
+        )
 
     def _closed(self, server: RunningServer, name: str, groups: Groups, form: Form, connections: int) -> Row:
         """Warm up, estimate how long a request waits, then measure windows several times as long."""
