@@ -79,7 +79,9 @@ def _cells(row: Row) -> list[str]:
 
 
 # Its sitecustomize.py gives the server histogram buckets that are fine enough to read quantiles of batch times from.
-FINE_BUCKETS = {"PYTHONPATH": os.pathsep.join((str(ROOT / "benchmarks" / "lib" / "fine_buckets"), str(ROOT)))}
+_FINE_BUCKETS = ROOT / "benchmarks" / "lib" / "fine_buckets"
+_PATH = filter(None, (str(_FINE_BUCKETS), str(ROOT), os.environ.get("PYTHONPATH")))
+FINE_BUCKETS = {"PYTHONPATH": os.pathsep.join(_PATH)}
 _EXACTLY = {tokens: Lengths(tokens, tokens, tokens) for tokens in (16, 32, 50)}
 
 Groups = Sequence[Sequence[Text]]  # of texts that share a request
