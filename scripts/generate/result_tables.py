@@ -19,6 +19,7 @@ __all__ = ["BENCHMARKS", "exactness", "newest", "readme", "replaced", "spaced"]
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 H100 = "nvidia-h100-80gb-hbm3"
+HOPPER = "nvidia-h?00*"  # an H100 or an H200
 OLD = "c5bdc7b"  # the build that others alternate with in benchmarks.server.short_texts
 
 SHAPES = {"minilm": "MiniLM-L6", "base": "BERT-base"}
@@ -45,7 +46,10 @@ class Run:
 
 
 def runs(name: str, device: str = H100) -> list[Run]:
-    """Return the runs of `name` on `device`, the newest first: NAME-DEVICE.json and NAME-…-DEVICE.json."""
+    """Return the runs of `name` on `device`, the newest first: NAME-DEVICE.json and NAME-…-DEVICE.json.
+
+    `device` may have wildcards.
+    """
     records = []
     for path in (*RESULTS.glob(f"{name}-{device}.json"), *RESULTS.glob(f"{name}-*-{device}.json")):
         document = json.loads(path.read_text())
@@ -82,10 +86,10 @@ def readme() -> Iterator[tuple[str, ...]]:
         "`python -m benchmarks.encoder.gpu --compile base:passage`",
     )
     load = "32 passages, JSON floats"
-    run, row = newest("server-targets", server="embert", load=load)
-    _, infinity = newest("server-targets", server="Infinity", load=load)
+    run, row = newest("server-targets", HOPPER, server="embert", load=load)
+    _, infinity = newest("server-targets", HOPPER, server="Infinity", load=load)
     yield (
-        "the same over HTTP, 32 passages a request",
+        "the same over HTTP, 32 passages a request, H200",
         f"{spaced(row['median']['texts_per_s'], 3)} texts/s",
         f"Infinity 0.0.78: {spaced(infinity['median']['texts_per_s'], 3)} ‡",
         run.link,
@@ -106,11 +110,11 @@ def readme() -> Iterator[tuple[str, ...]]:
         "[0c3e841](docs/comparison.md#tei)",
         "`python -m benchmarks.server.short_texts --rivals tei`",
     )
-    run, row = newest("short-texts-defaults", shape="minilm")
+    run, row = newest("short-texts-defaults", HOPPER, shape="minilm")
     yield (
-        "the same with the server's defaults",
+        "the same with the server's defaults, H200",
         f"{spaced(row['median']['requests_per_s'], 3)} requests/s",
-        "TEI 1.9.3 on another machine: 29 000 and 31 500 †",
+        "TEI 1.9.3 on an H100: 29 000 and 31 500 †",
         run.link,
         "`python -m benchmarks.server.short_texts`",
     )
@@ -226,7 +230,7 @@ def targets() -> Iterator[tuple[str, ...]]:
         ("the same, 10 500 requests/s at random", "one text of 16 tokens, 70 % of 15,000/s", "p50, p99 ms", ""),
         ("BERT-base, 32 passages, 80 % of capacity, evenly", "32 passages, base64, 80 %, evenly", "p50, p99 ms", ""),
     ):
-        run, row = newest("server-targets", server="embert", load=load)
+        run, row = newest("server-targets", HOPPER, server="embert", load=load)
         figure = _figure(row["median"], unit)
         if workload:
             per_s = unit.replace("/", "_per_")
@@ -235,7 +239,7 @@ def targets() -> Iterator[tuple[str, ...]]:
         rivals = []
         for server in ("plain FastAPI", "Infinity"):
             try:
-                rivals.append(_figure(newest("server-targets", server=server, load=load)[1]["median"], unit))
+                rivals.append(_figure(newest("server-targets", HOPPER, server=server, load=load)[1]["median"], unit))
             except LookupError:
                 rivals.append("")
         yield what, figure, run.build, *rivals
@@ -280,10 +284,10 @@ def pairs(shape: str, *kinds: str) -> Iterator[tuple[Run, dict[str, Any], dict[s
 def short_texts_by_default() -> Iterator[tuple[str, ...]]:
     """Return the rows of one build with the server's defaults."""
     yield "load", "connections", "embert", "p50, p99 ms", "CPU µs a request of all processes", "build"
-    run = runs("short-texts-defaults")[0]
+    run = runs("short-texts-defaults", HOPPER)[0]
     for row in run.figures:
         load, median = row["load"], row["median"]
-        unit = "texts/s" if load["texts"] > 1 else "requests/s"
+        unit = "texts/s" if load["texts"] > 1 or load["beside"] else "requests/s"
         yield (
             f"{SHAPES[row['shape']]}, {load['name']}",
             spaced(load["connections"]),
@@ -344,7 +348,9 @@ BENCHMARKS = (
 
 def exactness() -> Iterator[tuple[str, ...]]:
     """Errors over those of transformers by length, of means and of last tokens."""
-    records = sorted(runs("exactness-lengths"), key=lambda run: ("encoders" not in run.path.name, run.path.name))
+    records = sorted(
+        runs("exactness-lengths", HOPPER), key=lambda run: ("encoders" not in run.path.name, run.path.name)
+    )
     yield "model", "stored in", "computed in", *map(spaced, records[0].figures["lengths"]), "build"
     types = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
     for run in records:

@@ -209,7 +209,7 @@ class ServeConfig:
         cpus, numbers = usable_cpus(), self.device.partition(":")[2]
         on_cpu = self.device == "cpu" or self.encoder.startswith("torch")
         gpus = 0 if on_cpu else len(numbers.split(",")) if numbers else visible_gpus()
-        return min(GPU_WORKERS * gpus, cpus * 3 // 4) if gpus else min(4, cpus // 4)
+        return min(GPU_WORKERS * gpus, (cpus * 3 + 3) // 4) if gpus else min(4, cpus // 4)
 
     def queue_budget(self, max_batch_tokens: int, engines: int) -> int:
         """Returns `max_queue_tokens`, with the default resolved for this number of engines."""
