@@ -9,6 +9,7 @@ import signal
 from array import array
 from collections.abc import Iterator
 
+import httpx
 import psutil
 import pytest
 
@@ -80,3 +81,23 @@ def test_spread(server: Live) -> None:
         assert server.get("/livez").status_code == 200
     first.resume()
     until(lambda: server.log.count("is ready again") == 1, what="the return of the killed process")
+
+
+def test_the_server_is_ready_once_each_process_has_accepted_connections() -> None:
+    """Or the first one would keep all connections that clients open as soon as it is ready."""
+    with live(*STAND_IN, "--workers", "2", ready=False) as server:
+
+        def waits() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                response = server.get("/readyz")
+                return response.status_code == 503 and "HTTP processes" in response.json()["detail"]
+            return False
+
+        until(lambda: len(server.http_pids) == 2, what="two processes")
+        late = server.http_pids[1]
+        os.kill(late, signal.SIGSTOP)
+        try:
+            until(waits, what="a process that waits for the other one")
+        finally:
+            os.kill(late, signal.SIGCONT)
+        server.wait_ready()
