@@ -17,6 +17,8 @@ __all__ = ["replaced"]
 
 _MARKS = re.compile(r"(?<=<!-- fields: scripts/document writes them -->\n).*?(?=<!-- end of fields -->)", re.DOTALL)
 
+_FEW = 3  # routes without a field, which are named in place of those with it
+
 
 def rows() -> Iterator[tuple[str, str, str, str]]:
     """Fields, the APIs that have them, routes, and what becomes of them."""
@@ -27,13 +29,15 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
                 continue
             key = ", ".join(api.value for api in field.apis), _becomes(field)
             routes.setdefault(key, {}).setdefault(name, []).append(f"`{task.path}`")
-    everywhere = len({task.path for task in TASKS})
+    everywhere = {f"`{task.path}`" for task in TASKS}
     for (apis, becomes), names in routes.items():
         by_routes: dict[tuple[str, ...], list[str]] = {}
         for name, paths in names.items():
             by_routes.setdefault(tuple(dict.fromkeys(paths)), []).append(f"`{name}`")
         for route_paths, together in by_routes.items():
-            where = "all" if len(route_paths) == everywhere else ", ".join(route_paths)
+            missing = sorted(everywhere.difference(route_paths))
+            few = f"all but {', '.join(missing)}" if missing else "all"
+            where = few if len(missing) <= _FEW else ", ".join(route_paths)
             yield ", ".join(together), apis, where, becomes
 
 
@@ -41,15 +45,15 @@ def _becomes(field: KnownField) -> str:
     if field.verdict is Verdict.HONORED:
         dropped = f"; dropped if `{field.ignored_with}` is given" if field.ignored_with else ""
         return f"honored{': ' + field.reason if field.reason else ''}{dropped}"
-    if field.verdict is Verdict.HARMLESS:
-        return f"harmless: {field.reason}"
+    if field.verdict in (Verdict.HARMLESS, Verdict.IGNORED):
+        return f"{field.verdict.value}: {field.reason}"
     values = " or ".join(f"`{json.dumps(value)}`" for value in field.unless)
     return f"refused{', unless ' + values if values else ''}: {field.reason}"
 
 
 def replaced(page: str) -> str:
     """Replace the table in the page's text."""
-    order = [Verdict.HONORED.value, Verdict.HARMLESS.value, Verdict.REFUSED.value]
+    order = [Verdict.HONORED.value, Verdict.HARMLESS.value, Verdict.IGNORED.value, Verdict.REFUSED.value]
     table = sorted(rows(), key=lambda row: order.index(re.split("[ :;,]", row[3])[0]))
     lines = ["| fields | of | routes | |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in table)]
     return _MARKS.sub(lambda _: "\n".join(lines) + "\n", page, count=1)

@@ -15,6 +15,7 @@ from embert.server.config import ServeConfig
 from embert.server.frontend.routes import TASKS, TaskRoute, tasks_by_path
 from embert.server.http.errors import ErrorFormat
 from embert.server.protocols.cohere import CohereError
+from embert.server.protocols.ollama import OllamaError
 from embert.server.protocols.openai import OpenAIError
 from embert.server.protocols.tei import TeiError
 from embert.server.registry.model_registry import ModelRegistry
@@ -24,6 +25,7 @@ Served = Sequence[tuple[Model, ServeConfig]]  # the models of a server, each wit
 
 ERROR_MODELS: dict[ErrorFormat, type[BaseModel]] = {
     ErrorFormat.COHERE: CohereError,
+    ErrorFormat.OLLAMA: OllamaError,
     ErrorFormat.OPENAI: OpenAIError,
     ErrorFormat.TEI: TeiError,
 }
@@ -63,7 +65,7 @@ def description(registry: ModelRegistry) -> str:
     return "\n".join(
         (
             "Embeddings, scores, labels and entities from encoders and decoders, in the protocols of OpenAI, "
-            "text-embeddings-inference, Cohere, vLLM, NVIDIA and Hugging Face's pipelines.",
+            "text-embeddings-inference, Cohere, Ollama, vLLM, NVIDIA and Hugging Face's pipelines.",
             "",
             f"The model{'s' * registry.several} of this server:",
             "",
@@ -144,7 +146,7 @@ def _state_bounds(schemas: dict[str, Any], served: Served) -> None:
                 option.update(minimum=0, maximum=vocabulary - 1)
             elif kind == "array":
                 item = option["items"].get("type")
-                option["minItems"] = 1
+                option["minItems"] = form.fewest
                 if item != "integer":
                     option["maxItems"] = form.together if form.together and item == "string" else most
                 # Texts of a pair may be empty.

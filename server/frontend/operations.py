@@ -14,6 +14,7 @@ from embert import __version__
 from embert.engine import Model, Task
 from embert.server.frontend.playground import HEADERS, page
 from embert.server.http.request_head import prefers, scrape_form
+from embert.server.protocols.ollama import OllamaModels, OllamaVersion, describe
 from embert.server.registry.model_handle import ModelHandle
 from embert.server.registry.model_registry import ModelRegistry
 
@@ -168,6 +169,12 @@ class Operations:
             raise registry.unknown(id, "id")
         name = id if id in registry.broken else (handle or registry.first).served.name
         return ModelCard(id=name, created=self._created)
+
+    async def ollama_models(self) -> OllamaModels:
+        return OllamaModels(models=[describe(handle) for handle in self._registry.all])
+
+    async def ollama_version(self) -> OllamaVersion:
+        return OllamaVersion(version=__version__)
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text format, or OpenMetrics."""

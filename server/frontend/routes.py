@@ -26,6 +26,7 @@ from embert.server.protocols import (
     cohere,
     hugging_face,
     nvidia,
+    ollama,
     openai,
     rerank,
     tei,
@@ -110,7 +111,7 @@ class Operation(Route):
         return errors if self.keyless in ("probes", "page") else {**errors, 401: "No key or a wrong one"}
 
 
-COHERE, OPENAI, TEI = ErrorFormat.COHERE, ErrorFormat.OPENAI, ErrorFormat.TEI
+COHERE, OLLAMA, OPENAI, TEI = ErrorFormat.COHERE, ErrorFormat.OLLAMA, ErrorFormat.OPENAI, ErrorFormat.TEI
 
 MODELS_PREFIX = "/models/"
 # Paths of several rows, of which a model has one: see tasks_by_path.
@@ -149,6 +150,20 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
         cohere.embed, cohere.CohereEmbedRequest, cohere.CohereEmbeddings,
         {"texts": ["Hello, world"], "input_type": "search_document", "embedding_types": ["float"]},
         aliases=("/v1/embed",), needs=Task.EMBED,
+    ),
+    TaskRoute(
+        "/api/embed", OLLAMA, "Embeddings, Ollama's way",
+        ollama.embed, ollama.OllamaEmbedRequest, ollama.OllamaEmbeddings, {"input": "Hello, world"},
+        needs=Task.EMBED,
+    ),
+    TaskRoute(
+        "/api/embeddings", OLLAMA, "One embedding, Ollama's earlier way",
+        ollama.embeddings, ollama.OllamaEmbeddingRequest, ollama.OllamaEmbedding, {"prompt": "Hello, world"},
+        needs=Task.EMBED,
+    ),
+    TaskRoute(
+        "/api/show", OLLAMA, "A model, Ollama's way",
+        ollama.show, ollama.OllamaShowRequest, ollama.OllamaShow, {"model": "text-embeddings-inference"},
     ),
     TaskRoute(
         "/embed", TEI, "Embeddings, TEI's way",
@@ -265,6 +280,8 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
     Operation("/models/{name}/info", TEI, "The same of one of the models", Operations.info_of),
     Operation("/v1/models", OPENAI, "The models served here", Operations.models),
     Operation("/v1/models/{id}", OPENAI, "A model, by name or id", Operations.model_card),
+    Operation("/api/tags", OLLAMA, "The models served here, Ollama's way", Operations.ollama_models),
+    Operation("/api/version", OLLAMA, "The version of this server, Ollama's way", Operations.ollama_version),
     Operation(
         "/metrics", TEI, "Prometheus metrics", Operations.metrics,
         keyless="metrics", responses={200: {"content": {"text/plain": _TEXT}}}, options={"response_class": Response},
@@ -371,7 +388,7 @@ def labels_by_path(model_paths: Mapping[str, str] | None = None) -> Mapping[str,
 
 def error_formats_by_path(model_paths: Mapping[str, str] | None = None) -> ErrorFormats:
     """The form of errors of every path. Unknown paths below `/v1/` are those of OpenAI clients."""
-    prefixes = {"/v1/": OPENAI, "/openai/": OPENAI, "/v2/": COHERE}
+    prefixes = {"/v1/": OPENAI, "/openai/": OPENAI, "/v2/": COHERE, "/api/": OLLAMA}
     return _ByPath(_ERROR_FORMATS, TEI, prefixes, model_paths or {})
 
 

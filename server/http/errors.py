@@ -35,6 +35,7 @@ class ErrorFormat(Enum):
     OPENAI = "OpenAI"
     TEI = "TEI"
     COHERE = "Cohere"
+    OLLAMA = "Ollama"
 
 
 ErrorFormats = Mapping[str, ErrorFormat]  # by path; has every path

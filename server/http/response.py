@@ -3,6 +3,7 @@
 TEI routes send     {"error": message, "error_type": type}
 OpenAI routes send  {"error": {"message", "type", "param", "code"}}
 Cohere routes send  {"id": id, "message": message}
+Ollama routes send  {"error": message}
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import orjson
 from starlette.types import Send
 
-from embert.server.http.errors import ErrorFormat, ServerError, TaskMissing
+from embert.server.http.errors import ErrorFormat, ModelUnknown, ServerError, TaskMissing
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -36,6 +37,9 @@ def error_body(error: ServerError, error_format: ErrorFormat) -> bytes:
     if error_format is ErrorFormat.OPENAI:
         fields = {"message": message, "type": error.openai_type, "param": error.param, "code": error.openai_code}
         return orjson.dumps({"error": fields})
+    if error_format is ErrorFormat.OLLAMA:
+        # Its clients recognize a missing model by these words, and then offer to fetch it.
+        return orjson.dumps({"error": f"model not found: {message}" if isinstance(error, ModelUnknown) else message})
     return orjson.dumps({"error": message, "error_type": error.tei_type})
 
 

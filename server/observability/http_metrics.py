@@ -106,7 +106,7 @@ class HttpMetrics:
         )
         rejected = counter("rejected_total", "Requests refused, by reason.", ["reason"])
         self.rejected = {reason: rejected.labels(reason) for reason in REJECT_REASONS}
-        self.ignored_fields = counter("ignored_fields_total", "Request fields that no API defines; they were ignored.")
+        self.ignored_fields = counter("ignored_fields_total", "Request fields that were ignored; most are of no API.")
         self.unread_responses = counter("unread_answers_total", "Answers aborted because the client did not read them.")
         for route in routes:
             for model in models if route in tasks else ("",):

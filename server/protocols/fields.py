@@ -1,8 +1,8 @@
-"""The fields of every route, by the APIs whose references have them: honored, harmless, or refused.
+"""The fields of every route, by the APIs whose references have them: honored, harmless, ignored or refused.
 
 `RequestBody.known` of each schema is one entry of FIELDS; scripts/generate writes them into docs/api.md. A field that
-changes the meaning of a response is honored or refused, never dropped. A field that no API has is named in the header
-`x-embert-ignored-fields`.
+changes the meaning of a response is honored or refused, never dropped. An ignored field, and one that no API has, is
+named in the header `x-embert-ignored-fields`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ PAIRS = f"{RERANK} score"
 SCORES = f"{PAIRS} classify"
 # The path chooses the model of these, not a field.
 PIPELINES = "token_classify zero_shot"
+OLLAMA = "ollama_embed ollama_embeddings ollama_show"
 PATH_MODEL = f"{TEI_VECTORS} similarity similarity.parameters predict {PIPELINES} decode vertex"
-ALL = f"{VECTORS} {SCORES} cohere_rerank ranking predict {PIPELINES} tokenize detokenize decode vertex"
+ALL = f"{VECTORS} {SCORES} cohere_rerank ranking predict {PIPELINES} tokenize detokenize decode vertex {OLLAMA}"
 _NESTED = ("similarity.inputs", "similarity.parameters", "predict.parameters")  # objects in a body
 
 # Fields by name, for each route and for each object in a body.
@@ -38,6 +39,7 @@ def _add(verdict: Verdict, names: str, routes: str, apis: str, reason: str = "",
 
 _honored = partial(_add, Verdict.HONORED)
 _harmless = partial(_add, Verdict.HARMLESS)
+_ignored = partial(_add, Verdict.IGNORED)
 _refused = partial(_add, Verdict.REFUSED)
 
 # --- other words for the same ---
@@ -193,6 +195,16 @@ _refused("encoding_format", "cohere_embed", "OPENAI", "`embedding_types` has bas
 _honored("top_k", f"{RERANK} cohere_rerank ranking", "VOYAGE", **_as("top_n"))
 _honored("max_tokens_per_query max_tokens_per_doc", RERANK, "VLLM COHERE")
 
+_honored("model", OLLAMA, "OLLAMA")
+_honored("input truncate dimensions", "ollama_embed", "OLLAMA")
+_honored("prompt", "ollama_embeddings", "OLLAMA")
+_honored("name", "ollama_show", "OLLAMA", **_as("model"))
+_ignored("keep_alive", OLLAMA, "OLLAMA", "models stay until the server ends")
+_ignored("options", OLLAMA, "OLLAMA", "the server's own options say how a model runs")
+_ignored("verbose system template", "ollama_show", "OLLAMA", "the response has neither tensors nor templates")
+_refused("prompt inputs text texts", "ollama_embed", "OLLAMA TEI COHERE", "`input` has the texts")
+_refused("input inputs text", "ollama_embeddings", "OLLAMA TEI", "`prompt` has the text; /api/embed has `input`")
+
 # --- scores ---
 
 _honored("query", RERANK, "VLLM TEI INFINITY JINA VOYAGE COHERE")
@@ -286,7 +298,7 @@ ELSEWHERE = "other routes have it, and this one does not read it"
 _INPUTS = frozenset(
     {
         "data", "data_1", "data_2", "documents", "ids", "input", "inputs", "instances", "items", "model", "parameters",
-        "passages", "prompt", "queries", "query", "text", "text_1", "text_2", "texts", "tokens",
+        "name", "passages", "prompt", "queries", "query", "text", "text_1", "text_2", "texts", "tokens",
     }
 )  # fmt: skip
 
@@ -297,7 +309,7 @@ def _complete() -> None:
     elsewhere: dict[str, KnownField] = {}
     for table in tables:
         for name, field in table.items():
-            if name in _INPUTS or field.verdict is Verdict.HARMLESS:
+            if name in _INPUTS or field.verdict in (Verdict.HARMLESS, Verdict.IGNORED):
                 continue
             same = elsewhere.get(name, field)
             unless = [*same.unless, *(value for value in field.unless if value not in same.unless)]

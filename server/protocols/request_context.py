@@ -223,6 +223,11 @@ class RequestContext:
             self._says_model = not all(map(handle.served.is_named, named))
         return handle
 
+    def is_model(self, name: str) -> bool:
+        """True if a model of the server has this name or id, even if it has failed."""
+        registry = self._selector.registry
+        return name in registry.by_name or name in registry.broken
+
     @property
     def path_model(self) -> str | None:
         """The name of a model below `/models/` in the path."""

@@ -26,6 +26,7 @@ class Api(Enum):
     """API whose reference has a field."""
 
     OPENAI = "OpenAI"
+    OLLAMA = "Ollama"
     VLLM = "vLLM"
     TEI = "TEI"
     INFINITY = "Infinity"
@@ -44,6 +45,7 @@ class Verdict(Enum):
 
     HONORED = "honored"
     HARMLESS = "harmless"  # dropped, of any type: the response is the same without it
+    IGNORED = "ignored"  # dropped, of any type, and named in the response's header
     REFUSED = "refused"  # 422, except for null and for values that ask for the default behavior
 
 
@@ -53,7 +55,7 @@ class KnownField:
 
     verdict: Verdict
     apis: tuple[Api, ...]
-    reason: str = ""  # why it is harmless or refused; for an honored field that the schema does not have, its meaning
+    reason: str = ""  # why it is not honored; for an honored field that the schema does not have, its meaning
     unless: tuple[Any, ...] = ()  # values of a refused field that change nothing
     translation: Callable[[Any], Mapping[str, Any]] | None = None  # the value in the schema's words
     ignored_with: str = ""  # a field with which this one is dropped, of any type
@@ -76,7 +78,7 @@ class TranslatedFields:
     """The fields of a request in the words of its schema."""
 
     values: dict[str, Any]
-    ignored: list[str]  # names that no API has
+    ignored: list[str]  # names that no API has, and those of ignored fields
     names: dict[str, str]  # of fields of the schema → as the client wrote them
 
 
@@ -98,6 +100,8 @@ def translate_fields(values: Mapping[str, Any], own: Collection[str], fields: Fi
             ignored.append(name)  # an object of fields inside of another one belongs to no API
         elif field is not None and field.is_flat:
             pass
+        elif field is not None and field.verdict is Verdict.IGNORED:
+            ignored.append(name)
         elif field is not None and field.verdict is Verdict.REFUSED:
             if not field.takes(value):
                 raise _refusal(name, field, value)

@@ -64,6 +64,7 @@ class InputForm:
     words: str = ""  # for the error about another value; without them, pydantic's own
     # As the OpenAPI document states it:
     shortest: int = 1  # characters of a text
+    fewest: int = 1  # items
     together: int = 0  # most texts that are one item, in a list; 0: each text is an item
     most: int = 0  # items; 0: as many as the option of the body's texts allows
 

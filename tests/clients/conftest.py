@@ -17,7 +17,9 @@ from tests.clients import models
 from tests.server.live import ROOT, Live, live
 
 # Without them, as under `make test`, there is nothing here to collect.
-CLIENTS = ("cohere", "haystack_integrations", "langchain_cohere", "litellm", "llama_index", "sentence_transformers")
+CLIENTS = (
+    "cohere", "haystack_integrations", "langchain_cohere", "litellm", "llama_index", "ollama", "sentence_transformers",
+)  # fmt: skip
 if not all(map(find_spec, CLIENTS)):
     collect_ignore_glob = ["test_*.py"]
 

@@ -1,4 +1,4 @@
-"""The npm packages `openai`, `@langchain/openai` and `ai`, each in the page's own snippet."""
+"""The npm packages `openai`, `@langchain/openai`, `ollama` and `ai`, each in the page's own snippet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_names_the_tested_versions() -> None:
     versions = json.loads(PACKAGES.read_text())["dependencies"]
-    for package in ("openai", "@langchain/openai", "ai", "@ai-sdk/openai-compatible"):
+    for package in ("openai", "@langchain/openai", "ollama", "ai", "@ai-sdk/openai-compatible"):
         assert f"`{package}` {versions[package]}" in PAGE.read_text()
 
 

@@ -22,6 +22,7 @@ STATUSES = frozenset({200, 400, 401, 404, 405, 406, 408, 411, 413, 415, 417, 422
 OPENAI = {"message", "type", "param", "code"}
 TEI = {"error", "error_type"}
 COHERE = {"id", "message"}
+OLLAMA = {"error"}
 
 
 def judge(done: Exchange) -> list[str]:
@@ -166,7 +167,8 @@ def _form(response: Response) -> Iterator[str]:
     error = content.get("error") if isinstance(content, dict) else None
     openai = isinstance(error, dict) and set(error) == OPENAI and set(content) == {"error"}
     cohere = isinstance(content, dict) and set(content) == COHERE
-    if not openai and not cohere and not (isinstance(error, str) and set(content) == TEI):
+    tei_or_ollama = isinstance(error, str) and set(content) in (TEI, OLLAMA)
+    if not openai and not cohere and not tei_or_ollama:
         yield f"has an error of another shape: {response.body[:200]!r}"
 
 

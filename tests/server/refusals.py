@@ -10,7 +10,7 @@ __all__ = ["check_refused", "message"]
 
 
 def message(response: httpx.Response) -> str:
-    """The message of an error, whose fields are those of OpenAI, text-embeddings-inference or Cohere."""
+    """The message of an error, in the form of any API."""
     body = response.json()
     if "message" in body:
         assert body.keys() == {"id", "message"}
@@ -19,6 +19,8 @@ def message(response: httpx.Response) -> str:
         assert body.keys() == {"error", "error_type"}
         return str(body["error"])
     assert body.keys() == {"error"}
+    if response.request.url.path.startswith("/api/"):
+        return str(body["error"])
     assert body["error"].keys() == {"message", "type", "param", "code"}
     return str(body["error"]["message"])
 

@@ -8,6 +8,7 @@ const WORK = [
   "/v1/embeddings", "/embeddings", "/embed", "/", "/embed_all", "/similarity", "/rerank", "/v1/rerank", "/v2/rerank",
   "/predict", "/embed_sparse", "/score", "/v1/score", "/classify", "/pooling", "/invocations", "/vertex",
   "/openai/deployments/{name}/embeddings", "/v1/embed", "/v2/embed", "/v1/classify", "/v1/ranking",
+  "/api/embed", "/api/embeddings",
 ];
 const TILES = [
   ["requests", "requests per second", (now) => [now.requests]],

@@ -165,7 +165,7 @@ BASE64 = re.compile("[A-Za-z0-9+/]{16}")  # 3 numbers
 RANDOM = re.compile("[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}")  # of a UUID
 LOCAL = {"created", "device", "device_name", "backend", "backend_choice", "model_dtype", "last_success_age_s",
          "tokenization_workers", "max_batch_tokens", "max_queue_tokens", "queue_limit_tokens",
-         "max_concurrent_requests"}  # fmt: skip
+         "max_concurrent_requests", "total_duration"}  # fmt: skip
 
 
 @pytest.mark.parametrize(("command", "expected"), EXAMPLE.findall(API), ids=lambda text: text[:60])

@@ -18,7 +18,12 @@ from tests.server.live import STAND_IN, Live, live
 from tests.server.models import build_classifier
 
 ERROR_FORMATS = error_formats_by_path()
-ERRORS = {ErrorFormat.OPENAI: "OpenAIError", ErrorFormat.TEI: "TeiError", ErrorFormat.COHERE: "CohereError"}
+ERRORS = {
+    ErrorFormat.OPENAI: "OpenAIError",
+    ErrorFormat.TEI: "TeiError",
+    ErrorFormat.COHERE: "CohereError",
+    ErrorFormat.OLLAMA: "OllamaError",
+}
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ from embert.server.protocols.request_context import RequestContext
 from tests.server.http.echo_server import Clock, Response, serving
 
 KEY = b"authorization: Bearer right"
-PATHS = ("/embed", "/v1/embeddings", "/v2/embed")  # one for each form of errors
-# The error that a handler raises, status (on OpenAI's and Cohere's routes), and the reason that counts it.
+PATHS = ("/embed", "/v1/embeddings", "/v2/embed", "/api/embed")  # one for each form of errors
+# The error that a handler raises, status (on other routes than TEI's), and the reason that counts it.
 RAISED: list[tuple[Exception, int, str | None]] = [
     (errors.BadRequest("the request body is not valid JSON"), 400, None),
     (errors.EmptyInput("is empty", "inputs"), 400, None),

@@ -55,6 +55,8 @@ EMBEDDERS: list[tuple[str, str, Any]] = [
         "model": NAME, "texts": [A, B], "input_type": "search_document", "embedding_types": ["float"]}),
     ("Continue and Haystack, Cohere", "/v1/embed", {
         "model": NAME, "texts": [A, B], "input_type": "search_query", "embedding_types": ["float"], "truncate": "END"}),
+    ("Ollama (Python and JavaScript), Continue", "/api/embed", {"model": f"{NAME}:latest", "input": [A, B]}),
+    ("LlamaIndex, OllamaEmbedding; Chroma, OllamaEmbeddingFunction", "/api/embed", {"model": NAME, "input": [A, B]}),
     ("Dify, tokenizer of text-embeddings-inference", "/tokenize", {"inputs": [A, B]}),
 ]  # fmt: skip
 RERANKERS: list[tuple[str, str, Any]] = [
