@@ -17,6 +17,8 @@ from embert.server.cli.arguments import encoder_options
 
 __all__ = ["info"]
 
+SHOWN_CHARACTERS = 2000  # of one row: a checkpoint may have 100 000 prompts
+
 
 def info(arguments: argparse.Namespace) -> None:
     """Runs the command. The metadata of the files is printed even if the model cannot run here."""
@@ -39,6 +41,8 @@ def _print(metadata: dict[str, Any], arguments: argparse.Namespace) -> None:
     else:
         for name, value in metadata.items():
             shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            if isinstance(shown, str) and len(shown) > SHOWN_CHARACTERS:
+                shown = f"{shown[:SHOWN_CHARACTERS]}… ({len(shown)} characters; --json prints all)"
             sys.stdout.write(f"{name.replace('_', ' '):20} {'-' if shown in (None, '') else shown}\n")
     sys.stdout.flush()
 

@@ -254,6 +254,18 @@ def test_info_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "max input length" in out
 
 
+def test_info_of_a_model_with_many_prompts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The text has the first ones, JSON has all."""
+    prompts = {f"prompt {number:05}": "" for number in range(20_000)}
+    folder = copy_model(tmp_path / "model")
+    edit_json(folder / "config_sentence_transformers.json", prompts=prompts)
+    _, out, _ = run(capsys, "info", str(folder), *STAND_IN)
+    assert "prompt 00000, prompt 00001" in out
+    assert len(out) < 10_000
+    _, out, _ = run(capsys, "info", str(folder), "--json", *STAND_IN)
+    assert json.loads(out)["prompts"] == list(prompts)
+
+
 @pytest.mark.parametrize("as_json", [True, False])
 def test_info_of_a_model_that_cannot_run_here(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     status, out, err = run(capsys, "info", *(["--json"] if as_json else []), "--device", "tpu")
