@@ -187,7 +187,7 @@ def describe(handle: ModelHandle) -> OllamaModel:
         name=tagged,
         model=tagged,
         modified_at=_STARTED,
-        size=sum(file.stat().st_size for file in model.weights_folder.glob("*.safetensors")),
+        size=sum(file.stat().st_size for file in model.weights_folder.glob("*.safetensors") if file.is_file()),
         digest=hashlib.sha256(f"{model.model_id}@{model.revision}".encode()).hexdigest(),
         details=_details(handle),
         capabilities=_capabilities(handle),

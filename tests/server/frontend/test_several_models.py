@@ -73,6 +73,7 @@ BY_BODY: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/embeddings", {"input": "a cat"}, "dense", "server"),
     ("/v1/embeddings", {"input": "a", "embedding_types": ["sparse", "dense", "colbert"]}, "heads", "three_heads"),
     ("/pooling", {"input": "a cat"}, "labels", "classifier"),
+    ("/api/embeddings", {"prompt": "a cat"}, "dense", "server"),
     ("/classify", {"input": "a cat"}, "labels", "classifier"),
     ("/score", {"queries": "a cat", "documents": ["b"]}, "org/rank", "reranker"),
     ("/v1/rerank", QUERY, "org/rank", "reranker"),
@@ -110,6 +111,8 @@ def test_the_named_model_serves_the_request(
         ("/rerank", {**RANKS, "model": "labels"}, "org/rank"),  # which TEI's routes do not read
         ("/predict", {"inputs": "a"}, "org/rank"),
         ("/embed", {"inputs": "a"}, "dense"),
+        ("/api/embed", {"input": "a"}, "dense"),
+        ("/api/show", {}, "org/rank"),
         ("/embed_sparse", {"inputs": "a"}, "heads"),
         ("/similarity", SIMILARITY, "dense"),
         # Of the first model, whatever it can do.
@@ -311,6 +314,7 @@ def test_a_priority_is_the_headers_else_the_models(client: httpx.Client) -> None
 
 def test_the_models_are_listed(client: httpx.Client) -> None:
     assert [each["id"] for each in client.get("/v1/models").json()["data"]] == [*NAMES]
+    assert [each["name"] for each in client.get("/api/tags").json()["models"]] == [f"{name}:latest" for name in NAMES]
     assert client.get("/v1/models/org/rank").json()["id"] == "org/rank"
     unknown = client.get("/v1/models/gpt")
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "id")
