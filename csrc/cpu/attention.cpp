@@ -69,18 +69,31 @@ void transpose(const HeadRows& keys, int first, int count, const Positions& posi
   }
 }
 
+// The keys that queries first … first + count - 1 attend to: begin … end - 1.
+struct Reach {
+  int begin, end;
+
+  Reach(const Positions& positions, int first, int count, int keys) {
+    begin = positions.window < 0 ? 0 : std::min(keys, std::max(0, first - positions.window));
+    const int last = first + count - 1;
+    const int reached = positions.causal ? last : positions.window < 0 ? keys - 1 : last + positions.window;
+    end = std::max(begin, std::min(keys, reached + 1));
+  }
+};
+
 // scores [count] of keys from `first` on, for one query → exp(score - the largest one); returns one over their sum.
-float softmax_terms(float* scores, int first, int count, const float* bias, int query, int window) {
-  if (window >= 0 && (query + window < first || query - window >= first + count)) {  // it attends to no key
+float softmax_terms(float* scores, int first, int count, const float* bias, const Reach& reach) {
+  if (reach.begin == reach.end) {  // it attends to no key
     std::fill(scores, scores + count, 0.0f);
     return 0.0f;
   }
+  const bool bounded = reach.begin > first || reach.end < first + count;
   const Floats lowest = broadcast(-__builtin_inff());
   const auto biased_score = [&](int offset) {
     Floats score = load(scores + offset);  // scores end with a whole register
     if (bias) score += load(bias + first + offset, count - offset);
-    if (window >= 0) {
-      const int from = query - window - first - offset, to = query + window + 1 - first - offset;
+    if (bounded) {
+      const int from = reach.begin - first - offset, to = reach.end - first - offset;
       score = where_first(to, where_first(from, lowest, score), lowest);
     }
     return score;
@@ -222,8 +235,8 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
   Floats inverse_sums[kRows];
   for (int row = 0; row < kRows; ++row) {
     const float* const bias = head.bias ? head.bias - query - row : nullptr;
-    const float inverse_sum =
-        softmax_terms(scores + row * padded, head.first, head.count, bias, query + row, head.positions.window);
+    const Reach reach(head.positions, query + row, 1, head.first + head.count);
+    const float inverse_sum = softmax_terms(scores + row * padded, head.first, head.count, bias, reach);
     inverse_sums[row] = broadcast(inverse_sum);
   }
   for (int offset = 0; offset < head.size; offset += kTileColumns) {
@@ -256,11 +269,8 @@ void attend_block(std::uint64_t call, const HeadRows& q, const HeadRows& k, cons
                   const SequenceGroup& group, const Positions& positions, const float* bias,
                   const DistanceRows& distances, int head_index, int size, int first, int count, float* context,
                   std::ptrdiff_t stride) {
-  int from = 0, to = group.keys;
-  if (positions.window >= 0) {
-    from = std::min(to, std::max(0, first - positions.window) / kLanes * kLanes);
-    to = std::max(from, std::min(to, first + count + positions.window));
-  }
+  const Reach reach(positions, first, count, group.keys);
+  const int from = reach.begin / kLanes * kLanes, to = reach.end;
   const std::size_t keys = to - from, padded = round_up(to - from), padded_size = size;
   float* const transposed =
       scratch<float, Head>((2 * padded_size + kTileRows) * padded + (kLanes + kTileRows) * padded_size);
@@ -300,7 +310,9 @@ void attend_block(std::uint64_t call, const HeadRows& q, const HeadRows& k, cons
 
 void attend(const float* qkv, const SequenceGroup& group, const Positions& positions, int heads, int size,
             float* context, int threads, const DistanceRows& distances) {
-  const std::ptrdiff_t hidden = std::ptrdiff_t(heads) * size, stride = 3 * hidden;
+  const int kv_heads = positions.kv_heads ? positions.kv_heads : heads, sharing = heads / kv_heads;
+  const std::ptrdiff_t hidden = std::ptrdiff_t(heads) * size, kv_columns = std::ptrdiff_t(kv_heads) * size;
+  const std::ptrdiff_t stride = hidden + 2 * kv_columns;
   const int task_queries = group.length > kLongTokens && positions.window < 0 ? kLongQueries : kQueries;
   const int min_blocks = (group.length + task_queries - 1) / task_queries;
   if (std::int64_t{group.sequences} * group.length * group.length * hidden <= kMaxSerial) threads = 1;
@@ -311,13 +323,14 @@ void attend(const float* qkv, const SequenceGroup& group, const Positions& posit
     const int block = task % blocks, head = task / blocks % heads, sequence = task / blocks / heads;
     const std::ptrdiff_t first = group.start + std::ptrdiff_t(sequence) * group.length, column = head * size;
     const float* const q = qkv + first * stride + column;
+    const float* const k = qkv + first * stride + hidden + std::ptrdiff_t(head / sharing) * size;
     const float* bias = nullptr;
     if (positions.bias) {
       bias = positions.bias + std::ptrdiff_t(head) * (2 * positions.longest - 1) + positions.longest - 1;
     }
     const TileRows queries = tile_rows(group.length, blocks, block);
-    attend_block(call, {q, stride}, {q + hidden, stride}, {q + 2 * hidden, stride}, group, positions, bias, distances,
-                 head, size, queries.first, queries.count, context + first * hidden + column, hidden);
+    attend_block(call, {q, stride}, {k, stride}, {k + kv_columns, stride}, group, positions, bias, distances, head,
+                 size, queries.first, queries.count, context + first * hidden + column, hidden);
   });
 }
 

@@ -9,8 +9,7 @@ namespace embert::cpu {
 
 enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu };
 
-// The epilogue of a product, element by element. `residual` and `gate` are [rows, out]; at most one is given, and only
-// without an activation.
+// The epilogue of a product, element by element: activation(product + residual) · gate. The latter two are [rows, out].
 struct Epilogue {
   Activation activation = Activation::kNone;
   const float* residual = nullptr;
@@ -43,14 +42,16 @@ struct SequenceGroup {
   int keys;    // only the first tokens are attended to, this many
 };
 
-// How a layer encodes positions, and its window.
+// How a layer encodes positions, and which keys a query attends to.
 struct Positions {
   const float* cosines = nullptr;  // [length, rotary_dim]: RoPE pairs columns i and i + rotary_dim
   const float* sines = nullptr;    // likewise; null: no RoPE
   int rotary_dim = 0;
   const float* bias = nullptr;  // [heads, 2 · longest - 1]: of key j and query i at j - i + longest - 1; null: none
   int longest = 0;
-  int window = -1;  // a query attends to keys that are at most this many tokens away; -1: all
+  int window = -1;      // a query attends to keys that are at most this many tokens away; -1: all
+  bool causal = false;  // a query attends to no later key
+  int kv_heads = 0;     // heads of keys and values, each shared by as many of the queries; 0: as many as queries have
 };
 
 // Disentangled attention (DeBERTa): scores also have q·K[r] and Q[r]·k of the row r for the distance, added as they
@@ -96,8 +97,8 @@ struct Kernels {
   // The mean of each sequence's rows: x [sequences, length, columns] → y [sequences, columns].
   void (*mean)(const float* x, int sequences, int length, int columns, float* y, int threads);
 
-  // qkv [T, 3 · heads · size] → context [T, heads · size] for the tokens of a group. Queries are scaled already; `size`
-  // is a multiple of `lanes`. A query that attends to no key gets zeros.
+  // qkv [T, (heads + 2 · kv_heads) · size] → context [T, heads · size] for the tokens of a group. Queries are scaled
+  // already; `size` is a multiple of `lanes`. A query that attends to no key gets zeros.
   void (*attend)(const float* qkv, const SequenceGroup& group, const Positions& positions, int heads, int size,
                  float* context, int threads, const DistanceRows& distances);
 };

@@ -1,4 +1,4 @@
-// The epilogue of a GEMM: an activation, then a residual or a gate.
+// The epilogue of a GEMM: a residual, an activation, a gate.
 #pragma once
 
 #include <cstddef>
@@ -55,8 +55,9 @@ inline void store_epilogue(const Floats (&sums)[kVectors], const Epilogue& epilo
     const int left = count - v * kLanes;
     if (left <= 0) return;
     const std::ptrdiff_t position = offset + v * kLanes;
-    Floats value = activate(sums[v], epilogue.activation);
+    Floats value = sums[v];
     if (epilogue.residual) value += load(epilogue.residual + position, left);
+    value = activate(value, epilogue.activation);
     if (epilogue.gate) value *= load(epilogue.gate + position, left);
     store(y + position, value, left);
   }
