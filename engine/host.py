@@ -77,6 +77,14 @@ def usable_cpus(root: Path = Path("/")) -> int:
     return max(1, int(min(len(os.sched_getaffinity(0)), quota)))
 
 
+def usable_cores(root: Path = Path("/")) -> int:
+    """Threads for arithmetic: the cores of the usable CPUs, two of which may share one, at most OMP_NUM_THREADS."""
+    folders = (root / f"sys/devices/system/cpu/cpu{number}/topology" for number in os.sched_getaffinity(0))
+    cores = {" ".join(lines(folder / "thread_siblings_list")) or folder for folder in folders}
+    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(len(cores), usable_cpus(root), max(1, int(limit)) if limit.isdecimal() else len(cores))
+
+
 def visible_gpus(root: Path = Path("/")) -> int:
     """NVIDIA GPUs for the CUDA encoder, as far as their device files and CUDA_VISIBLE_DEVICES show.
 

@@ -28,12 +28,12 @@ def load_encoder(
     `dtype` is "auto" (float16 on CUDA, float32 on a CPU), "float32", "float16", "bfloat16" or "int8".
     `max_batch_tokens` is the largest batch, in tokens, that the encoder takes; None is the encoder's own choice.
     `encoder` is "auto", "cuda", "cuda-portable" (CUDA without Hopper's own kernels, as other GPUs run it, for
-    comparison), "torch" (the CPU), "torch-portable" (the CPU without our own kernels, as CPUs
-    without AVX2 and NEON run it), or "package.module:factory", called as `load_encoder` is, without `encoder`.
+    comparison), "cpu" (our own kernels for CPUs), "torch" (the reference implementation for any CPU, which "auto" takes
+    where there are no kernels), or "package.module:factory", called as `load_encoder` is, without `encoder`.
 
     The encoder's `choice` says in one sentence why it was chosen. Raises UnsupportedModel for a device or dtype that
-    is not available, for a model that the encoder cannot run and for a CPU without torch, BrokenModel for weights that
-    cannot be read.
+    is not available, for a model that the encoder cannot run and where torch is needed and missing, BrokenModel for
+    weights that cannot be read.
 
     With `dtype` "int8" the encoder is compared with the same model in the device's default dtype, and its
     `int8_accuracy` and `choice` state the result. Both encoders are in memory during the comparison. Raises
@@ -58,7 +58,7 @@ def _measure_int8(model: Model, int8: Encoder, encoder: str) -> Int8Accuracy:
     encoded = encode_sentences(model, on_cpu=int8.device == "cpu")
     tokens = max(REFERENCE_TOKENS, int(encoded.lengths.max()))
     # If int8 runs on the CPU, because CUDA is not available, the reference does too.
-    kind = "torch" if int8.name == "torch" else encoder
+    kind = "cpu" if int8.name == "cpu" else encoder
     reference = create_encoder(model, device=int8.device, max_batch_tokens=tokens, encoder=kind, prepared=False)
     try:
         return compare(model, encoded, int8, reference)

@@ -13,7 +13,7 @@ from embert.engine.models.encoder_config import position_bytes, tensor_shapes
 
 MIB = 1 << 20
 _CUDA_PROCESS = 512 * MIB  # of GPU memory: context, kernels, graphs
-_CPU_PROCESS = 450 * MIB  # Python, torch and its threads' heaps
+_CPU_PROCESS = 150 * MIB  # Python and its threads' heaps; torch would take 250 MB more
 _FOLDED_COLUMNS = 1024  # hidden states of more have separate norms
 _TOKEN = 2048  # bytes of a token in addition to its rows: ids, sums, and what attention keeps
 # Tokens of a batch without --max-batch-tokens; a longer text gets its own batch.

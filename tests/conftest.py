@@ -101,7 +101,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @functools.cache
 def missing_on_cpu(feature: str) -> str:
     """Reason why tests marked `cpu(feature)` cannot run on this machine, or an empty string."""
-    from embert.engine.encoders.cpu import kernels  # imports torch, which most workers of `--fast` do not need
+    from embert.engine.encoders.cpu import kernels
 
     if feature == "kernels":
         return "" if kernels.instruction_set() else "our own kernels were not built, or need AVX2 or NEON"

@@ -34,7 +34,7 @@ class Encoder(Protocol):
     this class for the sake of `encode`.
     """
 
-    name: str  # "cuda", "torch"
+    name: str  # "cuda", "cpu", "torch"
     device: str  # "cpu", "cuda:0"
     device_name: str  # for people: "AMD EPYC", "NVIDIA H100 80GB HBM3"
     dtype: str  # "float32", "float16", "bfloat16", "int8"

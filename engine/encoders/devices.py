@@ -45,7 +45,7 @@ def devices(
     kind, colon, numbers = device.partition(":")
     if colon:
         return [f"{kind}:{number}" for number in numbers.split(",")]
-    if device == "cpu" or encoder == "torch":
+    if device == "cpu" or encoder in ("cpu", "torch"):
         return [device]
     if device == encoder == "auto" and model is not None and refusal(model, dtype) is not None:
         return [device]

@@ -12,8 +12,8 @@ from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
-ENCODERS = ("auto", "torch", "torch-portable", "cuda", "cuda-portable")
-ON_CPU = ("torch", "torch-portable")
+ENCODERS = ("auto", "cpu", "torch", "cuda", "cuda-portable")
+ON_CPU = ("cpu", "torch")
 
 
 def create_encoder(
@@ -37,9 +37,7 @@ def create_encoder(
     free = encoder == device == "auto"  # CUDA was not requested: a model that it cannot run goes to the CPU
     factory: Callable[..., Encoder]
     if kind in ON_CPU:
-        factory = _torch_encoder(choice)
-        if kind == "torch-portable":
-            factory = functools.partial(factory, portable=True)
+        factory, choice = _on_cpu(kind, choice, dtype, free=encoder == "auto")
         device = "cpu"
     elif kind in ("cuda", "cuda-portable"):
         factory = importlib.import_module("embert.engine.encoders.cuda.encoder").CudaEncoder
@@ -55,8 +53,8 @@ def create_encoder(
     except UnsupportedModel as error:
         if kind != "cuda" or not free:
             raise
-        choice = f"the GPU is not used: {error}"
-        built = _torch_encoder(choice)(model, device="cpu", dtype=dtype, max_batch_tokens=max_batch_tokens)
+        factory, choice = _on_cpu("cpu", f"the GPU is not used: {error}", dtype, free=True)
+        built = factory(model, device="cpu", dtype=dtype, max_batch_tokens=max_batch_tokens)
     built.choice = "; ".join(filter(None, (choice, built.choice)))  # the encoder's own part describes its kernels
     return built
 
@@ -77,7 +75,7 @@ def _choose(device: str, encoder: str) -> tuple[str, str]:
             raise UnsupportedModel(f"the {encoder} encoder does not run on device {device}")
         if encoder in ON_CPU:
             return encoder, f"the {encoder} encoder was asked for"
-        return "torch", "the CPU was asked for"
+        return "cpu", "the CPU was asked for"
     reason = _cuda_unavailable()
     if reason is None and encoder == "cuda-portable":
         return encoder, "the portable CUDA kernels were asked for"
@@ -85,7 +83,7 @@ def _choose(device: str, encoder: str) -> tuple[str, str]:
         return "cuda", "a CUDA device was found"
     if on_cuda or encoder in ("cuda", "cuda-portable"):
         raise UnsupportedModel(f"device {device if on_cuda else 'cuda'} cannot be used: {reason}")
-    return "torch", f"no CUDA device: {reason}"
+    return "cpu", f"no CUDA device: {reason}"
 
 
 def _cuda_unavailable() -> str | None:
@@ -99,15 +97,27 @@ def _cuda_unavailable() -> str | None:
     return cast("str | None", cuda.unavailable_reason())
 
 
-def _torch_encoder(choice: str) -> Callable[..., Encoder]:
-    """The CPU encoder. UnsupportedModel where torch, an extra, is not installed; `choice` says why it is needed."""
+def _on_cpu(kind: str, choice: str, dtype: str, *, free: bool) -> tuple[Callable[..., Encoder], str]:
+    """The encoder for a CPU, and the reason with what stands against kernels, which `free` trades for torch.
+
+    Raises UnsupportedModel where torch, an extra, is needed and not installed.
+    """
+    from embert.engine.encoders.cpu.encoder import CpuEncoder
+    from embert.engine.encoders.cpu.kernels import instruction_set
+
+    if free and dtype == "bfloat16":
+        kind, choice = "torch", f"{choice}; there are no kernels for bfloat16"
+    elif free and dtype in ("auto", "float32") and instruction_set() is None:
+        kind, choice = "torch", f"{choice}; no kernels are installed that run on this CPU"
+    if kind == "cpu":
+        return CpuEncoder, choice
     try:
-        from embert.engine.encoders.cpu.encoder import TorchEncoder
+        from embert.engine.encoders.torch.encoder import TorchEncoder
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise UnsupportedModel(f"the CPU encoder needs torch ({choice}): pip install 'embert[cpu]'") from None
-    return TorchEncoder
+        raise UnsupportedModel(f"the torch encoder needs torch ({choice}): pip install 'embert[torch]'") from None
+    return TorchEncoder, choice
 
 
 def _import_encoder(path: str) -> Callable[..., Encoder]:

@@ -79,7 +79,7 @@ class ServeConfig:
         high=1.0,
         metavar="COSINE",
     )
-    encoder: str = _option("auto", "auto, cuda, cuda-portable, torch, or package.module:factory of your own")
+    encoder: str = _option("auto", "auto, cuda, cuda-portable, cpu, torch, or package.module:factory of your own")
     pooling: str | None = _option(
         None, "pooling that replaces the model's own", choices=("cls", "mean", "max", "last-token", "splade")
     )
@@ -207,7 +207,7 @@ class ServeConfig:
 
     def _most_workers(self) -> int:
         cpus, numbers = usable_cpus(), self.device.partition(":")[2]
-        on_cpu = self.device == "cpu" or self.encoder.startswith("torch")
+        on_cpu = self.device == "cpu" or self.encoder in ("cpu", "torch")
         gpus = 0 if on_cpu else len(numbers.split(",")) if numbers else visible_gpus()
         return min(GPU_WORKERS * gpus, (cpus * 3 + 3) // 4) if gpus else min(4, cpus // 4)
 

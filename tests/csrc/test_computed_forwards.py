@@ -19,9 +19,9 @@ import torch
 
 from embert import engine
 from embert.engine.batch import PackedBatch, cumulative
-from embert.engine.encoders.cpu.encoder import TorchEncoder
 from embert.engine.encoders.cuda.shapes import encoder_fields, layer_attention
 from embert.engine.encoders.cuda.weights import layer_tensors
+from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from embert.engine.batch import PackedBatch, cumulative
-from embert.engine.encoders.cpu.encoder import TorchEncoder
 from embert.engine.encoders.cuda.encoder import CudaEncoder
+from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from tests.csrc.encoder.random_models import make_encoder

@@ -15,8 +15,8 @@ import torch
 from safetensors.numpy import save_file
 
 from embert.engine.batch import PackedBatch
-from embert.engine.encoders.cpu.encoder import TorchEncoder
 from embert.engine.encoders.cuda.weights import EMBEDDING_WEIGHTS, LAYER_LINEAR, LAYER_NORMS
+from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.heads.description import NO_HEADS
 from embert.engine.heads.embedding import DenseLayer, LayerNorm
 from embert.engine.model import Model

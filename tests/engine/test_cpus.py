@@ -9,11 +9,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import torch
 
 from embert.engine import Model
-from embert.engine.encoders.cpu.encoder import TorchEncoder
-from embert.engine.host import usable_cpus
+from embert.engine.encoders.torch.encoder import TorchEncoder
+from embert.engine.host import usable_cores, usable_cpus
 from embert.server.config import ServeConfig
 from embert.server.supervisor.child import Child
 
@@ -80,18 +79,28 @@ def test_binding_below_the_quota_counts(tmp_path: Path, monkeypatch: pytest.Monk
     assert usable_cpus(cgroup_2(tmp_path, _="200000 100000")) == 1
 
 
-def test_cpu_encoder_and_the_http_processes_follow_the_quota(
+def test_cores_follow_the_quota_their_siblings_and_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert usable_cores(tmp_path) == 64
+    for cpu in range(64):  # two threads a core
+        files(
+            tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology", thread_siblings_list=f"{cpu % 32},{cpu % 32 + 32}"
+        )
+    assert usable_cores(tmp_path) == 32
+    assert usable_cores(cgroup_2(tmp_path, _="200000 100000")) == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert usable_cores(tmp_path) == 1
+
+
+def test_encoder_and_the_http_processes_follow_the_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default_model: Model
 ) -> None:
     limited = cgroup_2(tmp_path, _="200000 100000")
-    for module in ("embert.engine.encoders.cpu.encoder", "embert.server.config.options"):
-        monkeypatch.setattr(f"{module}.usable_cpus", lambda: usable_cpus(limited))
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(64)  # what torch takes on such a node
-        assert TorchEncoder(default_model, max_batch_tokens=64)._threads == 2
-    finally:
-        torch.set_num_threads(before)
+    monkeypatch.setattr("embert.engine.encoders.cpu.encoder.usable_cores", lambda: usable_cores(limited))
+    monkeypatch.setattr("embert.server.config.options.usable_cpus", lambda: usable_cpus(limited))
+    assert TorchEncoder(default_model, max_batch_tokens=64)._threads == 2
     assert ServeConfig().http_processes == 1
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,9 +11,6 @@ import torch
 from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.cpu import runs
-from embert.engine.encoders.cpu.attention import attention
-from embert.engine.encoders.cpu.runs import Group
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.engine.tasks import Task
@@ -107,16 +102,6 @@ def test_last_layer_on_pooled_rows_only(build_bert: BuildBert, pooling: str) -> 
         np.testing.assert_allclose(encoder.encode(batch), unit(states[rows]), atol=1e-6)
 
 
-@pytest.mark.parametrize("chunk", [1, 1 << 14])
-def test_attention_in_parts(build_bert: BuildBert, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embert.engine.encoders.cpu.attention.MAX_SCORE_BYTES", chunk)
-    folder = build_bert()
-    model = engine.load_model(str(folder))
-    sequences = random_sequences([40, 40, 40, 33], model.config.vocab_size)
-    hidden = engine.load_encoder(model, device="cpu").encode(engine.pack(sequences), Task.TOKENS)
-    np.testing.assert_allclose(hidden, np.concatenate(list(map(HuggingFace(folder).hidden, sequences))), atol=2e-4)
-
-
 @pytest.mark.parametrize(("low", "high"), [(1, 50), (100_000, 100_000)])
 def test_runs_change_nothing(build_bert: BuildBert, low: int, high: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embert.engine.encoders.cpu.runs.MIN_RUN_TOKENS", low)
@@ -145,23 +130,6 @@ def test_poolings(build_bert: BuildBert, pooling: str, dtype: str) -> None:
     expected = unit(np.stack([reference.pooled(ids, pooling) for ids in sequences]))
     cosines = (vectors * expected).sum(1)
     assert cosines.min() > (0.999999 if dtype == "float32" else 0.9995)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("length", [1, 16, 64, 65, 81, 300])
-def test_attention_of_every_length(length: int, dtype: torch.dtype) -> None:
-    """Longer bfloat16 sequences are padded with rows of zeros, which must not change the result."""
-    texts, heads, size = 5, 12, 8
-    torch.manual_seed(length)
-    queries_keys_values = torch.tensor([0.7, -0.7, 0.0]).repeat_interleave(heads * size)
-    qkv = (0.3 * torch.randn(texts * length + 3, 3 * heads * size) + queries_keys_values).to(dtype)  # scores near -4
-    got = attention(qkv, [Group(0, texts, length)], heads)
-    q, k, v = qkv[: texts * length].double().view(texts, length, 3, heads, size).permute(2, 0, 3, 1, 4)
-    wanted = ((q @ k.transpose(-1, -2)).softmax(-1) @ v).transpose(1, 2).reshape(texts * length, heads * size)
-    torch.testing.assert_close(
-        got[: texts * length].double(), wanted, atol=1e-5 if dtype.itemsize == 4 else 0.01, rtol=0
-    )
-    assert (got[texts * length :] == 0).all()
 
 
 def test_dimensions_and_normalize_by_row(float32_encoder: Encoder) -> None:
@@ -232,27 +200,3 @@ def test_forward_that_fails_names_its_shape_and_leaves_the_encoder_usable(float3
     with pytest.raises(EncoderError, match=r"the forward of 1 sequences, 2 tokens, longest 2, float32, failed: .+"):
         float32_encoder.encode(PackedBatch(np.array([101, bad], np.int32), np.array([0, 2], np.int32)))
     np.testing.assert_array_equal(float32_encoder.encode(good), expected)
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    runs.allow_threads(2)
-    yield
-    runs.allow_threads(1)
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_large_operators_have_all_threads_and_small_ones_one() -> None:
-    runs.threads_for_elements(16 * 384)
-    assert torch.get_num_threads() == 1
-    runs.threads_for_elements(512 * 384)
-    assert torch.get_num_threads() == 2
-    runs.threads_for_products(torch.empty(1, 384), 384)
-    assert torch.get_num_threads() == 1
-    runs.threads_for_products(torch.empty(8, 384), 384)
-    assert torch.get_num_threads() == 2
-    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as other:
-        other.submit(runs.threads_for_elements, 512 * 384).result()
-        assert other.submit(torch.get_num_threads).result() == 1, "another thread has not been allowed any"

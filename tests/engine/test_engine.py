@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import TokenizeOptions
+from tests.engine.conftest import without_own_kernels
 from tests.server.models import three_heads
 
 
@@ -279,13 +281,19 @@ def test_unknown_instruction_set_is_refused(default_model: Model, monkeypatch: p
 def test_choosing_an_encoder(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embert.engine.encoders.loader._cuda_unavailable", lambda: "built without CUDA")
     chosen = engine.load_encoder(default_model)
-    assert chosen.name == "torch"
+    assert chosen.name == ("torch" if kernels.instruction_set() is None else "cpu")
     assert chosen.choice.startswith("no CUDA device: built without CUDA; ")
     assert chosen.max_batch_tokens == 2048
-    assert engine.load_encoder(default_model, encoder="torch").choice.startswith("the torch encoder was asked for; ")
-    portable = engine.load_encoder(default_model, encoder="torch-portable")
-    assert portable.choice.startswith("the torch-portable encoder was asked for; ")
-    assert "AVX-512" not in portable.choice
+    reference = engine.load_encoder(default_model, encoder="torch")
+    assert (reference.name, reference.choice) == ("torch", "the torch encoder was asked for; torch's operators")
+    unsupported = engine.load_encoder(default_model, dtype="bfloat16")
+    assert unsupported.name == "torch"
+    assert "there are no kernels for bfloat16" in unsupported.choice
+    with monkeypatch.context() as patch:
+        without_own_kernels(patch)
+        assert engine.load_encoder(default_model).name == "torch"
+        with pytest.raises(UnsupportedModel, match="the cpu encoder needs embert's kernels"):
+            engine.load_encoder(default_model, encoder="cpu")
     own: Any = engine.load_encoder(default_model, encoder=STAND_IN, device="tpu", dtype="bfloat16")
     assert own.asked == ("tpu", "bfloat16")
     assert own.choice == f"the encoder {STAND_IN} was asked for"
@@ -312,7 +320,7 @@ def test_cuda_device_is_preferred(default_model: Model, cuda_module: Any) -> Non
         assert (chosen.asked, chosen.gemm) == ((device, "auto"), "auto")
     chosen = engine.load_encoder(default_model, encoder="cuda-portable", device="cuda:1", dtype="bfloat16")
     assert (chosen.asked, chosen.gemm) == (("cuda:1", "bfloat16"), "cublaslt")
-    assert engine.load_encoder(default_model, device="cpu").name == "torch"
+    assert engine.load_encoder(default_model, device="cpu").device == "cpu"
     cuda_module.unavailable_reason = lambda: "no driver"
     assert engine.load_encoder(default_model).choice.startswith("no CUDA device: no driver; ")
 
@@ -325,7 +333,7 @@ def test_model_that_cuda_cannot_run_goes_to_the_cpu_unless_cuda_was_asked_for(
 
     cuda_module.CudaEncoder = refuse
     encoder = engine.load_encoder(default_model)
-    assert encoder.name == "torch"
+    assert encoder.device == "cpu"
     assert "head size 24 is not supported on CUDA" in encoder.choice
     encoder.close()
     with pytest.raises(UnsupportedModel, match="head size 24"):
@@ -342,7 +350,8 @@ def test_model_that_cuda_cannot_run_goes_to_the_cpu_unless_cuda_was_asked_for(
         ({"encoder": "cuda-portable"}, "device cuda cannot be used: built without CUDA"),
         ({"encoder": "cuda-portable", "device": "cpu"}, "the cuda-portable encoder does not run on device cpu"),
         ({"encoder": "torch", "device": "cuda"}, "the torch encoder does not run on device cuda"),
-        ({"encoder": "torch-portable", "device": "cuda"}, "the torch-portable encoder does not run on device cuda"),
+        ({"encoder": "cpu", "device": "cuda"}, "the cpu encoder does not run on device cuda"),
+        ({"encoder": "cpu", "dtype": "bfloat16"}, "dtype bfloat16 is not supported on a CPU by the cpu encoder"),
         ({"device": "tpu"}, "device 'tpu' is not supported; supported: auto, cpu, cuda, cuda:N"),
         ({"dtype": "int4"}, "dtype 'int4' is not supported; supported: auto, float32, float16, bfloat16, int8"),
         ({"dtype": "float16"}, "dtype float16 is not supported on a CPU"),
@@ -359,12 +368,20 @@ def test_encoders_that_are_refused(
         engine.load_encoder(default_model, **options)
 
 
-def test_cpu_without_torch(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch is an extra: who needs it and does not have it is told what to install, and why it is needed."""
-    monkeypatch.setattr("embert.engine.encoders.loader._cuda_unavailable", lambda: "built without CUDA")
-    for module in [name for name in sys.modules if name.startswith("embert.engine.encoders.cpu")]:
+def test_without_torch(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch is an extra: the error says what needs it and what to install."""
+    for module in [name for name in sys.modules if name.startswith("embert.engine.encoders.torch")]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delattr(encoders, "cpu", raising=False)  # the submodule, once imported, is the package's attribute
+    monkeypatch.delattr(encoders, "torch", raising=False)  # the submodule, once imported, is the package's attribute
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UnsupportedModel, match=r"torch .*built without CUDA.*pip install 'embert\[cpu\]'"):
-        engine.load_encoder(default_model)
+    with pytest.raises(UnsupportedModel, match=r"torch .*no kernels for bfloat16.*pip install 'embert\[torch\]'"):
+        engine.load_encoder(default_model, device="cpu", dtype="bfloat16")
+
+
+@pytest.mark.cpu("kernels")
+def test_engine_on_a_cpu_does_not_import_torch() -> None:
+    program = (
+        "import sys; from embert.engine import Engine; "
+        "assert Engine.load(device='cpu').embed(['a text']).shape == (1, 384); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -37,7 +37,7 @@ def test_the_default_beside_gpus_is_three_quarters_of_the_cores(
     pretend_gpus(monkeypatch, 2)
     assert ServeConfig().http_processes == processes
     assert ServeConfig(device="cuda:1").http_processes == min(12, processes)
-    for on_cpu in (ServeConfig(device="cpu"), ServeConfig(encoder="torch")):
+    for on_cpu in (ServeConfig(device="cpu"), ServeConfig(encoder="cpu")):
         assert on_cpu.http_processes == max(1, min(4, cores // 4))
 
 

@@ -1,8 +1,7 @@
-"""The CPU encoder: packed, in float32, bfloat16 or, with the products of layers, int8.
+"""The CPU encoder: packed, in float32 or, with the products of layers, int8.
 
 A batch is cut, between sequences, into runs (runs.py). Each run goes through all layers on one thread, so threads never
-wait for each other inside a layer. In torch's own parallel loops threads spin until the last one is scheduled: next to
-other processes on the same cores such a loop took 200 times as long.
+wait for each other inside a layer.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.cpu.heads import ONE_ROW, Hidden, load_heads, one_row_each
 from embert.engine.encoders.cpu.kernels import instruction_set, kernels_name
+from embert.engine.encoders.cpu.operators import KernelOperators, Operators
 from embert.engine.encoders.cpu.runs import (
     MIN_RUN_TOKENS,
     Group,
@@ -32,29 +31,23 @@ from embert.engine.encoders.cpu.transformer import Transformer
 from embert.engine.encoders.positions import padding_positions
 from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
-from embert.engine.host import cpu_name, keep_freed_memory, usable_cpus
+from embert.engine.host import cpu_name, keep_freed_memory, usable_cores
 from embert.engine.model import Model
 from embert.engine.tasks import ALL_TASKS, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
-# Of what lies between products. Those of int8 take float32 and give float32.
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
-
 # On a CPU a larger batch gives no more tokens a second, only a longer wait. A longer text gets its own batch.
 MAX_BATCH_TOKENS = 2048
 
-# Threads of torch's loops for a batch of fewer than MIN_RUN_TOKENS tokens: each reads a part of the weights. On two
-# cores of a Xeon one query in flight took 6.9 ms instead of 10.6, and four took 13.5 ms instead of 18.9; next to a
-# process that kept one core busy, 15 ms instead of 9.6.
-FEW_TOKENS_THREADS = 2
-# Our own kernels use a thread for less work, and do not wait for a thread that has not started.
-FEW_TOKENS_THREADS_KERNELS = 16
+# Threads for a batch of fewer than MIN_RUN_TOKENS tokens: each reads a part of the weights. The kernels give a thread
+# little work, and do not wait for one that has not started.
+FEW_TOKENS_THREADS = 16
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class _Ticket:
+class Ticket:
     """A submitted batch, copied. Sequences are sorted by length, and tokens are in that order."""
 
     wanted: Task  # by any sequence
@@ -77,40 +70,33 @@ class _Ticket:
         return wants
 
 
-class TorchEncoder(Encoder):
+class CpuEncoder(Encoder):
     """See embert.engine.encoders.base.Encoder. `submit` only sorts and copies; `wait` does the work."""
 
-    name = "torch"
+    name = "cpu"
     device = "cpu"
     choice = ""
+    dtypes: tuple[str, ...] = ("float32", "int8")
+    few_tokens_threads = FEW_TOKENS_THREADS
+    shares_kernels = True  # threads divide well what lies between two products of a run
 
     def __init__(
-        self,
-        model: Model,
-        *,
-        device: str = "cpu",
-        dtype: str = "auto",
-        max_batch_tokens: int | None = None,
-        portable: bool = False,
+        self, model: Model, *, device: str = "cpu", dtype: str = "auto", max_batch_tokens: int | None = None
     ) -> None:
-        """Read the model's weights. With `portable` only torch's operators are used.
+        """Read the model's weights.
 
-        Raises UnsupportedModel for another device or dtype, and for int8 where it does not fit, BrokenModel.
+        Raises UnsupportedModel for another device or dtype, for a CPU without kernels, and for int8 where it does not
+        fit, BrokenModel.
         """
         if device != "cpu":
-            raise UnsupportedModel(f"the torch encoder runs on device cpu, not {device}")
+            raise UnsupportedModel(f"the {self.name} encoder runs on device cpu, not {device}")
         self.dtype = "float32" if dtype == "auto" else dtype
-        if self.dtype not in DTYPES:
+        if self.dtype not in self.dtypes:
             raise UnsupportedModel(
-                f"dtype {dtype} is not supported on a CPU, which has no fast {dtype} products; "
-                f"supported: {', '.join(DTYPES)}"
+                f"dtype {dtype} is not supported on a CPU by the {self.name} encoder; "
+                f"supported: {', '.join(self.dtypes)}"
             )
-        if self.dtype == "int8" and (portable or instruction_set() is None):
-            raise UnsupportedModel(
-                "int8 needs embert's kernels for CPUs with AVX2 or NEON, which this CPU or installation lacks"
-                if not portable
-                else "int8 does not run on --encoder torch-portable"
-            )
+        operators = self._operators()
         self.device_name = cpu_name()
         self.width = model.width
         self.hidden_size = model.config.hidden_size
@@ -129,20 +115,21 @@ class TorchEncoder(Encoder):
         head = model.heads.multi_vector
         self._unattended = None if head is None else head.unattended
         keep_freed_memory()
-        # Never more threads than this process may use CPUs; torch's own default follows OMP_NUM_THREADS.
-        self._threads = min(torch.get_num_threads(), usable_cpus())
-        self._pool = ThreadPoolExecutor(
-            self._threads, thread_name_prefix="embert-forward", initializer=allow_threads, initargs=(1,)
-        )
+        self._threads = usable_cores()
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="embert-forward")
         checkpoint = Checkpoint.open(model)
-        with torch.inference_mode():
-            self._transformer = Transformer(
-                model.config, checkpoint, DTYPES[self.dtype], int8=self.dtype == "int8", portable=portable
-            )
-            self._own_kernels = self._transformer.own_kernels
-            self._heads = load_heads(model, checkpoint, DTYPES[self.dtype], own_kernels=self._own_kernels)
+        self._transformer = Transformer(model.config, checkpoint, operators)
+        self._heads = load_heads(model, checkpoint, operators)
         self._embedding = EmbeddingHead(model.folder, model.after_pooling)
-        self.choice = f"{kernels_name()} kernels" if self._own_kernels else "torch's operators"
+
+    def _operators(self) -> Operators:
+        if instruction_set() is None:
+            raise UnsupportedModel(
+                f"{self.dtype} on the cpu encoder needs embert's kernels for CPUs with AVX2 or NEON, which this CPU or "
+                "installation lacks; --encoder torch runs float32 and bfloat16 without them"
+            )
+        self.choice = f"{kernels_name()} kernels"
+        return KernelOperators(int8=self.dtype == "int8")
 
     @property
     def batch_tokens(self) -> int:
@@ -154,11 +141,10 @@ class TorchEncoder(Encoder):
         return next((row for row in ONE_ROW if rows == {row}), None)
 
     def _threads_for(self, tokens: int) -> int:
-        """Threads of torch's loops for a batch of one run."""
-        few = FEW_TOKENS_THREADS_KERNELS if self._own_kernels else FEW_TOKENS_THREADS
-        return self._threads if tokens >= MIN_RUN_TOKENS else min(few, self._threads)
+        """Threads for a batch of one run."""
+        return self._threads if tokens >= MIN_RUN_TOKENS else min(self.few_tokens_threads, self._threads)
 
-    def submit(self, batch: PackedBatch) -> _Ticket:
+    def submit(self, batch: PackedBatch) -> Ticket:
         """Take a batch; its arrays may be reused.
 
         Raises ValueError if it has more than max_batch_tokens tokens, EncoderError for a longer sequence than the
@@ -185,7 +171,7 @@ class TorchEncoder(Encoder):
         if self._position_padding_id is not None:
             padding_row = self._config.max_positions
             around = padding_positions(batch.ids, batch.cu_seqlens, self._position_padding_id, padding_row)
-        return _Ticket(
+        return Ticket(
             wanted=batch.wanted,
             tasks=np.full(len(order), Task.EMBED, np.uint8) if batch.tasks is None else batch.tasks[order],
             order=order,
@@ -201,7 +187,7 @@ class TorchEncoder(Encoder):
             prompt_tokens=None if batch.prompt_tokens is None else batch.prompt_tokens[order].astype(np.int64),
         )
 
-    def wait(self, ticket: _Ticket) -> dict[Task, TaskOutput]:
+    def wait(self, ticket: Ticket) -> dict[Task, TaskOutput]:
         """Run the forward; see Encoder.wait."""
         try:
             return self._forward(ticket)
@@ -217,34 +203,27 @@ class TorchEncoder(Encoder):
         self._pool.shutdown()
         del self._transformer, self._heads, self._embedding
 
-    def _forward(self, ticket: _Ticket) -> dict[Task, TaskOutput]:
+    def _forward(self, ticket: Ticket) -> dict[Task, TaskOutput]:
         runs = self._runs(ticket)
         if len(runs) <= 1:
             allow_threads(self._threads_for(len(ticket.ids)))
             parts = [self._run(ticket, run) for run in runs]
         else:
-            # Each run has its own thread, so torch must not add more.
-            allow_threads(1)
-            try:
-                # Longest sequences first: the short ones fill the gaps at the end.
-                running = [self._pool.submit(self._run, ticket, run) for run in reversed(runs)]
-                wait(running)
-            finally:
-                allow_threads(self._threads)
+            # Each run has its own thread of the pool, which allows it no more. Longest sequences first: the short ones
+            # fill the gaps at the end.
+            running = [self._pool.submit(self._run, ticket, run) for run in reversed(runs)]
+            wait(running)
             parts = [one.result() for one in reversed(running)]
         return {task: self._rows(task, parts, ticket) for task in ALL_TASKS if task in ticket.wanted}
 
-    def _runs(self, ticket: _Ticket) -> list[Run]:
-        """A run for each thread, or one for all of them where there are too few sequences for that.
-
-        Only our own kernels divide well what lies between two products, so torch's keep a run for each.
-        """
+    def _runs(self, ticket: Ticket) -> list[Run]:
+        """A run for each thread, or one for all of them where there are too few sequences for that."""
         count = run_count(len(ticket.ids), self._threads)
-        if self._own_kernels and 1 < min(count, len(ticket.lengths)) < self._threads:
+        if self.shares_kernels and 1 < min(count, len(ticket.lengths)) < self._threads:
             count = 1
         return list(cut_into_runs(ticket.lengths, ticket.attended, count))
 
-    def _rows(self, task: Task, parts: Sequence[Mapping[Task, TaskOutput]], ticket: _Ticket) -> TaskOutput:
+    def _rows(self, task: Task, parts: Sequence[Mapping[Task, TaskOutput]], ticket: Ticket) -> TaskOutput:
         """The rows of the sequences that want a task, in the order submitted, from those of the runs."""
         wanting = ticket.order[ticket.wanting(task)]
         of_runs = [part[task] for part in parts if task in part]
@@ -260,29 +239,28 @@ class TorchEncoder(Encoder):
         normalize = None if ticket.normalize is None else ticket.normalize[chosen]
         return TaskOutput.one_each(self._embedding(rows.values, dimensions, normalize))
 
-    def _run(self, ticket: _Ticket, run: Run) -> dict[Task, TaskOutput]:
+    def _run(self, ticket: Ticket, run: Run) -> dict[Task, TaskOutput]:
         """Take one run through the layers and the heads: the rows of each task, in the run's order."""
         ids, groups = ticket.ids[run.tokens], run.groups
         tasks = Task(int(np.bitwise_or.reduce(ticket.tasks[run.sequences])))
-        with torch.inference_mode():  # the mode belongs to the thread
-            one_row = self._one_row(tasks)
-            chosen = one_row_each(groups, one_row) if one_row else None
-            if chosen is not None and Task.CLASSIFY in tasks and (ids[chosen.numpy()] == self._padding_id).any():
-                chosen = None  # the classifier takes an earlier row
-            rows = self._transformer(
-                torch.from_numpy(ids),
-                torch.from_numpy(ticket.positions[run.tokens]),
-                None if ticket.token_types is None else torch.from_numpy(ticket.token_types[run.tokens]),
-                None if ticket.adapters is None else torch.from_numpy(ticket.adapters[run.tokens]),
-                groups,
-                chosen,
-            )
-            if chosen is not None:  # as if each sequence had one token
-                ids, groups = ids[chosen.numpy()], [Group(0, len(chosen), 1)]
-            prompt_tokens = None if ticket.prompt_tokens is None else ticket.prompt_tokens[run.sequences]
-            hidden = Hidden(rows, ids, groups, prompt_tokens)
-            return {
-                task: head(hidden.of(ticket.wanting(task)[run.sequences]))
-                for task, head in self._heads.items()
-                if task in tasks
-            }
+        one_row = self._one_row(tasks)
+        chosen = one_row_each(groups, one_row) if one_row else None
+        if chosen is not None and Task.CLASSIFY in tasks and (ids[chosen] == self._padding_id).any():
+            chosen = None  # the classifier takes an earlier row
+        rows = self._transformer(
+            ids,
+            ticket.positions[run.tokens],
+            None if ticket.token_types is None else ticket.token_types[run.tokens],
+            None if ticket.adapters is None else ticket.adapters[run.tokens],
+            groups,
+            chosen,
+        )
+        if chosen is not None:  # as if each sequence had one token
+            ids, groups = ids[chosen], [Group(0, len(chosen), 1)]
+        prompt_tokens = None if ticket.prompt_tokens is None else ticket.prompt_tokens[run.sequences]
+        hidden = Hidden(rows, ids, groups, prompt_tokens)
+        return {
+            task: head(hidden.of(ticket.wanting(task)[run.sequences]))
+            for task, head in self._heads.items()
+            if task in tasks
+        }

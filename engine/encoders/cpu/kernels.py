@@ -1,23 +1,21 @@
-"""Our own kernels for CPUs (csrc/cpu/) on torch's tensors, in float32: linear layers, norms, attention.
+"""Our own kernels for CPUs (csrc/cpu/) on numpy's arrays, in float32: linear layers, norms, attention.
 
-Results are batch-invariant: the order of each sum depends only on the row's own columns or its own sequence. torch's
-operators, which other CPUs use, choose the order by the number of rows.
+Results are batch-invariant: the order of each sum depends only on the row's own columns or its own sequence.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
-import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
 from embert.engine.encoders.cpu.positions import Positions
 from embert.engine.encoders.cpu.runs import Group, allowed_threads
@@ -25,6 +23,8 @@ from embert.engine.errors import UnsupportedModel
 from embert.engine.quantization.rows import QuantizedWeight
 
 Activation = Literal["none", "gelu", "gelu_tanh", "relu", "silu"]
+Floats = npt.NDArray[np.float32]
+Norm = tuple[Floats, Floats | None, float]  # gamma, beta, epsilon; without beta it is an RMSNorm
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def _select(limit: str) -> str:
 def instruction_set() -> str | None:
     """Instruction set of the kernels on this CPU, None if it has no kernels or they are not installed.
 
-    EMBERT_CPU_ISA selects a smaller one, as ONEDNN_MAX_CPU_ISA does for oneDNN.
+    EMBERT_CPU_ISA selects a smaller one.
     """
     return None if _cpu is None else _select(os.environ.get("EMBERT_CPU_ISA", "")) or None
 
@@ -65,191 +65,175 @@ def kernels_name() -> str:
     return (instruction_set() or "").replace("AVX512", "AVX-512").replace("_", " ").replace("DOT", "dot product")
 
 
+def lanes() -> int:
+    """Floats in a register."""
+    return int(_kernels().lanes())
+
+
+def _address(array: Any | None) -> int:
+    """The address of contiguous elements. ctypes finds it in a quarter of the time of `array.ctypes`."""
+    return 0 if array is None else ctypes.addressof(_Bytes.from_buffer(array))
+
+
+_Bytes = ctypes.c_char * 0
+
+
 class KernelLinear:
-    """A linear layer, called with tensors: see products.linear.Linear."""
+    """activation(x · weightᵀ + bias + residual) · gate, in float32."""
 
-    def __init__(self, layer: Callable[..., None], outputs: int, activation: Activation) -> None:
+    def __init__(self, layer: Any, outputs: int, activation: Activation) -> None:
         """`layer` is one of `_cpu`."""
-        self.layer, self.activation, self._outputs = layer, _kernels().activation(activation), outputs
+        self.layer, self.activation, self.outputs = layer, _kernels().activation(activation), outputs
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        x = x.contiguous()
-        rows = x.shape[0]
-        y = x.new_empty(rows, self._outputs)
-        # The names keep copies alive until the kernel has read them.
-        residual = None if residual is None else residual.contiguous()
-        gate = None if gate is None else gate.contiguous()
-        addresses = (0 if tensor is None else tensor.data_ptr() for tensor in (residual, gate))
-        self.layer(x.data_ptr(), rows, y.data_ptr(), self.activation, *addresses, allowed_threads())
+    def __call__(self, x: Floats, residual: Floats | None = None, gate: Floats | None = None) -> Floats:
+        """[T, in] → [T, out]. `residual` and `gate` are [T, out], contiguous, and are not changed."""
+        x = np.ascontiguousarray(x)
+        y = np.empty((len(x), self.outputs), np.float32)
+        addresses = _address(residual), _address(gate)
+        self.layer(_address(x), len(x), _address(y), self.activation, *addresses, allowed_threads())
         return y
 
 
-def linear(weight: torch.Tensor, bias: torch.Tensor, activation: Activation = "none") -> KernelLinear:
-    """A linear layer in float32: `weight` is float32 [out, in] and `bias` float32 [out]."""
-    layer = _kernels().linear(weight.contiguous().numpy(), bias.contiguous().numpy())
-    return KernelLinear(layer, len(bias), activation)
+def linear(weight: Floats, bias: Floats | None = None, activation: Activation = "none") -> KernelLinear:
+    """A linear layer: `weight` is float32 [out, in] and `bias` float32 [out]."""
+    outputs = len(weight)
+    bias = np.zeros(outputs, np.float32) if bias is None else np.ascontiguousarray(bias)
+    return KernelLinear(_kernels().linear(np.ascontiguousarray(weight), bias), outputs, activation)
 
 
-def int8_linear(
-    weights: Sequence[QuantizedWeight], bias: torch.Tensor, activation: Activation = "none"
-) -> KernelLinear:
+def int8_linear(weights: Sequence[QuantizedWeight], bias: Floats, activation: Activation = "none") -> KernelLinear:
     """An int8 linear layer with the integers that quantization/ defines; `weights` are concatenated."""
     integers = np.concatenate([weight.integers for weight in weights])
     scales = np.concatenate([weight.scales for weight in weights])
-    return KernelLinear(_kernels().int8_linear(integers, scales, bias.contiguous().numpy()), len(bias), activation)
-
-
-NormOf = tuple[torch.Tensor, torch.Tensor, float]  # gamma, beta, epsilon
+    return KernelLinear(_kernels().int8_linear(integers, scales, bias), len(bias), activation)
 
 
 class KernelLayer:
     """A whole layer in one call, where norms follow the residuals and nothing gates: BERT's, and others like it."""
 
-    def __init__(self, linears: Sequence[KernelLinear], norms: Sequence[NormOf], heads: int) -> None:
+    def __init__(self, linears: Sequence[KernelLinear], norms: Sequence[Norm], heads: int) -> None:
         """`linears` are those of query, key and value, of the projection, and the inner and the outer one, with their
         activations; `norms` follow attention and the feed-forward network."""
-        parts = ((gamma.numpy(), beta.numpy(), epsilon) for gamma, beta, epsilon in norms)
-        self._layer = _kernels().Layer(*(linear.layer for linear in linears), linears[2].activation, *parts, heads)
+        self._layer = _kernels().Layer(*(linear.layer for linear in linears), linears[2].activation, *norms, heads)
 
-    def __call__(self, x: torch.Tensor, groups: Sequence[Group], positions: Positions) -> torch.Tensor:
+    def __call__(self, x: Floats, groups: Sequence[Group], positions: Positions) -> Floats:
         """[T, hidden] → [T, hidden]. `groups` cover all rows in order; positions have no rotation."""
-        x = x.contiguous()
-        y = torch.empty_like(x)
-        bias = positions.bias
-        self._layer(
-            x.data_ptr(),
-            x.shape[0],
-            groups,
-            *((0, 0) if bias is None else (bias.by_distance.data_ptr(), bias.longest)),
-            -1 if positions.window is None else positions.window,
-            y.data_ptr(),
-            allowed_threads(),
-        )
+        y = np.empty_like(x)
+        bias, window = positions.bias, -1 if positions.window is None else positions.window
+        self._layer(_address(x), len(x), groups, _address(bias), _longest(bias), window, _address(y), allowed_threads())
         return y
 
 
-def normalized(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float) -> torch.Tensor:
-    """LayerNorm, or without `beta` RMSNorm, of float32 [T, columns]."""
-    x = x.contiguous()
-    y = torch.empty_like(x)
-    _kernels().normalize(
-        x.data_ptr(),
-        *x.shape,
-        gamma.data_ptr(),
-        0 if beta is None else beta.data_ptr(),
-        epsilon,
-        y.data_ptr(),
-        allowed_threads(),
-    )
+def _longest(by_distance: npt.NDArray[Any] | None) -> int:
+    """Length of the longest sequence whose distances are the columns of [..., 2 · longest - 1]."""
+    return 0 if by_distance is None else (by_distance.shape[-1] + 1) // 2
+
+
+def normalized(x: Floats, norm: Norm) -> Floats:
+    """LayerNorm, or without beta RMSNorm, of float32 [T, columns]."""
+    x, (gamma, beta, epsilon) = np.ascontiguousarray(x), norm
+    y = np.empty_like(x)
+    addresses = _address(gamma), _address(beta)
+    _kernels().normalize(_address(x), *x.shape, *addresses, epsilon, _address(y), allowed_threads())
     return y
 
 
 class KernelEmbeddings:
     """Rows of two tables, their sums and the sums' norm, in one call."""
 
-    def __init__(self, words: torch.Tensor, positions: torch.Tensor, norm: NormOf) -> None:
-        """The tables are float32 [rows, columns]."""
-        self._tables = words.contiguous().numpy(), positions.contiguous().numpy()
+    def __init__(self, words: Floats, positions: Floats, norm: Norm) -> None:
+        """The tables are float32 [rows, columns]. The norm has a beta."""
+        self._tables = words, positions
         self._gamma, self._beta, self._epsilon = norm
 
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """int64 [T] each → float32 [T, columns]. Raises IndexError for an id outside its table."""
-        y = torch.empty(len(ids), len(self._gamma))
+    def __call__(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Floats:
+        """[T] each, contiguous → float32 [T, columns]. Raises IndexError for an id outside its table."""
+        y = np.empty((len(ids), len(self._gamma)), np.float32)
+        norm = _address(self._gamma), _address(self._beta), self._epsilon
         _kernels().embed(
-            ids.contiguous().data_ptr(),
-            positions.contiguous().data_ptr(),
-            len(ids),
-            *self._tables,
-            self._gamma.data_ptr(),
-            self._beta.data_ptr(),
-            self._epsilon,
-            y.data_ptr(),
-            allowed_threads(),
+            _address(ids), _address(positions), len(ids), *self._tables, *norm, _address(y), allowed_threads()
         )
         return y
 
 
-def means(hidden: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
-    """The mean of each sequence's rows: float32 [T, columns] → [n, columns]."""
-    hidden = hidden.contiguous()
+def means(hidden: Floats, groups: Sequence[Group]) -> Floats:
+    """The mean of each sequence's rows: contiguous float32 [T, columns] → [n, columns]."""
     columns, done = hidden.shape[1], 0
-    y = torch.empty(sum(group.sequences for group in groups), columns)
+    y = np.empty((sum(group.sequences for group in groups), columns), np.float32)
+    rows, to = _address(hidden), _address(y)
     for start, sequences, length, _ in groups:
-        source = hidden.data_ptr() + 4 * start * columns
-        _kernels().mean(source, sequences, length, columns, y.data_ptr() + 4 * done * columns, allowed_threads())
+        source = rows + 4 * start * columns
+        _kernels().mean(source, sequences, length, columns, to + 4 * done * columns, allowed_threads())
         done += sequences
     return y
 
 
-def can_attend(size: int) -> bool:
-    """True if `attend` computes heads of `size` columns: whole registers."""
-    return int(size % _kernels().lanes()) == 0
+def attend(
+    qkv: Floats, group: Group, heads: int, positions: Positions, context: Floats, decoder: tuple[bool, int] = (False, 0)
+) -> None:
+    """Attention of one group of sequences: float32 [T, (heads + 2 · kv_heads) · size] → its rows of `context`, whole.
 
-
-def attend(qkv: torch.Tensor, group: Group, heads: int, positions: Positions, context: torch.Tensor) -> None:
-    """Attention of one group of sequences: float32 [T, 3 · hidden] → its rows of `context` [T, hidden], both whole."""
+    Heads are whole registers. `decoder`: queries attend to no later key; kv_heads, 0 for as many as `heads`.
+    """
     start, sequences, length, keys = group
-    size = context.shape[1] // heads
     rotation = None if positions.rotation is None else positions.rotation(length)  # keeps the tables until the end
-    bias = positions.bias
+    bias, window = positions.bias, -1 if positions.window is None else positions.window
     _kernels().attend(
-        qkv.data_ptr(),
-        start,
-        sequences,
-        length,
-        keys or length,
-        heads,
-        size,
-        context.data_ptr(),
-        *((0, 0, 0) if rotation is None else (rotation[0].data_ptr(), rotation[1].data_ptr(), rotation[0].shape[1])),
-        *((0, 0) if bias is None else (bias.by_distance.data_ptr(), bias.longest)),
-        -1 if positions.window is None else positions.window,
-        allowed_threads(),
-    )
-
-
-def attend_by_distance(qkv: torch.Tensor, group: Group, heads: int, rows: DistanceRows, context: torch.Tensor) -> None:
-    """The same with scores that have parts by distance (DeBERTa)."""
-    start, sequences, length, keys = group
-    tables = (0 if table is None else table.data_ptr() for table in (rows.of_queries, rows.of_keys))
-    _kernels().attend_by_distance(
-        qkv.data_ptr(),
+        _address(qkv),
         start,
         sequences,
         length,
         keys or length,
         heads,
         context.shape[1] // heads,
-        context.data_ptr(),
-        *tables,
-        rows.columns,
-        rows.row_of.data_ptr(),
-        (len(rows.row_of) + 1) // 2,
+        _address(context),
+        *((0, 0, 0) if rotation is None else (*map(_address, rotation), rotation[0].shape[1])),
+        _address(bias),
+        _longest(bias),
+        window,
         allowed_threads(),
+        *(decoder if any(decoder) else ()),
     )
 
 
 class DistanceRows:
     """Factors of queries and keys for each row of a table of distances, for `attend_by_distance`."""
 
-    def __init__(
-        self, of_queries: torch.Tensor | None, of_keys: torch.Tensor | None, row_of: npt.NDArray[np.int64]
-    ) -> None:
+    def __init__(self, of_queries: Floats | None, of_keys: Floats | None, row_of: npt.NDArray[np.int64]) -> None:
         """The first two are float32 [heads, rows, size], one of them at least; `row_of` is that of relative_rows."""
         self.of_queries, self.of_keys = (None if part is None else _as_columns(part) for part in (of_queries, of_keys))
         self.columns = next(part.shape[2] for part in (self.of_queries, self.of_keys) if part is not None)
-        self.row_of = torch.from_numpy(row_of.astype(np.int32))
+        self.row_of = row_of.astype(np.int32)
 
 
-def _as_columns(rows: torch.Tensor) -> torch.Tensor:
-    """[heads, rows, size] → [heads, size, columns]: an odd number of registers, so that rows of a table of a power of
-    two are not all in the same sets of the cache."""
-    lanes = _kernels().lanes()
-    spare = -rows.shape[1] % lanes
-    spare += lanes * ((rows.shape[1] + spare) // lanes % 2 == 0)
-    return F.pad(rows.transpose(1, 2), (0, spare)).contiguous()
+def _as_columns(rows: Floats) -> Floats:
+    """[heads, rows, size] → [heads, size, columns], both in whole registers. Their number is odd for `columns`, so that
+    rows of a table of a power of two are not all in the same sets of the cache."""
+    registers = -(-rows.shape[1] // lanes())
+    columns = lanes() * (registers + (registers % 2 == 0))
+    padding = (0, 0), (0, -rows.shape[2] % lanes()), (0, columns - rows.shape[1])
+    return np.ascontiguousarray(np.pad(rows.transpose(0, 2, 1), padding))
+
+
+def attend_by_distance(qkv: Floats, group: Group, heads: int, rows: DistanceRows, context: Floats) -> None:
+    """The same with scores that have parts by distance (DeBERTa)."""
+    start, sequences, length, keys = group
+    _kernels().attend_by_distance(
+        _address(qkv),
+        start,
+        sequences,
+        length,
+        keys or length,
+        heads,
+        context.shape[1] // heads,
+        _address(context),
+        _address(rows.of_queries),
+        _address(rows.of_keys),
+        rows.columns,
+        _address(rows.row_of),
+        _longest(rows.row_of),
+        allowed_threads(),
+    )
 
 
 def _kernels() -> ModuleType:

@@ -2,11 +2,6 @@
 
 A run is a part of a batch, cut between sequences, that one thread takes through all layers independently. It consists
 of groups: adjacent sequences of equal length.
-
-Small operators of torch take one thread, large ones all threads of the run. A loop of several threads ends when the
-last one does. When other processes use the cores, that thread must wait for a core, and each loop takes 50 to 100 µs
-longer. So a thread sets the number for its next operators by their size; torch.set_num_threads takes a tenth of a
-microsecond.
 """
 
 from __future__ import annotations
@@ -19,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from embert.engine.batch import PackedBatch
 from embert.engine.tasks import Task
@@ -96,11 +90,6 @@ def cut_into_runs(lengths: Ints, attended: Ints | None, count: int) -> Iterator[
         )
 
 
-# Thresholds for several threads: elements of an operator; multiplications of a product, by the dtype of its input.
-MANY_ELEMENTS = 1 << 15
-MANY_PRODUCTS = {torch.float32: 1 << 20, torch.bfloat16: 1 << 20, torch.uint8: 1 << 24}
-
-
 class _Run(threading.local):
     allowed = 1
 
@@ -111,30 +100,11 @@ _run = _Run()
 def allow_threads(count: int) -> None:
     """Set the number of threads of this thread's operators, until the next call."""
     _run.allowed = count
-    torch.set_num_threads(count)
 
 
 def allowed_threads() -> int:
     """Threads that the operators of this thread may use."""
     return _run.allowed
-
-
-def all_threads() -> None:
-    """Use all allowed threads for the next operators."""
-    if _run.allowed > 1:
-        torch.set_num_threads(_run.allowed)
-
-
-def threads_for_elements(count: int) -> None:
-    """The next operators read or write `count` elements each."""
-    if _run.allowed > 1:
-        torch.set_num_threads(_run.allowed if count >= MANY_ELEMENTS else 1)
-
-
-def threads_for_products(x: torch.Tensor, outputs: int) -> None:
-    """The next operator multiplies `x` [n, columns] by a matrix of `outputs` rows."""
-    if _run.allowed > 1:
-        torch.set_num_threads(_run.allowed if x.numel() * outputs >= MANY_PRODUCTS[x.dtype] else 1)
 
 
 def attended_tokens(batch: PackedBatch, token: int | None) -> npt.NDArray[np.int32] | None:

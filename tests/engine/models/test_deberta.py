@@ -17,7 +17,6 @@ from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2ForMaskedLM, make_log_bucket_position
 
 from embert import engine
-from embert.engine.encoders.cpu.attention import BIASED_ROWS
 from embert.engine.encoders.cuda.shapes import refusal
 from embert.engine.encoders.positions import relative_rows
 from embert.engine.encoders.self_test import hidden_state
@@ -91,25 +90,6 @@ def test_lengths_to_512(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: s
     without_own_kernels(monkeypatch)
     assert near(folder, sequences, expected) >= 0.999999
     assert near(folder, sequences, expected, dtype="bfloat16") >= 0.99
-
-
-def test_memory_of_a_text_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No part of the scores is held for more queries than one block's, nor for more heads than fit."""
-    without_own_kernels(monkeypatch)
-    folder = build(tmp_path, "deberta-v2", max_position_embeddings=1500, max_relative_positions=512)
-    sequences = random_sequences([1200, 30, 30], 64)
-    expected = hidden_states(folder, sequences)
-    sizes: list[int] = []
-    bmm = torch.bmm
-
-    def noting(*operands: torch.Tensor) -> torch.Tensor:
-        product = bmm(*operands)
-        sizes.append(product.numel())
-        return product
-
-    monkeypatch.setattr(torch, "bmm", noting)
-    assert near(folder, sequences, expected) >= 0.999999
-    assert 0 < max(sizes) <= 1200 * (1200 + BIASED_ROWS)
 
 
 def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.lib.texts import english
 from embert.engine.batch import pack
+from embert.engine.encoders.cpu.operators import KernelOperators
 from embert.engine.encoders.cpu.runs import Group
 from embert.engine.encoders.cpu.transformer import Transformer
 from embert.engine.encoders.loader import create_encoder
@@ -51,12 +51,10 @@ def test_layer_equals_the_definition(default_model: Model) -> None:
     exact, wanted = (
         [hidden_state(ids, model.config, checkpoint, int8=int8) for ids in sequences] for int8 in (False, True)
     )
-    layer = Transformer(model.config, checkpoint, torch.float32, int8=True)
+    layer = Transformer(model.config, checkpoint, KernelOperators(int8=True))
     error, cost = [], []
     for ids, rows, exact_rows in zip(sequences, wanted, exact, strict=True):
-        with torch.inference_mode():
-            tokens = torch.from_numpy(ids.astype(np.int64))
-            found = layer(tokens, torch.arange(len(ids)), None, None, [Group(0, 1, len(ids))]).numpy()
+        found = layer(ids.astype(np.int64), np.arange(len(ids)), None, None, [Group(0, 1, len(ids))])
         error.append(1 - cosines(found, rows))
         cost.append(1 - cosines(found, exact_rows))
     assert np.concatenate(error).max() < 1e-4  # an integer of a row may be off by one
@@ -86,7 +84,7 @@ def test_encoders_are_near_the_definition(default_model: Model, case: str, tmp_p
         np.concatenate([hidden_state(ids, model.config, checkpoint, int8=int8) for ids in sequences])
         for int8 in (False, True)
     )
-    encoder = create_encoder(model, device="cpu", dtype="int8", encoder="torch")
+    encoder = create_encoder(model, device="cpu", dtype="int8", encoder="cpu")
     found = encoder.encode(pack(sequences), Task.TOKENS)
     encoder.close()
     error, cost = 1 - cosines(found, wanted), 1 - cosines(exact, wanted)
@@ -95,10 +93,10 @@ def test_encoders_are_near_the_definition(default_model: Model, case: str, tmp_p
 
 
 def test_int8_needs_kernels(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnsupportedModel, match="torch-portable"):
-        Engine.load(default_model, device="cpu", dtype="int8", encoder="torch-portable")
+    with pytest.raises(UnsupportedModel, match="dtype int8 is not supported on a CPU by the torch encoder"):
+        Engine.load(default_model, device="cpu", dtype="int8", encoder="torch")
     without_own_kernels(monkeypatch)
-    with pytest.raises(UnsupportedModel, match="int8 needs embert's kernels"):
+    with pytest.raises(UnsupportedModel, match="int8 on the cpu encoder needs embert's kernels"):
         Engine.load(default_model, device="cpu", dtype="int8")
 
 

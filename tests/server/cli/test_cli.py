@@ -242,7 +242,7 @@ def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         30522,
     )
     assert (facts["pooling"], facts["dimensions"], facts["max_input_length"]) == ("mean", 384, 256)
-    assert (facts["encoder"], facts["device"], facts["dtype"]) == ("torch", "cpu", "float32")
+    assert (facts["encoder"], facts["device"], facts["dtype"]) == ("cpu", "cpu", "float32")
 
 
 def test_info_as_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ def test_one_model_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_gpu_all_share_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert placed(monkeypatch, 0, AUTO, AUTO, ("auto", "torch", "auto", MODEL)) == [["auto"]] * 3
+    assert placed(monkeypatch, 0, AUTO, AUTO, ("auto", "cpu", "auto", MODEL)) == [["auto"]] * 3
     assert placed(monkeypatch, 0, AUTO, ("cpu", "auto", "auto", MODEL)) == [["cpu"]] * 2
 
 

@@ -1,0 +1,115 @@
+"""A transformer's operators in torch. See encoders/cpu/operators.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
+
+from embert.engine.batch import cumulative
+from embert.engine.encoders.cpu.heads import lengths_of
+from embert.engine.encoders.cpu.kernels import Activation, Norm
+from embert.engine.encoders.cpu.operators import HeadParts, Weight, concatenated
+from embert.engine.encoders.cpu.runs import Group, allowed_threads
+from embert.engine.encoders.torch.attention import Attention
+from embert.engine.heads.embedding import ACTIVATIONS, LayerNorm
+from embert.engine.heads.token_rows import pooled_rows
+from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.weights.adapters import LowRank
+
+Floats = npt.NDArray[np.float32]
+
+ACTIVATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda y: y,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
+    "relu": torch.relu_,
+    "silu": F.silu,
+}
+
+
+class TorchOperators:
+    """See Operators. Products of layers are in `dtype`, sums of attention in float32."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def enter(self, x: Floats) -> torch.Tensor:
+        torch.set_num_threads(allowed_threads())  # takes a tenth of a microsecond
+        return torch.from_numpy(x)
+
+    def rounded(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self._dtype)
+
+    def leave(self, x: torch.Tensor) -> Floats:
+        rows: Floats = x.float().contiguous().numpy()
+        return rows
+
+    def linear(
+        self, weights: Sequence[Weight], bias: Floats, activation: Activation, added: LowRank | None
+    ) -> TorchLinear:
+        return TorchLinear(concatenated(weights), bias, self._dtype, activation, added)
+
+    def projection(self, weight: Floats, bias: Floats) -> TorchLinear:
+        return TorchLinear(weight, bias, self._dtype)
+
+    def norm(self, norm: Norm) -> Callable[[torch.Tensor], torch.Tensor]:
+        gamma, epsilon = torch.from_numpy(norm[0]), norm[2]
+        if norm[1] is None:
+            return lambda x: F.rms_norm(x.float(), x.shape[1:], gamma, epsilon).to(x.dtype)
+        beta = torch.from_numpy(norm[1])
+        return lambda x: F.layer_norm(x, x.shape[1:], gamma, beta, epsilon)
+
+    def attention(self, config: EncoderConfig, parts: HeadParts) -> Attention:
+        return Attention(config, parts)
+
+    def whole_layer(self, *_: object) -> None:
+        """There is none."""
+
+    embeddings = whole_layer
+
+    def head_linear(self, weight: Floats, bias: Floats | None, activation: str) -> Callable[[Floats], Floats]:
+        after, offset = ACTIVATIONS[activation], np.float32(0) if bias is None else bias
+        return lambda x: after(x @ weight.T + offset)
+
+    def head_norm(self, norm: Norm) -> LayerNorm:
+        return LayerNorm(*norm)
+
+    def means(self, hidden: Floats, groups: Sequence[Group]) -> Floats:
+        return pooled_rows(hidden, cumulative(lengths_of(groups)), "mean")
+
+
+class TorchLinear:
+    """See Operators.linear. What adapters add is float32 until it is added."""
+
+    def __init__(
+        self,
+        weight: Floats,
+        bias: Floats,
+        dtype: torch.dtype,
+        activation: Activation = "none",
+        added: LowRank | None = None,
+    ) -> None:
+        self._weight, self._bias = (torch.from_numpy(part).to(dtype) for part in (weight, bias))
+        self._activation = ACTIVATED[activation]
+        self._added = None if added is None else [torch.from_numpy(part) for part in added]
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        chosen: Floats | None = None,
+        residual: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        y = F.linear(x, self._weight, self._bias)
+        if chosen is not None and self._added is not None:
+            left, right = self._added
+            low_rank = F.linear(x.float(), right).view(*chosen.shape, -1) * torch.from_numpy(chosen)[:, :, None]
+            y += F.linear(low_rank.flatten(1), left)
+        if residual is not None:
+            y += residual
+        y = self._activation(y)
+        return y if gate is None else y.mul_(gate)
