@@ -106,7 +106,7 @@ def translate_fields(values: Mapping[str, Any], own: Collection[str], fields: Fi
             if not field.takes(value):
                 raise _refusal(name, field, value)
         elif field is None or field.verdict is Verdict.HONORED:
-            if field is not None and values.get(field.ignored_with) is not None:
+            if field is not None and field.ignored_with and values.get(field.ignored_with) is not None:
                 continue
             if field is None or field.translation is None:
                 if result.get(name) not in (None, value):

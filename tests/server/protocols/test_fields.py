@@ -106,6 +106,15 @@ def test_two_names_of_one_field_must_agree() -> None:
         assert error.value.param == name
 
 
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.path)
+def test_a_field_with_an_empty_name_leaves_the_others_as_they_are(task: TaskRoute) -> None:
+    plain = own_values(parse(task.request, json.dumps(task.example).encode()))
+    request, translated = reread(task.request, {"": 1, **task.example})
+    assert own_values(request) == plain
+    assert translated is not None
+    assert translated.ignored == [""]
+
+
 def test_header_of_many_and_odd_names() -> None:
     assert header_value(["a", "b"]) == b"a,b"
     assert header_value([""]) == b'""'
