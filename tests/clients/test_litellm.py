@@ -63,8 +63,9 @@ def test_infinity_reads_documents_as_strings(fleet: Fleet) -> None:
         )
 
 
-def test_vllm_embeddings(fleet: Fleet) -> None:
-    response = litellm.embedding(model="hosted_vllm/minilm", api_base=fleet.url("minilm") + "/v1", input=TEXTS)
+@pytest.mark.parametrize(("provider", "path"), [("hosted_vllm", "/v1"), ("ollama", "")])
+def test_embeddings(fleet: Fleet, provider: str, path: str) -> None:
+    response = litellm.embedding(model=f"{provider}/minilm", api_base=fleet.url("minilm") + path, input=TEXTS)
     assert_embedded([each["embedding"] for each in response.data], fleet.folder("minilm"), TEXTS)
     assert response.usage.prompt_tokens > 0
 
