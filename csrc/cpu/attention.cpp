@@ -243,7 +243,8 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
     with_constant<kTileVectors>(std::min(kTileColumns, head.size - offset) / kLanes, [&](auto lanes) {
       constexpr int kVectors = lanes;
       Floats sums[kRows][kVectors];
-      multiply<kRows, kVectors>(scores, padded, head.values.first + offset, head.values.stride, head.count, sums);
+      multiply<kRows, kVectors>(scores, padded, head.values.first + offset, head.values.stride, head.count, sums,
+                                kPartialDepth - head.first % kPartialDepth);
       for (int row = 0; row < kRows; ++row) {
         for (int v = 0; v < kVectors; ++v) {
           float* const to = context + row * stride + offset + v * kLanes;
@@ -264,7 +265,7 @@ struct Copied {
 };
 
 // Queries first … first + count - 1 of a head. A window's keys begin at a whole register, so that each key is in the
-// same lane for all queries: results are batch-invariant.
+// same lane and in the same partial sum for all queries: results are batch-invariant.
 void attend_block(std::uint64_t call, const HeadRows& q, const HeadRows& k, const HeadRows& v,
                   const SequenceGroup& group, const Positions& positions, const float* bias,
                   const DistanceRows& distances, int head_index, int size, int first, int count, float* context,

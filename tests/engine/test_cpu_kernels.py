@@ -342,15 +342,16 @@ def test_whole_layer_is_its_parts(default_model: engine.Model, int8: bool) -> No
     assert not np.array_equal(whole, layer(x, groups, Positions()))
 
 
+@pytest.mark.parametrize("window", [None, 150])
 @pytest.mark.parametrize("int8", [False, True])
-def test_bits_do_not_depend_on_the_threads(default_model: engine.Model, int8: bool) -> None:
+def test_bits_do_not_depend_on_the_threads(default_model: engine.Model, int8: bool, window: int | None) -> None:
     """Each number of threads divides rows, columns and heads into other tasks."""
     layer = Layer(default_model.config, Checkpoint.open(default_model), 3, KernelOperators(int8=int8))
     groups, x = [Group(0, 2, 9), Group(18, 1, 212)], drawn(1, 230, 384)
 
     def run(threads: int) -> Floats:
         runs.allow_threads(threads)
-        rows: Floats = layer(x, groups, Positions())
+        rows: Floats = layer(x, groups, Positions(window=window))
         return rows
 
     wanted = run(1)

@@ -41,13 +41,14 @@ inline void set_zero(Floats (&sums)[kRows][kVectors]) {
 }
 
 // sums[row][lane] = Σₖ a[row · a_stride + k] · b[k · b_stride + kLanes · v + lane]: in an order that depends only on
-// `depth`, not on the tile's size. So a row's sums are batch-invariant.
+// `depth` and on `first`, the products in the first partial sum, not on the tile's size. So a row's sums are
+// batch-invariant.
 template <int kRows, int kVectors>
 inline void multiply(const float* a, std::ptrdiff_t a_stride, const float* b, std::ptrdiff_t b_stride, int depth,
-                     Floats (&sums)[kRows][kVectors]) {
+                     Floats (&sums)[kRows][kVectors], int first = kPartialDepth) {
   set_zero(sums);
-  add_products<kRows, kVectors>(a, a_stride, b, b_stride, depth < kPartialDepth ? depth : kPartialDepth, sums);
-  for (int k = kPartialDepth; k < depth; k += kPartialDepth) {
+  add_products<kRows, kVectors>(a, a_stride, b, b_stride, depth < first ? depth : first, sums);
+  for (int k = first; k < depth; k += kPartialDepth) {
     Floats run[kRows][kVectors];
     set_zero(run);
     const int left = depth - k;
