@@ -78,6 +78,13 @@ def _address(array: Any | None) -> int:
 _Bytes = ctypes.c_char * 0
 
 
+def _new_rows(rows: int, columns: int) -> Floats:
+    """Memory for rows that begins with a cache line, which numpy does not promise."""
+    memory = np.empty(rows * columns + 16, np.float32)
+    skipped = -_address(memory) % 64 // 4
+    return memory[skipped : skipped + rows * columns].reshape(rows, columns)
+
+
 class KernelLinear:
     """activation(x · weightᵀ + bias + residual) · gate, in float32."""
 
@@ -88,7 +95,7 @@ class KernelLinear:
     def __call__(self, x: Floats, residual: Floats | None = None, gate: Floats | None = None) -> Floats:
         """[T, in] → [T, out]. `residual` and `gate` are [T, out], contiguous, and are not changed."""
         x = np.ascontiguousarray(x)
-        y = np.empty((len(x), self.outputs), np.float32)
+        y = _new_rows(len(x), self.outputs)
         addresses = _address(residual), _address(gate)
         self.layer(_address(x), len(x), _address(y), self.activation, *addresses, allowed_threads())
         return y
@@ -118,7 +125,7 @@ class KernelLayer:
 
     def __call__(self, x: Floats, groups: Sequence[Group], positions: Positions) -> Floats:
         """[T, hidden] → [T, hidden]. `groups` cover all rows in order; positions have no rotation."""
-        y = np.empty_like(x)
+        y = _new_rows(*x.shape)
         bias, window = positions.bias, -1 if positions.window is None else positions.window
         self._layer(_address(x), len(x), groups, _address(bias), _longest(bias), window, _address(y), allowed_threads())
         return y
@@ -132,7 +139,7 @@ def _longest(by_distance: npt.NDArray[Any] | None) -> int:
 def normalized(x: Floats, norm: Norm) -> Floats:
     """LayerNorm, or without beta RMSNorm, of float32 [T, columns]."""
     x, (gamma, beta, epsilon) = np.ascontiguousarray(x), norm
-    y = np.empty_like(x)
+    y = _new_rows(*x.shape)
     addresses = _address(gamma), _address(beta)
     _kernels().normalize(_address(x), *x.shape, *addresses, epsilon, _address(y), allowed_threads())
     return y
@@ -148,7 +155,7 @@ class KernelEmbeddings:
 
     def __call__(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Floats:
         """[T] each, contiguous → float32 [T, columns]. Raises IndexError for an id outside its table."""
-        y = np.empty((len(ids), len(self._gamma)), np.float32)
+        y = _new_rows(len(ids), len(self._gamma))
         norm = _address(self._gamma), _address(self._beta), self._epsilon
         _kernels().embed(
             _address(ids), _address(positions), len(ids), *self._tables, *norm, _address(y), allowed_threads()
