@@ -29,7 +29,7 @@ def load_encoder(
     `max_batch_tokens` is the largest batch, in tokens, that the encoder takes; None is the encoder's own choice.
     `encoder` is "auto", "cuda", "cuda-portable" (CUDA without Hopper's own kernels, as other GPUs run it, for
     comparison), "cpu" (our own kernels for CPUs), "torch" (the reference implementation for any CPU, which "auto" takes
-    where there are no kernels), or "package.module:factory", called as `load_encoder` is, without `encoder`.
+    where kernels are missing), or "package.module:factory", called as `load_encoder` is, without `encoder`.
 
     The encoder's `choice` says in one sentence why it was chosen. Raises UnsupportedModel for a device or dtype that
     is not available, for a model that the encoder cannot run and where torch is needed and missing, BrokenModel for

@@ -106,7 +106,7 @@ def _on_cpu(kind: str, choice: str, dtype: str, *, free: bool) -> tuple[Callable
     from embert.engine.encoders.cpu.kernels import instruction_set
 
     if free and dtype == "bfloat16":
-        kind, choice = "torch", f"{choice}; there are no kernels for bfloat16"
+        kind, choice = "torch", f"{choice}; bfloat16 has no kernels"
     elif free and dtype in ("auto", "float32") and instruction_set() is None:
         kind, choice = "torch", f"{choice}; no kernels are installed that run on this CPU"
     if kind == "cpu":

@@ -74,7 +74,7 @@ class OllamaShowRequest(RequestBody):
 
 
 class OllamaDetails(BaseModel):
-    """What a model is."""
+    """Description of a model."""
 
     parent_model: str
     format: str

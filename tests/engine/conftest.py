@@ -43,7 +43,7 @@ class BuildBert(Protocol):
 
 
 def without_own_kernels(patch: pytest.MonkeyPatch) -> None:
-    """Makes this a CPU for which there are no kernels."""
+    """Makes this a CPU without kernels."""
     patch.setattr("embert.engine.encoders.cpu.kernels._cpu", None)
 
 

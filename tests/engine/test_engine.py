@@ -288,7 +288,7 @@ def test_choosing_an_encoder(default_model: Model, monkeypatch: pytest.MonkeyPat
     assert (reference.name, reference.choice) == ("torch", "the torch encoder was asked for; torch's operators")
     unsupported = engine.load_encoder(default_model, dtype="bfloat16")
     assert unsupported.name == "torch"
-    assert "there are no kernels for bfloat16" in unsupported.choice
+    assert "bfloat16 has no kernels" in unsupported.choice
     with monkeypatch.context() as patch:
         without_own_kernels(patch)
         assert engine.load_encoder(default_model).name == "torch"
@@ -374,7 +374,7 @@ def test_without_torch(default_model: Model, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delattr(encoders, "torch", raising=False)  # the submodule, once imported, is the package's attribute
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UnsupportedModel, match=r"torch .*no kernels for bfloat16.*pip install 'embert\[torch\]'"):
+    with pytest.raises(UnsupportedModel, match=r"torch .*bfloat16 has no kernels.*pip install 'embert\[torch\]'"):
         engine.load_encoder(default_model, device="cpu", dtype="bfloat16")
 
 

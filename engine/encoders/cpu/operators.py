@@ -1,4 +1,4 @@
-"""What computes a transformer: our own kernels on numpy's arrays. encoders/torch/ has the same in torch."""
+"""Operators of a transformer: our kernels on numpy's arrays. encoders/torch/ has the same operators in torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Weight(NamedTuple):
 
 
 class HeadParts(NamedTuple):
-    """What attention of a layer has in addition to queries, keys and values."""
+    """Inputs of a layer's attention in addition to queries, keys and values."""
 
     norms: tuple[Floats, Floats] | None = None  # gammas of RMSNorms: of queries, with the scores' scale, and of keys
     # Factors of queries and of keys for each row of the table of distances: [2 · span, hidden] each.
