@@ -13,7 +13,7 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,9 @@ _BLOCKS_PER_ENGINE = 3  # one finishes, one is encoded, one waits
 _BUFFERS_PER_ENGINE, _BUFFERS_FOR_WRITER = 4, 3
 _TOKENIZATION_PROCESSES_PER_GPU = 12
 _CPUS_PER_TOKENIZATION_PROCESS = 8  # where the CPU encodes
+# The main thread waits in steps of this. Ctrl-C does not end a wait without a timeout if another thread receives the
+# signal, or if it arrives just before the wait.
+_SIGNAL_INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +165,11 @@ class Pipeline:
         # A daemon, because it may wait for standard input when the run ends.
         threading.Thread(target=self._read, args=(pool,), daemon=True).start()
         try:
-            while (item := self._blocks.get()) is not None:
+            while (item := self._next_block()) is not None:
                 if isinstance(item, Exception):
                     raise item
+                while not item.done():
+                    wait([item], _SIGNAL_INTERVAL_S)
                 block = item.result()
                 if block.error:
                     raise BulkError(block.error)
@@ -180,6 +185,11 @@ class Pipeline:
             pool.shutdown(wait=False, cancel_futures=True)
         if skipped:
             _warn(f"rows skipped: {skipped}")
+
+    def _next_block(self) -> Future[Block] | Exception | None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._blocks.get(timeout=_SIGNAL_INTERVAL_S)
 
     def _read(self, pool: ThreadPoolExecutor) -> None:
         try:

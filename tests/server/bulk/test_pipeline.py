@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -66,3 +69,27 @@ def test_a_lost_worker_ends_the_run() -> None:
     blocks, error = run(Worker(lost=7))
     assert (blocks.written, error) == ([*range(len(blocks.written))], "lost")
     assert len(blocks.written) <= 7
+
+
+class Interrupted(Worker):
+    """Receives a SIGINT for the process in its own thread, and never ends its block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = threading.Event()
+
+    def run(self, stage: str, block: Block) -> Block:
+        if not block.number:
+            time.sleep(0.2)  # by then, the main thread waits for this block
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+            self.ended.wait()
+        return super().run(stage, block)
+
+
+def test_ctrl_c_interrupts_the_run_whichever_thread_receives_the_signal() -> None:
+    worker = Interrupted()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(worker)
+    finally:
+        worker.ended.set()
