@@ -21,7 +21,7 @@ from embert.engine.heads.checkpoints.stored import named_groups, stored_in, stor
 from embert.engine.heads.checkpoints.vector_heads import CONVERT, VectorHeads, read_vector_heads
 from embert.engine.heads.description import NO_HEADS, Classifier, Heads, MultiVector, TokenClassifier
 from embert.engine.heads.modules import Modules, read_modules
-from embert.engine.heads.pooling import POOLINGS, Module, modes_of, width_after
+from embert.engine.heads.pooling import POOLINGS, Dense, Module, Quantize, modes_of, width_after
 from embert.engine.lora import PEFT_PREFIX, Lora, placed, read_lora
 from embert.engine.models import check_config, read_config
 from embert.engine.models.encoder_config import Adapters, EncoderConfig, position_bytes, tensor_shapes
@@ -69,6 +69,11 @@ class Model:
     def weights_folder(self) -> Path:
         """The folder that holds config.json and the weights."""
         return self.base or self.transformer_folder
+
+    @property
+    def whole_numbers(self) -> bool:
+        """True if vectors are whole numbers of -127 to 127 by themselves, where they are not normalized."""
+        return any(isinstance(module, Quantize) for module in self.after_pooling)
 
     @property
     def tasks(self) -> Task:
@@ -176,7 +181,9 @@ class _Checkpoint:
         pooling = "cls" if isinstance(classifier, Classifier) else "mean"
         if vector_heads.embeds and self.modules.pooling:
             pooling = self.modules.pooling
-        after_pooling = self.modules.after_pooling if vector_heads.embeds else ()
+        after_pooling: tuple[Module, ...] = ()
+        if vector_heads.embeds:
+            after_pooling = (*self._read_projection(config, pooling), *self.modules.after_pooling)
         max_input_length, multi_vector = self._limit_lengths(config, tokenizer, vector_heads.multi_vector)
         config = self._limit_positions(config, max_input_length)
         heads = Heads(
@@ -185,7 +192,7 @@ class _Checkpoint:
             multi_vector,
             classifier if isinstance(classifier, TokenClassifier) else None,
         )
-        self._find_unused(config, heads, pooling if embeds else "")
+        self._find_unused(config, heads, after_pooling, pooling if embeds else "")
         return Model(
             model_id=self.model_id,
             folder=self.folder,
@@ -373,13 +380,36 @@ class _Checkpoint:
             )
         return config
 
-    def _find_unused(self, config: EncoderConfig, heads: Heads, pooling: str) -> None:
+    def _read_projection(self, config: EncoderConfig, pooling: str) -> tuple[Module, ...]:
+        """The linear layer that the model's own code applies to every row of a text, as a module after pooling.
+
+        Means and single rows may be multiplied after pooling. Raises UnsupportedModel for another pooling.
+        """
+        if not config.tensors.projection:
+            return ()
+        name, stored = f"{config.tensors.projection}.weight", stored_tensors(self.weights)
+        if name not in stored.shapes:
+            return ()
+        if "max" in modes_of(pooling) or len(modes_of(pooling)) > 1:
+            raise UnsupportedModel(
+                f"{stored.path}: {name} multiplies every token's row, and pooling {pooling} of what it makes is "
+                "not supported; supported: cls, mean, last-token"
+            )
+        stored.check(name, (stored.shapes[name][0] if stored.shapes[name] else 0, config.hidden_size))
+        columns, file = stored.shapes[name][0], stored.files[name]
+        return (Dense(str(file.parent), config.hidden_size, columns, False, "identity", file=file.name),)
+
+    def _find_unused(
+        self, config: EncoderConfig, heads: Heads, after_pooling: tuple[Module, ...], pooling: str
+    ) -> None:
         """Add a notice for stored tensors that nothing reads: they belong to a head that is not served.
 
         `pooling` is how the model embeds, if it does. Raises BrokenModel for files that cannot be read.
         """
         stored = stored_tensors(self.weights)
         unused = unused_tensors(stored, config, heads)
+        if config.tensors.projection and after_pooling:
+            unused = [name for name in unused if name != f"{config.tensors.projection}.weight"]
         if unused:
             served = f"; embeddings are pooled by {pooling}" if pooling else ""
             self.notices.append(

@@ -565,6 +565,13 @@ CONFIG_OF_MODEL_TYPE |= {
         **WINDOWS_OF_QWEN,
         "attention_bias": BIASES["attention_bias"],
     },
+    "bidirectional_pplx_qwen3": {
+        **DECODER,
+        **WINDOWS_OF_QWEN,
+        "is_causal": irrelevant("attention always has both directions"),
+        "use_bidirectional_attention": irrelevant("attention always has both directions"),
+        "attention_bias": BIASES["attention_bias"],
+    },
     "gemma3_text": {
         **DECODER,
         "use_bidirectional_attention": honored("true: attention in both directions"),

@@ -107,6 +107,11 @@ def normalized(x: Floats) -> Floats:
     return y
 
 
+def _whole_numbers(x: Floats) -> Floats:
+    y: Floats = np.rint(np.tanh(x) * np.float32(127))
+    return y
+
+
 def load_modules(folder: Path, modules: Sequence[pooling.Module]) -> tuple[Callable[[Floats], Floats], ...]:
     """The modules after a model's pooling, with their weights. Raises BrokenModel."""
     return tuple(_load_module(folder, module) for module in modules)
@@ -115,10 +120,13 @@ def load_modules(folder: Path, modules: Sequence[pooling.Module]) -> tuple[Calla
 def _load_module(folder: Path, module: pooling.Module) -> Callable[[Floats], Floats]:
     if isinstance(module, pooling.Normalize):
         return normalized
-    file = SafetensorsFile(folder / module.folder / "model.safetensors")
+    if isinstance(module, pooling.Quantize):
+        return _whole_numbers
     if isinstance(module, pooling.LayerNorm):
+        file = SafetensorsFile(folder / module.folder / "model.safetensors")
         gamma, beta = (_tensor(file, f"norm.{part}", (module.columns,)) for part in ("weight", "bias"))
         return LayerNorm(gamma, beta, TORCH_EPSILON)
+    file = SafetensorsFile(folder / module.folder / module.file)
     shape = (module.outputs, module.inputs)
     projects = module.residual and module.inputs != module.outputs
     return DenseLayer(

@@ -19,6 +19,7 @@ from embert.engine.heads.pooling import (
     Module,
     Normalize,
     PoolingModule,
+    Quantize,
     check_normalize,
     read_dense,
     read_layer_norm,
@@ -31,6 +32,7 @@ FOLLOWS = {
     "Transformer": ("",),
     "Pooling": ("Transformer",),
     **dict.fromkeys(AFTER_POOLING, ("Pooling", *AFTER_POOLING)),
+    "Quantize": ("Pooling", *AFTER_POOLING),
     "SpladePooling": ("Transformer",),
     "LogitScore": ("Transformer",),
     "token Dense": ("Transformer", "token Dense"),
@@ -42,6 +44,7 @@ SUPPORTED = (
     "Transformer, Dense on tokens, then MultiVectorMask and Normalize; Transformer, LogitScore"
 )
 JINA_TRANSFORMER = "custom_st.Transformer"  # jina-embeddings-v3's own class: a Transformer with adapters
+PPLX_QUANTIZER = "st_quantize.FlexibleQuantizer"  # pplx-embed's own class, whose default is int8
 PYLATE_DENSE = "pylate.models.Dense.Dense"
 # SpladePooling's activations → whether the logarithm is taken twice.
 SPLADE_ACTIVATIONS = {"relu": False, "log1p_relu": True}
@@ -119,6 +122,8 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
         elif kind == "Normalize":
             check_normalize(folder, module["path"])
             after_pooling.append(Normalize())
+        elif kind == "Quantize":
+            after_pooling.append(Quantize())
         elif kind == "token Dense":
             token_dense.append(read_dense(folder, module["path"], input_name="token_embeddings"))
         elif kind == "SpladePooling":
@@ -161,6 +166,8 @@ def _kind(folder: Path, module: dict[str, Any], previous: str) -> str:
     """The key of FOLLOWS for a module; anything else for one that is not known."""
     if module["type"] == PYLATE_DENSE:
         return "token Dense"
+    if module["type"] == PPLX_QUANTIZER:
+        return "Quantize"
     if module["type"] == JINA_TRANSFORMER:
         # Other authors call their code by the same name, and it is never run.
         path = folder / module["path"] / "config.json"

@@ -1,4 +1,4 @@
-"""Pooling and the modules after it: Dense (in late interaction on tokens too), LayerNorm, Normalize.
+"""Pooling and the modules after it: Dense (in late interaction on tokens too), LayerNorm, Normalize, Quantize.
 
 Descriptions, read from sentence-transformers' files. Imports no numpy: the supervisor reads descriptions, and computes
 nothing. `embedding` does.
@@ -91,12 +91,13 @@ PLAIN = ("identity", "tanh", "relu", "sigmoid", "gelu")
 class Dense:
     """activation(x · weightᵀ + bias), and x or its projection added to that."""
 
-    folder: str  # inside the model's folder; holds model.safetensors
+    folder: str  # inside the model's folder; holds model.safetensors, unless `file` is another
     inputs: int  # columns in
     outputs: int  # columns out
     bias: bool
     activation: str  # a value of ACTIVATION_CLASSES
     residual: bool = False
+    file: str = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,12 @@ class Normalize:
     """Rows of length 1, before another module. At the end of a model a request decides."""
 
 
-Module = Dense | LayerNorm | Normalize
+@dataclass(frozen=True, slots=True)
+class Quantize:
+    """Whole numbers of -127 to 127, the nearest to 127 · tanh(x): pplx-embed's module. It ends a model."""
+
+
+Module = Dense | LayerNorm | Normalize | Quantize
 
 
 def is_plain(module: Module) -> bool:
@@ -173,7 +179,7 @@ def check_normalize(folder: Path, name: str) -> None:
 def width_after(folder: Path, modules: Sequence[Module], width: int) -> int:
     """The columns of rows of `width` columns after these modules. Raises BrokenModel if they do not fit."""
     for module in modules:
-        if isinstance(module, Normalize):
+        if isinstance(module, Normalize | Quantize):
             continue
         inputs, outputs = (
             (module.inputs, module.outputs) if isinstance(module, Dense) else (module.columns, module.columns)

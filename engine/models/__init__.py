@@ -51,6 +51,7 @@ MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
     "mistral": decoder.read_mistral,
     "qwen2": decoder.read_qwen2,
     "qwen3": decoder.read_qwen3,
+    "bidirectional_pplx_qwen3": decoder.read_pplx,
     "gemma3_text": gemma3.read,
 }
 
@@ -88,6 +89,7 @@ def check_config(path: Path) -> tuple[str, ...]:
     code = fields.get("auto_map")
     directs = fields.get("use_bidirectional_attention") is not None or fields.get("is_causal") is not None
     named = [str(code[name]) for name in code if name.startswith("AutoModel")] if isinstance(code, dict) else []
+    directs = directs or decoder.attends_both_ways(ConfigFile(path, fields))
     if named and not directs and fields["model_type"] in DECODERS:
         notices += (
             f"{path}: auto_map names code of the model's own ({named[0]}), which is not run: the model is computed as "

@@ -3,8 +3,7 @@
 One forward pass a text, without generation or a KV cache.
 
 Pre-norm layers with RMSNorm, rotary positions, grouped-query attention and a gated feed-forward network. Attention is
-causal unless config.json says `is_causal: false`, or next to `auto_map` `use_bidirectional_attention: true`; EuroBERT's
-never is.
+causal unless `attends_both_ways`; EuroBERT's and pplx-embed's never is.
 """
 
 from __future__ import annotations
@@ -48,6 +47,10 @@ PARTS = {
     FINAL_NORM: "norm",
 }
 NORMS = ("attention.output.LayerNorm", "output.LayerNorm", FINAL_NORM)
+# In the names of classes that attend in both directions: Qwen3BidirectionalModel of voyage-4-nano, for one.
+BOTH_WAYS = "Bidirectional"
+# voyage-4-nano's own linear layer, without a bias, which its code applies to every hidden state.
+PROJECTION = "linear"
 # …ForSequenceClassification: one linear layer without a bias.
 CLASSIFICATION = Classification(dense="", out="score", pooling="last-token", out_bias=False)
 
@@ -132,7 +135,33 @@ def read_qwen3(config: ConfigFile) -> EncoderConfig:
     config = config.with_missing(**QWEN, head_dim=128)
     without = FEED_FORWARD if config.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
     described = decoder_config(config, without, kinds=_layer_types(config))
-    return dataclasses.replace(described, qk_norm=True)
+    projects = any(BOTH_WAYS in name for name in class_names(config))
+    tensors = dataclasses.replace(described.tensors, projection=PROJECTION if projects else "")
+    return dataclasses.replace(described, qk_norm=True, tensors=tensors)
+
+
+def read_pplx(config: ConfigFile) -> EncoderConfig:
+    """pplx-embed: Qwen3 with attention in both directions. Raises BrokenModel or UnsupportedModel."""
+    return read_qwen3(config.with_fields(is_causal=False))
+
+
+def class_names(config: ConfigFile) -> tuple[str, ...]:
+    """Names of the classes that config.json states for its weights: in `architectures`, and in `auto_map`."""
+    stated, code = config.fields.get("architectures"), config.fields.get("auto_map")
+    mapped = [value for name, value in code.items() if name.startswith("AutoModel")] if isinstance(code, dict) else []
+    listed = stated if isinstance(stated, list) else []
+    return tuple(str(name).rpartition(".")[2] for name in (*listed, *mapped))
+
+
+def attends_both_ways(config: ConfigFile) -> bool:
+    """True if a decoder's config.json, or the name of its own code, states attention in both directions.
+
+    Such code reads `use_bidirectional_attention`, which transformers' own classes of these types do not.
+    """
+    stated = not config.one_of("is_causal", (True, False), True)
+    if config.fields.get("auto_map"):
+        stated = bool(config.one_of("use_bidirectional_attention", (False, True, None), None)) or stated
+    return stated or any(BOTH_WAYS in name for name in class_names(config))
 
 
 def decoder_config(
@@ -156,9 +185,7 @@ def decoder_config(
             "head_dim is missing"
         )
     size = config.integer("head_dim") if stated_size else hidden // heads
-    causal = config.one_of("is_causal", (True, False), True)
-    if config.fields.get("auto_map"):  # such code reads this field, transformers' own classes do not
-        causal = causal and not config.one_of("use_bidirectional_attention", (True, False, None), None)
+    causal = not attends_both_ways(config)
     kinds = kinds or [FULL] * layers
     window: int | None = None
     if SLIDING in kinds:

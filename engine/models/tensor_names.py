@@ -125,6 +125,7 @@ class TensorNames:
     classification: Classification | None = None
     token_classification: Classification | None = TOKEN_CLASSIFICATION
     language_model: str | None = None  # the linear layer of a causal language model's logits; None: the type has none
+    projection: str = ""  # a linear layer without a bias for every hidden state, where it is stored; empty: none
     tied: bool = True  # whether that is the word table where config.json does not say
     other_heads: Mapping[str, str] = field(default_factory=dict)  # parts of heads' names → what some checkpoints say
 

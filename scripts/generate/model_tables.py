@@ -14,13 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import transformers
-
 from embert.engine.models import MODEL_TYPES, read_config
 from embert.engine.models.encoder_config import EncoderConfig
 from tests.csrc.model_checkpoints import CHECKPOINTS
 from tests.oracles.jina_bert_v2 import CONFIG as JINA_BERT_V2
-from tests.oracles.model_cases import MODEL_CASES
+from tests.oracles.model_cases import MODEL_CASES, hugging_face
 
 __all__ = ["replaced"]
 
@@ -45,7 +43,7 @@ class Row:
         fields = self.config
         if isinstance(fields, str):
             prefix, stated = MODEL_CASES[fields or self.model_types[0]]
-            fields = getattr(transformers, f"{prefix}Config")(**stated).to_dict()
+            fields = hugging_face(f"{prefix}Config")(**stated).to_dict()
         with TemporaryDirectory() as folder:
             path = Path(folder, "config.json")
             path.write_text(json.dumps(fields))
@@ -67,7 +65,8 @@ ROWS = (
     Row("ALBERT", ("albert",), "paraphrase-albert-small-v2"),
     Row("DeBERTa v2, v3", ("deberta-v2",), "mxbai-rerank-base-v1, deberta-v3-base-zeroshot"),
     Row("EuroBERT", ("eurobert",), "EuroBERT-210m"),
-    Row("Qwen3", ("qwen3",), "Qwen3-Embedding"),
+    Row("Qwen3", ("qwen3",), "Qwen3-Embedding, voyage-4-nano"),
+    Row("pplx-embed", ("bidirectional_pplx_qwen3",), "pplx-embed-v1-0.6b"),
     Row("Gemma 3", ("gemma3_text",), "embeddinggemma-300m"),
     Row("Qwen2, Mistral, LLaMA", ("qwen2", "mistral", "llama"), "gte-Qwen2, e5-mistral-7b-instruct"),
 )

@@ -12,6 +12,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from embert.engine import Task
+from embert.engine.heads.embedding import normalized
 from embert.engine.tokenization.encoded import Direction, TokenizeOptions
 from embert.server.http.errors import Invalid
 from embert.server.protocols.fields import FIELDS
@@ -191,12 +192,13 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     )
     more = (len(types) - 1) * handle.response_bytes(encoded, Task.EMBED, dimensions)  # than `run` counts
     context.hold(more + _BYTES_A_CHARACTER * sum(map(len, texts)), "the response")
-    vectors = (await context.run(encoded, dimensions=dimensions)).vectors
+    whole = handle.model.whole_numbers and any(kind not in ("float", "base64") for kind in types)
+    vectors = (await context.run(encoded, dimensions=dimensions, normalize=not whole)).vectors
     version = b"1" if context.scope["path"].endswith("/v1/embed") else b"2"
     if version == b"1" and request.embedding_types is None:
         written, form = await rows_json(vectors), b"floats"
     else:
-        rows = [b'"%b":%b' % (kind.encode(), await _write_type(vectors, kind)) for kind in types]
+        rows = [b'"%b":%b' % (kind.encode(), await _write_type(vectors, kind, whole=whole)) for kind in types]
         written, form = b"{%b}" % b",".join(rows), b"by_type"
     meta = cohere_meta(version, encoded.tokens)
     return JSON, b'{"id":"%b","embeddings":%b,"texts":%b,"meta":%b,"response_type":"embeddings_%b"}' % (
@@ -208,14 +210,13 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     )
 
 
-async def _write_type(vectors: npt.NDArray[np.float32], kind: EmbeddingType) -> bytes:
+async def _write_type(vectors: npt.NDArray[np.float32], kind: EmbeddingType, *, whole: bool) -> bytes:
+    """Write vectors, which are not normalized yet if `whole`."""
     match kind:
-        case "float":
-            return await rows_json(vectors)
-        case "base64":
-            return await rows_json(vectors, base64=True)
+        case "float" | "base64":
+            return await rows_json(normalized(vectors) if whole else vectors, base64=kind == "base64")
         case _:
-            return await rows_json(quantize(vectors, kind))
+            return await rows_json(quantize(vectors, kind, whole=whole))
 
 
 def _texts(request: CohereEmbedRequest) -> tuple[list[str], str]:

@@ -157,7 +157,9 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
         task=request.task,
         prompt_name=prompt_name,
     )
-    result = await context.run(encoded, tasks, dimensions=dimensions, normalize=request.normalize)
+    whole = number_type is not None and handle.model.whole_numbers
+    normalize = request.normalize and not whole
+    result = await context.run(encoded, tasks, dimensions=dimensions, normalize=normalize)
     raw = context.wants_raw
     if raw and tasks == Task.EMBED and number_type is None:
         return context.raw(result.vectors)
@@ -165,7 +167,7 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
         return context.raw(result.vectors, result.rows[Task.MULTI].counts.tolist())
     base64 = request.encoding_format == "base64"
     if number_type is not None:
-        quantized = quantize(result.vectors, number_type)
+        quantized = quantize(result.vectors, number_type, whole=whole)
         return JSON, await openai_json(quantized, handle.served.name, encoded.tokens, base64=base64)
     if tasks == Task.EMBED:
         return JSON, await openai_json(result.vectors, handle.served.name, encoded.tokens, base64=base64)

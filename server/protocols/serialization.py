@@ -97,16 +97,19 @@ def response_id() -> bytes:
     return b"%b%012x" % (_ID_PREFIX, next(_ids))
 
 
-def quantize(vectors: Vectors, kind: NumberType) -> Quantized:
+def quantize(vectors: Vectors, kind: NumberType, *, whole: bool = False) -> Quantized:
     """float32 [n, d] as int8 or uint8 [n, d], or as bits [n, d / 8], in the ways of Cohere, Voyage and Jina.
+
+    With `whole` they are whole numbers of a model that makes them: int8 keeps them, and a bit is 1 unless its number is
+    negative, -0 included, as in the model's own code.
 
     int8: each vector is scaled so that its largest number is 127 or -127, which keeps cosines; uint8 is that plus 128.
     ubinary: a bit is 1 where a number is above 0, the first bit is the highest of its byte; binary is that minus 128.
     """
     if kind in ("binary", "ubinary"):
-        bits = np.packbits(vectors > 0, axis=1)
+        bits = np.packbits(~np.signbit(vectors) if whole else vectors > 0, axis=1)
         return bits if kind == "ubinary" else (bits ^ 0x80).view(np.int8)
-    largest = np.abs(vectors).max(axis=1, keepdims=True, initial=1e-30)
+    largest = 127 if whole else np.abs(vectors).max(axis=1, keepdims=True, initial=1e-30)
     scaled: npt.NDArray[np.int8] = np.rint(vectors * (127 / largest)).astype(np.int8)
     return scaled if kind == "int8" else scaled.view(np.uint8) ^ np.uint8(0x80)
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
 from tokenizers import Tokenizer as Backend
@@ -21,7 +20,7 @@ from embert.engine.batch import TaskOutput
 from embert.engine.heads.checkpoints.transformer_module import NAMES
 from embert.engine.models import read_config
 from tests.engine.checkpoints import LONG, SPECIAL, check, unigram, word_piece, write
-from tests.oracles.model_cases import MODEL_CASES
+from tests.oracles.model_cases import MODEL_CASES, hugging_face
 from tests.server.models import edit_json
 
 DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
@@ -332,7 +331,7 @@ def test_pairs_of_odd_tokenizers(tmp_path: Path, fields: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("model_type", [name for name in MODEL_CASES if "," not in name])
 def test_config_without_fields_has_the_defaults_of_transformers(tmp_path: Path, model_type: str) -> None:
-    fields = getattr(transformers, MODEL_CASES[model_type][0] + "Config")().to_dict()
+    fields = hugging_face(MODEL_CASES[model_type][0] + "Config")().to_dict()
     (tmp_path / "all.json").write_text(json.dumps(fields))
     told = {"hidden_size": 768} if model_type == "nomic_bert" else {}  # the older code's files lack it
     (tmp_path / "none.json").write_text(json.dumps({"model_type": model_type, **told}))

@@ -28,7 +28,7 @@ from embert.engine.tokenization.encoded import TokenizeOptions, finish
 from tests.engine.conftest import random_sequences, small_tokenizer, without_own_kernels
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.oracles.exact import hidden_states, near
-from tests.oracles.model_cases import build
+from tests.oracles.model_cases import build, write_modules
 from tests.server.models import edit_json
 
 TEXTS = [
@@ -507,6 +507,50 @@ def test_fields_that_other_model_types_have(
     with engine.Engine.load(str(folder), device="cpu") as loaded:
         np.testing.assert_allclose(loaded.embed(texts), expected, atol=2e-5)
     assert any("use_bidirectional_attention" in notice for notice in loaded.model.notices) == (wanted == {})
+
+
+def test_linear_layer_of_voyage_and_whole_numbers_of_pplx(tmp_path: Path) -> None:
+    """Their own code projects each row before the mean, or rounds the mean's hyperbolic tangent."""
+    sequences = random_sequences([1, 5, 40], 60)
+    voyage = build(tmp_path / "voyage", "qwen3", is_causal=False)
+    expected = [rows.mean(0) for rows in hidden_states(voyage, sequences)]
+    stored = load_file(voyage / "model.safetensors")
+    weight = torch.randn(96, 64, generator=torch.Generator().manual_seed(0)) * 0.1
+    prefixed = {f"model.{name}": tensor for name, tensor in stored.items()}
+    save_file({**prefixed, "linear.weight": weight}, voyage / "model.safetensors")
+    small_tokenizer(64).save(str(voyage / "tokenizer.json"))
+    named = {"AutoModel": "modeling_qwen3_bidirectional.Qwen3BidirectionalModel"}
+    edit_json(voyage / "config.json", is_causal=True, architectures=["Qwen3ForCausalLM"], auto_map=named)
+    config = read_config(voyage / "config.json")
+    assert config.causal is False
+    edit_json(voyage / "config.json", auto_map=None, use_bidirectional_attention=True)
+    edit_json(voyage / "config.json", architectures=["Qwen3BidirectionalModel"])
+    assert read_config(voyage / "config.json") == config
+    model = engine.load_model(str(voyage))
+    assert (model.width, [notice for notice in model.notices if "nothing uses" in notice]) == (96, [])
+    projected = np.stack(expected) @ weight.numpy().T.astype(np.float64)
+    projected /= np.linalg.norm(projected, axis=1, keepdims=True)
+    np.testing.assert_allclose(engine.load_encoder(model, device="cpu").encode(engine.pack(sequences)), projected,
+                               atol=1e-5)  # fmt: skip
+    with pytest.raises(UnsupportedModel, match=r"linear\.weight .*pooling max"):
+        engine.load_model(str(voyage), pooling="max")
+
+    pplx = build(tmp_path / "pplx", "bidirectional_pplx_qwen3")
+    write_modules(pplx, normalize=False)
+    modules = json.loads((pplx / "modules.json").read_text())
+    modules.append({"idx": 2, "name": "2", "path": "", "type": "st_quantize.FlexibleQuantizer"})
+    (pplx / "modules.json").write_text(json.dumps(modules))
+    small_tokenizer(64).save(str(pplx / "tokenizer.json"))
+    means = np.stack([rows.mean(0) for rows in hidden_states(pplx, sequences)])
+    model, as_they_are = engine.load_model(str(pplx)), np.zeros(3, np.bool_)
+    assert model.whole_numbers
+    encoder = engine.load_encoder(model, device="cpu")
+    vectors = encoder.encode(engine.pack(sequences, normalize=as_they_are))
+    np.testing.assert_array_equal(vectors, np.rint(vectors))
+    assert np.abs(vectors - 127 * np.tanh(means)).max() < 0.501
+    for index, ids in enumerate(sequences):
+        alone = encoder.encode(engine.pack([ids], normalize=as_they_are[:1]))
+        np.testing.assert_array_equal(alone[0], vectors[index])
 
 
 def test_a_language_model_embeds_only_where_it_is_asked_to(tmp_path: Path) -> None:

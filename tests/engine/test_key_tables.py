@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import sentence_transformers
-import transformers
 from sentence_transformers.base.modules import Module, Transformer
 from transformers import tokenization_utils_base
 
@@ -28,7 +27,7 @@ from embert.engine.files.key_tables import (
     SENTENCE_BERT_CONFIG,
 )
 from tests.engine.conftest import BuildBert
-from tests.oracles.model_cases import MODEL_CASES
+from tests.oracles.model_cases import MODEL_CASES, hugging_face
 from tests.server.models import edit_json
 
 # sentence-transformers 5.1 and transformers 4.57, which are not installed, read these too.
@@ -84,7 +83,7 @@ def test_keys_of_an_architecture(model_type: str) -> None:
     table = {**CONFIG, **CONFIG_OF_MODEL_TYPE[model_type]}
     assert OLDER["config.json"] <= table.keys()
     if model_type != "new":  # no class of transformers
-        own = getattr(transformers, MODEL_CASES[model_type][0] + "Config")()
+        own = hugging_face(MODEL_CASES[model_type][0] + "Config")()
         assert own.to_dict().keys() | parameters(type(own).__init__) - {"self"} <= table.keys()
 
 

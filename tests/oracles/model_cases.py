@@ -14,7 +14,16 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-__all__ = ["MASKED_LM_CASES", "MODEL_CASES", "SHORT_CASES", "build", "byte_level", "unigram", "write_modules"]
+__all__ = [
+    "MASKED_LM_CASES",
+    "MODEL_CASES",
+    "SHORT_CASES",
+    "build",
+    "byte_level",
+    "hugging_face",
+    "unigram",
+    "write_modules",
+]
 
 BERT_LIKE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 ROBERTA_LIKE = {**BERT_LIKE, "type_vocab_size": 1, "max_position_embeddings": 130}
@@ -134,14 +143,33 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, both ways": ("Qwen2", {**DECODER, "is_causal": False}),
     "qwen2, windows": ("Qwen2", {**DECODER, **WINDOWS}),
     "qwen3": ("Qwen3", {**DECODER, "head_dim": 32}),
+    "bidirectional_pplx_qwen3": ("Pplx", {**DECODER, "head_dim": 32}),
     "gemma3_text": ("Gemma3Text", {**GEMMA, "use_bidirectional_attention": True}),
     "gemma3_text, causal": ("Gemma3Text", GEMMA),
     "gemma3_text, not causal": ("Gemma3Text", {**GEMMA, "is_causal": False}),
 }
 SHORT_CASES = [name for name in MODEL_CASES if "long" not in name]  # of 128 positions
-MASKED_LM_CASES = [
-    name for name in MODEL_CASES if not name.startswith(("eurobert", "llama", "mistral", "qwen", "gemma"))
-]
+DECODERS = ("eurobert", "llama", "mistral", "qwen", "bidirectional_pplx_qwen3", "gemma")
+MASKED_LM_CASES = [name for name in MODEL_CASES if not name.startswith(DECODERS)]
+
+
+def _own_code(prefix: str, base: str, model_type: str) -> dict[str, Any]:
+    """Classes of code that comes with checkpoints: transformers' of the prefix `base`, without a causal mask."""
+    config_base, model_base = (getattr(transformers, base + kind) for kind in ("Config", "Model"))
+    body = {"model_type": model_type, "is_causal": False, "__annotations__": {"is_causal": bool}}
+    config: Any = type(f"{prefix}Config", (config_base,), {"__module__": __name__, **body})
+    model: Any = type(f"{prefix}Model", (model_base,), {"__module__": __name__, "config_class": config})
+    transformers.AutoConfig.register(model_type, config)
+    transformers.AutoModel.register(config, model)
+    return {each.__name__: each for each in (config, model)}
+
+
+OWN_CODE = _own_code("Pplx", "Qwen3", "bidirectional_pplx_qwen3")
+
+
+def hugging_face(name: str) -> Any:
+    """A class of transformers, or of OWN_CODE."""
+    return OWN_CODE.get(name) or getattr(transformers, name)
 
 
 def build(
@@ -155,8 +183,8 @@ def build(
     torch.manual_seed(0)
     # Gemma3TextModel, but Gemma3ForCausalLM.
     model_class = prefix.removesuffix("Text") + head if head == "ForCausalLM" else prefix + head
-    made: torch.nn.Module = getattr(transformers, model_class)(
-        getattr(transformers, prefix + "Config")(vocab_size=vocab_size, initializer_range=0.3, **{**config, **more})
+    made: torch.nn.Module = hugging_face(model_class)(
+        hugging_face(prefix + "Config")(vocab_size=vocab_size, initializer_range=0.3, **{**config, **more})
     )
     for name, parameter in made.named_parameters():
         # HuggingFace starts biases and the padding token's rows at 0 and LayerNorm at 1, so an encoder that forgets

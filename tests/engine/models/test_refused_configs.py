@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 from embert.engine.errors import ModelError
 from embert.engine.models import read_config
 from tests.engine.models.test_gte import CONFIG as GTE
 from tests.engine.models.test_nomic_bert import CONFIG as NOMIC
 from tests.oracles.jina_bert_v2 import CONFIG as JINA_BERT
-from tests.oracles.model_cases import MODEL_CASES
+from tests.oracles.model_cases import MODEL_CASES, hugging_face
 
 # Configs in the spelling of the models' own code, which transformers does not write.
 OWN = {"new": GTE, "nomic_bert, own": NOMIC, "jina_bert_v2": JINA_BERT}
@@ -61,6 +60,7 @@ REFUSED: dict[str, list[dict[str, Any] | tuple[dict[str, Any], str]]] = {
         ({ROPE: {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope'"),
         {"model_type": "qwen3_moe"},
     ],
+    "bidirectional_pplx_qwen3": [{"use_sliding_window": 2}, {"head_dim": 0}],
     "qwen2": [({"layer_types": ["sliding_attention"] * 2}, "layer_types")],
     "gemma3_text": [{"attn_logit_softcapping": 50.0}, {"model_type": "gemma3"}],
     "llama": [
@@ -198,7 +198,7 @@ def config_of(model: str) -> dict[str, Any]:
     if model in OWN:
         return OWN[model]
     prefix, fields = MODEL_CASES[model]
-    config: dict[str, Any] = getattr(transformers, f"{prefix}Config")(**fields).to_dict()
+    config: dict[str, Any] = hugging_face(f"{prefix}Config")(**fields).to_dict()
     return config
 
 

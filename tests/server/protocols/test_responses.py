@@ -143,6 +143,12 @@ def test_quantized(vectors: Floats) -> None:
     assert np.array_equal(quantize(vectors, "uint8").astype(int), whole + 128)
 
 
+def test_whole_numbers_of_a_model_are_kept() -> None:
+    vectors = np.array([[3, -0.0, 0, -1, 127, -127, 5, -2]], np.float32)
+    assert quantize(vectors, "int8", whole=True).tolist() == vectors.astype(int).tolist()
+    assert quantize(vectors, "ubinary", whole=True).tolist() == [[0b10101010]]
+
+
 def test_raw_rows() -> None:
     vectors = np.arange(12, dtype=np.float32).reshape(3, 4)
     assert raw_rows(vectors) == vectors.astype("<f4").tobytes()
