@@ -514,7 +514,7 @@ def prompts_with_adapters(prompts: dict[str, str], adapters: Adapters | None) ->
 
     So naming an adapter's prompt, or its task, selects both.
     """
-    if adapters is None:
+    if adapters is None or not adapters.names_prompts:
         return prompts
     own = dict(adapters.prompts)
     of_adapters = {

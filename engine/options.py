@@ -15,6 +15,7 @@ from embert.engine.tokenization.tokenizer import Tokenizer
 
 __all__ = ["DefaultPrompt", "missing_tasks", "output_width", "resolve_limit", "resolve_options"]
 
+PROMPTS = {True: "query", False: "document"}  # of models whose adapters do not name prompts
 ROLES = {True: "retrieval.query", False: "retrieval.passage"}  # adapters of queries and of documents, in jina's words
 _SHOWN_CHARACTERS = 100  # longer names may be texts, which errors never contain
 
@@ -47,12 +48,19 @@ def resolve_options(
 
     The prompt is that of `prompt_name`, else of `task`, else that of queries or documents (`is_query`; None: neither),
     else the default. The adapter is that of `task`, else of `prompt_name`, else that of queries or documents, else
-    that of the default prompt's name. Raises InputError for names that the model does not have.
+    that of the default prompt's name. Where adapters do not name prompts, the two are chosen separately. Raises
+    InputError for names that the model does not have.
     """
     if default is None:
         default = DefaultPrompt.of(model)
     adapters, adapter, name = model.config.adapters, -1, prompt_name
-    if adapters is not None:
+    if adapters is not None and not adapters.names_prompts:
+        task, name = _separate(model, task, prompt_name, is_query)
+        task = adapters.default if task is None else task
+        if task is not None and task not in adapters.names:
+            raise _unknown("task", task, "adapters", adapters.names)
+        adapter = adapters.number(task)
+    elif adapters is not None:
         if task is not None and task not in adapters.names:
             raise _unknown("task", task, "adapters", adapters.names)
         if task is None and is_query is not None and prompt_name not in adapters.names:
@@ -69,6 +77,21 @@ def resolve_options(
     if not isinstance(name, str) or name not in model.prompts:
         raise _unknown("prompt_name", name, "prompts", model.prompts)
     return model.prompts[name], adapter
+
+
+def _separate(
+    model: Model, task: str | None, prompt_name: str | None, is_query: bool | None
+) -> tuple[str | None, str | None]:
+    """Returns the names of the adapter and the prompt, where one does not imply the other.
+
+    Jina's API has `retrieval.query` and `retrieval.passage` in `task`: an adapter and a prompt.
+    """
+    for role, known in ROLES.items():
+        if task == known:
+            task, is_query = known.partition(".")[0], role
+    if prompt_name is None and is_query is not None and PROMPTS[is_query] in model.prompts:
+        prompt_name = PROMPTS[is_query]
+    return task, prompt_name
 
 
 def output_width(model: Model, dimensions: int | None, param: str = "dimensions") -> int:

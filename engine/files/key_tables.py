@@ -572,6 +572,17 @@ CONFIG_OF_MODEL_TYPE |= {
         "use_bidirectional_attention": irrelevant("attention always has both directions"),
         "attention_bias": BIASES["attention_bias"],
     },
+    "jina_embeddings_v5": {
+        **DECODER,
+        **WINDOWS_OF_QWEN,
+        **BIASES,
+        "is_decoder": honored("false: EuroBERT's layers, as in nano; true: Qwen3's, as in small"),
+        "task_names": honored("names of adapters, each in its folder below adapters/"),
+        **dict.fromkeys(("classifier_pooling", "clf_pooling"), irrelevant("this model_type has no classes")),
+        "pretraining_tp": irrelevant("products in slices"),
+        "hidden_dropout": TRAINING,
+        **dict.fromkeys(("bos_token", "eos_token", "mask_token", "pad_token"), TOKEN_IDS),
+    },
     "gemma3_text": {
         **DECODER,
         "use_bidirectional_attention": honored("true: attention in both directions"),

@@ -43,7 +43,9 @@ SUPPORTED = (
     "Transformer, Pooling, then Dense, LayerNorm, Normalize and Dropout in any order; Transformer, SpladePooling; "
     "Transformer, Dense on tokens, then MultiVectorMask and Normalize; Transformer, LogitScore"
 )
-JINA_TRANSFORMER = "custom_st.Transformer"  # jina-embeddings-v3's own class: a Transformer with adapters
+JINA_TRANSFORMER = "custom_st.Transformer"  # jina-embeddings' own class: a Transformer with adapters
+# Of config.json of v3, and of v5, whose class also takes the last token's row and normalizes it.
+JINA_KEYS = {"lora_adaptations", "task_names"}
 PPLX_QUANTIZER = "st_quantize.FlexibleQuantizer"  # pplx-embed's own class, whose default is int8
 PYLATE_DENSE = "pylate.models.Dense.Dense"
 # SpladePooling's activations → whether the logarithm is taken twice.
@@ -113,6 +115,8 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
         kinds.append(kind)
         if kind == "Transformer":
             transformer = module["path"]
+            if module["type"] == JINA_TRANSFORMER and "task_names" in read_object(folder / transformer / "config.json"):
+                own, after_pooling = PoolingModule("last-token", include_prompt=True), [Normalize()]
         elif kind == "Pooling":
             own = read_pooling(folder / module["path"] / "config.json", replaced=pooling is not None)
         elif kind == "Dense":
@@ -171,7 +175,7 @@ def _kind(folder: Path, module: dict[str, Any], previous: str) -> str:
     if module["type"] == JINA_TRANSFORMER:
         # Other authors call their code by the same name, and it is never run.
         path = folder / module["path"] / "config.json"
-        return "Transformer" if path.is_file() and "lora_adaptations" in read_object(path) else ""
+        return "Transformer" if path.is_file() and not JINA_KEYS.isdisjoint(read_object(path)) else ""
     if not module["type"].startswith("sentence_transformers."):
         return ""
     # sentence_transformers.models.Pooling up to version 5, sentence_transformers.….pooling.Pooling since.

@@ -113,6 +113,8 @@ class Adapters:
     rank: int
     scale: float
     prompts: tuple[tuple[str, str], ...] = ()  # a name → the text that is put before a request's texts
+    default: str | None = None  # the one of requests that choose none; None: the model's own weights
+    names_prompts: bool = True  # an adapter's name is also a prompt's
     folders: tuple[str, ...] = ()  # of each, next to the weights; empty: they are stored with the weights
 
     def number(self, name: str | None) -> int:

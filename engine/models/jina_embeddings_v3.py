@@ -7,7 +7,7 @@ jina's repository names (jinaai/xlm-roberta-flash-implementation), whose `model_
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
@@ -122,7 +122,9 @@ def read_flash(config: ConfigFile) -> EncoderConfig:
 def read(config: ConfigFile) -> EncoderConfig:
     """The architecture of a checkpoint of transformers' own. Raises BrokenModel or UnsupportedModel."""
     config = config.with_missing(**DEFAULTS)
-    encoder_config = _read(config, _tensors(TRANSFORMERS, FLASH), _peft_adapters(config))
+    paths = sorted(config.path.parent.glob("*/adapter_config.json"))
+    folders = {TASKS.get(path.parent.name, path.parent.name): path.parent.name for path in paths}
+    encoder_config = _read(config, _tensors(TRANSFORMERS, FLASH), peft_adapters(config, folders))
     config.one_of("head_dim", (None, encoder_config.head_size))
     return with_rope_parameters(config, encoder_config, THETA)
 
@@ -133,10 +135,7 @@ def _tensors(*mappings: WeightMapping) -> TensorNames:
 
 def _read(config: ConfigFile, tensors: TensorNames, adapters: Adapters | None) -> EncoderConfig:
     encoder_config = read_bert_like(config.with_fields(position_embedding_type="absolute"), tensors)
-    if adapters is not None and len(adapters.names) > MOST_ADAPTERS:
-        raise UnsupportedModel(
-            f"{config.path}: at most {MOST_ADAPTERS} adapters are supported, found {len(adapters.names)}"
-        )
+    _check_count(config, () if adapters is None else adapters.names)
     return dataclasses.replace(encoder_config, adapters=adapters)
 
 
@@ -159,23 +158,32 @@ def _flash_adapters(config: ConfigFile) -> Adapters | None:
     return Adapters(tuple(names), rank, config.number("lora_alpha") / rank, tuple(prompts.items()))
 
 
-def _peft_adapters(config: ConfigFile) -> Adapters | None:
-    """The adapters in folders next to config.json; None where there are none."""
-    adapters: dict[str, tuple[str, int, float]] = {}
-    for path in sorted(config.path.parent.glob("*/adapter_config.json")):
+def peft_adapters(config: ConfigFile, folders: Mapping[str, str]) -> Adapters | None:
+    """The adapters in `folders` next to config.json, by their names; None where there are none.
+
+    Raises BrokenModel or UnsupportedModel.
+    """
+    _check_count(config, folders)
+    adapters: dict[str, tuple[int, float]] = {}
+    for name, folder in folders.items():
+        path = config.path.parent / folder / "adapter_config.json"
         adapter = ConfigFile.read(path)
         check_keys(path, {"peft_type": "LORA", **adapter.fields}, ADAPTER_CONFIG)
         for field, values in PLAIN.items():
             adapter.one_of(field, values, values[0])
         rank = adapter.integer("r")
-        folder = path.parent.name
-        adapters[TASKS.get(folder, folder)] = folder, rank, adapter.number("lora_alpha") / rank
+        adapters[name] = rank, adapter.number("lora_alpha") / rank
     if not adapters:
         return None
-    folders, ranks, scales = zip(*adapters.values(), strict=True)
+    ranks, scales = zip(*adapters.values(), strict=True)
     if len({*ranks}) > 1 or len({*scales}) > 1:
         raise UnsupportedModel(
             f"{config.path.parent}: adapters of different r or lora_alpha are not supported; found r "
             f"{', '.join(map(str, ranks))}"
         )
-    return Adapters(tuple(adapters), ranks[0], scales[0], folders=folders)
+    return Adapters(tuple(adapters), ranks[0], scales[0], folders=tuple(folders.values()))
+
+
+def _check_count(config: ConfigFile, names: Collection[str]) -> None:
+    if len(names) > MOST_ADAPTERS:
+        raise UnsupportedModel(f"{config.path}: at most {MOST_ADAPTERS} adapters are supported, found {len(names)}")

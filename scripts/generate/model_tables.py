@@ -61,6 +61,7 @@ ROWS = (
     Row("GTE", ("gte", "new"), "gte-multilingual-base, gte-large-en-v1.5"),
     Row("JinaBERT v2", ("bert",), "jina-embeddings-v2-base-en", JINA_BERT_V2),
     Row("jina-embeddings-v3", ("jina_embeddings_v3",), "jina-embeddings-v3"),
+    Row("jina-embeddings-v5-text", ("jina_embeddings_v5",), "jina-embeddings-v5-text-small, -nano"),
     Row("ELECTRA", ("electra",), "ms-marco-electra-base"),
     Row("ALBERT", ("albert",), "paraphrase-albert-small-v2"),
     Row("DeBERTa v2, v3", ("deberta-v2",), "mxbai-rerank-base-v1, deberta-v3-base-zeroshot"),

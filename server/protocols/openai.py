@@ -140,7 +140,9 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     tasks, is_query = _tasks(request)
     handle.served.check_tasks(tasks)
     prompt_name = request.prompt_name
-    if request.input_type is not None and is_query is None and request.task is None:
+    adapters = handle.model.config.adapters
+    separate = adapters is not None and not adapters.names_prompts
+    if request.input_type is not None and is_query is None and (request.task is None or separate):
         prompt_name, is_query = read_input_type(handle, request.input_type, request.input, prompt_name)
     dimensions = handle.served.check_dimensions(request.dimensions or None)  # 0 is the default of Infinity's client
     number_type = _number_type(request, tasks, dimensions or handle.model.width)
@@ -217,8 +219,9 @@ def check_number_type(kind: NumberType, columns: int, param: str) -> None:
 def read_input_type(
     handle: ModelHandle, input_type: Any, texts: TextOrIds, prompt_name: str | None = None
 ) -> tuple[str | None, bool | None]:
-    """Returns the name of a prompt, and for a model with adapters True if texts are queries. Raises Invalid."""
-    if handle.model.config.adapters is not None:
+    """Returns the name of a prompt, or if adapters name prompts, True if texts are queries. Raises Invalid."""
+    adapters = handle.model.config.adapters
+    if adapters is not None and adapters.names_prompts:
         return prompt_name, _role(input_type)
     return _prompt_of(handle, input_type, texts) if prompt_name is None else prompt_name, None
 

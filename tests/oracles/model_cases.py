@@ -144,19 +144,20 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, windows": ("Qwen2", {**DECODER, **WINDOWS}),
     "qwen3": ("Qwen3", {**DECODER, "head_dim": 32}),
     "bidirectional_pplx_qwen3": ("Pplx", {**DECODER, "head_dim": 32}),
+    "jina_embeddings_v5": ("JinaV5", {**DECODER, "head_dim": 32}),
     "gemma3_text": ("Gemma3Text", {**GEMMA, "use_bidirectional_attention": True}),
     "gemma3_text, causal": ("Gemma3Text", GEMMA),
     "gemma3_text, not causal": ("Gemma3Text", {**GEMMA, "is_causal": False}),
 }
 SHORT_CASES = [name for name in MODEL_CASES if "long" not in name]  # of 128 positions
-DECODERS = ("eurobert", "llama", "mistral", "qwen", "bidirectional_pplx_qwen3", "gemma")
+DECODERS = ("eurobert", "llama", "mistral", "qwen", "bidirectional_pplx_qwen3", "jina_embeddings_v5", "gemma")
 MASKED_LM_CASES = [name for name in MODEL_CASES if not name.startswith(DECODERS)]
 
 
-def _own_code(prefix: str, base: str, model_type: str) -> dict[str, Any]:
-    """Classes of code that comes with checkpoints: transformers' of the prefix `base`, without a causal mask."""
+def _own_code(prefix: str, base: str, model_type: str, *, causal: bool) -> dict[str, Any]:
+    """Classes of code that comes with checkpoints: transformers' of the prefix `base`."""
     config_base, model_base = (getattr(transformers, base + kind) for kind in ("Config", "Model"))
-    body = {"model_type": model_type, "is_causal": False, "__annotations__": {"is_causal": bool}}
+    body = {"model_type": model_type, "is_causal": causal, "__annotations__": {"is_causal": bool}}
     config: Any = type(f"{prefix}Config", (config_base,), {"__module__": __name__, **body})
     model: Any = type(f"{prefix}Model", (model_base,), {"__module__": __name__, "config_class": config})
     transformers.AutoConfig.register(model_type, config)
@@ -164,7 +165,10 @@ def _own_code(prefix: str, base: str, model_type: str) -> dict[str, Any]:
     return {each.__name__: each for each in (config, model)}
 
 
-OWN_CODE = _own_code("Pplx", "Qwen3", "bidirectional_pplx_qwen3")
+OWN_CODE = {
+    **_own_code("Pplx", "Qwen3", "bidirectional_pplx_qwen3", causal=False),
+    **_own_code("JinaV5", "Qwen3", "jina_embeddings_v5", causal=True),
+}
 
 
 def hugging_face(name: str) -> Any:

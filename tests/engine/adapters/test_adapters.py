@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from embert import engine
@@ -17,8 +18,9 @@ from embert.engine.encoders.base import Encoder
 from embert.engine.errors import BrokenModel, EncoderError, InputError, ModelError, UnsupportedModel
 from tests.engine.adapters.on_gpu import ADAPTERS, LENGTHS, Make
 from tests.engine.conftest import random_sequences, unit
+from tests.oracles.exact import hidden_states
 from tests.oracles.jina_v3 import TASKS, VOCABULARY, Jina, flash, peft
-from tests.oracles.model_cases import byte_level
+from tests.oracles.model_cases import build, byte_level
 from tests.server.models import edit_json
 
 FORMS: dict[str, Callable[[Path], Jina]] = {
@@ -111,6 +113,68 @@ def test_engine_puts_instructions_before_texts(tmp_path: Path) -> None:
         assert str(caught.value) == f"`task` 'query' is not known; this model's adapters: {', '.join(TASKS)}"
         with pytest.raises(EncoderError, match="adapter of sequence 1 must be -1 to 4, found 5"):
             loaded.encoder.submit(engine.pack(random_sequences([2, 2], 9), adapters=np.array([0, 5], np.int8)))
+
+
+V5_TASKS = ("retrieval", "text-matching", "clustering", "classification")
+
+
+@pytest.mark.parametrize("base", ["qwen3", "eurobert"])
+def test_jina_embeddings_v5(tmp_path: Path, base: str) -> None:
+    """Adapters of decoders in both sizes' kinds of layers, and prompts that are chosen separately."""
+    folder = build(tmp_path / "v5", base, vocab_size=VOCABULARY, modules=False)
+    random = torch.Generator().manual_seed(0)
+    weights = load_file(folder / "model.safetensors")
+    merged = {task: dict(weights) for task in V5_TASKS}
+    for task in V5_TASKS:
+        adapter = folder / "adapters" / task
+        adapter.mkdir(parents=True)
+        fields = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "init_lora_weights": "gaussian"}
+        (adapter / "adapter_config.json").write_text(json.dumps({**fields, "target_modules": ["q_proj", "down_proj"]}))
+        tensors = {}
+        for name in [name for name in weights if name.endswith("_proj.weight")]:
+            rows, columns = weights[name].shape
+            left, right = (torch.randn(*size, generator=random) * 0.2 for size in ((rows, 4), (4, columns)))
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            tensors |= {f"{module}.lora_B.weight": left, f"{module}.lora_A.weight": right}
+            merged[task][name] = weights[name] + 2 * (left @ right)
+        save_file(tensors, adapter / "adapter_model.safetensors")
+    byte_level(VOCABULARY).save(str(folder / "tokenizer.json"))
+    (folder / "modules.json").write_text(json.dumps([{"path": "", "type": "custom_st.Transformer"}]))
+    prompts = {"prompts": {"query": "Query: ", "document": "Document: "}, "default_prompt_name": "document"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    own = {"model_type": "jina_embeddings_v5", "task_names": V5_TASKS, "architectures": ["JinaEmbeddingsV5Model"]}
+    edit_json(folder / "config.json", **own, **({} if base == "qwen3" else {"is_decoder": False}))
+    backend, texts = byte_level(VOCABULARY), ["a cat", "def build(folder)"]
+
+    def expected(prompt: str, task: str) -> Any:
+        plain = build(tmp_path / task, base, vocab_size=VOCABULARY, modules=False)
+        save_file(merged[task], plain / "model.safetensors")
+        rows = hidden_states(plain, [np.array(backend.encode(prompt + text).ids, np.int32) for text in texts])
+        return unit(np.stack([each[-1] for each in rows]))
+
+    with Engine.load(str(folder), device="cpu") as loaded:
+        assert (loaded.model.pooling, loaded.model.normalize) == ("last-token", True)
+        cases: tuple[tuple[dict[str, Any], str, str], ...] = (
+            ({}, "Document: ", "retrieval"),
+            ({"task": "retrieval.query"}, "Query: ", "retrieval"),
+            ({"task": "clustering"}, "Document: ", "clustering"),
+            ({"task": "text-matching", "prompt_name": "query"}, "Query: ", "text-matching"),
+        )
+        for how, prompt, task in cases:
+            np.testing.assert_allclose(loaded.embed(texts, **how), expected(prompt, task), atol=2e-5)
+        with pytest.raises(InputError, match=r"`task` 'separation' is not known; this model's adapters: retrieval, "):
+            loaded.embed(texts, task="separation")
+    adapters = np.array([0, 3, -1, 1, 1], np.int8)
+    sequences = random_sequences([3, 40, 7, 1, 20], VOCABULARY)
+    encoder = engine.load_encoder(engine.load_model(str(folder)), device="cpu")
+    together = encoder.encode(engine.pack(sequences, adapters=adapters))
+    for index, ids in enumerate(sequences):
+        alone = encoder.encode(engine.pack([ids], adapters=adapters[index : index + 1]))
+        np.testing.assert_array_equal(alone[0], together[index])
+    for names, message in ((["../a"], "not in its folder"), ([1], "task_names must list names"), (["a", "a"], "once")):
+        edit_json(folder / "config.json", task_names=names)
+        with pytest.raises(BrokenModel, match=message):
+            engine.load_model(str(folder))
 
 
 def test_prompts_of_sentence_transformers_go_before_the_configs(tmp_path: Path) -> None:

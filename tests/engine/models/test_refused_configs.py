@@ -61,6 +61,7 @@ REFUSED: dict[str, list[dict[str, Any] | tuple[dict[str, Any], str]]] = {
         {"model_type": "qwen3_moe"},
     ],
     "bidirectional_pplx_qwen3": [{"use_sliding_window": 2}, {"head_dim": 0}],
+    "jina_embeddings_v5": [{"is_decoder": 3}, {"task_names": "retrieval"}],
     "qwen2": [({"layer_types": ["sliding_attention"] * 2}, "layer_types")],
     "gemma3_text": [{"attn_logit_softcapping": 50.0}, {"model_type": "gemma3"}],
     "llama": [
