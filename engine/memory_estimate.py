@@ -70,6 +70,8 @@ def estimate_memory(
     hidden, inner = config.hidden_size, config.intermediate_size
     attention = 2 * (config.heads + config.kv_heads) * config.head_size  # queries, keys, values, and their mixture
     widest = max(attention, inner * (2 if config.gated else 1))
+    if not config.layers:  # a mapped table, and the rows of a chunk
+        return MemoryEstimate(weights, MIB)
     tokens = max_batch_tokens or _BATCH_TOKENS["cuda" if on_gpu else "cpu"]
     activations = max(tokens, model.max_input_length) * (item * (2 * hidden + widest) + _TOKEN)
     if dtype == "int8" and on_gpu:  # rows of 8 bits, each with a scale

@@ -13,7 +13,7 @@ from embert.engine.errors import BrokenModel, EngineError, ModelNotFound, TakesN
 from embert.engine.files.chat_template import PairText, read_pair_text, template_of
 from embert.engine.files.hub import Location, locate
 from embert.engine.files.json_files import check_keys, positive_int, read_object, read_optional
-from embert.engine.files.key_tables import CONFIG_SENTENCE_TRANSFORMERS
+from embert.engine.files.key_tables import CONFIG_OF_MODEL2VEC, CONFIG_SENTENCE_TRANSFORMERS
 from embert.engine.files.tokenizer_config import NO_LENGTH_LIMIT, TokenizerConfig, define, read_tokenizer_config
 from embert.engine.heads.checkpoints.classifier import logit_classifier, read_classifier, stored_classifier
 from embert.engine.heads.checkpoints.late_interaction import is_stanford, marked_prompts
@@ -21,10 +21,11 @@ from embert.engine.heads.checkpoints.stored import named_groups, stored_in, stor
 from embert.engine.heads.checkpoints.vector_heads import CONVERT, VectorHeads, read_vector_heads
 from embert.engine.heads.description import NO_HEADS, Classifier, Heads, MultiVector, TokenClassifier
 from embert.engine.heads.modules import Modules, read_modules
-from embert.engine.heads.pooling import POOLINGS, Dense, Module, Quantize, modes_of, width_after
+from embert.engine.heads.pooling import POOLINGS, Dense, Module, Quantize, check_weights, modes_of, width_after
 from embert.engine.lora import PEFT_PREFIX, Lora, placed, read_lora
 from embert.engine.models import check_config, read_config
 from embert.engine.models.encoder_config import Adapters, EncoderConfig, position_bytes, tensor_shapes
+from embert.engine.models.static import MODEL2VEC, MODEL2VEC_TOKENS, read_static, truncated_length
 from embert.engine.tasks import NO_TASK, Task, task_names
 
 MUCH_BYTES = 1 << 30
@@ -115,7 +116,11 @@ def load_model(
         raise UnsupportedModel(f"pooling {pooling!r} is not supported; supported: {named}")
     try:
         location = locate(model, revision=revision, progress=progress, on_download=on_download)
-        read = _Checkpoint(location, pooling, progress=progress).read()
+        modules = read_modules(location.folder, pooling=pooling)
+        if modules.static if modules is not None else _is_model2vec(location.folder):
+            read = _read_static(location, modules, pooling)
+        else:
+            read = _Checkpoint(location, pooling, modules or Modules(pooling=pooling), progress=progress).read()
     except EngineError:
         raise
     except Exception as error:  # files may hold anything, and a server's other models go on
@@ -140,10 +145,10 @@ class _Checkpoint:
     Steps add sentences for the start-up log to `notices`.
     """
 
-    def __init__(self, location: Location, pooling: str | None, *, progress: bool) -> None:
+    def __init__(self, location: Location, pooling: str | None, modules: Modules, *, progress: bool) -> None:
         self.model_id, self.folder, self.pooling = location.model_id, location.folder, pooling
         self.notices = [*location.notices]
-        self.modules = read_modules(self.folder, pooling=pooling) or Modules(pooling=pooling)
+        self.modules = modules
         self.module = self.modules.transformer_module
         self.notices += self.modules.notices
         self.transformer = self.folder / self.modules.transformer
@@ -421,6 +426,53 @@ class _Checkpoint:
             bare = [name.removeprefix(PEFT_PREFIX) for name in own]
             if bare:
                 self.notices.append(f"{self.lora.weights} has tensors that nothing uses: {named_groups(bare, config)}")
+
+
+def _is_model2vec(folder: Path) -> bool:
+    """True for the files of Model2Vec's first versions, which write no modules.json."""
+    path = folder / "config.json"
+    return path.is_file() and read_object(path).get("model_type") == MODEL2VEC
+
+
+def _read_static(location: Location, modules: Modules | None, pooling: str | None) -> Model:
+    """Read a model of static embeddings. Without `modules` its config.json is Model2Vec's."""
+    folder, notices = location.folder, [*location.notices]
+    if pooling not in (None, "mean"):
+        raise UnsupportedModel(f"pooling {pooling!r} is not supported for static embeddings; supported: 'mean'")
+    if modules is None:
+        path, fields = folder / "config.json", read_object(folder / "config.json")
+        notices += check_keys(path, fields, CONFIG_OF_MODEL2VEC)
+        modules = Modules(static=True, normalize=bool(fields.get("normalize", False)))
+        length = positive_int(path, {"max_length": MODEL2VEC_TOKENS, **fields}, "max_length")
+    else:
+        length = truncated_length(folder / modules.transformer)
+    notices += modules.notices
+    path = folder / modules.transformer / "tokenizer.json"
+    check_weights(folder, modules.transformer, "SentenceTransformer")
+    # The library reads tokenizer.json only, and adds no special tokens.
+    tokenizer = TokenizerConfig(path.with_name("tokenizer_config.json"), has_token_types=False, adds=(False, False))
+    _, definition_notices = define(path, read_object(path), tokenizer)
+    library_path = folder / "config_sentence_transformers.json"
+    notices += definition_notices + check_keys(library_path, read_optional(library_path), CONFIG_SENTENCE_TRANSFORMERS)
+    config = read_static(path.parent, length)
+    prompts, default_name = read_prompts(folder)
+    return Model(
+        model_id=location.model_id,
+        folder=folder,
+        revision=None,
+        config=config,
+        pooling="mean",
+        after_pooling=modules.after_pooling,
+        normalize=modules.normalize,
+        max_input_length=config.max_positions,
+        prompts=prompts,
+        default_prompt_name=default_name,
+        width=width_after(folder, modules.after_pooling, config.hidden_size),
+        tokenizer=tokenizer,
+        lowercase=False,
+        transformer=modules.transformer,
+        notices=tuple(notices),
+    )
 
 
 def _base(lora: Lora, progress: bool, *, local: bool) -> Path:

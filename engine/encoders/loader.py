@@ -37,7 +37,7 @@ def create_encoder(
     free = encoder == device == "auto"  # CUDA was not requested: a model that it cannot run goes to the CPU
     factory: Callable[..., Encoder]
     if kind in ON_CPU:
-        factory, choice = _on_cpu(kind, choice, dtype, free=encoder == "auto")
+        factory, choice = _on_cpu(model, kind, choice, dtype, free=encoder == "auto")
         device = "cpu"
     elif kind in ("cuda", "cuda-portable"):
         factory = importlib.import_module("embert.engine.encoders.cuda.encoder").CudaEncoder
@@ -53,7 +53,7 @@ def create_encoder(
     except UnsupportedModel as error:
         if kind != "cuda" or not free:
             raise
-        factory, choice = _on_cpu("cpu", f"the GPU is not used: {error}", dtype, free=True)
+        factory, choice = _on_cpu(model, "cpu", f"the GPU is not used: {error}", dtype, free=True)
         built = factory(model, device="cpu", dtype=dtype, max_batch_tokens=max_batch_tokens)
     built.choice = "; ".join(filter(None, (choice, built.choice)))  # the encoder's own part describes its kernels
     return built
@@ -97,7 +97,7 @@ def _cuda_unavailable() -> str | None:
     return cast("str | None", cuda.unavailable_reason())
 
 
-def _on_cpu(kind: str, choice: str, dtype: str, *, free: bool) -> tuple[Callable[..., Encoder], str]:
+def _on_cpu(model: Model, kind: str, choice: str, dtype: str, *, free: bool) -> tuple[Callable[..., Encoder], str]:
     """The encoder for a CPU, and the reason with what stands against kernels, which `free` trades for torch.
 
     Raises UnsupportedModel where torch, an extra, is needed and not installed.
@@ -105,6 +105,10 @@ def _on_cpu(kind: str, choice: str, dtype: str, *, free: bool) -> tuple[Callable
     from embert.engine.encoders.cpu.encoder import CpuEncoder
     from embert.engine.encoders.cpu.kernels import instruction_set
 
+    if not model.config.layers:
+        from embert.engine.encoders.cpu.static import StaticEncoder
+
+        return StaticEncoder, choice
     if free and dtype == "bfloat16":
         kind, choice = "torch", f"{choice}; bfloat16 has no kernels"
     elif free and dtype in ("auto", "float32") and instruction_set() is None:

@@ -173,7 +173,9 @@ def _is_complete(snapshot: Path) -> bool:
         return False
     configs = [path.parent for path in snapshot.glob("**/config.json")]
     if not any(folder == snapshot or folder.name.startswith("0_") for folder in configs):
-        return (snapshot / "adapter_config.json").is_file() and any(snapshot.glob("*.safetensors"))
+        modules = snapshot / "modules.json"
+        static = modules.is_file() and b"StaticEmbedding" in modules.read_bytes()
+        return (static or (snapshot / "adapter_config.json").is_file()) and any(snapshot.glob("**/*.safetensors"))
     try:
         indexes = [json.loads(path.read_bytes()) for path in snapshot.glob("**/*.safetensors.index.json")]
         shards = {name for index in indexes for name in index["weight_map"].values()}

@@ -150,7 +150,7 @@ MODULE_CONFIGS: dict[str, Table] = {
 # Modules of sentence-transformers that modules.json may name and that are refused by that name.
 REFUSED_MODULES = (
     "BoW", "CLIPModel", "CNN", "HierarchicalTokenPooling", "LSTM", "LambdaTokenPooling",
-    "Router", "SparseAutoEncoder", "SparseStaticEmbedding", "StaticEmbedding", "TokenPooling", "WeightedLayerPooling",
+    "Router", "SparseAutoEncoder", "SparseStaticEmbedding", "TokenPooling", "WeightedLayerPooling",
     "WordEmbeddings", "WordWeights",
 )  # fmt: skip
 
@@ -280,7 +280,9 @@ PROCESSOR_KWARGS: Table = {
 
 TOKENIZER: Table = {
     "version": METADATA,
-    "truncation": honored("its direction; the library's limits come from the other files"),
+    "truncation": honored(
+        "its direction, and its max_length for static embeddings; other limits come from the other files"
+    ),
     "padding": NO_PADDING,
     "added_tokens": honored("unless tokenizer_config.json has added_tokens_decoder"),
     "normalizer": honored("unless the class replaces it"),
@@ -601,6 +603,19 @@ CONFIG_OF_MODEL_TYPE |= {
 }  # fmt: skip
 CONFIG_OF_MODEL_TYPE["new"] = CONFIG_OF_MODEL_TYPE["gte"]
 
+# Of Model2Vec 0.10, where no modules.json says the same.
+CONFIG_OF_MODEL2VEC: Table = {
+    "model_type": honored("model2vec"),
+    "normalize": honored("the model ends in Normalize"),
+    "max_length": honored("the most tokens of a text; null: any number; 512 by default"),
+    **dict.fromkeys(
+        ("apply_pca", "apply_zipf", "hidden_dim", "pooling", "seq_length", "sif_coefficient", "tokenizer_name"),
+        irrelevant("how the table was made"),
+    ),
+    **dict.fromkeys(("embedding_dtype", "vocabulary_quantization"), irrelevant("follows from the weights")),
+    **dict.fromkeys(("architectures", "head_config"), METADATA),
+}
+
 # Of the documentation: a heading → its table.
 TABLES: dict[str, Table] = {
     "modules.json": MODULES,
@@ -616,4 +631,5 @@ TABLES: dict[str, Table] = {
     "tokenizer.json": TOKENIZER,
     "config.json of every model": CONFIG,
     **{f"config.json of {name}": table for name, table in CONFIG_OF_MODEL_TYPE.items()},
+    "config.json of Model2Vec": CONFIG_OF_MODEL2VEC,
 }

@@ -30,8 +30,9 @@ from embert.engine.heads.pooling import (
 AFTER_POOLING = ("Dense", "LayerNorm", "Normalize", "Dropout")
 FOLLOWS = {
     "Transformer": ("",),
+    "StaticEmbedding": ("",),
     "Pooling": ("Transformer",),
-    **dict.fromkeys(AFTER_POOLING, ("Pooling", *AFTER_POOLING)),
+    **dict.fromkeys(AFTER_POOLING, ("Pooling", "StaticEmbedding", *AFTER_POOLING)),
     "Quantize": ("Pooling", *AFTER_POOLING),
     "SpladePooling": ("Transformer",),
     "LogitScore": ("Transformer",),
@@ -40,7 +41,8 @@ FOLLOWS = {
     "token Normalize": ("token Dense", "MultiVectorMask"),
 }
 SUPPORTED = (
-    "Transformer, Pooling, then Dense, LayerNorm, Normalize and Dropout in any order; Transformer, SpladePooling; "
+    "Transformer, Pooling, then Dense, LayerNorm, Normalize and Dropout in any order; StaticEmbedding, then the same; "
+    "Transformer, SpladePooling; "
     "Transformer, Dense on tokens, then MultiVectorMask and Normalize; Transformer, LogitScore"
 )
 JINA_TRANSFORMER = "custom_st.Transformer"  # jina-embeddings' own class: a Transformer with adapters
@@ -63,7 +65,8 @@ class LogitScore(NamedTuple):
 class Modules:
     """The modules of modules.json, with the settings in the files that it names."""
 
-    transformer: str = ""  # folder of the transformer inside the model's folder
+    transformer: str = ""  # folder of the transformer, or of the table, inside the model's folder
+    static: bool = False  # a table of static embeddings takes the place of transformer and pooling
     transformer_module: TransformerModule = field(default_factory=TransformerModule)
     pooling: str | None = None
     only_transformer: bool = True  # nothing follows the transformer
@@ -113,7 +116,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
                 f"supported: {SUPPORTED}"
             )
         kinds.append(kind)
-        if kind == "Transformer":
+        if kind in ("Transformer", "StaticEmbedding"):
             transformer = module["path"]
             if module["type"] == JINA_TRANSFORMER and "task_names" in read_object(folder / transformer / "config.json"):
                 own, after_pooling = PoolingModule("last-token", include_prompt=True), [Normalize()]
@@ -146,12 +149,14 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
     normalize = bool(after_pooling) and isinstance(after_pooling[-1], Normalize)
     while after_pooling and isinstance(after_pooling[-1], Normalize):
         after_pooling.pop()
-    transformer_module = read_transformer_module(folder / transformer)
+    static = kinds[0] == "StaticEmbedding"
+    transformer_module = TransformerModule() if static else read_transformer_module(folder / transformer)
     transformer_module.check_task(
         splade=splade is not None, only_transformer=len(kinds) == 1, scores_logits=logit_score is not None
     )
     return Modules(
         transformer=transformer,
+        static=static,
         transformer_module=transformer_module,
         pooling=pooling or own.pooling or None,
         include_prompt=own.include_prompt,

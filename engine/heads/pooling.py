@@ -147,7 +147,7 @@ def read_dense(folder: Path, name: str, *, input_name: str = "sentence_embedding
     _only(path, fields, "module_input_name", input_name)
     _only(path, fields, "module_output_name", input_name, None)
     inputs, outputs = (_count(path, fields, field) for field in ("in_features", "out_features"))
-    _check_weights(folder, name, "MultiVectorEncoder" if on_tokens else "SentenceTransformer")
+    check_weights(folder, name, "MultiVectorEncoder" if on_tokens else "SentenceTransformer")
     return Dense(
         name,
         inputs,
@@ -162,7 +162,7 @@ def read_layer_norm(folder: Path, name: str) -> LayerNorm:
     """Read the LayerNorm module in the folder `name` of a model's `folder`. Raises BrokenModel or UnsupportedModel."""
     path = folder / name / "config.json"
     columns = _count(path, read_object(path), "dimension")
-    _check_weights(folder, name, "SentenceTransformer")
+    check_weights(folder, name, "SentenceTransformer")
     return LayerNorm(name, columns)
 
 
@@ -197,7 +197,11 @@ def _count(path: Path, fields: dict[str, Any], field: str) -> int:
     return value
 
 
-def _check_weights(folder: Path, name: str, library: str) -> None:
+def check_weights(folder: Path, name: str, library: str) -> None:
+    """Raise UnsupportedModel for a module of which only pickled weights are there, BrokenModel for one without any.
+
+    `library` is the class of sentence-transformers that converts the model.
+    """
     if (folder / name / "model.safetensors").is_file():
         return
     if (folder / name / "pytorch_model.bin").is_file():

@@ -48,7 +48,7 @@ class TokenCounts:
     """
 
     def __init__(self, config: EncoderConfig) -> None:
-        self._config, self._products = config, product_flops(config)
+        self._config, self._products = config, product_flops(config) or 1  # without layers tokens are all that counts
         self._usual = int(attention_flops(config, np.array([PLAIN_TOKENS]))[0])
 
     def of(self, lengths: Sequence[int]) -> list[int]:

@@ -72,6 +72,8 @@ ROWS = (
     Row("Qwen2, Mistral, LLaMA", ("qwen2", "mistral", "llama"), "gte-Qwen2, e5-mistral-7b-instruct"),
 )
 
+STATIC = "static embeddings", "potion-base-8M and others of Model2Vec, static-retrieval-mrl-en-v1"
+
 
 def positions(encoder_config: EncoderConfig) -> str:
     """The kind of position encoding."""
@@ -111,6 +113,7 @@ def readme() -> Iterable[tuple[str, ...]]:
     yield "model", "for example", "tested on"
     for row in checked_rows():
         yield row.name, row.checkpoints, row.devices
+    yield *STATIC, "CPU"
 
 
 def models() -> Iterable[tuple[str, ...]]:
@@ -123,6 +126,7 @@ def models() -> Iterable[tuple[str, ...]]:
             row.name, ", ".join(f"`{each}`" for each in row.model_types), row.checkpoints, positions(encoder_config),
             layers(encoder_config), *("no" if head is None else "yes" for head in heads), row.devices,
         )  # fmt: skip
+    yield STATIC[0], "–", STATIC[1], "none", "none", "no", "no", "CPU"  # noqa: RUF001
 
 
 def replaced(page: str, table: Callable[[], Iterable[tuple[str, ...]]]) -> str:

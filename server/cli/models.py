@@ -83,7 +83,7 @@ def _read(config: ModelConfig, on_download: Callable[[str, int, int], None]) -> 
 
 def _check(config: ModelConfig, model: Model) -> None:
     """Checks the options that depend on the model. Raises ConfigError."""
-    longest = model.max_input_length
+    longest = model.max_input_length if model.config.layers else 1  # static embeddings take any text in parts
     if config.max_batch_tokens is not None and config.max_batch_tokens < longest:
         raise ConfigError(
             f"--max-batch-tokens {config.max_batch_tokens} is below the {longest} tokens that one text may have"

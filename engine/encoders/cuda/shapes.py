@@ -69,6 +69,7 @@ def check_layers(model: Model) -> None:
     config = model.config
     whole_heads = config.head_size % _HEAD_STEP == 0
     for unable, what in (
+        (not config.layers, "has static embeddings, without layers"),
         (
             config.disentangled is not None and (config.head_size > MOST_DISENTANGLED_COLUMNS or not whole_heads),
             f"has disentangled attention in heads of {config.head_size} columns, neither a multiple of {_HEAD_STEP} "
