@@ -1,25 +1,42 @@
-"""`embert embed` with the stand-in encoder: to its end, or stopped on the way."""
+"""`embert embed` with the stand-in encoder and small blocks: to its end, or stopped on the way."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from embert.server.cli.main import main
-from tests.server.live import EMBERT, ROOT, STAND_IN, environment
+from tests.server.live import ROOT, STAND_IN, environment
 
-__all__ = ["embed", "embedded", "fed", "started"]
+__all__ = ["BLOCK", "COMMAND", "embed", "embedded", "fed", "started"]
+
+BLOCK = 256  # texts of a block, so that a few blocks take no time
+_LIMIT = "embert.server.bulk.job.BLOCK_TEXTS"
+_PROGRAM = f"""
+import embert.server.bulk.job as job
+from embert.server.cli.main import main
+job.BLOCK_TEXTS = {BLOCK}
+main()
+"""
+COMMAND = (sys.executable, "-P", "-c", _PROGRAM, "embed", "-q", *STAND_IN)
 
 
 def embedded(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """A run until its end; the command itself runs in this process."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch(_LIMIT, BLOCK),
+        pytest.raises(SystemExit) as ended,
+    ):
         main(("embed", "-q", *map(str, arguments), *STAND_IN))
     out.seek(0)
     return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), out.read(), err.getvalue())
@@ -35,9 +52,8 @@ def embed(*arguments: str | Path) -> str:
 @contextlib.contextmanager
 def started(arguments: Sequence[str | Path], extra: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
     """A run that goes on, with some of the stand-in's orders in its environment; ended with the context."""
-    command = [*EMBERT, "embed", "-q", *map(str, arguments), *STAND_IN]
     with subprocess.Popen(
-        command,
+        [*COMMAND, *map(str, arguments)],
         cwd=ROOT,
         env=environment(extra),
         stdin=subprocess.PIPE,

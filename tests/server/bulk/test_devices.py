@@ -12,10 +12,10 @@ import pytest
 from embert.engine import load_model
 from embert.server.bulk.job import Block, BulkError, Job, RowRange, SharedBuffers
 from embert.server.bulk.worker import WorkerConfig, WorkerProcess
-from tests.server.bulk.running import embed, embedded, fed, started
+from tests.server.bulk.running import BLOCK, embed, embedded, fed, started
 from tests.server.live import until
 
-LINES = 20_000
+LINES = 5 * BLOCK
 TWO = ("--device", "x:0,1")
 
 
@@ -67,7 +67,7 @@ def test_a_lost_process_ends_the_run_which_can_be_resumed(
 ) -> None:
     target = tmp_path / "vectors.jsonl"
     progress = tmp_path / "vectors.jsonl.partial.json"
-    with fed(texts, 5000, [*into(target), *TWO]) as (process, others):
+    with fed(texts, BLOCK + 50, [*into(target), *TWO]) as (process, others):
         until(progress.exists, what="the first complete texts")
         processes(process.pid)[victim].kill()
         out, err = process.communicate(others, timeout=120)
@@ -132,7 +132,7 @@ def test_ctrl_c_ends_at_once_and_can_be_resumed(texts: Path, whole: Path, tmp_pa
     """Even while a forward goes on for ever: the hold file is never removed."""
     target, hold = tmp_path / "vectors.jsonl", tmp_path / "hold"
     progress = tmp_path / "vectors.jsonl.partial.json"
-    with fed(texts, 5000, into(target), {"STAND_IN_HOLD_FILE": str(hold)}) as (process, others):
+    with fed(texts, BLOCK + 50, into(target), {"STAND_IN_HOLD_FILE": str(hold)}) as (process, others):
         until(progress.exists, what="the first complete texts")
         hold.touch()
         assert process.stdin is not None

@@ -15,12 +15,11 @@ import pytest
 
 from embert.server.bulk.run import DeviceConfig
 from embert.server.cli.main import main
-from tests.engine.heads.m3 import build_m3
-from tests.server.bulk.running import embed, embedded
-from tests.server.live import EMBERT, ROOT, STAND_IN, environment, run_cli
-from tests.server.models import NAN_WORD, build_classifier
+from tests.server.bulk.running import COMMAND, embed, embedded
+from tests.server.live import ROOT, STAND_IN, environment, run_cli
+from tests.server.models import NAN_WORD, build_classifier, three_heads
 
-ROWS = [{"id": n, "text": f"text {n}", "tags": ["x"] * (n % 3), "meta": {"a": n}} for n in range(5000)]
+ROWS = [{"id": n, "text": f"text {n}", "tags": ["x"] * (n % 3), "meta": {"a": n}} for n in range(300)]
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +30,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (folder / "a.csv").write_text("id,text\n" + "".join(f"{row['id']},{row['text']}\n" for row in ROWS))
     (folder / "a.tsv").write_text("id\ttext\n" + "".join(f"{row['id']}\t{row['text']}\n" for row in ROWS))
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "a.parquet", row_group_size=700)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "a.parquet", row_group_size=70)
     for part in range(2):
         with (folder / f"half-{part}.jsonl").open("w") as file:
-            file.writelines(json.dumps(row) + "\n" for row in ROWS[2500 * part : 2500 * (part + 1)])
+            file.writelines(json.dumps(row) + "\n" for row in ROWS[150 * part : 150 * (part + 1)])
     embed("--dimensions", "8", "-f", folder / "a.txt", "-o", folder / "whole.npy")
     return folder
 
@@ -43,8 +42,9 @@ def into(source: Path | str, target: Path, *options: str) -> str:
     return embed("--dimensions", "8", "-f", source, "-o", target, *options)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv", "a.parquet", "half-*.jsonl"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "half-*.jsonl"])
 def test_every_input_gives_the_same_vectors(folder: Path, tmp_path: Path, name: str) -> None:
+    """JSON lines and Parquet: with their columns, below."""
     into(f"{folder}/{name}", tmp_path / "vectors.npy")
     assert (tmp_path / "vectors.npy").read_bytes() == (folder / "whole.npy").read_bytes()
 
@@ -74,22 +74,19 @@ def test_kept_columns(folder: Path, tmp_path: Path, name: str, options: tuple[st
 
 def test_csv_has_strings(folder: Path, tmp_path: Path) -> None:
     into(folder / "a.csv", tmp_path / "vectors.parquet", "--keep", "id")
-    assert pyarrow.parquet.read_table(tmp_path / "vectors.parquet")["id"].to_pylist() == [str(n) for n in range(5000)]
-    out = embed("--dimensions", "2", "-f", folder / "a.csv", "--keep-all").splitlines()
-    assert [json.loads(line)["id"] for line in out] == [str(n) for n in range(5000)]
+    assert pyarrow.parquet.read_table(tmp_path / "vectors.parquet")["id"].to_pylist() == [str(n) for n in range(300)]
 
 
 def test_sparse_and_multi_vectors(folder: Path, tmp_path: Path) -> None:
-    model = str(build_m3(tmp_path / "m3"))
-    lines = (folder / "a.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "some.jsonl").write_text("".join(lines[:600]))  # three blocks of multi-vectors
+    model = three_heads(tmp_path / "model")
+    source = folder / "a.jsonl"
     for option, names in (("--sparse", ["indices", "values"]), ("--multi", ["vectors"])):
-        out = embed("-m", model, option, "-f", tmp_path / "some.jsonl").splitlines()
-        embed("-m", model, option, "-f", tmp_path / "some.jsonl", "-o", tmp_path / "vectors.parquet", "--overwrite")
+        out = embed("-m", model, option, "-f", source).splitlines()
+        embed("-m", model, option, "-f", source, "-o", tmp_path / "vectors.parquet", "--overwrite")
         table = pyarrow.parquet.read_table(tmp_path / "vectors.parquet")
         assert table.schema.names == ["text", *names]
         rows = table.to_pylist()
-        assert len(rows) == len(out) == 600
+        assert len(rows) == len(out) == 300
         for row, line in zip(rows[::50], map(json.loads, out[::50]), strict=True):
             assert row["text"] == line["text"]
             for name in names:
@@ -98,9 +95,9 @@ def test_sparse_and_multi_vectors(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["fail", "skip"])
 def test_rows_without_a_text(tmp_path: Path, option: str) -> None:
-    rows: list[Any] = [{"text": f"text {n}", "id": n} for n in range(5000)]
+    rows: list[Any] = [{"text": f"text {n}", "id": n} for n in range(300)]
     rows[10] = {"id": 10}
-    rows[4500] = {"text": None, "id": 4500}
+    rows[280] = {"text": None, "id": 280}
     source, target = tmp_path / "a.jsonl", tmp_path / "vectors.parquet"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     ended = embedded("-f", source, "-o", target, "--keep", "id", "--on-error", option)
@@ -111,7 +108,7 @@ def test_rows_without_a_text(tmp_path: Path, option: str) -> None:
         return
     assert (ended.returncode, ended.stderr) == (0, f"embert: {first}; such rows are skipped\nembert: rows skipped: 2\n")
     found = pyarrow.parquet.read_table(target)["id"].to_pylist()
-    assert found == [n for n in range(5000) if n not in (10, 4500)]
+    assert found == [n for n in range(300) if n not in (10, 280)]
 
 
 def test_texts_that_cannot_be_tokenized_are_named_or_skipped(tmp_path: Path) -> None:
@@ -140,9 +137,6 @@ def test_a_run_does_not_read_what_it_writes(tmp_path: Path, name: str) -> None:
     assert again.returncode == 0, again.stderr
     lines = "".join(path.read_text() for path in sorted(tmp_path.rglob("out*/part-*" if options else name)))
     assert [json.loads(line)["text"] for line in lines.splitlines()] == [f"{p}.{n}" for p in range(2) for n in range(6)]
-    named = embedded("-f", tmp_path / (f"{name}part-000000.jsonl" if options else name), *run[2:], *options)
-    assert named.returncode == 1
-    assert "is part of the output" in named.stderr
 
 
 def test_a_vector_that_is_not_finite_ends_the_run_and_is_named(tmp_path: Path) -> None:
@@ -167,7 +161,7 @@ def test_a_vector_that_is_not_finite_ends_the_run_and_is_named(tmp_path: Path) -
         (("-f", "a.jsonl", "-o", "x.npy", "--on-error", "skip"), 2, "--on-error skip goes with JSON lines and Parquet"),
         (("-f", "a.jsonl", "--output-format", "parquet"), 1, "standard output takes JSON lines only, and parquet"),
         (("-f", "a.jsonl", "-o", "a.jsonl"), 1, "a.jsonl is part of the output"),
-        (("-f", "a.jsonl", "-o", "x.parquet", "--keep", "nix"), 1, "no field 'nix' in the first 4096 lines; --keep"),
+        (("-f", "a.jsonl", "-o", "x.parquet", "--keep", "nix"), 1, "no field 'nix' in the first 300 lines; --keep"),
         (("-f", "a.jsonl", "--column", "body"), 1, "a.jsonl line 1 has no field 'body'; it has id, text, tags, meta"),
         (("-f", "a.csv", "--column", "body"), 1, "a.csv has no column 'body'; --column names one of its columns: id"),
         (("-f", "a.txt", "a.jsonl"), 1, "all files of a run must have one format"),
@@ -175,6 +169,7 @@ def test_a_vector_that_is_not_finite_ends_the_run_and_is_named(tmp_path: Path) -
         (("-f", "a.txt", "-o", "other/"), 1, "other is not empty, and has no _manifest.json of an earlier run"),
         (("-f", "a.txt", "-o", "none/folder/"), 1, "error: none/folder: no such file or directory"),
         (("-f", "a.txt", "-o", "a.csv/"), 1, "error: a.csv: file exists"),
+        (("-f", "a.txt", "-o", "/proc/self/"), 1, "error: "),
         (("text", "-o", "other"), 1, "other is a folder, which takes the texts of --file only"),
     ],
 )
@@ -212,11 +207,11 @@ def test_a_vector_must_have_a_name_of_its_own(tmp_path: Path, name: str) -> None
 def test_a_disk_that_is_full(tmp_path: Path, name: str) -> None:
     """Or a file that must not grow: the run fails with one sentence, and goes on once there is room."""
     source, target = tmp_path / "texts", f"{tmp_path}/{name}"
-    source.write_text("".join(f"text {number}\n" for number in range(20_000)))
-    command = [*EMBERT, "embed", "-q", "--dimensions", "64", "-f", str(source), "-o", target, *STAND_IN]
+    source.write_text("".join(f"text {number}\n" for number in range(1_250)))
+    command = [*COMMAND, "-f", str(source), "-o", target]
 
-    def bounded() -> None:  # the output has 5 MB; a slot, which is a file too, at most 4
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4_400_000, 4_400_000))
+    def bounded() -> None:  # the output has 1.9 MB; a slot, which is a file too, 1
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
 
     ended = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, preexec_fn=bounded
@@ -225,23 +220,14 @@ def test_a_disk_that_is_full(tmp_path: Path, name: str) -> None:
     *complete, error = ended.stderr.splitlines()
     assert error.endswith("cannot be written: File too large")
     assert [line.endswith("texts are complete; --resume goes on after them") for line in complete] == [True]
-    embed("--dimensions", "64", "-f", source, "-o", target, "--resume")
-    embed("--dimensions", "64", "-f", source, "-o", f"{tmp_path}/whole-{name}")
+    embed("-f", source, "-o", target, "--resume")
+    embed("-f", source, "-o", f"{tmp_path}/whole-{name}")
     for path in [Path(target)] if Path(target).is_file() else Path(target).glob("part-*"):
         assert path.read_bytes() == Path(str(path).replace(f"{tmp_path}/", f"{tmp_path}/whole-")).read_bytes()
 
 
-def test_a_folder_that_must_not_be_written(folder: Path, tmp_path: Path) -> None:
-    command = ["embed", "-q", "-f", f"{folder}/a.txt", "-o", "/proc/self/", *STAND_IN]
-    ended = subprocess.run(
-        [*EMBERT, *command], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 1
-    assert ended.stderr.count("\n") == 1
-
-
 def test_a_folder_of_another_run_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
-    into(folder / "a.parquet", tmp_path / "out", "--shard-texts", "2000")
+    into(folder / "a.parquet", tmp_path / "out", "--shard-texts", "120")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 
     def refused(*options: str) -> str:
@@ -251,20 +237,18 @@ def test_a_folder_of_another_run_is_not_overwritten(folder: Path, tmp_path: Path
 
     again = f"remove {tmp_path / 'out'}"
     assert "holds the shards of another run; add --resume to continue it" in refused()
-    assert f"--shard-texts was 2000 in {tmp_path}/out, and is 1000; {again}" in refused(
-        "--resume", "--shard-texts", "1000"
+    assert f"--shard-texts was 120 in {tmp_path}/out, and is 100; {again}" in refused(
+        "--resume", "--shard-texts", "100"
     )
     other = folder / "other.parquet"
-    changed = [row | {"text": "other"} if row["id"] == 1000 else row for row in ROWS]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(changed), other, row_group_size=700)
-    ended = embedded(
-        "--dimensions", "8", "-f", other, "-o", tmp_path / "out", "--resume", "--shard-texts", "2000"
-    )  # fmt: skip
-    assert "cannot resume: the first 5000 rows of" in ended.stderr
+    changed = [row | {"text": "other"} if row["id"] == 60 else row for row in ROWS]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(changed), other, row_group_size=70)
+    ended = embedded("--dimensions", "8", "-f", other, "-o", tmp_path / "out", "--resume", "--shard-texts", "120")
+    assert "cannot resume: the first 300 rows of" in ended.stderr
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     shard = tmp_path / "out" / "part-000001.parquet"
     shard.write_bytes(b"short")
-    assert f"cannot resume: {shard} is missing or has changed" in refused("--resume", "--shard-texts", "2000")
+    assert f"cannot resume: {shard} is missing or has changed" in refused("--resume", "--shard-texts", "120")
 
 
 @pytest.mark.parametrize(
@@ -292,12 +276,10 @@ def test_without_pyarrow_the_command_that_installs_it_is_named(folder: Path, tmp
     hidden["PYTHONPATH"] = f"{tmp_path}:{hidden['PYTHONPATH']}"
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [*EMBERT, "embed", "-q", "--dimensions", "8", *arguments, *STAND_IN]
-        return subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, check=False)
+        return subprocess.run([*COMMAND, *arguments], cwd=ROOT, env=hidden, capture_output=True, text=True, check=False)
 
     for arguments, what in (
         (("-f", f"{folder}/a.parquet"), "parquet"),
-        (("-f", f"{folder}/a.csv"), "csv"),
         (("-f", f"{folder}/a.txt", "-o", f"{tmp_path}/vectors.parquet"), "Parquet"),
     ):
         ended = run(*arguments)

@@ -9,8 +9,8 @@ import psutil
 
 from tests.server.bulk.running import started
 
-FEW, MANY = 120_000, 240_000  # the fewer fill every slot, and with their numbers the cache of words
-GROWTH_BYTES = 48 << 20  # of all processes together, for their allocators; the vectors between are 180 MB
+FEW, MANY = 10_000, 70_000  # the fewer fill every slot, and with their numbers the cache of words
+GROWTH_BYTES = 32 << 20  # of all processes together, for their allocators; the vectors between are 92 MB
 
 
 def peak(texts: Path, target: Path) -> int:
@@ -44,7 +44,7 @@ def test_memory_is_flat(tmp_path: Path) -> None:
     for count in (FEW, MANY):
         texts = tmp_path / f"{count}.txt"
         texts.write_text(
-            "".join(f"number {number % 20_000} of the texts that are embedded\n" for number in range(count))
+            "".join(f"number {number % 2_000} of the texts that are embedded\n" for number in range(count))
         )
         found[count] = peak(texts, tmp_path / name)
         (tmp_path / name).unlink()

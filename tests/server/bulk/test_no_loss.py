@@ -19,8 +19,8 @@ from embert.server.bulk.job import BulkError, CannotResume, Job
 from embert.server.bulk.resume import check_manifest, run_manifest
 from embert.server.bulk.rows import parse, unchanged
 from embert.server.bulk.writer import FileWriter
-from tests.server.bulk.running import embed, embedded
-from tests.server.live import EMBERT, ROOT, STAND_IN, environment
+from tests.server.bulk.running import COMMAND, embed, embedded
+from tests.server.live import ROOT, environment
 
 
 def test_a_finished_output_is_replaced_only_when_asked(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_integers_that_no_64_bits_hold_are_refused(row: dict[str, Any], is_bad: 
 
 @pytest.mark.parametrize(("arguments", "closed"), [(("-f", "-"), "<&-"), (("a text",), ">&-")], ids=["in", "out"])
 def test_a_closed_standard_stream_is_one_sentence(arguments: tuple[str, ...], closed: str) -> None:
-    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *EMBERT, "embed", "-q", *arguments, *STAND_IN]
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND, *arguments]
     ended = subprocess.run(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 1
     assert "is closed" in ended.stderr
@@ -145,10 +145,10 @@ def test_a_closed_standard_stream_is_one_sentence(arguments: tuple[str, ...], cl
 
 
 def test_a_value_that_parquet_would_change_names_the_field_and_the_line(tmp_path: Path) -> None:
-    rows = [{"text": "a", "price": 1}] * 4200 + [{"text": "b", "price": 1.75}]
+    rows = [{"text": "a", "price": 1}] * 300 + [{"text": "b", "price": 1.75}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     ended = embedded("-f", tmp_path / "in.jsonl", "--keep", "price", "-o", tmp_path / "out.parquet")
     assert ended.returncode == 1
-    assert f"{tmp_path}/in.jsonl line 4201: field 'price' is not int64" in ended.stderr
+    assert f"{tmp_path}/in.jsonl line 301: field 'price' is not int64" in ended.stderr
     assert "1.75" in ended.stderr
     assert not (tmp_path / "out.parquet").exists()
