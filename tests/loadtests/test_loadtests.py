@@ -33,7 +33,7 @@ def told(folder: Path) -> dict[tuple[str, str], tuple[str, str, str]]:
         }
 
 
-def run(scenario: str, host: str, report: Path, *options: str, seconds: int = 4) -> subprocess.CompletedProcess[str]:
+def run(scenario: str, host: str, report: Path, *options: str, seconds: int = 2) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "loadtests", scenario, "--host", host, "--report", str(report)]
     command += ["--seconds", str(seconds)]
     return subprocess.run(
@@ -97,14 +97,6 @@ def test_locust_itself_as_documented(guarded: Live, tmp_path: Path) -> None:
     assert (result, limit) == ("EXCEEDED", "0.001 ms")
     assert float(measured.removesuffix(" ms")) > 0.001
     assert f"<td>{measured}</td>" in (tmp_path / "report.html").read_text()
-
-
-def test_failures_set_the_exit_status(guarded: Live, tmp_path: Path) -> None:
-    wrong = run("queries", guarded.url, tmp_path, "--rate", "20", "--key", "wrong", "--late-ms", "0")
-    assert wrong.returncode == 1, "failures are failures, whoever is the limit"
-    limits = told(tmp_path)
-    assert limits["query", "failed"] == ("EXCEEDED", "0.00%", "100.00%")
-    assert limits["embert_engine_restarts_total", "growth"][0] == "not checked", "metrics need the key, too"
 
 
 def test_refusals_are_told_apart_and_a_spike_passes(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def embedded(texts: int, actors: int, **options: Any) -> Any:
     )
 
 
-def check(made: Any, texts: int, tolerance: float, **options: Any) -> None:
-    """Every text is there once, with its vector."""
+def check(made: Any, texts: int) -> None:
+    """Every text is there once, with the stand-in's vector."""
     import ray
 
     tables = ray.get(made.to_arrow_refs())
@@ -65,13 +65,9 @@ def check(made: Any, texts: int, tolerance: float, **options: Any) -> None:
     rows = sorted((row for table in tables for row in table.to_pylist()), key=lambda row: row["id"])
     assert [row["id"] for row in rows] == list(range(texts))
     assert [row["text"] for row in rows] == [text_of(number) for number in range(texts)]
-    with Engine.load(device="cpu", **options) as engine:
+    with Engine.load(device="cpu", encoder="tests.server.stand_in:create") as engine:
         wanted = engine.embed([text_of(number) for number in range(texts)])
-    np.testing.assert_allclose(np.array([row["embedding"] for row in rows], np.float32), wanted, atol=tolerance)
-
-
-def test_a_dataset_has_the_engines_vectors(cluster: LocalCluster) -> None:
-    check(embedded(256, 1).materialize(), 256, 1e-6)
+    np.testing.assert_array_equal(np.array([row["embedding"] for row in rows], np.float32), wanted)
 
 
 def test_the_page_embeds_a_dataset(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -95,15 +91,15 @@ def test_a_node_is_killed_while_it_works(cluster: LocalCluster) -> None:
         cluster.kill(node)
         cluster.add_node(embedder=1)
     fate.unlink()
-    check(made.result(), 1024, 0, encoder="tests.server.stand_in:create")
+    check(made.result(), 1024)
 
 
 def test_an_engine_is_lost(cluster: LocalCluster) -> None:
     """Its actor ends, and another gives the batch its vectors."""
     (cluster.folder / "fate").write_text("lose")
-    made = embedded(512, 1, encoder=DOOMED).materialize()
+    made = embedded(256, 1, encoder=DOOMED).materialize()
     assert not (cluster.folder / "fate").exists()
-    check(made, 512, 0, encoder="tests.server.stand_in:create")
+    check(made, 256)
 
 
 class Assigned:
@@ -133,10 +129,3 @@ def test_an_engine_runs_on_what_ray_assigns(cluster: LocalCluster) -> None:
     ray.kill(with_gpu)
     with pytest.raises(ray.exceptions.RayTaskError, match=r"GPU.* 2"):
         ray.get(two.remote().load.remote())
-
-
-def test_an_error_names_the_column_and_ends_the_dataset(cluster: LocalCluster) -> None:
-    import ray.exceptions
-
-    with pytest.raises(ray.exceptions.RayTaskError, match=r"'body'.*'id', 'text'"):
-        embedded(256, 1, encoder=DOOMED, column="body").materialize()

@@ -196,15 +196,6 @@ def floats(answer: httpx.Response) -> Any:
     return [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in answer.json()["data"]]
 
 
-def test_openais_client(pair: str, alone: Live) -> None:
-    def vectors(url: str) -> Any:
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as asking:
-            answer = asking.embeddings.create(input=["a cat", "a tax form"], model=asking.models.list().data[0].id)
-            return [each.embedding for each in answer.data]
-
-    np.testing.assert_allclose(vectors(pair), vectors(alone.url), atol=1e-6)
-
-
 # --- what ends ---
 
 
