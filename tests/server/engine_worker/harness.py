@@ -21,6 +21,7 @@ from embert.server.engine_worker.loop import EngineLoop
 from embert.server.ipc.channel import EncodeRequest, PartialResult, Submit, decode_results, encode
 from embert.server.ipc.control import StartEngine
 from embert.server.ipc.shared_counters import SharedCounters
+from tests.server.live import until
 from tests.server.wire import Wire, parts_of
 
 WIDTH = 4
@@ -201,10 +202,7 @@ class Harness:
         assert self.encoder.entered.acquire(timeout=60)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        until(condition)
 
     def release(self, encode_batches: int = 1) -> None:
         for _ in range(encode_batches):
