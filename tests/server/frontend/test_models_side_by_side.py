@@ -43,7 +43,7 @@ def test_a_flood_of_one_models_requests_refuses_none_of_another(folders: dict[st
 
 
 def test_models_that_fail_leave_the_others_to_work(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Whatever fails: the files' list, the tokenizer, the weights, or what comes of them."""
+    """Whatever fails: the folder, the files' list, the tokenizer, the weights, or what comes of them."""
     nan = build_classifier(tmp_path / "nan", "a")
     tensors = load_file(nan / "model.safetensors")
     tensors["classifier.bias"][:] = np.nan
@@ -56,7 +56,7 @@ def test_models_that_fail_leave_the_others_to_work(folders: dict[str, Path], tmp
     (no_weights / "model.safetensors").unlink()
     (no_weights / "model.safetensors").write_bytes(b"no weights")
     models = {"unread": unreadable, "tokens": no_tokenizer, "dense": folders["dense"], "weights": no_weights}
-    models["nan"] = nan
+    models |= {"nan": nan, "gone": tmp_path / "gone"}
     options = [f"{name}={folder}" for name, folder in models.items()]
     with live(*options, "--device", "cpu") as running:
         ready = running.get("/readyz").json()

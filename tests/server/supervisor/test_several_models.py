@@ -66,28 +66,6 @@ def test_a_model_is_ready_while_another_loads(slow: Live) -> None:
     assert "models: 3 of 3" in slow.log
 
 
-def test_models_that_fail_to_load_do_not_take_the_others_along(named: list[str], tmp_path: Path) -> None:
-    """One whose folder is not there, and one whose loading fails in the engine."""
-    env = {"STAND_IN_LOAD_MODEL": "/b", "STAND_IN_LOAD": "error"}
-    with live(f"gone={tmp_path}/gone", *named, *STAND_IN, env=env, clean_log=False) as server:
-        server.wait_announced()
-        assert "models: 2 of 4" in server.log
-        assert "gone: no such folder" in server.log
-        gone = server.get("/readyz/gone")
-        assert gone.status_code == 503
-        assert "no such folder" in gone.text
-        assert "b: the stand-in was told not to load" in server.log
-        assert right(server, "a")
-        assert server.get("/readyz").status_code == 200
-        readiness = server.get("/readyz/b")
-        assert readiness.status_code == 503
-        assert "the stand-in was told not to load" in readiness.text
-        response = server.post("/models/b/embed", {"inputs": [GOOD]})
-        assert response.status_code == 503
-        assert "the stand-in was told not to load" in response.json()["error"]
-        assert len(server.engine_pids) == 1
-
-
 def test_a_model_that_ends_its_process_while_it_loads_is_left_out(named: list[str]) -> None:
     env = {"STAND_IN_LOAD_MODEL": "/b", "STAND_IN_LOAD": "exit"}
     with live(*named, *STAND_IN, env=env, ready=False, clean_log=False) as server:
@@ -134,33 +112,6 @@ def test_an_engine_that_dies_in_one_model_serves_the_others(named: list[str]) ->
         assert "repeatedly in forwards" in response.json()["error"]
         assert right(server, "a")
         assert server.get("/readyz").status_code == 200
-
-
-def test_the_models_of_a_file(folders: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "models.toml").write_text(
-        f"""
-        [[models]]
-        name = "search"
-        model = "{folders["a"]}"
-        max_client_batch_size = 2
-
-        [[models]]
-        name = "rank"
-        model = "{folders["rank"]}"
-        low_priority = true
-        """
-    )
-    with live("--config", str(tmp_path / "models.toml"), *STAND_IN) as server:
-        assert [card["id"] for card in server.get("/v1/models").json()["data"]] == ["search", "rank"]
-        assert right(server, "search")
-        refused = server.post("/models/search/embed", {"inputs": [GOOD] * 3})
-        assert refused.status_code == 413
-        assert "the limit is 2" in refused.json()["error"]
-        ranked = server.post("/rerank", {"query": "a cat", "texts": ["a kitten", "a car", "a dog"]})
-        assert ranked.status_code == 200
-        assert len(ranked.json()) == 3
-        priorities = {name for name in server.metrics() if name.startswith("embert_requests_total") and "rank" in name}
-        assert any('priority="bulk"' in name and 'route="/rerank"' in name for name in priorities)
 
 
 def test_a_tokenizer_that_ends_http_processes_is_left_out(named: list[str], tmp_path: Path) -> None:

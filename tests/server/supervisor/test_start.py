@@ -88,8 +88,10 @@ def test_a_truncated_safetensors_file(tmp_path: Path) -> None:
     ("way", "said"),
     [("memory", "not enough memory"), ("missing", "weights vanished")],
 )
-def test_an_encoder_that_does_not_load(way: str, said: str) -> None:
-    assert said in refused(*STAND_IN, env={"STAND_IN_LOAD": way})
+def test_an_encoder_that_does_not_load(way: str, said: str, tmp_path: Path) -> None:
+    """Neither processes nor temporary folders are left behind."""
+    assert said in refused(*STAND_IN, env={"STAND_IN_LOAD": way, "TMPDIR": str(tmp_path)})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_devices_that_are_not_there() -> None:
@@ -124,11 +126,8 @@ def test_a_port_in_use_is_named_with_its_option(option: str) -> None:
         (("--port", "70000"), ("--port", "0 to 65535", "70000")),
         (("--request-timeout", "0"), ("--request-timeout", "0.001")),
         (("--request-timeout", "nan"), ("--request-timeout", "nan")),
-        (("--request-timeout", "inf"), ("--request-timeout", "inf")),
-        (("--dtype", "int4"), ("--dtype", "float32", "'int4'")),
         (("--log-level", "loud"), ("--log-level", "warning", "'loud'")),
         (("--default-prompt", "a", "--default-prompt-name", "b"), ("--default-prompt", "--default-prompt-name")),
-        (("--workers", "many"), ("--workers", "many")),
         (("--not-an-option",), ("--not-an-option",)),
         (("a=x", "a=y"), ("2 models", "'a'", "NAME=MODEL")),
         (("x", "x"), ("2 models", "'x'", "NAME=MODEL")),
@@ -180,21 +179,6 @@ def test_limits_of_the_system_that_are_too_low(limit: str, status: int, says: tu
     assert ended.returncode == status
     assert "Traceback" not in ended.stderr
     assert all(value in ended.stderr.splitlines()[-1] for value in says)
-
-
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    """Neither processes nor temporary folders, after a start that fails late."""
-    ended = run_cli(
-        "serve",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        *STAND_IN,
-        env={"STAND_IN_LOAD": "error", "TMPDIR": str(tmp_path)},
-    )
-    assert ended.returncode == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_children_refuse_to_be_started_by_hand() -> None:
