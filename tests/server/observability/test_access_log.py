@@ -139,6 +139,12 @@ def test_off_says_nothing(server: Live) -> None:
     assert "unlogged" not in server.log
 
 
+def test_without_traces_no_process_has_opentelemetrys_sdk(server: Live) -> None:
+    for pid in server.pids:
+        # The extension of protobuf, which the exporter needs. FastAPI alone imports OpenTelemetry's API.
+        assert "/google/_upb/" not in Path(f"/proc/{pid}/maps").read_text()
+
+
 def test_text_is_one_line() -> None:
     lines: list[bytes] = []
     parts = LatencyBreakdown(tokenize_s=0.001, queue_s=0.002, inference_s=0.003, encode_s=0.004, tokens=4)

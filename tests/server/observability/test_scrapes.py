@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +21,7 @@ from embert.server.http.request_head import scrape_form
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping import ExemplarOf, Form, exposition
 from tests.server.connections import one_to_each
-from tests.server.live import ROOT, STAND_IN, Live, live, until
+from tests.server.live import STAND_IN, Live, live, until
 
 parse_openmetrics: Any = openmetrics.text_string_to_metric_families
 OPENMETRICS = "application/openmetrics-text"
@@ -31,7 +30,6 @@ PROMETHEUS = (  # what Prometheus 3.5 sends
     b"application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
     b"text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 )
-METRICS = ROOT / "docs" / "metrics.md"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -173,32 +171,6 @@ def test_a_process_that_has_just_begun(form: Form) -> None:
     found = exposition(memory, form).body
     assert b'process_resident_memory_bytes{process="engine-0"}' in found
     assert b"engine-1" not in found
-
-
-def test_series_are_as_few_as_documented() -> None:
-    said = re.search(
-        r"has (\d+) at rest\..* adds (\d+) for each.* outcome (\d+)\..* low-priority\s+request adds (\d+),",
-        METRICS.read_text(),
-        re.DOTALL,
-    )
-    assert said is not None
-
-    def series() -> int:
-        probed = 'route="/readyz"', 'outcome="failed"'  # until the server is ready
-        return sum(not all(each in sample for each in probed) for sample in server.metrics())
-
-    with live(*STAND_IN) as server:
-        counts = [series()]  # this scrape's own durations are there at the next
-        counts.append(series())
-        server.post("/embed", {"inputs": "a"})
-        counts.append(series())
-        server.post("/embed", {"inputs": ""})
-        counts.append(series())
-        server.post("/embed", {"inputs": "a"}, headers={"x-priority": "bulk"})
-        counts.append(series())
-    _, at_rest, route, failed, low_priority = counts
-    assert [at_rest, route - at_rest, failed - route] == [int(said[1]), int(said[2]), int(said[3])]
-    assert low_priority - failed == int(said[4]) + int(said[2])
 
 
 def test_connections_are_counted(two: Live) -> None:

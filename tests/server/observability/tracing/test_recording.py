@@ -8,7 +8,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextvars import copy_context
 from types import SimpleNamespace
 
@@ -32,11 +32,10 @@ from embert.server.observability.tracing.settings import Sampler
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="OpenTelemetry's exporter is of the extra otel")
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from embert.server.engine_worker.batch_tracer import BatchTracer
-from embert.server.observability.metrics import SpanMetrics
 from embert.server.observability.tracing import span_export
 from embert.server.observability.tracing.request_trace import REASON_MAX, STATE_MAX, RequestTracer
 from embert.server.observability.tracing.span_export import tracer_provider
@@ -144,37 +143,6 @@ def test_a_batch_of_many_requests_is_linked_to_all_of_them() -> None:
 # --- what waits for the collector ---
 
 
-class Collector(SpanExporter):
-    result = SpanExportResult.SUCCESS
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        return self.result
-
-
-class Counts:
-    """In place of a SpanMetrics: prometheus_client's own values are of the process that tests run in."""
-
-    def __init__(self) -> None:
-        self.exported, self.dropped = Count(), Count()
-
-
-class Count:
-    value = 0.0
-
-    def inc(self, amount: float = 1) -> None:
-        self.value += amount
-
-
-@pytest.fixture
-def exporter() -> Iterator[tuple[span_export._CountingExporter, Collector, SpanMetrics]]:
-    logger = logging.getLogger("opentelemetry")
-    handlers, propagate = logger.handlers, logger.propagate
-    metrics: SpanMetrics = Counts()  # type: ignore[assignment]
-    collector = Collector()
-    yield span_export._CountingExporter(collector, "http://c", metrics), collector, metrics
-    logger.handlers, logger.propagate = handlers, propagate
-
-
 @pytest.mark.parametrize("head", ["200 OK", "200 OK\r\ntransfer-encoding: chunked", "302 Found\r\nlocation: /other"])
 def test_a_response_that_never_ends_is_not_read_on(head: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -197,47 +165,6 @@ def test_a_response_that_never_ends_is_not_read_on(head: str) -> None:
             assert session.post(url, b"spans").status_code == int(head[:3])
         collector.join()
     assert sent < 32 << 20  # what the kernel holds
-
-
-def ended(recorder: Recorder) -> ReadableSpan:
-    recorder.tracer.start_span("a").end()
-    return recorder.spans[-1]
-
-
-def test_spans_over_the_limit_are_dropped_and_counted(
-    exporter: tuple[span_export._CountingExporter, Collector, SpanMetrics], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counting, _, metrics = exporter
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "600")
-    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "600")
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
-    export, counting.export = counting.export, lambda spans: SpanExportResult.SUCCESS  # type: ignore[method-assign]
-    processor = span_export._BoundedProcessor(counting, metrics)  # its exporter takes nothing yet
-    span = ended(Recorder())
-    for _ in range(1000):
-        processor.on_end(span)
-    assert metrics.dropped.value == 400  # type: ignore[attr-defined]
-    export([span] * 600)
-    processor.on_end(span)
-    assert (metrics.exported.value, metrics.dropped.value) == (600, 400)  # type: ignore[attr-defined]
-    processor.shutdown()  # type: ignore[no-untyped-call]
-
-
-def test_the_log_says_once_that_the_collector_refuses_and_when_it_accepts_again(
-    exporter: tuple[span_export._CountingExporter, Collector, SpanMetrics], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    counting, collector, metrics = exporter
-    span = ended(Recorder())
-    collector.result = SpanExportResult.FAILURE
-    counting.export([span] * 3)
-    counting.export([span] * 4)
-    collector.result = SpanExportResult.SUCCESS
-    counting.export([span] * 5)
-    counting.export([span] * 6)
-    assert (metrics.exported.value, metrics.dropped.value) == (11, 7)  # type: ignore[attr-defined]
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert "7 were lost" in caplog.records[1].getMessage()
 
 
 # --- the middleware ---

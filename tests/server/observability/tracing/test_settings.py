@@ -132,21 +132,10 @@ def test_without_the_extra_a_variable_for_all_programs_costs_a_line(monkeypatch:
         serve._traces_url(ServeConfig(otlp_endpoint="http://b:1"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "env", "said"),
-    [
-        (("--otlp-endpoint", "nowhere"), {}, "--otlp-endpoint must be a URL such as http://collector:4318"),
-        (
-            ("--otlp-endpoint", "http://a:4318"),
-            {"OTEL_TRACES_SAMPLER": "xray"},
-            "OTEL_TRACES_SAMPLER must be one of always_on",
-        ),
-    ],
-)
-def test_wrong_options_end_the_start(arguments: tuple[str, ...], env: dict[str, str], said: str) -> None:
-    ran = run_cli("serve", "--port", "0", *arguments, env=env)
+def test_wrong_options_end_the_start() -> None:
+    ran = run_cli("serve", "--port", "0", "--otlp-endpoint", "http://a:4318", env={"OTEL_TRACES_SAMPLER": "xray"})
     assert ran.returncode == 2
-    assert said in ran.stderr
+    assert "OTEL_TRACES_SAMPLER must be one of always_on" in ran.stderr
 
 
 def test_opentelemetrys_variables_alone_are_enough() -> None:
@@ -169,17 +158,11 @@ def test_opentelemetrys_variables_alone_are_enough() -> None:
         assert span.resource["service.name"] == "embeddings-of-shop"
         assert span.resource["deployment.environment.name"] == "test"
         assert span.resource["service.version"] == "7"
+        assert span.resource["telemetry.sdk.name"] == "opentelemetry"
+        assert span.resource.keys() >= {"service.instance.id", "host.name"}
         (headers, *_) = receiver.headers
         assert headers["x-tenant"] == "shop"
         assert headers["content-encoding"] == "gzip"
-
-
-def test_without_traces_no_process_has_opentelemetrys_sdk() -> None:
-    with live(*STAND_IN) as server:
-        assert server.post("/embed", {"inputs": "a"}).status_code == 200
-        for pid in server.pids:
-            # The extension of protobuf, which the exporter needs. FastAPI alone imports OpenTelemetry's API.
-            assert "/google/_upb/" not in Path(f"/proc/{pid}/maps").read_text()
 
 
 def test_a_variable_that_the_sdk_refuses_costs_traces_only(
