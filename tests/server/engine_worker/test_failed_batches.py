@@ -2,32 +2,7 @@
 
 from __future__ import annotations
 
-from tests.server.engine_worker.harness import BUDGET, FAILS, LOST, NOT_FINITE, Harness, rows, vector_of
-
-
-def test_a_failing_request_fails_without_its_neighbors(engine: Harness) -> None:
-    """The batch it was in is halved until it is by itself; its neighbors get their vectors."""
-    engine.occupy()
-    good, bad, fine = engine.send([[2, 3]], [[4], [FAILS]], [[5], [6]])
-    engine.wait_until(lambda: engine.queued() == 5)
-    engine.encoder.free = True
-    engine.release()
-    parts = engine.receive(5)
-    assert rows(parts[good][0]) == [vector_of([2, 3])]
-    assert rows(parts[fine][0]) == [vector_of([5]), vector_of([6])]
-    assert [(part.error, part.message) for part in parts[bad]] == [("backend", "a kernel failed")]
-
-
-def test_a_vector_that_is_not_finite_fails_only_its_request(engine: Harness) -> None:
-    engine.occupy()
-    good, bad = engine.send([[2]], [[NOT_FINITE], [3]])
-    engine.wait_until(lambda: engine.queued() == 3)
-    engine.encoder.free = True
-    engine.release()
-    parts = engine.receive(3)
-    assert rows(parts[good][0]) == [vector_of([2])]
-    assert [part.error for part in parts[bad]] == ["backend"]
-    assert "not finite" in parts[bad][0].message
+from tests.server.engine_worker.harness import BUDGET, LOST, Harness, rows, vector_of
 
 
 def test_a_lost_encoder_fails_its_request_and_ends_the_process(engine: Harness) -> None:

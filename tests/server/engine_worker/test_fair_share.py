@@ -29,8 +29,7 @@ def percentile(values: list[float], percent: float) -> float:
     return sorted(values)[min(len(values) - 1, int(percent / 100 * len(values)))]
 
 
-@pytest.mark.parametrize("clients", [16, 256])
-@pytest.mark.parametrize("low_priority", [(), ("m",)])
+@pytest.mark.parametrize(("clients", "low_priority"), [(16, ()), (256, ()), (256, ("m",))])
 def test_requests_of_32_passages_run_in_at_most_three_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: int, low_priority: tuple[str, ...]
 ) -> None:
@@ -176,8 +175,7 @@ def test_a_short_text_waits_for_the_long_one_that_is_running(tmp_path: Path, mon
     assert len(run.waited_s["m"]) >= 0.9 * 4.0 / long_s
 
 
-@pytest.mark.parametrize("slower", [0.8, 1.0, 1.25])
-@pytest.mark.parametrize("clients", [16, 64])
+@pytest.mark.parametrize(("clients", "slower"), [(16, 1.0), (64, 0.8), (64, 1.25)])
 def test_a_short_text_waits_for_no_batch_that_is_bound_early(
     clients: int, slower: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,15 +15,6 @@ from embert.server.ipc.channel import EncodeRequest, PartialResult
 from tests.server.engine_worker.harness import BUDGET, FAILS, NOT_FINITE, Harness, rows, vector_of
 
 
-def test_vectors_go_to_the_texts_they_belong_to(engine: Harness) -> None:
-    texts = [[[index, index + 1], [index] * (1 + index % 5)] for index in range(1, 9)]
-    ids = engine.send(*texts)
-    parts = engine.receive(16)
-    for id_, request in zip(ids, texts, strict=True):
-        found = {part.first_text: rows(part) for part in parts[id_]}
-        assert [row for first in sorted(found) for row in found[first]] == [vector_of(text) for text in request]
-
-
 def test_an_idle_encoder_runs_at_once_and_a_busy_one_gathers(engine: Harness) -> None:
     """Late binding: the first text runs by itself at once; all that come while it runs go together afterwards."""
     engine.hold()
@@ -66,29 +57,6 @@ def test_each_text_of_a_batch_has_its_own_prompt(engine: Harness) -> None:
     assert first.prompt_tokens is None
     assert second.prompt_tokens is not None
     assert second.prompt_tokens.tolist() == [0, 2, 2]
-
-
-def test_a_cancelled_request_does_not_run(engine: Harness) -> None:
-    engine.occupy()
-    gone, kept = engine.send([[2, 2]], [[3, 3]])
-    engine.wait_until(lambda: engine.queued() == 2)
-    engine.send(cancelled=[gone])
-    engine.wait_until(lambda: engine.queued() == 1)
-    engine.release(2)
-    parts = engine.receive(2)
-    assert gone not in parts
-    assert kept in parts
-    assert not any(2 in batch.ids for batch in engine.encoder.batches)
-
-
-def test_a_request_past_its_deadline_fails_and_does_not_run(engine: Harness) -> None:
-    engine.occupy()
-    late, *_ = engine.send([[2, 2], [2, 2]], patience_s=-1.0)
-    engine.wait_until(lambda: engine.queued() == 2)
-    engine.release()
-    parts = engine.receive(2)
-    assert [part.error for part in parts[late]] == ["deadline"]
-    assert not any(2 in batch.ids for batch in engine.encoder.batches)
 
 
 def test_token_vectors_and_text_vectors_share_a_batch(engine: Harness) -> None:

@@ -191,10 +191,9 @@ SchedulerMachine.TestCase.settings = settings(max_examples=60, stateful_step_cou
 TestScheduler = SchedulerMachine.TestCase
 
 
-@pytest.mark.parametrize("clients", [40, 200])
-def test_requests_of_equal_clients_take_about_equally_long(clients: int) -> None:
+def test_requests_of_equal_clients_take_about_equally_long() -> None:
     """Equal shares mean a time in proportion to the size, for those that came first as for those that came last."""
-    rng = Random(7)
+    clients, rng = 40, Random(7)
     scheduler = scheduler_of(2048)
     came: dict[Hashable, int] = {}  # request → the batch before it
     took: list[int] = []
@@ -206,7 +205,7 @@ def test_requests_of_equal_clients_take_about_equally_long(clients: int) -> None
 
     for _ in range(clients):
         come(0)
-    for number in range(1, 1200):
+    for number in range(1, 600):
         batch = next_batch(scheduler)
         assert batch.tokens > 2048 - 130
         for piece in batch.slices:

@@ -11,7 +11,6 @@ import pytest
 
 from embert.server.engine_worker import scheduler
 from embert.server.engine_worker.lanes import Request
-from embert.server.engine_worker.scheduler import Batch
 from tests.server.engine_worker.schedulers import scheduler_of
 
 CODE = Path(scheduler.__file__).parent
@@ -54,17 +53,6 @@ def test_what_a_batch_costs_does_not_grow_with_the_queue(lengths: list[int]) -> 
         return lines_run(three_batches)
 
     assert cost(20_000) <= 1.5 * cost(2000)
-
-
-def test_a_request_of_one_text_costs_a_batch_little() -> None:
-    """Its slice is made when it is added: the encoder may be waiting for the batch."""
-    scheduler = scheduler_of(12_000)
-    for number in range(2000):
-        scheduler.add(Request(number, [12]))
-    made: list[Batch | None] = []
-    assert lines_run(lambda: made.append(scheduler.next_batch())) <= 16 * 1000
-    assert made[0] is not None
-    assert made[0].texts == 1000
 
 
 def test_deadlines_of_completed_requests_are_forgotten() -> None:

@@ -60,55 +60,6 @@ def test_a_full_batch_is_submitted_while_another_runs(engine: Harness) -> None:
     assert [batch.tokens for batch in engine.encoder.batches] == [BUDGET] * 3
 
 
-@pytest.fixture
-def submitted(engine: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of batches submitted to the encoder, each time the rows of one are sent."""
-    del clock  # with real time, a pause of the machine would make batches late
-    counts: list[int] = []
-    send_rows = engine.loop._responder.send_rows
-
-    def counted(*arguments: Any) -> None:
-        counts.append(len(engine.encoder.batches))
-        send_rows(*arguments)
-
-    monkeypatch.setattr(engine.loop._responder, "send_rows", counted)
-    return counts
-
-
-def test_the_encoder_works_while_responses_are_sent(engine: Harness, submitted: list[int]) -> None:
-    engine.hold()
-    engine.send([[1, 2]])
-    engine.wait_until_running()
-    engine.send([[3]])
-    engine.wait_until(lambda: engine.queued() == 1)
-    engine.release(2)
-    engine.receive(2)
-    assert submitted == [2, 2]
-
-
-def test_a_second_full_batch_is_submitted_before_responses_are_sent(engine: Harness, submitted: list[int]) -> None:
-    engine.model.throughput.calibrate(0.5, 0.0)
-    engine.hold()
-    engine.send(*[[[number] * BUDGET] for number in range(1, 6)])
-    engine.wait_until_running()
-    engine.wait_until(lambda: len(engine.encoder.batches) == 2)
-    engine.release(5)
-    engine.receive(5)
-    assert submitted == [3, 4, 5, 5, 5]
-
-
-def test_responses_wait_while_the_encoder_is_nearly_idle(engine: Harness, submitted: list[int]) -> None:
-    """The responses of up to three batches wait."""
-    engine.model.responses_s = 0.01
-    engine.hold()
-    engine.send(*[[[number] * BUDGET] for number in range(1, 9)])
-    engine.wait_until_running()
-    engine.wait_until(lambda: len(engine.encoder.batches) == 2)
-    engine.release(8)
-    engine.receive(8)
-    assert submitted == [5, 6, 7, 8, 8, 8, 8, 8]
-
-
 def test_the_encoder_never_holds_more_than_two_batches(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     held = most = 0
     submit, wait = engine.encoder.submit, engine.encoder.wait

@@ -20,13 +20,6 @@ def calibrated(fixed_s: float = FIXED_S, token_s: float = TOKEN_S, tokens: int =
     return estimate
 
 
-def test_nothing_is_expected_of_the_unknown() -> None:
-    estimate = ThroughputEstimate(BATCH)
-    estimate.add_batch(1.0, 100)
-    assert estimate.expected_s(100) == estimate.tokens_per_s == 0.0
-    assert estimate.tokens_within(0.001) == BATCH
-
-
 def test_at_first_a_batch_takes_what_was_calibrated() -> None:
     estimate = calibrated(0.001, 1e-6)
     assert estimate.expected_s(500) == estimate.seconds(500) == pytest.approx(0.0015)

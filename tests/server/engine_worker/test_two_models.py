@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -98,27 +96,8 @@ def test_a_deadline_counts_the_work_of_both(two: TwoModels) -> None:
     assert not two.receive(4)[enough][0].error
 
 
-def test_an_expired_request_is_not_replaced_by_a_model_whose_encoder_is_full(
-    two: TwoModels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two.occupy()
-    (late,) = two.send([[5, 5]])
-    two.send([[6, 6]], model=1, patience_s=600.0)
-    two.wait_until(lambda: two.queued() == 2)
-    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 300)
-    monkeypatch.setattr("embert.server.engine_worker.work_queue.time", later)
-    assert two.loop._queue.take_ahead(full=False, exclude={1}) is None
-    assert two.receive(1)[late][0].error == "deadline"
-    assert two.queued() == 1
-
-
 def test_an_idle_engine_probes_each_of_its_models(two: TwoModels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embert.server.engine_worker.loop.PROBE_INTERVAL_S", 0.001)
     two.loop._server.wake()
     two.wait_until(lambda: len(two.order) >= 4)
     assert two.order[:2].count("first") == two.order[2:4].count("first") == 1
-
-
-def test_the_status_has_the_rate_of_every_model(two: TwoModels) -> None:
-    two.second.throughput.calibrate(0.0, 1 / 40)
-    assert two.loop._health.status().tokens_per_s == pytest.approx([0.0, 40.0, 0.0])
